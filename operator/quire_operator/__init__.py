@@ -1,0 +1,1 @@
+"""The operator: watches LLMDeployments and keeps their children and status true."""
