@@ -1,0 +1,160 @@
+"""An LLMDeployment as a story sees it: apply it, wait for it, talk to it, look at what it owns.
+
+The one place of the stories that knows the API's field names.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from openai import OpenAI
+
+from e2e.stories.kube import Kube, Manifest, eventually
+
+NAME_LABEL = "serving.quire.dev/name"
+SERVED_NAME = "smollm2-135m-instruct"
+CHILD_KINDS = ("deployment", "service", "serviceaccount", "configmap", "poddisruptionbudget", "networkpolicy")
+
+
+@dataclass(frozen=True)
+class LLMDeployment:
+    """One named LLMDeployment in one namespace."""
+
+    kube: Kube
+    namespace: str
+    name: str
+
+    def apply(self, spec: Manifest) -> None:
+        self.kube.apply(
+            {
+                "apiVersion": "serving.quire.dev/v1alpha1",
+                "kind": "LLMDeployment",
+                "metadata": {"name": self.name, "namespace": self.namespace},
+                "spec": spec,
+            }
+        )
+
+    def patch(self, spec: Manifest) -> None:
+        self.kube.patch("llmdeployment", self.name, self.namespace, {"spec": spec})
+
+    def read(self) -> Manifest:
+        body = self.kube.get("llmdeployment", self.name, self.namespace)
+        assert body is not None, f"LLMDeployment {self.namespace}/{self.name} is gone"
+        return body
+
+    def status(self) -> Manifest:
+        status: Manifest = self.read().get("status", {})
+        return status
+
+    def condition(self, kind: str) -> Manifest:
+        found = [c for c in self.status().get("conditions", []) if c["type"] == kind]
+        return found[0] if found else {"status": "Unknown", "reason": "", "message": ""}
+
+    def wait_ready(self, timeout: int = 180) -> None:
+        """Waits as a user does; on a time-out the status is in the failure."""
+        try:
+            self.kube.run(
+                "wait", "llmdeployment", self.name, "-n", self.namespace,
+                "--for=condition=Ready", f"--timeout={timeout}s", timeout=timeout + 10,
+            )  # fmt: skip
+        except AssertionError as error:
+            raise AssertionError(f"{error}\nstatus: {self.status()}\npods: {self.describe_pods()}") from error
+
+    def wait_settled(self, timeout: float = 240) -> Manifest:
+        """Waits until the operator has seen the newest spec and nothing is under way; returns the status."""
+
+        def settled() -> Manifest | None:
+            body = self.read()
+            status = body.get("status", {})
+            conditions = {c["type"]: c["status"] for c in status.get("conditions", [])}
+            seen = status.get("observedGeneration") == body["metadata"]["generation"]
+            return (
+                status
+                if seen and conditions.get("Ready") == "True" and conditions.get("Reconciling") != "True"
+                else None
+            )
+
+        return eventually(f"{self.name} settled, Ready", settled, timeout=timeout)
+
+    def wait_failure(self, reason: str, timeout: float = 120) -> Manifest:
+        """Waits for `status.lastFailure.reason == reason`."""
+
+        def failed() -> Manifest | None:
+            failure: Manifest = self.status().get("lastFailure", {})
+            return failure if failure.get("reason") == reason else None
+
+        return eventually(f"{self.name} reports lastFailure {reason}", failed, timeout=timeout, poll=0.5)
+
+    def wait_reason(self, condition: str, reason: str, timeout: float = 120) -> Manifest:
+        """Waits until `condition` carries `reason`."""
+
+        def carries() -> Manifest | None:
+            found = self.condition(condition)
+            return found if found["reason"] == reason else None
+
+        return eventually(
+            f"{self.name} condition {condition} has reason {reason}", carries, timeout=timeout, poll=0.5
+        )
+
+    def pods(self) -> list[Manifest]:
+        """Its pods that are not being deleted."""
+        pods = self.kube.list("pods", self.namespace, f"{NAME_LABEL}={self.name}")
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+    def ready_pods(self) -> list[Manifest]:
+        return [pod for pod in self.pods() if is_ready(pod)]
+
+    def describe_pods(self) -> str:
+        return self.kube.run(
+            "describe", "pods", "-n", self.namespace, f"--selector={NAME_LABEL}={self.name}"
+        )[-6000:]
+
+    def endpoints(self) -> set[str]:
+        """Names of the pods that the Service sends requests to."""
+        names = set()
+        for piece in self.kube.list(
+            "endpointslices", self.namespace, f"kubernetes.io/service-name={self.name}"
+        ):
+            for endpoint in piece.get("endpoints") or []:
+                if endpoint["conditions"].get("ready"):
+                    names.add(endpoint["targetRef"]["name"])
+        return names
+
+    def events(self, reason: str) -> list[Manifest]:
+        events = self.kube.list("events.events.k8s.io", self.namespace)
+        return [
+            e for e in events if e.get("reason") == reason and e.get("regarding", {}).get("name") == self.name
+        ]
+
+    @property
+    def base_url(self) -> str:
+        service = self.kube.get("service", self.name, self.namespace)
+        assert service is not None, "the Service is missing"
+        return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}/v1"
+
+    @contextmanager
+    def client(self, api_key: str = "none", base_url: str | None = None) -> Iterator[OpenAI]:
+        with OpenAI(
+            base_url=base_url or self.base_url, api_key=api_key, max_retries=0, timeout=120
+        ) as client:
+            yield client
+
+
+def is_ready(pod: Manifest) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def small_spec(**changes: Any) -> Manifest:
+    """A spec that many pods of fit on two cores; `changes` replace top-level fields."""
+    spec: Manifest = {
+        "model": {"source": {"pvc": {"claimName": "smollm2"}}, "servedName": SERVED_NAME},
+        "engine": {"maxModelLen": 1024, "maxNumSeqs": 8, "kvCache": {"memory": "128Mi"}},
+        "resources": {"cpu": "100m", "memory": "2Gi"},
+        "drain": {"preStopSeconds": 3, "timeoutSeconds": 60},
+    }
+    return {**copy.deepcopy(spec), **changes}

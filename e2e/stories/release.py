@@ -1,0 +1,97 @@
+"""The operator as its administrator sees it: a Helm release in `quire-system`, its pods, its audit trail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.stories.kube import Kube, KubectlError, eventually
+
+NAMESPACE = "quire-system"
+RELEASE = "quire"
+DEPLOYMENT = "quire-operator"
+WRITES = {"create", "update", "patch", "delete", "deletecollection"}
+
+
+@dataclass(frozen=True)
+class OperatorRelease:
+    """The Helm release and what its ServiceAccount did."""
+
+    kube: Kube
+    root: Path
+
+    @property
+    def user(self) -> str:
+        return f"system:serviceaccount:{NAMESPACE}:{DEPLOYMENT}"
+
+    def helm(self, *args: str, stdin: str | None = None) -> str:
+        command = [
+            str(self.root / ".cluster" / "bin" / "helm"),
+            f"--kubeconfig={self.kube.kubeconfig}",
+            *args,
+        ]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode != 0:
+            raise KubectlError(f"helm {' '.join(args)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def values(self) -> str:
+        """The values that the release was installed with, as YAML."""
+        return self.helm("get", "values", RELEASE, "-n", NAMESPACE, "-o", "yaml")
+
+    def upgrade(self, *args: str) -> None:
+        """Upgrades the release with its present values plus `args`; returns when one of its pods leads."""
+        self._deploy("--reuse-values", *args)
+
+    def install(self, values: str) -> None:
+        """Installs the release with `values` (YAML); returns when one of its pods leads."""
+        self._deploy("--values=-", stdin=values)
+
+    def _deploy(self, *args: str, stdin: str | None = None) -> None:
+        chart = str(self.root / "charts" / "quire")
+        self.helm(
+            "upgrade",
+            "--install",
+            RELEASE,
+            chart,
+            "-n",
+            NAMESPACE,
+            *args,
+            "--wait",
+            "--timeout=180s",
+            stdin=stdin,
+        )
+        eventually("an operator pod leads", lambda: self.leader() in self.pods(), timeout=90)
+
+    def pods(self) -> list[str]:
+        pods = self.kube.list("pods", NAMESPACE, f"app.kubernetes.io/name={DEPLOYMENT}")
+        return sorted(p["metadata"]["name"] for p in pods if "deletionTimestamp" not in p["metadata"])
+
+    def leader(self) -> str:
+        lease = self.kube.get("lease", DEPLOYMENT, NAMESPACE)
+        return str((lease or {}).get("spec", {}).get("holderIdentity") or "")
+
+    def restart(self) -> None:
+        """Deletes every operator pod and returns when a new one leads."""
+        old = self.pods()
+        self.kube.run("delete", "pods", "-n", NAMESPACE, *old, "--wait=true", "--timeout=60s")
+        eventually("a new operator pod leads", lambda: self.leader() in self.pods(), timeout=90)
+
+    def writes(self) -> Counter[str]:
+        """Writes of the operator so far, counted by `verb resource namespace/name`, from the audit log."""
+        counted: Counter[str] = Counter()
+        with (self.root / ".cluster" / "log" / "audit.log").open() as log:
+            for line in log:
+                event = json.loads(line)
+                if (
+                    event["stage"] == "ResponseComplete"
+                    and event["verb"] in WRITES
+                    and event["user"]["username"] == self.user
+                ):
+                    thing = event.get("objectRef", {})
+                    resource = "/".join(filter(None, (thing.get("resource"), thing.get("subresource"))))
+                    counted[f"{event['verb']} {resource} {thing.get('namespace')}/{thing.get('name')}"] += 1
+        return counted

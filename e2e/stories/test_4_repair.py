@@ -1,0 +1,108 @@
+"""Story 4: what is deleted or edited by hand comes back; restarting the operator changes nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+from e2e.stories.deployment import CHILD_KINDS, NAME_LABEL, LLMDeployment
+from e2e.stories.kube import Kube, Manifest, eventually
+from e2e.stories.release import OperatorRelease
+
+EDITS: dict[str, Manifest] = {
+    "deployment": {"spec": {"minReadySeconds": 33}},
+    "service": {"spec": {"selector": {NAME_LABEL: "somebody-else"}}},
+    "serviceaccount": {"automountServiceAccountToken": True},
+    "poddisruptionbudget": {"spec": {"maxUnavailable": 0}},
+    "networkpolicy": {"spec": {"ingress": []}},
+}
+
+
+def child(kube: Kube, llm: LLMDeployment, kind: str) -> Manifest | None:
+    found = kube.list(kind, llm.namespace, f"{NAME_LABEL}={llm.name}")
+    return found[0] if found else None
+
+
+def test_every_deleted_or_edited_child_is_back_within_two_seconds(
+    kube: Kube, deploy: Callable[..., LLMDeployment], capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = deploy("repair")
+    llm.wait_ready()
+    took: dict[str, float] = {}
+
+    for kind in CHILD_KINDS:
+        before = eventually(f"the {kind} is there", lambda kind=kind: child(kube, llm, kind))  # type: ignore[misc]
+        kube.delete(kind, before["metadata"]["name"], llm.namespace, "--wait=false", "--cascade=orphan")
+        start = time.monotonic()
+        eventually(
+            f"the deleted {kind} is back",
+            lambda kind=kind, uid=before["metadata"]["uid"]: (  # type: ignore[misc]
+                (now := child(kube, llm, kind)) and now["metadata"]["uid"] != uid
+            ),
+            poll=0.05,
+        )
+        took[f"delete {kind}"] = time.monotonic() - start
+
+    for kind, edit in EDITS.items():
+        before = eventually(f"the {kind} is there", lambda kind=kind: child(kube, llm, kind))  # type: ignore[misc]
+        kube.patch(kind, before["metadata"]["name"], llm.namespace, edit)
+        start = time.monotonic()
+        eventually(
+            f"the edited {kind} is as before",
+            lambda kind=kind, before=before: (
+                (now := child(kube, llm, kind)) and covers(now, before, edit_of=EDITS[kind])
+            ),  # type: ignore[misc]
+            poll=0.05,
+        )
+        took[f"edit {kind}"] = time.monotonic() - start
+
+    with capsys.disabled():
+        print("\n  " + ", ".join(f"{what} {seconds:.2f} s" for what, seconds in took.items()))
+    assert {what: seconds for what, seconds in took.items() if seconds > 2.0} == {}
+
+
+def covers(now: Manifest, before: Manifest, *, edit_of: Manifest) -> bool:
+    """True when every field that the edit touched has its value from before."""
+    return all(
+        covers(now.get(key, {}), before.get(key, {}), edit_of=value)
+        if isinstance(value, dict)
+        else now.get(key) == before.get(key)
+        for key, value in edit_of.items()
+    )
+
+
+def test_ten_restarts_of_the_operator_change_no_pod_and_write_only_the_lease(
+    kube: Kube, operator: OperatorRelease, deploy: Callable[..., LLMDeployment]
+) -> None:
+    llm = deploy("steady")
+    llm.wait_settled()
+    pods = {pod["metadata"]["uid"]: restarts(pod) for pod in llm.pods()}
+    written = operator.writes()
+    assert any("llmdeployments/status" in what for what in written), (
+        "the audit log does not show the operator's writes"
+    )
+
+    for _ in range(10):
+        operator.restart()
+    kube.patch("service", llm.name, llm.namespace, {"spec": {"selector": {NAME_LABEL: "somebody-else"}}})
+    # The new leader is proved to have worked through its first list: it mends a fresh edit.
+    eventually(
+        "the new leader mends an edit",
+        lambda: (child(kube, llm, "service") or {})["spec"]["selector"][NAME_LABEL] == llm.name,
+    )
+
+    new = operator.writes() - written
+    others = {
+        what: n
+        for what, n in new.items()
+        if " leases " not in what and f"patch services {llm.namespace}/" not in what
+    }
+    assert json.dumps(others) == "{}"
+    assert {pod["metadata"]["uid"]: restarts(pod) for pod in llm.pods()} == pods
+
+
+def restarts(pod: Manifest) -> int:
+    return sum(c["restartCount"] for c in pod["status"]["containerStatuses"])

@@ -1,0 +1,41 @@
+"""Story 5: a pod is deleted in mid-stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from e2e.stories.deployment import SERVED_NAME, LLMDeployment
+from e2e.stories.kube import Kube, eventually
+
+
+def test_a_deleted_pod_finishes_its_stream_while_new_requests_go_elsewhere(
+    kube: Kube, deploy: Callable[..., LLMDeployment]
+) -> None:
+    llm = deploy("drain", replicas=1)
+    llm.wait_ready()
+    (pod,) = llm.pods()
+    name = pod["metadata"]["name"]
+
+    with llm.client() as held, llm.client() as fresh:
+        stream = held.chat.completions.create(
+            model=SERVED_NAME,
+            messages=[{"role": "user", "content": "Tell me a long story."}],
+            max_tokens=600,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        chunks = iter(stream)
+        next(chunks)
+        kube.delete("pod", name, llm.namespace, "--wait=false")
+        eventually("the pod left the Service", lambda: name not in llm.endpoints())
+        llm.patch({"replicas": 1})
+        eventually("another pod serves", lambda: llm.endpoints() - {name}, timeout=120)
+        answer = fresh.chat.completions.create(
+            model=SERVED_NAME, messages=[{"role": "user", "content": "Hi"}], max_tokens=8
+        )
+        finish = [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1]
+
+    assert answer.choices[0].finish_reason in {"stop", "length"}
+    assert finish == "length", "the stream of the deleted pod did not run to its end"
+    eventually("the deleted pod is gone", lambda: kube.get("pod", name, llm.namespace) is None, timeout=90)

@@ -1,0 +1,47 @@
+"""Story 8: deleting an LLMDeployment takes everything along; uninstalling the operator takes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from e2e.stories.deployment import CHILD_KINDS, NAME_LABEL, SERVED_NAME, LLMDeployment
+from e2e.stories.kube import Kube, eventually
+from e2e.stories.release import NAMESPACE, RELEASE, OperatorRelease
+
+
+def test_deleting_the_deployment_deletes_everything_it_owned(
+    kube: Kube, deploy: Callable[..., LLMDeployment]
+) -> None:
+    llm = deploy("leaver")
+    llm.wait_ready()
+
+    kube.delete("llmdeployment", llm.name, llm.namespace, "--timeout=30s")
+
+    for kind in (*CHILD_KINDS, "replicaset", "pod"):
+        eventually(
+            f"no {kind} is left",
+            lambda kind=kind: not kube.list(kind, llm.namespace, f"{NAME_LABEL}={llm.name}"),  # type: ignore[misc]
+            timeout=120,
+        )
+
+
+def test_pods_keep_serving_when_the_operator_is_uninstalled_and_nothing_hangs(
+    kube: Kube, operator: OperatorRelease, deploy: Callable[..., LLMDeployment]
+) -> None:
+    llm = deploy("orphan")
+    llm.wait_ready()
+    pods = {pod["metadata"]["uid"] for pod in llm.pods()}
+    values = operator.values()
+
+    operator.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait", "--timeout=120s")
+    try:
+        eventually("no operator pod is left", lambda: not operator.pods())
+        with llm.client() as client:
+            answer = client.completions.create(model=SERVED_NAME, prompt="The sky is", max_tokens=4)
+        assert answer.choices[0].text
+        assert {pod["metadata"]["uid"] for pod in llm.pods()} == pods
+        # The CRD was kept, the object carries no finalizer: it can be deleted without an operator.
+        kube.delete("llmdeployment", llm.name, llm.namespace, "--timeout=20s")
+        assert kube.get("llmdeployment", llm.name, llm.namespace) is None
+    finally:
+        operator.install(values)

@@ -1,0 +1,162 @@
+"""Story 9: what can go wrong is named in the status, with what to do about it, and told once as an Event."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from e2e.stories.conftest import ROOT, model_volume
+from e2e.stories.deployment import SERVED_NAME, LLMDeployment, small_spec
+from e2e.stories.kube import Kube, Manifest, eventually
+from e2e.stories.release import OperatorRelease
+
+MODEL = ROOT / ".cluster" / "models" / "smollm2"
+
+
+def engine(**fields: object) -> Manifest:
+    return {**small_spec()["engine"], **fields}
+
+
+def fault(text: str) -> Manifest:
+    return engine(env=[{"name": "QUIRE_FAULT", "value": text}])
+
+
+def pvc(claim: str, path: str = "") -> Manifest:
+    return {
+        "source": {"pvc": {"claimName": claim, **({"path": path} if path else {})}},
+        "servedName": SERVED_NAME,
+    }
+
+
+FAILURES: dict[str, Manifest] = {
+    "ModelNotFound": {"model": pvc("smollm2", "no/such/model")},
+    "ConfigError": {"engine": engine(extraArgs=["--no-such-flag"])},
+    "StartupTimeout": {"engine": fault("slow_load:after=60"), "health": {"startupTimeoutSeconds": 10}},
+    "OOMKilled": {"resources": {"cpu": "100m", "memory": "400Mi"}},
+    "EngineCrashed": {"engine": fault("crash_on_load")},
+}
+
+
+@pytest.mark.parametrize("reason", FAILURES)
+def test_a_pod_that_ends_with_a_reason_has_it_in_the_status_and_one_event(
+    reason: str, deploy: Callable[..., LLMDeployment]
+) -> None:
+    llm = deploy(reason.lower(), **FAILURES[reason])
+
+    failure = llm.wait_failure(reason)
+
+    assert failure["exitCode"] != 0
+    assert len(failure["message"]) > 20, "the message does not say what to do"
+    assert llm.condition("Ready")["status"] == "False"
+    eventually("an Event tells it", lambda: llm.events(reason), timeout=20)
+    assert len(llm.events(reason)) == 1
+
+
+def test_a_flipped_byte_in_the_weights_is_found_before_it_serves(
+    kube: Kube, namespace: str, deploy: Callable[..., LLMDeployment], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    corrupt = ROOT / ".cluster" / "models" / "corrupt"
+    shutil.rmtree(corrupt, ignore_errors=True)
+    shutil.copytree(MODEL, corrupt)
+    flip_a_byte(next(corrupt.glob("*.safetensors")))
+    kube.apply(*model_volume(namespace, corrupt, "corrupt"))
+    try:
+        llm = deploy("corrupt", model=pvc("corrupt"))
+        failure = llm.wait_failure("ModelCorrupt")
+        assert "safetensors" in failure["message"]
+    finally:
+        kube.delete("pvc", "corrupt", namespace, "--wait=false")
+        kube.run("delete", "persistentvolume", f"{namespace}-corrupt", "--ignore-not-found", "--wait=false")
+        shutil.rmtree(corrupt)
+
+
+def flip_a_byte(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-1000, 2)
+        byte = file.read(1)
+        file.seek(-1000, 2)
+        file.write(bytes([byte[0] ^ 0x10]))
+
+
+def test_a_node_selector_that_no_node_meets_is_waiting_for_node(deploy: Callable[..., LLMDeployment]) -> None:
+    llm = deploy("nowhere", scheduling={"nodeSelector": {"disk": "of-gold"}})
+
+    ready = llm.wait_reason("Ready", "WaitingForNode")
+
+    assert "node" in ready["message"]
+
+
+def test_a_missing_claim_is_volume_pending_and_heals_when_the_claim_appears(
+    kube: Kube, namespace: str, deploy: Callable[..., LLMDeployment]
+) -> None:
+    llm = deploy("unclaimed", model=pvc("later"))
+    ready = llm.wait_reason("Ready", "VolumePending")
+    assert "later" in ready["message"]
+
+    kube.apply(*model_volume(namespace, claim="later"))
+    llm.wait_ready()
+    kube.delete("llmdeployment", llm.name, namespace)
+    kube.delete("pvc", "later", namespace, "--wait=false")
+    kube.run("delete", "persistentvolume", f"{namespace}-later", "--wait=false")
+
+
+def test_somebody_elses_service_is_left_alone_and_named(
+    kube: Kube, namespace: str, deploy: Callable[..., LLMDeployment]
+) -> None:
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "taken", "namespace": namespace},
+        "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]},
+    }
+    kube.apply(service)
+
+    llm = deploy("taken")
+    stalled = llm.wait_reason("Stalled", "OwnershipConflict")
+
+    theirs = kube.get("service", "taken", namespace)
+    assert "Service" in stalled["message"] and "taken" in stalled["message"]
+    assert theirs is not None and theirs["spec"]["selector"] == {"app": "theirs"}
+    kube.delete("service", "taken", namespace)
+    llm.wait_ready()
+
+
+def test_a_full_quota_is_named_and_heals_when_it_is_raised(
+    kube: Kube, namespace: str, deploy: Callable[..., LLMDeployment]
+) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "none-left", "namespace": namespace},
+        "spec": {"hard": {"pods": "0"}},
+    }
+    kube.apply(quota)
+    eventually(
+        "the quota is enforced",
+        lambda: (kube.get("resourcequota", "none-left", namespace) or {}).get("status"),
+    )
+
+    llm = deploy("quota")
+    ready = llm.wait_reason("Ready", "QuotaExceeded")
+    assert "none-left" in ready["message"]
+
+    kube.delete("resourcequota", "none-left", namespace)
+    llm.wait_ready()
+
+
+def test_an_image_that_cannot_be_pulled_is_named(
+    operator: OperatorRelease, deploy: Callable[..., LLMDeployment]
+) -> None:
+    values = operator.values()
+    operator.upgrade("--set", "engineImage.tag=no-such-tag")
+    try:
+        llm = deploy("pull")
+        ready = llm.wait_reason("Ready", "ImagePullFailed")
+    finally:
+        operator.install(values)
+
+    assert "no-such-tag" in ready["message"]
+    llm.wait_ready()
