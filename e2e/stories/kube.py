@@ -19,7 +19,7 @@ Manifest = dict[str, Any]
 
 
 def eventually(what: str, probe: Callable[[], T | None], *, timeout: float = 60.0, poll: float = 0.2) -> T:
-    """Returns the first truthy answer of `probe`; after `timeout` seconds fails with `what` and the last one."""
+    """Returns the first truthy answer of `probe`; after `timeout` seconds fails with `what`."""
     deadline = time.monotonic() + timeout
     while True:
         answer = probe()

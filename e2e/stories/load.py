@@ -1,7 +1,7 @@
 """Clients that stream without pause, and a record of every stream that broke.
 
-Used by the stories that promise unbroken streams. The clients are openai-python without retries, so that nothing
-hides a broken connection; each keeps its own connection pool, as separate users would.
+Used by the stories that promise unbroken streams. The clients are openai-python without retries, so that
+nothing hides a broken connection; each keeps its own connection pool, as separate users would.
 """
 
 from __future__ import annotations
