@@ -1,0 +1,44 @@
+"""Every error that Quire's server raises on purpose, in one tree, so that each boundary catches exactly its own.
+
+    QuireServerError
+    ├── RequestError               the client's fault: answered to that client alone (``param`` names the field)
+    │   ├── PromptTooLongError     the prompt leaves no room for an answer
+    │   └── ChatTemplateError      the model's template refuses these messages, or costs too much
+    ├── ConfigError                the operator's fault: a flag, a variable, or a model this server cannot serve
+    ├── ModelNotFoundError         there is no model where the configuration points
+    └── ModelCorruptError          the model's files contradict each other, their manifest or their format
+
+Every message is one sentence or two: what is wrong, and what to do about it. Raised everywhere, imports nothing.
+"""
+
+
+class QuireServerError(Exception):
+    """Root of the tree."""
+
+
+class RequestError(QuireServerError):
+    """A request that cannot be served as it stands; every other request goes on."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLongError(RequestError):
+    """The prompt alone fills the context, or the whole KV cache."""
+
+
+class ChatTemplateError(RequestError):
+    """The chat template rejected the messages, or went over its time or size."""
+
+
+class ConfigError(QuireServerError):
+    """What the server was told to do is not possible."""
+
+
+class ModelNotFoundError(QuireServerError):
+    """No model at the given path."""
+
+
+class ModelCorruptError(QuireServerError):
+    """A model file is damaged, truncated, hostile, or does not fit the others."""

@@ -1,0 +1,75 @@
+"""The seam between deciding and computing: the scheduler emits a Step, the runner answers with a StepResult.
+
+A Step is a *difference*: the runner keeps one row per running request (its tokens, block table and sampling
+parameters), so a decode step names rows and nothing else, whatever the context length. Everything in here is plain
+ints, strings and tuples, ready for a wire format; nothing in here knows tensors.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from quire_server.core.request import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRow:
+    """A request takes a row: everything the runner has to know about it, once (again after a preemption)."""
+
+    row: int
+    request_id: str
+    token_ids: tuple[int, ...]  # prompt, and what was generated before a preemption
+    num_prompt_tokens: int
+    block_ids: tuple[int, ...]  # blocks for all of token_ids; the first ones may hold a cached prefix
+    sampling: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward pass. Rows that compute a single token come first, so that decodes are a slice."""
+
+    step_id: int
+    started: tuple[StartedRow, ...]
+    grown: tuple[tuple[int, int], ...]  # (row, block id appended to its table)
+    rows: tuple[int, ...]
+    starts: tuple[int, ...]  # position of the first token that each row computes
+    num_tokens: tuple[int, ...]
+    samples: tuple[bool, ...]  # whether the row's last token is its newest, so that a token is sampled
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(self.num_tokens)
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities at one position, of the model's own distribution (before temperature and cuts)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the runner sampled: one entry per row with ``samples`` set, in the Step's order."""
+
+    step_id: int
+    token_ids: tuple[int, ...]
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # by row, where asked for
+    failures: Mapping[int, str] = field(default_factory=dict)  # by row: why no token could be sampled
+
+
+class TokenEvent(NamedTuple):
+    """What happened to one request in one step. A NamedTuple: one is made per token, and it is 3x cheaper.
+
+    With ``finish_reason`` stop the last token id is the stop token itself, which is no part of the text.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0

@@ -1,0 +1,1 @@
+"""The building blocks of models; the only bridge to the kernels."""

@@ -1,0 +1,1 @@
+"""Model directories: untrusted files in, a runnable model out."""

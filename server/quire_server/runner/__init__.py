@@ -1,0 +1,1 @@
+"""Step in, StepResult out; everything that owns a tensor."""

@@ -1,0 +1,1 @@
+"""Text to token ids and back: tokenizer, incremental detokenizer, chat template. No torch."""
