@@ -1,0 +1,115 @@
+"""etcd and kube-apiserver alone, on free ports of the loopback interface: ready in seconds, gone at the end
+of the `with`.
+
+For tests of what the API server itself decides (schema, CEL, defaults, RBAC, server-side apply). There are no
+controllers: owner references collect nothing, namespaces never finish deleting, no ServiceAccount is made by
+itself. Needs no root.
+"""
+
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from ipaddress import IPv4Network
+from pathlib import Path
+from types import TracebackType
+
+from e2e.cluster import control_plane, pki, programs
+from e2e.cluster.client import Client, wait_until
+
+_ROOT = Path(__file__).parents[2]
+
+
+class ApiServer:
+    """A context manager; `kubeconfig` and `url` are the administrator's way in."""
+
+    def __init__(self, bin_dir: Path = _ROOT / ".cluster" / "bin", *, extra: Sequence[str] = ()) -> None:
+        self._bin = bin_dir
+        self._extra = tuple(extra)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        etcd_port, peer_port, self._port = _free_ports(3)
+        self._etcd_url = f"http://127.0.0.1:{etcd_port}"
+        self._peer_url = f"http://127.0.0.1:{peer_port}"
+        self.url = f"https://127.0.0.1:{self._port}"
+        self.directory = Path(tempfile.mkdtemp(prefix="quire-api-"))
+        self.kubeconfig = self.directory / "kubeconfig"
+
+    def __enter__(self) -> "ApiServer":
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _start(self) -> None:
+        programs.build(self._bin, ("kube",))
+        keys = self.directory / "pki"
+        authority = pki.Authority(keys)
+        authority.issue(pki.api_server_identity([]))
+        authority.issue(pki.admin_identity())
+        authority.issue_token_key()
+        self.kubeconfig.write_text(pki.kubeconfig(keys, "admin", self.url))
+        data = self.directory / "etcd"
+        self._spawn(
+            "etcd", control_plane.etcd(self._bin, data, client_url=self._etcd_url, peer_url=self._peer_url)
+        )
+        settings = control_plane.ApiServerSettings(
+            bin_dir=self._bin,
+            pki=keys,
+            etcd_url=self._etcd_url,
+            bind_address="127.0.0.1",
+            port=self._port,
+            services=IPv4Network("10.0.0.0/24"),
+            # Nothing makes a ServiceAccount here, so that its admission would refuse every pod.
+            extra=("--disable-admission-plugins=ServiceAccount", *self._extra),
+        )
+        self._spawn("kube-apiserver", control_plane.api_server(settings))
+        client = Client(self.url, keys)
+        wait_until(
+            "kube-apiserver",
+            lambda: client.is_ready() and client.exists("/api/v1/namespaces/default"),
+            seconds=60,
+            death=self._first_death,
+        )
+
+    def _spawn(self, name: str, argv: list[str]) -> None:
+        with (self.directory / f"{name}.log").open("wb") as log:
+            # The kernel ends them when this process dies, however it dies.
+            argv = ["setpriv", "--pdeathsig", "KILL", *argv]
+            self._processes.append(
+                subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+            )
+
+    def _first_death(self) -> str | None:
+        for process in self._processes:
+            if process.poll() is not None:
+                name = Path(process.args[3] if isinstance(process.args, list) else "").name
+                log = self.directory / f"{name}.log"
+                return f"{name} exited with {process.returncode}:\n{log.read_text(errors='replace')[-2000:]}"
+        return None
+
+    def _stop(self) -> None:
+        for process in reversed(self._processes):
+            process.kill()
+            process.wait()
+        self._processes.clear()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _free_ports(count: int) -> list[int]:
+    # All are held at once, so that they differ.
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

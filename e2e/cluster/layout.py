@@ -1,0 +1,223 @@
+"""Where a checkout's cluster keeps its things, and which addresses it has: names and paths only, nothing is
+touched.
+
+Every other module of this package asks here. Two places: `.cluster/` in the checkout holds what is worth
+keeping (programs, the image store, the registry) and what is big; `/run/quire-cluster/<id>/` holds what dies
+with the cluster (sockets, process records, mounts), so that it is found even after the checkout was deleted
+and socket paths stay short.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+from e2e.cluster.errors import HostError
+
+RUN_ROOT = Path("/run/quire-cluster")
+NODE_NAME = "node-1"
+API_PORT = 6443
+REGISTRY = "localhost:5000"
+
+# Each cluster takes one /20 of this block: 512 of them.
+ADDRESSES = IPv4Network("10.192.0.0/11")
+_BLOCK_PREFIX = 20
+
+# A unix socket's path is at most 107 bytes; the kubelet's longest lies 48 below the checkout.
+_LONGEST_ROOT = 107 - len("/.cluster/kubelet/device-plugins/kubelet.sock") - 3
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """One working tree's cluster, up or not: its identity and its paths."""
+
+    root: Path
+    id: str
+
+    @classmethod
+    def at(cls, root: Path) -> "Checkout":
+        root = root.resolve()
+        if len(str(root)) > _LONGEST_ROOT:
+            raise HostError(
+                f"{root} is too long for the kubelet's sockets: use a path of <= {_LONGEST_ROOT} bytes"
+            )
+        return cls(root, hashlib.sha256(str(root).encode()).hexdigest()[:8])
+
+    @property
+    def state(self) -> Path:
+        return self.root / ".cluster"
+
+    @property
+    def bin(self) -> Path:
+        return self.state / "bin"
+
+    @property
+    def log(self) -> Path:
+        return self.state / "log"
+
+    @property
+    def audit_log(self) -> Path:
+        return self.log / "audit.log"
+
+    @property
+    def pki(self) -> Path:
+        return self.state / "pki"
+
+    @property
+    def config(self) -> Path:
+        return self.state / "config"
+
+    @property
+    def kubelet(self) -> Path:
+        return self.state / "kubelet"
+
+    @property
+    def etcd(self) -> Path:
+        return self.state / "etcd"
+
+    @property
+    def containerd(self) -> Path:
+        return self.state / "containerd"
+
+    @property
+    def registry(self) -> Path:
+        return self.state / "registry"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.state / "kubeconfig"
+
+    @property
+    def disposable(self) -> tuple[Path, ...]:
+        """What `down` deletes: everything that belongs to one life of the cluster (logs stay to be read)."""
+        return (self.etcd, self.kubelet, self.pki, self.config, self.kubeconfig, self.state / "run")
+
+    @property
+    def run(self) -> Path:
+        return RUN_ROOT / self.id
+
+    @property
+    def claim(self) -> Path:
+        return self.run / "claim.json"
+
+    @property
+    def records(self) -> Path:
+        return self.run / "processes"
+
+    @property
+    def netns(self) -> Path:
+        return self.run / "netns"
+
+    @property
+    def socket(self) -> Path:
+        return self.run / "containerd.sock"
+
+    @property
+    def veth(self) -> str:
+        return f"quire-{self.id}"  # 14 of the 15 bytes that an interface's name may have
+
+    @property
+    def cgroup(self) -> str:
+        return f"quire-{self.id}"
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """One cluster's /20: a link to the host, the pods, the Services."""
+
+    block: IPv4Network
+
+    @property
+    def link(self) -> IPv4Network:
+        return self._quarter(0)
+
+    @property
+    def host_ip(self) -> IPv4Address:
+        return self.link[1]
+
+    @property
+    def node_ip(self) -> IPv4Address:
+        return self.link[2]
+
+    @property
+    def pods(self) -> IPv4Network:
+        return self._quarter(1)
+
+    @property
+    def services(self) -> IPv4Network:
+        return self._quarter(2)
+
+    @property
+    def api_service_ip(self) -> IPv4Address:
+        return self.services[1]
+
+    @property
+    def dns_ip(self) -> IPv4Address:
+        return self.services[10]
+
+    def _quarter(self, index: int) -> IPv4Network:
+        return list(self.block.subnets(prefixlen_diff=2))[index]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that is up: what tests and image builders need to know of it."""
+
+    checkout: Checkout
+    addresses: Addresses
+
+    @property
+    def root(self) -> Path:
+        return self.checkout.root
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.checkout.kubeconfig
+
+    @property
+    def netns(self) -> Path:
+        return self.checkout.netns
+
+    @property
+    def node_ip(self) -> str:
+        return str(self.addresses.node_ip)
+
+    @property
+    def registry(self) -> str:
+        return REGISTRY
+
+    @property
+    def url(self) -> str:
+        return f"https://{self.node_ip}:{API_PORT}"
+
+    def in_netns(self, argv: Sequence[str]) -> list[str]:
+        """The command line that runs `argv` inside the node's network (its registry, its loopback)."""
+        # Not `ip netns exec`: that mounts its own /sys and hides the cgroups.
+        return ["nsenter", f"--net={self.netns}", "--", *argv]
+
+
+def choose_block(checkout_id: str, taken: Iterable[IPv4Network]) -> IPv4Network:
+    """The checkout's own block, or the next one that overlaps nothing that the host already routes."""
+    blocks = list(ADDRESSES.subnets(new_prefix=_BLOCK_PREFIX))
+    first = int(checkout_id, 16) % len(blocks)
+    occupied = tuple(taken)
+    for block in (*blocks[first:], *blocks[:first]):
+        if not _overlaps(block, occupied):
+            return block
+    raise HostError(
+        f"every /{_BLOCK_PREFIX} of {ADDRESSES} is routed already: remove routes or stop clusters"
+    )
+
+
+def _overlaps(block: IPv4Network, occupied: Collection[IPv4Network]) -> bool:
+    # A default route overlaps everything and says nothing.
+    return any(block.overlaps(other) for other in occupied if other.prefixlen > 0)
+
+
+def foreign_kubeconfig(checkout: Checkout, environ: Mapping[str, str]) -> str | None:
+    """The user's own cluster, when KUBECONFIG names one that is not this checkout's."""
+    given = environ.get("KUBECONFIG", "")
+    if not given or Path(given).resolve() == checkout.kubeconfig.resolve():
+        return None
+    return given

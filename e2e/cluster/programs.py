@@ -1,0 +1,137 @@
+"""Builds the cluster's programs from Go modules into `.cluster/bin`, once per content.
+
+Called by `python -m e2e.cluster build`, by `up`, and by whoever needs a program (helm, kubeconform). A
+program's key is the hash of its module's files, its flags and the Go release, so that a second build costs
+one `go env`. Knows nothing of nodes.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster.errors import BuildError, HostError
+
+SOURCES = Path(__file__).parent / "go"
+OLDEST_GO = (1, 24)
+
+_VERSION_PACKAGE = "k8s.io/component-base/version"
+KUBERNETES_VERSION = "v1.34.4"
+
+
+@dataclass(frozen=True)
+class Program:
+    """One Go module of `e2e/cluster/go` and the binary that it gives."""
+
+    name: str
+    package: str = "."
+    ldflags: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+
+
+PROGRAMS = (
+    Program(
+        name="kube",
+        ldflags=(
+            # Without these kubectl, Helm and the kubelet take the cluster for v0.0.0-master.
+            f"-X {_VERSION_PACKAGE}.gitVersion={KUBERNETES_VERSION}",
+            f"-X {_VERSION_PACKAGE}.gitMajor=1",
+            f"-X {_VERSION_PACKAGE}.gitMinor=34",
+            f"-X {_VERSION_PACKAGE}.gitTreeState=clean",
+        ),
+        links=(
+            "etcd",
+            "kube-apiserver",
+            "kube-controller-manager",
+            "kube-scheduler",
+            "kube-proxy",
+            "kubelet",
+            "kubectl",
+        ),
+    ),
+    Program(name="pause"),
+    Program(name="coredns"),
+    Program(
+        name="kubeconform",
+        package="github.com/yannh/kubeconform/cmd/kubeconform",
+        ldflags=("-X main.version=v0.7.0",),
+    ),
+    Program(
+        name="helm",
+        package="helm.sh/helm/v3/cmd/helm",
+        ldflags=(
+            "-X helm.sh/helm/v3/internal/version.version=v3.19.5",
+            "-X helm.sh/helm/v3/internal/version.gitTreeState=clean",
+        ),
+    ),
+)
+
+
+def key(program: Program, sources: Path, go_version: str) -> str:
+    """What the binary depends on, as one hash."""
+    digest = hashlib.sha256(repr((program, go_version)).encode())
+    for path in sorted((sources / program.name).iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def build(bin_dir: Path, names: tuple[str, ...] = ()) -> None:
+    """Builds what is not there yet (all programs, or those named), showing progress."""
+    go_version = _go_version()
+    bin_dir.mkdir(parents=True, exist_ok=True)
+    with (bin_dir / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for program in PROGRAMS:
+            if names and program.name not in names:
+                continue
+            stamp = bin_dir / f".{program.name}.key"
+            wanted = key(program, SOURCES, go_version)
+            if stamp.exists() and stamp.read_text() == wanted and (bin_dir / program.name).exists():
+                continue
+            _compile(program, bin_dir)
+            for link in program.links:
+                (bin_dir / link).unlink(missing_ok=True)
+                (bin_dir / link).symlink_to(program.name)
+            stamp.write_text(wanted)
+
+
+def _go_version() -> str:
+    if shutil.which("go") is None:
+        raise HostError("Go is not installed: install Go >= 1.24 and put it on PATH")
+    run = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, check=True, cwd="/")
+    version = run.stdout.strip()
+    found = re.match(r"go(\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) < OLDEST_GO:
+        raise HostError(f"{version} is too old: install Go >= 1.24 and put it on PATH")
+    return version
+
+
+def _compile(program: Program, bin_dir: Path) -> None:
+    print(f"building {program.name} (Go modules are fetched and compiled once)", flush=True)
+    began = shown = time.monotonic()
+    new = bin_dir / f".{program.name}.new"
+    flags = ["-trimpath", "-buildvcs=false", "-ldflags", " ".join(("-s -w", *program.ldflags))]
+    process = subprocess.Popen(
+        ["go", "build", "-v", *flags, "-o", str(new), program.package],
+        cwd=SOURCES / program.name,
+        env={**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    said: list[str] = []
+    for line in process.stderr:
+        said.append(line)
+        if time.monotonic() - shown >= 5:
+            shown = time.monotonic()
+            print(f"  {program.name}: {len(said)} lines, {shown - began:.0f} s: {line.strip()}", flush=True)
+    if process.wait() != 0:
+        raise BuildError(f"{program.name} did not build:\n{''.join(said[-20:])}")
+    # A rename, so that a build killed half-way leaves no half binary and a running program keeps its own.
+    new.rename(bin_dir / program.name)
+    print(f"built {program.name} in {time.monotonic() - began:.0f} s", flush=True)
