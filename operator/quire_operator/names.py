@@ -1,0 +1,65 @@
+"""Every name that leaves the operator: API group, labels, annotations, ports, paths.
+
+Whoever writes or reads an object in the cluster takes its names from here, so that none is spelt twice.
+Constants and the functions that compose them; this module knows no settings and no spec.
+"""
+
+from __future__ import annotations
+
+GROUP = "serving.quire.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "LLMDeployment"
+PLURAL = "llmdeployments"
+
+FIELD_MANAGER = "quire-operator"
+
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_APP = "app.kubernetes.io/name"
+LABEL_NAME = f"{GROUP}/name"
+LABEL_ROLE = f"{GROUP}/role"
+
+MANAGED_BY = "quire-operator"
+APP = "quire-server"
+ROLE_LEADER = "leader"
+
+ANNOTATION_APPLIED_HASH = f"{GROUP}/applied-hash"
+ANNOTATION_RESTART_ID = f"{GROUP}/restart-id"
+
+# Put on pods until they are ready for the first time; the operator takes them off then.
+PROTECT_WHILE_LOADING = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+
+CONTAINER = "server"
+PORT_HTTP = 8000
+PORT_HTTP_NAME = "http"
+PORT_HEALTH = 8001
+PORT_HEALTH_NAME = "health"
+
+PATH_MODELS = "/models"
+PATH_API_KEYS = "/etc/quire/keys"
+PATH_HOME = "/home/quire"
+PATH_SHARED_MEMORY = "/dev/shm"
+PATH_TERMINATION_LOG = "/dev/termination-log"
+
+USER_ID = 65532
+
+ENV_FAULT = "QUIRE_FAULT"
+ENV_ALLOW_FAULTS = "QUIRE_ALLOW_FAULTS"
+
+
+def child_labels(name: str) -> dict[str, str]:
+    """Labels of every object that belongs to the LLMDeployment `name`."""
+    return {LABEL_APP: APP, LABEL_MANAGED_BY: MANAGED_BY, LABEL_NAME: name}
+
+
+def selector_labels(name: str) -> dict[str, str]:
+    """What selects the serving pods of `name`: immutable in a Deployment, so never to be changed."""
+    return {LABEL_NAME: name, LABEL_ROLE: ROLE_LEADER}
+
+
+def selector(name: str) -> str:
+    """The same selector as text, for status.selector and for list calls."""
+    return ",".join(f"{key}={value}" for key, value in selector_labels(name).items())

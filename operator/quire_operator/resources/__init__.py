@@ -1,0 +1,37 @@
+"""What an LLMDeployment becomes: its children as plain manifests. Pure; called by reconcile and by `render`.
+
+One kind a file, each a literal dict that reads as the YAML would. Nothing here knows what the cluster holds.
+"""
+
+from __future__ import annotations
+
+from quire_operator.resources import (
+    config_map,
+    deployment,
+    disruption_budget,
+    network_policy,
+    service,
+    service_account,
+)
+from quire_operator.resources.manifest import Manifest
+from quire_operator.settings import Settings
+from quire_operator.spec import LLMDeployment
+
+__all__ = ["Manifest", "build"]
+
+
+def build(model: LLMDeployment, settings: Settings) -> tuple[Manifest, ...]:
+    """All children, in the order to apply them: what the pods need comes before the pods.
+
+    Raises SpecError where the administrator's settings forbid what the user asks for.
+    """
+    own_account = not model.spec.security.service_account_name
+    restricted = model.spec.networking.network_policy.mode == "Restricted"
+    return (
+        *([service_account.build(model)] if own_account else []),
+        config_map.build(model),
+        *([network_policy.build(model, settings)] if restricted else []),
+        service.build(model),
+        disruption_budget.build(model),
+        deployment.build(model, settings),
+    )

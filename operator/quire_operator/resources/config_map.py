@@ -1,0 +1,68 @@
+"""The server's settings as environment variables, in an immutable ConfigMap named after its content.
+
+A change gives another name, so another pod template and a rollout; the old one stays until no ReplicaSet
+names it, so that a rollback finds what it ran with. Knows the server's variables, not its parser.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from quire_operator import names, quantity
+from quire_operator.resources.manifest import Manifest, compact, metadata
+from quire_operator.spec import LLMDeployment
+
+_HASH_LENGTH = 10
+
+
+def build(model: LLMDeployment) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(model, name(model)),
+        "immutable": True,
+        "data": data(model),
+    }
+
+
+def name(model: LLMDeployment) -> str:
+    """The LLMDeployment's name and a hash of the data."""
+    content = json.dumps(data(model), sort_keys=True).encode()
+    return f"{model.name}-{hashlib.sha256(content).hexdigest()[:_HASH_LENGTH]}"
+
+
+def data(model: LLMDeployment) -> dict[str, str]:
+    """What the user set or the API defaults; about the rest the server decides."""
+    engine, health, drain = model.spec.engine, model.spec.health, model.spec.drain
+    block_size, cache = engine.kv_cache.block_size, engine.kv_cache.memory
+    return compact(
+        {
+            "QUIRE_API_KEYS_DIR": names.PATH_API_KEYS if model.spec.security.api_keys_secret_ref else "",
+            "QUIRE_BLOCK_SIZE": _number(block_size),
+            "QUIRE_CANARY_INTERVAL_SECONDS": _number(health.canary_interval_seconds),
+            "QUIRE_DEVICE": "cpu",
+            "QUIRE_DRAIN_TIMEOUT_SECONDS": _number(drain.timeout_seconds),
+            "QUIRE_DTYPE": engine.dtype.lower(),
+            "QUIRE_ENABLE_CHUNKED_PREFILL": _boolean(engine.chunked_prefill),
+            "QUIRE_ENABLE_PREFIX_CACHING": _boolean(engine.prefix_caching),
+            "QUIRE_HOST": "0.0.0.0",
+            "QUIRE_KV_CACHE_MEMORY_BYTES": _number(quantity.whole_bytes(cache) if cache else None),
+            "QUIRE_LOAD_STALL_TIMEOUT_SECONDS": _number(health.load_stall_timeout_seconds),
+            "QUIRE_MAX_MODEL_LEN": _number(engine.max_model_len),
+            "QUIRE_MAX_NUM_QUEUED_REQS": _number(engine.max_queue_length),
+            "QUIRE_MAX_NUM_SEQS": _number(engine.max_num_seqs),
+            "QUIRE_PRE_STOP_SECONDS": _number(drain.pre_stop_seconds),
+            "QUIRE_SERVED_MODEL_NAME": ",".join(model.served_names),
+            "QUIRE_STALL_TIMEOUT_SECONDS": _number(health.stall_timeout_seconds),
+            "QUIRE_STARTUP_TIMEOUT_SECONDS": _number(health.startup_timeout_seconds),
+        }
+    )
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _boolean(value: bool) -> str:
+    return "true" if value else "false"

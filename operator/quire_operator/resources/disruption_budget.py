@@ -1,0 +1,24 @@
+"""The PodDisruptionBudget: how many pods a node drain may take at once.
+
+`maxUnavailable` and `AlwaysAllow` together never block a drain for ever: a ready pod may always go, and pods
+that are not ready may go at any time (`protectWhileLoading` keeps autoscalers off those that load).
+"""
+
+from __future__ import annotations
+
+from quire_operator import names
+from quire_operator.resources.manifest import Manifest, metadata
+from quire_operator.spec import LLMDeployment
+
+
+def build(model: LLMDeployment) -> Manifest:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(model, model.name),
+        "spec": {
+            "maxUnavailable": model.spec.disruption.max_unavailable,
+            "selector": {"matchLabels": names.selector_labels(model.name)},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }

@@ -1,0 +1,40 @@
+"""What all children share: metadata, labels, the owner. Called by the builders only; knows no kind's fields.
+
+Manifests are canonical: what stands in them stands in the live object too, once the API server has filled in
+its defaults. So quantities are spelt as it spells them, and nothing empty is written that it would drop.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire_operator import names
+from quire_operator.spec import LLMDeployment
+
+Manifest = dict[str, Any]
+
+
+def metadata(model: LLMDeployment, name: str) -> Manifest:
+    """Metadata of a child called `name`, owned by the LLMDeployment (unless that is in no cluster)."""
+    result: Manifest = {
+        "name": name,
+        "namespace": model.namespace,
+        "labels": names.child_labels(model.name),
+    }
+    if model.uid:
+        result["ownerReferences"] = [
+            {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "name": model.name,
+                "uid": model.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ]
+    return result
+
+
+def compact(value: Manifest) -> Manifest:
+    """Without the entries that the user left empty; only for maps whose every entry is optional."""
+    return {key: entry for key, entry in value.items() if entry not in (None, "", [], {}, ())}

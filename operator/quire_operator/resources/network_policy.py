@@ -1,0 +1,60 @@
+"""The NetworkPolicy of the serving pods: who may connect, and that they connect to nobody but DNS.
+
+The API is for the same namespace and for whom the user lets in; the health port is for the operator and for
+monitoring. A model on a volume needs nothing from the network, so a stolen process cannot send anything away.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire_operator import names
+from quire_operator.resources.manifest import Manifest, compact, metadata
+from quire_operator.settings import Settings
+from quire_operator.spec import LabelSelector, LLMDeployment, Peer
+
+_METADATA_NAME = "kubernetes.io/metadata.name"
+
+
+def build(model: LLMDeployment, settings: Settings) -> Manifest:
+    """Not called where the user chose mode None."""
+    api, health = _tcp(names.PORT_HTTP), _tcp(names.PORT_HEALTH)
+    watchers = [{_METADATA_NAME: settings.operator_namespace}, dict(settings.monitoring_namespace_labels)]
+    allowed = [_peer(peer) for peer in model.spec.networking.network_policy.allow_from]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(model, model.name),
+        "spec": {
+            "podSelector": {"matchLabels": names.selector_labels(model.name)},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [
+                {"from": [{"podSelector": {}}, *allowed], "ports": [api]},
+                {
+                    "from": [{"namespaceSelector": {"matchLabels": labels}} for labels in watchers],
+                    "ports": [api, health],
+                },
+            ],
+            "egress": [{"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}],
+        },
+    }
+
+
+def _tcp(port: int) -> dict[str, Any]:
+    return {"protocol": "TCP", "port": port}
+
+
+def _peer(peer: Peer) -> dict[str, Any]:
+    """An empty selector means everything and must stay; an absent one means nothing and must not appear."""
+    if peer.ip_block is not None:
+        return {"ipBlock": {"cidr": peer.ip_block.cidr}}
+    selectors = {"namespaceSelector": peer.namespace_selector, "podSelector": peer.pod_selector}
+    return {key: _selector(selector) for key, selector in selectors.items() if selector is not None}
+
+
+def _selector(selector: LabelSelector) -> dict[str, Any]:
+    expressions = [
+        compact({"key": item.key, "operator": item.operator, "values": list(item.values)})
+        for item in selector.match_expressions
+    ]
+    return compact({"matchLabels": dict(selector.match_labels), "matchExpressions": expressions})

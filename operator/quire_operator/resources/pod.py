@@ -1,0 +1,204 @@
+"""The pod of a model server: command line, environment, probes, drain, volumes, security.
+
+Called by the Deployment's builder. The server obeys what stands here (tests/contracts parse it with the
+server's own parser). Nothing of the user's meets a shell or a template: each text is one element of a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire_operator import names
+from quire_operator.errors import SpecError
+from quire_operator.resources import config_map
+from quire_operator.resources.manifest import Manifest, compact
+from quire_operator.settings import Settings
+from quire_operator.spec import LLMDeployment
+from quire_operator.spec.tree import AUTO
+
+_SHARED_MEMORY_AUTO = "64Mi"
+_SCRATCH_SIZE = "1Gi"
+# Beyond the startup time: the supervisor ends a late start itself and says why; the kubelet is the backstop.
+_STARTUP_SPARE_FAILURES = 6
+# A wedged engine has nothing to drain, so a failed liveness probe does not wait for the drain time.
+_LIVENESS_GRACE_SECONDS = 10
+_GRACE_MARGIN_SECONDS = 5
+
+
+def build(model: LLMDeployment, settings: Settings) -> Manifest:
+    """The pod template."""
+    annotations = compact({names.ANNOTATION_RESTART_ID: model.spec.rollout.restart_id})
+    if model.spec.disruption.protect_while_loading:
+        annotations |= names.PROTECT_WHILE_LOADING
+    labels = names.child_labels(model.name) | names.selector_labels(model.name)
+    drain = model.spec.drain
+    return {
+        "metadata": compact({"labels": labels, "annotations": annotations}),
+        "spec": {
+            "serviceAccountName": model.service_account_name,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": (
+                drain.pre_stop_seconds + drain.timeout_seconds + _GRACE_MARGIN_SECONDS
+            ),
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": names.USER_ID,
+                "runAsGroup": names.USER_ID,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            **_scheduling(model),
+            "containers": [_container(model, settings)],
+            "volumes": _volumes(model),
+        },
+    }
+
+
+def _container(model: LLMDeployment, settings: Settings) -> Manifest:
+    resources, drain = model.spec.resources, model.spec.drain
+    lifecycle = {"preStop": {"sleep": {"seconds": drain.pre_stop_seconds}}} if drain.pre_stop_seconds else {}
+    return {
+        "name": names.CONTAINER,
+        "image": settings.engine_image,
+        "imagePullPolicy": settings.engine_image_pull_policy,
+        "args": ["serve", _model_path(model), *model.spec.engine.extra_args],
+        "envFrom": [{"configMapRef": {"name": config_map.name(model)}}],
+        **compact({"env": _environment(model, settings), "lifecycle": lifecycle}),
+        "ports": [
+            {"name": names.PORT_HTTP_NAME, "containerPort": names.PORT_HTTP, "protocol": "TCP"},
+            {"name": names.PORT_HEALTH_NAME, "containerPort": names.PORT_HEALTH, "protocol": "TCP"},
+        ],
+        **_probes(model),
+        # No CPU limit: throttling costs latency and saves nothing; memory is the same, so that it is there.
+        "resources": {
+            "requests": {"cpu": resources.cpu, "memory": resources.memory},
+            "limits": {"memory": resources.memory},
+        },
+        "terminationMessagePath": names.PATH_TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": _volume_mounts(model),
+    }
+
+
+def _model_path(model: LLMDeployment) -> str:
+    path = model.spec.model.source.pvc.path
+    return f"{names.PATH_MODELS}/{path}" if path else names.PATH_MODELS
+
+
+def _environment(model: LLMDeployment, settings: Settings) -> list[dict[str, str]]:
+    """The user's variables; the fault switch is refused here, where the administrator's word is known."""
+    variables = [compact({"name": item.name, "value": item.value}) for item in model.spec.engine.env]
+    for index, item in enumerate(model.spec.engine.env):
+        if item.name == names.ENV_FAULT:
+            if not settings.allow_faults:
+                raise SpecError(
+                    f"spec.engine.env[{index}].name",
+                    f"{names.ENV_FAULT} breaks the server on purpose: the administrator must set allowFaults",
+                )
+            variables.append({"name": names.ENV_ALLOW_FAULTS, "value": "1"})
+    return variables
+
+
+def _probes(model: LLMDeployment) -> dict[str, Any]:
+    health = model.spec.health
+    startup, readiness, liveness = health.probes.startup, health.probes.readiness, health.probes.liveness
+    periods = -(-health.startup_timeout_seconds // startup.period_seconds)
+    return {
+        "startupProbe": {
+            "httpGet": {"path": "/startupz", "port": names.PORT_HEALTH_NAME},
+            "periodSeconds": startup.period_seconds,
+            "timeoutSeconds": startup.timeout_seconds,
+            "failureThreshold": periods + _STARTUP_SPARE_FAILURES,
+        },
+        "readinessProbe": {
+            "httpGet": {"path": "/readyz", "port": names.PORT_HEALTH_NAME},
+            "periodSeconds": readiness.period_seconds,
+            "timeoutSeconds": readiness.timeout_seconds,
+            "failureThreshold": readiness.failure_threshold,
+        },
+        "livenessProbe": {
+            "httpGet": {"path": "/livez", "port": names.PORT_HEALTH_NAME},
+            "periodSeconds": liveness.period_seconds,
+            "timeoutSeconds": liveness.timeout_seconds,
+            "failureThreshold": liveness.failure_threshold,
+            "terminationGracePeriodSeconds": _LIVENESS_GRACE_SECONDS,
+        },
+    }
+
+
+def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
+    keys = {"name": "api-keys", "mountPath": names.PATH_API_KEYS, "readOnly": True}
+    return [
+        {"name": "model", "mountPath": names.PATH_MODELS, "readOnly": True},
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "home", "mountPath": names.PATH_HOME},
+        {"name": "shared-memory", "mountPath": names.PATH_SHARED_MEMORY},
+        *([keys] if model.spec.security.api_keys_secret_ref else []),
+    ]
+
+
+def _volumes(model: LLMDeployment) -> list[dict[str, Any]]:
+    shared = model.spec.resources.shared_memory
+    volumes: list[dict[str, Any]] = [
+        {
+            "name": "model",
+            "persistentVolumeClaim": {"claimName": model.spec.model.source.pvc.claim_name, "readOnly": True},
+        },
+        {"name": "tmp", "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
+        {"name": "home", "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
+        {
+            "name": "shared-memory",
+            "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY_AUTO if shared == AUTO else shared},
+        },
+    ]
+    if model.spec.security.api_keys_secret_ref:
+        name = model.spec.security.api_keys_secret_ref.name
+        volumes.append({"name": "api-keys", "secret": {"secretName": name}})
+    return volumes
+
+
+def _scheduling(model: LLMDeployment) -> dict[str, Any]:
+    scheduling = model.spec.scheduling
+    tolerations = [
+        compact(
+            {
+                "key": item.key,
+                "operator": item.operator,
+                "value": item.value,
+                "effect": item.effect,
+                "tolerationSeconds": item.toleration_seconds,
+            }
+        )
+        for item in scheduling.tolerations
+    ]
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": names.selector_labels(model.name)},
+    }
+    return compact(
+        {
+            "nodeSelector": dict(scheduling.node_selector),
+            "tolerations": tolerations,
+            "affinity": _without_empty_lists(scheduling.affinity),
+            "priorityClassName": scheduling.priority_class_name,
+            "runtimeClassName": scheduling.runtime_class_name,
+            "schedulerName": scheduling.scheduler_name,
+            "topologySpreadConstraints": [spread] if scheduling.topology_spread == AUTO else [],
+        }
+    )
+
+
+def _without_empty_lists(value: Any) -> Any:
+    """The API server drops empty lists and nulls, and keeps empty selectors, which mean everything."""
+    if isinstance(value, Mapping):
+        entries = {key: _without_empty_lists(entry) for key, entry in value.items()}
+        return {key: entry for key, entry in entries.items() if entry is not None and entry != []}
+    return [_without_empty_lists(entry) for entry in value] if isinstance(value, list) else value

@@ -1,0 +1,84 @@
+"""The operator's own settings, read once from its environment (the Helm chart writes it).
+
+Called by `run` and `render`; everything below gets the frozen Settings passed in. Knows nothing of a CR.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quire_operator.errors import SettingsError
+
+PULL_POLICIES = ("Always", "IfNotPresent", "Never")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+BOOLEANS = {"true": True, "false": False}
+MONITORING_NAMESPACE = (("kubernetes.io/metadata.name", "monitoring"),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the administrator decided for all LLMDeployments of this operator."""
+
+    engine_image: str
+    engine_image_pull_policy: str = "IfNotPresent"
+    operator_namespace: str = "quire-system"
+    pod_name: str = "quire-operator"
+    watch_namespaces: tuple[str, ...] = ()  # none named = all
+    allow_faults: bool = False
+    monitoring_namespace_labels: tuple[tuple[str, str], ...] = MONITORING_NAMESPACE
+    log_level: str = "info"
+    metrics_port: int = 8080
+    lease_duration_seconds: int = 15
+    lease_renew_deadline_seconds: int = 10
+    lease_retry_seconds: int = 2
+    resync_seconds: int = 300
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Settings:
+        """Read the environment; a missing image or a value that cannot be used is a SettingsError."""
+        image = environ.get("QUIRE_ENGINE_IMAGE", "").strip()
+        if not image:
+            raise SettingsError("QUIRE_ENGINE_IMAGE is not set: give the image of quire-server")
+        return cls(
+            engine_image=image,
+            engine_image_pull_policy=_one_of(
+                environ, "QUIRE_ENGINE_IMAGE_PULL_POLICY", PULL_POLICIES, cls.engine_image_pull_policy
+            ),
+            operator_namespace=environ.get("POD_NAMESPACE") or cls.operator_namespace,
+            pod_name=environ.get("POD_NAME") or cls.pod_name,
+            watch_namespaces=_words(environ.get("QUIRE_WATCH_NAMESPACES", "")),
+            allow_faults=BOOLEANS[_one_of(environ, "QUIRE_ALLOW_FAULTS", tuple(BOOLEANS), "false")],
+            monitoring_namespace_labels=_labels(environ) or cls.monitoring_namespace_labels,
+            log_level=_one_of(environ, "QUIRE_LOG_LEVEL", LOG_LEVELS, cls.log_level),
+            metrics_port=_port(environ, "QUIRE_METRICS_PORT", cls.metrics_port),
+        )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _one_of(environ: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
+    value = environ.get(name) or default
+    if value not in allowed:
+        raise SettingsError(f"{name}={value!r}: use one of {', '.join(allowed)}")
+    return value
+
+
+def _port(environ: Mapping[str, str], name: str, default: int) -> int:
+    value = environ.get(name) or str(default)
+    if not (value.isascii() and value.isdigit() and 1 <= int(value) <= 65535):
+        raise SettingsError(f"{name}={value!r}: use a port between 1 and 65535")
+    return int(value)
+
+
+def _labels(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """`key=value,key=value`: the labels of the namespace from which Prometheus scrapes."""
+    pairs = []
+    for word in _words(environ.get("QUIRE_MONITORING_NAMESPACE_LABELS", "")):
+        key, equals, value = word.partition("=")
+        if not (key and equals):
+            raise SettingsError(f"QUIRE_MONITORING_NAMESPACE_LABELS={word!r}: write key=value")
+        pairs.append((key, value))
+    return tuple(pairs)

@@ -1,0 +1,113 @@
+"""What a user asks for: an LLMDeployment as the API server gives it, read once into frozen dataclasses.
+
+`parse` is called by reconcile and by `render`. The CRD has checked an object before we see it, yet everything
+is checked again: `render` has no API server, and an older CRD may be installed. Knows nothing of children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire_operator import names
+from quire_operator.errors import SpecError
+from quire_operator.spec import reader, rules
+from quire_operator.spec.tree import (
+    Disruption,
+    Drain,
+    Engine,
+    EnvVar,
+    Health,
+    KVCache,
+    LabelSelector,
+    Model,
+    Networking,
+    NetworkPolicy,
+    Peer,
+    Resources,
+    Rollout,
+    Scheduling,
+    Security,
+    Service,
+    Spec,
+    Toleration,
+)
+
+__all__ = [
+    "Disruption",
+    "Drain",
+    "Engine",
+    "EnvVar",
+    "Health",
+    "KVCache",
+    "LLMDeployment",
+    "LabelSelector",
+    "Model",
+    "NetworkPolicy",
+    "Networking",
+    "Peer",
+    "Resources",
+    "Rollout",
+    "Scheduling",
+    "Security",
+    "Service",
+    "Spec",
+    "Toleration",
+    "parse",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LLMDeployment:
+    """One object of the API. `uid` is empty and `generation` 0 for a manifest that is in no cluster."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    spec: Spec
+
+    @property
+    def replicas(self) -> int:
+        """How many pods are wanted now: none while suspended, one when the user says nothing."""
+        if self.spec.suspend:
+            return 0
+        return 1 if self.spec.replicas is None else self.spec.replicas
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The model's names in the OpenAI API, the first of them the one that answers carry."""
+        first = self.spec.model.served_name or self.name
+        return tuple(dict.fromkeys((first, *self.spec.model.aliases)))
+
+    @property
+    def service_account_name(self) -> str:
+        """The user's ServiceAccount, or our own that has no rights."""
+        return self.spec.security.service_account_name or self.name
+
+    @property
+    def url(self) -> str:
+        """The endpoint's base URL inside the cluster."""
+        port = self.spec.networking.service.port
+        return f"http://{self.name}.{self.namespace}.svc{'' if port == 80 else f':{port}'}/v1"
+
+
+def parse(body: Mapping[str, Any]) -> LLMDeployment:
+    """Read and check one object; SpecError names the first field that cannot be used and what to do."""
+    if body.get("apiVersion") != names.API_VERSION or body.get("kind") != names.KIND:
+        raise SpecError("kind", f"expected apiVersion {names.API_VERSION}, kind {names.KIND}")
+    metadata = body.get("metadata")
+    if not isinstance(metadata, Mapping):
+        raise SpecError("metadata", "required: give at least a name")
+    name = metadata.get("name")
+    rules.check_name(name)
+    spec = reader.read(Spec, body.get("spec"), "spec")
+    rules.check(spec)
+    return LLMDeployment(
+        name=str(name),
+        namespace=str(metadata.get("namespace") or "default"),
+        uid=str(metadata.get("uid") or ""),
+        generation=int(metadata.get("generation") or 0),
+        spec=spec,
+    )

@@ -1,0 +1,192 @@
+"""Rules that a schema cannot say: across fields, or with advice of their own. The CRD has them in CEL.
+
+`spec.parse` calls them after reading. One table of cases (e2e/api) drives both this module and the CRD on a
+real API server, so that they cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+
+from quire_operator import names, quantity
+from quire_operator.errors import SpecError
+from quire_operator.spec.tree import AUTO, LABEL_KEY, LabelSelector, Peer, Resources, Spec, Toleration
+
+NAME_MAX_LENGTH = 40
+NAME_PATTERN = r"[a-z]([-a-z0-9]*[a-z0-9])?"
+
+# A flag with a field of the CR, or one that the operator computes: given twice, the two would disagree.
+RESERVED_FLAGS = (
+    "api-keys-dir",
+    "block-size",
+    "canary-interval-seconds",
+    "device",
+    "drain-timeout-seconds",
+    "dtype",
+    "enable-chunked-prefill",
+    "enable-prefix-caching",
+    "health-port",
+    "host",
+    "kv-cache-memory-bytes",
+    "load-stall-timeout-seconds",
+    "max-model-len",
+    "max-num-queued-reqs",
+    "max-num-seqs",
+    "port",
+    "pre-stop-seconds",
+    "served-model-name",
+    "stall-timeout-seconds",
+    "startup-timeout-seconds",
+)
+RESERVED_FLAG_PATTERN = rf"--(no-)?({'|'.join(RESERVED_FLAGS)})(=(.|\n)*)?"
+RESERVED_ENV_PATTERN = r"(QUIRE_|LD_|PYTHON).*"
+
+MAX_CPU = "1024"
+MIN_MEMORY, MAX_MEMORY = "64Mi", "64Ti"
+
+
+def check_name(name: object) -> None:
+    """Children carry the CR's name: a Service wants DNS-1035, and hashes follow it in some."""
+    if not isinstance(name, str) or len(name) > NAME_MAX_LENGTH or not re.fullmatch(NAME_PATTERN, name):
+        raise SpecError(
+            "metadata.name",
+            f"use at most {NAME_MAX_LENGTH} lower-case letters, digits and dashes, starting with a letter",
+        )
+
+
+def check(spec: Spec) -> None:
+    """Every rule, in the order of the fields."""
+    _check_path(spec.model.source.pvc.path)
+    _check_extra_args(spec.engine.extra_args)
+    _check_env([variable.name for variable in spec.engine.env])
+    _check_resources(spec.resources)
+    _check_kv_cache(spec)
+    _check_scheduling(spec)
+    _check_times(spec)
+    _check_networking(spec)
+    if spec.rollout.max_surge == 0 and spec.rollout.max_unavailable == 0:
+        raise SpecError(
+            "spec.rollout", "no pod could ever be replaced: set maxSurge or maxUnavailable above 0"
+        )
+
+
+def _check_path(path: str) -> None:
+    if path.startswith("/") or ".." in path.split("/"):
+        raise SpecError(
+            "spec.model.source.pvc.path", "give a path relative to the root of the volume, without '..'"
+        )
+
+
+def _check_extra_args(arguments: Iterable[str]) -> None:
+    for index, argument in enumerate(arguments):
+        if re.fullmatch(RESERVED_FLAG_PATTERN, argument):
+            flag = argument.partition("=")[0]
+            raise SpecError(
+                f"spec.engine.extraArgs[{index}]",
+                f"{flag} is set by the operator: drop it, use the field of the LLMDeployment instead",
+            )
+
+
+def _check_env(env_names: list[str]) -> None:
+    for index, name in enumerate(env_names):
+        path = f"spec.engine.env[{index}].name"
+        if re.fullmatch(RESERVED_ENV_PATTERN, name) and name != names.ENV_FAULT:
+            raise SpecError(path, f"{name} is reserved (QUIRE_*, LD_*, PYTHON*): use the fields of the spec")
+        if name in env_names[:index]:
+            raise SpecError(path, f"{name} is given twice")
+
+
+def _check_resources(resources: Resources) -> None:
+    if not 0 < quantity.parse(resources.cpu) <= quantity.parse(MAX_CPU):
+        raise SpecError("spec.resources.cpu", f"give more than 0 and at most {MAX_CPU}, such as 500m or 4")
+    memory = quantity.parse(resources.memory)
+    if not quantity.parse(MIN_MEMORY) <= memory <= quantity.parse(MAX_MEMORY):
+        raise SpecError(
+            "spec.resources.memory",
+            f"give {MIN_MEMORY} to {MAX_MEMORY}, such as 4Gi (512m is half a byte; write 512Mi)",
+        )
+    shared = resources.shared_memory
+    if shared != AUTO and not 0 < quantity.parse(shared) < memory:
+        raise SpecError(
+            "spec.resources.sharedMemory", "counts against resources.memory: give less than that, or Auto"
+        )
+
+
+def _check_kv_cache(spec: Spec) -> None:
+    cache = spec.engine.kv_cache.memory
+    if cache and not 0 < quantity.parse(cache) < quantity.parse(spec.resources.memory):
+        raise SpecError(
+            "spec.engine.kvCache.memory",
+            "the weights need room beside it: give more than 0 and less than resources.memory",
+        )
+
+
+def _check_scheduling(spec: Spec) -> None:
+    _check_keys(spec.scheduling.node_selector, "spec.scheduling.nodeSelector")
+    for index, toleration in enumerate(spec.scheduling.tolerations):
+        _check_toleration(toleration, f"spec.scheduling.tolerations[{index}]")
+
+
+def _check_keys(entries: Mapping[str, str], path: str) -> None:
+    for key in entries:
+        if not re.fullmatch(LABEL_KEY, key):
+            raise SpecError(path, f"{key!r:.80} is no label key: write name or domain/name")
+
+
+def _check_toleration(toleration: Toleration, path: str) -> None:
+    if toleration.operator == "Exists" and toleration.value:
+        raise SpecError(path, "operator Exists matches every value: drop value, or use operator Equal")
+    if toleration.operator == "Equal" and not toleration.key:
+        raise SpecError(path, "without a key only operator Exists works: give a key, or use operator Exists")
+    if toleration.toleration_seconds is not None and toleration.effect != "NoExecute":
+        raise SpecError(
+            path, "tolerationSeconds works with effect NoExecute only: set it, or drop the seconds"
+        )
+
+
+def _check_times(spec: Spec) -> None:
+    if spec.health.load_stall_timeout_seconds > spec.health.startup_timeout_seconds:
+        raise SpecError(
+            "spec.health",
+            "loadStallTimeoutSeconds is never reached: keep it within startupTimeoutSeconds",
+        )
+    if spec.drain.pre_stop_seconds + spec.drain.timeout_seconds > 3600:
+        raise SpecError("spec.drain", "preStopSeconds and timeoutSeconds together may take 3600 at most")
+
+
+def _check_networking(spec: Spec) -> None:
+    path = "spec.networking.service.annotations"
+    for key in spec.networking.service.annotations:
+        if key.startswith(f"{names.GROUP}/") or not re.fullmatch(LABEL_KEY, key):
+            raise SpecError(path, f"{key!r:.80} cannot be used: write domain/name, not under {names.GROUP}/")
+    for index, peer in enumerate(spec.networking.network_policy.allow_from):
+        _check_peer(peer, f"spec.networking.networkPolicy.allowFrom[{index}]")
+
+
+def _check_peer(peer: Peer, path: str) -> None:
+    selects = peer.namespace_selector is not None or peer.pod_selector is not None
+    if selects == (peer.ip_block is not None):
+        raise SpecError(path, "give either ipBlock, or namespaceSelector and/or podSelector")
+    if peer.ip_block is not None:
+        try:
+            ipaddress.ip_network(peer.ip_block.cidr)
+        except ValueError as error:
+            raise SpecError(f"{path}.ipBlock.cidr", f"{error}: write for example 10.0.0.0/8") from error
+    for name, selector in (
+        ("namespaceSelector", peer.namespace_selector),
+        ("podSelector", peer.pod_selector),
+    ):
+        if selector is not None:
+            _check_selector(selector, f"{path}.{name}")
+
+
+def _check_selector(selector: LabelSelector, path: str) -> None:
+    _check_keys(selector.match_labels, f"{path}.matchLabels")
+    for index, requirement in enumerate(selector.match_expressions):
+        if (requirement.operator in ("In", "NotIn")) != bool(requirement.values):
+            raise SpecError(
+                f"{path}.matchExpressions[{index}]",
+                "operators In and NotIn need values, Exists and DoesNotExist take none",
+            )

@@ -1,0 +1,266 @@
+"""The spec as frozen dataclasses: a field here is a property of the CRD, in camelCase there.
+
+Types, defaults and bounds stand beside each field; a contract test holds them equal to the CRD's.
+The reader fills the tree, the builders read it; rules that join several fields are in `rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+AUTO = "Auto"
+
+# Expressions without anchors: the reader and the CRD match the whole text, and optional text may be empty.
+DNS_1123_SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+LABEL_VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+LABEL_KEY = rf"({DNS_1123_SUBDOMAIN}/)?{LABEL_VALUE}"
+MODEL_NAME = r"[A-Za-z0-9]([A-Za-z0-9._/:@+-]*[A-Za-z0-9])?"
+ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+NO_NUL = r"[^\x00]*"
+PRINTABLE = r"[^\x00-\x1f\x7f]*"
+IDENTIFIER = r"[A-Za-z0-9._:-]*"
+CIDR = r"[0-9a-fA-F:.]+/[0-9]{1,3}"
+
+
+def _number(minimum: int, maximum: int, default: int) -> Any:
+    return field(default=default, metadata={"minimum": minimum, "maximum": maximum})
+
+
+def _optional_number(minimum: int, maximum: int) -> Any:
+    return field(default=None, metadata={"minimum": minimum, "maximum": maximum})
+
+
+def _choice(*values: str) -> Any:
+    """An enumeration; the first value is the default."""
+    return field(default=values[0], metadata={"enum": list(values)})
+
+
+def _text(pattern: str, max_length: int) -> Any:
+    """Optional: absent and empty mean the same."""
+    return field(default="", metadata={"pattern": f"^({pattern})?$", "maxLength": max_length})
+
+
+def _required_text(pattern: str, max_length: int) -> Any:
+    return field(metadata={"pattern": f"^{pattern}$", "maxLength": max_length, "minLength": 1})
+
+
+def _texts(pattern: str, max_length: int, max_items: int) -> Any:
+    items = {"pattern": f"^{pattern}$", "maxLength": max_length}
+    return field(default=(), metadata={"maxItems": max_items, "items": items})
+
+
+def _list(max_items: int) -> Any:
+    return field(default=(), metadata={"maxItems": max_items})
+
+
+def _map(pattern: str, max_length: int) -> Any:
+    values = {"pattern": f"^({pattern})?$", "maxLength": max_length}
+    return field(default_factory=dict, metadata={"maxProperties": 32, "additionalProperties": values})
+
+
+def _quantity() -> Any:
+    return field(default="", metadata={"quantity": True})
+
+
+def _required_quantity() -> Any:
+    return field(metadata={"quantity": True})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersistentVolumeClaim:
+    claim_name: str = _required_text(DNS_1123_SUBDOMAIN, 253)
+    path: str = _text(PRINTABLE, 512)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    pvc: PersistentVolumeClaim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    source: Source
+    served_name: str = _text(MODEL_NAME, 128)
+    aliases: tuple[str, ...] = _texts(MODEL_NAME, 128, 16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVCache:
+    memory: str = _quantity()
+    block_size: int | None = _optional_number(1, 256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvVar:
+    name: str = _required_text(ENV_NAME, 128)
+    value: str = _text(NO_NUL, 4096)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    max_model_len: int | None = _optional_number(1, 16_777_216)
+    max_num_seqs: int | None = _optional_number(1, 4096)
+    dtype: str = _choice("Auto", "Float32", "BFloat16")
+    kv_cache: KVCache = KVCache()
+    prefix_caching: bool = True
+    chunked_prefill: bool = True
+    max_queue_length: int = _number(1, 100_000, 1024)
+    extra_args: tuple[str, ...] = _texts(NO_NUL, 1024, 64)
+    env: tuple[EnvVar, ...] = _list(64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    cpu: str = _required_quantity()
+    memory: str = _required_quantity()
+    shared_memory: str = field(default=AUTO, metadata={"quantity": True, "or": AUTO})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toleration:
+    key: str = _text(LABEL_KEY, 317)
+    operator: str = _choice("Equal", "Exists")
+    value: str = _text(LABEL_VALUE, 63)
+    effect: str = field(default="", metadata={"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]})
+    toleration_seconds: int | None = _optional_number(0, 31_536_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduling:
+    node_selector: Mapping[str, str] = _map(LABEL_VALUE, 63)
+    tolerations: tuple[Toleration, ...] = _list(32)
+    affinity: Mapping[str, Any] = field(default_factory=dict)
+    priority_class_name: str = _text(DNS_1123_SUBDOMAIN, 253)
+    runtime_class_name: str = _text(DNS_1123_SUBDOMAIN, 253)
+    scheduler_name: str = _text(DNS_1123_SUBDOMAIN, 253)
+    topology_spread: str = _choice("Auto", "None")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartupProbe:
+    period_seconds: int = _number(1, 60, 5)
+    timeout_seconds: int = _number(1, 60, 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadinessProbe:
+    period_seconds: int = _number(1, 60, 5)
+    timeout_seconds: int = _number(1, 60, 3)
+    failure_threshold: int = _number(1, 60, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LivenessProbe:
+    period_seconds: int = _number(1, 60, 10)
+    timeout_seconds: int = _number(1, 60, 5)
+    failure_threshold: int = _number(1, 60, 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probes:
+    startup: StartupProbe = StartupProbe()
+    readiness: ReadinessProbe = ReadinessProbe()
+    liveness: LivenessProbe = LivenessProbe()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    startup_timeout_seconds: int = _number(10, 86_400, 1800)
+    load_stall_timeout_seconds: int = _number(5, 86_400, 300)
+    stall_timeout_seconds: int = _number(5, 3600, 60)
+    canary_interval_seconds: int = _number(1, 3600, 60)
+    probes: Probes = Probes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drain:
+    pre_stop_seconds: int = _number(0, 120, 10)
+    timeout_seconds: int = _number(1, 3600, 120)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disruption:
+    max_unavailable: int = _number(1, 1000, 1)
+    protect_while_loading: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    type: str = _choice("ClusterIP", "NodePort", "LoadBalancer")
+    port: int = _number(1, 65_535, 80)
+    annotations: Mapping[str, str] = _map(NO_NUL, 4096)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelRequirement:
+    key: str = _required_text(LABEL_KEY, 317)
+    operator: str = field(metadata={"enum": ["In", "NotIn", "Exists", "DoesNotExist"]})
+    values: tuple[str, ...] = _texts(f"({LABEL_VALUE})?", 63, 32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSelector:
+    match_labels: Mapping[str, str] = _map(LABEL_VALUE, 63)
+    match_expressions: tuple[LabelRequirement, ...] = _list(16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IPBlock:
+    cidr: str = _required_text(CIDR, 49)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    namespace_selector: LabelSelector | None = None
+    pod_selector: LabelSelector | None = None
+    ip_block: IPBlock | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkPolicy:
+    mode: str = _choice("Restricted", "None")
+    allow_from: tuple[Peer, ...] = _list(32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Networking:
+    service: Service = Service()
+    network_policy: NetworkPolicy = NetworkPolicy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecretRef:
+    name: str = _required_text(DNS_1123_SUBDOMAIN, 253)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Security:
+    api_keys_secret_ref: SecretRef | None = None
+    service_account_name: str = _text(DNS_1123_SUBDOMAIN, 253)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    max_surge: int = _number(0, 100, 1)
+    max_unavailable: int = _number(0, 100, 0)
+    min_ready_seconds: int = _number(0, 300, 0)
+    restart_id: str = _text(IDENTIFIER, 64)
+    paused: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    model: Model
+    resources: Resources
+    engine: Engine = Engine()
+    replicas: int | None = _optional_number(0, 1000)
+    suspend: bool = False
+    scheduling: Scheduling = Scheduling()
+    health: Health = Health()
+    drain: Drain = Drain()
+    disruption: Disruption = Disruption()
+    networking: Networking = Networking()
+    security: Security = Security()
+    rollout: Rollout = Rollout()
