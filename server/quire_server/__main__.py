@@ -1,0 +1,61 @@
+"""The command line: `quire-server serve MODEL`, `quire-server import-gguf FILE OUT_DIR`, `quire-server
+--version`.
+
+Decides which program runs and turns its errors into exit codes. Stays light: as `serve` it becomes pid 1.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from quire_server import __version__, config, exits, log
+from quire_server.core.errors import ConfigError
+from quire_server.exits import Failure, Reason
+from quire_server.supervisor import main as supervisor
+
+_USAGE = """\
+usage: quire-server serve MODEL [flags]            serve a model (quire-server serve --help lists the flags)
+       quire-server import-gguf FILE OUT_DIR       convert a GGUF file into a model directory
+       quire-server --version
+"""
+
+
+def main() -> None:
+    """The entry point of the `quire-server` program."""
+    sys.exit(run(sys.argv[1:], os.environ))
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run one command; returns the exit code."""
+    match argv:
+        case ["serve", *arguments]:
+            return _serve(arguments, environ)
+        case ["import-gguf", file, out_dir]:
+            # A program of its own, since it needs what pid 1 must not load.
+            os.execv(sys.executable, [sys.executable, "-m", "quire_server.models.import_gguf", file, out_dir])
+        case ["--version"]:
+            sys.stdout.write(f"quire-server {__version__}\n")
+            return 0
+        case ["--help" | "-h"]:
+            sys.stdout.write(_USAGE)
+            return 0
+    sys.stderr.write(_USAGE)
+    return exits.EXIT_CODES[Reason.CONFIG_ERROR]
+
+
+def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    try:
+        settings = config.parse_args(arguments, environ)
+    except ConfigError as error:
+        failure = Failure(Reason.CONFIG_ERROR, str(error))
+        exits.write_termination_log(config.ServeConfig.termination_log, failure)
+        sys.stderr.write(f"quire-server: {failure.message}\n")
+        return failure.exit_code
+    log.configure("supervisor", settings.log_level)
+    return supervisor.serve(settings, arguments, environ)
+
+
+if __name__ == "__main__":
+    main()

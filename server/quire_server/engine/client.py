@@ -1,0 +1,172 @@
+"""The API process's view of the engine: submit a request, iterate over what it produces, abort it.
+
+Called by `api`. Everything that is asked within one turn of the event loop goes out as one message. When
+the engine goes away every open request ends with EngineGoneError, and so does each new one until it is
+back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from quire_server.core.errors import QuireServerError
+from quire_server.core.request import Request
+from quire_server.core.step import TokenEvent
+from quire_server.engine.codec import CodecError
+from quire_server.engine.messages import (
+    EngineInfo,
+    EngineStats,
+    FrameReader,
+    Inbox,
+    Message,
+    Outbox,
+    to_frame,
+)
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.05
+_READ_SIZE = 1 << 18
+
+
+class EngineGoneError(QuireServerError):
+    """The engine is not there (yet, or any more)."""
+
+
+class RequestLostError(QuireServerError):
+    """The engine could not finish this request; the message says why."""
+
+
+class Answer:
+    """The events of one request. Those that came while nobody looked are given together."""
+
+    def __init__(self) -> None:
+        self._events: deque[TokenEvent | QuireServerError] = deque()
+        self._arrived = asyncio.Event()
+
+    def put(self, event: TokenEvent | QuireServerError) -> None:
+        """Called by the client."""
+        self._events.append(event)
+        self._arrived.set()
+
+    async def next(self) -> TokenEvent:
+        """Everything new, as one event."""
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        merged = self._take()
+        while self._events and not isinstance(self._events[0], QuireServerError):
+            event = self._take()
+            merged = event._replace(
+                token_ids=merged.token_ids + event.token_ids,
+                logprobs=(merged.logprobs or ()) + (event.logprobs or ()),
+            )
+        return merged
+
+    def _take(self) -> TokenEvent:
+        event = self._events.popleft()
+        if isinstance(event, QuireServerError):
+            raise event
+        if event.error is not None:
+            raise RequestLostError(event.error)
+        return event
+
+
+class EngineClient:
+    """One connection to the engine, kept up in the background."""
+
+    def __init__(self, socket_path: Path, on_outbox: Callable[[Outbox], None]) -> None:
+        self._socket_path = socket_path
+        self._on_outbox = on_outbox
+        self._answers: dict[str, Answer] = {}
+        self._requests: list[Request] = []
+        self._aborts: list[str] = []
+        self._writer: asyncio.StreamWriter | None = None
+        self._info: EngineInfo | None = None
+        self.stats = EngineStats()
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine said of itself; raises EngineGoneError while it is not connected."""
+        if self._info is None:
+            raise EngineGoneError("the model is still loading, or the engine has ended")
+        return self._info
+
+    @property
+    def connected(self) -> bool:
+        """True while the engine is there."""
+        return self._info is not None
+
+    async def run(self) -> None:
+        """Connect, read, and connect again; until cancelled."""
+        while True:
+            try:
+                reader, self._writer = await asyncio.open_unix_connection(str(self._socket_path))
+                await self._read(reader)
+            except (OSError, CodecError) as error:
+                if self._info is not None:
+                    logger.error("lost the engine", extra={"why": str(error)})
+            finally:
+                self._disconnected()
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    @contextlib.asynccontextmanager
+    async def submit(self, request: Request) -> AsyncIterator[Answer]:
+        """The answer of a request; leaving the block early aborts it."""
+        answer = Answer()
+        if self._writer is None or self._info is None:
+            raise EngineGoneError("the model is still loading, or the engine has ended")
+        self._answers[request.request_id] = answer
+        self._requests.append(request)
+        self._flush_soon()
+        try:
+            yield answer
+        finally:
+            if self._answers.pop(request.request_id, None) is not None:
+                self._aborts.append(request.request_id)
+                self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if len(self._requests) + len(self._aborts) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        message = Inbox(tuple(self._requests), tuple(self._aborts))
+        self._requests.clear()
+        self._aborts.clear()
+        if self._writer is not None:
+            self._writer.write(to_frame(message))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        frames = FrameReader()
+        while data := await reader.read(_READ_SIZE):
+            for message in frames.feed(data):
+                self._receive(message)
+
+    def _receive(self, message: Message) -> None:
+        if isinstance(message, EngineInfo):
+            self._info = message
+        elif isinstance(message, Outbox):
+            self.stats = message.stats
+            for event in message.events:
+                answer = self._answers.get(event.request_id)
+                if answer is not None:
+                    if event.finish_reason is not None:
+                        del self._answers[event.request_id]
+                    answer.put(event)
+            self._on_outbox(message)
+        else:
+            raise CodecError("the engine sent what only the API process sends")
+
+    def _disconnected(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer, self._info = None, None
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            answer.put(EngineGoneError("the engine ended while it worked on this request"))

@@ -1,0 +1,146 @@
+"""Frozen dataclasses and named tuples as msgpack arrays, decoded strictly by their type annotations.
+
+Called by `messages` only. What does not fit the declared types exactly is a CodecError: a peer can make a
+message be refused, never an object that the code does not expect. A type's decoder is compiled once, since
+the engine sends an event per token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgpack  # type: ignore[import-untyped]  # ships no annotations
+
+T = TypeVar("T")
+Decoder = Callable[[Any], Any]
+
+
+class CodecError(ValueError):
+    """Bytes that are not the message they should be."""
+
+
+def encode(message: Any) -> bytes:
+    """The bytes of a message made of dataclasses, named tuples, tuples, enums and scalars."""
+    packed: bytes = msgpack.packb(message, default=_fields, use_bin_type=True)
+    return packed
+
+
+def _fields(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    raise TypeError(f"{type(value).__name__} does not travel")
+
+
+def unpack(data: bytes) -> Any:
+    """Plain values from bytes; raises CodecError."""
+    try:
+        return msgpack.unpackb(data, raw=False, strict_map_key=True)
+    except Exception as error:  # msgpack raises ten classes of them, RecursionError among them
+        raise CodecError(f"not msgpack: {type(error).__name__}") from None
+
+
+def decoder(kind: type[T]) -> Callable[[Any], T]:
+    """A function from plain values to `kind`; raises CodecError. Compile it once, at import."""
+    compiled = _compile(kind)
+
+    def decode(value: Any) -> T:
+        try:
+            result: T = compiled(value)
+        except CodecError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise CodecError(str(error)) from None
+        return result
+
+    return decode
+
+
+def _compile(kind: Any) -> Decoder:
+    origin = typing.get_origin(kind)
+    if kind in (int, str, bool):
+        return _exact(kind)
+    if kind is float:
+        return _float
+    if origin in (typing.Union, types.UnionType):
+        return _optional(kind)
+    if origin is tuple:
+        return _tuple(typing.get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind
+    if dataclasses.is_dataclass(kind):
+        return _record(kind, [field.name for field in dataclasses.fields(kind)])
+    if hasattr(kind, "_fields"):
+        return _record(kind, list(kind._fields))
+    raise TypeError(f"{kind} cannot travel")
+
+
+def _exact(kind: type) -> Decoder:
+    def decode(value: Any) -> Any:
+        if type(value) is not kind:
+            raise CodecError(f"expected {kind.__name__}, got {type(value).__name__}")
+        return value
+
+    return decode
+
+
+def _float(value: Any) -> float:
+    if type(value) is float:
+        return value
+    if type(value) is int:
+        return float(value)
+    raise CodecError(f"expected float, got {type(value).__name__}")
+
+
+def _optional(kind: Any) -> Decoder:
+    options = [option for option in typing.get_args(kind) if option is not type(None)]
+    if len(options) != 1:
+        raise TypeError(f"{kind} cannot travel")
+    inner = _compile(options[0])
+    return lambda value: None if value is None else inner(value)
+
+
+def _tuple(arguments: tuple[Any, ...]) -> Decoder:
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        return _sequence(arguments[0])
+    items = [_compile(argument) for argument in arguments]
+
+    def decode(value: Any) -> tuple[Any, ...]:
+        if type(value) is not list or len(value) != len(items):
+            raise CodecError(f"expected {len(items)} items")
+        return tuple([item(element) for item, element in zip(items, value, strict=True)])
+
+    return decode
+
+
+def _sequence(kind: Any) -> Decoder:
+    item = _compile(kind)
+
+    def decode(value: Any) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise CodecError(f"expected a list, got {type(value).__name__}")
+        return tuple([item(element) for element in value])
+
+    def decode_ints(value: Any) -> tuple[int, ...]:
+        # Prompts are long: one pass in C over the types instead of a call for each token.
+        if type(value) is not list or not set(map(type, value)) <= {int}:
+            raise CodecError("expected a list of integers")
+        return tuple(value)
+
+    return decode_ints if kind is int else decode
+
+
+def _record(kind: Any, names: list[str]) -> Decoder:
+    hints = typing.get_type_hints(kind)
+    items = [_compile(hints[name]) for name in names]
+
+    def decode(value: Any) -> Any:
+        if type(value) is not list or len(value) != len(items):
+            raise CodecError(f"expected {kind.__name__} with {len(items)} fields")
+        return kind(*[item(element) for item, element in zip(items, value, strict=True)])
+
+    return decode

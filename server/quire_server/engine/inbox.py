@@ -1,0 +1,139 @@
+"""The engine's end of the socket: who is connected, what they ask, and what is still to be written to them.
+
+Called by `loop`, from the engine's only thread, so nothing here ever blocks on a peer: reads wait for at
+most the given time, writes are buffered. A peer that talks nonsense or does not read loses its connection
+and its requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quire_server.core.request import Request
+from quire_server.engine.codec import CodecError
+from quire_server.engine.messages import EngineInfo, FrameReader, Inbox, Message, to_frame
+
+logger = logging.getLogger(__name__)
+
+SOCKET_NAME = "engine.sock"
+_MAX_PEERS = 8
+_MAX_UNSENT_BYTES = 64 * 1024 * 1024
+_READ_SIZE = 1 << 18
+
+
+@dataclass(eq=False)
+class Peer:
+    """One connection. `requests` are the ids it may hear about and that die with it."""
+
+    connection: socket.socket
+    reader: FrameReader = field(default_factory=FrameReader)
+    unsent: bytearray = field(default_factory=bytearray)
+    requests: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Mail:
+    """What one poll brought."""
+
+    requests: tuple[tuple[Peer, Request], ...]
+    aborts: tuple[str, ...]
+
+
+class EngineSocket:
+    """A listening unix socket and its peers."""
+
+    def __init__(self, run_dir: Path, info: EngineInfo) -> None:
+        self._greeting = to_frame(info)
+        self._selector = selectors.DefaultSelector()
+        self._peers: set[Peer] = set()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Listening under another name first: whoever sees the name can connect.
+        hidden = run_dir / (SOCKET_NAME + ".new")
+        self._listener.bind(str(hidden))
+        hidden.chmod(0o600)
+        self._listener.listen(_MAX_PEERS)
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        hidden.rename(run_dir / SOCKET_NAME)
+
+    def poll(self, timeout: float) -> Mail:
+        """Wait up to `timeout` seconds for something to happen, and return what was asked."""
+        requests: list[tuple[Peer, Request]] = []
+        aborts: list[str] = []
+        for key, mask in self._selector.select(timeout):
+            if key.data is None:
+                self._accept()
+                continue
+            peer: Peer = key.data
+            if mask & selectors.EVENT_WRITE:
+                self._flush(peer)
+            if mask & selectors.EVENT_READ and peer in self._peers:
+                for message in self._read(peer, aborts):
+                    if not isinstance(message, Inbox):
+                        aborts.extend(
+                            self._drop(peer, f"sent {type(message).__name__}, which only the engine sends")
+                        )
+                        break
+                    requests.extend((peer, request) for request in message.requests)
+                    aborts.extend(message.aborts)
+        return Mail(tuple(requests), tuple(aborts))
+
+    def send(self, peer: Peer, message: Message) -> None:
+        """Queue a message; a peer that does not read is dropped at its next poll."""
+        if peer in self._peers:
+            peer.unsent += to_frame(message)
+            self._flush(peer)
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """Everyone who is connected."""
+        return tuple(self._peers)
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        if len(self._peers) >= _MAX_PEERS:
+            connection.close()
+            return
+        connection.setblocking(False)
+        peer = Peer(connection)
+        self._peers.add(peer)
+        self._selector.register(connection, selectors.EVENT_READ, peer)
+        peer.unsent += self._greeting
+        self._flush(peer)
+
+    def _read(self, peer: Peer, aborts: list[str]) -> list[Message]:
+        try:
+            data = peer.connection.recv(_READ_SIZE)
+            if data and len(peer.unsent) <= _MAX_UNSENT_BYTES:
+                return peer.reader.feed(data)
+            why = "does not read" if data else ""
+        except BlockingIOError:
+            return []
+        except (CodecError, OSError) as error:
+            why = str(error)
+        aborts.extend(self._drop(peer, why))
+        return []
+
+    def _flush(self, peer: Peer) -> None:
+        try:
+            while peer.unsent:
+                del peer.unsent[: peer.connection.send(peer.unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            peer.unsent.clear()  # the next read finds the connection closed and drops the peer
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
+        self._selector.modify(peer.connection, wanted, peer)
+
+    def _drop(self, peer: Peer, why: str) -> set[str]:
+        """Close the connection; its requests are to be aborted."""
+        if why:
+            logger.warning("dropped a peer of the engine socket", extra={"why": why})
+        self._peers.discard(peer)
+        self._selector.unregister(peer.connection)
+        peer.connection.close()
+        return peer.requests

@@ -1,0 +1,97 @@
+"""Brings the model up under the eyes of the supervisor: progress goes to the heartbeat, failures get a
+reason.
+
+Called by the engine process once. The faults of a load strike here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from quire_server.config import ServeConfig
+from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from quire_server.core.scheduler import SchedulerConfig
+from quire_server.engine.pulse import Pulse
+from quire_server.exits import Failure, Reason
+from quire_server.faults import Faults
+from quire_server.runner.model_runner import ModelRunner, RunnerOptions
+
+_DEFAULT_STEP_TOKENS = 512
+_REASONS = {
+    ConfigError: Reason.CONFIG_ERROR,
+    ModelNotFoundError: Reason.MODEL_NOT_FOUND,
+    ModelCorruptError: Reason.MODEL_CORRUPT,
+}
+
+
+def load(config: ServeConfig, pulse: Pulse, faults: Faults) -> ModelRunner:
+    """The runner with its weights in place; raises the errors of `failure_of`."""
+    if faults.due("crash_on_load", float("inf")):
+        raise RuntimeError("the fault crash_on_load")
+    options = RunnerOptions(
+        device=config.device,
+        dtype=config.dtype,
+        block_size=config.block_size,
+        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        num_blocks_override=config.num_gpu_blocks_override,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=_step_tokens(config, config.max_model_len),
+        max_model_len=config.max_model_len,
+    )
+    return ModelRunner.load(config.model, options, _faulty_progress(pulse, faults))
+
+
+def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfig:
+    """The limits of the scheduler over this runner."""
+    return SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=_step_tokens(config, runner.max_model_len),
+        max_model_len=runner.max_model_len,
+        num_blocks=runner.num_blocks,
+        block_size=config.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        seed=config.seed,
+    )
+
+
+def _step_tokens(config: ServeConfig, max_model_len: int | None) -> int:
+    """Tokens of a step: one for each running request at least, a whole prompt where prompts stay whole."""
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    tokens = max(_DEFAULT_STEP_TOKENS, config.max_num_seqs)
+    if config.enable_chunked_prefill or max_model_len is None:
+        return tokens
+    return max(tokens, max_model_len)
+
+
+def failure_of(error: Exception) -> Failure:
+    """The reason of a failed load or step, in the words of the termination log."""
+    for kind, reason in _REASONS.items():
+        if isinstance(error, kind):
+            return Failure(reason, str(error))
+    return Failure(
+        Reason.ENGINE_CRASHED,
+        f"The engine met an unexpected {type(error).__name__}: {error}. "
+        "The pod restarts; if it comes back, report it with the log.",
+    )
+
+
+def _faulty_progress(pulse: Pulse, faults: Faults) -> Callable[[int, int], None]:
+    """The heartbeat's progress, with the faults of loading in between."""
+    slow = faults.get("slow_load")
+
+    def progress(loaded_bytes: int, total_bytes: int) -> None:
+        if slow is not None and total_bytes:
+            for tenth in range(1, 11):
+                bytes_then = total_bytes * tenth // 10
+                if pulse.sample.loaded_bytes < bytes_then <= loaded_bytes:
+                    pulse.loaded(bytes_then, total_bytes)
+                    time.sleep(slow.after)
+        pulse.loaded(loaded_bytes, total_bytes)
+        if faults.due("stalled_load", loaded_bytes):
+            while True:
+                time.sleep(60)
+
+    return progress

@@ -1,0 +1,93 @@
+"""The engine's pulse: turns what the engine process does into heartbeats in shared memory.
+
+Called by `loading` and `loop`. Cheap enough for every step; the health process does the judging.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from quire_server.health.heartbeat import Heartbeat, Phase, SharedState
+
+
+class Pulse:
+    """The writer of the heartbeat slot."""
+
+    def __init__(self, state: SharedState, now: float) -> None:
+        self._state = state
+        self._sample = Heartbeat(
+            written_at=now,
+            phase=Phase.LOADING,
+            work_pending=True,
+            queued=0,
+            running=0,
+            steps=0,
+            loaded_bytes=0,
+            total_bytes=0,
+            started_at=now,
+            load_seconds=0.0,
+            progress_at=now,
+            proof_at=now,
+            kv_utilization=0.0,
+            reason="",
+        )
+        self._write()
+
+    @property
+    def sample(self) -> Heartbeat:
+        """The last heartbeat."""
+        return self._sample
+
+    def loaded(self, loaded_bytes: int, total_bytes: int) -> None:
+        """Bytes arrived."""
+        now = time.monotonic()
+        progress_at = now if loaded_bytes > self._sample.loaded_bytes else self._sample.progress_at
+        self._write(loaded_bytes=loaded_bytes, total_bytes=total_bytes, progress_at=progress_at)
+
+    def warming(self) -> None:
+        """The weights are in place."""
+        now = time.monotonic()
+        self._write(phase=Phase.WARMING, load_seconds=now - self._sample.started_at, progress_at=now)
+
+    def serving(self) -> None:
+        """The first completion has run."""
+        now = time.monotonic()
+        self._write(phase=Phase.SERVING, work_pending=False, progress_at=now, proof_at=now)
+
+    def working(self, queued: int, running: int, kv_utilization: float) -> None:
+        """There is work: from now on the engine owes steps."""
+        if not self._sample.work_pending:
+            self._write(
+                work_pending=True,
+                progress_at=time.monotonic(),
+                queued=queued,
+                running=running,
+                kv_utilization=kv_utilization,
+            )
+
+    def stepped(self, pending: bool, queued: int, running: int, kv_utilization: float) -> None:
+        """A step was done: progress, and proof unless a canary was wrong."""
+        now = time.monotonic()
+        self._write(
+            steps=self._sample.steps + 1,
+            work_pending=pending,
+            progress_at=now,
+            proof_at=self._sample.proof_at if self._sample.reason else now,
+            queued=queued,
+            running=running,
+            kv_utilization=kv_utilization,
+        )
+
+    def idle(self, queued: int) -> None:
+        """Nothing to do, and alive."""
+        self._write(work_pending=False, progress_at=time.monotonic(), queued=queued, running=0)
+
+    def distrust(self, reason: str) -> None:
+        """The engine is not to be trusted, or (with an empty reason) is again."""
+        if reason != self._sample.reason:
+            self._write(reason=reason)
+
+    def _write(self, **changes: object) -> None:
+        self._sample = dataclasses.replace(self._sample, written_at=time.monotonic(), **changes)  # type: ignore[arg-type]  # field names are checked by replace
+        self._state.write_heartbeat(self._sample)

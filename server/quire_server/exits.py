@@ -1,0 +1,84 @@
+"""Why a server ended: one table of reasons and exit codes, and the termination log that carries them.
+
+Called by the supervisor (which alone writes the termination log) and by its children (which leave their
+reason in the run directory). The operator copies the log to `status.lastFailure`. Knows no other module.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_LOG_BYTES = 2048
+_FAILURE_FILE = "failure.json"
+
+#: What a shell and the kubelet call a process ended by SIGKILL (128 + 9); out of memory looks like this.
+KILLED_EXIT_CODE = 137
+
+
+class Reason(enum.Enum):
+    """A reason as users see it in the LLMDeployment's status."""
+
+    CONFIG_ERROR = "ConfigError"
+    MODEL_NOT_FOUND = "ModelNotFound"
+    MODEL_CORRUPT = "ModelCorrupt"
+    STARTUP_TIMEOUT = "StartupTimeout"
+    LOAD_STALLED = "LoadStalled"
+    ENGINE_CRASHED = "EngineCrashed"
+    ENGINE_STALLED = "EngineStalled"
+
+
+EXIT_CODES = {
+    Reason.CONFIG_ERROR: 2,
+    Reason.MODEL_CORRUPT: 65,
+    Reason.MODEL_NOT_FOUND: 66,
+    Reason.ENGINE_CRASHED: 70,
+    Reason.ENGINE_STALLED: 71,
+    Reason.STARTUP_TIMEOUT: 74,
+    Reason.LOAD_STALLED: 75,
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the server ended, in one sentence that says what to do."""
+
+    reason: Reason
+    message: str
+
+    @property
+    def exit_code(self) -> int:
+        """The process exit code of this failure."""
+        return EXIT_CODES[self.reason]
+
+    def to_json(self) -> str:
+        """The termination log's text, at most MAX_LOG_BYTES long."""
+        message = self.message
+        while True:
+            body = {"reason": self.reason.value, "message": message, "exitCode": self.exit_code}
+            text = json.dumps(body)
+            if len(text) <= MAX_LOG_BYTES:
+                return text
+            message = message[: len(message) - max(1, (len(text) - MAX_LOG_BYTES) // 6)]
+
+
+def write_termination_log(path: Path, failure: Failure) -> None:
+    """Write the log where the kubelet made the file; outside a pod there is none and nothing is written."""
+    if path.exists():
+        path.write_text(failure.to_json(), encoding="utf-8")
+
+
+def leave_failure(run_dir: Path, failure: Failure) -> None:
+    """A child's last word to the supervisor."""
+    (run_dir / _FAILURE_FILE).write_text(failure.to_json(), encoding="utf-8")
+
+
+def find_failure(run_dir: Path) -> Failure | None:
+    """What a child left, or None when it died without a word."""
+    try:
+        body = json.loads((run_dir / _FAILURE_FILE).read_text(encoding="utf-8"))
+        return Failure(Reason(body["reason"]), str(body["message"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

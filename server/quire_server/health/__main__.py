@@ -1,0 +1,45 @@
+"""The health process: `python -m quire_server.health RUN_DIR MODEL [flags]`. Started by the supervisor
+only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from quire_server import __version__, config, exits, log, orphan
+from quire_server.core.errors import ConfigError
+from quire_server.exits import Failure, Reason
+from quire_server.health.decision import Thresholds
+from quire_server.health.heartbeat import SharedState
+from quire_server.health.server import HealthServer
+
+
+def main(argv: list[str]) -> int:
+    """Serve the probes until the supervisor ends this process."""
+    orphan.die_with_parent()
+    run_dir = Path(argv[0])
+    settings = config.parse_args(argv[1:], os.environ)
+    log.configure("health", settings.log_level)
+    thresholds = Thresholds(settings.stall_timeout_seconds, settings.canary_interval_seconds)
+    try:
+        server = HealthServer(
+            (settings.host, settings.health_port), SharedState.open(run_dir), thresholds, __version__
+        )
+    except OSError as error:
+        where = f"{settings.host}:{settings.health_port}"
+        remedy = "choose another --health-port or --host"
+        failure = Failure(
+            Reason.CONFIG_ERROR, f"The health server cannot listen on {where} ({error.strerror}): {remedy}."
+        )
+        exits.leave_failure(run_dir, failure)
+        return failure.exit_code
+    server.serve_forever(poll_interval=60)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except ConfigError as error:
+        sys.exit(str(error))

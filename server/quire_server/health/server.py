@@ -1,0 +1,80 @@
+"""The HTTP side of the probes: one thread a connection, four paths, nothing to configure.
+
+Called by `python -m quire_server.health`. Decides nothing: it reads the shared memory and shows the verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from quire_server.health import decision
+from quire_server.health.decision import Thresholds
+from quire_server.health.heartbeat import SharedState
+
+logger = logging.getLogger(__name__)
+
+
+class HealthServer(ThreadingHTTPServer):
+    """Answers the kubelet and the operator."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(
+        self, address: tuple[str, int], state: SharedState, thresholds: Thresholds, version: str
+    ) -> None:
+        self.state = state
+        self.thresholds = thresholds
+        self.version = version
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Bind without HTTPServer's reverse DNS look-up, which can hang for seconds in a pod."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = "quire", self.server_address[1]
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A peer that hangs up in mid-answer is no event."""
+        logger.debug("health connection failed", exc_info=True)
+
+    def answer(self, path: str) -> tuple[int, dict[str, object]] | None:
+        """Status and body of one path, None for a path that does not exist."""
+        now = time.monotonic()
+        sample = self.state.read_heartbeat()
+        verdict = decision.judge(sample, self.state.read_control(), now, self.thresholds)
+        if path == "/statusz":
+            return 200, decision.statusz(sample, verdict, now, self.version)
+        probes = {"/startupz": verdict.startup, "/readyz": verdict.ready, "/livez": verdict.live}
+        probe = probes.get(path)
+        if probe is None:
+            return None
+        return probe.status, {"ok": probe.status == 200, "reason": probe.reason, "phase": verdict.phase}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: HealthServer
+    timeout = 5  # a peer that is silent this long frees its thread
+
+    def do_GET(self) -> None:  # the name that http.server calls
+        """Show one path."""
+        status, body = self.server.answer(self.path.partition("?")[0]) or (404, {"error": "not found"})
+        payload = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def version_string(self) -> str:
+        """No interpreter version for strangers."""
+        return "quire"
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name is http.server's
+        """Probes come every few seconds; they are no news."""

@@ -1,0 +1,203 @@
+"""Prometheus metrics of one server, under Quire's names and, for the most used ones, vLLM's, so that existing
+dashboards, autoscalers and routers work unchanged.
+
+Written by the API process, which sees every request and hears of every step; shown at /metrics. Holds its own
+registry: nothing is global.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_TTFT = (0.1, 0.2, 0.5, 1, 2, 5, 10)
+_LATENCY = (0.5, 1, 2, 5, 10, 30, 60)
+_INTER_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_VLLM_TTFT = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+_VLLM_INTER_TOKEN = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+_VLLM_E2E = (
+    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What one message of the engine says: gauges, and counters as totals since its start."""
+
+    running: int
+    waiting: int
+    kv_utilization: float
+    batch_size: int
+    preemptions: int
+    prefix_queries: int
+    prefix_hits: int
+    evictions: int
+
+
+class Metrics:
+    """Every metric of the server, by what happened."""
+
+    def __init__(self, model: str) -> None:
+        self._registry = CollectorRegistry()
+        self._ours = _Labelled(self._registry, {"model": model})
+        self._vllm = _Labelled(self._registry, {"model_name": model, "engine": "0"})
+        self._last = StepFacts(0, 0, 0.0, 0, 0, 0, 0, 0)
+        ours, vllm = self._ours, self._vllm
+        self._ttft = (
+            ours.histogram("llm_ttft_seconds", "Arrival of a request to its first token.", _TTFT),
+            vllm.histogram("vllm:time_to_first_token_seconds", "Alias of llm_ttft_seconds.", _VLLM_TTFT),
+        )
+        self._inter_token = (
+            ours.histogram("llm_inter_token_latency_seconds", "Time between two tokens.", _INTER_TOKEN),
+            vllm.histogram("vllm:inter_token_latency_seconds", "Alias.", _VLLM_INTER_TOKEN),
+        )
+        self._latency = (
+            ours.histogram("llm_request_latency_seconds", "Arrival of a request to its end.", _LATENCY),
+            vllm.histogram(
+                "vllm:e2e_request_latency_seconds", "Alias of llm_request_latency_seconds.", _VLLM_E2E
+            ),
+        )
+        self._generated = (
+            ours.counter("llm_tokens_generated", "Tokens generated."),
+            vllm.counter("vllm:generation_tokens", "Alias of llm_tokens_generated_total."),
+        )
+        self._prompt = (
+            ours.counter("llm_prompt_tokens", "Tokens of prompts."),
+            vllm.counter("vllm:prompt_tokens", "Alias of llm_prompt_tokens_total."),
+        )
+        self._active = ours.gauge("llm_active_requests", "Requests that are admitted and not finished.")
+        self._queue = (
+            ours.gauge("llm_queue_depth", "Requests that wait for the engine."),
+            vllm.gauge("vllm:num_requests_waiting", "Alias of llm_queue_depth."),
+        )
+        self._running = (
+            ours.gauge("llm_running_requests", "Requests that the engine is working on."),
+            vllm.gauge("vllm:num_requests_running", "Alias of llm_running_requests."),
+        )
+        self._kv = (
+            ours.gauge("llm_kv_cache_utilization", "Share of the KV cache in use, 0 to 1."),
+            vllm.gauge("vllm:kv_cache_usage_perc", "Alias of llm_kv_cache_utilization."),
+        )
+        self._batch = ours.histogram("llm_batch_size", "Requests in one step of the engine.", _BATCH)
+        self._preemptions = (
+            ours.counter("llm_preemptions", "Requests that lost their KV blocks and are computed again."),
+            vllm.counter("vllm:num_preemptions", "Alias of llm_preemptions_total."),
+        )
+        self._prefix_queries = (
+            ours.counter("llm_prefix_cache_query_tokens", "Tokens looked up in the prefix cache."),
+            vllm.counter("vllm:prefix_cache_queries", "Alias of llm_prefix_cache_query_tokens_total."),
+        )
+        self._prefix_hits = (
+            ours.counter("llm_prefix_cache_hit_tokens", "Tokens found in the prefix cache."),
+            vllm.counter("vllm:prefix_cache_hits", "Alias of llm_prefix_cache_hit_tokens_total."),
+        )
+        self._evictions = ours.counter("llm_kv_cache_evictions", "Cached KV blocks that were given away.")
+        self._drained = ours.counter(
+            "llm_drained_requests", "Requests that finished while the server drained."
+        )
+        self._cancelled = ours.counter(
+            "llm_cancelled_requests", "Requests cut when the drain's time was over."
+        )
+        self._requests = ours.counter_by("llm_requests", "Requests by how they ended.", "status")
+        self._success = vllm.counter_by("vllm:request_success", "Finished answers.", "finished_reason")
+        for reason in ("stop", "length", "abort", "error"):
+            self._success.labels(**vllm.values, finished_reason=reason)
+
+    def exposition(self) -> bytes:
+        """The text of /metrics."""
+        text: bytes = generate_latest(self._registry)
+        return text
+
+    def request_ended(self, status: str, latency: float) -> None:
+        """One request is over: success, client_error, shed, aborted, cancelled or error."""
+        self._requests.labels(**self._ours.values, status=status).inc()
+        if status == "success":
+            for histogram in self._latency:
+                histogram.observe(latency)
+
+    def choice_finished(self, reason: str) -> None:
+        """One answer ended with stop, length, abort or error."""
+        self._success.labels(**self._vllm.values, finished_reason=reason).inc()
+
+    def prompt_taken(self, num_tokens: int) -> None:
+        """A prompt went to the engine."""
+        for counter in self._prompt:
+            counter.inc(num_tokens)
+
+    def first_token(self, seconds: float) -> None:
+        """The first token of a request came."""
+        for histogram in self._ttft:
+            histogram.observe(seconds)
+
+    def tokens_generated(self, num_tokens: int, seconds_each: float | None) -> None:
+        """Tokens came together; `seconds_each` is the gap before each (None for the first of an answer)."""
+        for counter in self._generated:
+            counter.inc(num_tokens)
+        if seconds_each is not None:
+            for histogram in self._inter_token:
+                histogram.observe(seconds_each)
+
+    def active(self, num_requests: int) -> None:
+        """How many requests are in the house."""
+        self._active.set(num_requests)
+
+    def drained(self) -> None:
+        """A request finished during the drain."""
+        self._drained.inc()
+
+    def cancelled(self) -> None:
+        """A request was cut by the end of the drain."""
+        self._cancelled.inc()
+
+    def step(self, facts: StepFacts) -> None:
+        """The engine reported."""
+        last, self._last = self._last, facts
+        for gauges, value in (
+            (self._queue, facts.waiting),
+            (self._running, facts.running),
+            (self._kv, facts.kv_utilization),
+        ):
+            for gauge in gauges:
+                gauge.set(value)
+        for counters, growth in (
+            (self._preemptions, facts.preemptions - last.preemptions),
+            (self._prefix_queries, facts.prefix_queries - last.prefix_queries),
+            (self._prefix_hits, facts.prefix_hits - last.prefix_hits),
+            ((self._evictions,), facts.evictions - last.evictions),
+        ):
+            for counter in counters:
+                counter.inc(max(0, growth))
+        if facts.batch_size:
+            self._batch.observe(facts.batch_size)
+
+
+class _Labelled:
+    """Makes metrics that carry one fixed set of label values."""
+
+    def __init__(self, registry: CollectorRegistry, values: dict[str, str]) -> None:
+        self._registry = registry
+        self.values = values
+
+    def counter(self, name: str, about: str) -> Counter:
+        return Counter(name, about, list(self.values), registry=self._registry).labels(**self.values)
+
+    def counter_by(self, name: str, about: str, label: str) -> Counter:
+        return Counter(name, about, [*self.values, label], registry=self._registry)
+
+    def gauge(self, name: str, about: str) -> Gauge:
+        return Gauge(name, about, list(self.values), registry=self._registry).labels(**self.values)
+
+    def histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, about, list(self.values), buckets=buckets, registry=self._registry).labels(
+            **self.values
+        )

@@ -1,0 +1,75 @@
+"""When a load has taken too long, and what a dead child means: pure decisions of the supervisor.
+
+Knows no process and no clock; tested by table.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+from quire_server.exits import KILLED_EXIT_CODE, Failure, Reason
+from quire_server.health.heartbeat import Heartbeat, Phase
+
+
+@dataclass(frozen=True)
+class LoadLimits:
+    """Seconds that a load may take, and may go without progress."""
+
+    startup: float
+    stall: float
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the container ends: its exit code, and what goes to the termination log (None: nothing)."""
+
+    exit_code: int
+    failure: Failure | None
+
+    @classmethod
+    def of(cls, failure: Failure) -> Ending:
+        """The ending that a failure asks for."""
+        return cls(failure.exit_code, failure)
+
+
+def watch_load(sample: Heartbeat | None, started_at: float, now: float, limits: LoadLimits) -> Failure | None:
+    """A failure when a server that does not serve yet took too long. Times are monotonic seconds."""
+    if sample is not None and sample.phase is Phase.SERVING:
+        return None
+    loaded = "" if sample is None else f" ({sample.loaded_bytes} of {sample.total_bytes} bytes loaded)"
+    if now - started_at >= limits.startup:
+        return Failure(
+            Reason.STARTUP_TIMEOUT,
+            f"The model was not ready after {limits.startup:g} s{loaded}: raise startupTimeoutSeconds, "
+            "give the pod more CPU, or use faster storage.",
+        )
+    progress_at = started_at if sample is None else sample.progress_at
+    if now - progress_at >= limits.stall:
+        return Failure(
+            Reason.LOAD_STALLED,
+            f"Loading made no progress for {limits.stall:g} s{loaded}: check the volume that holds the "
+            "model, or raise loadStallTimeoutSeconds.",
+        )
+    return None
+
+
+def ending_of_child(name: str, wait_status: int, left_behind: Failure | None) -> Ending:
+    """What the death of a child means for the container."""
+    if os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == signal.SIGKILL:
+        # Most likely out of memory; the kubelet knows and says so, and no word of ours may hide it.
+        return Ending(KILLED_EXIT_CODE, None)
+    if left_behind is not None:
+        return Ending.of(left_behind)
+    if os.WIFSIGNALED(wait_status):
+        how = f"was ended by {signal.Signals(os.WTERMSIG(wait_status)).name}"
+    else:
+        how = f"exited with code {os.waitstatus_to_exitcode(wait_status)}"
+    return Ending.of(
+        Failure(
+            Reason.ENGINE_CRASHED,
+            f"The {name} process {how} without a reason. The pod restarts; "
+            "if it comes back, report it with the log.",
+        )
+    )
