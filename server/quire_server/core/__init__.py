@@ -1,1 +1,3 @@
-"""Decisions without tensors: requests, blocks, the scheduler, and the seam to the runner. Standard library only."""
+"""Decisions without tensors: requests, blocks, the scheduler, and the seam to the runner. Standard library
+only.
+"""

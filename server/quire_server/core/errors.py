@@ -1,14 +1,16 @@
-"""Every error that Quire's server raises on purpose, in one tree, so that each boundary catches exactly its own.
+"""Every error that Quire's server raises on purpose, in one tree, so that each boundary catches exactly its
+own.
 
     QuireServerError
-    ├── RequestError               the client's fault: answered to that client alone (``param`` names the field)
+    ├── RequestError               the client's fault, and no other's (``param`` names the field)
     │   ├── PromptTooLongError     the prompt leaves no room for an answer
     │   └── ChatTemplateError      the model's template refuses these messages, or costs too much
-    ├── ConfigError                the operator's fault: a flag, a variable, or a model this server cannot serve
+    ├── ConfigError                a flag, a variable or a model that this server cannot serve
     ├── ModelNotFoundError         there is no model where the configuration points
     └── ModelCorruptError          the model's files contradict each other, their manifest or their format
 
-Every message is one sentence or two: what is wrong, and what to do about it. Raised everywhere, imports nothing.
+Every message is one sentence or two: what is wrong, and what to do about it. Raised everywhere, imports
+nothing.
 """
 
 

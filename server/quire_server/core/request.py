@@ -1,7 +1,7 @@
 """What a client asked for, as the engine sees it: token ids in, token ids out.
 
-Built by the API process (text is its business), carried to the engine, never changed. What changes while a request
-runs lives in ``core.sequence``.
+Built by the API process (text is its business), carried to the engine, never changed. What changes while a
+request runs lives in ``core.sequence``.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,9 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How to choose the next token, and when to stop.
 
-    ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off. Stop strings are matched by the API process
-    (it has the text); the engine knows ids only. ``logprobs`` n = the chosen token's and the n likeliest ones'.
+    ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off. Stop strings are matched by the API
+    process (it has the text); the engine knows ids only. ``logprobs`` n = the chosen token's and the n
+    likeliest ones'.
     """
 
     max_tokens: int

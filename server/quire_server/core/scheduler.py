@@ -51,7 +51,9 @@ class Scheduler:
         raise NotImplementedError
 
     def schedule(self) -> Step | None:
-        """The next step, or None when there is nothing to do. A step without rows only carries failures to commit."""
+        """The next step, or None when there is nothing to do. A step without rows only carries failures to
+        commit.
+        """
         raise NotImplementedError
 
     def commit(self, step: Step, result: StepResult) -> list[TokenEvent]:

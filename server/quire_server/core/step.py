@@ -1,8 +1,8 @@
 """The seam between deciding and computing: the scheduler emits a Step, the runner answers with a StepResult.
 
 A Step is a *difference*: the runner keeps one row per running request (its tokens, block table and sampling
-parameters), so a decode step names rows and nothing else, whatever the context length. Everything in here is plain
-ints, strings and tuples, ready for a wire format; nothing in here knows tensors.
+parameters), so a decode step names rows and nothing else, whatever the context length. Everything in here
+is plain ints, strings and tuples, ready for a wire format; nothing in here knows tensors.
 """
 
 from collections.abc import Mapping

@@ -1,0 +1,178 @@
+"""A model directory, read with suspicion: plain file names, regular files, bounded sizes, checked digests.
+
+``models`` and ``text`` read every model file through this and nothing else, so that what holds here (no
+path leads out of the directory, no file is read that ``quire-manifest.json`` disowns, no read is unbounded)
+holds everywhere. Knows nothing of what the files mean.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from quire_server.core.errors import ModelCorruptError, ModelNotFoundError
+
+MANIFEST_NAME = "quire-manifest.json"
+JSON_LIMIT = 8 << 20
+MANIFEST_LIMIT = 1 << 20
+
+_REDO = "Download or import the model again."
+
+
+class Digest(Protocol):
+    """The part of hashlib's objects that reading needs."""
+
+    def update(self, data: memoryview, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """What the manifest says of one file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The files of one model directory. ``manifest`` is empty when the directory brings none."""
+
+    root: Path
+    manifest: dict[str, FileEntry]
+
+    @classmethod
+    def open(cls, root: Path) -> "ModelFiles":
+        """Find the directory and its manifest."""
+        if not root.is_dir():
+            raise ModelNotFoundError(
+                f"There is no model directory at {root}. Check the path, and that the volume holds the model."
+            )
+        if not (root / "config.json").exists():
+            hint = (
+                "import it first: quire-server import-gguf" if any(root.glob("*.gguf")) else "check the path"
+            )
+            raise ModelNotFoundError(f"{root} has no config.json, so it is no model directory; {hint}.")
+        bare = cls(root, {})
+        if not (root / MANIFEST_NAME).exists():
+            return bare
+        return cls(root, _manifest(bare.read_json(MANIFEST_NAME, MANIFEST_LIMIT)))
+
+    def exists(self, name: str) -> bool:
+        """Whether the directory has (or the manifest promises) this file."""
+        return name in self.manifest or (self.root / name).exists()
+
+    def read(self, name: str, limit: int) -> bytes:
+        """A whole small file."""
+        with self.opened(name) as (file, size, digest):
+            if size > limit:
+                raise ModelCorruptError(
+                    f"{name} has {size} bytes; more than {limit} are not believable. {_REDO}"
+                )
+            data = file.read(limit + 1)
+            digest.update(memoryview(data))
+        return data
+
+    def read_json(self, name: str, limit: int = JSON_LIMIT) -> dict[str, Any]:
+        """A small file that holds one JSON object."""
+        return parse_json_object(self.read(name, limit), name)
+
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[tuple[BinaryIO, int, Digest]]:
+        """(file, size, digest to feed with every byte). Leaving the block normally checks the digest."""
+        entry = self.manifest.get(name)
+        digest = hashlib.sha256()
+        with os.fdopen(_open_regular(self.root, name), "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if entry is not None and size != entry.size:
+                raise ModelCorruptError(
+                    f"{name} has {size} bytes, and {MANIFEST_NAME} says {entry.size}. {_REDO}"
+                )
+            yield file, size, digest if entry is not None else _NoDigest()
+        if entry is not None and digest.hexdigest() != entry.sha256:
+            raise ModelCorruptError(f"{name} does not have the sha256 that {MANIFEST_NAME} records. {_REDO}")
+
+
+class _NoDigest:
+    """Stands in where there is nothing to compare with: hashing costs a second per GB."""
+
+    def update(self, data: memoryview, /) -> None:
+        pass
+
+
+def write_manifest(root: Path, progress: Callable[[str], None] = lambda name: None) -> None:
+    """Record size and sha256 of every file in the directory."""
+    files = {}
+    for path in sorted(root.iterdir()):
+        progress(path.name)
+        with path.open("rb") as file:
+            files[path.name] = {
+                "size": path.stat().st_size,
+                "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+            }
+    (root / MANIFEST_NAME).write_text(json.dumps({"files": files}, indent=1) + "\n")
+
+
+def is_plain_name(name: object) -> bool:
+    """A file name that stays in its directory."""
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= 255
+        and name not in {".", ".."}
+        and not set(name) & set("/\\\0")
+    )
+
+
+def parse_json_object(data: bytes, name: str) -> dict[str, Any]:
+    """JSON from an untrusted file: an object, or ModelCorruptError."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ModelCorruptError(f"{name} is not JSON. {_REDO}") from None
+    if not isinstance(value, dict):
+        raise ModelCorruptError(f"{name} holds no JSON object. {_REDO}")
+    return value
+
+
+def _open_regular(root: Path, name: str) -> int:
+    """A descriptor of a regular file that lies in the directory (or in the blob store of a hub cache beside
+    it).
+    """
+    if not is_plain_name(name):
+        raise ModelCorruptError(f"{name!r} is no plain file name; a model's files lie in its own directory.")
+    base = root.resolve()
+    path = (base / name).resolve()
+    if not any(path.is_relative_to(home) for home in (base, base.parent.parent / "blobs")):
+        raise ModelCorruptError(
+            f"{name} is a link that leads out of the model directory. Copy the file there."
+        )
+    try:
+        descriptor = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        )  # non-blocking: it may be a pipe
+    except FileNotFoundError:
+        raise ModelCorruptError(f"{name} is missing from the model directory. {_REDO}") from None
+    except OSError as error:
+        raise ModelCorruptError(f"{name} cannot be read: {error.strerror}.") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ModelCorruptError(f"{name} is not a regular file.")
+    return descriptor
+
+
+def _manifest(document: dict[str, Any]) -> dict[str, FileEntry]:
+    files = document.get("files")
+    if not isinstance(files, dict):
+        raise ModelCorruptError(f"{MANIFEST_NAME} has no object 'files'. {_REDO}")
+    entries = {}
+    for name, entry in files.items():
+        size = entry.get("size") if isinstance(entry, dict) else None
+        sha256 = entry.get("sha256") if isinstance(entry, dict) else None
+        if not is_plain_name(name) or type(size) is not int or not isinstance(sha256, str):
+            raise ModelCorruptError(f"{MANIFEST_NAME} has a bad entry for {name!r}. {_REDO}")
+        entries[name] = FileEntry(size, sha256)
+    return entries
