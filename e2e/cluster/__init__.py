@@ -1,2 +1,10 @@
-"""A real single-node Kubernetes for this checkout: `python -m e2e.cluster
-build|plan|setup|up|down|status`."""
+"""A real single-node Kubernetes for this checkout, in a network namespace of its own.
+
+`python -m e2e.cluster up` for people, these names for tests and for the image builder.
+"""
+
+from e2e.cluster.claims import current
+from e2e.cluster.layout import Checkout, Cluster, foreign_kubeconfig
+from e2e.cluster.lifecycle import down, up
+
+__all__ = ["Checkout", "Cluster", "current", "down", "foreign_kubeconfig", "up"]

@@ -1,28 +1,65 @@
-"""`python -m e2e.cluster ...`: the cluster from a shell or a Makefile."""
+"""`python -m e2e.cluster COMMAND`: the cluster from a shell or a Makefile."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.cluster import programs
+from e2e.cluster import lifecycle, plan, programs
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.layout import Checkout
+from e2e.cluster.layout import Checkout, foreign_kubeconfig
+
+_COMMANDS = {
+    "build": "build the programs into .cluster/bin",
+    "plan": "say what `up` will change on this machine",
+    "setup": "install missing packages and build the programs",
+    "up": "bring the cluster up, or repair it",
+    "down": "take it away",
+    "status": "say what runs",
+}
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs one command; an error of ours is one message, not a traceback."""
-    parser = argparse.ArgumentParser(prog="python -m e2e.cluster", description=__doc__)
-    parser.add_argument("command", choices=["build"])
+    epilog = "\n".join(f"  {name:<8} {what}" for name, what in _COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m e2e.cluster",
+        description="A real single-node Kubernetes for this checkout.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=_COMMANDS)
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: here)")
     arguments = parser.parse_args(argv)
     try:
-        checkout = Checkout.at(arguments.root)
-        programs.build(checkout.bin)
+        _run(arguments.command, arguments.root)
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _run(command: str, root: Path) -> None:
+    checkout = Checkout.at(root)
+    if command == "build":
+        programs.build(checkout.bin)
+        return
+    if command == "setup":
+        lifecycle.setup(checkout)
+        return
+    foreign = foreign_kubeconfig(checkout, os.environ)
+    if foreign is not None:
+        print(f"KUBECONFIG={foreign} is used as it is: nothing is started or stopped here")
+    elif command == "plan":
+        print(plan.describe(checkout, plan.observe(checkout)))
+    elif command == "up":
+        cluster = lifecycle.up(root)
+        print(f"export KUBECONFIG={cluster.kubeconfig}")
+    elif command == "down":
+        lifecycle.down(root)
+    else:
+        print(lifecycle.status(root))
 
 
 if __name__ == "__main__":

@@ -61,6 +61,10 @@ class Checkout:
         return self.log / "audit.log"
 
     @property
+    def pod_logs(self) -> Path:
+        return self.log / "pods"
+
+    @property
     def pki(self) -> Path:
         return self.state / "pki"
 
@@ -91,7 +95,7 @@ class Checkout:
     @property
     def disposable(self) -> tuple[Path, ...]:
         """What `down` deletes: everything that belongs to one life of the cluster (logs stay to be read)."""
-        return (self.etcd, self.kubelet, self.pki, self.config, self.kubeconfig, self.state / "run")
+        return (self.kubeconfig, self.etcd, self.kubelet, self.pki, self.config, self.state / "run")
 
     @property
     def run(self) -> Path:
@@ -119,6 +123,10 @@ class Checkout:
 
     @property
     def cgroup(self) -> str:
+        return f"quire-{self.id}"
+
+    @property
+    def cni_network(self) -> str:
         return f"quire-{self.id}"
 
 

@@ -82,22 +82,35 @@ def key(program: Program, sources: Path, go_version: str) -> str:
 
 def build(bin_dir: Path, names: tuple[str, ...] = ()) -> None:
     """Builds what is not there yet (all programs, or those named), showing progress."""
-    go_version = _go_version()
     bin_dir.mkdir(parents=True, exist_ok=True)
     with (bin_dir / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        wanted = unbuilt(bin_dir)
         for program in PROGRAMS:
-            if names and program.name not in names:
-                continue
-            stamp = bin_dir / f".{program.name}.key"
-            wanted = key(program, SOURCES, go_version)
-            if stamp.exists() and stamp.read_text() == wanted and (bin_dir / program.name).exists():
+            if program.name not in wanted or (names and program.name not in names):
                 continue
             _compile(program, bin_dir)
             for link in program.links:
                 (bin_dir / link).unlink(missing_ok=True)
                 (bin_dir / link).symlink_to(program.name)
-            stamp.write_text(wanted)
+            _stamp(program, bin_dir).write_text(wanted[program.name])
+
+
+def unbuilt(bin_dir: Path) -> dict[str, str]:
+    """The programs that are missing or made from something else, with the key that they would have."""
+    go_version = _go_version()
+    keys = {program: key(program, SOURCES, go_version) for program in PROGRAMS}
+    return {
+        program.name: wanted
+        for program, wanted in keys.items()
+        if not (bin_dir / program.name).exists()
+        or not _stamp(program, bin_dir).exists()
+        or _stamp(program, bin_dir).read_text() != wanted
+    }
+
+
+def _stamp(program: Program, bin_dir: Path) -> Path:
+    return bin_dir / f".{program.name}.key"
 
 
 def _go_version() -> str:

@@ -1,0 +1,63 @@
+"""What `up` will change on this machine, said before it does.
+
+`observe` looks, `describe` (pure) says it in words; `lifecycle` prints that and goes on.
+"""
+
+from dataclasses import dataclass
+
+from e2e.cluster import claims, host, network, programs
+from e2e.cluster.layout import Addresses, Checkout, choose_block
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found on the machine."""
+
+    missing_packages: tuple[str, ...]
+    unbuilt_programs: tuple[str, ...]
+    addresses: Addresses
+    sysctls: dict[str, str]
+    needs_bridge_module: bool
+
+
+def observe(checkout: Checkout) -> Facts:
+    """Looks at the machine and changes nothing."""
+    claimed = {cluster.checkout: cluster.addresses for cluster in claims.claimed()}
+    addresses = claimed.get(checkout)
+    if addresses is None:
+        others = [other.block for other in claimed.values()]
+        routed = network.routed_networks() if "iproute2" not in host.missing_packages() else []
+        addresses = Addresses(choose_block(checkout.id, (*routed, *others)))
+    return Facts(
+        missing_packages=tuple(host.missing_packages()),
+        unbuilt_programs=tuple(programs.unbuilt(checkout.bin)),
+        addresses=addresses,
+        sysctls=host.sysctls(),
+        needs_bridge_module=host.needs_bridge_module(),
+    )
+
+
+def describe(checkout: Checkout, facts: Facts) -> str:
+    """The plan as text."""
+    addresses = facts.addresses
+    changed = [
+        f"{name.replace('/', '.')} {facts.sysctls[name]} -> {value}"
+        for name, value in host.KUBELET_SYSCTLS.items()
+        if name in facts.sysctls and facts.sysctls[name] != value
+    ]
+    packages = " ".join(facts.missing_packages)
+    built = " ".join(facts.unbuilt_programs)
+    lines = [
+        f"The cluster of {checkout.root} changes this on the host:",
+        f"  packages   {f'apt-get install {packages} (they stay)' if packages else 'none, all are installed'}",
+        f"  programs   {f'{built}, built from Go modules' if built else 'none, all are built'} (.cluster/bin)",
+        f"  network    a namespace, the veth {checkout.veth} with {addresses.host_ip}, the route {addresses.block};",
+        "             ip_forward, bridge and iptables rules exist inside the namespace only",
+        f"  cgroups    /{checkout.cgroup}",
+        f"  sysctls    {', '.join(changed) + ' (by the kubelet)' if changed else 'none'}",
+        f"  files      {checkout.state}, {checkout.run}, links in /var/log/containers",
+    ]
+    if facts.needs_bridge_module:
+        lines.append("  modules    br_netfilter (stays loaded)")
+    lines.append("`make down` undoes it; .cluster keeps the programs, the images and the logs.")
+    return "\n".join(lines)

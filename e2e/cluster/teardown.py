@@ -1,0 +1,100 @@
+"""Takes a cluster away, whatever state it is in: running, half started, killed, or left by a checkout that is
+gone.
+
+Every step finds what is there and may be repeated, so that `down`, a recovering `up` and the sweep of dead
+clusters are this one function. It ends recorded processes, and what containerd and the kubelet made out of
+them: shims by the address of our containerd, pods by our cgroup. Nothing else in the namespace is touched.
+"""
+
+import shutil
+from pathlib import Path
+
+from e2e.cluster import cgroups, claims, host, mounts, network, process
+from e2e.cluster.layout import RUN_ROOT, Checkout
+
+# These write what survives; all others may stop where they are.
+_KEEPERS = ("containerd", "registry")
+_CONTAINER_LOG_LINKS = Path("/var/log/containers")
+_CNI_RESULTS = Path("/var/lib/cni/results")
+
+
+def teardown(checkout: Checkout) -> None:
+    """Removes processes, mounts, cgroups, interface and state; the programs, the images and the registry stay."""
+    checkout.kubeconfig.unlink(missing_ok=True)
+    _stop_processes(checkout)
+    _remove_shim_sockets(checkout)
+    mounts.unmount_below(checkout.run)
+    mounts.unmount_below(checkout.state)
+    cgroups.remove(checkout.cgroup)
+    network.remove_veth(checkout.veth)
+    _remove_traces(checkout)
+    for path in checkout.disposable:
+        mounts.remove_tree(path)
+    _release(checkout)
+
+
+def sweep(own: Checkout) -> list[Checkout]:
+    """Takes away the dead clusters of other checkouts; a living one is never touched."""
+    swept = []
+    for cluster in claims.claimed():
+        other = cluster.checkout
+        if other == own or not claims.is_dead(other):
+            continue
+        if not other.state.is_dir():
+            teardown(other)
+            swept.append(other)
+            continue
+        with claims.lock(other, wait=False) as locked:
+            # Whoever holds the lock is starting or stopping it right now.
+            if locked and claims.is_dead(other):
+                teardown(other)
+                swept.append(other)
+    return swept
+
+
+def shims(checkout: Checkout, proc: Path = Path("/proc")) -> set[int]:
+    """The containerd shims that belong to this checkout's containerd."""
+    found = set()
+    for directory in proc.iterdir():
+        if not directory.name.isdigit():
+            continue
+        try:
+            argv = (directory / "cmdline").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        name = argv[0].rsplit(b"/", 1)[-1]
+        if name.startswith(b"containerd-shim") and str(checkout.socket).encode() in argv:
+            found.add(int(directory.name))
+    return found
+
+
+def _stop_processes(checkout: Checkout) -> None:
+    records = process.recorded(checkout.records)
+    # The kubelet first: it would start again what ends below.
+    process.stop([r for r in records if r.name not in _KEEPERS], grace_seconds=0)
+    process.stop([r for r in records if r.name in _KEEPERS], grace_seconds=5)
+    process.kill_all(lambda: shims(checkout) | cgroups.processes(checkout.cgroup))
+
+
+def _remove_shim_sockets(checkout: Checkout) -> None:
+    # containerd puts them beside everybody's; each shim leaves its address in its bundle.
+    for address in (checkout.run / "containerd").glob("io.containerd.runtime.v2.task/*/*/address"):
+        Path(address.read_text().strip().removeprefix("unix://")).unlink(missing_ok=True)
+
+
+def _remove_traces(checkout: Checkout) -> None:
+    """What the kubelet and the network plugins leave at fixed places of the host."""
+    for result in _CNI_RESULTS.glob(f"{checkout.cni_network}-*"):
+        result.unlink(missing_ok=True)
+    if _CONTAINER_LOG_LINKS.is_dir():
+        for link in _CONTAINER_LOG_LINKS.iterdir():
+            if link.is_symlink() and link.readlink().is_relative_to(checkout.pod_logs):
+                link.unlink(missing_ok=True)
+
+
+def _release(checkout: Checkout) -> None:
+    with host.machine_lock():
+        checkout.claim.unlink(missing_ok=True)
+        shutil.rmtree(checkout.run, ignore_errors=True)
+        if not any(RUN_ROOT.glob("*/claim.json")):
+            host.restore_sysctls()
