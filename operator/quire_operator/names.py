@@ -13,6 +13,7 @@ KIND = "LLMDeployment"
 PLURAL = "llmdeployments"
 
 FIELD_MANAGER = "quire-operator"
+LEASE = "quire-operator"
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_APP = "app.kubernetes.io/name"

@@ -1,0 +1,231 @@
+"""The only module that speaks to the API server: observe, execute, write the status, tell an Event.
+
+Called by reconcile and the handlers. It decides nothing: it reads into frozen values and carries out plans.
+Each write first asks the fence whether this process still leads. Plain dicts throughout; one field manager
+for everything.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from quire_operator import names
+from quire_operator.cluster import kinds
+from quire_operator.cluster.cache import Cache, Changes, Key, Object, owner_key
+from quire_operator.cluster.connection import APPLY, MERGE_PATCH, Access, Connection
+from quire_operator.cluster.errors import (
+    ClusterError,
+    ConflictError,
+    NotFoundError,
+    QuotaExceededError,
+    RejectedError,
+    UnreachableError,
+)
+from quire_operator.cluster.kinds import Kind
+from quire_operator.cluster.leases import LeaseClient
+from quire_operator.observed import Body, Observed, Ref, controller_uid, ref
+from quire_operator.plan import Plan
+from quire_operator.reports import Sample
+from quire_operator.status.transitions import Event
+
+__all__ = [
+    "Access",
+    "Cache",
+    "Changes",
+    "Cluster",
+    "ClusterError",
+    "ConflictError",
+    "Connection",
+    "Key",
+    "Kind",
+    "LeaseClient",
+    "NotFoundError",
+    "Object",
+    "PredecessorError",
+    "QuotaExceededError",
+    "RejectedError",
+    "UnreachableError",
+    "kinds",
+    "owner_key",
+]
+
+PAGE_SIZE = 500
+
+
+class PredecessorError(ClusterError):
+    """A deleted LLMDeployment of the same name still has children that are being collected: wait."""
+
+
+class Cluster:
+    """`fence` raises when this process must not write (any more)."""
+
+    def __init__(self, connection: Connection, *, fence: Callable[[], None], instance: str) -> None:
+        self._connection = connection
+        self._fence = fence
+        self._instance = instance
+        self.cache = Cache()
+        self.samples: dict[str, Sample] = {}  # by pod uid; the poller keeps it
+
+    async def relist(self, kind: Kind, namespaces: Sequence[str]) -> Changes:
+        """Read all objects of `kind` in these namespaces (none named: all) and mend the cache with them."""
+        bodies: list[Object] = []
+        version = 0
+        for namespace in namespaces or ("",):
+            listed, at = await self._list(kind, namespace)
+            bodies += listed
+            version = min(version or at, at)
+        return self.cache.replace(kind.kind, bodies, version)
+
+    async def observe(self, body: Body, wanted: Iterable[Ref] = ()) -> Observed:
+        """The LLMDeployment's objects from the cache; what is wanted and not there is looked up by name."""
+        key = owner_key(dict(body))
+        uid = str(body["metadata"]["uid"])
+        children: dict[Ref, Body] = {}
+        foreign: list[Ref] = []
+        mine = {kind.kind for kind in kinds.CHILDREN}
+        related = list(self.cache.owned(key))
+        for live in related:
+            if live["kind"] in mine and _is_ours(live, uid):
+                children[ref(live)] = live
+        for target in wanted:
+            if target in children:
+                continue
+            found = await self._read(kinds.BY_NAME[target.kind], key.namespace, target.name)
+            if found is not None and _is_ours(found, uid):
+                self.cache.put(found)
+                children[target] = found
+            elif found is not None:
+                _refuse_predecessor(found, key)
+                foreign.append(target)
+        workloads = {str(live["metadata"]["uid"]) for live in children.values()}
+        sets = [o for o in related if o["kind"] == "ReplicaSet" and controller_uid(o) in workloads]
+        set_uids = {str(o["metadata"]["uid"]) for o in sets}
+        pods = [o for o in related if o["kind"] == "Pod" and controller_uid(o) in set_uids]
+        return Observed(
+            body=body,
+            children=children,
+            foreign=tuple(foreign),
+            replica_sets=tuple(sets),
+            pods=tuple(pods),
+            samples={uid: self.samples[uid] for pod in pods if (uid := _uid(pod)) in self.samples},
+        )
+
+    async def execute(self, plan: Plan, namespace: str) -> None:
+        """Carry out a plan: apply in order, then delete, then release pods."""
+        for manifest in plan.apply:
+            await self._apply(manifest)
+        for target, uid in plan.delete:
+            await self._delete(target, namespace, uid)
+        for pod in plan.release:
+            patch = {"metadata": {"uid": pod.uid, "annotations": dict.fromkeys(pod.annotations)}}
+            path = kinds.POD.path(namespace, pod.name)
+            await self._ignoring_absence(self._write("PATCH", path, body=patch, content_type=MERGE_PATCH))
+
+    async def patch_status(self, body: Body, patch: dict[str, Any]) -> None:
+        """Merge `patch` into the status, if the object is still as it was read."""
+        metadata = body["metadata"]
+        path = kinds.LLM_DEPLOYMENT.path(metadata["namespace"], metadata["name"], "status")
+        document = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": patch}
+        answer = await self._write("PATCH", path, body=document, content_type=MERGE_PATCH)
+        self.cache.put(answer)
+
+    async def refresh(self, key: Key) -> None:
+        """Read the LLMDeployment itself again, after a conflict."""
+        live = await self._read(kinds.LLM_DEPLOYMENT, key.namespace, key.name)
+        if live is not None:
+            self.cache.put(live)
+
+    async def tell(self, body: Body, event: Event) -> None:
+        """Create an Event about the LLMDeployment."""
+        metadata = body["metadata"]
+        document = {
+            "apiVersion": kinds.EVENT.api_version,
+            "kind": kinds.EVENT.kind,
+            "metadata": {
+                "name": f"{metadata['name']}.{secrets.token_hex(8)}",
+                "namespace": metadata["namespace"],
+            },
+            "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "reportingController": names.GROUP + "/" + names.FIELD_MANAGER,
+            "reportingInstance": self._instance[:128],
+            "type": event.kind,
+            "reason": event.reason,
+            "action": event.action,
+            "note": event.note[:1024],
+            "regarding": {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "namespace": metadata["namespace"],
+                "name": metadata["name"],
+                "uid": metadata["uid"],
+            },
+        }
+        await self._write("POST", kinds.EVENT.path(metadata["namespace"]), body=document)
+
+    async def _apply(self, manifest: Object) -> None:
+        metadata = manifest["metadata"]
+        path = kinds.BY_NAME[manifest["kind"]].path(metadata["namespace"], metadata["name"])
+        query = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
+        answer = await self._write("PATCH", path, query=query, body=manifest, content_type=APPLY)
+        self.cache.put(answer)
+
+    async def _delete(self, target: Ref, namespace: str, uid: str) -> None:
+        options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        path = kinds.BY_NAME[target.kind].path(namespace, target.name)
+        await self._ignoring_absence(self._write("DELETE", path, body=options))
+
+    async def _write(self, method: str, path: str, **arguments: Any) -> Object:
+        self._fence()
+        return await self._connection.request(method, path, **arguments)
+
+    async def _ignoring_absence(self, write: Any) -> None:
+        """A deleted or replaced object needs no further deletion or release."""
+        try:
+            await write
+        except (NotFoundError, ConflictError):
+            return
+
+    async def _read(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        try:
+            live = await self._connection.request("GET", kind.path(namespace, name))
+        except NotFoundError:
+            return None
+        return {**live, "apiVersion": kind.api_version, "kind": kind.kind}
+
+    async def _list(self, kind: Kind, namespace: str) -> tuple[list[Object], int]:
+        """All objects and the resource version at which the list was true."""
+        query = {"limit": str(PAGE_SIZE)}
+        if kind != kinds.LLM_DEPLOYMENT:
+            query["labelSelector"] = names.LABEL_NAME
+        bodies: list[Object] = []
+        while True:
+            page = await self._connection.request("GET", kind.path(namespace), query=query)
+            known = {"apiVersion": kind.api_version, "kind": kind.kind}
+            bodies += [{**item, **known} for item in page.get("items") or ()]
+            metadata = page.get("metadata") or {}
+            if not metadata.get("continue"):
+                return bodies, int(metadata.get("resourceVersion") or 0)
+            query["continue"] = str(metadata["continue"])
+
+
+def _uid(body: Body) -> str:
+    return str(body["metadata"]["uid"])
+
+
+def _is_ours(live: Body, uid: str) -> bool:
+    """Owned by this very object; or an orphan that we made: somebody took its owner reference away."""
+    controller = controller_uid(live)
+    if controller:
+        return controller == uid
+    metadata = live["metadata"]
+    made_by_us = names.ANNOTATION_APPLIED_HASH in (metadata.get("annotations") or {})
+    return made_by_us and (metadata.get("labels") or {}).get(names.LABEL_MANAGED_BY) == names.MANAGED_BY
+
+
+def _refuse_predecessor(live: Body, key: Key) -> None:
+    for owner in live["metadata"].get("ownerReferences") or ():
+        if owner.get("controller") and (owner.get("kind"), owner.get("name")) == (names.KIND, key.name):
+            raise PredecessorError(f"{ref(live)} of the deleted {key.name} is not collected yet")

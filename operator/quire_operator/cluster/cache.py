@@ -1,0 +1,148 @@
+"""What the watches have told so far, so that a reconcile without a change costs no request.
+
+Filled by watch events, by re-lists and by the answers to our own writes; an older version never replaces a
+newer one. Objects are kept as JSON bytes, a fifth of the memory of dicts. Knows no request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from quire_operator import names
+
+Object = dict[str, Any]
+
+_MAX_TOMBSTONES = 10_000
+
+
+class Key(NamedTuple):
+    """An LLMDeployment: what the work queue holds."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a re-list found that the watch had not told: the owners, and how much of it was new or newer."""
+
+    owners: frozenset[Key]
+    missed: frozenset[str]  # uids of objects that the watch should have told of
+    removed: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    version: int
+    uid: str
+    owner: Key
+    raw: bytes
+
+
+class Cache:
+    """Objects by kind, namespace and name, and by the LLMDeployment whose label they carry."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, dict[tuple[str, str], _Entry]] = defaultdict(dict)
+        self._of_owner: dict[Key, set[tuple[str, str]]] = defaultdict(set)  # -> (kind, name)
+        self._gone: OrderedDict[str, None] = OrderedDict()  # uids; they are never used twice
+
+    def put(self, body: Object) -> bool:
+        """Keep `body`; False when it is known already, older than what is known, or deleted."""
+        metadata = body["metadata"]
+        kind, place = str(body["kind"]), (str(metadata["namespace"]), str(metadata["name"]))
+        uid, version = str(metadata["uid"]), _version(metadata)
+        known = self._entries[kind].get(place)
+        if uid in self._gone or (known is not None and known.uid == uid and known.version >= version):
+            return False
+        if known is not None:
+            self._drop(kind, place)
+        owner = owner_key(body)
+        raw = json.dumps(body, separators=(",", ":")).encode()
+        self._entries[kind][place] = _Entry(version, uid, owner, raw)
+        self._of_owner[owner].add((kind, place[1]))
+        return True
+
+    def remove(self, body: Object) -> None:
+        """Forget a deleted object, for good."""
+        metadata = body["metadata"]
+        self._bury(str(metadata["uid"]))
+        place = (str(metadata["namespace"]), str(metadata["name"]))
+        known = self._entries[str(body["kind"])].get(place)
+        if known is not None and known.uid == metadata["uid"]:
+            self._drop(str(body["kind"]), place)
+
+    def get(self, kind: str, namespace: str, name: str) -> Object | None:
+        """One object, freshly decoded."""
+        entry = self._entries[kind].get((namespace, name))
+        return None if entry is None else json.loads(entry.raw)
+
+    def owned(self, key: Key) -> Iterator[Object]:
+        """All objects that carry the label of `key`, and the LLMDeployment itself."""
+        for kind, name in sorted(self._of_owner.get(key, ())):
+            entry = self._entries[kind].get((key.namespace, name))
+            if entry is not None and entry.owner == key:
+                yield json.loads(entry.raw)
+
+    def llm_deployments(self) -> list[Key]:
+        """Every LLMDeployment."""
+        return [Key(*place) for place in self._entries[names.KIND]]
+
+    def all(self, kind: str) -> Iterator[Object]:
+        """Every object of `kind`."""
+        for entry in list(self._entries[kind].values()):
+            yield json.loads(entry.raw)
+
+    def versions(self, kind: str) -> dict[str, int]:
+        """The known version of every object of `kind`, by uid."""
+        return {entry.uid: entry.version for entry in self._entries[kind].values()}
+
+    def replace(self, kind: str, bodies: Iterable[Object], version: int) -> Changes:
+        """Take over a complete list that was made at resource version `version`."""
+        owners: set[Key] = set()
+        missed: set[str] = set()
+        listed: set[str] = set()
+        for body in bodies:
+            listed.add(str(body["metadata"]["uid"]))
+            if self.put(body):
+                owners.add(owner_key(body))
+                missed.add(str(body["metadata"]["uid"]))
+        lost = [
+            (place, entry)
+            for place, entry in self._entries[kind].items()
+            if entry.uid not in listed and entry.version <= version
+        ]
+        for place, entry in lost:
+            owners.add(entry.owner)
+            self._bury(entry.uid)
+            self._drop(kind, place)
+        return Changes(frozenset(owners), frozenset(missed), len(lost))
+
+    def _drop(self, kind: str, place: tuple[str, str]) -> None:
+        entry = self._entries[kind].pop(place)
+        members = self._of_owner[entry.owner]
+        members.discard((kind, place[1]))
+        if not members:
+            del self._of_owner[entry.owner]
+
+    def _bury(self, uid: str) -> None:
+        self._gone[uid] = None
+        if len(self._gone) > _MAX_TOMBSTONES:
+            self._gone.popitem(last=False)
+
+
+def owner_key(body: Object) -> Key:
+    """The LLMDeployment that an object is, or whose label it carries."""
+    metadata = body["metadata"]
+    if body["kind"] == names.KIND:
+        return Key(str(metadata["namespace"]), str(metadata["name"]))
+    return Key(str(metadata["namespace"]), str((metadata.get("labels") or {}).get(names.LABEL_NAME, "")))
+
+
+def _version(metadata: Object) -> int:
+    text = str(metadata.get("resourceVersion", ""))
+    return int(text) if text.isdigit() else 0

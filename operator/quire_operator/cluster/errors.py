@@ -1,0 +1,50 @@
+"""What can go wrong with the API server, as the operator tells it apart.
+
+ClusterError
+├── UnreachableError     no answer, or one that says to come back later: retry
+├── NotFoundError        404
+├── ConflictError        409: somebody was faster; read again and retry
+└── RejectedError        the request itself is refused (400, 403, 422): a retry alone does not help
+    └── QuotaExceededError   refused by a ResourceQuota
+"""
+
+from __future__ import annotations
+
+from quire_operator.errors import QuireOperatorError
+
+
+class ClusterError(QuireOperatorError):
+    """Any failure of a request to the API server."""
+
+
+class UnreachableError(ClusterError):
+    """The API server did not answer, or not with a decision."""
+
+
+class NotFoundError(ClusterError):
+    """There is no such object."""
+
+
+class ConflictError(ClusterError):
+    """The object changed since it was read, or exists already."""
+
+
+class RejectedError(ClusterError):
+    """The API server, or an admission policy, refuses what was sent."""
+
+
+class QuotaExceededError(RejectedError):
+    """A ResourceQuota of the namespace is used up."""
+
+
+def from_answer(status: int, message: str) -> ClusterError:
+    """The error that an HTTP status stands for."""
+    if status == 404:
+        return NotFoundError(message)
+    if status == 409:
+        return ConflictError(message)
+    if status == 403 and "exceeded quota" in message:
+        return QuotaExceededError(message)
+    if status in (400, 403, 405, 413, 415, 422):
+        return RejectedError(message)
+    return UnreachableError(f"HTTP {status}: {message}")

@@ -1,0 +1,160 @@
+"""The working part of a leading process: events into the queue, workers out of it, a full re-list now and
+then.
+
+Started by the handlers once the Lease is held. A lost event costs time and not correctness: the re-list
+finds what the watches missed, mends the cache and puts every LLMDeployment into the queue. Knows kopf as
+little as kopf knows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+
+from quire_operator.cluster import Cluster, ClusterError, ConflictError, Key, Kind, Object, kinds, owner_key
+from quire_operator.errors import QuireOperatorError
+from quire_operator.metrics import Metrics
+from quire_operator.poller import Poller
+from quire_operator.reconcile import Reconciler
+from quire_operator.settings import Settings
+from quire_operator.workqueue import WorkQueue
+
+logger = logging.getLogger(__name__)
+
+WORKERS = 16
+RECONCILE_SECONDS = 60.0
+CONFLICT_SECONDS = 0.2
+PRIME_RETRY_SECONDS = 2.0
+
+
+class Controller:
+    """Queue, workers, re-list and poller around one cluster."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, metrics: Metrics) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._metrics = metrics
+        self._reconcile = Reconciler(cluster, settings)
+        self._queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop())
+        self._poller = Poller(cluster, self._queue.add)
+        self._untold: dict[str, dict[str, int]] = {}  # kind -> uid -> version that no watch told of yet
+        self._stale: frozenset[str] = frozenset()
+        metrics.queue_depth.set_function(lambda: self._queue.depth)
+        metrics.queue_oldest_seconds.set_function(lambda: self._queue.oldest_age)
+
+    def on_event(self, event: str | None, body: Object) -> None:
+        """A watch told of an object: remember it, and look at its LLMDeployment if it is news."""
+        kind, metadata = str(body["kind"]), body["metadata"]
+        self._metrics.watch_last_event.labels(kind).set(time.time())
+        untold = self._untold.get(kind, {})
+        if event == "DELETED":
+            untold.pop(metadata["uid"], None)
+            self._cluster.cache.remove(body)
+            self._queue.add(owner_key(body))
+            return
+        version = metadata.get("resourceVersion", "")
+        if version.isdigit() and int(version) >= untold.get(metadata["uid"], 0):
+            untold.pop(metadata["uid"], None)
+        # Our own writes are in the cache already: their echo is no news and causes no work.
+        if self._cluster.cache.put(body):
+            self._queue.add(owner_key(body))
+
+    def health(self) -> str:
+        """What is wrong with the watches, or nothing. An API server that is away is no fault of ours."""
+        return f"watches tell nothing any more: {', '.join(sorted(self._stale))}" if self._stale else ""
+
+    async def prime(self) -> None:
+        """Fill the cache before anything is decided from it; waits for the API server and for the CRD."""
+        while True:
+            try:
+                await self._resync()
+                return
+            except ClusterError as error:
+                logger.warning("cannot list yet: %s", error)
+                await asyncio.sleep(PRIME_RETRY_SECONDS)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._poller.run())
+            tasks.create_task(self._resync_forever())
+            for _ in range(WORKERS):
+                tasks.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.get()
+            try:
+                with self._metrics.reconcile_seconds.time():
+                    result = await self._attempt(key)
+                self._metrics.reconciles.labels(result).inc()
+            finally:
+                self._queue.done(key)
+
+    async def _attempt(self, key: Key) -> str:
+        """One reconcile; whatever it raises ends here, so that one bad object never stops a worker."""
+        try:
+            async with asyncio.timeout(RECONCILE_SECONDS):
+                outcome = await self._reconcile(key)
+        except ConflictError:
+            return await self._after_conflict(key)
+        except (QuireOperatorError, TimeoutError) as error:
+            delay = self._queue.retry(key)
+            logger.warning("%s/%s: %s; again in %.0f s", key.namespace, key.name, error, delay)
+            return "error"
+        except Exception:
+            delay = self._queue.retry(key)
+            logger.exception("%s/%s: unexpected; again in %.0f s", key.namespace, key.name, delay)
+            return "bug"
+        self._queue.forget(key)
+        for repaired in outcome.plan.repairs:
+            self._metrics.conflicts.labels(repaired.kind).inc()
+        if outcome.again_after is not None:
+            self._queue.add_after(key, outcome.again_after)
+        return "changed" if outcome.plan else "unchanged"
+
+    async def _after_conflict(self, key: Key) -> str:
+        """Somebody wrote the LLMDeployment meanwhile: read it and begin again."""
+        try:
+            await self._cluster.refresh(key)
+            self._queue.add_after(key, CONFLICT_SECONDS)
+        except ClusterError as error:
+            logger.warning("%s/%s: %s", key.namespace, key.name, error)
+            self._queue.retry(key)
+        return "conflict"
+
+    async def _resync_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.resync_seconds * random.uniform(0.8, 1.2))
+            try:
+                await self._resync()
+                self._metrics.resyncs.labels("ok").inc()
+            except ClusterError as error:
+                self._metrics.resyncs.labels("error").inc()
+                logger.warning("re-list failed, the next one will do: %s", error)
+
+    async def _resync(self) -> None:
+        """List everything, mend the cache, look at every LLMDeployment."""
+        stale = set()
+        for kind in kinds.WATCHED:
+            if await self._relist(kind):
+                stale.add(kind.kind)
+            self._metrics.watch_stale.labels(kind.kind).set(kind.kind in stale)
+        self._stale = frozenset(stale)
+        for key in self._cluster.cache.llm_deployments():
+            self._queue.add(key)
+
+    async def _relist(self, kind: Kind) -> bool:
+        """True when the watch has not told, since the last re-list, of what that one had found without it."""
+        changes = await self._cluster.relist(kind, self._settings.watch_namespaces)
+        if changes.removed:
+            logger.info("the watch had missed %d deletions of %s", changes.removed, kind.plural)
+        versions = self._cluster.cache.versions(kind.kind)
+        untold = self._untold.get(kind.kind, {})
+        kept = {uid: version for uid, version in untold.items() if uid in versions}
+        self._untold[kind.kind] = kept | {uid: versions[uid] for uid in changes.missed if uid in versions}
+        for owner in changes.owners:
+            self._queue.add(owner)
+        return bool(kept)

@@ -1,0 +1,235 @@
+"""kopf as a shell: it logs in, lists and watches, and hands every event to the controller; nothing else.
+
+`main` is what `quire-operator run` starts: probes and metrics at once, then the Lease, and kopf only while
+leading. No handler here keeps a state, so kopf writes nothing to anybody's object: no annotation, no
+finalizer, no Event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import kopf
+
+from quire_operator import names
+from quire_operator.cluster import Cluster, Connection, LeaseClient, kinds
+from quire_operator.controller import Controller
+from quire_operator.errors import QuireOperatorError
+from quire_operator.lease import Election, LeadershipLostError, Terms
+from quire_operator.metrics import Metrics, serve
+from quire_operator.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+EXIT_UNUSABLE = 2
+EXIT_LOST = 1
+STOP_SECONDS = 5.0
+
+
+class EndlessBackoffs:
+    """Seconds between attempts while the API server is away: for ever, or kopf would end the process."""
+
+    def __iter__(self) -> Iterator[float]:
+        for seconds in (0.5, 1, 2):
+            yield seconds * random.uniform(0.8, 1.2)
+        while True:
+            yield random.uniform(2, 4)
+
+
+def main() -> int:
+    """Run the operator until SIGTERM; the exit status of the process."""
+    try:
+        settings = Settings.from_environ(os.environ)
+        logging.basicConfig(
+            level=settings.log_level.upper(),
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+            stream=sys.stderr,
+        )
+        logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
+        return asyncio.run(_run(settings))
+    except QuireOperatorError as error:
+        sys.stderr.write(f"quire-operator: {error}\n")
+        return EXIT_UNUSABLE
+
+
+async def _run(settings: Settings) -> int:
+    """Serve probes, wait for the Lease, lead."""
+    stop = asyncio.Event()
+    _stop_on_signals(stop)
+    connection = await Connection.open()
+    election = _election(connection, settings)
+    cluster = Cluster(connection, fence=election.fence, instance=settings.pod_name)
+    metrics = Metrics()
+    metrics.leader.set_function(lambda: float(election.leads))
+    controller = Controller(cluster, settings, metrics)
+    try:
+        async with serve(metrics, settings.metrics_port, controller.health):
+            if not await _is_elected(election, stop):
+                return 0
+            return await _lead(settings, controller, connection, election, stop)
+    finally:
+        await connection.close()
+
+
+async def _lead(
+    settings: Settings,
+    controller: Controller,
+    connection: Connection,
+    election: Election,
+    stop: asyncio.Event,
+) -> int:
+    """Work while the Lease is held; give it back before anything else on the way out."""
+    kopf_stop, kopf_ready = asyncio.Event(), asyncio.Event()
+    watching = kopf.operator(
+        registry=registry(controller, connection),
+        clusterwide=not settings.watch_namespaces,
+        namespaces=settings.watch_namespaces,
+        standalone=True,
+        stop_flag=kopf_stop,
+        ready_flag=kopf_ready,
+    )
+    tasks: dict[str, asyncio.Task[Any]] = {
+        "lease": asyncio.create_task(election.hold()),
+        "controller": asyncio.create_task(_work(controller)),
+        "stop": asyncio.create_task(stop.wait()),
+    }
+    # kopf takes every task that is younger than itself for its own and ends it: it is started last.
+    tasks["watches"] = asyncio.create_task(watching)
+    tasks["signals"] = asyncio.create_task(_take_signals_back(kopf_ready, stop))
+    ended = await _until_one_ends(tasks)
+    if ended == "lease":
+        _die(tasks["lease"])
+    code = 0 if ended == "stop" else 1
+    if code:
+        logger.error("%s ended: %r", ended, tasks[ended].exception() or "without an error")
+    tasks["lease"].cancel()
+    tasks["controller"].cancel()
+    await asyncio.wait([tasks["controller"]], timeout=STOP_SECONDS)
+    await election.release()
+    kopf_stop.set()
+    await asyncio.wait([tasks["watches"]], timeout=STOP_SECONDS)
+    return code
+
+
+async def _work(controller: Controller) -> None:
+    await controller.prime()
+    await controller.run()
+
+
+def registry(controller: Controller, connection: Connection) -> kopf.OperatorRegistry:
+    """What kopf calls: login, settings, and one handler for every kind."""
+    handlers = kopf.OperatorRegistry()
+
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        access = await connection.access()
+        return kopf.ConnectionInfo(
+            server=access.server,
+            ca_path=access.ca_path,
+            insecure=access.insecure,
+            token=access.token,
+            certificate_path=access.certificate_path,
+            private_key_path=access.private_key_path,
+        )
+
+    async def startup(settings: kopf.OperatorSettings, **_: Any) -> None:
+        configure(settings)
+
+    kopf.on.login(registry=handlers)(login)
+    kopf.on.startup(registry=handlers)(startup)
+    for kind in kinds.WATCHED:
+        version = kind.api_version.rpartition("/")[2]
+        # kopf's lists give items without their kind; the handler of each kind puts it back.
+        known = {"apiVersion": kind.api_version, "kind": kind.kind}
+
+        async def on_event(event: Any, known: dict[str, str] = known, **_: Any) -> None:
+            controller.on_event(event["type"], {**event["object"], **known})
+
+        kopf.on.event(kind.group, version, kind.plural, id=kind.plural, registry=handlers)(on_event)
+    return handlers
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """kopf's settings, where its defaults do not survive a night in a cluster."""
+    settings.posting.enabled = False  # Events are told by reconcile, on transitions
+    settings.scanning.disabled = True  # no right to watch namespaces and CRDs is needed
+    settings.peering.standalone = True  # a Lease decides who works
+    settings.watching.server_timeout = random.randint(290, 600)
+    settings.watching.client_timeout = settings.watching.server_timeout + 30
+    settings.watching.reconnect_backoff = 1.0
+    settings.watching.chunk_size = 500
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 5
+    settings.networking.error_backoffs = EndlessBackoffs()
+    settings.queueing.error_delays = (1, 1, 2, 3, 5, 8, 13, 21, 34, 60)
+    settings.process.ultimate_exiting_timeout = 25
+    for kind in kinds.WATCHED[1:]:
+        version = kind.api_version.rpartition("/")[2]
+        settings.watching.label_selectors[kind.group, version, kind.plural] = names.LABEL_NAME
+
+
+def _election(connection: Connection, settings: Settings) -> Election:
+    terms = Terms(
+        duration=settings.lease_duration_seconds,
+        renew_deadline=settings.lease_renew_deadline_seconds,
+        retry=settings.lease_retry_seconds,
+    )
+    api = LeaseClient(
+        connection,
+        namespace=settings.operator_namespace,
+        name=names.LEASE,
+        seconds=terms.request,
+    )
+    return Election(api, identity=settings.pod_name, terms=terms)
+
+
+async def _is_elected(election: Election, stop: asyncio.Event) -> bool:
+    """Wait for the Lease; False when the process is told to end before that."""
+    elected, stopped = asyncio.create_task(election.acquire()), asyncio.create_task(stop.wait())
+    await asyncio.wait([elected, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if elected.done():
+        elected.result()
+        return True
+    elected.cancel()
+    return False
+
+
+async def _until_one_ends(tasks: dict[str, asyncio.Task[Any]]) -> str:
+    """The name of the first task that ends and should not; taking the signals back ends in health."""
+    waiting = set(tasks)
+    while True:
+        await asyncio.wait([tasks[name] for name in waiting], return_when=asyncio.FIRST_COMPLETED)
+        ended = sorted(name for name in waiting if tasks[name].done())
+        for name in ended:
+            if name != "signals":
+                return name
+            waiting.discard(name)
+
+
+async def _take_signals_back(ready: asyncio.Event, stop: asyncio.Event) -> None:
+    """kopf installs its own signal handlers when it starts; with them the Lease would be given back late."""
+    await ready.wait()
+    _stop_on_signals(stop)
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+
+def _die(lease: asyncio.Task[Any]) -> None:
+    """Somebody else leads: end without running another line of ours, cleanup included."""
+    error = lease.exception()
+    if not isinstance(error, LeadershipLostError):
+        logger.error("the Lease task ended: %r", error)
+    logger.error("leadership lost: %s", error)
+    logging.shutdown()
+    os._exit(EXIT_LOST)

@@ -1,0 +1,91 @@
+"""The operator's own Prometheus metrics, and the small HTTP server that shows them beside the probes.
+
+Started by the handlers in every replica, leading or not. Made once per process and passed on: there is no
+global registry. Knows nothing of what it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """Everything that is counted, on a registry of its own."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.reconciles = Counter(
+            "quire_operator_reconcile_total", "Reconciles, by result.", ["result"], registry=registry
+        )
+        self.reconcile_seconds = Histogram(
+            "quire_operator_reconcile_seconds",
+            "Duration of one reconcile.",
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self.conflicts = Counter(
+            "quire_operator_apply_conflicts_total",
+            "Children that somebody else had changed and that were applied again.",
+            ["kind"],
+            registry=registry,
+        )
+        self.resyncs = Counter(
+            "quire_operator_resync_total", "Full re-lists, by result.", ["result"], registry=registry
+        )
+        self.queue_depth = Gauge(
+            "quire_operator_queue_depth", "LLMDeployments that wait for a worker.", registry=registry
+        )
+        self.queue_oldest_seconds = Gauge(
+            "quire_operator_queue_oldest_seconds", "Age of the one that waits longest.", registry=registry
+        )
+        self.leader = Gauge("quire_operator_leader", "1 while this replica leads.", registry=registry)
+        self.watch_last_event = Gauge(
+            "quire_operator_watch_last_event_timestamp_seconds",
+            "When the watch of a kind last told of something.",
+            ["kind"],
+            registry=registry,
+        )
+        self.watch_stale = Gauge(
+            "quire_operator_watch_stale",
+            "1 while the watch of a kind misses what re-lists find; /healthz fails then.",
+            ["kind"],
+            registry=registry,
+        )
+
+
+@asynccontextmanager
+async def serve(metrics: Metrics, port: int, health: Callable[[], str]) -> AsyncIterator[None]:
+    """Answer /metrics, /healthz and /readyz while the block runs. `health`: what is wrong, or empty."""
+
+    async def show_metrics(_: web.Request) -> web.Response:
+        body = generate_latest(metrics.registry)
+        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def show_health(_: web.Request) -> web.Response:
+        wrong = health()
+        return web.Response(text=f"{wrong or 'ok'}\n", status=500 if wrong else 200)
+
+    async def show_readiness(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")  # a standby is ready: to take over
+
+    app = web.Application()
+    app.add_routes(
+        [
+            web.get("/metrics", show_metrics),
+            web.get("/healthz", show_health),
+            web.get("/readyz", show_readiness),
+        ]
+    )
+    runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "0.0.0.0", port).start()
+        yield
+    finally:
+        await runner.cleanup()

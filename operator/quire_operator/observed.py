@@ -1,0 +1,72 @@
+"""What the cluster holds for one LLMDeployment at one moment, as plain dicts in one frozen value.
+
+`cluster.observe` makes it; `plan` and `status` decide from it and from nothing else. Knows no API server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire_operator.reports import Sample
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True, order=True)
+class Ref:
+    """Which object, inside the namespace of its LLMDeployment."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """The LLMDeployment as it is stored, the objects it owns, and its pods."""
+
+    body: Body
+    children: Mapping[Ref, Body] = field(default_factory=dict)  # only what carries our owner uid
+    foreign: tuple[Ref, ...] = ()  # names that we want and that somebody else has
+    replica_sets: tuple[Body, ...] = ()
+    pods: tuple[Body, ...] = ()
+    samples: Mapping[str, Sample] = field(default_factory=dict)  # pod uid -> what it says of itself
+
+    @property
+    def namespace(self) -> str:
+        return str(self.body["metadata"]["namespace"])
+
+    @property
+    def name(self) -> str:
+        return str(self.body["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.body["metadata"]["uid"])
+
+    @property
+    def status(self) -> Body:
+        """The status as it was last written."""
+        stored = self.body.get("status")
+        return stored if isinstance(stored, dict) else {}
+
+    def child(self, kind: str) -> Body | None:
+        """The one child of `kind` that has the LLMDeployment's own name."""
+        return self.children.get(Ref(kind, self.name))
+
+
+def ref(body: Body) -> Ref:
+    """The Ref of a manifest or of a live object."""
+    return Ref(str(body["kind"]), str(body["metadata"]["name"]))
+
+
+def controller_uid(body: Body) -> str:
+    """The uid of the object's controller, empty when it has none."""
+    for owner in body["metadata"].get("ownerReferences") or ():
+        if owner.get("controller"):
+            return str(owner.get("uid", ""))
+    return ""

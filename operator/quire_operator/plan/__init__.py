@@ -1,0 +1,138 @@
+"""Which writes make the cluster what it should be: desired manifests x observed objects -> a frozen Plan.
+
+Called by reconcile, carried out by `cluster.execute`. Pure: a plan is made without a request, and an empty
+plan is the usual outcome, so that a restart of the operator writes nothing. Knows no status and no API
+server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from quire_operator import names
+from quire_operator.observed import Body, Observed, Ref, ref
+from quire_operator.plan.drift import lost_fields
+
+__all__ = ["Plan", "PodRelease", "lost_fields", "make_plan", "stamped"]
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodRelease:
+    """A pod that is ready and from which these annotations are to be taken."""
+
+    name: str
+    uid: str
+    annotations: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Writes in the order in which they are to be made. `details` says why, one line each, for the log."""
+
+    apply: tuple[Manifest, ...] = ()
+    delete: tuple[tuple[Ref, str], ...] = ()  # with the uid that must still be there
+    release: tuple[PodRelease, ...] = ()
+    repairs: tuple[Ref, ...] = ()  # those of `apply` that somebody else had changed or deleted
+    details: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.apply or self.delete or self.release)
+
+
+def make_plan(desired: Iterable[Body], observed: Observed) -> Plan:
+    """What to write. Names that belong to somebody else are left alone."""
+    wanted = {ref(manifest): stamped(manifest) for manifest in desired}
+    apply: list[Manifest] = []
+    repairs: list[Ref] = []
+    details: list[str] = []
+    for target, manifest in wanted.items():
+        if target in observed.foreign:
+            continue
+        why = _why_apply(manifest, observed.children.get(target))
+        if why:
+            apply.append(manifest)
+            details.append(f"apply {target}: {why}")
+            if why.startswith("lost"):
+                repairs.append(target)
+    deletions = tuple(
+        (target, str(live["metadata"]["uid"]))
+        for target, live in sorted(observed.children.items())
+        if target not in wanted and not _is_going(live) and not _is_used(target, observed)
+    )
+    details += [f"delete {target}: not wanted any more" for target, _ in deletions]
+    release = tuple(_releases(observed.pods))
+    details += [f"release Pod {pod.name}: it is ready, disruptions may move it" for pod in release]
+    return Plan(
+        apply=tuple(apply),
+        delete=deletions,
+        release=release,
+        repairs=tuple(repairs),
+        details=tuple(details),
+    )
+
+
+def stamped(manifest: Body) -> Manifest:
+    """The manifest with the hash of itself as an annotation."""
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    annotations = {
+        **(manifest["metadata"].get("annotations") or {}),
+        names.ANNOTATION_APPLIED_HASH: hashlib.sha256(text.encode()).hexdigest(),
+    }
+    return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
+
+
+def _why_apply(manifest: Manifest, live: Body | None) -> str:
+    """Empty when nothing needs to be written."""
+    if live is None:
+        return "missing"
+    if _is_going(live):
+        return ""  # its deletion is an event that brings us back
+    hashes = [
+        (body["metadata"].get("annotations") or {}).get(names.ANNOTATION_APPLIED_HASH)
+        for body in (manifest, live)
+    ]
+    if hashes[0] != hashes[1]:
+        return "lost its hash" if not hashes[1] else "changed"
+    lost = lost_fields(manifest, live)
+    return f"lost {', '.join(lost[:3])}" if lost else ""
+
+
+def _is_going(live: Body) -> bool:
+    return "deletionTimestamp" in live["metadata"]
+
+
+def _is_used(target: Ref, observed: Observed) -> bool:
+    """A ConfigMap lives as long as a ReplicaSet (for a rollback) or a pod refers to it."""
+    if target.kind != "ConfigMap":
+        return False
+    specs = [rs["spec"]["template"]["spec"] for rs in observed.replica_sets]
+    specs += [pod["spec"] for pod in observed.pods]
+    return any(target.name in _config_maps(spec) for spec in specs)
+
+
+def _config_maps(pod_spec: Body) -> set[str]:
+    sources = [
+        source.get("configMapRef") or {}
+        for container in pod_spec.get("containers") or ()
+        for source in container.get("envFrom") or ()
+    ]
+    return {str(source.get("name")) for source in sources}
+
+
+def _releases(pods: Iterable[Body]) -> Iterable[PodRelease]:
+    """Ready pods that still carry what protects a loading one from being moved."""
+    for pod in pods:
+        annotations = pod["metadata"].get("annotations") or {}
+        protecting = tuple(
+            key for key, value in names.PROTECT_WHILE_LOADING.items() if annotations.get(key) == value
+        )
+        conditions = (pod.get("status") or {}).get("conditions") or ()
+        ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+        if protecting and ready and not _is_going(pod):
+            yield PodRelease(name=pod["metadata"]["name"], uid=pod["metadata"]["uid"], annotations=protecting)

@@ -1,0 +1,89 @@
+"""Which fields of a desired manifest a live object has lost, compared as server-side apply merges them.
+
+Called by `make_plan` for objects whose hash says that they were applied from this very manifest. What
+others added beside our fields is theirs and no loss, except where the API treats a list or a map as one
+value. Knows no kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Lists that the API server merges by key (x-kubernetes-list-map-keys); every other list is one value.
+_LIST_KEYS: dict[str, tuple[str, ...]] = {
+    "containers": ("name",),
+    "env": ("name",),
+    "imagePullSecrets": ("name",),
+    "initContainers": ("name",),
+    "ownerReferences": ("uid",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "volumeMounts": ("mountPath",),
+    "volumes": ("name",),
+}
+# Ports are merged by another key in each kind that has them, and are one value in a NetworkPolicy.
+_PORT_KEYS = (("containerPort", "protocol"), ("port", "protocol"))
+_PORT_DEFAULTS = {"protocol": "TCP"}
+# Maps that are replaced as one value: an added key changes their meaning.
+_ATOMIC_MAPS = frozenset({"matchLabels", "nodeSelector"})
+
+
+def lost_fields(desired: Any, live: Any, path: str = "") -> list[str]:
+    """Paths of what `desired` asks for and `live` does not have; empty when all of it is there."""
+    if isinstance(desired, Mapping):
+        if not isinstance(live, Mapping):
+            return [path or "everything"]
+        return _lost_in_map(desired, live, path)
+    if isinstance(desired, Sequence) and not isinstance(desired, str):
+        if not isinstance(live, Sequence) or isinstance(live, str):
+            return [path]
+        return _lost_in_list(desired, live, path)
+    return [] if desired == live and isinstance(desired, bool) == isinstance(live, bool) else [path]
+
+
+def _lost_in_map(desired: Mapping[str, Any], live: Mapping[str, Any], path: str) -> list[str]:
+    if path.rpartition(".")[2] in _ATOMIC_MAPS or path == "spec.selector":
+        return [] if dict(desired) == dict(live) else [path]
+    return [
+        lost
+        for key, value in desired.items()
+        for lost in (
+            lost_fields(value, live[key], f"{path}.{key}" if path else key)
+            if key in live
+            else [f"{path}.{key}" if path else key]
+        )
+    ]
+
+
+def _lost_in_list(desired: Sequence[Any], live: Sequence[Any], path: str) -> list[str]:
+    keys = _keys_of(path, desired)
+    if not keys:
+        if len(desired) != len(live):
+            return [path]
+        pairs = enumerate(zip(desired, live, strict=True))
+        return [lost for i, (want, have) in pairs for lost in lost_fields(want, have, f"{path}[{i}]")]
+    found = {_key(item, keys): item for item in live if isinstance(item, Mapping)}
+    return [
+        lost
+        for item in desired
+        for lost in (
+            lost_fields(item, found[_key(item, keys)], f"{path}[{_key(item, keys)[0]}]")
+            if _key(item, keys) in found
+            else [f"{path}[{_key(item, keys)[0]}]"]
+        )
+    ]
+
+
+def _keys_of(path: str, desired: Sequence[Any]) -> tuple[str, ...]:
+    field = path.rpartition(".")[2]
+    if field != "ports":
+        return _LIST_KEYS.get(field, ())
+    if path == "spec.ports":
+        return _PORT_KEYS[1]
+    if desired and isinstance(desired[0], Mapping) and "containerPort" in desired[0]:
+        return _PORT_KEYS[0]
+    return ()
+
+
+def _key(item: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[Any, ...]:
+    return tuple(item.get(key, _PORT_DEFAULTS.get(key)) for key in keys)

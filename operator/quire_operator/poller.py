@@ -1,0 +1,96 @@
+"""Asks pods that are not ready how they are: GET /statusz every two seconds, all at once, each with a short
+deadline.
+
+Run by the controller. The answers are hostile input: bounded here in size and time, checked in `reports`. A
+pod that answers differently than before puts its LLMDeployment into the queue. Knows no status and writes
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Callable
+
+import aiohttp
+
+from quire_operator import names, reports
+from quire_operator.cluster import Cluster, Key, Object, kinds, owner_key
+from quire_operator.reports import Sample
+
+PERIOD_SECONDS = 2.0
+ANSWER_SECONDS = 1.5
+CONCURRENCY = 64
+
+
+class Poller:
+    """`changed` is called with the LLMDeployment of a pod that has something new to say."""
+
+    def __init__(
+        self, cluster: Cluster, changed: Callable[[Key], None], *, port: int = names.PORT_HEALTH
+    ) -> None:
+        self._cluster = cluster
+        self._changed = changed
+        self._port = port
+        self._slots = asyncio.Semaphore(CONCURRENCY)
+        self._was_loading: set[str] = set()  # uids: these are asked once more when they have become ready
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        async with aiohttp.ClientSession(
+            timeout=timeout, auto_decompress=False, trust_env=False, cookie_jar=aiohttp.DummyCookieJar()
+        ) as session:
+            while True:
+                await self.poll(session)
+                await asyncio.sleep(PERIOD_SECONDS)
+
+    async def poll(self, session: aiohttp.ClientSession) -> None:
+        """Ask every pod once that has something to tell."""
+        pods = {str(pod["metadata"]["uid"]): pod for pod in self._cluster.cache.all(kinds.POD.kind)}
+        for uid in (self._cluster.samples.keys() | self._was_loading) - pods.keys():
+            self._cluster.samples.pop(uid, None)
+            self._was_loading.discard(uid)
+        asked = [(uid, pod) for uid, pod in pods.items() if self._is_asked(uid, pod)]
+        await asyncio.gather(*(self._ask(session, uid, pod) for uid, pod in asked))
+
+    def _is_asked(self, uid: str, pod: Object) -> bool:
+        status = pod.get("status") or {}
+        if not status.get("podIP") or "deletionTimestamp" in pod["metadata"] or not _is_running(status):
+            return False
+        conditions = status.get("conditions") or ()
+        if not any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions):
+            self._was_loading.add(uid)
+            return True
+        sample = self._cluster.samples.get(uid)
+        return uid in self._was_loading and (sample is None or sample.phase != "serving")
+
+    async def _ask(self, session: aiohttp.ClientSession, uid: str, pod: Object) -> None:
+        async with self._slots:
+            sample = await fetch(session, str(pod["status"]["podIP"]), self._port)
+        if sample is not None and sample != self._cluster.samples.get(uid):
+            self._cluster.samples[uid] = sample
+            self._changed(owner_key(pod))
+
+
+async def fetch(session: aiohttp.ClientSession, address: str, port: int) -> Sample | None:
+    """The pod's answer, None for none that can be believed."""
+    try:
+        host = ipaddress.ip_address(address)
+        url = f"http://[{host}]:{port}/statusz" if host.version == 6 else f"http://{host}:{port}/statusz"
+        async with session.get(url, allow_redirects=False, headers={"Accept-Encoding": "identity"}) as answer:
+            if answer.status != 200:
+                return None
+            raw = await answer.content.read(reports.MAX_STATUSZ_BYTES + 1)
+            while len(raw) <= reports.MAX_STATUSZ_BYTES and not answer.content.at_eof():
+                raw += await answer.content.read(reports.MAX_STATUSZ_BYTES + 1)
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return None
+    return reports.parse_statusz(raw)
+
+
+def _is_running(status: Object) -> bool:
+    return any(
+        container.get("name") == names.CONTAINER and "running" in (container.get("state") or {})
+        for container in status.get("containerStatuses") or ()
+    )

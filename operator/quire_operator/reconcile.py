@@ -1,0 +1,133 @@
+"""One LLMDeployment from what it is to what it should be: parse, build, observe, plan, execute, status.
+
+Called by the workers with a key and nothing else (level-triggered: what happened does not matter, only what
+is). Decisions are made by pure functions; what reaches the API server goes through `cluster`. Keeps nothing
+that matters.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from quire_operator import names, resources, spec, status
+from quire_operator.cluster import Cluster, ClusterError, Key, QuotaExceededError, RejectedError
+from quire_operator.errors import SpecError
+from quire_operator.observed import Observed, Ref, ref
+from quire_operator.plan import Plan, make_plan
+from quire_operator.reports import printable
+from quire_operator.settings import Settings
+from quire_operator.status import Failure, transitions
+
+logger = logging.getLogger(__name__)
+
+# What no watch tells of (a volume that does not mount, a foreign object that is gone) is looked at again.
+UNSETTLED_SECONDS = 10.0
+PROGRESS_SECONDS = 10.0
+# The same manifest applied so often means that somebody else keeps changing it: then repair more slowly.
+REPAIRS_AT_ONCE = 5
+REPAIR_WINDOW_SECONDS = 60.0
+
+_SETTLED_PHASES = frozenset({"Serving", "Suspended"})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a reconcile did. `again_after`: seconds after which it is due without an event."""
+
+    phase: str = ""
+    plan: Plan = Plan()
+    again_after: float | None = None
+
+
+class Reconciler:
+    """`clock` is monotonic and paces writes, `now` is what stands in the status."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._clock = clock
+        self._now = now
+        self._written_at: dict[Key, float] = {}
+        self._applied_at: dict[Key, dict[tuple[Ref, str], deque[float]]] = {}
+
+    async def __call__(self, key: Key) -> Outcome:
+        """Bring `key` one step nearer to what it should be, and write down how it is."""
+        body = self._cluster.cache.get(names.KIND, key.namespace, key.name)
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            self._written_at.pop(key, None)
+            self._applied_at.pop(key, None)
+            return Outcome()  # garbage collection takes the children along
+        try:
+            model = spec.parse(body)
+            desired = resources.build(model, self._settings)
+        except SpecError as error:
+            observed = await self._cluster.observe(body)
+            return await self._report(key, observed, status.invalid(observed, error, now=self._now()), Plan())
+        observed = await self._cluster.observe(body, [ref(manifest) for manifest in desired])
+        problem = status.ownership_conflict(observed)
+        plan = self._paced(key, make_plan(desired, observed))
+        if plan:
+            logger.info("%s/%s: %s", key.namespace, key.name, "; ".join(plan.details))
+            problem = await self._execute(plan, key) or problem
+            observed = await self._cluster.observe(body)
+        new = status.of(model, observed, now=self._now(), problem=problem)
+        return await self._report(key, observed, new, plan)
+
+    async def _execute(self, plan: Plan, key: Key) -> Failure | None:
+        """Carry out the plan; what the API server refuses is a problem to be told of."""
+        try:
+            await self._cluster.execute(plan, key.namespace)
+        except QuotaExceededError as error:
+            return Failure(reason="QuotaExceeded", detail=printable(str(error)))
+        except RejectedError as error:
+            return Failure(reason="ApplyRejected", detail=printable(str(error)))
+        return None
+
+    async def _report(self, key: Key, observed: Observed, new: dict[str, Any], plan: Plan) -> Outcome:
+        """Write the status in one patch if it changed, and tell Events of what changed."""
+        phase = str(new.get("phase", ""))
+        outcome = Outcome(phase, plan, None if phase in _SETTLED_PHASES else UNSETTLED_SECONDS)
+        patch = transitions.merge_patch(observed.status, new)
+        if not patch:
+            return outcome
+        wait = self._written_at.get(key, float("-inf")) + PROGRESS_SECONDS - self._clock()
+        if transitions.is_progress_only(patch) and wait > 0:
+            return replace(outcome, again_after=wait)
+        await self._cluster.patch_status(observed.body, patch)
+        self._written_at[key] = self._clock()
+        for event in transitions.events(observed.status, new):
+            try:
+                await self._cluster.tell(observed.body, event)
+            except ClusterError as error:  # an Event is worth no second reconcile: the status says the same
+                logger.warning("%s/%s: Event %s not told: %s", key.namespace, key.name, event.reason, error)
+        return outcome
+
+    def _paced(self, key: Key, plan: Plan) -> Plan:
+        """Without the manifests that were applied so often lately that somebody else must be undoing it."""
+        now = self._clock()
+        times = self._applied_at.setdefault(key, defaultdict(deque))
+        apply = []
+        for manifest in plan.apply:
+            identity = (ref(manifest), manifest["metadata"]["annotations"][names.ANNOTATION_APPLIED_HASH])
+            recent = times[identity]
+            while recent and recent[0] < now - REPAIR_WINDOW_SECONDS:
+                recent.popleft()
+            if len(recent) < REPAIRS_AT_ONCE or recent[-1] <= now - UNSETTLED_SECONDS:
+                recent.append(now)
+                apply.append(manifest)
+        for identity in [known for known, recent in times.items() if not recent]:
+            del times[identity]
+        return replace(plan, apply=tuple(apply))

@@ -1,0 +1,110 @@
+"""What model servers say of themselves, read as hostile input: /statusz and the termination log.
+
+Whoever controls a model's pod controls these texts, and they end up in status and Events: every value is
+bounded, typed and stripped of control characters here, and a text that does not fit is dropped whole.
+Called by the poller (/statusz) and by `status` (termination log). Knows no pod and no condition.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_STATUSZ_BYTES = 16 * 1024
+MAX_TERMINATION_CHARS = 4096  # the kubelet's own limit
+MAX_MESSAGE_CHARS = 512
+MAX_BYTES = 1 << 50
+MAX_SECONDS = 30 * 86_400.0
+
+PHASES = frozenset({"loading", "warming", "serving", "draining", "stalled", "failed"})
+_REASON = re.compile(r"[A-Z][A-Za-z]{0,63}")
+_VERSION = re.compile(r"[0-9A-Za-z.+-]{1,64}")
+_NOT_PRINTABLE = re.compile(r"[^\x20-\x7e\xa0-\ud7ff\ue000-\ufffd]+")
+_INVISIBLE = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One believable answer of /statusz."""
+
+    phase: str
+    reason: str = ""
+    loaded_bytes: int = 0
+    total_bytes: int = 0
+    eta_seconds: int | None = None
+    load_seconds: int | None = None
+    version: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Termination:
+    """What a container wrote before it ended; `reason` is empty when it wrote no JSON of ours."""
+
+    reason: str = ""
+    message: str = ""
+
+
+def parse_statusz(raw: bytes) -> Sample | None:
+    """The answer as a Sample; None when it is too long, no JSON object, or has an unknown phase."""
+    if len(raw) > MAX_STATUSZ_BYTES:
+        return None
+    document = _json_object(raw.decode("utf-8", "replace"))
+    phase = document.get("phase")
+    if not isinstance(phase, str) or phase not in PHASES:
+        return None
+    total = _whole(document.get("totalBytes"), MAX_BYTES) or 0
+    version = document.get("version")
+    return Sample(
+        phase=phase,
+        reason=_reason(document.get("reason")),
+        loaded_bytes=min(_whole(document.get("loadedBytes"), MAX_BYTES) or 0, total),
+        total_bytes=total,
+        eta_seconds=_whole(document.get("etaSeconds"), MAX_SECONDS),
+        load_seconds=_whole(document.get("loadSeconds"), MAX_SECONDS),
+        version=version if isinstance(version, str) and _VERSION.fullmatch(version) else "",
+    )
+
+
+def parse_termination(text: object) -> Termination:
+    """The termination log: our JSON, or the last line that the kubelet took from the container's log."""
+    if not isinstance(text, str):
+        return Termination()
+    text = text[:MAX_TERMINATION_CHARS].strip()
+    document = _json_object(text)
+    if document:
+        return Termination(reason=_reason(document.get("reason")), message=printable(document.get("message")))
+    lines = text.splitlines()
+    return Termination(message=printable(lines[-1]) if lines else "")
+
+
+def printable(text: object) -> str:
+    """One bounded line without control characters, safe to show in a terminal; not text becomes empty."""
+    if not isinstance(text, str):
+        return ""
+    line = _INVISIBLE.sub("", _NOT_PRINTABLE.sub(" ", text[: 4 * MAX_MESSAGE_CHARS])).strip()
+    return line if len(line) <= MAX_MESSAGE_CHARS else f"{line[: MAX_MESSAGE_CHARS - 3]}..."
+
+
+def _json_object(text: str) -> Mapping[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):  # a million brackets are an attack, not an answer
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _reason(value: object) -> str:
+    return value if isinstance(value, str) and _REASON.fullmatch(value) else ""
+
+
+def _whole(value: object, most: float) -> int | None:
+    """A number between 0 and `most`, rounded down; anything else is None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return int(value) if 0 <= value <= most else None

@@ -1,0 +1,225 @@
+"""The status of an LLMDeployment, computed from what was observed: conditions, numbers, progress, last
+failure.
+
+Called by reconcile, which writes the result in one patch when it differs from what is stored. The stored
+status is only read to keep what cannot be observed again: times, the last failure, the last measured load.
+Never to decide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from quire_operator import names, reports
+from quire_operator.errors import SpecError
+from quire_operator.observed import Body, Observed
+from quire_operator.spec import LLMDeployment
+from quire_operator.status import conditions, pods, progress, reasons
+from quire_operator.status.conditions import Facts, Rollout
+from quire_operator.status.pods import Failure, PodState
+
+__all__ = ["Failure", "Status", "invalid", "of", "ownership_conflict", "timestamp"]
+
+Status = dict[str, Any]
+
+_POD_REFUSED = re.compile(r'^pods "[^"]*" is forbidden: ')
+
+
+@dataclass(frozen=True, kw_only=True)
+class _View:
+    """What `of` works out first and all parts of the status follow from."""
+
+    rollout: Rollout
+    states: Sequence[PodState]
+    failure: Failure | None
+
+
+def of(model: LLMDeployment, observed: Observed, *, now: datetime, problem: Failure | None = None) -> Status:
+    """The whole status. `problem`: why the desired state could not be applied, if so."""
+    view = _view(model, observed, now)
+    old = observed.status
+    here = [state for state in view.states if not state.going]
+    facts = Facts(
+        rollout=view.rollout,
+        suspended=model.replicas == 0,
+        loading=sum(state.loading for state in here),
+        pods=len(here),
+        unscheduled=next((s.failure for s in here if not s.scheduled and s.failure), None),
+        failure=view.failure,
+        problem=problem,
+    )
+    built = conditions.build(
+        facts, generation=model.generation, old=old.get("conditions") or (), now=timestamp(now)
+    )
+    deployment = observed.child("Deployment") or {}
+    status: Status = {
+        "observedGeneration": model.generation,
+        "phase": _phase(facts, {c["type"]: c["status"] for c in built}),
+        "url": model.url,
+        "selector": names.selector(model.name),
+        "replicas": view.rollout.replicas,
+        "readyReplicas": view.rollout.ready,
+        "updatedReplicas": view.rollout.updated,
+        "availableReplicas": view.rollout.available,
+        "loadingReplicas": facts.loading,
+        "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in observed.pods),
+        "model": progress.model(here, old.get("model") or {}),
+        "engine": progress.engine(deployment, here, old.get("engine") or {}),
+        "lastFailure": _last_failure(problem, view, old.get("lastFailure") or {}, now),
+        "conditions": built,
+    }
+    return {key: value for key, value in status.items() if value != {}}
+
+
+def invalid(observed: Observed, error: SpecError, *, now: datetime) -> Status:
+    """The status of an object whose spec cannot be read: what serves goes on serving, numbers stay."""
+    generation = int(observed.body["metadata"].get("generation") or 0)
+    problem = Failure(reason="InvalidSpec", detail=reports.printable(str(error)))
+    deployment = observed.child("Deployment")
+    facts = Facts(
+        rollout=_rollout(deployment, wanted=0, needed=1),
+        suspended=False,
+        loading=0,
+        pods=len(observed.pods),
+        unscheduled=None,
+        failure=None,
+        problem=problem,
+    )
+    old = observed.status
+    before = old.get("conditions") or ()
+    built = conditions.build(facts, generation=generation, old=before, now=timestamp(now))
+    view = _View(rollout=facts.rollout, states=(), failure=None)
+    failure = _last_failure(problem, view, old.get("lastFailure") or {}, now)
+    return {
+        **old,
+        "observedGeneration": generation,
+        "phase": "Failed",
+        "lastFailure": failure,
+        "conditions": built,
+    }
+
+
+def ownership_conflict(observed: Observed) -> Failure | None:
+    """The problem of names that somebody else has."""
+    if not observed.foreign:
+        return None
+    taken = ", ".join(f"{target} in namespace {observed.namespace}" for target in observed.foreign)
+    return Failure(reason="OwnershipConflict", detail=taken)
+
+
+def timestamp(moment: datetime) -> str:
+    """As the API server writes times."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _view(model: LLMDeployment, observed: Observed, now: datetime) -> _View:
+    deployment = observed.child("Deployment")
+    wanted = model.replicas
+    needed = max(1, wanted - model.spec.disruption.max_unavailable) if wanted else 0
+    newest = _newest(observed.replica_sets)
+    states = [
+        pods.read(pod, newest=newest, sample=observed.samples.get(str(pod["metadata"]["uid"])), now=now)
+        for pod in observed.pods
+    ]
+    known = {c.get("reason") for c in observed.status.get("conditions") or () if c.get("type") == "Degraded"}
+    failures = [state.failure for state in _by_weight(states) if state.failure is not None]
+    refused = _refused(deployment)
+    # The one that is told already stays the one that is told, so that two bad pods do not take turns.
+    failure = next((f for f in failures if f.reason in known), failures[0] if failures else refused)
+    return _View(rollout=_rollout(deployment, wanted=wanted, needed=needed), states=states, failure=failure)
+
+
+def _newest(replica_sets: Sequence[Body]) -> str:
+    """uid of the ReplicaSet with the highest revision."""
+
+    def revision(replica_set: Body) -> int:
+        annotations = replica_set["metadata"].get("annotations") or {}
+        text = annotations.get("deployment.kubernetes.io/revision", "0")
+        return int(text) if text.isdigit() else 0
+
+    return str(max(replica_sets, key=revision)["metadata"]["uid"]) if replica_sets else ""
+
+
+def _by_weight(states: Sequence[PodState]) -> list[PodState]:
+    """Pods of the newest revision first, and those whose container ended before those that only wait."""
+    return sorted(
+        states, key=lambda s: (not s.current, s.failure is None or s.failure.exit_code is None, s.name)
+    )
+
+
+def _rollout(deployment: Body | None, *, wanted: int, needed: int) -> Rollout:
+    if deployment is None:
+        return Rollout(wanted=wanted, needed=needed)
+    status = deployment.get("status") or {}
+    reported = {c["type"]: c for c in status.get("conditions") or ()}
+    progressing = reported.get("Progressing") or {}
+    return Rollout(
+        wanted=wanted,
+        needed=needed,
+        replicas=int(status.get("replicas") or 0),
+        updated=int(status.get("updatedReplicas") or 0),
+        ready=int(status.get("readyReplicas") or 0),
+        available=int(status.get("availableReplicas") or 0),
+        seen=int(status.get("observedGeneration") or 0) >= int(deployment["metadata"].get("generation") or 0),
+        deadline_exceeded=progressing.get("reason") == "ProgressDeadlineExceeded",
+        paused=bool((deployment.get("spec") or {}).get("paused")),
+    )
+
+
+def _refused(deployment: Body | None) -> Failure | None:
+    """The pods that the API server does not let the ReplicaSet create."""
+    for condition in ((deployment or {}).get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            detail = _POD_REFUSED.sub("", reports.printable(condition.get("message")))
+            reason = "QuotaExceeded" if "exceeded quota" in detail else "ApplyRejected"
+            return Failure(reason=reason, detail=detail, time=str(condition.get("lastTransitionTime") or ""))
+    return None
+
+
+def _phase(facts: Facts, is_true: Mapping[str, str]) -> str:
+    """One word for the printer column; the conditions are the contract."""
+    if is_true["Stalled"] == "True":
+        return "Failed"
+    if facts.suspended:
+        return "Suspended"
+    if facts.failure is not None and facts.failure.reason == "WaitingForNode" and not facts.rollout.ready:
+        return "WaitingForNode"
+    if is_true["Degraded"] == "True":
+        return "Degraded"
+    if is_true["Ready"] == "True":
+        return "Serving"
+    if is_true["Available"] == "True":
+        return "Updating"
+    return "Loading" if facts.loading else "Pending"
+
+
+def _last_failure(
+    problem: Failure | None, view: _View, old: Mapping[str, Any], now: datetime
+) -> Mapping[str, Any]:
+    """The newest failure there is, kept after it has healed."""
+    if problem is not None:
+        return _told(problem, old, now)
+    ended = [state.ended for state in view.states if state.ended is not None]
+    newest = max(ended, key=lambda failure: failure.time, default=None)
+    failure = view.failure if view.failure is not None and view.failure.exit_code is None else newest
+    if failure is None or (failure is newest and failure.time < str(old.get("time", ""))):
+        return old
+    return _told(failure, old, now)
+
+
+def _told(failure: Failure, old: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    same = old.get("reason") == failure.reason and old.get("pod", "") == failure.pod
+    told = {
+        "reason": failure.reason,
+        "message": reasons.message(failure.reason, failure.detail),
+        "time": failure.time or (same and old.get("time")) or timestamp(now),
+    }
+    if failure.pod:
+        told |= {"pod": failure.pod, "container": names.CONTAINER}
+    if failure.exit_code is not None:
+        told["exitCode"] = failure.exit_code
+    return told

@@ -1,0 +1,156 @@
+"""The conditions of an LLMDeployment, as kubectl wait, kstatus (Flux) and Argo CD read them.
+
+Called by `status.of` with everything already decided about pods and rollout. All conditions are always
+written; Reconciling and Stalled are never True together and never True while Ready is. Knows no pod and no
+API server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire_operator.status import reasons
+from quire_operator.status.pods import Failure
+
+Condition = dict[str, Any]
+Decided = tuple[str, str, str]  # status, reason, message
+
+_NOT_STALLED: Decided = ("False", "Progressing", "Nothing needs a change of the spec.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """The Deployment's numbers, and whether they are those of the newest revision."""
+
+    wanted: int = 0
+    needed: int = 0  # ready replicas without which the LLMDeployment is not Ready
+    replicas: int = 0
+    updated: int = 0
+    ready: int = 0
+    available: int = 0
+    seen: bool = False  # the Deployment's controller has seen its newest spec
+    deadline_exceeded: bool = False
+    paused: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Every pod is of the newest revision, and enough of them are available."""
+        return self.seen and self.replicas == self.updated and self.available >= self.needed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the conditions follow from."""
+
+    rollout: Rollout
+    suspended: bool
+    loading: int
+    pods: int
+    unscheduled: Failure | None
+    failure: Failure | None  # the one that explains most
+    problem: Failure | None  # our own: the spec cannot be read, an object cannot be applied
+
+
+def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> list[Condition]:
+    """All conditions; `lastTransitionTime` is kept where the status of a condition stays the same."""
+    before = {c.get("type"): c for c in old if isinstance(c, Mapping)}
+    ready = _ready(facts)
+    stalled = _stalled(facts) if ready[0] == "False" else _NOT_STALLED
+    is_working = ready[0] != "True" and stalled[0] != "True" and not facts.suspended
+    reconciling = ("True", *ready[1:]) if is_working else ("False", "Settled", "Nothing is under way.")
+    decided = {
+        "Ready": ready,
+        "Reconciling": reconciling,
+        "Stalled": stalled,
+        "Available": _available(facts.rollout),
+        "RolloutComplete": _rollout_complete(facts),
+        "Scheduled": _scheduled(facts),
+        "Degraded": _degraded(facts),
+    }
+    conditions = []
+    for kind, (status, reason, message) in decided.items():
+        known = before.get(kind) or {}
+        since = known.get("lastTransitionTime") if known.get("status") == status else None
+        conditions.append(
+            {
+                "type": kind,
+                "status": status,
+                "reason": reason,
+                "message": message,
+                "observedGeneration": generation,
+                "lastTransitionTime": since or now,
+            }
+        )
+    return conditions
+
+
+def _ready(facts: Facts) -> Decided:
+    rollout = facts.rollout
+    if facts.problem is not None:
+        return "False", facts.problem.reason, _explain(facts.problem)
+    if facts.suspended:
+        return "False", "Suspended", "No pods run: spec.suspend is true or spec.replicas is 0."
+    count = f"{rollout.ready} of {rollout.wanted} replicas ready."
+    if rollout.complete and rollout.ready >= rollout.needed:
+        reason = "AllReplicasReady" if rollout.ready >= rollout.wanted else "MinimumReplicasReady"
+        return "True", reason, count
+    if facts.failure is not None:
+        return "False", facts.failure.reason, _explain(facts.failure)
+    if facts.loading:
+        return "False", "Loading", f"{count} Pods are loading the model; status.model says how far they are."
+    if rollout.paused:
+        return "False", "RolloutPaused", f"{count} spec.rollout.paused is true."
+    if rollout.replicas > rollout.updated or not rollout.seen:
+        return "False", "RollingOut", f"{count} {rollout.updated} run the newest spec."
+    return "False", "Pending", f"{count} Pods are being started."
+
+
+def _stalled(facts: Facts) -> Decided:
+    """True only when no retry helps until the spec, the model or a foreign object changes."""
+    if facts.problem is not None and reasons.REASONS[facts.problem.reason].final:
+        return "True", facts.problem.reason, _explain(facts.problem)
+    failure = facts.failure
+    if failure is not None and reasons.REASONS[failure.reason].final:
+        repeated = failure.exit_code is not None and failure.count >= reasons.STALLED_AFTER_FAILURES
+        if repeated or not failure.pod:
+            return "True", failure.reason, _explain(failure)
+    if facts.rollout.deadline_exceeded:
+        detail = f"{failure.reason}: {failure.detail}" if failure is not None else ""
+        return "True", "ProgressDeadlineExceeded", reasons.message("ProgressDeadlineExceeded", detail)
+    return _NOT_STALLED
+
+
+def _available(rollout: Rollout) -> Decided:
+    if rollout.ready:
+        return "True", "Serving", f"{rollout.ready} pods answer requests."
+    return "False", "NoReadyReplica", "No pod answers requests."
+
+
+def _rollout_complete(facts: Facts) -> Decided:
+    rollout = facts.rollout
+    if rollout.complete and facts.problem is None:
+        return "True", "Complete", "All pods run the newest spec."
+    reason = "Paused" if rollout.paused else "InProgress"
+    return "False", reason, f"{rollout.updated} of {rollout.wanted} replicas run the newest spec."
+
+
+def _scheduled(facts: Facts) -> Decided:
+    if facts.unscheduled is not None:
+        failure = facts.unscheduled
+        return "False", failure.reason, _explain(failure)
+    if not facts.pods:
+        return "Unknown", "NoPods", "There are no pods to place."
+    return "True", "AllPodsScheduled", "Every pod has a node."
+
+
+def _degraded(facts: Facts) -> Decided:
+    failure = facts.problem or facts.failure
+    if failure is None:
+        return "False", "AsExpected", "No pod is failing."
+    return "True", failure.reason, _explain(failure)
+
+
+def _explain(failure: Failure) -> str:
+    return reasons.message(failure.reason, failure.detail)

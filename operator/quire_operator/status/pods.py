@@ -1,0 +1,209 @@
+"""One pod as the status sees it: ready, loading, failing or going, and for which reason.
+
+Pure: a live pod and what it says of itself in, a frozen PodState out. Called by `status.of`. What a pod
+says is believed only where Kubernetes cannot know better, and never about another object.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from quire_operator import names, reports
+from quire_operator.observed import Body, controller_uid
+from quire_operator.reports import Sample
+from quire_operator.status.reasons import BY_EXIT_CODE, REASONS
+
+# A pod that is scheduled and has no sandbox yet waits for its volumes; mounting always takes a moment.
+VOLUME_GRACE_SECONDS = 30.0
+
+_IMAGE_WAITS = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
+)
+_CONFIG_WAITS = frozenset({"CreateContainerConfigError", "CreateContainerError"})
+_SELF_REPORTED = frozenset({"CanaryMismatch", "CanaryStale", "EngineStalled"})
+_SELF_TERMINATED = frozenset(
+    {
+        "ModelNotFound",
+        "ModelCorrupt",
+        "ConfigError",
+        "StartupTimeout",
+        "LoadStalled",
+        "EngineCrashed",
+        "EngineStalled",
+    }
+)
+# The kubelet alternates between the error and a back-off that quotes it: the same text for both.
+_PULL_PREFIX = re.compile(r'^(Back-off pulling image "[^"]*"(: )?)?(ErrImagePull: )?')
+_VOLUME_WORDS = re.compile(r"persistentvolumeclaim|volume", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a pod (or, without `pod`, the whole LLMDeployment) does not serve."""
+
+    reason: str
+    detail: str = ""
+    pod: str = ""
+    exit_code: int | None = None
+    time: str = ""  # empty when Kubernetes gives none: then the time at which we first saw it
+    count: int = 1  # how often this pod has failed
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodState:
+    """`current`: made by the newest revision. `failure` is of now, `ended` the last end of its container."""
+
+    name: str
+    current: bool
+    ready: bool
+    going: bool
+    scheduled: bool
+    loading: bool
+    failure: Failure | None
+    ended: Failure | None
+    sample: Sample | None
+    created: str
+
+
+def read(pod: Body, *, newest: str, sample: Sample | None, now: datetime) -> PodState:
+    """`newest`: uid of the newest ReplicaSet; `sample`: the pod's last /statusz, if there is one."""
+    status = pod.get("status") or {}
+    conditions = {c["type"]: c for c in status.get("conditions") or ()}
+    container = _server(status)
+    going = "deletionTimestamp" in pod["metadata"] or status.get("phase") in ("Failed", "Succeeded")
+    ready = not going and (conditions.get("Ready") or {}).get("status") == "True"
+    ended = _ended(pod, container)
+    failure = None if ready or going else _failure(pod, conditions, container, sample, ended, now)
+    running = "running" in (container.get("state") or {})
+    return PodState(
+        name=pod["metadata"]["name"],
+        current=controller_uid(pod) == newest,
+        ready=ready,
+        going=going,
+        scheduled=bool((pod.get("spec") or {}).get("nodeName")),
+        loading=running and not ready and not going and (failure is None or failure is ended),
+        failure=failure,
+        ended=ended,
+        sample=sample,
+        created=str(pod["metadata"].get("creationTimestamp", "")),
+    )
+
+
+def _server(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    for container in status.get("containerStatuses") or ():
+        if container.get("name") == names.CONTAINER:
+            return dict(container)
+    return {}
+
+
+def _failure(
+    pod: Body,
+    conditions: Mapping[str, Any],
+    container: Mapping[str, Any],
+    sample: Sample | None,
+    ended: Failure | None,
+    now: datetime,
+) -> Failure | None:
+    """The reason that is nearest to the engine: what it says, how it ended, what its container waits for."""
+    name = pod["metadata"]["name"]
+    running = (container.get("state") or {}).get("running")
+    if running is not None:
+        if sample is not None and _said(sample):
+            return Failure(reason=_said(sample), pod=name)
+        return ended if ended is not None and not _served_since(running, conditions) else None
+    if ended is not None:
+        return ended
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    waits_for = str(waiting.get("reason", ""))
+    detail = reports.printable(waiting.get("message"))
+    if waits_for in _IMAGE_WAITS:
+        image = reports.printable(container.get("image") or _image(pod))
+        cause = _PULL_PREFIX.sub("", detail) or "the pull failed"
+        return Failure(reason="ImagePullFailed", detail=f"{image}: {cause}", pod=name)
+    if waits_for in _CONFIG_WAITS:
+        return Failure(reason="ConfigError", detail=detail or waits_for, pod=name)
+    return _placement(pod, conditions, name, now)
+
+
+def _said(sample: Sample) -> str:
+    if sample.reason in _SELF_REPORTED:
+        return sample.reason
+    return "EngineStalled" if sample.phase == "stalled" else ""
+
+
+def _served_since(running: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool:
+    """True when the pod became unready after this container had been ready: its last end explains nothing."""
+    changed = str((conditions.get("Ready") or {}).get("lastTransitionTime", ""))
+    return bool(changed) and changed > str(running.get("startedAt", ""))
+
+
+def _ended(pod: Body, container: Mapping[str, Any]) -> Failure | None:
+    """How the container ended last, if that was no clean exit."""
+    state = container.get("state") or {}
+    end = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
+    if not end or end.get("exitCode") == 0:
+        return None
+    code = int(end.get("exitCode", 1))
+    said = reports.parse_termination(end.get("message"))
+    detail = said.message
+    if end.get("reason") == "OOMKilled":
+        reason = "OOMKilled"
+    elif said.reason in _SELF_TERMINATED:
+        reason = said.reason
+    else:
+        reason = BY_EXIT_CODE.get(code, "EngineCrashed")
+        detail = detail or f"exit code {code}"
+    return Failure(
+        reason=reason,
+        detail=detail,
+        pod=pod["metadata"]["name"],
+        exit_code=code,
+        time=str(end.get("finishedAt") or ""),
+        count=int(container.get("restartCount", 0)) + (0 if "running" in state else 1),
+    )
+
+
+def _placement(pod: Body, conditions: Mapping[str, Any], name: str, now: datetime) -> Failure | None:
+    scheduled = conditions.get("PodScheduled") or {}
+    if scheduled.get("status") == "False":
+        detail = reports.printable(scheduled.get("message"))
+        reason = "VolumePending" if _VOLUME_WORDS.search(detail) else "WaitingForNode"
+        return Failure(reason=reason, detail=detail, pod=name)
+    sandbox = conditions.get("PodReadyToStartContainers") or {}
+    if scheduled.get("status") == "True" and sandbox.get("status") == "False":
+        since = seconds_since(str(scheduled.get("lastTransitionTime", "")), now)
+        if since >= VOLUME_GRACE_SECONDS:
+            claims = [
+                str(volume["persistentVolumeClaim"].get("claimName"))
+                for volume in pod["spec"].get("volumes") or ()
+                if "persistentVolumeClaim" in volume
+            ]
+            return Failure(reason="VolumePending", detail=f"claims: {', '.join(claims)}", pod=name)
+    return None
+
+
+def seconds_since(timestamp: str, now: datetime) -> float:
+    """Seconds from a timestamp of the API server to `now`; 0 for what is no timestamp."""
+    try:
+        return (now - datetime.fromisoformat(timestamp)).total_seconds()
+    except (ValueError, TypeError):
+        return 0.0
+
+
+def _image(pod: Body) -> str:
+    return str(next((c.get("image") for c in pod["spec"].get("containers") or ()), ""))
+
+
+assert REASONS.keys() >= _SELF_REPORTED | _SELF_TERMINATED  # a reason without a remedy helps nobody

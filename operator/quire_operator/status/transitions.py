@@ -1,0 +1,67 @@
+"""What changed between two statuses: the patch that is to be written, and the Events that tell of it.
+
+Called by reconcile with the stored status and the new one. An Event is told once for each reason that was
+not there before, so a restarted operator, which finds the reason in the stored status, tells nothing. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """What happened to an LLMDeployment, for people who read `kubectl describe`."""
+
+    kind: str  # Normal or Warning
+    reason: str
+    note: str
+    action: str = "Reconcile"
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON merge patch that makes `old` into `new`; empty when they are equal."""
+    patch: dict[str, Any] = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            inner = merge_patch(before, value)
+            if inner:
+                patch[key] = inner
+        elif key not in old or before != value:
+            patch[key] = value
+    return patch
+
+
+def is_progress_only(patch: Mapping[str, Any]) -> bool:
+    """True for a patch that only says how far loading is: it can wait a little."""
+    progress = {"bytesLoaded", "etaSeconds"}
+    return set(patch) == {"model"} and isinstance(patch["model"], Mapping) and set(patch["model"]) <= progress
+
+
+def events(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Event, ...]:
+    """One Warning for each new reason of trouble, one Normal when it becomes Ready."""
+    trouble, known = _trouble(new), _trouble(old)
+    told = [
+        Event(kind="Warning", reason=reason, note=note)
+        for reason, note in trouble.items()
+        if reason not in known
+    ]
+    ready = _condition(new, "Ready")
+    if ready.get("status") == "True" and _condition(old, "Ready").get("status") != "True":
+        told.append(Event(kind="Normal", reason="Ready", note=str(ready.get("message", ""))))
+    return tuple(told)
+
+
+def _trouble(status: Mapping[str, Any]) -> dict[str, str]:
+    found = (_condition(status, kind) for kind in ("Degraded", "Stalled"))
+    return {str(c.get("reason")): str(c.get("message")) for c in found if c.get("status") == "True"}
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    for condition in status.get("conditions") or ():
+        if isinstance(condition, Mapping) and condition.get("type") == kind:
+            return condition
+    return {}
