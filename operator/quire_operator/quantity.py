@@ -12,7 +12,7 @@ from fractions import Fraction
 from quire_operator.errors import QuantityError
 
 # No exponents (1e3) and nothing below a milli-unit: what people write, and all that we need to read.
-PATTERN = r"^([0-9]{1,12}m|[0-9]{1,12}(\.[0-9]{1,3})?(k|M|G|T|Ki|Mi|Gi|Ti)?)$"
+PATTERN = r"^([0-9]{1,18}m|[0-9]{1,18}(\.[0-9]{1,3})?(k|M|G|T|Ki|Mi|Gi|Ti)?)$"
 
 _PARTS = re.compile(r"(?P<number>[0-9.]+)(?P<suffix>[A-Za-z]*)")
 _DECIMAL = {"m": Fraction(1, 1000), "": Fraction(1), "k": Fraction(10**3), "M": Fraction(10**6)}

@@ -1,0 +1,193 @@
+"""LLMDeployments to test with: a minimal one, one with every field, and random ones drawn from the CRD.
+
+Used by the tests on the API server and by the unit tests of spec and resources. The random ones come from the
+schema itself, so that a new field is drawn without a line here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hypothesis import strategies as st
+
+from quire_operator.spec import reader
+
+Body = dict[str, Any]
+
+ROOT = Path(__file__).parents[2]
+CRD: Body = yaml.safe_load((ROOT / "crds" / "llmdeployments.yaml").read_text(encoding="utf-8"))
+SCHEMA: Body = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SPEC_SCHEMA: Body = SCHEMA["properties"]["spec"]
+
+MINIMAL: Body = {
+    "apiVersion": "serving.quire.dev/v1alpha1",
+    "kind": "LLMDeployment",
+    "metadata": {"name": "minimal", "namespace": "default"},
+    "spec": {
+        "model": {"source": {"pvc": {"claimName": "models"}}},
+        "resources": {"cpu": "1", "memory": "2Gi"},
+    },
+}
+
+FULL: Body = yaml.safe_load((Path(__file__).parent / "full.yaml").read_text(encoding="utf-8"))
+
+
+def minimal(**spec: Any) -> Body:
+    """The minimal LLMDeployment with parts of the spec merged in: minimal(drain={"timeoutSeconds": 5})."""
+    return merged(MINIMAL, {"spec": spec})
+
+
+def merged(base: Body, patch: Mapping[str, Any]) -> Body:
+    """A copy of `base` with `patch` merged into its objects; lists and values are replaced."""
+    result = copy.deepcopy(base)
+    for key, value in patch.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return result
+
+
+def schemas(schema: Body = SCHEMA, path: str = "") -> Iterator[tuple[str, Body]]:
+    """Every schema of the CRD with its path, such as spec.engine.env[].name."""
+    yield path, schema
+    for name, inner in schema.get("properties", {}).items():
+        yield from schemas(inner, f"{path}.{name}".lstrip("."))
+    if "items" in schema:
+        yield from schemas(schema["items"], f"{path}[]")
+
+
+def random_bodies() -> st.SearchStrategy[Body]:
+    """Valid LLMDeployments, with texts as hostile as the patterns let them be."""
+    metadata = st.fixed_dictionaries(
+        {
+            "name": st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True),
+            "namespace": st.just("default"),
+        }
+    )
+    return st.builds(
+        lambda metadata, spec: {**MINIMAL, "metadata": metadata, "spec": spec},
+        metadata,
+        _strategy(SPEC_SCHEMA, "spec"),
+    )
+
+
+# What a pattern cannot say, or where most of what it lets through would be noise.
+_KEYS = st.sampled_from(["disktype", "topology.kubernetes.io/zone", "A.b_c-d", "example.com/X"])
+_HOSTILE = ["$(id)", "`id`", "; rm -rf /", "--host", "a\nb", "'\"", "$(QUIRE_HOST)", "{{ .Values }}", "-"]
+_OVERRIDES: dict[str, st.SearchStrategy[Any]] = {
+    "spec.resources.cpu": st.sampled_from([1, 64, "1", "100m", "1500m", "0.5", "1.250", "1k"]),
+    "spec.resources.memory": st.sampled_from(
+        [2**31, "64Mi", "1.5Gi", "2048Mi", "3000000k", "0.7Ti", "100.1M"]
+    ),
+    "spec.resources.sharedMemory": st.sampled_from(["Auto", "1Mi", "0.5Ki", 4096, "12.5M", "1000000"]),
+    "spec.engine.kvCache.memory": st.sampled_from([1, "1M", "1.5Mi", "33554432", "2500m"]),
+    "spec.engine.extraArgs": st.lists(
+        st.sampled_from(_HOSTILE) | st.text(max_size=20).filter(lambda t: "\0" not in t), max_size=4
+    ).map(lambda args: [argument for argument in args if argument != "--host"]),
+    "spec.scheduling.affinity": st.sampled_from(
+        [
+            {},
+            {"nodeAffinity": {}},
+            {
+                "podAntiAffinity": {
+                    "preferredDuringSchedulingIgnoredDuringExecution": [
+                        {
+                            "weight": 1,
+                            "podAffinityTerm": {
+                                "labelSelector": {},
+                                "namespaceSelector": {},
+                                "topologyKey": "zone",
+                                "namespaces": [],
+                            },
+                        }
+                    ]
+                }
+            },
+            {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}},
+        ]
+    ),
+    "cidr": st.sampled_from(["10.0.0.0/8", "192.168.1.7/32", "fd00::/8", "::/0", "0.0.0.0/0"]),
+    "key": _KEYS,
+}
+_NUMBERED = {"env": "name"}  # lists whose entries need distinct names
+
+
+def _strategy(schema: Body, path: str) -> st.SearchStrategy[Any]:
+    name = path.rpartition(".")[2]
+    override = _OVERRIDES.get(path, _OVERRIDES.get(name))
+    if override is not None:
+        return override
+    match schema:
+        case {"enum": values}:
+            return st.sampled_from(values)
+        case {"type": "boolean"}:
+            return st.booleans()
+        case {"type": "integer", "minimum": low, "maximum": high}:
+            return st.integers(low, high)
+        case {"type": "string", "pattern": pattern, "maxLength": longest}:
+            return st.from_regex(pattern, fullmatch=True).filter(lambda text: len(text) <= longest)
+        case {"type": "array", "items": items}:
+            by = (lambda entry: entry[_NUMBERED[name]]) if name in _NUMBERED else str
+            return st.lists(_strategy(items, f"{path}[]"), max_size=3, unique_by=by)
+        case {"additionalProperties": values}:
+            return st.dictionaries(_KEYS, _strategy(values, f"{path}.*"), max_size=3)
+        case _:
+            return _objects(schema, path)
+
+
+def _objects(schema: Body, path: str) -> st.SearchStrategy[Any]:
+    required = schema.get("required", [])
+    fields = {key: _strategy(inner, f"{path}.{key}") for key, inner in schema["properties"].items()}
+    return st.fixed_dictionaries(
+        {key: fields[key] for key in required},
+        optional={key: value for key, value in fields.items() if key not in required},
+    ).map(lambda entry: _repaired(entry, path))
+
+
+def _repaired(entry: Body, path: str) -> Body:
+    """The entry without what a rule across its fields forbids."""
+    match path.removeprefix("spec."):
+        case "model.source.pvc":
+            if entry.get("path", "").startswith("/") or ".." in entry.get("path", "").split("/"):
+                del entry["path"]
+        case "engine.env[]":
+            entry["name"] = f"X_{entry['name']}"[:128]
+        case "health":
+            if entry.get("loadStallTimeoutSeconds", 300) > entry.get("startupTimeoutSeconds", 1800):
+                entry["loadStallTimeoutSeconds"] = 10
+        case "drain":
+            entry["timeoutSeconds"] = min(entry.get("timeoutSeconds", 120), 3480)
+        case "rollout":
+            if entry.get("maxSurge", 1) == 0:
+                entry["maxUnavailable"] = 1
+        case "scheduling.tolerations[]":
+            if entry.get("operator") == "Exists":
+                entry.pop("value", None)
+            entry.setdefault("key", "gpu")
+            if entry.get("effect") != "NoExecute":
+                entry.pop("tolerationSeconds", None)
+        case "networking.networkPolicy.allowFrom[]":
+            if not ("namespaceSelector" in entry or "podSelector" in entry):
+                entry.setdefault("ipBlock", {"cidr": "10.0.0.0/8"})
+            else:
+                entry.pop("ipBlock", None)
+        case other if other.endswith("matchExpressions[]"):
+            if entry["operator"] in ("In", "NotIn"):
+                entry["values"] = entry.get("values") or ["a"]
+            else:
+                entry.pop("values", None)
+    return entry
+
+
+def properties(tree: object) -> Any:
+    """A tree of the spec's dataclasses as the object that it was read from, without what is empty."""
+    if isinstance(tree, tuple):
+        return [properties(entry) for entry in tree]
+    if not is_dataclass(tree):
+        return tree
+    entries = {reader.camel(item.name): properties(getattr(tree, item.name)) for item in fields(tree)}
+    return {key: value for key, value in entries.items() if value not in (None, "", [], {})}

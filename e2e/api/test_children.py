@@ -1,0 +1,57 @@
+"""What the operator renders, judged by a real API server: accepted, and found again unchanged afterwards.
+
+The second half guards the operator's silence: were the live object to differ from the desired one after
+defaulting, every look at it would end in a write.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+
+from e2e.api import specs
+from e2e.api.client import Client
+from quire_operator import plan, resources, spec
+from quire_operator.settings import Settings
+
+pytestmark = pytest.mark.api
+
+SETTINGS = Settings(engine_image="registry.example/quire-server:1", allow_faults=True)
+EXAMPLES = sorted((specs.ROOT / "examples").glob("*.yaml"))
+
+
+def _assert_children_are_kept(api: Client, body: specs.Body) -> None:
+    stored = {**body, "metadata": {**body["metadata"], "uid": "0e3c1f5e-0000-4000-8000-000000000000"}}
+    for manifest in resources.build(spec.parse(stored), SETTINGS):
+        stamped = plan.stamped(manifest)
+        live = api.try_apply(stamped)
+        assert plan.lost_fields(stamped, live) == [], manifest["kind"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_accepted_and_so_are_its_children(api: Client, path: Path) -> None:
+    bodies = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    for body in bodies:
+        api.try_create(body)
+    ours = [body for body in bodies if body["kind"] == "LLMDeployment"]
+    assert ours
+    for body in ours:
+        _assert_children_are_kept(api, body)
+
+
+@pytest.mark.parametrize("body", [specs.MINIMAL, specs.FULL], ids=["minimal", "full"])
+def test_children_are_accepted_and_kept(api: Client, body: specs.Body) -> None:
+    _assert_children_are_kept(api, body)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=specs.random_bodies())
+def test_whatever_the_schema_admits_becomes_children_that_are_accepted_and_kept(
+    api: Client, body: specs.Body
+) -> None:
+    admitted = api.try_create(body)
+    assert plan.lost_fields(body, admitted) == []
+    _assert_children_are_kept(api, admitted)

@@ -1,0 +1,88 @@
+"""The CRD as the API server takes it: every rule, every default, every field."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.api import specs
+from e2e.api.cases import CASES, Cases, Rule, rules
+from e2e.api.client import Client, RefusedError
+from quire_operator import spec
+from quire_operator.plan import lost_fields
+
+pytestmark = pytest.mark.api
+
+RULES = list(rules())
+
+
+def test_the_crd_is_established_and_structural(api: Client) -> None:
+    conditions = {c["type"]: c["status"] for c in api.crd()["status"]["conditions"]}
+    assert conditions["Established"] == conditions["NamesAccepted"] == "True"
+    assert "NonStructuralSchema" not in conditions
+
+
+def test_every_rule_has_cases_and_every_case_a_rule() -> None:
+    assert {rule.id for rule in RULES} == set(CASES)
+    assert all(cases.accepted and cases.refused for cases in CASES.values())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_accepts_what_it_should(api: Client, rule: Rule) -> None:
+    for body in CASES[rule.id].accepted:
+        api.try_create(body)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_refuses_what_it_should_and_says_what_to_do(api: Client, rule: Rule) -> None:
+    cases: Cases = CASES[rule.id]
+    for body in cases.refused:
+        with pytest.raises(RefusedError) as refusal:
+            api.try_create(body)
+        message = str(refusal.value)
+        assert cases.field in message
+        assert rule.message.split(":")[-1].strip() in message, message
+
+
+def test_defaults_of_the_api_server_are_those_of_the_operator(api: Client) -> None:
+    """Every optional object given empty, so that defaulting reaches all of its fields."""
+    defaulted = api.try_create(specs.minimal(**_optional_objects(specs.SPEC_SCHEMA)))["spec"]
+    assert spec.parse({**specs.MINIMAL, "spec": defaulted}) == spec.parse(specs.MINIMAL)
+    expected = specs.properties(spec.parse(specs.MINIMAL).spec)
+    assert _leaves(defaulted) == _leaves(expected)
+
+
+def test_the_status_starts_unobserved(api: Client) -> None:
+    assert api.try_create(specs.minimal())["status"] == {"observedGeneration": -1}
+
+
+def test_no_field_is_lost(api: Client) -> None:
+    assert lost_fields(specs.FULL, api.try_create(specs.FULL)) == []
+
+
+def test_a_field_that_does_not_exist_is_refused(api: Client) -> None:
+    with pytest.raises(RefusedError, match="unknown field"):
+        api.try_create(specs.minimal(trustRemoteCode=True))
+
+
+def test_the_scale_subresource_works_where_replicas_is_set(api: Client) -> None:
+    api.create(specs.merged(specs.minimal(replicas=2), {"metadata": {"name": "scaled"}}))
+    path = "/apis/serving.quire.dev/v1alpha1/namespaces/default/llmdeployments/scaled/scale"
+    scale = api.request("GET", path)
+    assert scale["spec"]["replicas"] == 2
+    scale["spec"]["replicas"] = 5
+    assert api.request("PUT", path, scale)["spec"]["replicas"] == 5
+
+
+def _optional_objects(schema: specs.Body) -> specs.Body:
+    """{} for every object that has nothing required, and the same within."""
+    result = {}
+    for name, inner in schema["properties"].items():
+        if inner.get("type") == "object" and "properties" in inner and not inner.get("required"):
+            result[name] = _optional_objects(inner)
+    return result
+
+
+def _leaves(value: object, path: str = "") -> dict[str, object]:
+    if isinstance(value, dict):
+        return {key: leaf for name in value for key, leaf in _leaves(value[name], f"{path}.{name}").items()}
+    return {path: value}
