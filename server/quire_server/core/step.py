@@ -27,7 +27,7 @@ class StartedRow:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass. Rows that compute a single token come first, so that decodes are a slice."""
+    """One forward pass. Rows that lack a single token come first, so that decodes are a slice."""
 
     step_id: int
     started: tuple[StartedRow, ...]

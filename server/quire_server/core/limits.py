@@ -1,0 +1,35 @@
+"""The scheduler's limits and counters: what its caller sets and reads."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of one engine. ``watermark``: share of blocks that admission leaves free, against thrashing."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    watermark: float = 0.01
+    seed: int = 0  # seeds the requests that bring no seed of their own
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens per step. Prompts that must not be cut fit beside all decodes, or they would starve."""
+        if self.enable_chunked_prefill:
+            return self.max_num_batched_tokens
+        return max(self.max_num_batched_tokens, self.max_model_len + self.max_num_seqs)
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since the start; the engine process exports them."""
+
+    preemptions: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    evictions: int = 0

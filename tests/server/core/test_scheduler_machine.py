@@ -1,0 +1,102 @@
+"""Random arrivals, aborts and steps over tiny pools: accounts hold, work progresses, answers are the
+model's own.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from quire_server.core.scheduler import Scheduler
+from tests.server.core.fake_runner import EOS, FakeRunner, answer, config, is_error, request
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(2, 24),
+        block_size=st.sampled_from([1, 2, 4]),
+        max_num_seqs=st.integers(1, 5),
+        budget=st.integers(1, 20),
+        caching=st.booleans(),
+        chunked=st.booleans(),
+    )
+    def begin(
+        self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int, caching: bool, chunked: bool
+    ) -> None:
+        self.config = config(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            enable_prefix_caching=caching,
+            enable_chunked_prefill=chunked,
+            max_model_len=24,
+            watermark=0.1,
+        )
+        self.scheduler = Scheduler(self.config, eos_token_ids=[EOS])
+        self.runner = FakeRunner(self.config)
+        self.live: dict[str, tuple[list[int], int]] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.count = 0
+
+    @rule(
+        prompt=st.lists(st.integers(0, 2), max_size=26),
+        max_tokens=st.integers(1, 12),
+        salt=st.sampled_from(["", "x"]),
+        priority=st.integers(0, 1),
+    )
+    def arrive(self, prompt: list[int], max_tokens: int, salt: str, priority: int) -> None:
+        name = f"r{self.count}"
+        self.count += 1
+        self.live[name], self.tokens[name] = (prompt, max_tokens), []
+        self.scheduler.add(request(name, prompt, max_tokens, cache_salt=salt, priority=priority))
+
+    @rule(choice=st.integers(0, 1000))
+    def abort(self, choice: int) -> None:
+        if self.live:
+            name = sorted(self.live)[choice % len(self.live)]
+            self.scheduler.abort(name)
+            del self.live[name]
+
+    @rule(abort_in_flight=st.booleans())
+    def step(self, abort_in_flight: bool) -> None:
+        step = self.scheduler.schedule()
+        assert (step is None) == (not self.live)
+        if step is None:
+            return
+        result = self.runner.run(step)
+        if abort_in_flight and self.live:
+            self.abort(0)
+        events = self.scheduler.commit(step, result)
+        assert step.rows or events, "a step that did nothing"
+        for event in events:
+            prompt, max_tokens = self.live[event.request_id]
+            self.tokens[event.request_id].extend(event.token_ids)
+            if event.finish_reason is None:
+                continue
+            del self.live[event.request_id]
+            said = self.tokens[event.request_id]
+            assert said == answer(prompt, len(said))
+            capacity = self.config.num_blocks * self.config.block_size
+            if is_error(event):
+                assert not prompt or len(prompt) >= 24 or len(prompt) + max_tokens > capacity
+            else:
+                assert len(said) == min(max_tokens, 24 - len(prompt))
+
+    @invariant()
+    def accounts_hold(self) -> None:
+        self.scheduler.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(5000):
+            if not self.live:
+                break
+            self.step(abort_in_flight=False)
+        assert not self.live, "no progress"
+        assert self.scheduler.schedule() is None and self.scheduler.kv_utilization == 0
+        self.scheduler.check()
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
