@@ -25,7 +25,7 @@ class ApiServer:
     """A context manager; `kubeconfig` and `url` are the administrator's way in."""
 
     def __init__(self, bin_dir: Path = _ROOT / ".cluster" / "bin", *, extra: Sequence[str] = ()) -> None:
-        self._bin = bin_dir
+        self.bin_dir = bin_dir
         self._extra = tuple(extra)
         self._processes: list[subprocess.Popen[bytes]] = []
         etcd_port, peer_port, self._port = _free_ports(3)
@@ -49,7 +49,7 @@ class ApiServer:
         self._stop()
 
     def _start(self) -> None:
-        programs.build(self._bin, ("kube",))
+        programs.build(self.bin_dir, ("kube",))
         keys = self.directory / "pki"
         authority = pki.Authority(keys)
         authority.issue(pki.api_server_identity([]))
@@ -58,10 +58,10 @@ class ApiServer:
         self.kubeconfig.write_text(pki.kubeconfig(keys, "admin", self.url))
         data = self.directory / "etcd"
         self._spawn(
-            "etcd", control_plane.etcd(self._bin, data, client_url=self._etcd_url, peer_url=self._peer_url)
+            "etcd", control_plane.etcd(self.bin_dir, data, client_url=self._etcd_url, peer_url=self._peer_url)
         )
         settings = control_plane.ApiServerSettings(
-            bin_dir=self._bin,
+            bin_dir=self.bin_dir,
             pki=keys,
             etcd_url=self._etcd_url,
             bind_address="127.0.0.1",

@@ -5,6 +5,7 @@ finds the pods' processes in it and removes it.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster.errors import HostError
@@ -13,8 +14,16 @@ _MOUNTINFO = Path("/proc/self/mountinfo")
 _V2_CONTROLLERS = ("cpu", "cpuset", "memory", "pids", "io", "hugetlb")
 
 
-def parse_hierarchies(mountinfo: str) -> tuple[tuple[Path, ...], bool]:
-    """Where the cgroup trees are mounted, and whether they are v2's one tree."""
+@dataclass(frozen=True)
+class Hierarchies:
+    """Where the cgroup trees are mounted. With both kinds ("hybrid"), v2 carries no controller of ours."""
+
+    v1: tuple[Path, ...]
+    v2: tuple[Path, ...]
+
+
+def parse(mountinfo: str) -> Hierarchies:
+    """The trees of a mountinfo."""
     v1, v2 = [], []
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -24,23 +33,23 @@ def parse_hierarchies(mountinfo: str) -> tuple[tuple[Path, ...], bool]:
             v1.append(point)
         elif kind == "cgroup2":
             v2.append(point)
-    # With both, v2 carries no controller of ours (systemd's "hybrid").
-    return (tuple(v1), False) if v1 else (tuple(v2[:1]), True)
+    return Hierarchies(tuple(v1), tuple(v2))
 
 
 def create(name: str) -> None:
     """Makes the cgroup in every tree, ready to have children."""
-    trees, unified = parse_hierarchies(_MOUNTINFO.read_text())
-    if not trees:
+    found = parse(_MOUNTINFO.read_text())
+    if not found.v1 and not found.v2:
         raise HostError("no cgroups are mounted: mount /sys/fs/cgroup")
-    for tree in trees:
-        if unified:
-            _delegate(tree)
+    for tree in found.v1:
         (tree / name).mkdir(exist_ok=True)
-        if (tree / "cpuset.cpus").exists() and not unified:
+        if (tree / "cpuset.cpus").exists():
             # A v1 cpuset starts empty, and nothing may run in an empty one.
             for setting in ("cpuset.cpus", "cpuset.mems"):
                 (tree / name / setting).write_text((tree / setting).read_text())
+    if not found.v1:
+        _delegate(found.v2[0])
+        (found.v2[0] / name).mkdir(exist_ok=True)
 
 
 def processes(name: str) -> set[int]:
@@ -72,8 +81,9 @@ def exists(name: str) -> bool:
 
 def _tree(name: str) -> Iterator[Path]:
     """Children before parents, over all trees."""
-    trees, _ = parse_hierarchies(_MOUNTINFO.read_text())
-    for tree in trees:
+    found = parse(_MOUNTINFO.read_text())
+    # runc makes it in a hybrid's v2 tree too.
+    for tree in (*found.v1, *found.v2):
         root = tree / name
         if root.is_dir():
             yield from sorted((path for path in root.rglob("*") if path.is_dir()), reverse=True)

@@ -44,8 +44,8 @@ def current(root: Path) -> Cluster:
 
 
 def is_dead(checkout: Checkout) -> bool:
-    """Whether nobody can want this cluster: its checkout is gone, or none of its programs runs."""
-    if not checkout.state.is_dir():
+    """Whether nobody can want this cluster: its checkout was deleted, or none of its programs runs."""
+    if not checkout.config.is_dir():
         return True
     return not any(process.is_alive(record) for record in process.recorded(checkout.records))
 
@@ -54,7 +54,7 @@ def is_dead(checkout: Checkout) -> bool:
 def lock(checkout: Checkout, *, wait: bool = True) -> Iterator[bool]:
     """One `up` or `down` per checkout at a time; yields whether the lock was had."""
     checkout.state.mkdir(parents=True, exist_ok=True)
-    with (checkout.state / "lock").open("w") as file:
+    with checkout.lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

@@ -78,9 +78,7 @@ def install(packages: list[str]) -> None:
 def require_root() -> None:
     """A node needs namespaces, mounts and cgroups."""
     if os.geteuid() != 0:
-        raise HostError(
-            "a cluster needs root: run as root, or give KUBECONFIG to use a cluster that is there"
-        )
+        raise HostError("a cluster needs root: run as root, or let KUBECONFIG name another cluster")
 
 
 def needs_bridge_module() -> bool:

@@ -24,9 +24,6 @@ REGISTRY = "localhost:5000"
 ADDRESSES = IPv4Network("10.192.0.0/11")
 _BLOCK_PREFIX = 20
 
-# A unix socket's path is at most 107 bytes; the kubelet's longest lies 48 below the checkout.
-_LONGEST_ROOT = 107 - len("/.cluster/kubelet/device-plugins/kubelet.sock") - 3
-
 
 @dataclass(frozen=True)
 class Checkout:
@@ -38,10 +35,6 @@ class Checkout:
     @classmethod
     def at(cls, root: Path) -> "Checkout":
         root = root.resolve()
-        if len(str(root)) > _LONGEST_ROOT:
-            raise HostError(
-                f"{root} is too long for the kubelet's sockets: use a path of <= {_LONGEST_ROOT} bytes"
-            )
         return cls(root, hashlib.sha256(str(root).encode()).hexdigest()[:8])
 
     @property
@@ -61,6 +54,10 @@ class Checkout:
         return self.log / "audit.log"
 
     @property
+    def lock(self) -> Path:
+        return self.state / "lock"
+
+    @property
     def pod_logs(self) -> Path:
         return self.log / "pods"
 
@@ -73,8 +70,14 @@ class Checkout:
         return self.state / "config"
 
     @property
-    def kubelet(self) -> Path:
+    def pod_files(self) -> Path:
+        """The kubelet's directory as it lies on the disk."""
         return self.state / "kubelet"
+
+    @property
+    def kubelet(self) -> Path:
+        """The same, mounted where the paths of its unix sockets are short however deep the checkout lies."""
+        return self.run / "kubelet"
 
     @property
     def etcd(self) -> Path:
@@ -95,7 +98,7 @@ class Checkout:
     @property
     def disposable(self) -> tuple[Path, ...]:
         """What `down` deletes: everything that belongs to one life of the cluster (logs stay to be read)."""
-        return (self.kubeconfig, self.etcd, self.kubelet, self.pki, self.config, self.state / "run")
+        return (self.kubeconfig, self.etcd, self.pod_files, self.pki, self.config, self.state / "run")
 
     @property
     def run(self) -> Path:

@@ -17,6 +17,7 @@ from e2e.cluster import (
     control_plane,
     dns,
     host,
+    mounts,
     network,
     node,
     pause,
@@ -120,10 +121,18 @@ def _prepare(cluster: Cluster) -> None:
     """Everything that is there before the first process."""
     checkout = cluster.checkout
     shutil.rmtree(checkout.log, ignore_errors=True)
-    needed = (checkout.pod_logs, checkout.kubelet, checkout.containerd, checkout.registry, checkout.config)
+    needed = (
+        checkout.pod_logs,
+        checkout.pod_files,
+        checkout.kubelet,
+        checkout.containerd,
+        checkout.registry,
+        checkout.config,
+    )
     for directory in needed:
         directory.mkdir(parents=True, exist_ok=True)
     (checkout.state / "run").symlink_to(checkout.run)
+    mounts.bind(checkout.pod_files, checkout.kubelet)
     host.load_bridge_module()
     network.create(cluster)
     cgroups.create(checkout.cgroup)

@@ -1,7 +1,7 @@
 """Mounts below a directory: found in mountinfo, unmounted, and never deleted through.
 
-Used by `teardown`. A pod's volume may be a bind mount of files worth keeping (a model), so that a tree is
-removed only when nothing is mounted in it any more.
+Used by `lifecycle` and `teardown`. A pod's volume may be a bind mount of files worth keeping (a model), so
+that a tree is removed only when nothing is mounted in it any more.
 """
 
 import re
@@ -27,6 +27,11 @@ def below(directory: Path) -> list[Path]:
     """The mount points at or below a directory, last mounted first."""
     points = parse(_MOUNTINFO.read_text())
     return [point for point in reversed(points) if point.is_relative_to(directory)]
+
+
+def bind(source: Path, target: Path) -> None:
+    """Shows a directory at a second place."""
+    subprocess.run(["mount", "--bind", str(source), str(target)], check=True)
 
 
 def unmount_below(directory: Path) -> None:

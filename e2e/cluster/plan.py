@@ -45,13 +45,14 @@ def describe(checkout: Checkout, facts: Facts) -> str:
         for name, value in host.KUBELET_SYSCTLS.items()
         if name in facts.sysctls and facts.sysctls[name] != value
     ]
-    packages = " ".join(facts.missing_packages)
-    built = " ".join(facts.unbuilt_programs)
+    packages = f"apt-get install {' '.join(facts.missing_packages)} (they stay)"
+    built = f"{' '.join(facts.unbuilt_programs)}, built from Go modules"
+    wire = f"the veth {checkout.veth} with {addresses.host_ip}, the route {addresses.block}"
     lines = [
         f"The cluster of {checkout.root} changes this on the host:",
-        f"  packages   {f'apt-get install {packages} (they stay)' if packages else 'none, all are installed'}",
-        f"  programs   {f'{built}, built from Go modules' if built else 'none, all are built'} (.cluster/bin)",
-        f"  network    a namespace, the veth {checkout.veth} with {addresses.host_ip}, the route {addresses.block};",
+        f"  packages   {packages if facts.missing_packages else 'none, all are installed'}",
+        f"  programs   {built if facts.unbuilt_programs else 'none, all are built'} (.cluster/bin)",
+        f"  network    a namespace, {wire};",
         "             ip_forward, bridge and iptables rules exist inside the namespace only",
         f"  cgroups    /{checkout.cgroup}",
         f"  sysctls    {', '.join(changed) + ' (by the kubelet)' if changed else 'none'}",

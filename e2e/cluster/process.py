@@ -5,6 +5,7 @@ A process is itself by pid, start time and boot: a pid alone may be somebody els
 starts with it, `teardown` stops with it. Knows nothing of Kubernetes.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -114,10 +115,9 @@ def _signal(records: list[Record], number: signal.Signals) -> None:
 
 
 def _kill(pid: int, number: signal.Signals) -> None:
-    try:
+    # It may have ended by itself, which is what we want.
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass  # it ended by itself, which is what we want
 
 
 def _wait(records: list[Record], seconds: float) -> None:

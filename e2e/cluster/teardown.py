@@ -6,6 +6,7 @@ clusters are this one function. It ends recorded processes, and what containerd 
 them: shims by the address of our containerd, pods by our cgroup. Nothing else in the namespace is touched.
 """
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -19,7 +20,7 @@ _CNI_RESULTS = Path("/var/lib/cni/results")
 
 
 def teardown(checkout: Checkout) -> None:
-    """Removes processes, mounts, cgroups, interface and state; the programs, the images and the registry stay."""
+    """Removes processes, mounts, cgroups, interface and state; programs, images and registry stay."""
     checkout.kubeconfig.unlink(missing_ok=True)
     _stop_processes(checkout)
     _remove_shim_sockets(checkout)
@@ -40,15 +41,17 @@ def sweep(own: Checkout) -> list[Checkout]:
         other = cluster.checkout
         if other == own or not claims.is_dead(other):
             continue
-        if not other.state.is_dir():
-            teardown(other)
-            swept.append(other)
-            continue
         with claims.lock(other, wait=False) as locked:
             # Whoever holds the lock is starting or stopping it right now.
             if locked and claims.is_dead(other):
                 teardown(other)
                 swept.append(other)
+        # A deleted checkout could not lose its mount points, nor the lock that was just taken.
+        with contextlib.suppress(OSError):
+            if sorted(other.state.iterdir()) == [other.lock]:
+                other.lock.unlink()
+                other.state.rmdir()
+                other.root.rmdir()
     return swept
 
 
@@ -84,8 +87,10 @@ def _remove_shim_sockets(checkout: Checkout) -> None:
 
 def _remove_traces(checkout: Checkout) -> None:
     """What the kubelet and the network plugins leave at fixed places of the host."""
-    for result in _CNI_RESULTS.glob(f"{checkout.cni_network}-*"):
-        result.unlink(missing_ok=True)
+    for result in _CNI_RESULTS.glob("*"):
+        # The loopback's results are not named after our network, but they all name the pod's namespace.
+        if str(checkout.run).encode() in result.read_bytes():
+            result.unlink(missing_ok=True)
     if _CONTAINER_LOG_LINKS.is_dir():
         for link in _CONTAINER_LOG_LINKS.iterdir():
             if link.is_symlink() and link.readlink().is_relative_to(checkout.pod_logs):

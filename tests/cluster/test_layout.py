@@ -1,0 +1,79 @@
+"""Paths and addresses are decided without touching the machine."""
+
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.errors import HostError
+from e2e.cluster.layout import ADDRESSES, Addresses, Checkout, Cluster, choose_block, foreign_kubeconfig
+
+
+def test_a_checkout_keeps_its_block_as_long_as_nothing_is_in_the_way() -> None:
+    checkout = Checkout.at(Path("/srv/quire"))
+    first = choose_block(checkout.id, [])
+    assert first == choose_block(checkout.id, [IPv4Network("0.0.0.0/0"), IPv4Network("192.0.2.0/24")])
+    assert first.subnet_of(ADDRESSES)
+
+
+@pytest.mark.parametrize("prefix", [12, 20, 24, 32])
+def test_a_block_never_overlaps_what_the_host_routes_already(prefix: int) -> None:
+    checkout = Checkout.at(Path("/srv/quire"))
+    wanted = choose_block(checkout.id, [])
+    taken = IPv4Network((wanted.network_address, 32)).supernet(new_prefix=prefix)
+    assert not choose_block(checkout.id, [taken]).overlaps(taken)
+
+
+def test_many_checkouts_get_blocks_that_do_not_overlap() -> None:
+    taken: list[IPv4Network] = []
+    for number in range(200):
+        taken.append(choose_block(Checkout.at(Path(f"/srv/quire-{number}")).id, taken))
+    assert len(set(taken)) == 200
+
+
+def test_a_machine_with_no_room_says_so() -> None:
+    with pytest.raises(HostError, match="stop clusters|remove routes"):
+        choose_block("00000000", [ADDRESSES])
+
+
+def test_link_pods_and_services_share_the_block_without_overlap() -> None:
+    addresses = Addresses(IPv4Network("10.192.144.0/20"))
+    parts = [addresses.link, addresses.pods, addresses.services]
+    assert all(part.subnet_of(addresses.block) for part in parts)
+    assert not any(one.overlaps(other) for one in parts for other in parts if one is not other)
+    assert addresses.pods.num_addresses > 2 * 110  # the kubelet's pods, and as many that are still going
+    assert addresses.dns_ip in addresses.services
+    assert addresses.node_ip != addresses.host_ip
+
+
+def test_two_checkouts_share_no_name_on_the_host() -> None:
+    one, other = Checkout.at(Path("/srv/a")), Checkout.at(Path("/srv/b"))
+    assert {one.run, one.veth, one.cgroup}.isdisjoint({other.run, other.veth, other.cgroup})
+    assert len(one.veth) <= 15  # what the kernel allows
+
+
+def test_a_checkout_is_the_same_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert Checkout.at(tmp_path / "link") == Checkout.at(tmp_path / "real")
+
+
+def test_sockets_have_short_paths_however_deep_the_checkout_lies() -> None:
+    checkout = Checkout.at(Path("/" + "deep/" * 40))
+    for path in (checkout.socket, checkout.kubelet / "device-plugins/kubelet.sock"):
+        assert len(str(path)) < 108  # sockaddr_un
+
+
+def test_only_a_kubeconfig_of_somebody_else_means_somebody_elses_cluster() -> None:
+    checkout = Checkout.at(Path("/srv/quire"))
+    assert foreign_kubeconfig(checkout, {}) is None
+    assert foreign_kubeconfig(checkout, {"KUBECONFIG": ""}) is None
+    assert foreign_kubeconfig(checkout, {"KUBECONFIG": "/srv/quire/.cluster/kubeconfig"}) is None
+    assert foreign_kubeconfig(checkout, {"KUBECONFIG": "/home/me/.kube/config"}) == "/home/me/.kube/config"
+
+
+def test_programs_enter_the_namespace_without_losing_the_cgroup_mounts() -> None:
+    cluster = Cluster(Checkout.at(Path("/srv/quire")), Addresses(IPv4Network("10.192.0.0/20")))
+    command = cluster.in_netns(["true", "--flag"])
+    assert command[0] == "nsenter"
+    assert command[-3:] == ["--", "true", "--flag"]

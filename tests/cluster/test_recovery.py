@@ -1,0 +1,144 @@
+"""Whatever is killed at whatever moment, the next `up` or `down` recovers, and other clusters are left alone.
+
+A second cluster in a directory of its own does the dying.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import cgroups, claims, host, lifecycle, mounts, network, process, programs, teardown
+from e2e.cluster.layout import RUN_ROOT, Checkout, Cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+REPOSITORY = Path(__file__).parents[2]
+
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: victim}
+spec:
+  containers:
+    - name: pause
+      image: localhost/quire-pause:1
+      imagePullPolicy: Never
+      volumeMounts: [{name: memory, mountPath: /memory}]
+  volumes:
+    - name: memory
+      emptyDir: {medium: Memory, sizeLimit: 1Mi}
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Iterator[Checkout]:
+    if os.geteuid() != 0 or host.missing_packages():
+        reason = "needs root and the packages that `make setup` installs"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    programs.build(REPOSITORY / ".cluster/bin")
+    checkout = Checkout.at(tmp_path)
+    checkout.state.mkdir()
+    checkout.bin.symlink_to(REPOSITORY / ".cluster/bin")
+    yield checkout
+    lifecycle.down(checkout.root)
+
+
+def _run_pod(cluster: Cluster) -> None:
+    kubectl = [str(cluster.checkout.bin / "kubectl"), f"--kubeconfig={cluster.kubeconfig}"]
+    subprocess.run([*kubectl, "apply", "--filename=-"], input=POD, text=True, check=True)
+    subprocess.run([*kubectl, "wait", "--for=condition=Ready", "pod/victim", "--timeout=60s"], check=True)
+
+
+def _everything_of(checkout: Checkout) -> set[int]:
+    recorded = {record.pid for record in process.recorded(checkout.records) if process.is_alive(record)}
+    return recorded | teardown.shims(checkout) | cgroups.processes(checkout.cgroup)
+
+
+def _kill_everything_of(checkout: Checkout) -> None:
+    process.kill_all(lambda: _everything_of(checkout))
+
+
+def _assert_nothing_is_left(checkout: Checkout) -> None:
+    assert _everything_of(checkout) == set()
+    assert mounts.below(checkout.run) == [] == mounts.below(checkout.state)
+    assert not checkout.run.exists()
+    assert not cgroups.exists(checkout.cgroup)
+    assert not network.has_interface(checkout.veth)
+    assert (
+        str(checkout.run) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    )
+    left = {path.name for path in checkout.state.iterdir()} if checkout.state.exists() else set()
+    assert left <= {"bin", "containerd", "registry", "log", "lock"}
+
+
+def test_up_recovers_from_a_kill_of_everything_and_down_leaves_nothing(checkout: Checkout) -> None:
+    _run_pod(lifecycle.up(checkout.root))
+    _kill_everything_of(checkout)
+    assert not lifecycle.is_healthy(checkout)
+    assert mounts.below(checkout.run) and mounts.below(checkout.kubelet)
+    assert network.has_interface(checkout.veth) and cgroups.exists(checkout.cgroup)
+
+    cluster = lifecycle.up(checkout.root)
+    assert lifecycle.is_healthy(checkout)
+    _run_pod(cluster)
+
+    _kill_everything_of(checkout)
+    lifecycle.down(checkout.root)
+    _assert_nothing_is_left(checkout)
+
+
+def test_up_of_a_running_cluster_changes_nothing(checkout: Checkout) -> None:
+    lifecycle.up(checkout.root)
+    before = process.recorded(checkout.records)
+    lifecycle.up(checkout.root)
+    assert process.recorded(checkout.records) == before
+
+
+@pytest.mark.parametrize("moment", ["claim.json", "netns", "processes/etcd", "processes/kubelet"])
+def test_up_killed_half_way_is_cleaned_by_down(checkout: Checkout, moment: str) -> None:
+    up = subprocess.Popen(
+        [sys.executable, "-m", "e2e.cluster", "up", "--root", str(checkout.root)],
+        cwd=REPOSITORY,
+        env={name: value for name, value in os.environ.items() if name != "KUBECONFIG"},
+        stdout=subprocess.DEVNULL,
+    )
+    _wait_for(lambda: (checkout.run / moment).exists() or up.poll() is not None)
+    up.send_signal(signal.SIGKILL)
+    assert up.wait() == -signal.SIGKILL, f"`up` ended before {moment} was there"
+    lifecycle.down(checkout.root)
+    _assert_nothing_is_left(checkout)
+
+
+def test_a_cluster_of_a_deleted_checkout_is_swept_and_a_living_one_is_not(checkout: Checkout) -> None:
+    other = checkout.root.with_name("other")
+    lifecycle.up(checkout.root)
+    lifecycle.down(other)
+    assert lifecycle.is_healthy(checkout)
+    # A user's rm gets far, but not through the kubelet's mount point.
+    subprocess.run(["rm", "-rf", str(checkout.root)], capture_output=True)
+    lifecycle.down(other)
+    assert not checkout.root.exists()
+    _assert_nothing_is_left(checkout)
+
+
+def test_the_hosts_settings_come_back_with_the_last_cluster_and_not_before(checkout: Checkout) -> None:
+    others = claims.claimed()
+    before = host.sysctls()
+    lifecycle.up(checkout.root)
+    during = host.sysctls()
+    lifecycle.down(checkout.root)
+    assert host.sysctls() == (during if others else before)
+    assert bool(list(RUN_ROOT.iterdir())) == bool(others)
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
