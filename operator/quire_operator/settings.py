@@ -52,7 +52,19 @@ class Settings:
             monitoring_namespace_labels=_labels(environ) or cls.monitoring_namespace_labels,
             log_level=_one_of(environ, "QUIRE_LOG_LEVEL", LOG_LEVELS, cls.log_level),
             metrics_port=_port(environ, "QUIRE_METRICS_PORT", cls.metrics_port),
+            lease_duration_seconds=_seconds(
+                environ, "QUIRE_LEASE_DURATION_SECONDS", cls.lease_duration_seconds
+            ),
+            lease_renew_deadline_seconds=_seconds(
+                environ, "QUIRE_LEASE_RENEW_DEADLINE_SECONDS", cls.lease_renew_deadline_seconds
+            ),
+            lease_retry_seconds=_seconds(environ, "QUIRE_LEASE_RETRY_SECONDS", cls.lease_retry_seconds),
+            resync_seconds=_seconds(environ, "QUIRE_RESYNC_SECONDS", cls.resync_seconds),
         )
+
+    def __post_init__(self) -> None:
+        if not self.lease_duration_seconds > self.lease_renew_deadline_seconds > self.lease_retry_seconds:
+            raise SettingsError("the Lease needs duration > renew deadline > retry, in seconds")
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -70,6 +82,13 @@ def _port(environ: Mapping[str, str], name: str, default: int) -> int:
     value = environ.get(name) or str(default)
     if not (value.isascii() and value.isdigit() and 1 <= int(value) <= 65535):
         raise SettingsError(f"{name}={value!r}: use a port between 1 and 65535")
+    return int(value)
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: int) -> int:
+    value = environ.get(name) or str(default)
+    if not (value.isascii() and value.isdigit() and 1 <= int(value) <= 86_400):
+        raise SettingsError(f"{name}={value!r}: use a number of seconds between 1 and 86400")
     return int(value)
 
 

@@ -1,0 +1,73 @@
+{{- define "quire.name" -}}
+{{ printf "%s-operator" .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "quire.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (include "quire.name" .) }}
+{{- end }}
+
+{{- define "quire.selector" -}}
+app.kubernetes.io/name: quire-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "quire.labels" -}}
+{{ include "quire.selector" . }}
+app.kubernetes.io/part-of: quire
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- /* repository@digest, or repository:tag; called with (list image appVersion) */ -}}
+{{- define "quire.image" -}}
+{{- $image := first . -}}
+{{- if $image.digest -}}
+{{ printf "%s@%s" $image.repository $image.digest }}
+{{- else -}}
+{{ printf "%s:%s" $image.repository ($image.tag | default (last .)) }}
+{{- end -}}
+{{- end }}
+
+{{- /* What the operator may do in the namespaces that it watches: no secrets, no wildcard, nothing on nodes. */ -}}
+{{- define "quire.rules" -}}
+- apiGroups: [serving.quire.dev]
+  resources: [llmdeployments]
+  verbs: [get, list, watch]
+- apiGroups: [serving.quire.dev]
+  resources: [llmdeployments/status]
+  verbs: [patch]
+# Owner references with blockOwnerDeletion need it where OwnerReferencesPermissionEnforcement is on (OpenShift).
+- apiGroups: [serving.quire.dev]
+  resources: [llmdeployments/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [configmaps, serviceaccounts, services]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [replicasets]
+  verbs: [get, list, watch]
+# patch: takes the annotations off a pod that protect it from being moved while it loads.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, patch]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
+{{- end }}
+
+{{- /* {a: x, b: y} as a=x,b=y */ -}}
+{{- define "quire.labelList" -}}
+{{- $pairs := list -}}
+{{- range $key, $value := . }}{{ $pairs = append $pairs (printf "%s=%s" $key $value) }}{{ end -}}
+{{ join "," $pairs }}
+{{- end }}
