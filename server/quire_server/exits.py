@@ -1,7 +1,7 @@
 """Why a server ended: one table of reasons and exit codes, and the termination log that carries them.
 
 Called by the supervisor (which alone writes the termination log) and by its children (which leave their
-reason in the run directory). The operator copies the log to `status.lastFailure`. Knows no other module.
+reason in the run directory). The operator copies the log to `status.lastFailure`. Knows the tree of errors.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import enum
 import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 
 MAX_LOG_BYTES = 2048
 _FAILURE_FILE = "failure.json"
@@ -62,6 +64,25 @@ class Failure:
             if len(text) <= MAX_LOG_BYTES:
                 return text
             message = message[: len(message) - max(1, (len(text) - MAX_LOG_BYTES) // 6)]
+
+
+_REASON_OF_ERROR = {
+    ConfigError: Reason.CONFIG_ERROR,
+    ModelNotFoundError: Reason.MODEL_NOT_FOUND,
+    ModelCorruptError: Reason.MODEL_CORRUPT,
+}
+
+
+def failure_of(error: Exception) -> Failure:
+    """The failure that ended a process, in the words of the termination log."""
+    for kind, reason in _REASON_OF_ERROR.items():
+        if isinstance(error, kind):
+            return Failure(reason, str(error))
+    return Failure(
+        Reason.ENGINE_CRASHED,
+        f"The server met an unexpected {type(error).__name__}: {error}. "
+        "The pod restarts; if it comes back, report it with the log.",
+    )
 
 
 def write_termination_log(path: Path, failure: Failure) -> None:

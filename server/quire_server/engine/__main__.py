@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     try:
         _serve(settings, run_dir, pulse, faults.parse(os.environ))
     except Exception as error:  # the process boundary: everything becomes a reason and an exit code
-        failure = loading.failure_of(error)
+        failure = exits.failure_of(error)
         logger.exception("the engine ends", extra={"reason": failure.reason.value})
         exits.leave_failure(run_dir, failure)
         return failure.exit_code

@@ -10,23 +10,16 @@ import time
 from collections.abc import Callable
 
 from quire_server.config import ServeConfig
-from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from quire_server.core.scheduler import SchedulerConfig
 from quire_server.engine.pulse import Pulse
-from quire_server.exits import Failure, Reason
 from quire_server.faults import Faults
 from quire_server.runner.model_runner import ModelRunner, RunnerOptions
 
 _DEFAULT_STEP_TOKENS = 512
-_REASONS = {
-    ConfigError: Reason.CONFIG_ERROR,
-    ModelNotFoundError: Reason.MODEL_NOT_FOUND,
-    ModelCorruptError: Reason.MODEL_CORRUPT,
-}
 
 
 def load(config: ServeConfig, pulse: Pulse, faults: Faults) -> ModelRunner:
-    """The runner with its weights in place; raises the errors of `failure_of`."""
+    """The runner with its weights in place; raises what `exits.failure_of` knows."""
     if faults.due("crash_on_load", float("inf")):
         raise RuntimeError("the fault crash_on_load")
     options = RunnerOptions(
@@ -64,18 +57,6 @@ def _step_tokens(config: ServeConfig, max_model_len: int | None) -> int:
     if config.enable_chunked_prefill or max_model_len is None:
         return tokens
     return max(tokens, max_model_len)
-
-
-def failure_of(error: Exception) -> Failure:
-    """The reason of a failed load or step, in the words of the termination log."""
-    for kind, reason in _REASONS.items():
-        if isinstance(error, kind):
-            return Failure(reason, str(error))
-    return Failure(
-        Reason.ENGINE_CRASHED,
-        f"The engine met an unexpected {type(error).__name__}: {error}. "
-        "The pod restarts; if it comes back, report it with the log.",
-    )
 
 
 def _faulty_progress(pulse: Pulse, faults: Faults) -> Callable[[int, int], None]:

@@ -59,10 +59,14 @@ class Engine:
         """The first completion: what it answers is what every later canary has to answer."""
         self._pulse.warming()
         self._expected = self._run_canary()
-        self._pulse.serving()
 
     def serve(self, socket: EngineSocket) -> None:
-        """Run until the process is ended."""
+        """Run until the process is ended. Ready once the API process, which listens before it connects,
+        is there.
+        """
+        while not socket.peers:
+            socket.poll(_TICK_SECONDS)
+        self._pulse.serving()
         while True:
             busy = self._scheduler.has_work
             mail = socket.poll(0.0 if busy else _TICK_SECONDS)

@@ -1,0 +1,167 @@
+"""The API process: `python -m quire_server.api RUN_DIR MODEL [flags]`. Started by the supervisor only.
+
+Ends with 0 when a drain has ended, and with a reason when it cannot start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from quire_server import config, exits, faults, log, orphan
+from quire_server.api.admission import Admission
+from quire_server.api.app import create_app
+from quire_server.api.auth import Keys
+from quire_server.api.connections import Connection
+from quire_server.api.drain import Drain, DrainLimits
+from quire_server.api.house import House, sampling_defaults
+from quire_server.config import ServeConfig
+from quire_server.core.errors import ConfigError, QuireServerError
+from quire_server.core.model_files import ModelFiles
+from quire_server.engine.client import EngineClient
+from quire_server.engine.inbox import SOCKET_NAME
+from quire_server.engine.messages import Outbox
+from quire_server.health.decision import Thresholds
+from quire_server.health.heartbeat import SharedState
+from quire_server.metrics import Metrics, StepFacts
+from quire_server.text.chat import ChatTemplate
+from quire_server.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+# Longer than clients keep idle connections, so that the client is the one who closes.
+_KEEP_ALIVE_SECONDS = 75
+
+
+def main(argv: list[str]) -> int:
+    """Read the texts of the model, listen, serve until a drain has ended."""
+    orphan.die_with_parent()
+    run_dir = Path(argv[0])
+    settings = config.parse_args(argv[1:], os.environ)
+    log.configure("api", settings.log_level)
+    try:
+        house = build_house(settings, run_dir)
+        listener = _listen(settings.host, settings.port)
+    except QuireServerError as error:
+        failure = exits.failure_of(error)
+        logger.error(failure.message, extra={"reason": failure.reason.value})
+        exits.leave_failure(run_dir, failure)
+        return failure.exit_code
+    # What lives until here lives for ever: keep the collector from walking it on every pass.
+    gc.collect()
+    gc.freeze()
+    stuck = faults.parse(os.environ).due("stuck_drain", float("inf"))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(house, listener, stuck=stuck))
+    return 0
+
+
+def build_house(settings: ServeConfig, run_dir: Path) -> House:
+    """All parts of the API process."""
+    metrics = Metrics(settings.served_names[0])
+    files = ModelFiles.open(settings.model)
+    return House(
+        served_names=settings.served_names,
+        engine=EngineClient(run_dir / SOCKET_NAME, lambda outbox: _report(metrics, outbox)),
+        tokenizer=Tokenizer.load(settings.model),
+        template=ChatTemplate.load(settings.model, settings.chat_template),
+        defaults=sampling_defaults(files),
+        metrics=metrics,
+        admission=Admission(settings.max_num_queued_reqs, metrics.active),
+        drain=Drain(DrainLimits(settings.drain_timeout_seconds, settings.pre_stop_seconds), time.monotonic),
+        keys=Keys(settings.api_keys_dir, time.monotonic),
+        state=SharedState.open(run_dir),
+        thresholds=Thresholds(settings.stall_timeout_seconds, settings.canary_interval_seconds),
+    )
+
+
+def _report(metrics: Metrics, outbox: Outbox) -> None:
+    stats = outbox.stats
+    metrics.step(
+        StepFacts(
+            running=stats.running,
+            waiting=stats.waiting,
+            kv_utilization=stats.kv_utilization,
+            batch_size=stats.batch_size,
+            preemptions=stats.preemptions,
+            prefix_queries=stats.prefix_queries,
+            prefix_hits=stats.prefix_hits,
+            evictions=stats.evictions,
+        )
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket on exactly the address that was asked for."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"The API cannot listen on {host}:{port} ({error.strerror}): choose another --port or --host."
+        ) from None
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own idea of signals: it would hang up on clients where we drain."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the drain."""
+        yield
+
+
+async def _serve(house: House, listener: socket.socket, *, stuck: bool) -> None:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, house.drain.begin)
+    server = _Server(
+        uvicorn.Config(
+            create_app(house),
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=1,
+        )
+    )
+    serving = loop.create_task(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    # Only now: to the engine, and so to readiness, our connection means that we listen.
+    connecting = loop.create_task(house.engine.run())
+    begin = loop.create_task(house.drain.wait_for_begin())
+    await asyncio.wait({serving, connecting, begin}, return_when=asyncio.FIRST_COMPLETED)
+    if not begin.done():
+        raise RuntimeError("the HTTP server ended by itself")
+    if stuck:
+        await asyncio.Event().wait()
+    await house.drain.wait_for_end(lambda: _clients(server))
+    server.should_exit = True
+    await serving
+    connecting.cancel()
+
+
+def _clients(server: uvicorn.Server) -> list[Connection]:
+    return [one for one in server.server_state.connections if isinstance(one, Connection)]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

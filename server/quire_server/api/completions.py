@@ -1,0 +1,227 @@
+"""/v1/chat/completions and /v1/completions: parse, reserve a place, tokenise, generate, deliver, account.
+
+Called by `app`. The order matters: the place is reserved before any work is done for the request, and it is
+given back whatever happens.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+
+from quire_server.api import calls
+from quire_server.api.admission import Place
+from quire_server.api.calls import ChatCall, CompletionCall, Generation
+from quire_server.api.delivery import Streamed, Whole
+from quire_server.api.errors import ApiError, bad_field, from_exception, overloaded
+from quire_server.api.fields import INT64, parse_object
+from quire_server.api.generation import Desk, answer_all
+from quire_server.api.house import House
+from quire_server.api.reply import ClientGoneError, CutError, Reply
+from quire_server.api.shapes import ChatShape, CompletionShape, Header, Shape
+from quire_server.core.errors import PromptTooLongError
+from quire_server.core.request import Request, SamplingParams
+from quire_server.engine.messages import EngineInfo
+
+logger = logging.getLogger(__name__)
+
+Prompt = tuple[int, ...]
+Handler = Callable[["Visit"], Awaitable[None]]
+
+
+class Visit:
+    """One request in the house."""
+
+    def __init__(self, house: House, reply: Reply) -> None:
+        self.house = house
+        self.reply = reply
+        self.arrived_at = time.monotonic()
+        self.request_id = uuid.uuid4().hex
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+
+
+async def chat(house: House, reply: Reply) -> None:
+    """The handler of /v1/chat/completions."""
+    await _account(Visit(house, reply), _chat)
+
+
+async def complete(house: House, reply: Reply) -> None:
+    """The handler of /v1/completions."""
+    await _account(Visit(house, reply), _complete)
+
+
+async def _account(visit: Visit, handle: Handler) -> None:
+    """Run a visit; whatever happens, the client hears of it if it is still there, and it is counted once."""
+    house, reply, status = visit.house, visit.reply, "error"
+    house.drain.num_requests += 1
+    try:
+        await handle(visit)
+        status = "success"
+    except ClientGoneError:
+        status = "aborted"
+    except CutError:
+        status = "cancelled"
+        house.metrics.cancelled()
+        await reply.error(overloaded("draining", "The server is going away and its time is over.", 1))
+    except Exception as error:  # the boundary of a request: every error becomes its answer
+        answer = from_exception(error)
+        status = _status_name(answer)
+        if status == "error":
+            logger.exception("request failed", extra={"request_id": visit.request_id})
+        await reply.error(answer)
+    finally:
+        house.drain.num_requests -= 1
+        seconds = time.monotonic() - visit.arrived_at
+        house.metrics.request_ended(status, seconds)
+        if house.drain.begun and status == "success":
+            house.metrics.drained()
+        logger.info(
+            "request",
+            extra={
+                "request_id": visit.request_id,
+                "client": reply.scope.get("quire.client", ""),
+                "path": reply.scope["path"],
+                "status": status,
+                "prompt_tokens": visit.prompt_tokens,
+                "completion_tokens": visit.completion_tokens,
+                "seconds": round(seconds, 4),
+            },
+        )
+
+
+def _status_name(answer: ApiError) -> str:
+    if answer.status == 503:
+        return "shed"
+    return "client_error" if answer.status < 500 else "error"
+
+
+async def _chat(visit: Visit) -> None:
+    house = visit.house
+    body = parse_object(await visit.reply.body())
+    info = house.engine.info
+    call = calls.parse_chat(body, house.defaults, info.vocab_size)
+    house.check_model(call.generation.model)
+    place = house.admission.reserve(call.generation.n, info, house.engine.stats)
+    try:
+        await visit.reply.run(_chat_answer(visit, call, place, info), house.drain.cut)
+    finally:
+        place.leave()
+
+
+async def _chat_answer(visit: Visit, call: ChatCall, place: Place, info: EngineInfo) -> None:
+    generation = call.generation
+    prompt = await visit.house.tokenize_chat(call.messages)
+    header = Header(f"chatcmpl-{visit.request_id}", int(time.time()), generation.model)
+    shape = ChatShape(header, visit.house.tokenizer, generation.logprobs is not None)
+    await _generate(visit, generation, [prompt], place, info, shape, leads=("",) * generation.n)
+
+
+async def _complete(visit: Visit) -> None:
+    house = visit.house
+    body = parse_object(await visit.reply.body())
+    info = house.engine.info
+    call = calls.parse_completion(body, house.defaults, info.vocab_size)
+    house.check_model(call.generation.model)
+    num_answers = call.generation.n * len(call.prompts)
+    place = house.admission.reserve(num_answers, info, house.engine.stats)
+    try:
+        await visit.reply.run(_completion_answer(visit, call, place, info), house.drain.cut)
+    finally:
+        place.leave()
+
+
+async def _completion_answer(visit: Visit, call: CompletionCall, place: Place, info: EngineInfo) -> None:
+    house, generation = visit.house, call.generation
+    prompts = [
+        await house.tokenize(prompt, special=True) if isinstance(prompt, str) else prompt
+        for prompt in call.prompts
+    ]
+    leads = [""] * len(prompts)
+    if call.echo:
+        leads = [
+            source if isinstance(source, str) else house.tokenizer.decode(source) for source in call.prompts
+        ]
+    each = tuple(lead for lead in leads for _ in range(generation.n))
+    header = Header(f"cmpl-{visit.request_id}", int(time.time()), generation.model)
+    with_logprobs = generation.logprobs is not None
+    shape = CompletionShape(header, house.tokenizer, with_logprobs=with_logprobs, leads=each)
+    await _generate(visit, generation, prompts, place, info, shape, leads=each)
+
+
+async def _generate(
+    visit: Visit,
+    generation: Generation,
+    prompts: Sequence[Prompt],
+    place: Place,
+    info: EngineInfo,
+    shape: Shape,
+    *,
+    leads: tuple[str, ...],
+) -> None:
+    house = visit.house
+    requests = _requests(visit, generation, prompts, info)
+    place.hold(sum(len(request.prompt_token_ids) for request in requests))
+    visit.prompt_tokens = sum(len(prompt) for prompt in prompts)
+    house.metrics.prompt_taken(visit.prompt_tokens)
+    desk = Desk(house.engine, house.tokenizer, house.metrics, place, visit.arrived_at, generation.stop)
+    delivery = (
+        Streamed(visit.reply, shape, len(requests), include_usage=generation.include_usage)
+        if generation.stream
+        else Whole(visit.reply, shape, leads)
+    )
+    try:
+        await answer_all(desk, requests, delivery.add)
+    finally:
+        visit.completion_tokens = delivery.completion_tokens
+    await delivery.finish(visit.prompt_tokens)
+
+
+def _requests(
+    visit: Visit, generation: Generation, prompts: Sequence[Prompt], info: EngineInfo
+) -> list[Request]:
+    """The engine's requests: n for each prompt, each n-th with a seed of its own."""
+    requests: list[Request] = []
+    for prompt in prompts:
+        max_tokens = _max_tokens(generation, len(prompt), min(info.max_model_len, info.kv_capacity))
+        for number in range(generation.n):
+            seed = None if generation.seed is None else (generation.seed + number) % INT64
+            sampling = SamplingParams(
+                max_tokens=max_tokens,
+                temperature=generation.temperature,
+                top_k=generation.top_k,
+                top_p=generation.top_p,
+                seed=seed,
+                stop_token_ids=generation.stop_token_ids,
+                ignore_eos=generation.ignore_eos,
+                min_tokens=generation.min_tokens,
+                logprobs=generation.logprobs,
+            )
+            name = f"{visit.request_id}-{len(requests)}"
+            requests.append(
+                Request(name, prompt, sampling, arrival=visit.arrived_at, cache_salt=generation.cache_salt)
+            )
+    return requests
+
+
+def _max_tokens(generation: Generation, prompt_length: int, limit: int) -> int:
+    """What the context leaves for the answer; raises where the request can never fit."""
+    if prompt_length == 0:
+        raise bad_field("prompt", "is empty")
+    room = limit - prompt_length
+    if room < 1:
+        raise PromptTooLongError(
+            f"The prompt has {prompt_length} tokens and the context is {limit} tokens: shorten the prompt."
+        )
+    if generation.max_tokens is None:
+        return room
+    if generation.max_tokens > room:
+        raise bad_field(
+            "max_tokens",
+            f"{generation.max_tokens} with a prompt of {prompt_length} tokens is more than the context of "
+            f"{limit} tokens; ask for at most {room}",
+            code="context_length_exceeded",
+        )
+    return generation.max_tokens

@@ -1,0 +1,92 @@
+"""uvicorn's HTTP protocol with what a public server needs besides: a limit on headers, a limit on waiting
+for them, and the age and idleness of each connection, which the drain asks for.
+
+Used by the API process only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+MAX_HEADER_BYTES = 64 * 1024
+_HEADER_TIMEOUT_SECONDS = 30.0
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class Connection(HttpToolsProtocol):
+    """One client connection."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.opened_at = time.monotonic()
+        self.idle_since: float | None = self.opened_at
+        self._reading_headers = True
+        self._header_bytes = 0
+        self._header_timer: asyncio.TimerHandle | None = None
+        super().__init__(config, server_state, {**app_state, "opened_at": self.opened_at}, _loop)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """The first request's headers have to come soon."""
+        super().connection_made(transport)
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """No timer outlives its connection."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Count bytes of headers before they are parsed: the parser itself would take any amount."""
+        if self._reading_headers:
+            if self._header_timer is None:
+                self._expect_headers()
+            self._header_bytes += len(data)
+            # What arrives together with the end of the headers is body; only a flood without one counts.
+            if self._header_bytes > MAX_HEADER_BYTES and b"\r\n\r\n" not in data[:MAX_HEADER_BYTES]:
+                self.transport.write(_TOO_LARGE)
+                self.transport.close()
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self.idle_since = None
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """The headers are here."""
+        self._reading_headers = False
+        self._header_bytes = 0
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        """The connection is idle again, unless another request is waiting in it."""
+        if not self.pipeline:
+            self.idle_since = time.monotonic()
+            self._reading_headers = True
+        super().on_response_complete()
+
+    def _expect_headers(self) -> None:
+        self._header_timer = self.loop.call_later(_HEADER_TIMEOUT_SECONDS, self._headers_late)
+
+    def _headers_late(self) -> None:
+        self._header_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None

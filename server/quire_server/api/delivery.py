@@ -1,0 +1,102 @@
+"""The two ways in which an answer reaches its client: piece by piece, or whole.
+
+Called by `completions`. Both are fed the same pieces; only here is decided what becomes a chunk.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from quire_server.api.generation import Piece
+from quire_server.api.reply import Reply
+from quire_server.api.shapes import Answer, Json, Shape, Usage
+from quire_server.core.step import TokenLogprobs
+
+
+class Tally:
+    """Token counts over all answers of a request."""
+
+    def __init__(self) -> None:
+        self.completion_tokens = 0
+        self._cached: dict[int, int] = {}
+
+    def count(self, piece: Piece) -> None:
+        """Take in a piece."""
+        self.completion_tokens += piece.num_tokens
+        self._cached[piece.index] = max(self._cached.get(piece.index, 0), piece.num_cached_tokens)
+
+    def usage(self, prompt_tokens: int) -> Json:
+        """The usage object. n answers share one prompt, so no more of it is cached than there is."""
+        cached = min(sum(self._cached.values()), prompt_tokens)
+        return Usage(prompt_tokens, self.completion_tokens, cached).to_json()
+
+
+class Whole:
+    """One JSON body at the end."""
+
+    def __init__(self, reply: Reply, shape: Shape, leads: tuple[str, ...]) -> None:
+        self._reply = reply
+        self._shape = shape
+        self._answers = [Answer(lead) for lead in leads]
+        self._tally = Tally()
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far."""
+        return self._tally.completion_tokens
+
+    async def add(self, piece: Piece) -> None:
+        """Keep a piece."""
+        self._tally.count(piece)
+        self._answers[piece.index].add(piece)
+
+    async def finish(self, prompt_tokens: int) -> None:
+        """Send everything."""
+        choices = [self._shape.choice(index, answer) for index, answer in enumerate(self._answers)]
+        body = {**self._shape.envelope(chunk=False), "choices": choices}
+        await self._reply.json({**body, "usage": self._tally.usage(prompt_tokens)})
+
+
+class Streamed:
+    """Server-sent events, one for each piece that has text."""
+
+    def __init__(self, reply: Reply, shape: Shape, num_answers: int, *, include_usage: bool) -> None:
+        self._reply = reply
+        self._shape = shape
+        self._unopened = set(range(num_answers))
+        self._held: dict[int, list[TokenLogprobs]] = defaultdict(list)
+        self._include_usage = include_usage
+        self._tally = Tally()
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far."""
+        return self._tally.completion_tokens
+
+    async def add(self, piece: Piece) -> None:
+        """Send what the piece brings; log-probabilities wait for the text of their tokens."""
+        self._tally.count(piece)
+        if piece.index in self._unopened:
+            self._unopened.discard(piece.index)
+            for choice in self._shape.opening(piece.index):
+                await self._send([choice])
+        held = self._held[piece.index]
+        held += piece.logprobs
+        if piece.text or (held and piece.finish_reason is not None):
+            choice = self._shape.delta(piece.index, piece.text, held)
+            self._held[piece.index] = []
+            await self._send([choice])
+        if piece.finish_reason is not None:
+            await self._send([self._shape.closing(piece.index, piece.finish_reason)])
+
+    async def finish(self, prompt_tokens: int) -> None:
+        """Send the usage, if asked for, and the end."""
+        if self._include_usage:
+            await self._send([], usage=self._tally.usage(prompt_tokens))
+        await self._reply.end_stream()
+
+    async def _send(self, choices: list[Json], usage: Json | None = None) -> None:
+        body = {**self._shape.envelope(chunk=True), "choices": choices}
+        if self._include_usage:
+            body["usage"] = usage
+        await self._reply.event(body)

@@ -1,0 +1,56 @@
+"""What a client is told when it does not get an answer: OpenAI's error body with an honest status.
+
+Raised anywhere in `api`, turned into a response at the edge of a request (`reply`). `from_exception`
+translates the errors of the layers below.
+"""
+
+from __future__ import annotations
+
+from quire_server.core.errors import PromptTooLongError, RequestError
+from quire_server.engine.client import EngineGoneError, RequestLostError
+
+_RETRY_AFTER_LOADING = 5
+
+
+class ApiError(Exception):
+    """An error response."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.headers = () if retry_after is None else (("retry-after", str(retry_after)),)
+
+
+def bad_field(param: str, message: str, code: str | None = None) -> ApiError:
+    """A 400 that names the field."""
+    return ApiError(400, f"{param}: {message}", param=param, code=code)
+
+
+def overloaded(reason: str, message: str, retry_after: int) -> ApiError:
+    """A 503 that a client may retry elsewhere or later; the reason is the error's code."""
+    return ApiError(503, message, kind="overloaded_error", code=reason, retry_after=retry_after)
+
+
+def from_exception(error: Exception) -> ApiError:
+    """The response for an error of any layer; what nobody expected is a 500 without details."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, PromptTooLongError):
+        return ApiError(400, str(error), param=error.param or "prompt", code="context_length_exceeded")
+    if isinstance(error, RequestError):
+        return ApiError(400, str(error), param=error.param)
+    if isinstance(error, EngineGoneError):
+        return overloaded("engine_unavailable", str(error), _RETRY_AFTER_LOADING)
+    if isinstance(error, RequestLostError):
+        return ApiError(500, str(error), kind="server_error", code="request_failed")
+    return ApiError(500, "The server met an unexpected error.", kind="server_error", code="internal_error")

@@ -1,0 +1,109 @@
+"""From token events to text: runs the answers of one request and hands out pieces as they become certain.
+
+Called by `completions`; the streamed and the whole response are made of the same pieces, so they cannot
+differ. Knows the detokenizer and the engine's client; knows no HTTP and no JSON shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from quire_server.api.admission import Place
+from quire_server.core.request import FinishReason, Request
+from quire_server.core.step import TokenEvent, TokenLogprobs
+from quire_server.engine.client import EngineClient
+from quire_server.metrics import Metrics
+from quire_server.text.detokenizer import IncrementalDetokenizer
+from quire_server.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one answer gained."""
+
+    index: int
+    text: str
+    logprobs: tuple[TokenLogprobs, ...]
+    num_tokens: int
+    num_cached_tokens: int
+    finish_reason: str | None  # set on the last piece
+
+
+Emit = Callable[[Piece], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where the answers of one request are made."""
+
+    engine: EngineClient
+    tokenizer: Tokenizer
+    metrics: Metrics
+    place: Place
+    arrived_at: float
+    stop: tuple[str, ...]
+
+
+async def answer_all(desk: Desk, requests: Sequence[Request], emit: Emit) -> None:
+    """Run every answer at once; the first failure ends them all."""
+    if len(requests) == 1:
+        await _answer(desk, 0, requests[0], emit)
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            for index, request in enumerate(requests):
+                group.create_task(_answer(desk, index, request, emit))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def _answer(desk: Desk, index: int, request: Request, emit: Emit) -> None:
+    detokenizer = IncrementalDetokenizer(desk.tokenizer, desk.stop)
+    last_token_at: float | None = None
+    async with desk.engine.submit(request) as events:
+        finish_reason: str | None = None
+        while finish_reason is None:
+            event = await events.next()
+            piece = _piece(index, event, detokenizer, one_by_one=bool(desk.stop))
+            finish_reason = piece.finish_reason
+            if piece.num_tokens:
+                last_token_at = _count(desk, piece.num_tokens, last_token_at)
+            await emit(piece)
+    desk.metrics.choice_finished(finish_reason)
+
+
+def _piece(index: int, event: TokenEvent, detokenizer: IncrementalDetokenizer, *, one_by_one: bool) -> Piece:
+    """The text of an event. With stop strings token by token, so that none after the stop is counted."""
+    ids = event.token_ids
+    spoken = ids[:-1] if event.finish_reason is FinishReason.STOP else ids  # the stop token is no text
+    text, used = "", len(ids)
+    if one_by_one:
+        for position, token_id in enumerate(spoken):
+            text += detokenizer.push((token_id,))
+            if detokenizer.stopped is not None:
+                used = position + 1
+                break
+    else:
+        text = detokenizer.push(spoken)
+    reason = None if event.finish_reason is None else str(event.finish_reason)
+    if reason is not None and detokenizer.stopped is None:
+        text += detokenizer.finish()
+    if detokenizer.stopped is not None:
+        reason = str(FinishReason.STOP)
+    logprobs = (event.logprobs or ())[: min(used, len(spoken))]
+    return Piece(index, text, logprobs, used, event.num_cached_tokens, reason)
+
+
+def _count(desk: Desk, num_tokens: int, last_token_at: float | None) -> float:
+    """Report new tokens; returns when they came."""
+    now = time.monotonic()
+    if last_token_at is None:
+        desk.metrics.first_token(now - desk.arrived_at)
+        desk.metrics.tokens_generated(num_tokens, None)
+    else:
+        desk.metrics.tokens_generated(num_tokens, (now - last_token_at) / num_tokens)
+    desk.place.grow(num_tokens)
+    return now

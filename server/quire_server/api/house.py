@@ -1,0 +1,102 @@
+"""What every handler needs, made once: the parts of one API process.
+
+Built by `python -m quire_server.api`, handed to `app`. The blocking parts (tokenizer, chat template) are
+reached through methods that keep long work off the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from quire_server.api.admission import Admission
+from quire_server.api.auth import Keys
+from quire_server.api.calls import SamplingDefaults
+from quire_server.api.drain import Drain
+from quire_server.api.errors import ApiError
+from quire_server.core.errors import ModelCorruptError, RequestError
+from quire_server.core.model_files import ModelFiles
+from quire_server.engine.client import EngineClient
+from quire_server.health.decision import Thresholds
+from quire_server.health.heartbeat import SharedState
+from quire_server.metrics import Metrics
+from quire_server.text.chat import ChatTemplate
+from quire_server.text.tokenizer import Tokenizer
+
+# Shorter texts are tokenised on the spot: a thread costs more than the few hundred microseconds it saves.
+_SHORT_TEXT = 2000
+_THREADS = 2
+
+
+@dataclass(frozen=True)
+class House:
+    """The parts of one API process."""
+
+    served_names: tuple[str, ...]
+    engine: EngineClient
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: SamplingDefaults
+    metrics: Metrics
+    admission: Admission
+    drain: Drain
+    keys: Keys
+    state: SharedState
+    thresholds: Thresholds
+    created: int = field(default_factory=lambda: int(time.time()))
+    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "text"))
+
+    def check_model(self, name: str) -> None:
+        """Raises a 404 that names the models there are."""
+        if name not in self.served_names:
+            raise ApiError(
+                404,
+                f"The model {name!r} is not served here; there is {', '.join(self.served_names)}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def tokenize(self, text: str, *, special: bool) -> tuple[int, ...]:
+        """Token ids of a text."""
+        if len(text) <= _SHORT_TEXT:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=special))
+        loop = asyncio.get_running_loop()
+        ids = await loop.run_in_executor(
+            self._threads, lambda: self.tokenizer.encode(text, add_special_tokens=special)
+        )
+        return tuple(ids)
+
+    async def tokenize_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """Token ids of a conversation, up to where the assistant is to speak."""
+        loop = asyncio.get_running_loop()
+        try:
+            text = await loop.run_in_executor(self._threads, lambda: self.template.render(messages))
+        except RequestError as error:
+            raise ApiError(400, str(error), param=error.param or "messages") from None
+        return await self.tokenize(text, special=False)
+
+
+def sampling_defaults(files: ModelFiles) -> SamplingDefaults:
+    """What generation_config.json sets; a greedy model (`do_sample: false`) is greedy by default."""
+    name = "generation_config.json"
+    if not files.exists(name):
+        return SamplingDefaults()
+    settings = files.read_json(name)
+    default = SamplingDefaults()
+    return SamplingDefaults(
+        temperature=_number(settings, "temperature", default.temperature, 2.0),
+        top_p=_number(settings, "top_p", default.top_p, 1.0) or default.top_p,
+        top_k=int(_number(settings, "top_k", default.top_k, 2**31)),
+    )
+
+
+def _number(settings: dict[str, object], name: str, default: float, high: float) -> float:
+    value = settings.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
+        raise ModelCorruptError(f"generation_config.json: {name} must be a number between 0 and {high:g}.")
+    return float(value)

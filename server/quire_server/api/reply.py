@@ -1,0 +1,129 @@
+"""One request's HTTP exchange on bare ASGI: read a bounded body, answer with JSON or a stream, notice a
+client that went away.
+
+Called by every handler. Bare on purpose: frameworks' request classes and middleware have hidden disconnects
+before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from quire_server.api.errors import ApiError
+
+MAX_BODY_BYTES = 4 * 1024 * 1024
+_BODY_TIMEOUT_SECONDS = 30.0
+
+
+class ClientGoneError(Exception):
+    """The client hung up; nobody is there to be told anything."""
+
+
+class CutError(Exception):
+    """The drain's time is over; the client is to be told so."""
+
+
+class Reply:
+    """The response of one request."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self.started = False
+
+    async def body(self) -> bytes:
+        """The request's body; raises ApiError when it is too long or too slow, ClientGoneError."""
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_BODY_TIMEOUT_SECONDS):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGoneError
+                    body += message.get("body", b"")
+                    if len(body) > MAX_BODY_BYTES:
+                        raise ApiError(413, f"The body is longer than {MAX_BODY_BYTES} bytes.")
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise ApiError(408, f"The body did not arrive within {_BODY_TIMEOUT_SECONDS:g} s.") from None
+
+    async def json(self, body: object, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> None:
+        """A whole JSON response."""
+        await self.whole(status, to_json(body), "application/json", headers)
+
+    async def error(self, error: ApiError) -> None:
+        """An error response, or an error event where a stream has begun."""
+        if self.started:
+            await self.event(error.body)
+            await self.end_stream()
+        else:
+            await self.json(error.body, error.status, error.headers)
+
+    async def whole(
+        self, status: int, payload: bytes, content_type: str, headers: Iterable[tuple[str, str]] = ()
+    ) -> None:
+        """A response whose length is known."""
+        await self._start(
+            status, [("content-type", content_type), ("content-length", str(len(payload))), *headers]
+        )
+        await self._send({"type": "http.response.body", "body": payload})
+
+    async def event(self, data: object) -> None:
+        """One server-sent event; the first one begins the stream."""
+        if not self.started:
+            await self._start(
+                200,
+                [
+                    ("content-type", "text/event-stream; charset=utf-8"),
+                    ("cache-control", "no-cache"),
+                    ("x-accel-buffering", "no"),
+                ],
+            )
+        payload = b"data: " + to_json(data) + b"\n\n"
+        await self._send({"type": "http.response.body", "body": payload, "more_body": True})
+
+    async def end_stream(self) -> None:
+        """The stream's last event, in the words of OpenAI."""
+        await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+    async def run(self, work: Coroutine[Any, Any, None], cut: asyncio.Event) -> None:
+        """Run `work`, but stop it when the client hangs up (ClientGoneError) or `cut` is set (CutError).
+
+        The body must have been read: from here on `receive` only waits for the disconnect.
+        """
+        task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(self._gone())
+        cutting = asyncio.ensure_future(cut.wait())
+        try:
+            await asyncio.wait({task, gone, cutting}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+            elif gone.done():
+                raise ClientGoneError
+            else:
+                raise CutError
+        finally:
+            for one in (task, gone, cutting):
+                one.cancel()
+            await asyncio.gather(task, gone, cutting, return_exceptions=True)
+
+    async def _gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def _start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+        self.started = True
+        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+
+def to_json(body: object) -> bytes:
+    """Compact JSON."""
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
