@@ -1,0 +1,106 @@
+"""The verdict of the probes, as a table."""
+
+import dataclasses
+
+import pytest
+from quire_server.health.decision import Thresholds, judge, statusz
+from quire_server.health.heartbeat import Control, Heartbeat, Phase
+
+NOW = 1000.0
+LIMITS = Thresholds(stall=60.0, canary_interval=60.0)
+IDLE = Heartbeat(
+    written_at=NOW - 0.5,
+    phase=Phase.SERVING,
+    work_pending=False,
+    queued=0,
+    running=0,
+    steps=10,
+    loaded_bytes=100,
+    total_bytes=100,
+    started_at=NOW - 100,
+    load_seconds=4.0,
+    progress_at=NOW - 0.5,
+    proof_at=NOW - 10,
+    kv_utilization=0.25,
+    reason="",
+)
+
+
+def beat(**changes):
+    return dataclasses.replace(IDLE, **changes)
+
+
+BUSY = {"work_pending": True, "running": 3}
+LOADING = beat(phase=Phase.LOADING, loaded_bytes=25, started_at=NOW - 10, load_seconds=0.0)
+
+
+@pytest.mark.parametrize(
+    ("sample", "control", "startup", "ready", "live", "phase"),
+    [
+        (None, Control(), 503, "Loading", 200, "loading"),
+        (LOADING, Control(), 503, "Loading", 200, "loading"),
+        (
+            beat(phase=Phase.LOADING, written_at=0.0, progress_at=0.0),
+            Control(),
+            503,
+            "Loading",
+            200,
+            "loading",
+        ),
+        (beat(phase=Phase.WARMING), Control(), 503, "Warming", 200, "warming"),
+        (IDLE, Control(), 200, "", 200, "serving"),
+        (beat(**BUSY, progress_at=NOW - 29), Control(), 200, "", 200, "serving"),
+        (beat(**BUSY, progress_at=NOW - 31), Control(), 200, "EngineStalled", 200, "stalled"),
+        (beat(**BUSY, progress_at=NOW - 61), Control(), 200, "EngineStalled", 503, "stalled"),
+        # An idle engine owes no steps, only its heartbeat.
+        (beat(progress_at=NOW - 500), Control(), 200, "", 200, "serving"),
+        (beat(written_at=NOW - 61), Control(), 200, "EngineStalled", 503, "stalled"),
+        # A full queue stays ready.
+        (beat(**BUSY, queued=10_000), Control(), 200, "", 200, "serving"),
+        # Proof of inference: stale after the interval and half a stall, or wrong.
+        (beat(proof_at=NOW - 89), Control(), 200, "", 200, "serving"),
+        (beat(proof_at=NOW - 91), Control(), 200, "CanaryStale", 200, "serving"),
+        (beat(reason="CanaryMismatch"), Control(), 200, "CanaryMismatch", 200, "serving"),
+        # Draining: not ready and alive, even with an engine that stopped.
+        (IDLE, Control(draining=True), 200, "Draining", 200, "draining"),
+        (beat(**BUSY, progress_at=NOW - 99), Control(draining=True), 200, "Draining", 200, "draining"),
+        (IDLE, Control(failed="EngineCrashed"), 200, "EngineCrashed", 200, "failed"),
+        (LOADING, Control(failed="LoadStalled"), 503, "LoadStalled", 200, "failed"),
+    ],
+)
+def test_the_probes_say_what_the_heartbeat_means(sample, control, startup, ready, live, phase):
+    verdict = judge(sample, control, NOW, LIMITS)
+    assert verdict.startup.status == startup
+    assert (verdict.ready.reason, verdict.ready.status) == (ready, 503 if ready else 200)
+    assert verdict.live.status == live
+    assert verdict.phase == phase
+
+
+def test_statusz_tells_progress_and_an_estimate_while_loading():
+    body = statusz(LOADING, judge(LOADING, Control(), NOW, LIMITS), NOW, "1")
+    assert (body["loadedBytes"], body["totalBytes"], body["etaSeconds"]) == (25, 100, 30.0)
+    assert body["loadSeconds"] is None
+
+
+def test_statusz_tells_the_load_once_serving():
+    sample = beat(queued=2, running=3, work_pending=True)
+    assert statusz(sample, judge(sample, Control(), NOW, LIMITS), NOW, "0.1.0") == {
+        "phase": "serving",
+        "reason": "",
+        "loadedBytes": 100,
+        "totalBytes": 100,
+        "etaSeconds": None,
+        "loadSeconds": 4.0,
+        "queued": 2,
+        "running": 3,
+        "kvUtilization": 0.25,
+        "sampleAge": 0.5,
+        "version": "0.1.0",
+    }
+
+
+def test_statusz_has_the_same_fields_before_the_engine_has_said_anything():
+    silent = statusz(None, judge(None, Control(), NOW, LIMITS), NOW, "1")
+    spoken = statusz(IDLE, judge(IDLE, Control(), NOW, LIMITS), NOW, "1")
+    assert silent.keys() == spoken.keys()
+    assert (silent["phase"], silent["totalBytes"], silent["etaSeconds"]) == ("loading", 0, None)

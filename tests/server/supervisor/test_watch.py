@@ -1,0 +1,79 @@
+"""When a load is over, and what a dead child means, as tables."""
+
+import dataclasses
+import signal
+
+import pytest
+from quire_server.exits import Failure, Reason
+from quire_server.health.heartbeat import Heartbeat, Phase
+from quire_server.supervisor.watch import Ending, LoadLimits, ending_of_child, watch_load
+
+LIMITS = LoadLimits(startup=100.0, stall=10.0)
+LOADING = Heartbeat(
+    written_at=0.0,
+    phase=Phase.LOADING,
+    work_pending=True,
+    queued=0,
+    running=0,
+    steps=0,
+    loaded_bytes=5,
+    total_bytes=9,
+    started_at=0.0,
+    load_seconds=0.0,
+    progress_at=50.0,
+    proof_at=0.0,
+    kv_utilization=0.0,
+    reason="",
+)
+WARMING = dataclasses.replace(LOADING, phase=Phase.WARMING)
+SERVING = dataclasses.replace(LOADING, phase=Phase.SERVING)
+
+
+@pytest.mark.parametrize(
+    ("sample", "now", "reason"),
+    [
+        (None, 9.0, None),
+        (None, 10.0, Reason.LOAD_STALLED),
+        (LOADING, 59.9, None),
+        (LOADING, 60.0, Reason.LOAD_STALLED),
+        (WARMING, 60.0, Reason.LOAD_STALLED),
+        (dataclasses.replace(LOADING, progress_at=99.0), 100.0, Reason.STARTUP_TIMEOUT),
+        (SERVING, 5000.0, None),
+    ],
+)
+def test_a_load_is_ended_when_it_stands_still_or_takes_too_long(sample, now, reason):
+    failure = watch_load(sample, 0.0, now, LIMITS)
+    assert (failure and failure.reason) == reason
+
+
+def test_the_remedy_is_a_field_of_the_api():
+    stalled = watch_load(LOADING, 0.0, 60.0, LIMITS)
+    late = watch_load(LOADING, 0.0, 100.0, LIMITS)
+    assert "loadStallTimeoutSeconds" in stalled.message
+    assert "startupTimeoutSeconds" in late.message
+    assert "5 of 9 bytes" in stalled.message
+
+
+CORRUPT = Failure(Reason.MODEL_CORRUPT, "the file is damaged")
+
+
+@pytest.mark.parametrize(
+    ("wait_status", "left_behind", "exit_code", "reason"),
+    [
+        (signal.SIGKILL, None, 137, None),
+        (signal.SIGKILL, CORRUPT, 137, None),
+        (65 << 8, CORRUPT, 65, Reason.MODEL_CORRUPT),
+        (signal.SIGSEGV, None, 70, Reason.ENGINE_CRASHED),
+        (1 << 8, None, 70, Reason.ENGINE_CRASHED),
+        (0, None, 70, Reason.ENGINE_CRASHED),
+    ],
+)
+def test_a_dead_child_ends_the_server_with_a_reason(wait_status, left_behind, exit_code, reason):
+    ending = ending_of_child("engine", wait_status, left_behind)
+    assert ending.exit_code == exit_code
+    assert (ending.failure and ending.failure.reason) == reason
+
+
+def test_the_signal_that_ended_a_child_is_named():
+    assert "SIGSEGV" in ending_of_child("engine", signal.SIGSEGV, None).failure.message
+    assert Ending.of(CORRUPT) == Ending(65, CORRUPT)

@@ -1,0 +1,63 @@
+"""Settings: flags, variables, and errors that name what to change."""
+
+from pathlib import Path
+
+import pytest
+from quire_server.config import ServeConfig, parse_args
+from quire_server.core.errors import ConfigError
+
+
+def test_a_model_alone_gets_every_default():
+    assert parse_args(["/models/m"], {}) == ServeConfig(model=Path("/models/m"))
+
+
+def test_every_flag_is_a_variable_and_the_flag_wins():
+    environ = {"QUIRE_MAX_NUM_SEQS": "7", "QUIRE_PORT": "9000", "QUIRE_SERVED_MODEL_NAME": "a,b"}
+    config = parse_args(["m", "--max-num-seqs", "9"], environ)
+    assert (config.max_num_seqs, config.port, config.served_names) == (9, 9000, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "expected"),
+    [
+        ([], {}, True),
+        (["--no-enable-prefix-caching"], {}, False),
+        ([], {"QUIRE_ENABLE_PREFIX_CACHING": "false"}, False),
+        (["--enable-prefix-caching"], {"QUIRE_ENABLE_PREFIX_CACHING": "false"}, True),
+    ],
+)
+def test_a_switch_is_on_off_or_left_alone(flag, variable, expected):
+    assert parse_args(["m", *flag], variable).enable_prefix_caching is expected
+
+
+def test_the_model_directory_names_the_model_by_default():
+    assert parse_args(["/models/smollm2/"], {}).served_names == ("smollm2",)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "named"),
+    [
+        ([], {}, "MODEL"),
+        (["m", "--max-num-seqs", "many"], {}, "--max-num-seqs"),
+        (["m", "--max-num-seqs", "0"], {}, "--max-num-seqs"),
+        (["m", "--max-num", "4"], {}, "--max-num"),
+        (["m", "--no-such-flag"], {}, "--no-such-flag"),
+        (["m", "--dtype", "float16"], {}, "--dtype"),
+        (["m", "--log-level=$(touch x)"], {}, "--log-level"),
+        (["m"], {"QUIRE_PORT": "tcp://10.0.0.1:80"}, "QUIRE_PORT"),
+        (["m"], {"QUIRE_PROT": "80"}, "QUIRE_PROT"),
+        (["m"], {"QUIRE_ENABLE_PREFIX_CACHING": "yes"}, "QUIRE_ENABLE_PREFIX_CACHING"),
+        (["m"], {"QUIRE_STALL_TIMEOUT_SECONDS": "nan"}, "QUIRE_STALL_TIMEOUT_SECONDS"),
+        (["m", "--port", "8001"], {}, "--health-port"),
+        (["m", "--max-num-batched-tokens", "8"], {}, "--max-num-batched-tokens"),
+        (["m"], {"QUIRE_FAULT": "stuck_step"}, "QUIRE_ALLOW_FAULTS"),
+        (["m"], {"QUIRE_FAULT": "typo", "QUIRE_ALLOW_FAULTS": "1"}, "typo"),
+    ],
+)
+def test_what_is_wrong_is_named(argv, environ, named):
+    with pytest.raises(ConfigError, match=named.replace("$", r"\$").replace("(", r"\(")):
+        parse_args(argv, environ)
+
+
+def test_variables_of_others_are_no_business_of_ours():
+    assert parse_args(["m"], {"PATH": "/bin", "VLLM_PORT": "1", "QUIRE": "x"}) == parse_args(["m"], {})
