@@ -184,10 +184,10 @@ def _repaired(entry: Body, path: str) -> Body:
 
 
 def properties(tree: object) -> Any:
-    """A tree of the spec's dataclasses as the object that it was read from, without what is empty."""
+    """A tree of the spec's dataclasses as the object that it was read from, without what is absent."""
     if isinstance(tree, tuple):
         return [properties(entry) for entry in tree]
     if not is_dataclass(tree):
         return tree
-    entries = {reader.camel(item.name): properties(getattr(tree, item.name)) for item in fields(tree)}
-    return {key: value for key, value in entries.items() if value not in (None, "", [], {})}
+    entries = {reader.camel(item.name): getattr(tree, item.name) for item in fields(tree)}
+    return {key: properties(value) for key, value in entries.items() if value not in (None, "", (), {})}

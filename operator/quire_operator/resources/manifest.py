@@ -29,7 +29,6 @@ def metadata(model: LLMDeployment, name: str) -> Manifest:
                 "name": model.name,
                 "uid": model.uid,
                 "controller": True,
-                "blockOwnerDeletion": True,
             }
         ]
     return result

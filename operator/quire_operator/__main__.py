@@ -1,0 +1,85 @@
+"""The command line: `run` is the operator's process, `render` shows what an LLMDeployment becomes.
+
+`render` needs no cluster: it reads the manifest, builds the children and prints them. The container image
+starts `run`. Knows nothing of how either is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from quire_operator import handlers, names, resources, spec
+from quire_operator.errors import QuireOperatorError, SpecError
+from quire_operator.settings import Settings
+
+_EXIT_UNUSABLE = 2
+_DEFAULT_IMAGE = "localhost:5000/quire-server:dev"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of `quire-operator` and of `python -m quire_operator`."""
+    options = _parser().parse_args(arguments)
+    if options.command == "run":
+        return handlers.main()
+    try:
+        text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text(encoding="utf-8")
+        documents = render(text, os.environ)
+    except (QuireOperatorError, yaml.YAMLError, OSError, UnicodeError) as error:
+        sys.stderr.write(f"{options.file}: {error}\n")
+        return _EXIT_UNUSABLE
+    sys.stdout.write(dump(documents))
+    return 0
+
+
+def render(text: str, environ: Mapping[str, str]) -> list[resources.Manifest]:
+    """The children of every LLMDeployment among the YAML documents; other kinds are passed over."""
+    settings = Settings.from_environ({"QUIRE_ENGINE_IMAGE": _DEFAULT_IMAGE, **environ})
+    bodies = [body for body in yaml.safe_load_all(text) if _is_ours(body)]
+    if not bodies:
+        raise QuireOperatorError(f"no document of kind {names.KIND}, apiVersion {names.API_VERSION}")
+    return [child for body in bodies for child in _children(body, settings)]
+
+
+def dump(documents: Sequence[resources.Manifest]) -> str:
+    """As YAML, in the order of the manifests' own keys."""
+    return yaml.dump_all(documents, Dumper=_PlainDumper, sort_keys=False, explicit_start=True)
+
+
+def _children(body: Mapping[str, Any], settings: Settings) -> tuple[resources.Manifest, ...]:
+    try:
+        return resources.build(spec.parse(body), settings)
+    except SpecError as error:
+        metadata = body.get("metadata")
+        name = metadata.get("name") if isinstance(metadata, Mapping) else None
+        raise QuireOperatorError(f"{names.KIND} {name}: {error}") from error
+
+
+def _is_ours(body: Any) -> bool:
+    return isinstance(body, Mapping) and body.get("kind") == names.KIND
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="quire-operator", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("run", help="run the operator against the cluster")
+    command = commands.add_parser("render", help="print the manifests that an LLMDeployment becomes")
+    command.add_argument("file", help="YAML file, - for standard input")
+    return parser
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """Writes a shared part twice, instead of once with a YAML anchor."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

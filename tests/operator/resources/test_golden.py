@@ -1,0 +1,35 @@
+"""The children of three LLMDeployments as YAML, to be read: a change of what pods run shows in a review.
+
+Write them anew with: UPDATE_GOLDEN=1 pytest tests/operator/resources/test_golden.py
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from e2e.api import specs
+from quire_operator import resources, spec
+from quire_operator.__main__ import dump
+from quire_operator.settings import Settings
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SETTINGS = Settings(engine_image="registry.example/quire-server:1")
+EXAMPLE = yaml.safe_load((specs.ROOT / "examples" / "smollm2.yaml").read_text(encoding="utf-8"))
+BODIES = {
+    "minimal": specs.minimal(),
+    "full": specs.FULL,
+    "smollm2": specs.merged(EXAMPLE, {"metadata": {"uid": "11111111-2222-3333-4444-555555555555"}}),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_children_are_as_reviewed(name: str) -> None:
+    children = resources.build(spec.parse(BODIES[name]), SETTINGS)
+    path = GOLDEN / f"{name}.yaml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(dump(children), encoding="utf-8")
+    assert list(yaml.safe_load_all(path.read_text(encoding="utf-8"))) == list(children)

@@ -1,0 +1,276 @@
+"""quire_operator.resources: what holds for the children of any LLMDeployment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from e2e.api import specs
+from quire_operator import names, resources, spec
+from quire_operator.errors import SpecError
+from quire_operator.settings import Settings
+
+SETTINGS = Settings(engine_image="registry.example/quire-server:1", operator_namespace="ops")
+FAULTS = Settings(engine_image="registry.example/quire-server:1", allow_faults=True)
+UID = "11111111-2222-3333-4444-555555555555"
+
+
+def build(settings: Settings = SETTINGS, **fields: Any) -> dict[str, resources.Manifest]:
+    """The children of the minimal LLMDeployment with these fields, by kind."""
+    children = resources.build(spec.parse(specs.minimal(**fields)), settings)
+    assert len({child["kind"] for child in children}) == len(children)
+    return {child["kind"]: child for child in children}
+
+
+def pod_spec(**fields: Any) -> dict[str, Any]:
+    result: dict[str, Any] = build(**fields)["Deployment"]["spec"]["template"]["spec"]
+    return result
+
+
+def container(**fields: Any) -> dict[str, Any]:
+    result: dict[str, Any] = pod_spec(**fields)["containers"][0]
+    return result
+
+
+def hostile_texts() -> st.SearchStrategy[str]:
+    shell = [
+        "; id #",
+        "$(touch /tmp/x)",
+        "`id`",
+        "a\nb: c",
+        "'\"",
+        "--host=0",
+        "$(QUIRE_HOST)",
+        "%s{0}",
+        "\\",
+        "- x",
+    ]
+    return st.sampled_from(shell) | st.text(
+        st.characters(exclude_characters="\0", codec="utf-8"), max_size=30
+    )
+
+
+def test_pods_come_last_and_what_they_need_before_them() -> None:
+    kinds = [child["kind"] for child in resources.build(spec.parse(specs.minimal()), SETTINGS)]
+    assert kinds[-1] == "Deployment"
+    assert set(kinds[:2]) == {"ServiceAccount", "ConfigMap"}
+    assert len(kinds) == 6
+
+
+@settings(max_examples=100)
+@given(specs.random_bodies())
+def test_every_child_is_labelled_owned_and_in_the_namespace_of_its_owner(body: specs.Body) -> None:
+    model = spec.parse(specs.merged(body, {"metadata": {"uid": UID, "namespace": "team-a"}}))
+    for child in resources.build(model, FAULTS):
+        metadata = child["metadata"]
+        assert metadata["namespace"] == "team-a"
+        assert names.child_labels(model.name).items() <= metadata["labels"].items()
+        assert [(o["uid"], o["controller"]) for o in metadata["ownerReferences"]] == [(UID, True)]
+
+
+@settings(max_examples=100)
+@given(specs.random_bodies())
+def test_nothing_empty_is_written_but_selectors_that_mean_everything(body: specs.Body) -> None:
+    for child in resources.build(spec.parse(body), FAULTS):
+        for path, value in _walk(child):
+            if path.rpartition(".")[2] not in (
+                "podSelector",
+                "namespaceSelector",
+                "labelSelector",
+                "nodeAffinity",
+                "podAffinity",
+            ):
+                assert value not in (None, [], {}), path
+
+
+@given(argument=hostile_texts(), value=hostile_texts(), path=st.text("ab/$(`;'\"-.é ", max_size=12))
+def test_hostile_text_stays_the_one_element_that_it_was(argument: str, value: str, path: str) -> None:
+    fields = {
+        "model": {"source": {"pvc": {"path": path}}},
+        "engine": {"extraArgs": [argument], "env": [{"name": "X", "value": f"x{value}"}]},
+    }
+    try:
+        built = container(**fields)
+    except SpecError:
+        return  # refused whole is as good
+    assert built["args"] == ["serve", f"/models/{path}" if path else "/models", argument]
+    assert built["env"] == [{"name": "X", "value": f"x{value}"}]
+    assert "command" not in built
+    assert "exec" not in json.dumps(
+        {key: built[key] for key in built if key.endswith("Probe") or key == "lifecycle"}
+    )
+
+
+@settings(max_examples=100)
+@given(specs.random_bodies())
+def test_every_pod_is_restricted(body: specs.Body) -> None:
+    deployment = resources.build(spec.parse(body), FAULTS)[-1]
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(pod)
+    assert {key for volume in pod["volumes"] for key in volume} <= {
+        "name",
+        "persistentVolumeClaim",
+        "emptyDir",
+        "secret",
+    }
+    assert all("sizeLimit" in volume["emptyDir"] for volume in pod["volumes"] if "emptyDir" in volume)
+    assert pod["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_the_selector_never_changes_and_the_pods_match_it() -> None:
+    children = build(rollout={"restartId": "x"})
+    selector = {names.LABEL_NAME: "minimal", names.LABEL_ROLE: "leader"}
+    assert children["Deployment"]["spec"]["selector"] == {"matchLabels": selector}
+    assert children["PodDisruptionBudget"]["spec"]["selector"] == {"matchLabels": selector}
+    assert children["NetworkPolicy"]["spec"]["podSelector"] == {"matchLabels": selector}
+    assert children["Service"]["spec"]["selector"] == selector
+    assert selector.items() <= children["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
+    assert names.selector("minimal") == "serving.quire.dev/name=minimal,serving.quire.dev/role=leader"
+
+
+def test_the_config_map_is_named_after_its_content_and_cannot_change() -> None:
+    one, same, other = build(), build(replicas=2), build(engine={"maxNumSeqs": 3})
+    assert one["ConfigMap"]["immutable"] is True
+    assert one["ConfigMap"]["metadata"]["name"] == same["ConfigMap"]["metadata"]["name"]
+    assert one["ConfigMap"]["metadata"]["name"] != other["ConfigMap"]["metadata"]["name"]
+    for children in (one, other):
+        reference = children["Deployment"]["spec"]["template"]["spec"]["containers"][0]["envFrom"]
+        assert reference == [{"configMapRef": {"name": children["ConfigMap"]["metadata"]["name"]}}]
+
+
+def test_a_scale_or_a_budget_changes_no_pod() -> None:
+    template = build()["Deployment"]["spec"]["template"]
+    for fields in (
+        {"replicas": 7},
+        {"suspend": True},
+        {"disruption": {"maxUnavailable": 3}},
+        {"rollout": {"paused": True}},
+    ):
+        assert build(**fields)["Deployment"]["spec"]["template"] == template
+
+
+def test_another_restart_id_changes_the_pods_and_nothing_else() -> None:
+    before, after = build(), build(rollout={"restartId": "2"})
+    template = after["Deployment"]["spec"].pop("template")
+    assert template["metadata"]["annotations"][names.ANNOTATION_RESTART_ID] == "2"
+    assert template["spec"] == before["Deployment"]["spec"].pop("template")["spec"]
+    assert before == after
+
+
+def test_probes_give_the_startup_its_whole_time() -> None:
+    built = container(health={"startupTimeoutSeconds": 601, "probes": {"startup": {"periodSeconds": 4}}})
+    startup = built["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] > 601 + 4
+    assert built["livenessProbe"]["terminationGracePeriodSeconds"] == 10
+    assert {built[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")} == {
+        "/startupz",
+        "/readyz",
+        "/livez",
+    }
+
+
+def test_the_deployment_waits_longer_than_a_start_may_take() -> None:
+    spec_of = build(health={"startupTimeoutSeconds": 600})["Deployment"]["spec"]
+    assert spec_of["progressDeadlineSeconds"] == 900
+
+
+def test_the_pod_has_time_to_drain() -> None:
+    pod = pod_spec(drain={"preStopSeconds": 7, "timeoutSeconds": 60})
+    assert pod["terminationGracePeriodSeconds"] == 72
+    assert pod["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": 7}}}
+    assert "lifecycle" not in container(drain={"preStopSeconds": 0})
+
+
+def test_memory_is_the_limit_and_cpu_is_not() -> None:
+    assert container(resources={"cpu": "0.5", "memory": "1.5Gi"})["resources"] == {
+        "requests": {"cpu": "500m", "memory": "1536Mi"},
+        "limits": {"memory": "1536Mi"},
+    }
+
+
+def test_loading_pods_are_protected_unless_the_user_says_no() -> None:
+    def annotations(**fields: Any) -> dict[str, str]:
+        metadata = build(**fields)["Deployment"]["spec"]["template"]["metadata"]
+        result: dict[str, str] = metadata.get("annotations", {})
+        return result
+
+    assert annotations() == {
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        "karpenter.sh/do-not-disrupt": "true",
+    }
+    assert annotations(disruption={"protectWhileLoading": False}) == {}
+
+
+def test_the_users_service_account_replaces_ours() -> None:
+    children = build(security={"serviceAccountName": "reader"})
+    assert "ServiceAccount" not in children
+    assert children["Deployment"]["spec"]["template"]["spec"]["serviceAccountName"] == "reader"
+    assert build()["ServiceAccount"]["automountServiceAccountToken"] is False
+
+
+def test_api_keys_are_a_mounted_secret_that_nothing_else_names() -> None:
+    children = build(security={"apiKeysSecretRef": {"name": "keys"}})
+    pod = children["Deployment"]["spec"]["template"]["spec"]
+    assert {"name": "api-keys", "secret": {"secretName": "keys"}} in pod["volumes"]
+    assert {"name": "api-keys", "mountPath": "/etc/quire/keys", "readOnly": True} in pod["containers"][0][
+        "volumeMounts"
+    ]
+    assert children["ConfigMap"]["data"]["QUIRE_API_KEYS_DIR"] == "/etc/quire/keys"
+    assert "QUIRE_API_KEYS_DIR" not in build()["ConfigMap"]["data"]
+
+
+def test_the_network_policy_lets_in_whom_it_should_and_out_to_dns_only() -> None:
+    rules = build(networking={"networkPolicy": {"allowFrom": [{"podSelector": {}, "namespaceSelector": {}}]}})
+    policy = rules["NetworkPolicy"]["spec"]
+    users, watchers = policy["ingress"]
+    assert users["from"] == [{"podSelector": {}}, {"namespaceSelector": {}, "podSelector": {}}]
+    assert [port["port"] for port in users["ports"]] == [8000]
+    assert [peer["namespaceSelector"]["matchLabels"] for peer in watchers["from"]] == [
+        {"kubernetes.io/metadata.name": "ops"},
+        {"kubernetes.io/metadata.name": "monitoring"},
+    ]
+    assert [port["port"] for port in watchers["ports"]] == [8000, 8001]
+    assert [port["port"] for rule in policy["egress"] for port in rule["ports"]] == [53, 53]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert "NetworkPolicy" not in build(networking={"networkPolicy": {"mode": "None"}})
+
+
+def test_the_fault_switch_needs_the_administrators_word() -> None:
+    fault = {"env": [{"name": "QUIRE_FAULT", "value": "stuck_step:after=5,once"}]}
+    with pytest.raises(SpecError, match="allowFaults") as error:
+        build(engine=fault)
+    assert error.value.field_path == "spec.engine.env[0].name"
+    allowed = build(FAULTS, engine=fault)["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "QUIRE_ALLOW_FAULTS", "value": "1"} in allowed["env"]
+
+
+def test_allowing_faults_changes_no_pod_that_uses_none() -> None:
+    assert build(FAULTS) == build(SETTINGS) | {"NetworkPolicy": build(FAULTS)["NetworkPolicy"]}
+
+
+def test_the_empty_parts_of_an_affinity_that_the_api_server_drops_are_dropped() -> None:
+    affinity = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [], "x": None}}
+    assert pod_spec(scheduling={"affinity": affinity})["affinity"] == {"podAffinity": {}}
+
+
+def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    yield path, value
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            yield from _walk(entry, f"{path}.{key}")
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _walk(entry, path)
