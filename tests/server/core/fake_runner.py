@@ -43,6 +43,7 @@ class FakeRunner:
             self.tables[started.row] = list(started.block_ids)
         for row, block_id in step.grown:
             self.tables[row].append(block_id)
+        assert all(step.num_tokens)
         assert step.total_tokens <= self.config.token_budget
         decodes = [n == 1 and samples for n, samples in zip(step.num_tokens, step.samples, strict=True)]
         assert decodes == sorted(decodes, reverse=True), "decodes first"

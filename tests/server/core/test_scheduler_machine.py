@@ -39,12 +39,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.count = 0
 
     @rule(
-        prompt=st.lists(st.integers(0, 2), max_size=26),
+        shared=st.integers(0, 20),  # length of the prefix that all prompts have in common
+        own=st.lists(st.integers(0, 2), max_size=6),
         max_tokens=st.integers(1, 12),
         salt=st.sampled_from(["", "x"]),
         priority=st.integers(0, 1),
     )
-    def arrive(self, prompt: list[int], max_tokens: int, salt: str, priority: int) -> None:
+    def arrive(self, shared: int, own: list[int], max_tokens: int, salt: str, priority: int) -> None:
+        prompt = [*range(shared), *own]
         name = f"r{self.count}"
         self.count += 1
         self.live[name], self.tokens[name] = (prompt, max_tokens), []
@@ -67,7 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if abort_in_flight and self.live:
             self.abort(0)
         events = self.scheduler.commit(step, result)
-        assert step.rows or events, "a step that did nothing"
+        assert step.rows or events or abort_in_flight, "a step that did nothing"
         for event in events:
             prompt, max_tokens = self.live[event.request_id]
             self.tokens[event.request_id].extend(event.token_ids)
