@@ -1,0 +1,42 @@
+"""`python -m e2e.images build|push`: the images from a shell or a Makefile."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from e2e.cluster.errors import ClusterError
+from e2e.images import build
+from e2e.images.errors import ImageError
+from e2e.images.target import Target
+
+_COMMANDS = {
+    "build": "build what the working tree changed",
+    "push": "push it to the cluster's registry (or QUIRE_REGISTRY) and print the references",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one command; an error of ours is one message, not a traceback."""
+    parser = argparse.ArgumentParser(prog="python -m e2e.images", description="Quire's two images.")
+    parser.add_argument(
+        "command", choices=_COMMANDS, help="; ".join(f"{n}: {w}" for n, w in _COMMANDS.items())
+    )
+    parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: here)")
+    arguments = parser.parse_args(argv)
+    root = arguments.root.resolve()
+    try:
+        build.build(root, os.environ)
+        if arguments.command == "push":
+            target = Target.of(root, os.environ)
+            pushed = build.push(root, target.registry, os.environ, target.within)
+            print(f"{pushed.operator}\n{pushed.server}")
+    except (ImageError, ClusterError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,33 @@
+"""Where images go: the registry in the node's network, or the one that QUIRE_REGISTRY names.
+
+Called by `__main__` and `make up`; the only module here that knows of `e2e.cluster`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e import cluster
+from e2e.images.errors import ImageError
+
+
+@dataclass(frozen=True)
+class Target:
+    """A registry, and the command prefix with which it is reached."""
+
+    registry: str
+    within: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, root: Path, environ: Mapping[str, str]) -> "Target":
+        """The target for the cluster in use."""
+        registry = environ.get("QUIRE_REGISTRY")
+        if registry:
+            return cls(registry.rstrip("/"))
+        if cluster.foreign_kubeconfig(cluster.Checkout.at(root), environ) is not None:
+            raise ImageError(
+                "KUBECONFIG names a cluster of yours: set QUIRE_REGISTRY to a registry that it pulls from "
+                "and that you may push to, such as registry.example.com/team"
+            )
+        ours = cluster.current(root)
+        return cls(ours.registry, tuple(ours.in_netns([])))

@@ -1,0 +1,121 @@
+"""The two programs that build images, behind one small interface: buildah (Debian's, no daemon) and docker.
+
+Called by `base` and `build`. Knows Dockerfiles and image names, not what Quire puts into them.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from e2e.images import console
+from e2e.images.errors import ImageError
+
+# Loopback is fast and the processor is not: the lightest compression, which containerd also unpacks fastest.
+_COMPRESSION = ("--compression-format", "zstd", "--compression-level", "1")
+
+
+@dataclass(frozen=True)
+class Build:
+    """One build: which Dockerfile, of which tree, with what."""
+
+    context: Path
+    dockerfile: str
+    arguments: Mapping[str, str]
+    secrets: Mapping[str, Path]
+
+
+class Tool(Protocol):
+    """What is needed of a build program."""
+
+    def has(self, image: str) -> bool:
+        """Whether the image is in the local store."""
+
+    def build(self, build: Build, image: str) -> None:
+        """Builds, using what earlier builds left."""
+
+    def from_directory(self, rootfs: Path, image: str) -> None:
+        """Makes an image of one layer."""
+
+    def push(self, image: str, target: str, within: Sequence[str]) -> None:
+        """Pushes; `within` is put before the command (to enter a network namespace)."""
+
+    def forget_others(self, image: str) -> None:
+        """Removes all other tags of the image's repository."""
+
+
+class Buildah:
+    """buildah with its default store, so that all checkouts of a machine share the heavy layers."""
+
+    def has(self, image: str) -> bool:
+        return console.succeeds(["buildah", "inspect", "--type", "image", image])
+
+    def build(self, build: Build, image: str) -> None:
+        argv = ["buildah", "build", "--isolation", "chroot", "--layers", "--tag", image]
+        argv += ["--file", str(build.context / build.dockerfile), *_options(build), str(build.context)]
+        console.run(image.rsplit("/", 1)[-1], argv, milestones=r"STEP \d+/\d+: FROM|^Installed")
+
+    def from_directory(self, rootfs: Path, image: str) -> None:
+        container = console.output(["buildah", "from", "scratch"])
+        try:
+            console.output(["buildah", "add", "--quiet", container, str(rootfs), "/"])
+            console.output(["buildah", "commit", "--quiet", container, image])
+        finally:
+            console.output(["buildah", "rm", container])
+
+    def push(self, image: str, target: str, within: Sequence[str]) -> None:
+        verify = f"--tls-verify={'false' if target.startswith('localhost:') else 'true'}"
+        argv = [*within, "buildah", "push", verify, *_COMPRESSION, image, f"docker://{target}"]
+        console.run(f"push {target}", argv, milestones="^Copying blob|^Writing")
+
+    def forget_others(self, image: str) -> None:
+        for other in _others(image, console.output(["buildah", "images", "--format", "{{.Name}}:{{.Tag}}"])):
+            console.succeeds(["buildah", "rmi", other])
+
+
+class Docker:
+    """docker with BuildKit, for clusters that are reached by KUBECONFIG."""
+
+    def has(self, image: str) -> bool:
+        return console.succeeds(["docker", "image", "inspect", image])
+
+    def build(self, build: Build, image: str) -> None:
+        argv = ["docker", "build", "--progress", "plain", "--tag", image]
+        argv += ["--file", str(build.context / build.dockerfile), *_options(build), str(build.context)]
+        console.run(image.rsplit("/", 1)[-1], argv, milestones=r"^#\d+ \[")
+
+    def from_directory(self, rootfs: Path, image: str) -> None:
+        archive = shutil.make_archive(str(rootfs), "tar", rootfs)
+        console.output(["docker", "import", archive, image])
+
+    def push(self, image: str, target: str, within: Sequence[str]) -> None:
+        if within:
+            raise ImageError("docker cannot push into the cluster's network: apt-get install buildah")
+        console.output(["docker", "tag", image, target])
+        console.run(f"push {target}", ["docker", "push", target])
+
+    def forget_others(self, image: str) -> None:
+        for other in _others(
+            image, console.output(["docker", "images", "--format", "{{.Repository}}:{{.Tag}}"])
+        ):
+            console.succeeds(["docker", "rmi", other])
+
+
+def choose() -> Tool:
+    """buildah where it is installed, else docker where its daemon answers."""
+    if shutil.which("buildah"):
+        return Buildah()
+    if shutil.which("docker") and console.succeeds(["docker", "info"]):
+        return Docker()
+    raise ImageError("neither buildah nor a running docker was found: apt-get install buildah")
+
+
+def _options(build: Build) -> list[str]:
+    options = [f"--build-arg={name}={value}" for name, value in build.arguments.items()]
+    return options + [f"--secret=id={name},src={path}" for name, path in build.secrets.items()]
+
+
+def _others(image: str, listed: str) -> list[str]:
+    repository = image.rsplit(":", 1)[0]
+    return [name for name in listed.split() if name.rsplit(":", 1)[0] == repository and name != image]
