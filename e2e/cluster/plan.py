@@ -45,7 +45,7 @@ def describe(checkout: Checkout, facts: Facts) -> str:
         for name, value in host.KUBELET_SYSCTLS.items()
         if name in facts.sysctls and facts.sysctls[name] != value
     ]
-    packages = f"apt-get install {' '.join(facts.missing_packages)} (they stay)"
+    packages = f"apt-get install {' '.join(facts.missing_packages)} (they stay, and so do their services)"
     built = f"{' '.join(facts.unbuilt_programs)}, built from Go modules"
     wire = f"the veth {checkout.veth} with {addresses.host_ip}, the route {addresses.block}"
     lines = [

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.cluster.errors import NotReadyError
+
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PROGRAM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -52,7 +54,9 @@ def start(records: Path, name: str, argv: list[str], log: Path) -> None:
         setsid=True,
     )
     deadline = time.monotonic() + 10
-    while not (records / name).exists() and time.monotonic() < deadline:
+    while not (records / name).exists():
+        if time.monotonic() > deadline:
+            raise NotReadyError(f"{name} did not start: see {log}")
         time.sleep(0.002)
 
 

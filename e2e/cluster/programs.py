@@ -142,7 +142,7 @@ def _compile(program: Program, bin_dir: Path) -> None:
         said.append(line)
         if time.monotonic() - shown >= 5:
             shown = time.monotonic()
-            print(f"  {program.name}: {len(said)} lines, {shown - began:.0f} s: {line.strip()}", flush=True)
+            print(f"  {program.name}: {len(said)} steps, {shown - began:.0f} s: {line.strip()}", flush=True)
     if process.wait() != 0:
         raise BuildError(f"{program.name} did not build:\n{''.join(said[-20:])}")
     # A rename, so that a build killed half-way leaves no half binary and a running program keeps its own.

@@ -7,7 +7,6 @@ them: shims by the address of our containerd, pods by our cgroup. Nothing else i
 """
 
 import contextlib
-import shutil
 from pathlib import Path
 
 from e2e.cluster import cgroups, claims, host, mounts, network, process
@@ -99,7 +98,6 @@ def _remove_traces(checkout: Checkout) -> None:
 
 def _release(checkout: Checkout) -> None:
     with host.machine_lock():
-        checkout.claim.unlink(missing_ok=True)
-        shutil.rmtree(checkout.run, ignore_errors=True)
+        mounts.remove_tree(checkout.run)
         if not any(RUN_ROOT.glob("*/claim.json")):
             host.restore_sysctls()

@@ -102,15 +102,26 @@ def test_up_of_a_running_cluster_changes_nothing(checkout: Checkout) -> None:
 
 @pytest.mark.parametrize("moment", ["claim.json", "netns", "processes/etcd", "processes/kubelet"])
 def test_up_killed_half_way_is_cleaned_by_down(checkout: Checkout, moment: str) -> None:
-    up = subprocess.Popen(
-        [sys.executable, "-m", "e2e.cluster", "up", "--root", str(checkout.root)],
-        cwd=REPOSITORY,
-        env={name: value for name, value in os.environ.items() if name != "KUBECONFIG"},
-        stdout=subprocess.DEVNULL,
-    )
+    up = _command("up", checkout)
     _wait_for(lambda: (checkout.run / moment).exists() or up.poll() is not None)
     up.send_signal(signal.SIGKILL)
     assert up.wait() == -signal.SIGKILL, f"`up` ended before {moment} was there"
+    lifecycle.down(checkout.root)
+    _assert_nothing_is_left(checkout)
+
+
+@pytest.mark.parametrize("moment", ["kubeconfig gone", "containerd dead", "veth gone"])
+def test_down_killed_half_way_is_finished_by_the_next(checkout: Checkout, moment: str) -> None:
+    _run_pod(lifecycle.up(checkout.root))
+    down = _command("down", checkout)
+    happened = {
+        "kubeconfig gone": lambda: not checkout.kubeconfig.exists(),
+        "containerd dead": lambda: not _is_running(checkout, "containerd"),
+        "veth gone": lambda: not network.has_interface(checkout.veth),
+    }
+    _wait_for(happened[moment])
+    down.send_signal(signal.SIGKILL)
+    down.wait()
     lifecycle.down(checkout.root)
     _assert_nothing_is_left(checkout)
 
@@ -135,6 +146,19 @@ def test_the_hosts_settings_come_back_with_the_last_cluster_and_not_before(check
     lifecycle.down(checkout.root)
     assert host.sysctls() == (during if others else before)
     assert bool(list(RUN_ROOT.iterdir())) == bool(others)
+
+
+def _command(name: str, checkout: Checkout) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "e2e.cluster", name, "--root", str(checkout.root)],
+        cwd=REPOSITORY,
+        env={name: value for name, value in os.environ.items() if name != "KUBECONFIG"},
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def _is_running(checkout: Checkout, name: str) -> bool:
+    return any(r.name == name and process.is_alive(r) for r in process.recorded(checkout.records))
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
