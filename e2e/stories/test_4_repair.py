@@ -13,7 +13,7 @@ from e2e.stories.kube import Kube, Manifest, eventually
 from e2e.stories.release import OperatorRelease
 
 EDITS: dict[str, Manifest] = {
-    "deployment": {"spec": {"minReadySeconds": 33}},
+    "deployment": {"spec": {"progressDeadlineSeconds": 33}},
     "service": {"spec": {"selector": {NAME_LABEL: "somebody-else"}}},
     "serviceaccount": {"automountServiceAccountToken": True},
     "poddisruptionbudget": {"spec": {"maxUnavailable": 0}},

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 WORKERS = 16
 RECONCILE_SECONDS = 60.0
 CONFLICT_SECONDS = 0.2
+# Such failures are the API server's and not the object's: when it is back, nobody waits for minutes.
+OUTAGE_BACKOFF_SECONDS = 10.0
 PRIME_RETRY_SECONDS = 2.0
 
 
@@ -101,7 +103,7 @@ class Controller:
         except ConflictError:
             return await self._after_conflict(key)
         except (QuireOperatorError, TimeoutError) as error:
-            delay = self._queue.retry(key)
+            delay = self._queue.retry(key, most=OUTAGE_BACKOFF_SECONDS)
             logger.warning("%s/%s: %s; again in %.0f s", key.namespace, key.name, error, delay)
             return "error"
         except Exception:

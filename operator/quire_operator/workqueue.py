@@ -65,11 +65,11 @@ class WorkQueue(Generic[K]):
             known[1].cancel()
         self._later[key] = (due, self._clock.call_later(delay, self._fire, key))
 
-    def retry(self, key: K) -> float:
+    def retry(self, key: K, *, most: float = BACKOFF_LAST) -> float:
         """Add `key` again after its back-off, which doubles with each failure in a row; returns the delay."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        full = min(BACKOFF_LAST, BACKOFF_FIRST * 2.0 ** min(failures, 20))
+        full = min(most, BACKOFF_FIRST * 2.0 ** min(failures, 20))
         delay = full * (0.5 + 0.5 * self._jitter())
         self.add_after(key, delay)
         return delay

@@ -1,20 +1,21 @@
 """Requests to the API server as plain dicts: credentials, timeouts, content types, errors.
 
-Used by the rest of this package only. The Kubernetes client brings kubeconfig, in-cluster credentials (the
-token's file is read again every minute, as it is rotated hourly) and TLS; its typed models are not used.
+Used by the rest of this package only. The Kubernetes client brings kubeconfig and in-cluster credentials
+(it reads the rotated token's file again every minute); its models and its serialiser are not used.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 from kubernetes.aio import config as kubernetes_config
-from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 from quire_operator.cluster.errors import ClusterError, UnreachableError, from_answer
@@ -25,6 +26,8 @@ REQUEST_SECONDS = 30.0
 APPLY = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
 JSON = "application/json"
+
+_TO_ESCAPE = re.compile("[^\x00-\x7e\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +47,15 @@ class Connection:
 
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
-        self._client = ApiClient(configuration)
+        connector = aiohttp.TCPConnector(ssl=_tls(configuration), limit=64)
+        self._session = aiohttp.ClientSession(
+            connector=connector, trust_env=False, headers={"User-Agent": "quire-operator", "Accept": JSON}
+        )
 
     @classmethod
     async def open(cls) -> Connection:
         """With KUBECONFIG where it is set, else with the pod's ServiceAccount."""
-        configuration = Configuration(client_session_kwargs={"trust_env": False})
+        configuration = Configuration()
         try:
             if os.environ.get("KUBECONFIG"):
                 await kubernetes_config.load_kube_config(client_configuration=configuration)
@@ -61,16 +67,15 @@ class Connection:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._client.close()
+        await self._session.close()
 
     async def access(self) -> Access:
         """The credentials as they are now."""
-        header = await self._configuration.get_api_key_with_prefix("BearerToken") or ""
         return Access(
             server=str(self._configuration.host),
             ca_path=self._configuration.ssl_ca_cert,
             insecure=not self._configuration.verify_ssl,
-            token=header.rpartition(" ")[2].strip() or None,
+            token=await self._token() or None,
             certificate_path=self._configuration.cert_file,
             private_key_path=self._configuration.key_file,
         )
@@ -86,24 +91,52 @@ class Connection:
         seconds: float = REQUEST_SECONDS,
     ) -> dict[str, Any]:
         """The answer's JSON object; a ClusterError for anything but a 2xx answer."""
-        serialized = await self._client.param_serialize(
-            method,
-            path,
-            query_params=list((query or {}).items()),
-            header_params={"Accept": JSON, "Content-Type": content_type},
-            body=body,
-            auth_settings=["BearerToken"],
-        )
+        headers = {"Content-Type": content_type}
+        token = await self._token()
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+        data = None if body is None else encode(body)
         try:
-            answer = await self._client.call_api(*serialized, _request_timeout=timeout)
-            raw = await answer.read()
+            async with self._session.request(
+                method,
+                f"{self._configuration.host}{path}",
+                params=query,
+                data=data,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+            ) as answer:
+                raw = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UnreachableError(f"{method} {path}: {type(error).__name__} {error}") from error
         document = _document(raw)
         if not 200 <= answer.status <= 299:
             raise from_answer(answer.status, str(document.get("message") or answer.reason or ""))
         return document
+
+    async def _token(self) -> str:
+        header = await self._configuration.get_api_key_with_prefix("BearerToken") or ""
+        return header.rpartition(" ")[2].strip()
+
+
+def encode(body: Any) -> bytes:
+    """JSON that is YAML as well, for what is applied is read as YAML.
+
+    YAML knows no surrogate pairs, so what JSON would escape as one stays; control characters are escaped.
+    """
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return _TO_ESCAPE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode()
+
+
+def _tls(configuration: Configuration) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    if not configuration.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def _document(raw: bytes) -> dict[str, Any]:

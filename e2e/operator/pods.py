@@ -1,0 +1,100 @@
+"""Pod statuses as a kubelet writes them, from ready to each way of failing."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+Status = dict[str, Any]
+
+
+def at(seconds: float = 0) -> str:
+    """A timestamp `seconds` from now."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def condition(kind: str, status: str, *, reason: str = "", message: str = "", ago: float = 60) -> Status:
+    texts = {key: text for key, text in (("reason", reason), ("message", message)) if text}
+    return {"type": kind, "status": status, "lastTransitionTime": at(-ago), **texts}
+
+
+def container(state: Status, *, last: Status | None = None, restarts: int = 0, ready: bool = False) -> Status:
+    return {
+        "name": "server",
+        "image": "registry.example/quire-server:1",
+        "imageID": "",
+        "ready": ready,
+        "started": ready,
+        "restartCount": restarts,
+        "state": state,
+        **({"lastState": last} if last else {}),
+    }
+
+
+def status(*containers: Status, conditions: tuple[Status, ...] = (), ip: str = "") -> Status:
+    placed = (condition("PodScheduled", "True"), condition("PodReadyToStartContainers", "True"))
+    return {
+        "phase": "Running" if containers else "Pending",
+        "conditions": list(conditions or (*placed, condition("Ready", "False", ago=30))),
+        "containerStatuses": list(containers),
+        **({"podIP": ip, "podIPs": [{"ip": ip}]} if ip else {}),
+    }
+
+
+def running(since: float = 20, **details: Any) -> Status:
+    return container({"running": {"startedAt": at(-since)}}, **details)
+
+
+def ready() -> Status:
+    return status(running(ready=True), conditions=(condition("Ready", "True"),))
+
+
+def loading(ip: str = "") -> Status:
+    return status(running(), ip=ip)
+
+
+def end(code: int, reason: str = "Error", message: str = "") -> Status:
+    return {
+        "terminated": {
+            "exitCode": code,
+            "reason": reason,
+            "message": message,
+            "startedAt": at(-60),
+            "finishedAt": at(-30),
+            "containerID": "containerd://0",
+        }
+    }
+
+
+def terminated(code: int, reason: str, *, restarts: int = 0, message: str = "it says what and why") -> Status:
+    """Ended with our JSON in the termination log, and waiting to be started again."""
+    text = json.dumps({"reason": reason, "message": message, "exitCode": code})
+    back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting"}}
+    return status(container(back_off, last=end(code, message=text), restarts=restarts))
+
+
+def killed_for_memory() -> Status:
+    return status(running(last=end(137, "OOMKilled"), restarts=1))
+
+
+def waiting(reason: str, message: str) -> Status:
+    return status(container({"waiting": {"reason": reason, "message": message}}))
+
+
+def unschedulable(message: str) -> Status:
+    return {
+        "phase": "Pending",
+        "conditions": [condition("PodScheduled", "False", reason="Unschedulable", message=message)],
+    }
+
+
+def not_mounted() -> Status:
+    return {
+        "phase": "Pending",
+        "conditions": [
+            condition("PodScheduled", "True", ago=120),
+            condition("PodReadyToStartContainers", "False", ago=120),
+        ],
+        "containerStatuses": [container({"waiting": {"reason": "ContainerCreating"}})],
+    }

@@ -1,0 +1,103 @@
+"""The operator as a process: started as its container would start it, with the chart's rights."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from e2e.operator.world import World, eventually
+
+ROOT = Path(__file__).parents[2]
+
+
+class OperatorProcess:
+    """One replica. `name` is its POD_NAME and so its identity in the Lease."""
+
+    def __init__(self, name: str, kubeconfig: Path, directory: Path, **environ: str) -> None:
+        self.name = name
+        self.port = _free_port()
+        self.log = directory / f"{name}.log"
+        self._environ = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT / "operator"),
+            "KUBECONFIG": str(kubeconfig),
+            "POD_NAME": name,
+            "POD_NAMESPACE": "quire-system",
+            "QUIRE_ENGINE_IMAGE": "registry.example/quire-server:1",
+            "QUIRE_METRICS_PORT": str(self.port),
+            **environ,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> OperatorProcess:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "quire_operator", "run"], env=self._environ, stderr=log, stdout=log
+            )
+        return self
+
+    @property
+    def code(self) -> int | None:
+        """Its exit status, None while it runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self, seconds: float) -> int:
+        assert self._process is not None
+        return self._process.wait(timeout=seconds)
+
+    def stop(self) -> None:
+        """End it as the kubelet does; kill it when that takes longer than it should."""
+        if self.code is None:
+            self.send(signal.SIGCONT)
+            self.send(signal.SIGTERM)
+            assert self._process is not None
+            try:
+                self._process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+                raise
+
+    def kill(self) -> None:
+        if self.code is None:
+            self.send(signal.SIGKILL)
+            self.wait(10)
+
+    def ask(self, path: str) -> tuple[int, str]:
+        """Status and text of one of its HTTP pages; status 0 while nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def wait_leading(self, world: World, seconds: float = 30) -> OperatorProcess:
+        eventually(
+            f"{self.name} leads\n{self.tail()}",
+            lambda: world.lease_holder() == self.name or self.code is not None,
+            seconds=seconds,
+        )
+        assert self.code is None, self.tail()
+        return self
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,155 @@
+"""An LLMDeployment gets its children, and what is deleted or edited by hand is back within two seconds."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from e2e.operator.process import OperatorProcess
+from e2e.operator.world import CHILDREN, World, eventually
+
+pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
+
+EDITS: dict[str, dict[str, Any]] = {
+    "Deployment": {"spec": {"progressDeadlineSeconds": 33, "replicas": 7}},
+    "Service": {"spec": {"selector": {"serving.quire.dev/name": "somebody-else"}}},
+    "ServiceAccount": {"automountServiceAccountToken": True},
+    "PodDisruptionBudget": {"spec": {"maxUnavailable": 0}},
+    "NetworkPolicy": {"spec": {"ingress": []}},
+    "ConfigMap": {"metadata": {"ownerReferences": None, "labels": {"serving.quire.dev/name": None}}},
+}
+
+
+def test_children_appear_with_our_owner_reference_and_nothing_is_written_to_the_users_object(
+    world: World, namespace: str
+) -> None:
+    body = world.deploy(
+        namespace, "m", engine={"env": [{"name": "GREETING", "value": 'hé \U0001f600 $(id) "\n\t}'}]}
+    )
+
+    eventually("all children", lambda: world.has_children(namespace, "m"))
+
+    for kind in CHILDREN:
+        child = world.child(kind, namespace, "m")
+        assert child is not None
+        (owner,) = child["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"]) == (body["metadata"]["uid"], True)
+        (apply,) = [m for m in child["metadata"]["managedFields"] if m["operation"] == "Apply"]
+        assert apply["manager"] == "quire-operator"
+    world.wait_condition(namespace, "m", "Reconciling", "True")
+    after = world.read("LLMDeployment", namespace, "m")
+    assert after["spec"] == body["spec"]
+    assert "finalizers" not in after["metadata"] and "annotations" not in after["metadata"]
+    assert after["status"]["observedGeneration"] == after["metadata"]["generation"]
+    (container,) = world.read("Deployment", namespace, "m")["spec"]["template"]["spec"]["containers"]
+    assert container["env"][0]["value"] == 'hé \U0001f600 $(id) "\n\t}'
+
+
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_a_deleted_child_is_back_within_two_seconds(world: World, namespace: str, kind: str) -> None:
+    world.deploy(namespace, "m")
+    eventually("all children", lambda: world.has_children(namespace, "m"))
+    before = world.child(kind, namespace, "m")
+    assert before is not None
+
+    world.delete(kind, namespace, before["metadata"]["name"])
+    start = time.monotonic()
+    eventually(
+        f"another {kind}",
+        lambda: (
+            (now := world.child(kind, namespace, "m")) and now["metadata"]["uid"] != before["metadata"]["uid"]
+        ),
+    )
+
+    assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize("kind", EDITS)
+def test_an_edited_child_is_as_before_within_two_seconds(world: World, namespace: str, kind: str) -> None:
+    world.deploy(namespace, "m")
+    eventually("all children", lambda: world.has_children(namespace, "m"))
+    before = world.child(kind, namespace, "m")
+    assert before is not None
+    name = before["metadata"]["name"]
+
+    world.patch(kind, namespace, name, EDITS[kind])
+    start = time.monotonic()
+
+    def is_as_before() -> bool:
+        now = world.read(kind, namespace, name)
+        fields = ("labels", "ownerReferences")
+        same = all(now["metadata"].get(field) == before["metadata"].get(field) for field in fields)
+        return same and all(
+            now.get(key) == before.get(key) for key in ("spec", "automountServiceAccountToken")
+        )
+
+    eventually(f"the {kind} as before", is_as_before)
+    assert time.monotonic() - start < 2
+
+
+def test_what_others_add_beside_our_fields_is_left_alone(world: World, namespace: str) -> None:
+    world.deploy(namespace, "m")
+    eventually("all children", lambda: world.has_children(namespace, "m"))
+
+    world.patch("Service", namespace, "m", {"metadata": {"labels": {"team": "a"}}})
+    world.patch("Service", namespace, "m", {"spec": {"selector": {"serving.quire.dev/name": "else"}}})
+    eventually(
+        "the selector is mended",
+        lambda: world.read("Service", namespace, "m")["spec"]["selector"]["serving.quire.dev/name"] == "m",
+    )
+
+    assert world.read("Service", namespace, "m")["metadata"]["labels"]["team"] == "a"
+
+
+def test_an_old_config_map_goes_when_no_replica_set_refers_to_it(world: World, namespace: str) -> None:
+    world.deploy(namespace, "m", engine={"maxModelLen": 1024})
+    eventually("all children", lambda: world.has_children(namespace, "m"))
+    (old,) = world.find("ConfigMap", namespace)
+    world.make_pod(namespace, "m", {"phase": "Pending"})
+
+    world.patch("LLMDeployment", namespace, "m", {"spec": {"engine": {"maxModelLen": 2048}}})
+    eventually("two ConfigMaps", lambda: len(world.find("ConfigMap", namespace)) == 2)
+    world.wait_condition(namespace, "m", "Reconciling", "True")
+    assert world.get("ConfigMap", namespace, old["metadata"]["name"]) is not None
+
+    for kind in ("ReplicaSet", "Pod"):
+        for body in world.find(kind, namespace):
+            world.delete(kind, namespace, body["metadata"]["name"])
+    eventually(
+        "the old ConfigMap is gone",
+        lambda: world.get("ConfigMap", namespace, old["metadata"]["name"]) is None,
+    )
+
+
+def test_a_child_that_is_not_wanted_any_more_is_deleted(world: World, namespace: str) -> None:
+    world.deploy(namespace, "m")
+    eventually("all children", lambda: world.has_children(namespace, "m"))
+
+    world.patch(
+        "LLMDeployment", namespace, "m", {"spec": {"networking": {"networkPolicy": {"mode": "None"}}}}
+    )
+
+    eventually("no NetworkPolicy", lambda: world.get("NetworkPolicy", namespace, "m") is None)
+
+
+def test_a_conflict_storm_does_not_become_a_write_storm(
+    world: World, namespace: str, operator: OperatorProcess
+) -> None:
+    world.deploy(namespace, "m")
+    eventually("all children", lambda: world.has_children(namespace, "m"))
+    before = world.writes()[f"patch services {namespace}/m"]
+
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        world.patch("Service", namespace, "m", {"spec": {"selector": {"serving.quire.dev/name": "else"}}})
+        time.sleep(0.1)
+
+    assert world.writes()[f"patch services {namespace}/m"] - before <= 6
+    eventually(
+        "the selector is mended in the end",
+        lambda: world.read("Service", namespace, "m")["spec"]["selector"]["serving.quire.dev/name"] == "m",
+        seconds=30,
+    )
+    assert 'apply_conflicts_total{kind="Service"}' in operator.ask("/metrics")[1]

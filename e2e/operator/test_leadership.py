@@ -1,0 +1,107 @@
+"""Two replicas: one leads, the other takes over, and a leader that lost its Lease writes nothing more."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from e2e.operator.process import OperatorProcess
+from e2e.operator.world import World, eventually
+
+pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
+
+Start = Callable[..., OperatorProcess]
+
+# Shorter than the defaults, so that an expiry is seen in seconds; the ratios are the same.
+SHORT = {
+    "QUIRE_LEASE_DURATION_SECONDS": "5",
+    "QUIRE_LEASE_RENEW_DEADLINE_SECONDS": "3",
+    "QUIRE_LEASE_RETRY_SECONDS": "1",
+}
+
+
+def mends(world: World, namespace: str) -> bool:
+    service = world.get("Service", namespace, "m")
+    return service is not None and service["spec"]["selector"]["serving.quire.dev/name"] == "m"
+
+
+def break_service(world: World, namespace: str) -> None:
+    world.patch("Service", namespace, "m", {"spec": {"selector": {"serving.quire.dev/name": "else"}}})
+
+
+def two(
+    world: World, namespace: str, start: Start, **environ: str
+) -> tuple[OperatorProcess, OperatorProcess]:
+    """A leader and a standby that is up, and an LLMDeployment that has its children."""
+    leader = start(f"a-{namespace[-8:]}", **environ).wait_leading(world)
+    standby = start(f"b-{namespace[-8:]}", **environ)
+    eventually("the standby answers its probes", lambda: standby.ask("/readyz")[0] == 200)
+    world.deploy(namespace, "m")
+    eventually("all children", lambda: world.has_children(namespace, "m"))
+    return leader, standby
+
+
+def test_a_standby_answers_its_probes_and_takes_over_within_two_seconds_of_a_sigterm(
+    world: World, namespace: str, start: Start
+) -> None:
+    leader, standby = two(world, namespace, start)
+    assert [p.ask("/healthz")[0] for p in (leader, standby)] == [200, 200]
+    assert "quire_operator_leader 1.0" in leader.ask("/metrics")[1]
+    assert "quire_operator_leader 0.0" in standby.ask("/metrics")[1]
+
+    leader.send(signal.SIGTERM)
+    started = time.monotonic()
+    eventually("the standby leads", lambda: world.lease_holder() == standby.name)
+    leads = time.monotonic() - started
+    break_service(world, namespace)
+    eventually("the new leader mends", lambda: mends(world, namespace))
+    works = time.monotonic() - started
+
+    assert leader.wait(15) == 0
+    print(f"\n  takeover after SIGTERM: Lease {leads:.2f} s, working {works:.2f} s")
+    assert leads <= 2
+    assert works <= 4
+
+
+def test_a_killed_leader_is_replaced_when_its_lease_expires(
+    world: World, namespace: str, start: Start
+) -> None:
+    leader, standby = two(world, namespace, start, **SHORT)
+
+    leader.kill()
+    killed = time.monotonic()
+    break_service(world, namespace)
+    eventually("the standby mends", lambda: mends(world, namespace))
+
+    assert world.lease_holder() == standby.name
+    assert time.monotonic() - killed <= 5 + 3
+
+
+def test_a_leader_that_was_frozen_past_its_lease_ends_without_writing(
+    world: World, namespace: str, start: Start
+) -> None:
+    leader, standby = two(world, namespace, start, **SHORT)
+    leader.send(signal.SIGSTOP)
+    eventually("the standby leads", lambda: world.lease_holder() == standby.name, seconds=30)
+    standby.send(signal.SIGSTOP)  # so that every write from now on would be the old leader's
+    before = world.writes()
+
+    break_service(world, namespace)
+    leader.send(signal.SIGCONT)
+
+    assert leader.wait(15) == 1
+    new = [what for what in world.writes() - before if " leases " not in what]  # the refused renewal
+    assert new == [], leader.tail()
+    standby.send(signal.SIGCONT)
+
+
+def test_two_replicas_that_start_at_once_have_one_leader(world: World, namespace: str, start: Start) -> None:
+    both = [start(f"{letter}-{namespace[-8:]}") for letter in "xy"]
+    eventually("one leads", lambda: world.lease_holder() in {p.name for p in both}, seconds=30)
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        assert sum("quire_operator_leader 1.0" in p.ask("/metrics")[1] for p in both) <= 1
+        time.sleep(0.2)

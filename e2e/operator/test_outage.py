@@ -1,0 +1,71 @@
+"""The API server goes away for more than a minute: the operator stays up and healthy, and catches up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from e2e.cluster.apiserver import ApiServer
+from e2e.operator.process import OperatorProcess
+from e2e.operator.world import World, eventually
+
+pytestmark = [pytest.mark.api, pytest.mark.timeout(240)]
+
+OUTAGE_SECONDS = 65
+
+
+def test_an_api_server_that_is_silent_for_a_minute_is_survived(
+    server: ApiServer, world: World, namespace: str, start: Callable[..., OperatorProcess]
+) -> None:
+    operator = start("outage").wait_leading(world)
+    world.deploy(namespace, "before")
+    eventually("all children", lambda: world.has_children(namespace, "before"))
+    api_server = server._processes[-1]  # there is no other way to silence it
+
+    os.kill(api_server.pid, signal.SIGSTOP)
+    try:
+        until = time.monotonic() + OUTAGE_SECONDS
+        while time.monotonic() < until:
+            assert operator.code is None, operator.tail()
+            assert operator.ask("/healthz")[0] == 200
+            time.sleep(1)
+        # Past the renew deadline it cannot know that it leads, so it must not believe it.
+        assert "quire_operator_leader 0.0" in operator.ask("/metrics")[1]
+    finally:
+        os.kill(api_server.pid, signal.SIGCONT)
+
+    eventually("the API server answers", lambda: world.find("LLMDeployment", namespace), seconds=30)
+    back = time.monotonic()
+    world.deploy(namespace, "after")
+    eventually("a new LLMDeployment is served", lambda: world.has_children(namespace, "after"), seconds=30)
+
+    print(f"\n  caught up {time.monotonic() - back:.1f} s after the API server was back")
+    assert time.monotonic() - back <= 15
+    assert operator.code is None
+
+
+def test_missing_rights_for_a_minute_are_survived(
+    world: World, namespace: str, start: Callable[..., OperatorProcess]
+) -> None:
+    role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/quire-operator"
+    rules = world.client.request("GET", role)["rules"]
+    operator = start("forbidden").wait_leading(world)
+    world.deploy(namespace, "m")
+    eventually("all children", lambda: world.has_children(namespace, "m"))
+
+    world.client.request("PATCH", role, {"rules": None}, "application/merge-patch+json")
+    try:
+        world.delete("Service", namespace, "m")
+        until = time.monotonic() + OUTAGE_SECONDS
+        while time.monotonic() < until:
+            assert operator.code is None, operator.tail()
+            time.sleep(1)
+    finally:
+        world.client.request("PATCH", role, {"rules": rules}, "application/merge-patch+json")
+
+    eventually("the Service is back", lambda: world.get("Service", namespace, "m"), seconds=30)
+    assert operator.code is None

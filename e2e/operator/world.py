@@ -1,0 +1,212 @@
+"""The API server as the tests use it: requests of an administrator, and stand-ins for what is not there.
+
+Knows nothing of the operator's process. `eventually` is the only way to wait.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from e2e.api.client import Client, RefusedError
+
+T = TypeVar("T")
+Body = dict[str, Any]
+
+OPERATOR_NAMESPACE = "quire-system"
+NAME_LABEL = "serving.quire.dev/name"
+MERGE = "application/merge-patch+json"
+
+PATHS = {
+    "LLMDeployment": "/apis/serving.quire.dev/v1alpha1/namespaces/{}/llmdeployments",
+    "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
+    "ReplicaSet": "/apis/apps/v1/namespaces/{}/replicasets",
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "Service": "/api/v1/namespaces/{}/services",
+    "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "Lease": "/apis/coordination.k8s.io/v1/namespaces/{}/leases",
+    "Event": "/apis/events.k8s.io/v1/namespaces/{}/events",
+}
+CHILDREN = ("ServiceAccount", "ConfigMap", "NetworkPolicy", "Service", "PodDisruptionBudget", "Deployment")
+
+
+def eventually(what: str, probe: Callable[[], T | None], *, seconds: float = 20, poll: float = 0.05) -> T:
+    """The first truthy answer of `probe`; after `seconds` an AssertionError that says `what`."""
+    until = time.monotonic() + seconds
+    while True:
+        answer = probe()
+        if answer:
+            return answer
+        assert time.monotonic() < until, f"not within {seconds:.0f} s: {what} (last answer: {answer!r})"
+        time.sleep(poll)
+
+
+@dataclass(frozen=True)
+class World:
+    """One API server, with the rights of an administrator."""
+
+    client: Client
+    audit_log: Path
+
+    def get(self, kind: str, namespace: str, name: str) -> Body | None:
+        try:
+            return self.client.request("GET", f"{PATHS[kind].format(namespace)}/{name}")
+        except RefusedError as error:
+            assert "not found" in str(error), error
+            return None
+
+    def read(self, kind: str, namespace: str, name: str) -> Body:
+        body = self.get(kind, namespace, name)
+        assert body is not None, f"{kind} {namespace}/{name} is not there"
+        return body
+
+    def find(self, kind: str, namespace: str, selector: str = "") -> list[Body]:
+        answer = self.client.request("GET", f"{PATHS[kind].format(namespace)}?labelSelector={selector}")
+        items: list[Body] = answer["items"]
+        return items
+
+    def create(self, kind: str, namespace: str, body: Body) -> Body:
+        return self.client.request("POST", PATHS[kind].format(namespace), body)
+
+    def patch(self, kind: str, namespace: str, name: str, patch: Body, *, status: bool = False) -> Body:
+        path = f"{PATHS[kind].format(namespace)}/{name}{'/status' if status else ''}"
+        return self.client.request("PATCH", path, patch, MERGE)
+
+    def delete(self, kind: str, namespace: str, name: str) -> None:
+        options = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
+        self.client.request("DELETE", f"{PATHS[kind].format(namespace)}/{name}", options)
+
+    def namespace(self, name: str) -> str:
+        self.client.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        return name
+
+    def deploy(self, namespace: str, name: str, **spec: Any) -> Body:
+        """An LLMDeployment with the least that it needs, and `spec` over it."""
+        least = {
+            "model": {"source": {"pvc": {"claimName": "models"}}},
+            "resources": {"cpu": "1", "memory": "2Gi"},
+        }
+        return self.create(
+            "LLMDeployment",
+            namespace,
+            {
+                "apiVersion": "serving.quire.dev/v1alpha1",
+                "kind": "LLMDeployment",
+                "metadata": {"name": name, "namespace": namespace},
+                "spec": {**least, **spec},
+            },
+        )
+
+    def child(self, kind: str, namespace: str, name: str) -> Body | None:
+        """The newest child of `kind` (ConfigMaps have a hash in their name)."""
+        found = self.find(kind, namespace, f"{NAME_LABEL}={name}")
+        return max(found, key=lambda body: str(body["metadata"]["creationTimestamp"])) if found else None
+
+    def has_children(self, namespace: str, name: str) -> bool:
+        return all(self.child(kind, namespace, name) for kind in CHILDREN)
+
+    def status(self, namespace: str, name: str) -> Body:
+        status: Body = self.read("LLMDeployment", namespace, name).get("status", {})
+        return status
+
+    def condition(self, namespace: str, name: str, kind: str) -> Body:
+        found = [c for c in self.status(namespace, name).get("conditions", []) if c["type"] == kind]
+        return found[0] if found else {"status": "", "reason": "", "message": ""}
+
+    def wait_condition(self, namespace: str, name: str, kind: str, status: str, reason: str = "") -> Body:
+        def holds() -> Body | None:
+            condition = self.condition(namespace, name, kind)
+            return (
+                condition if condition["status"] == status and reason in ("", condition["reason"]) else None
+            )
+
+        return eventually(f"{namespace}/{name} {kind}={status} {reason}", holds)
+
+    def events(self, namespace: str, name: str) -> list[Body]:
+        return [e for e in self.find("Event", namespace) if e.get("regarding", {}).get("name") == name]
+
+    def lease_holder(self) -> str:
+        lease = self.get("Lease", OPERATOR_NAMESPACE, "quire-operator") or {}
+        return str(lease.get("spec", {}).get("holderIdentity") or "")
+
+    def writes(self) -> Counter[str]:
+        """Writes of the operator so far, from the audit log: `verb resource/subresource namespace/name`."""
+        user = f"system:serviceaccount:{OPERATOR_NAMESPACE}:quire-operator"
+        counted: Counter[str] = Counter()
+        for line in self.audit_log.read_text(encoding="utf-8").splitlines():
+            event = json.loads(line)
+            if event["user"]["username"] != user or event["verb"] in ("get", "list", "watch"):
+                continue
+            thing = event.get("objectRef") or {}
+            resource = "/".join(filter(None, (thing.get("resource"), thing.get("subresource"))))
+            counted[f"{event['verb']} {resource} {thing.get('namespace')}/{thing.get('name')}"] += 1
+        return counted
+
+    # ------------------------------------------------------------ instead of controllers and kubelet
+
+    def make_pod(self, namespace: str, name: str, status: Body) -> Body:
+        """A ReplicaSet of the Deployment and one pod of it, as the controllers would make them."""
+        deployment = eventually("the Deployment", lambda: self.get("Deployment", namespace, name))
+        template = deployment["spec"]["template"]
+        suffix = secrets.token_hex(4)
+        replica_set = self.create(
+            "ReplicaSet",
+            namespace,
+            {
+                "metadata": {
+                    "name": f"{name}-{suffix}",
+                    "labels": template["metadata"]["labels"],
+                    "annotations": {"deployment.kubernetes.io/revision": "1"},
+                    "ownerReferences": [_owner("apps/v1", deployment, "Deployment")],
+                },
+                "spec": {"selector": deployment["spec"]["selector"], "template": template},
+            },
+        )
+        pod = self.create(
+            "Pod",
+            namespace,
+            {
+                "metadata": {
+                    "name": f"{name}-{suffix}-0",
+                    "labels": template["metadata"]["labels"],
+                    "annotations": template["metadata"].get("annotations", {}),
+                    "ownerReferences": [_owner("apps/v1", replica_set, "ReplicaSet")],
+                },
+                "spec": {**template["spec"], "serviceAccountName": ""},
+            },
+        )
+        return self.patch("Pod", namespace, pod["metadata"]["name"], {"status": status}, status=True)
+
+    def roll_out(self, namespace: str, name: str, *, ready: int, replicas: int | None = None) -> None:
+        """What the Deployment's controller would report."""
+        deployment = self.read("Deployment", namespace, name)
+        total = ready if replicas is None else replicas
+        status = {
+            "observedGeneration": deployment["metadata"]["generation"],
+            "replicas": total,
+            "updatedReplicas": total,
+            "readyReplicas": ready,
+            "availableReplicas": ready,
+        }
+        self.patch("Deployment", namespace, name, {"status": status}, status=True)
+
+
+def _owner(api_version: str, body: Body, kind: str) -> Body:
+    metadata = body["metadata"]
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
