@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from quire_server.config import ServeConfig, parse_args
 from quire_server.core.errors import ConfigError
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from quire_server import exits
 from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from quire_server.exits import Failure, Reason

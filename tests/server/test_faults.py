@@ -1,6 +1,7 @@
 """The fault switch strikes when it is told to, and once when it is told once."""
 
 import pytest
+
 from quire_server import faults
 from quire_server.core.errors import ConfigError
 

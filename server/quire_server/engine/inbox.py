@@ -88,6 +88,13 @@ class EngineSocket:
             peer.unsent += to_frame(message)
             self._flush(peer)
 
+    def close(self) -> None:
+        """Hang up on everyone."""
+        for peer in self.peers:
+            self._drop(peer, "")
+        self._selector.close()
+        self._listener.close()
+
     @property
     def peers(self) -> tuple[Peer, ...]:
         """Everyone who is connected."""

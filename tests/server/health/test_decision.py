@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+
 from quire_server.health.decision import Thresholds, judge, statusz
 from quire_server.health.heartbeat import Control, Heartbeat, Phase
 

@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import Control, SharedState
 from quire_server.health.server import HealthServer

@@ -4,6 +4,7 @@ import dataclasses
 import signal
 
 import pytest
+
 from quire_server.exits import Failure, Reason
 from quire_server.health.heartbeat import Heartbeat, Phase
 from quire_server.supervisor.watch import Ending, LoadLimits, ending_of_child, watch_load

@@ -1,0 +1,111 @@
+"""An engine over a runner without tensors, served by a thread on a real socket."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from quire_server.core.scheduler import Scheduler, SchedulerConfig
+from quire_server.core.step import StepResult
+from quire_server.engine.inbox import EngineSocket
+from quire_server.engine.loop import Engine
+from quire_server.engine.messages import EngineInfo
+from quire_server.engine.pulse import Pulse
+from quire_server.faults import Faults
+from quire_server.health.heartbeat import SharedState
+
+VOCAB = 100
+LIMITS = SchedulerConfig(
+    max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=32, block_size=8
+)
+INFO = EngineInfo(max_model_len=64, vocab_size=VOCAB, num_blocks=32, block_size=8, max_num_seqs=4)
+
+
+class CountingRunner:
+    """Answers each row with its last token plus one (plus `skew`, which is what a broken device does)."""
+
+    def __init__(self):
+        self.tokens = {}
+        self.skew = 0
+        self.delay = 0.0
+
+    def run(self, step):
+        time.sleep(self.delay)
+        for started in step.started:
+            self.tokens[started.row] = started.token_ids[-1]
+        sampled = []
+        for row, samples in zip(step.rows, step.samples, strict=True):
+            if samples:
+                self.tokens[row] = (self.tokens[row] + 1 + self.skew) % VOCAB
+                sampled.append(self.tokens[row])
+        return StepResult(step.step_id, tuple(sampled))
+
+
+class Stop(Exception):
+    """Ends the engine's loop."""
+
+
+class StoppableSocket(EngineSocket):
+    stopped = False
+
+    def poll(self, timeout):
+        if self.stopped:
+            raise Stop
+        return super().poll(min(timeout, 0.05))
+
+
+class Rig:
+    """The engine of one test, and everything that can be looked at."""
+
+    def __init__(self, run_dir, faults, canary_interval):
+        self.run_dir = run_dir
+        self.state = SharedState.create(run_dir)
+        self.runner = CountingRunner()
+        self.scheduler = Scheduler(LIMITS, eos_token_ids=())
+        self.engine = Engine(
+            self.scheduler,
+            self.runner,
+            info=INFO,
+            pulse=Pulse(self.state, time.monotonic()),
+            faults=faults,
+            canary_interval=canary_interval,
+        )
+        self.engine.warm_up()
+        self.socket = StoppableSocket(run_dir, INFO)
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self):
+        with contextlib.suppress(Stop):
+            self.engine.serve(self.socket)
+
+    def stop(self):
+        self.socket.stopped = True
+        self.thread.join(10)
+        self.socket.close()
+
+    def wait(self, condition, seconds=5.0):
+        end = time.monotonic() + seconds
+        while not condition(self):
+            assert time.monotonic() < end, f"not within {seconds} s"
+            assert self.thread.is_alive(), "the engine died"
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def make_rig(tmp_path):
+    rigs = []
+
+    def make(faults=None, canary_interval=3600.0):
+        rigs.append(Rig(tmp_path, faults or Faults({}, tmp_path), canary_interval))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.stop()
+
+
+@pytest.fixture
+def rig(make_rig):
+    return make_rig()

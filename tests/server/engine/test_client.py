@@ -1,0 +1,85 @@
+"""The API process's view of the engine."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from quire_server.core.request import Request, SamplingParams
+from quire_server.engine.client import EngineClient, EngineGoneError, RequestLostError
+from quire_server.engine.inbox import SOCKET_NAME
+
+
+def ask(name, prompt=(5,), max_tokens=3):
+    return Request(name, tuple(prompt), SamplingParams(max_tokens=max_tokens, temperature=0.0), arrival=0.0)
+
+
+@contextlib.asynccontextmanager
+async def connected(rig):
+    client = EngineClient(rig.run_dir / SOCKET_NAME, lambda outbox: None)
+    running = asyncio.create_task(client.run())
+    while not client.connected:
+        await asyncio.sleep(0.005)
+    try:
+        yield client
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def tokens_of(client, request):
+    tokens = []
+    async with client.submit(request) as answer:
+        while True:
+            event = await answer.next()
+            tokens += event.token_ids
+            if event.finish_reason is not None:
+                return tokens
+
+
+async def test_many_requests_at_once_each_get_their_own_tokens(rig):
+    async with connected(rig) as client:
+        answers = await asyncio.gather(*(tokens_of(client, ask(f"r{i}", (i,), 5)) for i in range(40)))
+    assert answers == [list(range(i + 1, i + 6)) for i in range(40)]
+
+
+async def test_what_came_while_nobody_looked_comes_together(rig):
+    async with connected(rig) as client, client.submit(ask("a", max_tokens=30)) as answer:
+        first = await answer.next()
+        await asyncio.to_thread(rig.wait, lambda r: not r.scheduler.has_work)
+        await asyncio.sleep(0.05)
+        rest = await answer.next()
+    assert list(first.token_ids + rest.token_ids) == list(range(6, 36))
+    assert rest.finish_reason == "length"
+
+
+async def test_leaving_early_aborts_the_request(rig):
+    rig.runner.delay = 0.01
+    async with connected(rig) as client:
+        async with client.submit(ask("a", max_tokens=60)) as answer:
+            await answer.next()
+        await asyncio.to_thread(rig.wait, lambda r: not r.scheduler.has_work)
+
+
+async def test_a_request_that_the_engine_refuses_is_lost_with_its_reason(rig):
+    async with connected(rig) as client:
+        with pytest.raises(RequestLostError, match="vocabulary"):
+            await tokens_of(client, ask("a", (1000,)))
+
+
+async def test_every_open_request_ends_when_the_engine_ends(rig):
+    rig.runner.delay = 0.05
+    async with connected(rig) as client:
+        open_ones = [asyncio.create_task(tokens_of(client, ask(f"r{i}", max_tokens=60))) for i in range(3)]
+        await asyncio.to_thread(rig.wait, lambda r: r.scheduler.num_running == 3)
+        await asyncio.to_thread(rig.stop)
+        outcomes = await asyncio.gather(*open_ones, return_exceptions=True)
+        assert [type(one) for one in outcomes] == [EngineGoneError] * 3
+        with pytest.raises(EngineGoneError):
+            await tokens_of(client, ask("late"))
+
+
+async def test_without_an_engine_a_request_says_so(tmp_path):
+    client = EngineClient(tmp_path / SOCKET_NAME, lambda outbox: None)
+    with pytest.raises(EngineGoneError, match="loading"):
+        await tokens_of(client, ask("a"))

@@ -1,0 +1,114 @@
+"""The wire: what is sent arrives equal, and what is not a message is refused and nothing else happens."""
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire_server.core.request import FinishReason, Request, SamplingParams
+from quire_server.core.step import TokenEvent, TokenLogprobs
+from quire_server.engine.codec import CodecError
+from quire_server.engine.messages import EngineInfo, EngineStats, FrameReader, Inbox, Outbox, to_frame
+
+tokens = st.lists(st.integers(0, 2**31), max_size=6).map(tuple)
+sampling = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 100),
+    temperature=st.floats(0, 2),
+    seed=st.none() | st.integers(0, 2**63 - 1),
+    stop=st.lists(st.text(), max_size=2).map(tuple),
+    logprobs=st.none() | st.integers(0, 20),
+)
+requests = st.builds(
+    Request, st.text(max_size=9), tokens, sampling, arrival=st.floats(0, 1e9), priority=st.just(0)
+)
+logprobs = st.builds(
+    TokenLogprobs,
+    st.integers(0, 9),
+    st.floats(-99, 0),
+    st.lists(st.tuples(st.integers(0, 9), st.floats(-9, 0))).map(tuple),
+)
+events = st.builds(
+    TokenEvent,
+    st.text(max_size=9),
+    tokens,
+    st.none() | st.lists(logprobs, max_size=2).map(tuple),
+    st.none() | st.sampled_from(FinishReason),
+    st.none() | st.text(max_size=9),
+    st.integers(0, 9),
+)
+messages = st.one_of(
+    st.builds(
+        Inbox, st.lists(requests, max_size=3).map(tuple), st.lists(st.text(max_size=9), max_size=3).map(tuple)
+    ),
+    st.builds(
+        Outbox, st.lists(events, max_size=3).map(tuple), st.just(EngineStats(running=2, kv_utilization=0.5))
+    ),
+    st.just(EngineInfo(1, 2, 3, 4, 5)),
+)
+
+
+@given(st.lists(messages, max_size=4), st.integers(1, 40))
+@settings(max_examples=150, deadline=None)
+def test_messages_arrive_equal_however_the_stream_is_cut(sent, size):
+    stream = b"".join(map(to_frame, sent))
+    reader = FrameReader()
+    received = [m for start in range(0, len(stream), size) for m in reader.feed(stream[start : start + size])]
+    assert received == sent
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_random_bytes_are_refused_or_incomplete_never_anything_else(data):
+    try:
+        FrameReader().feed(data)
+    except CodecError:
+        pass
+
+
+def frame(value):
+    body = msgpack.packb(value)
+    return len(body).to_bytes(4, "big") + body
+
+
+GOOD = [2, [[["r", [1, 2], [16, 1.0, 0, 1.0, None, [], [], False, 0, None], 0.0, 0, ""]], []]]
+
+
+def spoiled(change):
+    value = msgpack.unpackb(msgpack.packb(GOOD))
+    change(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"tag": 2},
+        [],
+        [9, []],
+        [True, []],
+        [2, [[]]],
+        spoiled(lambda v: v[1][0][0].append(1)),
+        spoiled(lambda v: v[1][0][0].__setitem__(0, 5)),
+        spoiled(lambda v: v[1][0][0].__setitem__(0, b"r")),
+        spoiled(lambda v: v[1][0][0].__setitem__(1, [1, True])),
+        spoiled(lambda v: v[1][0][0].__setitem__(1, [1, "2"])),
+        spoiled(lambda v: v[1][0][0][2].__setitem__(0, 1.5)),
+        spoiled(lambda v: v[1][0][0][2].__setitem__(7, 0)),
+    ],
+)
+def test_a_message_of_the_wrong_shape_is_refused(value):
+    assert FrameReader().feed(frame(GOOD))
+    with pytest.raises(CodecError):
+        FrameReader().feed(frame(value))
+
+
+def test_a_frame_that_claims_to_be_huge_is_refused_before_it_is_awaited():
+    with pytest.raises(CodecError, match="longer"):
+        FrameReader().feed(b"\xff\xff\xff\xff")
+
+
+def test_a_deeply_nested_frame_is_refused():
+    body = b"\x91" * 100_000 + b"\x00"
+    with pytest.raises(CodecError):
+        FrameReader().feed(len(body).to_bytes(4, "big") + body)
