@@ -1,0 +1,79 @@
+"""API keys out of a directory."""
+
+import os
+
+import pytest
+
+from quire_server.api.auth import Keys
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def bearer(key):
+    return b"Bearer " + key.encode()
+
+
+def test_without_a_directory_everybody_may(clock):
+    assert not Keys(None, clock).required
+
+
+def test_a_key_names_its_client(tmp_path, clock):
+    (tmp_path / "alice").write_text("alice-key\n")
+    (tmp_path / "bob").write_text("bob-key")
+    keys = Keys(tmp_path, clock)
+    assert keys.required
+    assert keys.client_of(bearer("alice-key")) == "alice"
+    assert keys.client_of(b"bearer  bob-key ") == "bob"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"", b"Bearer", b"Bearer ", b"Basic alice-key", b"alice-key", b"Bearer alice-ke", b"Bearer \xff\x00"],
+)
+def test_nobody_else_may(header, tmp_path, clock):
+    (tmp_path / "alice").write_text("alice-key")
+    (tmp_path / "empty").write_text(" \n")
+    assert Keys(tmp_path, clock).client_of(header) is None
+
+
+@pytest.mark.parametrize("directory", ["", "missing"])
+def test_no_keys_means_nobody(directory, tmp_path, clock):
+    assert Keys(tmp_path / directory, clock).client_of(bearer("x")) is None
+
+
+def test_a_kubelet_s_mount_is_read_through_its_links_and_no_twice(tmp_path, clock):
+    version = tmp_path / "..2026_01_01"
+    version.mkdir()
+    (version / "alice").write_text("first")
+    os.symlink(version.name, tmp_path / "..data")
+    os.symlink("..data/alice", tmp_path / "alice")
+    keys = Keys(tmp_path, clock)
+    assert keys.client_of(bearer("first")) == "alice"
+
+    newer = tmp_path / "..2026_01_02"
+    newer.mkdir()
+    (newer / "alice").write_text("second")
+    os.symlink(newer.name, tmp_path / "..data_tmp")
+    os.rename(tmp_path / "..data_tmp", tmp_path / "..data")
+    clock.now += 3
+    assert keys.client_of(bearer("first")) is None
+    assert keys.client_of(bearer("second")) == "alice"
+
+
+def test_a_removed_key_stops_within_seconds(tmp_path, clock):
+    (tmp_path / "alice").write_text("k")
+    keys = Keys(tmp_path, clock)
+    assert keys.client_of(bearer("k")) == "alice"
+    (tmp_path / "alice").unlink()
+    clock.now += 3
+    assert keys.client_of(bearer("k")) is None

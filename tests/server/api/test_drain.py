@@ -1,0 +1,90 @@
+"""Leaving without breaking anything."""
+
+import asyncio
+from dataclasses import dataclass
+
+from quire_server.api.drain import ENDPOINT_REMOVAL_SECONDS, LINGER_SECONDS, Drain, DrainLimits
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@dataclass
+class Open:
+    opened_at: float = 0.0
+    idle_since: float | None = None
+
+
+def make(timeout=10.0, pre_stop=10.0):
+    clock = Clock()
+    return Drain(DrainLimits(timeout, pre_stop), clock), clock
+
+
+async def has_ended(task):
+    await asyncio.sleep(0.12)
+    return task.done()
+
+
+def test_old_connections_are_served_and_new_ones_sent_elsewhere():
+    drain, clock = make()
+    assert not drain.refuses(opened_at=99.0)
+    drain.begin()
+    clock.now += 1
+    assert not drain.refuses(opened_at=99.0)
+    assert drain.refuses(opened_at=100.5)
+
+
+def test_without_a_pre_stop_new_connections_are_served_until_the_service_can_know():
+    drain, clock = make(pre_stop=0.0)
+    drain.begin()
+    clock.now += ENDPOINT_REMOVAL_SECONDS - 0.1
+    assert not drain.refuses(opened_at=101.0)
+    clock.now += 0.2
+    assert drain.refuses(opened_at=101.0)
+
+
+async def test_it_ends_at_once_when_nobody_is_there():
+    drain, _ = make()
+    drain.begin()
+    await asyncio.wait_for(drain.wait_for_end(list), 1)
+    assert not drain.cut.is_set()
+
+
+async def test_it_waits_for_requests_and_cuts_them_when_the_time_is_over():
+    drain, clock = make(timeout=10.0)
+    drain.num_requests = 1
+    drain.begin()
+    task = asyncio.create_task(drain.wait_for_end(list))
+    clock.now += 9.9
+    assert not await has_ended(task)
+    assert not drain.cut.is_set()
+    clock.now += 0.2
+    await asyncio.wait_for(drain.cut.wait(), 1)
+    drain.num_requests = 0
+    await asyncio.wait_for(task, 1)
+
+
+async def test_an_idle_connection_is_kept_as_long_as_its_client_may_use_it():
+    drain, clock = make()
+    connection = Open(idle_since=clock.now)
+    drain.begin()
+    task = asyncio.create_task(drain.wait_for_end(lambda: [connection]))
+    clock.now += LINGER_SECONDS - 0.1
+    assert not await has_ended(task)
+    clock.now += 0.2
+    await asyncio.wait_for(task, 1)
+
+
+async def test_asked_twice_it_cuts_now():
+    drain, _ = make()
+    drain.num_requests = 1
+    drain.begin()
+    drain.begin()
+    task = asyncio.create_task(drain.wait_for_end(list))
+    await asyncio.wait_for(drain.cut.wait(), 1)
+    drain.num_requests = 0
+    await asyncio.wait_for(task, 1)
