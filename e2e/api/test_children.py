@@ -17,7 +17,7 @@ from e2e.api.client import Client
 from quire_operator import plan, resources, spec
 from quire_operator.settings import Settings
 
-pytestmark = pytest.mark.api
+pytestmark = [pytest.mark.api, pytest.mark.timeout(300)]
 
 SETTINGS = Settings(engine_image="registry.example/quire-server:1", allow_faults=True)
 EXAMPLES = sorted((specs.ROOT / "examples").glob("*.yaml"))

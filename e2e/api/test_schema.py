@@ -10,7 +10,7 @@ from e2e.api.client import Client, RefusedError
 from quire_operator import spec
 from quire_operator.plan import lost_fields
 
-pytestmark = pytest.mark.api
+pytestmark = [pytest.mark.api, pytest.mark.timeout(300)]
 
 RULES = list(rules())
 

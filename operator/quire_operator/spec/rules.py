@@ -39,6 +39,7 @@ RESERVED_FLAGS = (
     "served-model-name",
     "stall-timeout-seconds",
     "startup-timeout-seconds",
+    "termination-log",
 )
 RESERVED_FLAG_PATTERN = rf"--(no-)?({'|'.join(RESERVED_FLAGS)})(=(.|\n)*)?"
 RESERVED_ENV_PATTERN = r"(QUIRE_|LD_|PYTHON).*"

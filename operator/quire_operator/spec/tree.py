@@ -106,7 +106,7 @@ class Engine:
     kv_cache: KVCache = KVCache()
     prefix_caching: bool = True
     chunked_prefill: bool = True
-    max_queue_length: int = _number(1, 100_000, 1024)
+    max_queue_length: int = _number(1, 100_000, 512)
     extra_args: tuple[str, ...] = _texts(NO_NUL, 1024, 64)
     env: tuple[EnvVar, ...] = _list(64)
 

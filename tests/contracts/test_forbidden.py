@@ -1,0 +1,105 @@
+"""What may stand nowhere: ways to run data as code, and traces of the machine on which it was written."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+ROOT = Path(__file__).parents[2]
+
+# Reading these formats, or calling these, runs whatever their author wrote.
+CODE_FORMATS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+CALLS = {
+    "eval",
+    "exec",
+    "os.system",
+    "os.popen",
+    "yaml.load",
+    "yaml.load_all",
+    "yaml.unsafe_load",
+    "torch.load",
+}
+CALLS |= {"numpy.load", "np.load"}
+
+# Homes of people and of build machines, and addresses from which packages were fetched.
+MACHINE_PATHS = re.compile(rb"(?<![\w.$}])/(?:root|home/(?!(?:quire|me)\b)\w+|Users/\w+|work|workspace)/")
+INDEX_FLAGS = re.compile(
+    rb"--(?:extra-)?index-url|--find-links|--trusted-host|GOPROXY=http|files\.pythonhosted\.org"
+)
+INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "GOPROXY")
+PUBLIC_HOSTS = {"pypi.org", "proxy.golang.org"}
+
+
+def modules() -> list[Path]:
+    return [
+        path for folder in ("operator", "server", "kernels", "e2e") for path in (ROOT / folder).rglob("*.py")
+    ]
+
+
+def tracked() -> Iterator[tuple[str, bytes]]:
+    """Every file of the repository but this one, which names what it looks for."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    for name in filter(None, listed.decode().split("\0")):
+        path = ROOT / name
+        if path.is_file() and path != Path(__file__):
+            yield name, path.read_bytes()
+
+
+def test_no_module_reads_a_format_that_runs_code() -> None:
+    found = {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in modules()
+        for name in _imports(path)
+        if name.partition(".")[0] in CODE_FORMATS
+    }
+    assert found == set()
+
+
+def test_no_module_runs_text_as_code() -> None:
+    assert {
+        f"{path.relative_to(ROOT)}: {call}" for path in modules() for call in _calls(path) if call in CALLS
+    } == set()
+
+
+def test_no_program_is_started_through_a_shell() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.keyword) and node.arg == "shell" and not _is_false(node.value)
+    }
+    assert found == set()
+
+
+def test_nothing_names_a_path_of_somebodys_machine() -> None:
+    assert {f"{name}: {m[0]!r}" for name, text in tracked() for m in MACHINE_PATHS.finditer(text)} == set()
+
+
+def test_nothing_names_where_packages_were_fetched_from() -> None:
+    assert {f"{name}: {m[0]!r}" for name, text in tracked() for m in INDEX_FLAGS.finditer(text)} == set()
+    urls = [url for variable in INDEX_VARIABLES for url in re.split(r"[\s,|]+", os.environ.get(variable, ""))]
+    hosts = {host for url in urls if (host := urlsplit(url).hostname)} - PUBLIC_HOSTS
+    assert {f"{name}: {host}" for name, text in tracked() for host in hosts if host.encode() in text} == set()
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def _calls(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func)
+
+
+def _is_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False

@@ -1,0 +1,79 @@
+"""The house: nothing shadows the standard library, and nothing outgrows what one reads at a sitting."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SHELVES = {"operator": "quire_operator", "server": "quire_server", "kernels": "quire_kernels"}
+NOT_PYTHON = {"Dockerfile"}
+
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 60
+VAGUE = {"utils", "util", "helpers", "common", "misc"}
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def packages() -> list[Path]:
+    return sources(*(f"{shelf}/{package}" for shelf, package in SHELVES.items()))
+
+
+@pytest.mark.parametrize("shelf", SHELVES)
+def test_a_shelf_holds_its_package_and_nothing_importable(shelf: str) -> None:
+    """operator/__init__.py, even an empty one, would take the place of the standard library's operator."""
+    found = {path.name for path in (ROOT / shelf).iterdir() if path.name != "__pycache__"}
+    assert found - NOT_PYTHON == {SHELVES[shelf]}
+
+
+def test_no_module_has_the_name_of_one_of_the_standard_library() -> None:
+    names = {path: path.parent.name if path.stem == "__init__" else path.stem for path in packages()}
+    assert [str(path) for path, name in names.items() if name in sys.stdlib_module_names] == []
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    assert [str(path) for path in sources("operator", "server", "kernels", "e2e") if path.stem in VAGUE] == []
+
+
+def test_tests_are_no_packages() -> None:
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_no_file_is_longer_than_one_reads_at_a_sitting() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in [*packages(), *sources("e2e", "tests", "bench")]
+    }
+    assert {path: lines for path, lines in lengths.items() if lines > MAX_FILE_LINES} == {}
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    checked = [*sources("operator", "server", "e2e")]
+    long = {name: lines for path in checked for name, lines in _functions(path) if lines > MAX_FUNCTION_LINES}
+    assert long == {}
+
+
+def test_every_module_says_why_it_exists() -> None:
+    silent = [
+        str(path)
+        for path in [*packages(), *sources("e2e")]
+        if path.read_text(encoding="utf-8").strip() and not ast.get_docstring(_tree(path))
+    ]
+    assert silent == []
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def _functions(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{path.relative_to(ROOT)}:{node.name}", (node.end_lineno or node.lineno) - node.lineno + 1

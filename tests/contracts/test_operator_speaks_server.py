@@ -1,0 +1,100 @@
+"""What the operator renders, the server understands: its own parser reads what the pods are started with."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from e2e.api import specs
+from quire_operator import names, resources, spec
+from quire_operator.settings import Settings
+from quire_operator.spec import rules
+from quire_server.config import ServeConfig, parse_args
+from quire_server.core.errors import ConfigError
+
+SETTINGS = Settings(engine_image="registry.example/quire-server:1", allow_faults=True)
+
+
+def configured(body: specs.Body) -> ServeConfig:
+    """The server's settings in a pod of this LLMDeployment."""
+    return parse_args(*_command(body))
+
+
+def _command(body: specs.Body) -> tuple[list[str], dict[str, str]]:
+    children = resources.build(spec.parse(body), SETTINGS)
+    data = next(child["data"] for child in children if child["kind"] == "ConfigMap")
+    container = children[-1]["spec"]["template"]["spec"]["containers"][0]
+    assert container["args"][0] == "serve"
+    environment = {entry["name"]: entry.get("value", "") for entry in container.get("env", [])}
+    return container["args"][1:], data | environment
+
+
+def test_a_minimal_pod_is_understood() -> None:
+    config = configured(specs.minimal())
+    assert str(config.model) == "/models"
+    assert (config.host, config.device) == ("0.0.0.0", "cpu")
+    assert (config.port, config.health_port) == (names.PORT_HTTP, names.PORT_HEALTH)
+    assert config.served_names == ("minimal",)
+    assert str(config.termination_log) == names.PATH_TERMINATION_LOG
+
+
+def test_every_field_reaches_the_server() -> None:
+    config = configured(specs.FULL)
+    assert str(config.model) == "/models/llama/8b"
+    assert config.served_names == ("meta-llama/Llama-3.1-8B-Instruct", "llama", "llama-3")
+    expected: dict[str, Any] = {
+        "max_model_len": 8192,
+        "max_num_seqs": 32,
+        "dtype": "bfloat16",
+        "kv_cache_memory_bytes": 3 * 2**29,
+        "block_size": 32,
+        "enable_prefix_caching": False,
+        "enable_chunked_prefill": False,
+        "max_num_queued_reqs": 64,
+        "startup_timeout_seconds": 601,
+        "load_stall_timeout_seconds": 120,
+        "stall_timeout_seconds": 30,
+        "canary_interval_seconds": 20,
+        "drain_timeout_seconds": 60,
+        "pre_stop_seconds": 3,
+        "seed": 7,
+        "log_level": "debug",
+    }
+    assert {name: getattr(config, name) for name in expected} == expected
+    assert str(config.api_keys_dir) == names.PATH_API_KEYS
+
+
+@settings(max_examples=150)
+@given(specs.random_bodies())
+def test_whatever_the_api_admits_the_server_can_be_started_with(body: specs.Body) -> None:
+    engine = {key: value for key, value in body["spec"].get("engine", {}).items() if key != "extraArgs"}
+    configured({**body, "spec": {**body["spec"], "engine": engine}})
+
+
+def test_defaults_of_the_api_are_the_servers_own() -> None:
+    """But for the time before a stop, which only a Service makes necessary, and the address."""
+    config, own = configured(specs.minimal()), ServeConfig(model=configured(specs.minimal()).model)
+    differ = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) != getattr(own, f.name)}
+    assert differ == {"host", "device", "pre_stop_seconds", "served_model_name"}
+
+
+def test_every_reserved_flag_is_a_flag_of_the_server() -> None:
+    flags = {field.name.replace("_", "-") for field in dataclasses.fields(ServeConfig)}
+    assert set(rules.RESERVED_FLAGS) <= flags
+
+
+@pytest.mark.parametrize("flag", ["--hos", "--served-model", "--PORT", "--max_model_len"])
+def test_no_other_spelling_of_a_reserved_flag_gets_past_the_server(flag: str) -> None:
+    arguments, environment = _command(specs.minimal(engine={"extraArgs": [f"{flag}=1"]}))
+    with pytest.raises(ConfigError):
+        parse_args(arguments, environment)
+
+
+def test_a_flag_in_extra_args_beats_nothing_that_the_operator_relies_on() -> None:
+    config = configured(
+        specs.minimal(engine={"extraArgs": ["--max-num-batched-tokens=512", "--log-level=debug"]})
+    )
+    assert (config.max_num_batched_tokens, config.log_level) == (512, "debug")
