@@ -1,0 +1,53 @@
+"""kopf's settings, where its defaults would end the process or write to somebody's object."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sized
+
+import kopf
+
+from quire_operator import names
+from quire_operator.cluster import kinds
+from quire_operator.handlers import EndlessBackoffs, configure
+
+
+def configured() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    configure(settings)
+    return settings
+
+
+def test_api_errors_are_retried_for_ever_and_soon() -> None:
+    backoffs = configured().networking.error_backoffs
+
+    assert isinstance(backoffs, EndlessBackoffs)
+    assert not isinstance(backoffs, Sized), "kopf counts what has a length"
+    first = list(itertools.islice(backoffs, 1000))
+    assert len(first) == 1000
+    assert 0 < min(first) and max(first) <= 5
+    assert list(itertools.islice(backoffs, 1000)) != first, "each request begins anew, with other jitter"
+
+
+def test_kopf_posts_nothing_watches_no_crds_and_joins_no_peering() -> None:
+    settings = configured()
+
+    assert not settings.posting.enabled
+    assert settings.scanning.disabled
+    assert settings.peering.standalone
+
+
+def test_every_kind_but_our_own_is_filtered_by_the_api_server() -> None:
+    selectors = configured().watching.label_selectors
+
+    filtered = {selector.any_name for selector in list(selectors)}
+    assert filtered == {kind.plural for kind in kinds.WATCHED[1:]}
+    assert set(selectors.values()) == {names.LABEL_NAME}
+
+
+def test_watches_are_ended_by_the_server_before_the_client_gives_up() -> None:
+    watching = configured().watching
+
+    assert watching.server_timeout is not None and watching.client_timeout is not None
+    assert 290 <= watching.server_timeout <= 600
+    assert watching.client_timeout == watching.server_timeout + 30

@@ -1,0 +1,302 @@
+"""A reconcile writes what is needed once, reports it once, and costs nothing when nothing has changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from quire_operator import names
+from quire_operator.cluster import Cluster, ConflictError, Key, kinds
+from quire_operator.controller import Controller
+from quire_operator.metrics import Metrics
+from quire_operator.reconcile import Reconciler
+from quire_operator.reports import Sample
+from quire_operator.settings import Settings
+from tests.operator.fake_api import FakeApi, connected
+
+Body = dict[str, Any]
+
+KEY = Key("ns", "m")
+LLM = "/apis/serving.quire.dev/v1alpha1/namespaces/ns/llmdeployments/m"
+SERVICE = "/api/v1/namespaces/ns/services/m"
+SETTINGS = Settings(engine_image="engine:1")
+
+
+def model(**spec: Any) -> Body:
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": "m", "namespace": "ns", "uid": "u1", "generation": 1},
+        "spec": {
+            "model": {"source": {"pvc": {"claimName": "models"}}},
+            "resources": {"cpu": "1", "memory": "2Gi"},
+            **spec,
+        },
+    }
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def reconciling(api: FakeApi, clock: Clock | None = None) -> AsyncIterator[tuple[Reconciler, Cluster]]:
+    async with connected(api) as connection:
+        cluster = Cluster(connection, fence=lambda: None, instance="op")
+        moment = datetime(2026, 1, 1, tzinfo=UTC)
+        yield Reconciler(cluster, SETTINGS, clock=clock or Clock(), now=lambda: moment), cluster
+
+
+async def test_a_new_deployment_costs_one_write_per_child_and_one_status(monkeypatch: Any) -> None:
+    api = FakeApi()
+    async with reconciling(api) as (reconcile, cluster):
+        cluster.cache.put(api.put(LLM, model()))
+        await reconcile(KEY)
+        first = api.writes()
+        await reconcile(KEY)
+
+    kinds_written = [path.split("/")[-2] for path in first[:-1]]
+    assert kinds_written == [
+        "serviceaccounts",
+        "configmaps",
+        "networkpolicies",
+        "services",
+        "poddisruptionbudgets",
+        "deployments",
+    ]
+    assert first[-1] == f"PATCH {LLM}/status"
+    assert api.writes() == first, "the second look writes nothing"
+
+
+async def test_a_look_at_what_has_not_changed_makes_no_request_at_all() -> None:
+    api = FakeApi()
+    async with reconciling(api) as (reconcile, cluster):
+        cluster.cache.put(api.put(LLM, model()))
+        await reconcile(KEY)
+        api.requests.clear()
+        outcome = await reconcile(KEY)
+
+    assert api.requests == []
+    assert not outcome.plan
+
+
+async def test_an_object_that_is_gone_or_going_is_left_to_garbage_collection() -> None:
+    api = FakeApi()
+    going = model()
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    async with reconciling(api) as (reconcile, cluster):
+        await reconcile(KEY)
+        cluster.cache.put(api.put(LLM, going))
+        await reconcile(KEY)
+
+    assert api.requests == []
+
+
+async def test_a_spec_that_cannot_be_used_is_reported_and_touches_no_child() -> None:
+    api = FakeApi()
+    async with reconciling(api) as (reconcile, cluster):
+        cluster.cache.put(api.put(LLM, model(engine={"env": [{"name": "QUIRE_FAULT", "value": "x"}]})))
+        outcome = await reconcile(KEY)
+
+    assert outcome.phase == "Failed"
+    assert api.writes()[0] == f"PATCH {LLM}/status"
+    assert [r.body["reason"] for r in api.requests if r.path.endswith("/events")] == ["InvalidSpec"]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [("is forbidden: exceeded quota: q", "QuotaExceeded"), ("is invalid: spec.x", "ApplyRejected")],
+)
+async def test_a_refused_child_is_reported(message: str, reason: str) -> None:
+    api = FakeApi(answers={("PATCH", SERVICE): (403, message)})
+    async with reconciling(api) as (reconcile, cluster):
+        cluster.cache.put(api.put(LLM, model()))
+        await reconcile(KEY)
+        stored = cluster.cache.get(names.KIND, *KEY)
+
+    assert stored is not None and stored["status"]["lastFailure"]["reason"] == reason
+    assert message in stored["status"]["lastFailure"]["message"]
+
+
+async def test_a_change_made_meanwhile_is_a_conflict_and_not_overwritten() -> None:
+    api = FakeApi()
+    async with reconciling(api) as (reconcile, cluster):
+        cluster.cache.put(api.put(LLM, model()))
+        api.put(LLM, model(replicas=3))
+        with pytest.raises(ConflictError):
+            await reconcile(KEY)
+
+    assert "status" not in api.objects[LLM]
+
+
+async def test_an_event_that_cannot_be_told_costs_nothing_else() -> None:
+    api = FakeApi(answers={("POST", "/apis/events.k8s.io/v1/namespaces/ns/events"): (500, "down")})
+    async with reconciling(api) as (reconcile, cluster):
+        cluster.cache.put(api.put(LLM, model(engine={"env": [{"name": "QUIRE_FAULT", "value": "x"}]})))
+        await reconcile(KEY)
+        api.requests.clear()
+        await reconcile(KEY)
+
+    assert api.requests == []
+
+
+async def test_a_fight_over_a_child_is_repaired_more_and_more_slowly() -> None:
+    api, clock = FakeApi(), Clock()
+    async with reconciling(api, clock) as (reconcile, cluster):
+        cluster.cache.put(api.put(LLM, model()))
+        await reconcile(KEY)
+        api.requests.clear()
+        for _ in range(300):  # half a minute at ten edits per second
+            clock.now += 0.1
+            edited = {**api.objects[SERVICE], "spec": {"selector": {}}}
+            cluster.cache.put(api.put(SERVICE, {**edited, "kind": "Service"}))
+            await reconcile(KEY)
+
+    assert len([path for path in api.writes() if path == f"PATCH {SERVICE}"]) <= 8
+
+
+def pod() -> Iterator[Body]:
+    """A ReplicaSet of the Deployment and a loading pod of it."""
+    labels = {names.LABEL_NAME: "m"}
+    owner = {"controller": True, "kind": "Deployment", "name": "m", "uid": "d1"}
+    metadata = {"namespace": "ns", "labels": labels, "resourceVersion": "5"}
+    yield {
+        "kind": "ReplicaSet",
+        "metadata": {**metadata, "name": "rs", "uid": "rs1", "ownerReferences": [owner]},
+        "spec": {"template": {"spec": {"containers": []}}},
+    }
+    yield {
+        "kind": "Pod",
+        "metadata": {
+            **metadata,
+            "name": "p",
+            "uid": "p1",
+            "ownerReferences": [{**owner, "kind": "ReplicaSet", "uid": "rs1"}],
+        },
+        "spec": {"nodeName": "n", "containers": []},
+        "status": {
+            "containerStatuses": [
+                {"name": "server", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+            ]
+        },
+    }
+
+
+async def test_progress_alone_is_written_every_ten_seconds_at_most() -> None:
+    api, clock = FakeApi(), Clock()
+    deployment = "/apis/apps/v1/namespaces/ns/deployments/m"
+    async with reconciling(api, clock) as (reconcile, cluster):
+        cluster.cache.put(api.put(LLM, model()))
+        await reconcile(KEY)
+        # The fake gives uids of its own: the pods must follow the Deployment's.
+        uid = api.objects[deployment]["metadata"]["uid"]
+        for body in pod():
+            for owner in body["metadata"]["ownerReferences"]:
+                owner["uid"] = uid if owner["uid"] == "d1" else owner["uid"]
+            cluster.cache.put(body)
+        await reconcile(KEY)
+        api.requests.clear()
+        waits = []
+        for second in range(1, 31):
+            clock.now += 1
+            cluster.samples["p1"] = Sample(phase="loading", loaded_bytes=second, total_bytes=100)
+            waits.append((await reconcile(KEY)).again_after)
+
+    assert 3 <= len(api.writes()) <= 4
+    assert all(wait is not None and wait <= 10 for wait in waits)
+
+
+# ---------------------------------------------------------------- the controller around it
+
+
+@asynccontextmanager
+async def controlling(api: FakeApi) -> AsyncIterator[tuple[Controller, Cluster, Metrics]]:
+    async with connected(api) as connection:
+        cluster = Cluster(connection, fence=lambda: None, instance="op")
+        metrics = Metrics()
+        yield Controller(cluster, SETTINGS, metrics), cluster, metrics
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_an_event_leads_to_children_and_the_echo_of_our_writes_to_nothing() -> None:
+    api = FakeApi()
+    async with controlling(api) as (controller, cluster, metrics):
+        work = asyncio.create_task(controller.run())
+        controller.on_event("ADDED", api.put(LLM, model()))
+        await until(lambda: f"PATCH {LLM}/status" in api.writes())
+        await until(lambda: metrics.registry.get_sample_value("quire_operator_queue_depth") == 0)
+        done = metrics.registry.get_sample_value("quire_operator_reconcile_total", {"result": "changed"})
+        for path, body in list(api.objects.items()):
+            if "/events" not in path:
+                controller.on_event("MODIFIED", body)
+        assert metrics.registry.get_sample_value("quire_operator_queue_depth") == 0
+        work.cancel()
+
+    assert done == 1
+
+
+async def test_a_watch_that_misses_what_two_lists_find_makes_the_process_unhealthy() -> None:
+    api = FakeApi()
+    async with controlling(api) as (controller, _, _metrics):
+        await controller.prime()
+        assert controller.health() == ""
+        api.put("/apis/serving.quire.dev/v1alpha1/llmdeployments/m", model())
+        await controller._resync()
+        assert controller.health() == "", "the event may be on its way"
+        await controller._resync()
+        assert "LLMDeployment" in controller.health()
+
+        controller.on_event("MODIFIED", api.objects["/apis/serving.quire.dev/v1alpha1/llmdeployments/m"])
+        await controller._resync()
+        assert controller.health() == ""
+
+
+async def test_a_list_mends_a_missed_deletion_without_calling_the_watch_stale() -> None:
+    api = FakeApi()
+    path = "/apis/serving.quire.dev/v1alpha1/llmdeployments/m"
+    async with controlling(api) as (controller, cluster, _):
+        controller.on_event("ADDED", api.put(path, model()))
+        del api.objects[path]
+        api.version += 1
+        await controller._resync()
+        await controller._resync()
+
+        assert cluster.cache.llm_deployments() == []
+        assert controller.health() == ""
+
+
+async def test_one_object_that_makes_reconcile_fail_does_not_stop_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    api = FakeApi()
+    broken = model()
+    broken["metadata"]["name"] = "broken"
+    async with controlling(api) as (controller, _, metrics):
+        work = asyncio.create_task(controller.run())
+        body = api.put(LLM.replace("/m", "/broken"), broken)
+        controller.on_event("ADDED", {**body, "metadata": {**body["metadata"], "generation": "no number"}})
+        controller.on_event("ADDED", api.put(LLM, model()))
+        await until(lambda: f"PATCH {LLM}/status" in api.writes())
+        value = metrics.registry.get_sample_value("quire_operator_reconcile_total", {"result": "bug"})
+        work.cancel()
+
+    assert value == 1
+    assert "unexpected" in caplog.text
+
+
+def test_everything_that_is_applied_is_watched() -> None:
+    assert {kind.kind for kind in kinds.CHILDREN} < {kind.kind for kind in kinds.WATCHED}

@@ -1,0 +1,116 @@
+"""What pods say of themselves is bounded, typed and harmless, or it is not believed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_operator import reports
+from quire_operator.reports import Sample, Termination, parse_statusz, parse_termination, printable
+
+
+def statusz(**fields: Any) -> bytes:
+    return json.dumps({"phase": "loading", **fields}).encode()
+
+
+def test_a_good_answer_is_read() -> None:
+    raw = statusz(
+        reason="CanaryMismatch",
+        loadedBytes=5,
+        totalBytes=10,
+        etaSeconds=1.9,
+        loadSeconds=None,
+        version="0.1.0",
+        queued=3,
+    )
+
+    assert parse_statusz(raw) == Sample(
+        phase="loading",
+        reason="CanaryMismatch",
+        loaded_bytes=5,
+        total_bytes=10,
+        eta_seconds=1,
+        version="0.1.0",
+    )
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"null",
+        b'"loading"',
+        b"{" * 5000,
+        b"[" * 16000,
+        b'{"phase": "on fire"}',
+        b'{"phase": ["loading"]}',
+        b'{"phase": {"a": 1}}',
+        b'{"loadedBytes": 1}',
+        statusz(pad="x" * 20_000),
+    ],
+)
+def test_an_answer_that_is_none_is_dropped_whole(raw: bytes) -> None:
+    assert parse_statusz(raw) is None
+
+
+@pytest.mark.parametrize("value", [-1, 10**30, 1e308, "5", True, [], {}, None])
+def test_a_number_that_is_none_does_not_count(value: Any) -> None:
+    sample = parse_statusz(statusz(loadedBytes=value, totalBytes=value, etaSeconds=value, loadSeconds=value))
+
+    assert sample == Sample(phase="loading")
+
+
+def test_not_a_number_and_infinity_do_not_count() -> None:
+    raw = b'{"phase": "loading", "etaSeconds": NaN, "loadSeconds": Infinity, "totalBytes": -Infinity}'
+
+    assert parse_statusz(raw) == Sample(phase="loading")
+
+
+def test_more_cannot_be_loaded_than_there_is() -> None:
+    sample = parse_statusz(statusz(loadedBytes=50, totalBytes=10))
+
+    assert sample is not None and sample.loaded_bytes == 10
+
+
+@pytest.mark.parametrize("reason", ["a b", "canary", "X" * 100, "A\n", "A;B", 5, None])
+def test_a_reason_that_is_no_word_is_empty(reason: Any) -> None:
+    sample = parse_statusz(statusz(reason=reason))
+
+    assert sample is not None and sample.reason == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"reason": "ModelCorrupt", "message": "bad"}', Termination(reason="ModelCorrupt", message="bad")),
+        ('{"reason": 5, "message": ["x"]}', Termination()),
+        ("Traceback\n  File\nRuntimeError: boom\n", Termination(message="RuntimeError: boom")),
+        ("", Termination()),
+        (None, Termination()),
+        (5, Termination()),
+        ("{" * 5000, Termination(message=f"{'{' * 509}...")),
+    ],
+)
+def test_a_termination_log_is_our_json_or_its_last_line(text: object, expected: Termination) -> None:
+    assert parse_termination(text) == expected
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_no_answer_makes_the_reader_fail(raw: bytes) -> None:
+    parse_statusz(raw)
+    parse_termination(raw.decode("utf-8", "replace"))
+
+
+@given(st.text(max_size=2000))
+def test_what_is_shown_is_one_bounded_line_without_control_characters(text: str) -> None:
+    line = printable(text)
+
+    assert len(line) <= reports.MAX_MESSAGE_CHARS
+    assert line.isprintable() or all(c.isprintable() or c in "\u00a0\u00ad" or ord(c) > 255 for c in line)
+    assert not any(ord(c) < 32 or 127 <= ord(c) < 160 or 0x202A <= ord(c) <= 0x202E for c in line)

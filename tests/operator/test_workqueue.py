@@ -1,0 +1,172 @@
+"""The queue gives a key to one worker at a time, however often it was added; time is turned by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire_operator.workqueue import WorkQueue
+
+
+class HandClock:
+    """A loop's time and timers, moved only by `advance`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._timers: list[tuple[float, int, HandTimer]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, callback: Callable[..., None], *args: object) -> HandTimer:
+        timer = HandTimer(callback, args)
+        heapq.heappush(self._timers, (self.now + delay, len(self._timers), timer))
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self._timers and self._timers[0][0] <= until:
+            self.now, _, timer = heapq.heappop(self._timers)
+            timer.fire()
+        self.now = until
+
+
+class HandTimer:
+    def __init__(self, callback: Callable[..., None], args: tuple[object, ...]) -> None:
+        self._callback, self._args, self._cancelled = callback, args, False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def fire(self) -> None:
+        if not self._cancelled:
+            self._callback(*self._args)
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def queue(clock: HandClock) -> WorkQueue[str]:
+    return WorkQueue(clock, jitter=lambda: 1.0)
+
+
+async def take_all(queue: WorkQueue[str]) -> list[str]:
+    taken = []
+    while queue.depth:
+        taken.append(await queue.get())
+    return taken
+
+
+async def test_a_waiting_key_is_given_once_and_in_the_order_of_its_first_addition(
+    queue: WorkQueue[str],
+) -> None:
+    for key in "abab":
+        queue.add(key)
+
+    assert await take_all(queue) == ["a", "b"]
+
+
+async def test_a_key_that_is_worked_on_is_not_given_again_before_it_is_done(queue: WorkQueue[str]) -> None:
+    queue.add("a")
+    assert await queue.get() == "a"
+    queue.add("a")
+    queue.add("a")
+    assert queue.depth == 0
+
+    queue.done("a")
+    assert await take_all(queue) == ["a"]
+    queue.done("a")
+    assert queue.depth == 0
+
+
+async def test_a_worker_that_waits_is_woken_by_an_addition(queue: WorkQueue[str]) -> None:
+    waiting = [asyncio.create_task(queue.get()) for _ in range(2)]
+    await asyncio.sleep(0)
+    queue.add("a")
+    queue.add("b")
+
+    assert sorted(await asyncio.gather(*waiting)) == ["a", "b"]
+
+
+async def test_of_several_delays_the_earliest_counts(queue: WorkQueue[str], clock: HandClock) -> None:
+    queue.add_after("a", 10)
+    queue.add_after("a", 3)
+    queue.add_after("a", 7)
+    clock.advance(2.9)
+    assert queue.depth == 0
+    clock.advance(0.2)
+    assert await take_all(queue) == ["a"]
+    queue.done("a")
+
+    clock.advance(60)
+    assert queue.depth == 0
+
+
+async def test_the_back_off_doubles_up_to_five_minutes_and_is_reset_by_success(
+    queue: WorkQueue[str], clock: HandClock
+) -> None:
+    delays = []
+    for _ in range(11):
+        delays.append(queue.retry("a"))
+        clock.advance(300)
+    assert delays == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+
+    queue.forget("a")
+    assert queue.retry("a") == 1
+    assert queue.retry("b") == 1, "keys have back-offs of their own"
+
+
+def test_the_back_off_can_be_capped_and_is_jittered(clock: HandClock) -> None:
+    queue: WorkQueue[str] = WorkQueue(clock, jitter=lambda: 0.0)
+
+    assert [queue.retry("a", most=3) for _ in range(4)] == [0.5, 1, 1.5, 1.5]
+
+
+async def test_the_oldest_age_is_that_of_the_longest_waiting_key(
+    queue: WorkQueue[str], clock: HandClock
+) -> None:
+    assert queue.oldest_age == 0
+    queue.add("a")
+    clock.advance(5)
+    queue.add("b")
+    clock.advance(2)
+    assert queue.oldest_age == 7
+    await queue.get()
+    assert queue.oldest_age == 2
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["add", "get", "done"]), st.sampled_from("abc")), max_size=60))
+def test_no_addition_is_lost_and_no_key_is_given_twice_at_once(steps: list[tuple[str, str]]) -> None:
+    """Against the plain statement of it: added after it was last given out = it will be given out again."""
+
+    async def play() -> None:
+        queue: WorkQueue[str] = WorkQueue(HandClock())
+        owed: set[str] = set()
+        working: set[str] = set()
+        for action, key in steps:
+            if action == "add":
+                queue.add(key)
+                owed.add(key)
+            elif action == "get" and queue.depth:
+                given_out = await queue.get()
+                assert given_out not in working
+                assert given_out in owed
+                owed.remove(given_out)
+                working.add(given_out)
+            elif action == "done" and key in working:
+                queue.done(key)
+                working.remove(key)
+        for key in working:
+            queue.done(key)
+        assert set(await take_all(queue)) == owed
+
+    asyncio.run(play())
