@@ -25,7 +25,7 @@ def test_api_errors_are_retried_for_ever_and_soon() -> None:
     assert not isinstance(backoffs, Sized), "kopf counts what has a length"
     first = list(itertools.islice(backoffs, 1000))
     assert len(first) == 1000
-    assert 0 < min(first) and max(first) <= 5
+    assert min(first) > 0 and max(first) <= 5
     assert list(itertools.islice(backoffs, 1000)) != first, "each request begins anew, with other jitter"
 
 

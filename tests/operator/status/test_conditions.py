@@ -1,0 +1,157 @@
+"""Conditions follow the rollout, keep their times, and never contradict each other."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from e2e.operator import pods as kubelet
+from quire_operator import status
+from quire_operator.errors import SpecError
+from quire_operator.observed import Observed, Ref
+from quire_operator.reports import Sample
+from quire_operator.status import transitions
+from tests.operator.status.told import FAILURES, NOW, Body, compute, condition, deployment, model_body, pod
+
+
+@pytest.mark.parametrize(
+    ("wanted", "max_unavailable", "of", "ready"),
+    [
+        (1, 1, deployment(ready=1), "True"),
+        (1, 1, deployment(ready=0), "False"),
+        (3, 1, deployment(replicas=3, ready=2), "True"),
+        (3, 1, deployment(replicas=3, ready=1), "False"),
+        (3, 9, deployment(replicas=3, ready=1), "True"),
+        (1, 1, deployment(replicas=2, updated=1, ready=1), "False"),
+        (1, 1, deployment(ready=1, seen=False), "False"),
+    ],
+)
+def test_ready_is_a_complete_rollout_and_enough_ready_replicas(
+    wanted: int, max_unavailable: int, of: Body, ready: str
+) -> None:
+    body = model_body(replicas=wanted, disruption={"maxUnavailable": max_unavailable})
+
+    assert condition(compute(of=of, body=body), "Ready")[0] == ready
+
+
+def test_a_final_failure_stalls_when_it_is_repeated() -> None:
+    once = compute(pod(kubelet.terminated(65, "ModelCorrupt")))
+    twice = compute(pod(kubelet.terminated(65, "ModelCorrupt", restarts=1)))
+    often = compute(pod(kubelet.terminated(70, "EngineCrashed", restarts=9)))
+
+    assert condition(once, "Stalled")[0] == "False"
+    assert condition(twice, "Stalled") == ("True", "ModelCorrupt")
+    assert condition(twice, "Reconciling")[0] == "False"
+    assert condition(often, "Stalled")[0] == "False", "a restart may help"
+    assert twice["phase"] == "Failed"
+
+
+def test_a_rollout_past_its_deadline_is_stalled() -> None:
+    computed = compute(pod(kubelet.loading()), of=deployment(Progressing="ProgressDeadlineExceeded"))
+
+    assert condition(computed, "Stalled") == ("True", "ProgressDeadlineExceeded")
+
+
+def test_a_missing_object_of_somebody_else_and_a_refused_object_are_stalled() -> None:
+    observed = Observed(body=model_body(), foreign=(Ref("Service", "m"),))
+    conflict = status.ownership_conflict(observed)
+    refused = status.Failure(reason="ApplyRejected", detail="spec.replicas: too many")
+
+    for problem in (conflict, refused):
+        assert problem is not None
+        computed = compute(problem=problem)
+        assert condition(computed, "Stalled") == ("True", problem.reason)
+        assert condition(computed, "Ready") == ("False", problem.reason)
+        assert computed["lastFailure"]["reason"] == problem.reason
+    assert conflict is not None and "Service m" in conflict.detail
+
+
+def test_an_invalid_spec_is_stalled_and_what_serves_keeps_its_numbers() -> None:
+    old = compute(pod(kubelet.ready()), of=deployment(ready=1))
+    observed = Observed(
+        body={**model_body(generation=3), "status": old},
+        children={Ref("Deployment", "m"): deployment(ready=1)},
+    )
+
+    computed = status.invalid(observed, SpecError("spec.engine.env[0].name", "not allowed"), now=NOW)
+
+    assert condition(computed, "Stalled") == ("True", "InvalidSpec")
+    assert condition(computed, "Available") == ("True", "Serving")
+    assert computed["observedGeneration"] == 3
+    assert computed["readyReplicas"] == 1
+    assert "spec.engine.env[0].name" in computed["lastFailure"]["message"]
+
+
+def test_times_stay_while_a_status_stays() -> None:
+    first = compute(pod(kubelet.loading()))
+    for known in first["conditions"]:
+        known["lastTransitionTime"] = "2020-01-01T00:00:00Z"
+
+    second = compute(pod(kubelet.ready()), of=deployment(ready=1), old=first)
+
+    times = {c["type"]: c["lastTransitionTime"] for c in second["conditions"]}
+    assert times["Ready"] == status.timestamp(NOW)
+    assert times["Degraded"] == "2020-01-01T00:00:00Z"
+    assert {c["observedGeneration"] for c in second["conditions"]} == {2}
+
+
+@pytest.mark.parametrize("told", [*FAILURES.values(), kubelet.ready(), kubelet.loading()])
+def test_the_same_cluster_gives_the_same_status_again(told: Body) -> None:
+    """What a restarted operator relies on: there is nothing to write."""
+    first = compute(pod(told))
+
+    assert transitions.merge_patch(first, compute(pod(told), old=first)) == {}
+
+
+def test_progress_is_that_of_the_furthest_pod() -> None:
+    samples = {
+        "uid-m-0": Sample(phase="loading", loaded_bytes=10, total_bytes=100, eta_seconds=90),
+        "uid-m-1": Sample(phase="loading", loaded_bytes=60, total_bytes=100, eta_seconds=40),
+    }
+
+    computed = compute(
+        pod(kubelet.loading(), name="m-0"), pod(kubelet.loading(), name="m-1"), samples=samples
+    )
+
+    assert computed["model"] == {"bytesTotal": 100, "bytesLoaded": 60, "etaSeconds": 40}
+    assert computed["loadingReplicas"] == 2
+
+
+@pytest.mark.parametrize("fields", [{"suspend": True}, {"replicas": 0}])
+def test_a_suspended_deployment_is_neither_ready_nor_at_work(fields: Body) -> None:
+    computed = compute(of=deployment(replicas=0), body=model_body(**fields))
+
+    assert computed["phase"] == "Suspended"
+    assert condition(computed, "Ready") == ("False", "Suspended")
+    assert condition(computed, "Reconciling")[0] == condition(computed, "Stalled")[0] == "False"
+
+
+TOLD = st.sampled_from([*FAILURES.values(), kubelet.ready(), kubelet.loading(), {"phase": "Failed"}])
+
+
+@given(
+    st.lists(TOLD, max_size=3),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.booleans(),
+    st.sampled_from([None, "ApplyRejected", "QuotaExceeded", "OwnershipConflict"]),
+)
+def test_ready_reconciling_and_stalled_never_contradict_each_other(
+    told: list[Body], wanted: int, replicas: int, ready: int, seen: bool, problem: str | None
+) -> None:
+    """kstatus reads Reconciling before Stalled before Ready: at most one may be True."""
+    computed = compute(
+        *(pod(each, name=f"m-{i}") for i, each in enumerate(told)),
+        of=deployment(replicas=replicas, ready=min(ready, replicas), seen=seen),
+        body=model_body(replicas=wanted),
+        problem=None if problem is None else status.Failure(reason=problem),
+    )
+
+    is_true = {c["type"] for c in computed["conditions"] if c["status"] == "True"}
+    assert len(is_true & {"Ready", "Reconciling", "Stalled"}) <= 1
+    if wanted and not problem:
+        assert is_true & {"Ready", "Reconciling", "Stalled"}
+    assert all(c["reason"] and c["message"] and c["observedGeneration"] == 2 for c in computed["conditions"])
+    assert transitions.merge_patch(computed, computed) == {}

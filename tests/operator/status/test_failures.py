@@ -1,0 +1,146 @@
+"""Every way of failing is named with its remedy; what a pod says is believed only about itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.operator import pods as kubelet
+from quire_operator.reports import Sample
+from quire_operator.status import reasons
+from tests.operator.status.told import FAILURES, Body, compute, condition, deployment, pod
+
+
+@pytest.mark.parametrize("reason", FAILURES)
+def test_a_failure_is_in_conditions_and_last_failure_with_its_remedy(reason: str) -> None:
+    computed = compute(pod(FAILURES[reason]))
+
+    assert condition(computed, "Ready") == ("False", reason)
+    assert condition(computed, "Degraded") == ("True", reason)
+    assert computed["lastFailure"]["reason"] == reason
+    assert computed["lastFailure"]["pod"] == "m-0"
+    assert reasons.REASONS[reason].remedy[1:] in computed["lastFailure"]["message"]
+    is_placed = reason not in ("WaitingForNode", "VolumePending")
+    assert condition(computed, "Scheduled")[0] == ("True" if is_placed else "False")
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        (kubelet.waiting("ErrImagePull", "unauthorized"), "ImagePullFailed"),
+        (kubelet.waiting("InvalidImageName", "bad"), "ImagePullFailed"),
+        (kubelet.waiting("CreateContainerConfigError", 'secret "keys" not found'), "ConfigError"),
+        (kubelet.not_mounted(), "VolumePending"),
+        (kubelet.status(kubelet.running(last=kubelet.end(139), restarts=1)), "EngineCrashed"),
+        (kubelet.status(kubelet.running(last=kubelet.end(66), restarts=1)), "ModelNotFound"),
+        (kubelet.status(kubelet.running(last=kubelet.end(137, "Error"), restarts=1)), "EngineCrashed"),
+    ],
+)
+def test_what_only_kubernetes_says_has_a_reason_too(told: Body, reason: str) -> None:
+    assert condition(compute(pod(told)), "Degraded") == ("True", reason)
+
+
+def test_a_kubelets_word_on_memory_outweighs_what_the_container_wrote() -> None:
+    text = '{"reason": "EngineCrashed", "message": "a child was killed", "exitCode": 137}'
+    told = kubelet.status(kubelet.running(last=kubelet.end(137, "OOMKilled", text), restarts=1))
+
+    computed = compute(pod(told))
+
+    assert computed["lastFailure"]["reason"] == "OOMKilled"
+    assert computed["lastFailure"]["exitCode"] == 137
+
+
+def test_both_forms_of_a_failed_pull_read_the_same() -> None:
+    first = compute(pod(kubelet.waiting("ErrImagePull", "not found")))
+    then = compute(
+        pod(kubelet.waiting("ImagePullBackOff", 'Back-off pulling image "engine:1": ErrImagePull: not found'))
+    )
+
+    assert first["lastFailure"]["message"] == then["lastFailure"]["message"]
+
+
+def test_a_clean_exit_and_an_old_end_are_no_failures() -> None:
+    drained = kubelet.status(kubelet.running(last=kubelet.end(0, "Completed"), restarts=1))
+    served_since = kubelet.status(
+        kubelet.running(since=600, last=kubelet.end(71), restarts=1),
+        conditions=(kubelet.condition("PodScheduled", "True"), kubelet.condition("Ready", "False", ago=5)),
+    )
+
+    assert condition(compute(pod(drained)), "Degraded") == ("False", "AsExpected")
+    assert condition(compute(pod(served_since)), "Degraded") == ("False", "AsExpected")
+
+
+@pytest.mark.parametrize(
+    ("sample", "reason"),
+    [
+        (Sample(phase="serving", reason="CanaryMismatch"), "CanaryMismatch"),
+        (Sample(phase="serving", reason="CanaryStale"), "CanaryStale"),
+        (Sample(phase="stalled"), "EngineStalled"),
+    ],
+)
+def test_a_pod_that_is_alive_and_unready_is_told_by_what_it_says(sample: Sample, reason: str) -> None:
+    computed = compute(pod(kubelet.loading()), samples={"uid-m-0": sample})
+
+    assert condition(computed, "Ready") == ("False", reason)
+
+
+@pytest.mark.parametrize(
+    "claim", ["OwnershipConflict", "QuotaExceeded", "InvalidSpec", "OOMKilled", "Nonsense"]
+)
+def test_a_pod_cannot_speak_of_what_is_not_its_own(claim: str) -> None:
+    said = compute(pod(kubelet.loading()), samples={"uid-m-0": Sample(phase="loading", reason=claim)})
+    wrote = compute(pod(kubelet.terminated(70, claim)))
+
+    assert condition(said, "Ready") == ("False", "Loading")
+    assert wrote["lastFailure"]["reason"] == "EngineCrashed"
+
+
+def test_a_ready_pod_is_not_failing_whatever_it_says() -> None:
+    liar = {"uid-m-0": Sample(phase="stalled", reason="EngineStalled")}
+
+    assert (
+        condition(compute(pod(kubelet.ready()), of=deployment(ready=1), samples=liar), "Ready")[0] == "True"
+    )
+
+
+def test_a_quota_that_refuses_pods_is_named_without_the_random_pod() -> None:
+    refused = deployment(replicas=0)
+    refused["status"]["conditions"] = [
+        {
+            "type": "ReplicaFailure",
+            "status": "True",
+            "reason": "FailedCreate",
+            "message": 'pods "m-abc12" is forbidden: exceeded quota: small, requested: pods=1',
+            "lastTransitionTime": kubelet.at(-10),
+        }
+    ]
+
+    computed = compute(of=refused)
+
+    assert condition(computed, "Ready") == ("False", "QuotaExceeded")
+    assert (
+        "small" in computed["lastFailure"]["message"] and "m-abc12" not in computed["lastFailure"]["message"]
+    )
+
+
+def test_a_failure_is_kept_after_it_has_healed_and_gives_way_to_a_newer_one() -> None:
+    failed = compute(pod(kubelet.terminated(70, "EngineCrashed")))
+    healed = compute(pod(kubelet.ready()), of=deployment(ready=1), old=failed)
+    again = compute(pod(kubelet.unschedulable("no node")), old=healed)
+
+    assert healed["lastFailure"] == failed["lastFailure"]
+    assert condition(healed, "Degraded")[0] == "False"
+    assert again["lastFailure"]["reason"] == "WaitingForNode"
+
+
+def test_two_failing_pods_do_not_take_turns() -> None:
+    a, b = kubelet.terminated(70, "EngineCrashed"), kubelet.unschedulable("no node")
+    first = compute(pod(b, name="m-9"))
+    both = compute(pod(a, name="m-0"), pod(b, name="m-9"), old=first)
+
+    assert condition(both, "Degraded") == condition(first, "Degraded") == ("True", "WaitingForNode")
+
+
+def test_every_reason_says_what_happened_and_what_to_do() -> None:
+    for name, reason in reasons.REASONS.items():
+        text = reasons.message(name, "a detail.")
+        assert "(a detail)" in text and text.endswith(".") and len(reason.remedy) > 20

@@ -1,0 +1,74 @@
+"""The cache never goes back in time: neither by a late event nor by a late list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire_operator import names
+from quire_operator.cluster import Cache, Key
+
+Body = dict[str, Any]
+
+
+def thing(kind: str, name: str = "m", *, version: int = 1, uid: str = "", **metadata: Any) -> Body:
+    return {
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": "ns",
+            "uid": uid or f"{kind}-{name}",
+            "resourceVersion": str(version),
+            "labels": {names.LABEL_NAME: "m", names.LABEL_MANAGED_BY: names.MANAGED_BY},
+            **metadata,
+        },
+    }
+
+
+def test_an_older_version_never_replaces_a_newer_one() -> None:
+    cache = Cache()
+    assert cache.put(thing("Service", version=5))
+    assert not cache.put(thing("Service", version=5)), "our own write comes back as an event"
+    assert not cache.put(thing("Service", version=4))
+    assert cache.put(thing("Service", version=6))
+
+
+def test_a_deleted_object_does_not_rise_again_from_a_late_list() -> None:
+    cache = Cache()
+    cache.put(thing("Service", version=5))
+    cache.remove(thing("Service", version=6))
+
+    changes = cache.replace("Service", [thing("Service", version=5)], 5)
+
+    assert cache.get("Service", "ns", "m") is None
+    assert changes.missed == frozenset()
+
+
+def test_a_list_removes_what_it_does_not_have_unless_that_is_newer() -> None:
+    cache = Cache()
+    cache.put(thing("Service", "old", version=5))
+    cache.put(thing("Service", "new", version=9))
+
+    changes = cache.replace("Service", [], 7)
+
+    assert cache.get("Service", "ns", "old") is None
+    assert cache.get("Service", "ns", "new") is not None
+    assert (changes.removed, changes.owners) == (1, frozenset({Key("ns", "m")}))
+
+
+def test_a_namesake_with_another_uid_replaces_the_object_it_follows() -> None:
+    cache = Cache()
+    cache.put(thing("Service", version=9, uid="a"))
+    assert cache.put(thing("Service", version=12, uid="b"))
+    cache.remove(thing("Service", version=10, uid="a"))
+
+    found = cache.get("Service", "ns", "m")
+    assert found is not None and found["metadata"]["uid"] == "b"
+
+
+def test_an_object_whose_label_changed_moves_to_its_new_owner() -> None:
+    cache = Cache()
+    cache.put(thing("Service", version=1))
+    cache.put(thing("Service", version=2, labels={names.LABEL_NAME: "other"}))
+
+    assert list(cache.owned(Key("ns", "m"))) == []
+    assert len(list(cache.owned(Key("ns", "other")))) == 1

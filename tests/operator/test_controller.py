@@ -1,0 +1,119 @@
+"""Events become work, echoes become none, and a watch that tells nothing is found out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from quire_operator import names
+from quire_operator.cluster import Cluster, kinds
+from quire_operator.controller import Controller
+from quire_operator.metrics import Metrics
+from quire_operator.settings import Settings
+from tests.operator.fake_api import FakeApi, connected
+
+Body = dict[str, Any]
+
+LLM = "/apis/serving.quire.dev/v1alpha1/namespaces/ns/llmdeployments/m"
+SETTINGS = Settings(engine_image="engine:1")
+
+
+def model(**spec: Any) -> Body:
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": "m", "namespace": "ns", "uid": "u1", "generation": 1},
+        "spec": {
+            "model": {"source": {"pvc": {"claimName": "models"}}},
+            "resources": {"cpu": "1", "memory": "2Gi"},
+            **spec,
+        },
+    }
+
+
+@asynccontextmanager
+async def controlling(api: FakeApi) -> AsyncIterator[tuple[Controller, Cluster, Metrics]]:
+    async with connected(api) as connection:
+        cluster = Cluster(connection, fence=lambda: None, instance="op")
+        metrics = Metrics()
+        yield Controller(cluster, SETTINGS, metrics), cluster, metrics
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_an_event_leads_to_children_and_the_echo_of_our_writes_to_nothing() -> None:
+    api = FakeApi()
+    async with controlling(api) as (controller, cluster, metrics):
+        work = asyncio.create_task(controller.run())
+        controller.on_event("ADDED", api.put(LLM, model()))
+        await until(lambda: f"PATCH {LLM}/status" in api.writes())
+        await until(lambda: metrics.registry.get_sample_value("quire_operator_queue_depth") == 0)
+        done = metrics.registry.get_sample_value("quire_operator_reconcile_total", {"result": "changed"})
+        for path, body in list(api.objects.items()):
+            if "/events" not in path:
+                controller.on_event("MODIFIED", body)
+        assert metrics.registry.get_sample_value("quire_operator_queue_depth") == 0
+        work.cancel()
+
+    assert done == 1
+
+
+async def test_a_watch_that_misses_what_two_lists_find_makes_the_process_unhealthy() -> None:
+    api = FakeApi()
+    async with controlling(api) as (controller, _, _metrics):
+        await controller.prime()
+        assert controller.health() == ""
+        api.put("/apis/serving.quire.dev/v1alpha1/llmdeployments/m", model())
+        await controller._resync()
+        assert controller.health() == "", "the event may be on its way"
+        await controller._resync()
+        assert "LLMDeployment" in controller.health()
+
+        controller.on_event("MODIFIED", api.objects["/apis/serving.quire.dev/v1alpha1/llmdeployments/m"])
+        await controller._resync()
+        assert controller.health() == ""
+
+
+async def test_a_list_mends_a_missed_deletion_without_calling_the_watch_stale() -> None:
+    api = FakeApi()
+    path = "/apis/serving.quire.dev/v1alpha1/llmdeployments/m"
+    async with controlling(api) as (controller, cluster, _):
+        controller.on_event("ADDED", api.put(path, model()))
+        del api.objects[path]
+        api.version += 1
+        await controller._resync()
+        await controller._resync()
+
+        assert cluster.cache.llm_deployments() == []
+        assert controller.health() == ""
+
+
+async def test_one_object_that_makes_reconcile_fail_does_not_stop_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    api = FakeApi()
+    broken = model()
+    broken["metadata"]["name"] = "broken"
+    async with controlling(api) as (controller, _, metrics):
+        work = asyncio.create_task(controller.run())
+        body = api.put(LLM.replace("/m", "/broken"), broken)
+        controller.on_event("ADDED", {**body, "metadata": {**body["metadata"], "generation": "no number"}})
+        controller.on_event("ADDED", api.put(LLM, model()))
+        await until(lambda: f"PATCH {LLM}/status" in api.writes())
+        value = metrics.registry.get_sample_value("quire_operator_reconcile_total", {"result": "bug"})
+        work.cancel()
+
+    assert value == 1
+    assert "unexpected" in caplog.text
+
+
+def test_everything_that_is_applied_is_watched() -> None:
+    assert {kind.kind for kind in kinds.CHILDREN} < {kind.kind for kind in kinds.WATCHED}
