@@ -1,1 +1,30 @@
-"""One op a file: public function, torch reference, and (on a GPU) its Triton kernel."""
+"""One op a file: a public function that picks by device, and its torch reference beside it.
+
+The reference is the specification: plain, in float32, and the oracle of every faster version. Tensors are
+packed (`[tokens, ...]`), KV caches are `[num_blocks, kv_heads, block_size, head_size]` per layer.
+"""
+
+from quire_kernels.add_rmsnorm import add_rmsnorm
+from quire_kernels.gumbel_sample import gumbel_sample
+from quire_kernels.logprobs import token_logprobs
+from quire_kernels.paged_decode_attention import DecodeGather, decode_gather, paged_decode_attention
+from quire_kernels.paged_prefill_attention import PrefillSpan, paged_prefill_attention, prefill_spans
+from quire_kernels.rope_kv_write import kv_cache_rows, rope_kv_write
+from quire_kernels.silu_mul import silu_mul
+from quire_kernels.topk_topp_threshold import topk_topp_threshold
+
+__all__ = [
+    "DecodeGather",
+    "PrefillSpan",
+    "add_rmsnorm",
+    "decode_gather",
+    "gumbel_sample",
+    "kv_cache_rows",
+    "paged_decode_attention",
+    "paged_prefill_attention",
+    "prefill_spans",
+    "rope_kv_write",
+    "silu_mul",
+    "token_logprobs",
+    "topk_topp_threshold",
+]

@@ -1,37 +1,118 @@
-"""Signature only, for now."""
+"""Loads a model directory and executes Steps. The engine process owns one and calls ``run`` from one thread.
+
+Decides nothing: which requests, which blocks and which seeds is the scheduler's business.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_server.core.errors import ConfigError
+from quire_server.core.model_files import ModelFiles
 from quire_server.core.step import Step, StepResult
+from quire_server.models import config as model_config
+from quire_server.models import registry, weights
+from quire_server.models.llama import Llama
+from quire_server.runner import batch, kv_cache, sampler
+from quire_server.runner.options import RunnerOptions
+from quire_server.runner.rows import Rows
 
+__all__ = ["ModelRunner", "RunnerOptions"]
 
-@dataclass(frozen=True, slots=True)
-class RunnerOptions:
-    """What the user decides about tensors. None = decided by the model and the machine."""
-
-    device: str = "auto"
-    dtype: str = "auto"
-    block_size: int = 16
-    kv_cache_memory_bytes: int | None = None
-    num_blocks_override: int | None = None
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 512
-    max_model_len: int | None = None
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class ModelRunner:
-    num_blocks: int
-    max_model_len: int  # options.max_model_len, or what model and KV cache allow
-    model_config: object  # .vocab_size .max_position .eos_token_ids .dtype
+    """A loaded model, its KV cache, and the rows of the running requests."""
+
+    def __init__(
+        self,
+        model: Llama,
+        kv_caches: tuple[Tensor, ...],
+        options: RunnerOptions,
+        *,
+        num_blocks: int,
+        max_model_len: int,
+        dtype: str,
+    ) -> None:
+        self.model_config = model.config
+        self.num_blocks = num_blocks
+        self.max_model_len = max_model_len
+        self.dtype = dtype
+        self.kv_cache_bytes = sum(cache.nbytes for cache in kv_caches)
+        self._model = model
+        self._kv_caches = kv_caches
+        self._rows = Rows(options.max_num_seqs, max_model_len, options.block_size)
 
     @classmethod
     def load(
         cls, model_dir: Path, options: RunnerOptions, on_progress: Callable[[int, int], None]
     ) -> "ModelRunner":
         """Read, check and place the model; on_progress(loaded bytes, total bytes) between chunks."""
-        raise NotImplementedError
+        files = ModelFiles.open(model_dir)
+        config = model_config.load(files)
+        registry.check(config)
+        device, dtype_name = _device(options.device), _dtype_name(options.dtype, config.dtype)
+        dtype = _DTYPES[dtype_name]
+        skeleton = registry.build(config, max_len=1, dtype=dtype, device=torch.device("meta"))
+        shapes = {name: tuple(tensor.shape) for name, tensor in skeleton.targets().items()}
+        tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
+        shards = weights.inspect(files, shapes, tied)
+        # Settings that cannot work fail before the long part; what is left after it decides.
+        _, longest = kv_cache.plan(config, options, dtype)
+        model = registry.build(config, max_len=longest, dtype=dtype, device=device)
+        weights.read(files, shards, model.targets(), on_progress)
+        num_blocks, max_model_len = kv_cache.plan(config, options, dtype)
+        caches = kv_cache.allocate(config, num_blocks, options.block_size, dtype=dtype, device=device)
+        return cls(
+            model, caches, options, num_blocks=num_blocks, max_model_len=max_model_len, dtype=dtype_name
+        )
 
+    @torch.inference_mode()
     def run(self, step: Step) -> StepResult:
-        raise NotImplementedError
+        """One forward pass, and a token for each row that wants one."""
+        rows = self._rows
+        rows.apply(step)
+        if not step.rows:
+            return StepResult(step.step_id, ())
+        spans = batch.Spans.of(step)
+        forward_batch = batch.build(step, spans, rows, self.model_config.num_kv_heads)
+        logits = self._model(forward_batch, self._kv_caches)
+        is_sampled = np.array(step.samples, bool)
+        row_ids, lengths = spans.rows[is_sampled], spans.ends[is_sampled]
+        if not row_ids.size:
+            return StepResult(step.step_id, ())
+        wants_logprobs = bool((rows.num_logprobs[row_ids] >= 0).any())
+        raw = logits.clone() if wants_logprobs else logits  # the sampler bans tokens in place
+        tokens, failures = sampler.sample(logits, rows, row_ids, lengths, self.model_config.eos_token_ids)
+        inside = lengths < self.max_model_len
+        rows.tokens[row_ids[inside], lengths[inside]] = np.array(tokens, np.int64)[inside]
+        for row in failures:
+            self._forget(row)
+        logprobs = sampler.logprobs(raw, tokens, rows, row_ids) if wants_logprobs else {}
+        return StepResult(step.step_id, tuple(tokens), logprobs, failures)
+
+    def _forget(self, row: int) -> None:
+        """Zero a failed row's blocks: what is not a number must not wait there for their next owner."""
+        block_ids = torch.from_numpy(self._rows.block_table[row, : self._rows.num_blocks[row]])
+        for cache in self._kv_caches:
+            cache[:, block_ids] = 0
+
+
+def _device(name: str) -> torch.device:
+    if name not in ("auto", "cpu"):
+        raise ConfigError(f"Device {name!r} is not supported by this version; supported: auto, cpu.")
+    return torch.device("cpu")
+
+
+def _dtype_name(wanted: str, stored: str) -> str:
+    """auto: the checkpoint's, where the CPU computes in it; float32 elsewhere."""
+    if wanted == "auto":
+        has_bf16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return "bfloat16" if stored != "float32" and has_bf16 else "float32"
+    if wanted not in _DTYPES:
+        raise ConfigError(f"dtype {wanted!r} is not supported; supported: auto, {', '.join(_DTYPES)}.")
+    return wanted

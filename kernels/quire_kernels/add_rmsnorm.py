@@ -1,0 +1,24 @@
+"""Residual add and RMS norm in one pass. Called twice per layer by the norm layer."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def add_rmsnorm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of ``x + residual``; the sum is left in ``residual``. All [tokens, hidden], weight [hidden].
+
+    Without a residual (first layer) it is the norm of ``x``.
+    """
+    if x.device.type == "cpu" and x.dtype == torch.float32:
+        summed = x if residual is None else residual.add_(x)
+        return functional.rms_norm(summed, (summed.shape[-1],), weight, eps)
+    return add_rmsnorm_reference(x, residual, weight, eps)
+
+
+def add_rmsnorm_reference(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """As transformers does it: the sum is rounded to the residual's dtype, the norm is float32."""
+    summed = x if residual is None else residual.add_(x)
+    wide = summed.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(summed.dtype)

@@ -1,0 +1,102 @@
+"""Attention of one new token per sequence over its paged cache. Called once per layer by attention."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# Sequences are gathered together up to so many blocks, padding included: it bounds the work space.
+MAX_GATHERED_BLOCKS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGather:
+    """On the CPU: consecutive sequences whose blocks are copied side by side, padded to the longest."""
+
+    first: int
+    last: int  # exclusive
+    index: (
+        Tensor  # i64 [sequences * Hkv * blocks], rows of a cache seen as [num_blocks * Hkv, block_size * D]
+    )
+    mask: Tensor  # f32 [sequences, 1, 1, tokens], 0 or -inf
+
+
+def paged_decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    *,
+    out: Tensor | None = None,
+    gather: tuple[DecodeGather, ...] | None = None,
+) -> Tensor:
+    """Attention for q [B, Hq, D] -> [B, Hq, D].
+
+    ``block_table`` i64 [B, blocks] names each sequence's blocks in order (entries past its end may repeat
+    any of its own), ``seq_lens`` i64 [B] counts its tokens, the new one included. ``gather`` spares the CPU
+    some arithmetic per layer: ``decode_gather`` of the same table.
+    """
+    if out is None:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if q.device.type != "cpu":
+        return out.copy_(paged_decode_attention_reference(q, k_cache, v_cache, block_table, seq_lens, scale))
+    num_blocks, num_kv_heads, block_size, head_size = k_cache.shape
+    if gather is None:
+        gather = decode_gather(block_table, seq_lens, num_kv_heads, block_size)
+    keys = k_cache.view(num_blocks * num_kv_heads, -1)
+    values = v_cache.view(num_blocks * num_kv_heads, -1)
+    for part in gather:
+        count = part.last - part.first
+        shape = (count, num_kv_heads, -1, head_size)
+        # The query heads that share a KV head are rows of one small matrix: no repeated keys.
+        attended = functional.scaled_dot_product_attention(
+            q[part.first : part.last].reshape(shape),
+            keys.index_select(0, part.index).view(shape),
+            values.index_select(0, part.index).view(shape),
+            attn_mask=part.mask.to(q.dtype),
+            scale=scale,
+        )
+        out[part.first : part.last] = attended.reshape(count, -1, head_size)
+    return out
+
+
+def decode_gather(
+    block_table: Tensor, seq_lens: Tensor, num_kv_heads: int, block_size: int
+) -> tuple[DecodeGather, ...]:
+    """Plan the copies for a block table, once per step."""
+    blocks = ((seq_lens + block_size - 1) // block_size).tolist()
+    parts, first = [], 0
+    while first < len(blocks):
+        last, longest = first + 1, blocks[first]
+        while last < len(blocks):
+            wider = max(longest, blocks[last])
+            if (last + 1 - first) * wider > MAX_GATHERED_BLOCKS:
+                break
+            last, longest = last + 1, wider
+        table = block_table[first:last, None, :longest] * num_kv_heads
+        index = (table + torch.arange(num_kv_heads)[None, :, None]).flatten()
+        beyond = torch.arange(longest * block_size) >= seq_lens[first:last, None]
+        mask = torch.zeros(beyond.shape).masked_fill_(beyond, float("-inf"))[:, None, None]
+        parts.append(DecodeGather(first, last, index, mask))
+        first = last
+    return tuple(parts)
+
+
+def paged_decode_attention_reference(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float
+) -> Tensor:
+    """One sequence at a time, in float32."""
+    num_kv_heads, _, head_size = k_cache.shape[1:]
+    outputs = []
+    for row, length in enumerate(seq_lens.tolist()):
+        keys, values = (
+            cache[block_table[row]].transpose(0, 1).reshape(num_kv_heads, -1, head_size)[:, :length].float()
+            for cache in (k_cache, v_cache)
+        )
+        grouped = q[row].view(num_kv_heads, -1, head_size).float()
+        weights = torch.softmax(grouped @ keys.transpose(1, 2) * scale, dim=-1)
+        outputs.append((weights @ values).view(-1, head_size))
+    return torch.stack(outputs).to(q.dtype)

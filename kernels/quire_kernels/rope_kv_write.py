@@ -1,0 +1,69 @@
+"""Rotary embedding of q and k, and the write of k and v to the paged cache. Called once per layer by
+attention.
+"""
+
+import torch
+from torch import Tensor
+
+
+def rope_kv_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None,
+    slots: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    cache_rows: Tensor | None = None,
+) -> Tensor:
+    """Rotate q and k of qkv [T, (Hq + 2 Hkv) D], store k and v, return q [T, Hq, D].
+
+    ``cos`` and ``sin`` are float32 [P, D / 2], looked up at ``positions`` i64 [T]; without positions they
+    are the tokens' own rows already. ``slots`` i64 [T] is block_id * block_size + offset. ``cache_rows``
+    spares the CPU some arithmetic per layer: ``kv_cache_rows`` of the same slots.
+    """
+    if positions is not None:
+        cos, sin = cos[positions], sin[positions]
+    if qkv.device.type != "cpu":
+        return rope_kv_write_reference(qkv, cos, sin, slots, k_cache, v_cache)
+    num_kv_heads, block_size, head_size = k_cache.shape[1:]
+    heads = qkv.view(qkv.shape[0], -1, head_size)
+    num_rotated = heads.shape[1] - num_kv_heads
+    half = head_size // 2
+    x = heads[:, :num_rotated].float()
+    cos, sin = cos[:, None], sin[:, None]
+    rotated = torch.empty_like(x, memory_format=torch.contiguous_format)
+    torch.mul(x[..., :half], cos, out=rotated[..., :half]).addcmul_(x[..., half:], sin, value=-1)
+    torch.mul(x[..., half:], cos, out=rotated[..., half:]).addcmul_(x[..., :half], sin)
+    rotated = rotated.to(qkv.dtype)
+    if cache_rows is None:
+        cache_rows = kv_cache_rows(slots, num_kv_heads, block_size)
+    num_heads = num_rotated - num_kv_heads
+    k_cache.view(-1, head_size).index_copy_(0, cache_rows, rotated[:, num_heads:].reshape(-1, head_size))
+    v_cache.view(-1, head_size).index_copy_(0, cache_rows, heads[:, num_rotated:].reshape(-1, head_size))
+    return rotated[:, :num_heads]
+
+
+def kv_cache_rows(slots: Tensor, num_kv_heads: int, block_size: int) -> Tensor:
+    """i64 [T * Hkv]: where each token's heads lie in a cache seen as [num_blocks * Hkv * block_size, D]."""
+    first = slots // block_size * (num_kv_heads * block_size) + slots % block_size
+    return (first[:, None] + torch.arange(num_kv_heads, device=slots.device) * block_size).flatten()
+
+
+def rope_kv_write_reference(
+    qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor
+) -> Tensor:
+    """x * cos + rotate_half(x) * sin in float32, then one indexed write. cos, sin: [T, D / 2]."""
+    num_kv_heads, block_size, head_size = k_cache.shape[1:]
+    heads = qkv.view(qkv.shape[0], -1, head_size)
+    num_rotated = heads.shape[1] - num_kv_heads
+    x = heads[:, :num_rotated].float()
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    both_cos, both_sin = torch.cat((cos, cos), -1)[:, None], torch.cat((sin, sin), -1)[:, None]
+    rotated = (x * both_cos + turned * both_sin).to(qkv.dtype)
+    block_ids, offsets = slots // block_size, slots % block_size
+    k_cache[block_ids, :, offsets] = rotated[:, num_rotated - num_kv_heads :]
+    v_cache[block_ids, :, offsets] = heads[:, num_rotated:]
+    return rotated[:, : num_rotated - num_kv_heads]

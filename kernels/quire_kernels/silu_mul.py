@@ -1,0 +1,19 @@
+"""The gated activation of a Llama MLP. Called once per layer by the activation layer."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up for gate_up [tokens, 2 * intermediate] -> [tokens, intermediate]."""
+    if gate_up.device.type == "cpu" and gate_up.dtype == torch.float32:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+    return silu_mul_reference(gate_up)
+
+
+def silu_mul_reference(gate_up: Tensor) -> Tensor:
+    """The same, in float32, rounded where transformers rounds."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate.float()).to(gate_up.dtype) * up

@@ -1,0 +1,26 @@
+"""The tensors of one step, frozen: what every layer may know of the batch. Built by ``runner.batch``."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quire_kernels import DecodeGather, PrefillSpan
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """Packed tokens, decodes first: tokens [0, num_decodes) decode, the rest are chunks of prompts."""
+
+    token_ids: Tensor  # i64 [T]
+    positions: Tensor  # i64 [T]
+    slots: Tensor  # i64 [T], block_id * block_size + offset
+    sample_rows: Tensor  # i64 [S], tokens whose logits are wanted
+    num_decodes: int
+    decode_table: Tensor  # i64 [num_decodes, blocks]
+    decode_lens: Tensor  # i64 [num_decodes]
+    prefill_table: Tensor  # i64 [chunks, blocks]
+    prefill_lens: Tensor  # i64 [chunks]
+    prefill_bounds: Tensor  # i64 [chunks + 1], relative to num_decodes
+    cache_rows: Tensor  # the rest is arithmetic that the kernels would otherwise repeat in each layer
+    decode_gather: tuple[DecodeGather, ...]
+    prefill_spans: tuple[PrefillSpan, ...]

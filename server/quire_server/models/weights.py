@@ -1,0 +1,220 @@
+"""Streaming safetensors: headers first and checked against the model's shapes, then bytes, once, in file
+order.
+
+Called by ``runner.model_runner``. Nothing is allocated for a tensor before its file was seen to hold it;
+memory beyond the model itself is one buffer. The manifest's digests are checked over the very bytes that
+are loaded. Pickled checkpoints are refused unread.
+"""
+
+import json
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from quire_server.core.errors import ConfigError, ModelCorruptError
+from quire_server.core.model_files import ModelFiles, is_plain_name, parse_json_object
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_HEADER_LIMIT = 100 << 20
+_MAX_SHARDS = 4096
+_MAX_TENSORS = 100_000
+_CHUNK = 8 << 20
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_IGNORED = ("rotary_emb.inv_freq",)  # written by old converters; it follows from config.json
+_REMEDY = "Download or convert the model again."
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    size: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One checked file: its header's length and its tensors in file order, gap-free."""
+
+    name: str
+    header_size: int
+    tensors: tuple[_Tensor, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self.header_size + sum(tensor.size for tensor in self.tensors)
+
+
+def inspect(
+    files: ModelFiles, shapes: Mapping[str, tuple[int, ...]], tied: Collection[str] = ()
+) -> tuple[Shard, ...]:
+    """Read and check all headers: exactly the tensors in ``shapes``, and perhaps ``tied`` copies, which are
+    skipped.
+    """
+    shards = tuple(_inspect_shard(files, name) for name in _shard_names(files))
+    seen: dict[str, str] = {}
+    for shard in shards:
+        for tensor in shard.tensors:
+            if tensor.name in seen:
+                raise ModelCorruptError(
+                    f"{shard.name}: tensor {tensor.name} is in {seen[tensor.name]} as well. {_REMEDY}"
+                )
+            seen[tensor.name] = shard.name
+            expected = shapes.get(tensor.name)
+            if expected is not None and tensor.shape != expected:
+                raise ModelCorruptError(
+                    f"{shard.name}: tensor {tensor.name} has shape {list(tensor.shape)}; "
+                    f"config.json asks for {list(expected)}. {_REMEDY}"
+                )
+            if expected is None and tensor.name not in tied and not tensor.name.endswith(_IGNORED):
+                raise ModelCorruptError(
+                    f"{shard.name}: tensor {tensor.name[:100]!r} fits nothing in config.json. {_REMEDY}"
+                )
+    if missing := sorted(set(shapes) - set(seen)):
+        raise ModelCorruptError(f"{len(missing)} tensors are in no file, {missing[0]} first. {_REMEDY}")
+    return shards
+
+
+def read(
+    files: ModelFiles,
+    shards: tuple[Shard, ...],
+    targets: Mapping[str, Tensor],
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Fill the targets. ``on_progress(loaded, total)`` counts bytes of files, at every chunk."""
+    total, loaded = sum(shard.size for shard in shards), 0
+    buffer = bytearray(_CHUNK)
+    on_progress(0, total)
+    for shard in shards:
+        with files.opened(shard.name) as (file, size, digest):
+            if size != shard.size:
+                raise ModelCorruptError(f"{shard.name} changed while it was read. Try again.")
+            reader = _Reader(file, shard.name, buffer, digest.update)
+            for _ in reader.chunks(shard.header_size, "the header"):
+                pass
+            for tensor in shard.tensors:
+                flat = targets[tensor.name].view(-1) if tensor.name in targets else None
+                filled = 0
+                for chunk in reader.chunks(tensor.size, f"tensor {tensor.name}"):
+                    count = len(chunk) // tensor.dtype.itemsize
+                    if flat is not None:
+                        flat[filled : filled + count].copy_(torch.frombuffer(chunk, dtype=tensor.dtype))
+                    filled += count
+                    on_progress(min(loaded + reader.position, total), total)
+        loaded += shard.size
+        on_progress(loaded, total)
+
+
+class _Reader:
+    """Sequential chunks of a file through one buffer, each shown to the digest."""
+
+    def __init__(
+        self, file: BinaryIO, name: str, buffer: bytearray, digest: Callable[[memoryview], None]
+    ) -> None:
+        self._file, self._name, self._view, self._digest = file, name, memoryview(buffer), digest
+        self.position = 0
+
+    def chunks(self, size: int, what: str) -> Any:
+        """Views of the buffer, valid until the next one; all but the last are full."""
+        while size:
+            wanted = min(size, len(self._view))
+            filled = 0
+            while filled < wanted:
+                count = self._file.readinto(self._view[filled:wanted])  # type: ignore[attr-defined]  # raw file
+                if not count:
+                    raise ModelCorruptError(f"{self._name} ends within {what}. {_REMEDY}")
+                filled += count
+            chunk = self._view[:wanted]
+            self._digest(chunk)
+            self.position += wanted
+            size -= wanted
+            yield chunk
+
+
+def _shard_names(files: ModelFiles) -> list[str]:
+    if files.exists(_INDEX):
+        weight_map = files.read_json(_INDEX, 64 << 20).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelCorruptError(f"{_INDEX} has no object 'weight_map'. {_REMEDY}")
+        names = sorted({str(name) for name in weight_map.values()})
+        for name in names:
+            if not is_plain_name(name) or not name.endswith(".safetensors"):
+                raise ModelCorruptError(
+                    f"{_INDEX} names {name[:100]!r}, which is no safetensors file beside it."
+                )
+        if len(names) > _MAX_SHARDS:
+            raise ModelCorruptError(
+                f"{_INDEX} names {len(names)} files; more than {_MAX_SHARDS} are not believable."
+            )
+        return names
+    if files.exists(_SINGLE):
+        return [_SINGLE]
+    if any(next(files.root.glob(pattern), None) for pattern in _PICKLED):
+        raise ConfigError(
+            "The model directory holds pickled weights, which can run code when read, and no safetensors. "
+            "Use the model's safetensors release, or convert it where you trust it."
+        )
+    raise ModelCorruptError(f"The model directory has neither {_SINGLE} nor {_INDEX}. {_REMEDY}")
+
+
+def _inspect_shard(files: ModelFiles, name: str) -> Shard:
+    with files.opened_unchecked(name) as (file, size):
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or length > min(_HEADER_LIMIT, size - 8):
+            raise ModelCorruptError(
+                f"{name} is no safetensors file, or is cut short ({size} bytes). {_REMEDY}"
+            )
+        header = parse_json_object(file.read(length), name)
+    header.pop("__metadata__", None)
+    if len(header) > _MAX_TENSORS:
+        raise ModelCorruptError(
+            f"{name} names {len(header)} tensors; more than {_MAX_TENSORS} are not believable."
+        )
+    spans = sorted(
+        (_entry(name, tensor, entry) for tensor, entry in header.items()), key=lambda span: span[:2]
+    )
+    position = 0
+    for begin, end, tensor in spans:
+        if begin != position:
+            raise ModelCorruptError(
+                f"{name}: tensor {tensor.name} does not follow the one before it. {_REMEDY}"
+            )
+        position = end
+    if 8 + length + position != size:
+        raise ModelCorruptError(
+            f"{name} has {size} bytes, and its header describes {8 + length + position}; it was cut short, "
+            f"or is damaged. {_REMEDY}"
+        )
+    return Shard(name, 8 + length, tuple(tensor for _, _, tensor in spans))
+
+
+def _entry(file_name: str, name: str, entry: Any) -> tuple[int, int, _Tensor]:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        sizes = [*shape, begin, end]
+    except (TypeError, KeyError, ValueError):
+        raise ModelCorruptError(
+            f"{file_name}: tensor {name[:100]!r} has a bad header entry. {_REMEDY}"
+        ) from None
+    if not all(type(item) is int and 0 <= item < 1 << 48 for item in sizes) or len(shape) > 8:
+        raise ModelCorruptError(f"{file_name}: tensor {name[:100]!r} has a bad shape or offset. {_REMEDY}")
+    if dtype not in _DTYPES:
+        raise ConfigError(
+            f"{file_name}: tensor {name[:100]!r} has dtype {json.dumps(dtype)[:40]}; "
+            f"supported: {', '.join(_DTYPES)}."
+        )
+    size = math.prod(shape) * _DTYPES[dtype].itemsize
+    if end - begin != size:
+        raise ModelCorruptError(
+            f"{file_name}: tensor {name[:100]!r} of shape {shape} takes {size} bytes, "
+            f"not {end - begin}. {_REMEDY}"
+        )
+    return begin, end, _Tensor(name, _DTYPES[dtype], tuple(shape), size)

@@ -1,0 +1,57 @@
+"""How many KV blocks there are, and the blocks. Called by ``runner.model_runner``."""
+
+import torch
+from torch import Tensor
+
+from quire_server.core.errors import ConfigError
+from quire_server.models.config import ModelConfig
+from quire_server.runner import memory
+from quire_server.runner.options import RunnerOptions
+
+_SHARE = 0.5  # of the memory left after the model, where nobody said how much
+_CEILING = 4 << 30
+
+
+def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Keys and values of one block in all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * block_size * config.head_size * dtype.itemsize
+
+
+def plan(config: ModelConfig, options: RunnerOptions, dtype: torch.dtype) -> tuple[int, int]:
+    """(number of blocks, longest context). Never more blocks than all sequences at full length could use."""
+    size, wanted_len = options.block_size, options.max_model_len
+    if wanted_len is not None and wanted_len > config.max_position:
+        raise ConfigError(
+            f"max-model-len {wanted_len} is more than the model's {config.max_position} positions. Lower it."
+        )
+    longest = wanted_len or config.max_position
+    useful = options.max_num_seqs * -(-longest // size)
+    each = block_bytes(config, size, dtype)
+    if options.num_blocks_override is not None:
+        num_blocks = options.num_blocks_override
+    elif options.kv_cache_memory_bytes is not None:
+        num_blocks = min(useful, options.kv_cache_memory_bytes // each)
+    else:
+        num_blocks = min(useful, min(_CEILING, int(memory.available_bytes() * _SHARE)) // each)
+    if num_blocks < 1:
+        raise ConfigError(
+            f"The KV cache has room for no block: one takes {each} bytes. Give the server more memory, "
+            "or set --kv-cache-memory-bytes."
+        )
+    if wanted_len is not None and num_blocks * size < wanted_len:
+        raise ConfigError(
+            f"The KV cache holds {num_blocks * size} tokens, less than max-model-len {wanted_len}. "
+            f"Lower max-model-len, or give the cache {-(-wanted_len // size) * each} bytes."
+        )
+    return num_blocks, min(longest, num_blocks * size)
+
+
+def allocate(
+    config: ModelConfig, num_blocks: int, block_size: int, *, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, ...]:
+    """One [2, num_blocks, kv_heads, block_size, head_size] per layer: keys, then values.
+
+    Zeroed: a masked-out key still enters the arithmetic, where a stray NaN would spread.
+    """
+    shape = (2, num_blocks, config.num_kv_heads, block_size, config.head_size)
+    return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers))

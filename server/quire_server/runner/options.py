@@ -1,0 +1,17 @@
+"""What the user decides about tensors, before the model is known."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """None = decided by the model and the machine."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
+    num_blocks_override: int | None = None
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    max_model_len: int | None = None

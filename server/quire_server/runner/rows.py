@@ -1,0 +1,48 @@
+"""The persistent batch: one row per running request, changed by each Step's differences, never rebuilt.
+
+Owned by ``model_runner``; read by ``batch`` (tokens, block tables) and ``sampler`` (parameters).
+"""
+
+import numpy as np
+
+from quire_server.core.step import StartedRow, Step
+
+
+class Rows:
+    """Host arrays indexed by row."""
+
+    def __init__(self, num_rows: int, max_len: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.tokens = np.zeros((num_rows, max_len), np.int64)
+        self.block_table = np.zeros((num_rows, -(-max_len // block_size)), np.int64)
+        self.num_blocks = np.zeros(num_rows, np.int64)
+        self.temperature = np.zeros(num_rows, np.float32)
+        self.top_k = np.zeros(num_rows, np.int64)
+        self.top_p = np.ones(num_rows, np.float32)
+        self.seed = np.zeros(num_rows, np.int64)
+        self.min_total = np.zeros(num_rows, np.int64)  # below so many tokens no stop token may be sampled
+        self.num_logprobs = np.full(num_rows, -1, np.int64)  # -1: none wanted
+        self.started: list[StartedRow | None] = [None] * num_rows
+
+    def apply(self, step: Step) -> None:
+        """Take in rows that start and tables that grow."""
+        for started in step.started:
+            self._start(started)
+        for row, block_id in step.grown:
+            self.block_table[row, self.num_blocks[row]] = block_id
+            self.num_blocks[row] += 1
+
+    def _start(self, started: StartedRow) -> None:
+        row, sampling, table = started.row, started.sampling, started.block_ids
+        self.started[row] = started
+        self.tokens[row, : len(started.token_ids)] = started.token_ids
+        # Entries past the end repeat the first block: padding never reads another request's blocks.
+        self.block_table[row] = table[0]
+        self.block_table[row, : len(table)] = table
+        self.num_blocks[row] = len(table)
+        self.temperature[row] = sampling.temperature
+        self.top_k[row] = sampling.top_k
+        self.top_p[row] = sampling.top_p
+        self.seed[row] = np.uint64(started.seed & 0xFFFFFFFFFFFFFFFF).astype(np.int64)
+        self.min_total[row] = started.num_prompt_tokens + sampling.min_tokens
+        self.num_logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
