@@ -1,0 +1,102 @@
+"""Every status that the operator computes has its place in the CRD, and every place is filled by some status.
+
+The API server drops what the schema does not know, without a word: a misspelt key would never be missed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from e2e.api import specs
+from e2e.operator import pods
+from quire_operator import spec, status
+from quire_operator.errors import SpecError
+from quire_operator.observed import Observed, Ref
+from quire_operator.reports import MAX_BYTES, MAX_MESSAGE_CHARS, Sample
+from quire_operator.status import Failure, reasons
+
+NOW = datetime.now(UTC)
+BODY = specs.merged(specs.MINIMAL, {"metadata": {"uid": "u", "generation": 3}})
+STATUS_SCHEMA = specs.SCHEMA["properties"]["status"]
+
+
+def observed(*told: specs.Body, samples: tuple[Sample, ...] = ()) -> Observed:
+    """An LLMDeployment with a Deployment, and pods whose kubelet tells these."""
+    deployment = {
+        "metadata": {"generation": 1},
+        "spec": {"template": {"spec": {"containers": [{"name": "server", "image": "i" * 255}]}}},
+        "status": {"observedGeneration": 1, "replicas": len(told), "updatedReplicas": len(told)},
+    }
+    metadata = {"creationTimestamp": pods.at(-60), "ownerReferences": [{"controller": True, "uid": "rs"}]}
+    return Observed(
+        body=BODY,
+        children={Ref("Deployment", "minimal"): deployment},
+        replica_sets=({"kind": "ReplicaSet", "metadata": {"name": "rs", "uid": "rs"}},),
+        pods=tuple(
+            {
+                "kind": "Pod",
+                "metadata": {"name": f"pod-{i}", "uid": f"uid-{i}", **metadata},
+                "spec": {"nodeName": "n", "containers": [{"name": "server"}]},
+                "status": entry,
+            }
+            for i, entry in enumerate(told)
+        ),
+        samples={f"uid-{i}": sample for i, sample in enumerate(samples)},
+    )
+
+
+def statuses() -> dict[str, status.Status]:
+    """Statuses of all kinds, with texts and numbers as large as they get."""
+    model, long = spec.parse(BODY), "x" * MAX_MESSAGE_CHARS
+    loading = Sample(phase="loading", loaded_bytes=1, total_bytes=MAX_BYTES, eta_seconds=9, version="v" * 64)
+    serving = replace(loading, phase="serving", load_seconds=86_400)
+    found = {
+        "nothing yet": status.of(model, Observed(body=BODY), now=NOW),
+        "loading": status.of(model, observed(pods.loading(), samples=(loading,)), now=NOW),
+        "serving": status.of(model, observed(pods.ready(), samples=(serving,)), now=NOW),
+        "failed": status.of(model, observed(pods.terminated(70, "EngineCrashed", message=long)), now=NOW),
+        "invalid": status.invalid(observed(), SpecError("spec.engine", long), now=NOW),
+    }
+    for name in reasons.REASONS:
+        problem = Failure(reason=name, detail=long)
+        found[name] = status.of(model, observed(), now=NOW, problem=problem)
+    return found
+
+
+def closed(schema: specs.Body) -> specs.Body:
+    """The schema with unknown fields refused instead of dropped."""
+    result: specs.Body = {
+        key: value for key, value in schema.items() if key not in ("properties", "items", "default")
+    }
+    if "properties" in schema:
+        result |= {
+            "properties": {key: closed(inner) for key, inner in schema["properties"].items()},
+            "additionalProperties": False,
+        }
+    return result | ({"items": closed(schema["items"])} if "items" in schema else {})
+
+
+def keys(value: Any, path: str = "status") -> set[str]:
+    match value:
+        case dict():
+            return {f"{path}.{key}" for key in value}.union(*(keys(value[k], f"{path}.{k}") for k in value))
+        case list():
+            return set().union(*(keys(entry, f"{path}[]") for entry in value))
+        case _:
+            return set()
+
+
+@pytest.mark.parametrize("name", statuses())
+def test_a_status_fits_the_schema(name: str) -> None:
+    Draft202012Validator(closed(STATUS_SCHEMA)).validate(statuses()[name])
+
+
+def test_every_field_of_the_schema_is_written() -> None:
+    written = set().union(*(keys(entry) for entry in statuses().values()))
+    known = {path for path, _ in specs.schemas() if path.startswith("status.") and not path.endswith("[]")}
+    assert known == written
