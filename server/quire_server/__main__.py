@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from quire_server import __version__, config, exits, log
 from quire_server.core.errors import ConfigError
@@ -50,7 +51,8 @@ def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         settings = config.parse_args(arguments, environ)
     except ConfigError as error:
         failure = Failure(Reason.CONFIG_ERROR, str(error))
-        exits.write_termination_log(config.ServeConfig.termination_log, failure)
+        log_path = environ.get("QUIRE_TERMINATION_LOG", config.ServeConfig.termination_log)
+        exits.write_termination_log(Path(log_path), failure)
         sys.stderr.write(f"quire-server: {failure.message}\n")
         return failure.exit_code
     log.configure("supervisor", settings.log_level)

@@ -13,6 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+#: How a request can end. shed: 503; aborted: the client hung up; cancelled: cut by the end of a drain.
+STATUSES = ("success", "client_error", "shed", "aborted", "cancelled", "error")
 
 _TTFT = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 _LATENCY = (0.5, 1, 2, 5, 10, 30, 60)
@@ -110,6 +112,9 @@ class Metrics:
         )
         self._requests = ours.counter_by("llm_requests", "Requests by how they ended.", "status")
         self._success = vllm.counter_by("vllm:request_success", "Finished answers.", "finished_reason")
+        # Series exist from the start: a rate over a series that appears with its first event misses it.
+        for status in STATUSES:
+            self._requests.labels(**ours.values, status=status)
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(**vllm.values, finished_reason=reason)
 
@@ -119,7 +124,7 @@ class Metrics:
         return text
 
     def request_ended(self, status: str, latency: float) -> None:
-        """One request is over: success, client_error, shed, aborted, cancelled or error."""
+        """One request is over, with one of STATUSES."""
         self._requests.labels(**self._ours.values, status=status).inc()
         if status == "success":
             for histogram in self._latency:

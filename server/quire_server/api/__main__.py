@@ -19,6 +19,7 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
+from prometheus_client import disable_created_metrics
 
 from quire_server import config, exits, faults, log, orphan
 from quire_server.api.admission import Admission
@@ -51,6 +52,7 @@ def main(argv: list[str]) -> int:
     run_dir = Path(argv[0])
     settings = config.parse_args(argv[1:], os.environ)
     log.configure("api", settings.log_level)
+    disable_created_metrics()
     try:
         house = build_house(settings, run_dir)
         listener = _listen(settings.host, settings.port)

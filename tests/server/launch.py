@@ -1,0 +1,130 @@
+"""The real program, `quire-server serve`, as a child process on free ports of the loopback interface."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+from openai import AsyncOpenAI, OpenAI
+
+
+class Server:
+    """A running server. `directory` takes its log and its termination log."""
+
+    def __init__(self, model, directory, *flags, fault="", **environ):
+        self.port, self.health_port = free_ports(2)
+        self.termination_log = directory / "termination-log"
+        self.termination_log.touch()
+        self.log = directory / "log"
+        argv = [
+            *(sys.executable, "-m", "quire_server", "serve", str(model)),
+            *("--port", str(self.port), "--health-port", str(self.health_port), "--device", "cpu"),
+            *("--served-model-name", "tiny,alias", "--kv-cache-memory-bytes", str(8 << 20), *flags),
+        ]
+        environ["QUIRE_TERMINATION_LOG"] = str(self.termination_log)
+        faults = {"QUIRE_FAULT": fault, "QUIRE_ALLOW_FAULTS": "1"} if fault else {}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                argv, env={**os.environ, "OMP_NUM_THREADS": "1", **faults, **environ}, stdout=log, stderr=log
+            )
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.health_url = f"http://127.0.0.1:{self.health_port}"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+
+    def wait(self, what, condition, seconds=30.0):
+        """Poll until `condition` is true; its value is returned."""
+        end = time.monotonic() + seconds
+        while not (value := condition()):
+            assert time.monotonic() < end, f"not within {seconds} s: {what}\n{self.log.read_text()[-3000:]}"
+            time.sleep(0.02)
+        return value
+
+    def wait_ready(self):
+        self.wait("ready", lambda: self.ended() or self.probe("readyz") == 200)
+        assert self.process.poll() is None, self.log.read_text()[-3000:]
+        return self
+
+    def wait_end(self, seconds=15.0):
+        """The exit code, once the process has ended."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running\n{self.log.read_text()[-3000:]}") from None
+
+    def ended(self):
+        return self.process.poll() is not None
+
+    def terminate(self):
+        self.process.send_signal(signal.SIGTERM)
+
+    def failure(self):
+        """The termination log."""
+        return json.loads(self.termination_log.read_text())
+
+    def probe(self, name):
+        """The status of a probe, None when nobody answers."""
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.health_url}/{name}", timeout=3).status_code
+        return None
+
+    def reason(self, name):
+        return httpx.get(f"{self.health_url}/{name}", timeout=3).json()["reason"]
+
+    def statusz(self):
+        return httpx.get(f"{self.health_url}/statusz", timeout=3).json()
+
+    def post(self, path, body, key="none", **more):
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.post(self.url + path, json=body, headers=headers, timeout=20, **more)
+
+    def client(self, key="none"):
+        return OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=20)
+
+    def async_client(self, key="none"):
+        return AsyncOpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=20)
+
+    def metric(self, name, **labels):
+        """The value of one sample of /metrics."""
+        text = httpx.get(self.url + "/metrics", timeout=5).text
+        for line in text.splitlines():
+            match = re.fullmatch(rf"{re.escape(name)}(?:\{{(.*)\}})? (\S+)", line)
+            if match and all(f'{key}="{value}"' in (match[1] or "") for key, value in labels.items()):
+                return float(match[2])
+        raise AssertionError(f"no sample {name} {labels}")
+
+    def children(self):
+        """Pids of the supervisor's children by the name of their process."""
+        pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        named = {}
+        for pid in pids:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if len(command) > 2:
+                named[command[2].decode().removeprefix("quire_server.")] = int(pid)
+        return named
+
+    def run_dir(self):
+        """The directory that the processes of this server share."""
+        pid = self.children()["engine"]
+        return Path(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[3].decode())
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
