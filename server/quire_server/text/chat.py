@@ -1,11 +1,11 @@
-"""Messages to prompt text, by the model's chat template: a program of the model's, so it is not trusted.
+"""Chat messages -> prompt, by the model's own Jinja template. Called by the API process, in a thread.
 
-Called by the API process. The template runs in a process of its own (`template_process`) that ends itself
-when a render takes too long or too much memory; the next render starts a new one.
+A template is a program from an untrusted file. It runs in a child process (``chat_worker``): an immutable
+sandbox with no globals but Jinja's harmless ones, 2 s and 512 MiB per rendering, and no way to hurt
+anything else when it goes over them: the child dies, this request fails, the next one gets a new child.
 """
 
-from __future__ import annotations
-
+import json
 import subprocess
 import sys
 import threading
@@ -15,111 +15,122 @@ from typing import Any
 
 from quire_server.core.errors import ChatTemplateError, ConfigError, ModelCorruptError
 from quire_server.core.model_files import ModelFiles
-from quire_server.text import template_process
-from quire_server.text.tokenizer import token_text
 
-TEMPLATE_LIMIT = 1 << 20
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+_TEMPLATE_LIMIT = 1 << 20
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class ChatTemplate:
-    """One template and the process that renders it. Safe to use from several threads; they take turns."""
+    """Safe to share between threads; one rendering at a time."""
 
-    def __init__(self, source: str | None, variables: Mapping[str, str]) -> None:
-        self._source = source
-        self._variables = dict(variables)
+    def __init__(self, source: str, variables: Mapping[str, str], origin: str) -> None:
+        self._setup = {"template": source, "variables": dict(variables)}
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._source = source
+        if source and (error := self._ask().get("error")):
+            raise ModelCorruptError(f"{origin}: the chat template cannot be used: {error}")
 
     @classmethod
-    def load(cls, model_dir: Path, override: Path | None = None) -> ChatTemplate:
-        """The template in `override`, else the model's. A template that does not compile is an error here."""
+    def load(cls, model_dir: Path, override: Path | None = None) -> "ChatTemplate":
+        """The override, else chat_template.jinja, else tokenizer_config.json's. A model may have none."""
         files = ModelFiles.open(model_dir)
         config = files.read_json("tokenizer_config.json") if files.exists("tokenizer_config.json") else {}
-        variables = {name: text for name in _SPECIAL_TOKENS if (text := token_text(config.get(name)))}
-        template = cls(_source(files, config, override), variables)
-        if template._source is not None:
-            _check(template, override)
-        return template
+        variables = {key: text for key in _SPECIAL if (text := _token_text(config.get(key))) is not None}
+        if override is not None:
+            try:
+                return cls(override.read_text(), variables, str(override))
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"--chat-template {override} cannot be read: {error}.") from None
+            except ModelCorruptError as error:
+                raise ConfigError(str(error)) from None
+        if files.exists("chat_template.jinja"):
+            source = files.read("chat_template.jinja", _TEMPLATE_LIMIT).decode(errors="replace")
+            return cls(source, variables, "chat_template.jinja")
+        return cls(_template_text(config.get("chat_template")), variables, "tokenizer_config.json")
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt text. Raises ChatTemplateError. Blocks, 2 s at worst: call it in a thread."""
-        if self._source is None:
+        """The prompt text. Raises ChatTemplateError. Blocks (2 s at worst): an event loop calls it in a
+        thread.
+        """
+        if not self._source:
             raise ChatTemplateError(
-                "This model has no chat template. Use /v1/completions, or start the server with "
-                "--chat-template.",
+                "The model has no chat template. Use /v1/completions, or serve it with --chat-template.",
                 param="messages",
             )
-        reply = self._ask(
-            {"messages": list(messages), "add_generation_prompt": add_generation_prompt, **self._variables}
-        )
-        if "text" not in reply:
+        question = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        answer = self._ask(question)
+        if "error" in answer:
             raise ChatTemplateError(
-                f"The model's chat template refuses these messages: {reply['error']}", param="messages"
+                f"The chat template cannot render these messages: {answer['error']}", param="messages"
             )
-        return str(reply["text"])
+        return str(answer["text"])
 
     def close(self) -> None:
-        """End the process."""
+        """End the child. (It also ends by itself when this process does.)"""
         with self._lock:
-            self._end()
+            self._stop()
 
-    def _ask(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
-        request = {"template": self._source, "variables": variables}
+    def _ask(self, question: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The worker's answer to a rendering, or to its setup when there is no question."""
         with self._lock:
-            process = self._running()
-            assert process.stdin is not None and process.stdout is not None
             try:
-                template_process.send(process.stdin, request)
-                return template_process.receive(process.stdout)
-            except (EOFError, OSError):
-                self._end()
-        raise ChatTemplateError(
-            f"The model's chat template took over {template_process.SECONDS:g} s or "
-            f"{template_process.MEMORY_BYTES >> 20} MiB for these messages. Send fewer or shorter ones.",
-            param="messages",
-        )
+                if self._worker is None:
+                    self._worker = _spawn()
+                    answer = _exchange(self._worker, self._setup)
+                    if question is None or "error" in answer:
+                        return answer
+                assert question is not None
+                return _exchange(self._worker, question)
+            except (EOFError, BrokenPipeError):
+                self._stop()
+                return {"error": "it takes too long, or too much memory."}
+            except BaseException:
+                self._stop()  # interrupted between question and answer: the pipe is out of step
+                raise
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self._end()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", template_process.__name__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-        return self._process
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
+    def _stop(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker.communicate()
+            self._worker = None
 
 
-def _source(files: ModelFiles, config: Mapping[str, Any], override: Path | None) -> str | None:
-    if override is not None:
-        try:
-            return override.read_bytes()[:TEMPLATE_LIMIT].decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--chat-template {override} cannot be read: {error}.") from None
-    if files.exists("chat_template.jinja"):
-        return files.read("chat_template.jinja", TEMPLATE_LIMIT).decode(errors="replace")
-    stated = config.get("chat_template")
-    if isinstance(stated, list):  # several, by name
-        named = {entry.get("name"): entry.get("template") for entry in stated if isinstance(entry, dict)}
-        stated = named.get("default")
-    return stated if isinstance(stated, str) else None
+def _spawn() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "quire_server.text.chat_worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
 
 
-def _check(template: ChatTemplate, override: Path | None) -> None:
-    """Compile once at start, so that a broken template is found before the first client."""
-    reply = template._ask({"messages": None})
-    if reply.get("kind") == "syntax":
-        template.close()
-        if override is not None:
-            raise ConfigError(f"--chat-template {override} is not a template: {reply['error']}")
+def _exchange(worker: subprocess.Popen[bytes], question: Mapping[str, Any]) -> dict[str, Any]:
+    assert worker.stdin is not None and worker.stdout is not None
+    worker.stdin.write(json.dumps(question).encode() + b"\n")
+    worker.stdin.flush()
+    line = worker.stdout.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+def _template_text(value: Any) -> str:
+    """A template, or the one called default of several; empty when there is none."""
+    if isinstance(value, list):
+        named = [item for item in value if isinstance(item, dict) and item.get("name") == "default"]
+        value = named[0].get("template") if named else None
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value) > _TEMPLATE_LIMIT:
         raise ModelCorruptError(
-            f"The model's chat template is broken: {reply['error']}. Mend it, or give one with "
-            "--chat-template."
+            "tokenizer_config.json: 'chat_template' is no template. Download the model again."
         )
+    return value
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token: a string, or an object with its content."""
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None

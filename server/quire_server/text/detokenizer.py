@@ -1,62 +1,65 @@
-"""Tokens to text as they come: whole characters only, and nothing of a stop string.
+"""One answer's tokens -> deltas of its text, cut at the first stop string. Called by the API process per
+choice.
 
-Called by the API process, one per answer. Works on bytes, so that a character split over tokens comes out
-once and whole, and each token costs the same however long the text is. Knows no requests.
+What is held back is what cannot be known yet: an unfinished character, and a tail that may be the beginning
+of a stop string; never more. The stop that is *completed* first ends the text (of two at once, the one that
+began first), so the result does not depend on how the tokens were grouped.
 """
 
-from __future__ import annotations
-
-import codecs
 from collections.abc import Sequence
 
-from quire_server.text.tokenizer import Tokenizer
+from quire_server.text.tokenizer import TextDecoder, Tokenizer
 
 
 class IncrementalDetokenizer:
-    """The pieces, joined, are the decoded text up to the first stop string, whatever the chunks were.
-
-    Held back is only what may still become something else: bytes of an unfinished character, and a tail that
-    is a proper prefix of a stop string. Among stop strings the one that is complete first ends the text.
-    """
+    """``stopped`` is the stop string that ended the text; after that nothing more comes."""
 
     def __init__(
         self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, skip_special_tokens: bool = True
     ) -> None:
-        self.stopped: str | None = None  # the stop string that ended the text
-        self._tokenizer = tokenizer
-        self._stop = tuple(stop)
-        self._skip_special = skip_special_tokens
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.stopped: str | None = None
+        self._decoder = TextDecoder(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._stop = tuple(string for string in stop if string)
         self._held = ""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Text that became certain with these tokens."""
-        shown = (i for i in token_ids if not (self._skip_special and self._tokenizer.is_special(i)))
-        return self._release(self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, shown))))
-
-    def finish(self) -> str:
-        """Text that was held back."""
-        text = self._release(self._decoder.decode(b"", final=True))
-        held, self._held = self._held, ""
-        return text + held
-
-    def _release(self, new: str) -> str:
         if self.stopped is not None:
             return ""
+        return self._release(self._decoder.push(token_ids))
+
+    def finish(self) -> str:
+        """Text that was held back: nothing follows any more that could make a stop string of it."""
+        if self.stopped is not None:
+            return ""
+        text = self._release(self._decoder.finish())
+        if self.stopped is None:
+            text, self._held = text + self._held, ""
+        return text
+
+    def _release(self, new: str) -> str:
         if not self._stop:
             return new
         text = self._held + new
-        found = [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
-            _, start, self.stopped = min(found)
+        if (end := self._first_stop(text)) is not None:
             self._held = ""
-            return text[:start]
-        keep = max(_overlap(text, stop) for stop in self._stop)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+            return text[:end]
+        held = max(_overlap(text, string) for string in self._stop)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def _first_stop(self, text: str) -> int | None:
+        """Where the text ends, if a stop string is in it."""
+        found = [(text.find(s) + len(s), text.find(s), s) for s in self._stop if s in text]
+        if not found:
+            return None
+        _, begin, self.stopped = min(found)
+        return begin
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest tail of `text` that is a proper prefix of `stop`."""
-    longest = min(len(text), len(stop) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+def _overlap(text: str, string: str) -> int:
+    """Length of the longest end of the text that is a proper beginning of the string."""
+    for length in range(min(len(text), len(string) - 1), 0, -1):
+        if text.endswith(string[:length]):
+            return length
+    return 0
