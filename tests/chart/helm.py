@@ -1,0 +1,64 @@
+"""The chart as Helm renders it, for the tests beside this file."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from e2e.cluster import programs
+
+ROOT = Path(__file__).parents[2]
+BIN = ROOT / ".cluster" / "bin"
+CHART = ROOT / "charts" / "quire"
+
+Body = dict[str, Any]
+
+PROMETHEUS = ("--api-versions", "monitoring.coreos.com/v1", "--set", "monitoring.podMonitor.enabled=true")
+
+# Values that change which objects there are, or their shape.
+MATRIX: dict[str, tuple[str, ...]] = {
+    "defaults": (),
+    "namespaced": ("--set", "watchNamespaces={team-a,team-b}"),
+    "single": ("--set", "replicas=1"),
+    "none": ("--set", "replicas=0"),
+    "prometheus": (*PROMETHEUS, "--set", "monitoring.podMonitor.labels.release=kube-prometheus"),
+    "bare": (
+        "--set", "crds.enabled=false,networkPolicy.enabled=false,podDisruptionBudget.enabled=false",
+        "--set", "rbac.create=false,serviceAccount.create=false,serviceAccount.name=mine",
+        "--set", "rbac.aggregateClusterRoles.view=false",
+    ),
+    "everything": (
+        "--set", f"image.digest=sha256:{'0' * 64},engineImage.tag=v9,allowFaults=true,logLevel=debug",
+        "--set", "rbac.aggregateClusterRoles.edit=true,imagePullSecrets[0].name=pull,priorityClassName=high",
+        "--set", "nodeSelector.disk=fast,serviceAccount.annotations.a=b,crds.keep=false",
+    ),
+}  # fmt: skip
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Helm with these arguments, whatever its exit status."""
+    programs.build(BIN, ("helm",))
+    return subprocess.run(
+        [str(BIN / "helm"), *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def render(*arguments: str) -> list[Body]:
+    """Every object of the release `quire` in `quire-system`."""
+    done = run("template", "quire", str(CHART), "-n", "quire-system", "--kube-version", "1.34.0", *arguments)
+    assert done.returncode == 0, done.stderr
+    return [body for body in yaml.safe_load_all(done.stdout) if body]
+
+
+def of_kind(bodies: list[Body], kind: str) -> list[Body]:
+    """The objects of one kind."""
+    return [body for body in bodies if body["kind"] == kind]
+
+
+def the(bodies: list[Body], kind: str) -> Body:
+    """The only object of its kind."""
+    (body,) = of_kind(bodies, kind)
+    return body

@@ -1,0 +1,97 @@
+"""The operator's rights: what it needs, by name, and nothing that would make it worth stealing."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from quire_operator.cluster import kinds
+from tests.chart.helm import CHART, MATRIX, ROOT, Body, of_kind, render
+
+READ = {"get", "list", "watch"}
+FORBIDDEN_RESOURCES = {"secrets", "nodes", "serviceaccounts/token"}
+FORBIDDEN_RESOURCES |= {f"pods/{way}" for way in ("exec", "attach", "portforward", "proxy")}
+FORBIDDEN_VERBS = {"*", "escalate", "bind", "impersonate", "deletecollection"}
+
+
+def roles(bodies: list[Body]) -> list[Body]:
+    """Those that the operator is bound to: the others are for people."""
+    bindings = [*of_kind(bodies, "RoleBinding"), *of_kind(bodies, "ClusterRoleBinding")]
+    bound = {binding["roleRef"]["name"] for binding in bindings}
+    all_roles = [*of_kind(bodies, "Role"), *of_kind(bodies, "ClusterRole")]
+    return [role for role in all_roles if role["metadata"]["name"] in bound]
+
+
+def granted(role: Body) -> dict[tuple[str, str], set[str]]:
+    rights: dict[tuple[str, str], set[str]] = {}
+    for rule in role["rules"]:
+        for place in itertools.product(rule["apiGroups"], rule["resources"]):
+            rights[place] = rights.get(place, set()) | set(rule["verbs"])
+    return rights
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_no_role_names_a_secret_a_wildcard_or_a_way_to_more_rights(name: str) -> None:
+    for role in roles(render(*MATRIX[name])):
+        for (group, resource), verbs in granted(role).items():
+            assert "*" not in (group, resource)
+            assert resource not in FORBIDDEN_RESOURCES
+            assert group != "rbac.authorization.k8s.io"
+            assert not verbs & FORBIDDEN_VERBS
+
+
+def test_the_operator_has_the_rights_that_its_code_uses_and_no_others() -> None:
+    (role,) = [r for r in roles(render()) if r["kind"] == "ClusterRole"]
+    write = READ | {"create", "patch", "delete"}
+    expected = {(kind.group, kind.plural): write for kind in kinds.CHILDREN}
+    expected |= {
+        ("serving.quire.dev", "llmdeployments"): READ,
+        ("serving.quire.dev", "llmdeployments/status"): {"patch"},
+        ("serving.quire.dev", "llmdeployments/finalizers"): {"update"},
+        (kinds.REPLICA_SET.group, kinds.REPLICA_SET.plural): READ,
+        (kinds.POD.group, kinds.POD.plural): READ | {"patch"},
+        (kinds.EVENT.group, kinds.EVENT.plural): {"create"},
+    }
+
+    assert granted(role) == expected
+
+
+def test_a_namespaced_operator_has_no_right_in_the_cluster() -> None:
+    bodies = render(*MATRIX["namespaced"])
+
+    assert of_kind(bodies, "ClusterRoleBinding") == []
+    assert {r["kind"] for r in roles(bodies)} == {"Role"}
+    namespaces = sorted(r["metadata"]["namespace"] for r in roles(bodies))
+    assert namespaces == ["quire-system", "team-a", "team-b"]
+
+
+def test_the_lease_is_the_only_thing_in_its_own_namespace() -> None:
+    (role,) = [r for r in roles(render()) if r["kind"] == "Role"]
+
+    assert role["metadata"]["namespace"] == "quire-system"
+    assert granted(role) == {("coordination.k8s.io", "leases"): {"create", "get", "update"}}
+    assert all(rule.get("resourceNames") or rule["verbs"] == ["create"] for rule in role["rules"])
+
+
+def test_people_get_to_see_by_default_and_to_edit_only_when_asked() -> None:
+    def aggregated(*values: str) -> set[str]:
+        return {
+            label.rpartition("-")[2]
+            for role in of_kind(render(*values), "ClusterRole")
+            for label in role["metadata"]["labels"]
+            if label.startswith("rbac.authorization.k8s.io/aggregate-to-")
+            and any("create" in rule["verbs"] for rule in role["rules"])
+        }
+
+    assert aggregated() == set()
+    assert aggregated("--set", "rbac.aggregateClusterRoles.edit=true") == {"edit", "admin"}
+
+
+def test_nothing_in_the_templates_depends_on_chance_or_on_the_cluster() -> None:
+    """GitOps tools render again and again, and without a cluster."""
+    text = "".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").iterdir())
+
+    assert not re.search(r"\b(lookup|rand\w+|now|uuidv4|genCA)\b", text)
+    assert (ROOT / "charts" / "quire" / "values.schema.json").exists()

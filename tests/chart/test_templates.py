@@ -1,0 +1,146 @@
+"""What the chart renders for each choice of values, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from quire_operator.settings import Settings
+from tests.chart.helm import CHART, MATRIX, PROMETHEUS, ROOT, Body, of_kind, render, run, the
+
+
+def test_lint_finds_nothing() -> None:
+    for arguments in MATRIX.values():
+        values = [a for a in arguments if a not in PROMETHEUS[:2]]
+        done = run("lint", "--strict", str(CHART), "--kube-version", "1.34.0", *values)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_every_choice_of_values_renders_named_objects_once(name: str) -> None:
+    bodies = render(*MATRIX[name])
+    identities = [(b["kind"], b["metadata"].get("namespace", ""), b["metadata"]["name"]) for b in bodies]
+
+    assert len(identities) == len(set(identities))
+    assert render(*MATRIX[name]) == bodies, "rendering again gives the same"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "replicas=two",
+        "no.such.value=1",
+        "image.tga=v1",
+        "image.repository=",
+        "image.digest=sha256:short",
+        "watchNamespaces={Not_A_Name}",
+        "allowFaults=perhaps",
+        "logLevel=loud",
+        "leaderElection.retrySeconds=0",
+        "networkPolicy.apiServerPorts={99999}",
+        "monitoring.podMonitor.interval=often",
+    ],
+)
+def test_values_that_mean_nothing_are_refused(values: str) -> None:
+    done = run("template", "quire", str(CHART), "--kube-version", "1.34.0", "--set", values)
+
+    assert done.returncode != 0
+    assert "values don't meet the specifications of the schema" in done.stderr
+
+
+def test_every_default_has_a_schema_and_the_schema_nothing_else() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text(encoding="utf-8"))
+
+    def compare(value: Any, node: Any, path: str) -> None:
+        if "$ref" in node:
+            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+        if isinstance(value, dict) and "properties" in node:
+            known = set(node["properties"]) - {"global"}
+            optional = {"requests", "limits"} if path == ".resources" else set()
+            assert known - optional <= set(value) <= known, path
+            assert node["additionalProperties"] is False, path
+            for key, inner in value.items():
+                compare(inner, node["properties"][key], f"{path}.{key}")
+
+    compare(values, schema, "")
+
+
+def test_the_crd_is_the_one_of_the_repository_and_is_kept() -> None:
+    canonical = yaml.safe_load((ROOT / "crds" / "llmdeployments.yaml").read_text(encoding="utf-8"))
+    assert (CHART / "files" / "llmdeployments.yaml").read_text(encoding="utf-8") == (
+        ROOT / "crds" / "llmdeployments.yaml"
+    ).read_text(encoding="utf-8"), "copy crds/llmdeployments.yaml to charts/quire/files"
+
+    crd = the(render(), "CustomResourceDefinition")
+    assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert crd == canonical
+    assert the(render("--set", "crds.keep=false"), "CustomResourceDefinition") == canonical
+    assert of_kind(render("--set", "crds.enabled=false"), "CustomResourceDefinition") == []
+
+
+def container(bodies: list[Body]) -> Body:
+    (found,) = the(bodies, "Deployment")["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+def environment(bodies: list[Body]) -> dict[str, str]:
+    return {e["name"]: e.get("value", "from-the-pod") for e in container(bodies)["env"]}
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_the_operator_understands_the_environment_that_the_chart_gives_it(name: str) -> None:
+    given = environment(render(*MATRIX[name]))
+
+    settings = Settings.from_environ(given)
+
+    assert settings.allow_faults == (name == "everything")
+    assert settings.watch_namespaces == (("team-a", "team-b") if name == "namespaced" else ())
+    assert settings.monitoring_namespace_labels == (("kubernetes.io/metadata.name", "monitoring"),)
+    assert settings.metrics_port == container(render(*MATRIX[name]))["ports"][0]["containerPort"]
+
+
+def test_a_digest_beats_a_tag() -> None:
+    assert container(render())["image"].endswith("/quire-operator:0.1.0")
+    digest = f"sha256:{'a' * 64}"
+    bodies = render("--set", f"image.digest={digest},image.tag=v2,engineImage.digest={digest}")
+
+    assert container(bodies)["image"].endswith(f"/quire-operator@{digest}")
+    assert environment(bodies)["QUIRE_ENGINE_IMAGE"].endswith(f"/quire-server@{digest}")
+
+
+def test_two_replicas_by_default_and_a_budget_only_for_more_than_one() -> None:
+    assert the(render(), "Deployment")["spec"]["replicas"] == 2
+    assert len(of_kind(render(), "PodDisruptionBudget")) == 1
+    assert of_kind(render("--set", "replicas=1"), "PodDisruptionBudget") == []
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_pods_are_restricted(name: str) -> None:
+    pod = the(render(*MATRIX[name]), "Deployment")["spec"]["template"]["spec"]
+    (only,) = pod["containers"]
+
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert only["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {next(iter(v.keys() - {"name"})) for v in pod["volumes"]} == {"emptyDir"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+
+
+def test_the_pod_monitor_needs_the_switch_and_the_crd() -> None:
+    switch_only = PROMETHEUS[2:]
+    crd_only = PROMETHEUS[:2]
+
+    assert len(of_kind(render(*PROMETHEUS), "PodMonitor")) == 1
+    assert of_kind(render(*switch_only), "PodMonitor") == []
+    assert of_kind(render(*crd_only), "PodMonitor") == []
+
+
+def test_the_notes_are_short() -> None:
+    assert len((CHART / "templates" / "NOTES.txt").read_text(encoding="utf-8").splitlines()) <= 12
