@@ -1,6 +1,6 @@
-"""Writes docs/reference.md from the CRD, so that the page cannot disagree with the API.
+"""Writes docs/reference.md from the CRD and docs/failures.md from the operator's table of reasons.
 
-Run by `make docs`; `--check` (run by tests) fails when the page is not what the CRD gives.
+Run by `make docs`; `--check` (run by tests) fails when a page is not what the code gives.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[1]
-CRD = ROOT / "crds" / "llmdeployments.yaml"
-PAGE = ROOT / "docs" / "reference.md"
+from quire_operator.status.reasons import REASONS
+
+DOCS = Path(__file__).parent
+CRD = DOCS.parent / "crds" / "llmdeployments.yaml"
 Schema = dict[str, Any]
 
 
@@ -53,42 +54,60 @@ def rules(schema: Schema, path: str = "spec") -> Iterator[str]:
         yield from rules(schema["items"], f"{path}[]")
 
 
-def page() -> str:
+def reference() -> str:
     crd = yaml.safe_load(CRD.read_text())
     version = crd["spec"]["versions"][0]
-    properties = version["schema"]["openAPIV3Schema"]["properties"]
+    schema = version["schema"]["openAPIV3Schema"]
     head = "| field | type | default | meaning |\n|---|---|---|---|\n"
-    return "\n".join(
-        [
-            "# API reference",
-            "",
-            f"`{crd['spec']['group']}/{version['name']}`, kind `{crd['spec']['names']['kind']}`.",
-            "Made from `crds/` by `make docs`.",
-            "",
-            "## spec",
-            "",
-            head + "\n".join(rows(properties["spec"])),
-            "",
-            "## What the API server refuses, and says",
-            "",
-            "\n".join(rules(version["schema"]["openAPIV3Schema"], "LLMDeployment")),
-            "",
-            "## status",
-            "",
-            head + "\n".join(rows(properties["status"])),
-            "",
-        ]
-    )
+    sections = [
+        "# API reference",
+        f"`{crd['spec']['group']}/{version['name']}`, kind `{crd['spec']['names']['kind']}`.\n"
+        "Made from `crds/` by `make docs`.",
+        "## spec",
+        head + "\n".join(rows(schema["properties"]["spec"])),
+        "## What the API server refuses, and says",
+        "\n".join(rules(schema, "LLMDeployment")),
+        "## status",
+        head + "\n".join(rows(schema["properties"]["status"])),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+FAILURES_HEAD = """# When something fails
+
+`kubectl get llmdep` shows the reason, `kubectl describe llmdep NAME` the message and the Events, and `status.lastFailure` keeps the last
+end of a container with its exit code. Made from the operator's table of reasons by `make docs`.
+"""
+
+
+def failures() -> str:
+    sections = [FAILURES_HEAD]
+    for reason in REASONS.values():
+        exit_code = f" The server ends with exit code {reason.exit_code}." if reason.exit_code else ""
+        stalled = (
+            " Seen again, it sets `Stalled`: no retry helps until something changes." if reason.final else ""
+        )
+        sections.append(
+            f"## {reason.name}\n\n{sentence(reason.what)}{exit_code}{stalled}\n\n"
+            f"**What to do:** {sentence(reason.remedy)}\n"
+        )
+    return "\n".join(sections)
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."
+
+
+PAGES = {DOCS / "reference.md": reference, DOCS / "failures.md": failures}
 
 
 def main(arguments: list[str]) -> int:
-    text = page()
     if arguments == ["--check"]:
-        if PAGE.exists() and PAGE.read_text() == text:
-            return 0
-        sys.stderr.write("docs/reference.md is not what crds/ gives: run `make docs`\n")
-        return 1
-    PAGE.write_text(text)
+        stale = [page.name for page, text in PAGES.items() if not page.exists() or page.read_text() != text()]
+        sys.stderr.writelines(f"docs/{name} is not what the code gives: run `make docs`\n" for name in stale)
+        return 1 if stale else 0
+    for page, text in PAGES.items():
+        page.write_text(text())
     return 0
 
 
