@@ -13,6 +13,7 @@ from pathlib import Path
 
 from e2e.images import base, machine, recipe, tools
 from e2e.images.recipe import IMAGES, Recipe
+from e2e.images.tools import Build, Tool
 
 # One build at a time on a machine: two would fetch the same gigabytes.
 _LOCK = Path("/var/tmp/quire-images.lock")
@@ -26,44 +27,43 @@ class References:
     server: str
 
 
-def references(root: Path, registry: str, environ: Mapping[str, str]) -> References:
-    """The images' names in a registry, as the working tree is now."""
-    base_name = base.name(environ)
-    operator, server = (f"{registry}/{image.name}:{recipe.tag(image, root, base_name)}" for image in IMAGES)
-    return References(operator=operator, server=server)
-
-
 def build(root: Path, environ: Mapping[str, str]) -> None:
     """Builds the images of the working tree that are not in the local store."""
     tool, base_name = tools.choose(), base.name(environ)
     with _one_at_a_time():
         for image in IMAGES:
-            name = _local(image, root, base_name)
-            if tool.has(name):
-                print(f"{name} is built", flush=True)
-                continue
-            began = time.monotonic()
-            base.ensure(tool, base_name)
-            with machine.secrets(environ) as mounted:
-                arguments = {"BASE": base_name, "VERSION": recipe.version(root)}
-                tool.build(tools.Build(root, image.dockerfile, arguments, mounted), name)
-            tool.forget_others(name)
-            print(f"built {name} in {time.monotonic() - began:.0f} s", flush=True)
+            _ensure(tool, image, root, base_name, environ)
 
 
 def push(root: Path, registry: str, environ: Mapping[str, str], within: Sequence[str] = ()) -> References:
-    """Pushes the built images (what the registry has already costs nothing) and says how they are called."""
+    """Builds what is missing, pushes (what the registry has already costs nothing), says how it is called."""
     tool, base_name = tools.choose(), base.name(environ)
-    for image in IMAGES:
-        name = _local(image, root, base_name)
-        began = time.monotonic()
-        tool.push(name, f"{registry}/{image.name}:{name.rsplit(':', 1)[1]}", within)
-        print(f"pushed {name} to {registry} in {time.monotonic() - began:.0f} s", flush=True)
-    return references(root, registry, environ)
+    pushed = []
+    with _one_at_a_time():
+        for image in IMAGES:
+            name = _ensure(tool, image, root, base_name, environ)
+            target = f"{registry}/{name.removeprefix('localhost/')}"
+            began = time.monotonic()
+            tool.push(name, target, within)
+            print(f"pushed {target} in {time.monotonic() - began:.0f} s", flush=True)
+            pushed.append(target)
+    operator, server = pushed
+    return References(operator=operator, server=server)
 
 
-def _local(image: Recipe, root: Path, base_name: str) -> str:
-    return f"{image.repository}:{recipe.tag(image, root, base_name)}"
+def _ensure(tool: Tool, image: Recipe, root: Path, base_name: str, environ: Mapping[str, str]) -> str:
+    """The image's local name; built if it is not there."""
+    name = f"{image.repository}:{recipe.tag(image, root, base_name)}"
+    if tool.has(name):
+        return name
+    began = time.monotonic()
+    base.ensure(tool, base_name)
+    with machine.secrets(environ) as mounted:
+        arguments = {"BASE": base_name, "VERSION": recipe.version(root)}
+        tool.build(Build(root, image.dockerfile, arguments, mounted), name)
+    tool.forget_others(name)
+    print(f"built {name} in {time.monotonic() - began:.0f} s", flush=True)
+    return name
 
 
 @contextmanager

@@ -67,7 +67,7 @@ class Buildah:
     def push(self, image: str, target: str, within: Sequence[str]) -> None:
         verify = f"--tls-verify={'false' if target.startswith('localhost:') else 'true'}"
         argv = [*within, "buildah", "push", verify, *_COMPRESSION, image, f"docker://{target}"]
-        console.run(f"push {target}", argv, milestones="^Copying blob|^Writing")
+        console.run(f"push {target}", argv)
 
     def forget_others(self, image: str) -> None:
         for other in _others(image, console.output(["buildah", "images", "--format", "{{.Name}}:{{.Tag}}"])):

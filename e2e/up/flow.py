@@ -1,0 +1,121 @@
+"""The order of `make up`: cluster, images, model, chart, example, question.
+
+Called by `__main__`. With KUBECONFIG naming another cluster nothing of `e2e.cluster` starts.
+"""
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from e2e import cluster
+from e2e.cluster import host, plan
+from e2e.images import build
+from e2e.images.build import References
+from e2e.images.target import Target
+from e2e.models import CACHE
+from e2e.up import question, together, volume, waiting
+from e2e.up.kubectl import Kubectl
+
+_EXAMPLE = Path("examples/smollm2.yaml")
+_OPERATOR_NAMESPACE = "quire-system"
+_READY_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Place:
+    """The cluster in use and whether it is ours."""
+
+    kubectl: Kubectl
+    is_ours: bool
+
+
+def run(root: Path, environ: Mapping[str, str]) -> None:
+    """Everything, from a checkout to the model's answer."""
+    began = time.monotonic()
+    checkout = cluster.Checkout.at(root)
+    foreign = cluster.foreign_kubeconfig(checkout, environ)
+    if foreign is None:
+        print(plan.describe(checkout, plan.observe(checkout)), flush=True)
+        host.require_root()
+        host.install(host.missing_packages())
+    else:
+        print(f"KUBECONFIG={foreign} is used as it is: no cluster is started here", flush=True)
+        Target.of(root, environ)  # says what is missing before anything is built
+    _step(began, "programs, images and model")
+    together.run(_preparations(foreign is not None), root)
+    if foreign is None:
+        _step(began, "cluster")
+        place = Place(Kubectl(checkout.bin, cluster.up(root).kubeconfig), is_ours=True)
+    else:
+        place = Place(Kubectl(checkout.bin, Path(foreign)), is_ours=False)
+    _step(began, "images to the registry")
+    target = Target.of(root, environ)
+    images = build.push(root, target.registry, environ, target.within)
+    _step(began, "operator")
+    _install_operator(place.kubectl, root, images)
+    _serve(place, root, images, began)
+
+
+def _preparations(is_foreign: bool) -> dict[str, list[str]]:
+    python = sys.executable
+    code = "from pathlib import Path; from e2e.cluster import programs; "
+    code += f"programs.build(Path('.cluster/bin').resolve(), {('kube', 'helm') if is_foreign else ()!r})"
+    return {
+        "programs": [python, "-c", code],
+        "images": [python, "-m", "e2e.images", "build"],
+        "model": [python, "-m", "e2e.models"],
+    }
+
+
+def _install_operator(kubectl: Kubectl, root: Path, images: References) -> None:
+    values = []
+    for value, reference in (("image", images.operator), ("engineImage", images.server)):
+        repository, tag = reference.rsplit(":", 1)
+        values += ["--set", f"{value}.repository={repository}", "--set-string", f"{value}.tag={tag}"]
+    chart = str(root / "charts" / "quire")
+    place = ("-n", _OPERATOR_NAMESPACE, "--create-namespace", "--wait", "--timeout=180s")
+    kubectl.helm("upgrade", "--install", "quire", chart, *place, *values)
+    print(f"  {images.operator}\n  {images.server}", flush=True)
+
+
+def _serve(place: Place, root: Path, images: References, began: float) -> None:
+    kubectl = place.kubectl
+    manifest = yaml.safe_load((root / _EXAMPLE).read_text())
+    name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
+    served_name = manifest["spec"]["model"]["servedName"]
+    _step(began, f"LLMDeployment {name} ({_EXAMPLE})")
+    if place.is_ours:
+        directory = root / ".cluster" / "models" / volume.CLAIM
+        volume.on_node(CACHE / volume.CLAIM, directory)
+        volume.claim(kubectl, namespace, directory)
+    else:
+        volume.through_pod(kubectl, CACHE / volume.CLAIM, namespace, images.server)
+    kubectl.run("apply", "-f", str(root / _EXAMPLE))
+    waiting.until_ready(kubectl, name, namespace, seconds=_READY_SECONDS)
+    if place.is_ours:
+        url = question.service_url(kubectl, name, namespace)
+        answer = question.ask(url, served_name)
+    else:
+        with question.forwarded_url(kubectl, name, namespace) as url:
+            answer = question.ask(url, served_name)
+    print(f"\n  {question.QUESTION}\n  {answer.strip()}\n", flush=True)
+    print(_how_to_go_on(place, root, url, name, served_name))
+    print(f"\nup after {time.monotonic() - began:.0f} s; `make down` takes it away")
+
+
+def _how_to_go_on(place: Place, root: Path, url: str, name: str, served_name: str) -> str:
+    path = f"export KUBECONFIG={place.kubectl.kubeconfig} PATH={root / '.cluster' / 'bin'}:$PATH"
+    body = question.request_body(served_name)
+    curl = f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+    if place.is_ours:
+        return f"Go on with:\n  {path}\n  kubectl get llmdep\n  {curl}"
+    forward = f"kubectl port-forward service/{name} {url.rsplit(':', 1)[1]}:80 &"
+    return f"Go on with:\n  {path}\n  kubectl get llmdep\n  {forward}\n  {curl}"
+
+
+def _step(began: float, what: str) -> None:
+    print(f"\n== {what} ({time.monotonic() - began:.0f} s)", flush=True)

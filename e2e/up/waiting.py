@@ -1,0 +1,59 @@
+"""Waits until an LLMDeployment is Ready and shows what changes on the way. Called by `flow`."""
+
+import time
+from typing import Any
+
+from e2e.up.errors import UpError
+from e2e.up.kubectl import Kubectl
+
+_POLL_SECONDS = 0.5
+
+
+def until_ready(kubectl: Kubectl, name: str, namespace: str, *, seconds: float) -> None:
+    """Prints every change of phase, progress and reason; fails with the reason when the time is over."""
+    began = time.monotonic()
+    shown = ""
+    while True:
+        found = kubectl.get("llmdeployment", name, namespace) or {}
+        said = describe(found)
+        if said != shown:
+            print(f"  {time.monotonic() - began:4.0f} s  {said}", flush=True)
+            shown = said
+        if is_ready(found):
+            return
+        if time.monotonic() - began > seconds:
+            raise UpError(
+                f"{name} was not Ready within {seconds:.0f} s: {said}\n"
+                f"See `kubectl describe llmdep {name}` and `kubectl logs -l serving.quire.dev/name={name}`"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def is_ready(found: dict[str, Any]) -> bool:
+    """Whether the status is about the present spec and says Ready."""
+    status = found.get("status", {})
+    ready = _ready(status)
+    generation = found.get("metadata", {}).get("generation")
+    return status.get("observedGeneration") == generation and ready.get("status") == "True"
+
+
+def describe(found: dict[str, Any]) -> str:
+    """The status in one line."""
+    status = found.get("status", {})
+    ready = _ready(status)
+    words = [status.get("phase") or "not seen by the operator yet"]
+    model = status.get("model", {})
+    if model.get("bytesTotal") and status.get("phase") == "Loading":
+        words.append(f"{100 * model.get('bytesLoaded', 0) // model['bytesTotal']} % loaded")
+    if ready.get("status") == "True":
+        return "  ".join(words)
+    words += [word for word in (ready.get("reason"), ready.get("message")) if word]
+    failure = status.get("lastFailure")
+    if failure:
+        words.append(f"last failure: {failure.get('reason')}: {failure.get('message', '')}")
+    return "  ".join(words)
+
+
+def _ready(status: dict[str, Any]) -> dict[str, Any]:
+    conditions: list[dict[str, Any]] = status.get("conditions", [])
+    return next((condition for condition in conditions if condition.get("type") == "Ready"), {})
