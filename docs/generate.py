@@ -75,8 +75,9 @@ def reference() -> str:
 
 FAILURES_HEAD = """# When something fails
 
-`kubectl get llmdep` shows the reason, `kubectl describe llmdep NAME` the message and the Events, and `status.lastFailure` keeps the last
-end of a container with its exit code. Made from the operator's table of reasons by `make docs`.
+`kubectl get llmdep` shows the reason, `kubectl describe llmdep NAME` the message and the Events, and
+`status.lastFailure` keeps the last end of a container with its exit code. Made from the operator's table of
+reasons by `make docs`.
 """
 
 

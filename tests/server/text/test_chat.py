@@ -94,13 +94,13 @@ COSTLY = {
 def test_a_template_that_costs_too_much_is_ended_and_the_next_render_works(template: ChatTemplate) -> None:
     for _ in range(2):
         start = time.monotonic()
-        with pytest.raises(ChatTemplateError, match="took over|refuses"):
+        with pytest.raises(ChatTemplateError, match="takes too"):
             template.render(MESSAGES)
         assert time.monotonic() - start < 30
 
 
 def test_a_template_that_does_not_compile_is_found_at_start(tmp_path: Path) -> None:
-    with pytest.raises(ModelCorruptError, match="line 1"):
+    with pytest.raises(ModelCorruptError, match="cannot be used"):
         ChatTemplate.load(model_dir(tmp_path, "{% for %}"))
 
 
