@@ -29,6 +29,7 @@ class ChatTemplate:
         self._worker: subprocess.Popen[bytes] | None = None
         self._source = source
         if source and (error := self._ask().get("error")):
+            self.close()
             raise ModelCorruptError(f"{origin}: the chat template cannot be used: {error}")
 
     @classmethod
