@@ -16,10 +16,11 @@ from e2e.cluster import host, plan
 from e2e.images import build
 from e2e.images.build import References
 from e2e.images.target import Target
-from e2e.models import CACHE
 from e2e.up import question, together, volume, waiting
 from e2e.up.kubectl import Kubectl
 
+# Where `python -m e2e.models`, run beside the builds, puts it. Not imported from there: that imports torch.
+_MODEL = Path(".cache/models/smollm2")
 _EXAMPLE = Path("examples/smollm2.yaml")
 _OPERATOR_NAMESPACE = "quire-system"
 _READY_SECONDS = 300
@@ -90,12 +91,12 @@ def _serve(place: Place, root: Path, images: References, began: float) -> None:
     _step(began, f"LLMDeployment {name} ({_EXAMPLE})")
     if place.is_ours:
         directory = root / ".cluster" / "models" / volume.CLAIM
-        volume.on_node(CACHE / volume.CLAIM, directory)
+        volume.on_node(root / _MODEL, directory)
         volume.claim(kubectl, namespace, directory)
     else:
-        volume.through_pod(kubectl, CACHE / volume.CLAIM, namespace, images.server)
+        volume.through_pod(kubectl, root / _MODEL, namespace, images.server)
     kubectl.run("apply", "-f", str(root / _EXAMPLE))
-    waiting.until_ready(kubectl, name, namespace, seconds=_READY_SECONDS)
+    waiting.until_ready(kubectl, name, namespace, images.server, seconds=_READY_SECONDS)
     if place.is_ours:
         url = question.service_url(kubectl, name, namespace)
         answer = question.ask(url, served_name)

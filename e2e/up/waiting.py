@@ -9,8 +9,8 @@ from e2e.up.kubectl import Kubectl
 _POLL_SECONDS = 0.5
 
 
-def until_ready(kubectl: Kubectl, name: str, namespace: str, *, seconds: float) -> None:
-    """Prints every change of phase, progress and reason; fails with the reason when the time is over."""
+def until_ready(kubectl: Kubectl, name: str, namespace: str, image: str, *, seconds: float) -> None:
+    """Shows every change of phase, progress and reason until `image` serves; fails when the time is over."""
     began = time.monotonic()
     shown = ""
     while True:
@@ -19,7 +19,7 @@ def until_ready(kubectl: Kubectl, name: str, namespace: str, *, seconds: float) 
         if said != shown:
             print(f"  {time.monotonic() - began:4.0f} s  {said}", flush=True)
             shown = said
-        if is_ready(found):
+        if is_ready(found, image):
             return
         if time.monotonic() - began > seconds:
             raise UpError(
@@ -29,12 +29,15 @@ def until_ready(kubectl: Kubectl, name: str, namespace: str, *, seconds: float) 
         time.sleep(_POLL_SECONDS)
 
 
-def is_ready(found: dict[str, Any]) -> bool:
-    """Whether the status is about the present spec and says Ready."""
+def is_ready(found: dict[str, Any], image: str) -> bool:
+    """Whether the status is about the present spec and the present image, and says Ready."""
     status = found.get("status", {})
     ready = _ready(status)
     generation = found.get("metadata", {}).get("generation")
-    return status.get("observedGeneration") == generation and ready.get("status") == "True"
+    is_about_now = (
+        status.get("observedGeneration") == generation and status.get("engine", {}).get("image") == image
+    )
+    return is_about_now and ready.get("status") == "True"
 
 
 def describe(found: dict[str, Any]) -> str:

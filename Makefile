@@ -1,0 +1,73 @@
+# Every command of the project. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON := .venv/bin/python
+PYTEST := $(PYTHON) -m pytest
+READY := .venv/.ready
+COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
+	--generate-hashes --no-emit-index-url --no-annotate --no-header
+
+.PHONY: help setup up down check unit test bench images docs lock
+
+help: ## This list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(READY) ## .venv, system packages, the cluster's programs; quick when all is there
+	@$(PYTHON) -m e2e.cluster $(if $(KUBECONFIG),build,setup)
+
+up: $(READY) ## A real cluster with Quire on it, a model and its answer (KUBECONFIG=... uses yours)
+	@$(PYTHON) -m e2e.up
+
+down: $(READY) ## Take the cluster away again
+	@$(PYTHON) -m e2e.cluster down
+
+check: $(READY) ## ruff, mypy, import contracts, tests/contracts
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	$(PYTEST) -q tests/contracts
+
+unit: setup ## Every test that needs no cluster
+	$(PYTEST) -q -m "not api and not cluster" tests
+
+test: setup check unit ## Everything, the stories on a real cluster included
+	$(PYTEST) -q -m api tests e2e
+	$(PYTHON) -m e2e.up
+	$(PYTEST) -m cluster tests e2e
+
+bench: $(READY) ## Speed on this machine, against peers
+	$(PYTHON) bench/cpu.py
+
+images: $(READY) ## Build both images and push them to the cluster's registry (or QUIRE_REGISTRY)
+	@$(PYTHON) -m e2e.images push
+
+docs: $(READY) ## The documentation as a site, in site/
+	$(PYTHON) docs/generate.py
+	.venv/bin/zensical build --clean
+
+lock: $(READY) ## Resolve pyproject.toml into requirements/*.txt
+	$(COMPILE) pyproject.toml --extra operator -o requirements/operator.txt
+	$(COMPILE) pyproject.toml --extra server -o requirements/server.txt
+	$(COMPILE) pyproject.toml --extra operator --extra server \
+		--group test --group lint --group docs --group bench -o requirements/dev.txt
+
+# uv, locked by hash, makes the rest. An editable install needs no network: its build backend is in dev.txt.
+$(READY): requirements/uv.txt requirements/dev.txt pyproject.toml
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "error: Python >= 3.11 is needed: apt-get install python3"; exit 1; }
+	@python3 -c 'import ensurepip, venv' 2>/dev/null || { \
+		[ "$$(id -u)" = 0 ] || { echo "error: missing python3-venv: sudo apt-get install python3-venv"; exit 1; }; \
+		echo "installing python3-venv"; \
+		apt-get update -q >/dev/null; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends python3-venv >/dev/null; }
+	@[ -x $(PYTHON) ] || python3 -m venv .venv
+	@echo "installing the locked dependencies into .venv (torch: 2.5 GB to fetch the first time)"
+	@.venv/bin/uv --version 2>/dev/null | grep -qF "$$(sed -n 's/^uv==\([^ ]*\).*/\1/p' requirements/uv.txt)" \
+		|| $(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
+	@.venv/bin/uv pip sync --python $(PYTHON) --require-hashes requirements/uv.txt requirements/dev.txt
+	@.venv/bin/uv pip install --python $(PYTHON) --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
