@@ -6,13 +6,14 @@ Decides which program runs and turns its errors into exit codes. Stays light: as
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from quire_server import __version__, config, exits, log
-from quire_server.core.errors import ConfigError
+from quire_server.core.errors import ConfigError, QuireServerError
 from quire_server.exits import Failure, Reason
 from quire_server.supervisor import main as supervisor
 
@@ -34,8 +35,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         case ["serve", *arguments]:
             return _serve(arguments, environ)
         case ["import-gguf", file, out_dir]:
-            # A program of its own, since it needs what pid 1 must not load.
-            os.execv(sys.executable, [sys.executable, "-m", "quire_server.models.import_gguf", file, out_dir])
+            return _import_gguf(Path(file), Path(out_dir))
         case ["--version"]:
             sys.stdout.write(f"quire-server {__version__}\n")
             return 0
@@ -44,6 +44,17 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             return 0
     sys.stderr.write(_USAGE)
     return exits.EXIT_CODES[Reason.CONFIG_ERROR]
+
+
+def _import_gguf(file: Path, out_dir: Path) -> int:
+    # By name: the importer brings torch along, which pid 1 of a server must not load.
+    importer = importlib.import_module("quire_server.models.import_gguf")
+    try:
+        importer.run(file, out_dir)
+    except QuireServerError as error:
+        sys.stderr.write(f"quire-server: {error}\n")
+        return exits.failure_of(error).exit_code
+    return 0
 
 
 def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -95,7 +95,7 @@ class ServeConfig:
     )
     max_num_seqs: int = _setting(64, _integer(1, 4096), "requests that run at once")
     max_num_batched_tokens: int | None = _setting(
-        None, _integer(1), "tokens of one step (default: 512, or the model's length without chunked prefill)"
+        None, _integer(1), "tokens of one step (default: 512, and at least one for each running request)"
     )
     block_size: int = _setting(16, _integer(1, 1024), "tokens of one KV block")
     kv_cache_memory_bytes: int | None = _setting(
@@ -215,15 +215,8 @@ def _check(config: ServeConfig) -> None:
     if config.port == config.health_port:
         raise ConfigError(f"--port and --health-port are both {config.port}: choose two different ports")
     tokens = config.max_num_batched_tokens
-    if tokens is None:
-        return
-    if tokens < config.max_num_seqs:
+    if tokens is not None and tokens < config.max_num_seqs:
         raise ConfigError(
             f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {config.max_num_seqs}: "
             "each running request needs one token of a step; raise the first or lower the second"
-        )
-    if not config.enable_chunked_prefill and config.max_model_len and tokens < config.max_model_len:
-        raise ConfigError(
-            f"--max-num-batched-tokens {tokens} is less than --max-model-len {config.max_model_len} with "
-            "--no-enable-chunked-prefill: raise the first, or enable chunked prefill"
         )

@@ -54,7 +54,11 @@ class Metrics:
         self._ours = _Labelled(self._registry, {"model": model})
         self._vllm = _Labelled(self._registry, {"model_name": model, "engine": "0"})
         self._last = StepFacts(0, 0, 0.0, 0, 0, 0, 0, 0)
-        ours, vllm = self._ours, self._vllm
+        self._make_histograms(self._ours, self._vllm)
+        self._make_gauges(self._ours, self._vllm)
+        self._make_counters(self._ours, self._vllm)
+
+    def _make_histograms(self, ours: _Labelled, vllm: _Labelled) -> None:
         self._ttft = (
             ours.histogram("llm_ttft_seconds", "Arrival of a request to its first token.", _TTFT),
             vllm.histogram("vllm:time_to_first_token_seconds", "Alias of llm_ttft_seconds.", _VLLM_TTFT),
@@ -69,14 +73,9 @@ class Metrics:
                 "vllm:e2e_request_latency_seconds", "Alias of llm_request_latency_seconds.", _VLLM_E2E
             ),
         )
-        self._generated = (
-            ours.counter("llm_tokens_generated", "Tokens generated."),
-            vllm.counter("vllm:generation_tokens", "Alias of llm_tokens_generated_total."),
-        )
-        self._prompt = (
-            ours.counter("llm_prompt_tokens", "Tokens of prompts."),
-            vllm.counter("vllm:prompt_tokens", "Alias of llm_prompt_tokens_total."),
-        )
+        self._batch = ours.histogram("llm_batch_size", "Requests in one step of the engine.", _BATCH)
+
+    def _make_gauges(self, ours: _Labelled, vllm: _Labelled) -> None:
         self._active = ours.gauge("llm_active_requests", "Requests that are admitted and not finished.")
         self._queue = (
             ours.gauge("llm_queue_depth", "Requests that wait for the engine."),
@@ -90,7 +89,16 @@ class Metrics:
             ours.gauge("llm_kv_cache_utilization", "Share of the KV cache in use, 0 to 1."),
             vllm.gauge("vllm:kv_cache_usage_perc", "Alias of llm_kv_cache_utilization."),
         )
-        self._batch = ours.histogram("llm_batch_size", "Requests in one step of the engine.", _BATCH)
+
+    def _make_counters(self, ours: _Labelled, vllm: _Labelled) -> None:
+        self._generated = (
+            ours.counter("llm_tokens_generated", "Tokens generated."),
+            vllm.counter("vllm:generation_tokens", "Alias of llm_tokens_generated_total."),
+        )
+        self._prompt = (
+            ours.counter("llm_prompt_tokens", "Tokens of prompts."),
+            vllm.counter("vllm:prompt_tokens", "Alias of llm_prompt_tokens_total."),
+        )
         self._preemptions = (
             ours.counter("llm_preemptions", "Requests that lost their KV blocks and are computed again."),
             vllm.counter("vllm:num_preemptions", "Alias of llm_preemptions_total."),

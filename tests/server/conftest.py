@@ -3,9 +3,23 @@
 import pytest
 
 from tests.server import tiny_model
+from tests.server.launch import Server
+
+KEY = "alice-s-key"
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
     """The directory of a random two-layer Llama."""
     return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def server(tiny, tmp_path_factory):
+    """One running server that knows the key of one client."""
+    directory = tmp_path_factory.mktemp("serving")
+    keys = directory / "keys"
+    keys.mkdir()
+    (keys / "alice").write_text(KEY)
+    with Server(tiny, directory, "--api-keys-dir", str(keys)) as server:
+        yield server.wait_ready()

@@ -60,6 +60,7 @@ def test_overload_sheds_and_a_drain_finishes_what_was_begun(tiny, tmp_path):
 
         reasons = [choice.finish_reason for chunk in stream for choice in chunk.choices]
         waiting.join(20)
+        stack.close()  # idle connections would be waited for, in case their clients come back
         assert reasons[-1] == "length", "the stream was cut"
         assert answers and answers[0].choices[0].finish_reason == "length", "the queued request was lost"
         assert server.wait_end() == 0
@@ -82,7 +83,7 @@ def test_a_client_that_asks_without_pause_through_a_drain_sees_no_error(tiny, tm
 
 
 def test_what_outlives_the_drain_is_told_and_counted(tiny, tmp_path):
-    with Server(tiny, tmp_path, "--drain-timeout-seconds", "1") as server, server.client() as client:
+    with Server(tiny, tmp_path, "--drain-timeout-seconds", "0.3") as server, server.client() as client:
         server.wait_ready()
         stream = iter(client.completions.create(**{**LONG, "max_tokens": 1900}, stream=True))
         next(stream)
@@ -121,7 +122,7 @@ def test_a_stuck_engine_is_not_alive_and_says_so_when_it_is_ended(tiny, tmp_path
 
 
 def test_a_slow_load_survives_and_shows_its_progress_then_a_wrong_canary_unreadies_it(tiny, tmp_path):
-    flags = ("--load-stall-timeout-seconds", "6", "--canary-interval-seconds", "1")
+    flags = ("--load-stall-timeout-seconds", "3", "--canary-interval-seconds", "1")
     fault = "slow_load:after=0.3;wrong_canary:after=1"
     with Server(tiny, tmp_path, *flags, fault=fault) as server:
         status = server.wait("a part is loaded", lambda: server.probe("livez") and loaded_part(server))
@@ -149,7 +150,7 @@ def loaded_part(server):
 
 
 def test_a_stalled_load_is_ended_and_named(tiny, tmp_path):
-    with Server(tiny, tmp_path, "--load-stall-timeout-seconds", "5", fault="stalled_load") as server:
+    with Server(tiny, tmp_path, "--load-stall-timeout-seconds", "2", fault="stalled_load") as server:
         assert server.wait_end(30) == 75
         assert server.failure()["reason"] == "LoadStalled"
         assert server.failure()["exitCode"] == 75

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     run_dir = Path(argv[0])
     settings = config.parse_args(argv[1:], os.environ)
     log.configure("api", settings.log_level)
-    disable_created_metrics()
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not annotate it
     try:
         house = build_house(settings, run_dir)
         listener = _listen(settings.host, settings.port)
@@ -65,8 +65,11 @@ def main(argv: list[str]) -> int:
     gc.collect()
     gc.freeze()
     stuck = faults.parse(os.environ).due("stuck_drain", float("inf"))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(house, listener, stuck=stuck))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(house, listener, stuck=stuck))
+    finally:
+        house.template.close()
     return 0
 
 

@@ -29,7 +29,7 @@ def load(config: ServeConfig, pulse: Pulse, faults: Faults) -> ModelRunner:
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         num_blocks_override=config.num_gpu_blocks_override,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=_step_tokens(config, config.max_model_len),
+        max_num_batched_tokens=_step_tokens(config),
         max_model_len=config.max_model_len,
     )
     return ModelRunner.load(config.model, options, _faulty_progress(pulse, faults))
@@ -39,7 +39,7 @@ def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfi
     """The limits of the scheduler over this runner."""
     return SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=_step_tokens(config, runner.max_model_len),
+        max_num_batched_tokens=_step_tokens(config),
         max_model_len=runner.max_model_len,
         num_blocks=runner.num_blocks,
         block_size=config.block_size,
@@ -49,14 +49,9 @@ def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfi
     )
 
 
-def _step_tokens(config: ServeConfig, max_model_len: int | None) -> int:
-    """Tokens of a step: one for each running request at least, a whole prompt where prompts stay whole."""
-    if config.max_num_batched_tokens is not None:
-        return config.max_num_batched_tokens
-    tokens = max(_DEFAULT_STEP_TOKENS, config.max_num_seqs)
-    if config.enable_chunked_prefill or max_model_len is None:
-        return tokens
-    return max(tokens, max_model_len)
+def _step_tokens(config: ServeConfig) -> int:
+    """Tokens of a step: one for each running request at least."""
+    return config.max_num_batched_tokens or max(_DEFAULT_STEP_TOKENS, config.max_num_seqs)
 
 
 def _faulty_progress(pulse: Pulse, faults: Faults) -> Callable[[int, int], None]:

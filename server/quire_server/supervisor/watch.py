@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from quire_server.exits import KILLED_EXIT_CODE, Failure, Reason
 from quire_server.health.heartbeat import Heartbeat, Phase
 
+# Before its first heartbeat the engine imports its libraries, gigabytes of them: no model is loading yet.
+_IMPORT_SECONDS = 120.0
+
 
 @dataclass(frozen=True)
 class LoadLimits:
@@ -45,8 +48,11 @@ def watch_load(sample: Heartbeat | None, started_at: float, now: float, limits: 
             f"The model was not ready after {limits.startup:g} s{loaded}: raise startupTimeoutSeconds, "
             "give the pod more CPU, or use faster storage.",
         )
-    progress_at = started_at if sample is None else sample.progress_at
-    if now - progress_at >= limits.stall:
+    if sample is None:
+        is_stalled = now - started_at >= max(limits.stall, _IMPORT_SECONDS)
+    else:
+        is_stalled = now - sample.progress_at >= limits.stall
+    if is_stalled:
         return Failure(
             Reason.LOAD_STALLED,
             f"Loading made no progress for {limits.stall:g} s{loaded}: check the volume that holds the "
