@@ -64,7 +64,12 @@ def paged_decode_attention(
 
 
 def decode_gather(
-    block_table: Tensor, seq_lens: Tensor, num_kv_heads: int, block_size: int
+    block_table: Tensor,
+    seq_lens: Tensor,
+    num_kv_heads: int,
+    block_size: int,
+    *,
+    max_blocks: int = MAX_GATHERED_BLOCKS,
 ) -> tuple[DecodeGather, ...]:
     """Plan the copies for a block table, once per step."""
     blocks = ((seq_lens + block_size - 1) // block_size).tolist()
@@ -73,7 +78,7 @@ def decode_gather(
         last, longest = first + 1, blocks[first]
         while last < len(blocks):
             wider = max(longest, blocks[last])
-            if (last + 1 - first) * wider > MAX_GATHERED_BLOCKS:
+            if (last + 1 - first) * wider > max_blocks:
                 break
             last, longest = last + 1, wider
         table = block_table[first:last, None, :longest] * num_kv_heads

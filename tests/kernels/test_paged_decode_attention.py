@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from quire_kernels.paged_decode_attention import (
+    decode_gather,
+    paged_decode_attention,
+    paged_decode_attention_reference,
+)
+from tests.kernels.paged import BLOCK, HEADS, KV_HEADS, SIZE, cache
+
+
+@pytest.mark.parametrize("lengths", [[1], [4], [5, 1, 17, 8], [3] * 9])
+@pytest.mark.parametrize("limit", [1, 4, 1024])
+def test_it_equals_its_reference_however_the_sequences_are_grouped(lengths: list[int], limit: int) -> None:
+    k_cache, v_cache, table, seq_lens = cache(lengths)
+    q = torch.randn(len(lengths), HEADS, SIZE)
+    parts = decode_gather(table, seq_lens, KV_HEADS, BLOCK, max_blocks=limit)
+    result = paged_decode_attention(q, k_cache, v_cache, table, seq_lens, 0.3, gather=parts)
+    expected = paged_decode_attention_reference(q, k_cache, v_cache, table, seq_lens, 0.3)
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(paged_decode_attention(q, k_cache, v_cache, table, seq_lens, 0.3), expected)
+    assert [part.first for part in parts[1:]] == [part.last for part in parts[:-1]]
+    assert all(part.index.numel() <= limit * KV_HEADS or part.last - part.first == 1 for part in parts)
+
+
+def test_bfloat16_stays_close_to_the_reference() -> None:
+    k_cache, v_cache, table, seq_lens = cache([9, 30], torch.bfloat16)
+    q = torch.randn(2, HEADS, SIZE).bfloat16()
+    result = paged_decode_attention(q, k_cache, v_cache, table, seq_lens, 0.3)
+    expected = paged_decode_attention_reference(q, k_cache, v_cache, table, seq_lens, 0.3)
+    torch.testing.assert_close(result, expected, atol=2e-2, rtol=2e-2)
+
+
+def test_a_sequence_reads_nothing_but_its_own_tokens() -> None:
+    k_cache, v_cache, table, seq_lens = cache([6, 11])
+    q = torch.randn(2, HEADS, SIZE)
+    before = paged_decode_attention(q, k_cache, v_cache, table, seq_lens, 0.3)
+    others = torch.ones(k_cache.shape[0], dtype=torch.bool)
+    others[table[0]] = False
+    k_cache[others], v_cache[others] = float("nan"), float("nan")
+    after = paged_decode_attention(q, k_cache, v_cache, table, seq_lens, 0.3)
+    assert torch.equal(before[0], after[0]) and after[1].isnan().all()

@@ -1,0 +1,37 @@
+import pytest
+import torch
+
+from quire_kernels.paged_prefill_attention import (
+    paged_prefill_attention,
+    paged_prefill_attention_reference,
+)
+from tests.kernels.paged import HEADS, SIZE, cache
+
+SHAPES = {
+    "one whole prompt": ([9], [9]),
+    "the end of a prompt": ([9], [3]),
+    "one token of a chunk": ([9, 4], [1, 4]),
+    "a mixture": ([9, 16, 21, 2], [9, 5, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("lengths", "chunks"), SHAPES.values(), ids=SHAPES)
+def test_it_equals_its_reference(lengths: list[int], chunks: list[int], dtype: torch.dtype) -> None:
+    k_cache, v_cache, table, seq_lens = cache(lengths, dtype)
+    bounds = torch.tensor([0, *chunks]).cumsum(0)
+    q = torch.randn(sum(chunks), HEADS, SIZE).to(dtype)
+    result = paged_prefill_attention(q, k_cache, v_cache, table, seq_lens, bounds, 0.3)
+    expected = paged_prefill_attention_reference(q, k_cache, v_cache, table, seq_lens, bounds, 0.3)
+    tolerance = {"atol": 2e-2, "rtol": 2e-2} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(result, expected, **tolerance)
+
+
+def test_no_token_sees_a_later_one() -> None:
+    k_cache, v_cache, table, seq_lens = cache([8])
+    q = torch.randn(8, HEADS, SIZE)
+    bounds = torch.tensor([0, 8])
+    before = paged_prefill_attention(q, k_cache, v_cache, table, seq_lens, bounds, 0.3)
+    k_cache[table[0, 1]] += 1  # tokens 4 to 7
+    after = paged_prefill_attention(q, k_cache, v_cache, table, seq_lens, bounds, 0.3)
+    assert torch.equal(before[:4], after[:4]) and not torch.equal(before[4:], after[4:])

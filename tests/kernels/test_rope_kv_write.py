@@ -1,0 +1,29 @@
+import pytest
+import torch
+
+from quire_kernels.rope_kv_write import kv_cache_rows, rope_kv_write, rope_kv_write_reference
+
+HEADS, KV_HEADS, SIZE, BLOCK = 6, 2, 8, 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("prepared", [True, False])
+def test_q_and_both_caches_equal_the_reference_and_no_other_slot_is_touched(
+    dtype: torch.dtype, prepared: bool
+) -> None:
+    qkv = torch.randn(5, (HEADS + 2 * KV_HEADS) * SIZE, dtype=dtype)
+    angles = torch.rand(50, SIZE // 2)
+    positions, slots = torch.tensor([3, 4, 49, 0, 1]), torch.tensor([7, 8, 39, 0, 1])
+    ours = [torch.full((10, KV_HEADS, BLOCK, SIZE), 9.0, dtype=dtype) for _ in range(2)]
+    theirs = [cache.clone() for cache in ours]
+    expected = rope_kv_write_reference(qkv, angles.cos()[positions], angles.sin()[positions], slots, *theirs)
+    if prepared:
+        rows = kv_cache_rows(slots, KV_HEADS, BLOCK)
+        cos, sin = angles.cos()[positions], angles.sin()[positions]
+        q = rope_kv_write(qkv, cos, sin, None, slots, *ours, cache_rows=rows)
+    else:
+        q = rope_kv_write(qkv, angles.cos(), angles.sin(), positions, slots, *ours)
+    torch.testing.assert_close(q, expected)
+    torch.testing.assert_close(ours[0], theirs[0])
+    assert torch.equal(ours[1], theirs[1])
+    assert int((ours[0] != 9.0).any(dim=-1).sum()) == len(slots) * KV_HEADS
