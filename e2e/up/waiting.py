@@ -7,21 +7,23 @@ from e2e.up.errors import UpError
 from e2e.up.kubectl import Kubectl
 
 _POLL_SECONDS = 0.5
+_SILENCE_SECONDS = 10
 
 
 def until_ready(kubectl: Kubectl, name: str, namespace: str, image: str, *, seconds: float) -> None:
     """Shows every change of phase, progress and reason until `image` serves; fails when the time is over."""
-    began = time.monotonic()
+    began = spoke = time.monotonic()
     shown = ""
     while True:
         found = kubectl.get("llmdeployment", name, namespace) or {}
         said = describe(found)
-        if said != shown:
-            print(f"  {time.monotonic() - began:4.0f} s  {said}", flush=True)
-            shown = said
+        now = time.monotonic()
+        if said != shown or now - spoke >= _SILENCE_SECONDS:
+            print(f"  {now - began:4.0f} s  {said}", flush=True)
+            shown, spoke = said, now
         if is_ready(found, image):
             return
-        if time.monotonic() - began > seconds:
+        if now - began > seconds:
             raise UpError(
                 f"{name} was not Ready within {seconds:.0f} s: {said}\n"
                 f"See `kubectl describe llmdep {name}` and `kubectl logs -l serving.quire.dev/name={name}`"
