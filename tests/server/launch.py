@@ -54,7 +54,7 @@ class Server:
         return value
 
     def wait_ready(self):
-        self.wait("ready", lambda: self.ended() or self.probe("readyz") == 200)
+        self.wait("ready", lambda: self.ended() or self.probe("readyz") == 200, 60)
         assert self.process.poll() is None, self.log.read_text()[-3000:]
         return self
 

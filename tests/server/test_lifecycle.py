@@ -13,6 +13,8 @@ import pytest
 
 from tests.server.launch import Server
 
+pytestmark = pytest.mark.timeout(120)  # a busy machine may take half a minute to import torch
+
 LONG = {"model": "tiny", "prompt": "Once", "max_tokens": 800, "temperature": 0}
 LONG |= {"extra_body": {"ignore_eos": True}}
 
@@ -95,7 +97,7 @@ def test_what_outlives_the_drain_is_told_and_counted(tiny, tmp_path):
 
 
 def test_a_stuck_engine_is_not_alive_and_says_so_when_it_is_ended(tiny, tmp_path):
-    flags = ("--stall-timeout-seconds", "2", "--drain-timeout-seconds", "60")
+    flags = ("--stall-timeout-seconds", "4", "--drain-timeout-seconds", "60")
     with Server(tiny, tmp_path, *flags, fault="stuck_step:after=15") as server, server.client() as client:
         server.wait_ready()
         outcome = []
@@ -170,6 +172,21 @@ def test_a_crash_in_a_step_ends_the_server_with_its_reason(tiny, tmp_path):
             client.completions.create(**LONG)
         assert server.wait_end() == 70
         assert server.failure()["reason"] == "EngineCrashed"
+
+
+def test_a_drain_that_hangs_is_cut_off(tiny, tmp_path):
+    with Server(tiny, tmp_path, "--drain-timeout-seconds", "0", fault="stuck_drain") as server:
+        server.wait_ready()
+        server.terminate()
+        assert server.wait_end() == 71
+        assert "drain" in server.failure()["message"]
+
+
+def test_a_server_that_is_ended_while_it_loads_ends_at_once(tiny, tmp_path):
+    with Server(tiny, tmp_path) as server:
+        server.wait("it answers", lambda: server.probe("startupz") == 503)
+        server.terminate()
+        assert server.wait_end(2) == 0
 
 
 def test_a_missing_model_is_named(tmp_path):

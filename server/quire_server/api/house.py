@@ -80,14 +80,15 @@ class House:
 
 
 def sampling_defaults(files: ModelFiles) -> SamplingDefaults:
-    """What generation_config.json sets; a greedy model (`do_sample: false`) is greedy by default."""
+    """What generation_config.json sets; a model that says `do_sample: false` is greedy by default."""
     name = "generation_config.json"
     if not files.exists(name):
         return SamplingDefaults()
     settings = files.read_json(name)
     default = SamplingDefaults()
+    temperature = 0.0 if settings.get("do_sample") is False else default.temperature
     return SamplingDefaults(
-        temperature=_number(settings, "temperature", default.temperature, 2.0),
+        temperature=_number(settings, "temperature", temperature, 2.0),
         top_p=_number(settings, "top_p", default.top_p, 1.0) or default.top_p,
         top_k=int(_number(settings, "top_k", default.top_k, 2**31)),
     )

@@ -133,7 +133,12 @@ class ChatShape:
 
     def _entry(self, token_id: int, logprob: float) -> Json:
         raw = self.tokenizer.token_bytes(token_id)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+        return {"token": raw.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(raw)}
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI writes -9999 for a token that cannot come."""
+    return max(logprob, -9999.0)
 
 
 def _chunk_choice(index: int, delta: Json) -> Json:
@@ -185,8 +190,10 @@ class CompletionShape:
             self._offsets[index] += len(token)
         return {
             "tokens": tokens,
-            "token_logprobs": [one.logprob for one in logprobs],
-            "top_logprobs": [{self._name(token): value for token, value in one.top} for one in logprobs],
+            "token_logprobs": [_finite(one.logprob) for one in logprobs],
+            "top_logprobs": [
+                {self._name(token): _finite(value) for token, value in one.top} for one in logprobs
+            ],
             "text_offset": offsets,
         }
 

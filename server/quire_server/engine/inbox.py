@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 SOCKET_NAME = "engine.sock"
 _MAX_PEERS = 8
-_MAX_UNSENT_BYTES = 64 * 1024 * 1024
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
 _READ_SIZE = 1 << 18
 
 
@@ -50,6 +50,7 @@ class EngineSocket:
         self._greeting = to_frame(info)
         self._selector = selectors.DefaultSelector()
         self._peers: set[Peer] = set()
+        self._deaf: set[Peer] = set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # Listening under another name first: whoever sees the name can connect.
         hidden = run_dir / (SOCKET_NAME + ".new")
@@ -64,6 +65,9 @@ class EngineSocket:
         """Wait up to `timeout` seconds for something to happen, and return what was asked."""
         requests: list[tuple[Peer, Request]] = []
         aborts: list[str] = []
+        for deaf in self._deaf & self._peers:
+            aborts.extend(self._drop(deaf, "does not read"))
+        self._deaf.clear()
         for key, mask in self._selector.select(timeout):
             if key.data is None:
                 self._accept()
@@ -87,6 +91,8 @@ class EngineSocket:
         if peer in self._peers:
             peer.unsent += to_frame(message)
             self._flush(peer)
+            if len(peer.unsent) > MAX_UNSENT_BYTES:
+                self._deaf.add(peer)
 
     def close(self) -> None:
         """Hang up on everyone."""
@@ -115,9 +121,9 @@ class EngineSocket:
     def _read(self, peer: Peer, aborts: list[str]) -> list[Message]:
         try:
             data = peer.connection.recv(_READ_SIZE)
-            if data and len(peer.unsent) <= _MAX_UNSENT_BYTES:
+            if data:
                 return peer.reader.feed(data)
-            why = "does not read" if data else ""
+            why = ""
         except BlockingIOError:
             return []
         except (CodecError, OSError) as error:

@@ -195,5 +195,4 @@ class Engine:
             prefix_queries=counters.prefix_query_tokens,
             prefix_hits=counters.prefix_hit_tokens,
             evictions=counters.evictions,
-            trusted=not self._pulse.sample.reason,
         )

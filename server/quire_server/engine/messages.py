@@ -47,7 +47,6 @@ class EngineStats:
     prefix_queries: int = 0
     prefix_hits: int = 0
     evictions: int = 0
-    trusted: bool = True  # False after a wrong canary
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,19 @@ def test_a_peer_that_talks_nonsense_is_dropped_and_the_engine_lives(rig, noise):
         assert peer.answer("a")[0] == [6, 7, 8]
 
 
+def test_a_peer_that_does_not_read_is_dropped(rig, monkeypatch):
+    monkeypatch.setattr("quire_server.engine.inbox.MAX_UNSENT_BYTES", 1000)
+    with Peer(rig) as deaf, Peer(rig) as peer:
+        rig.wait(lambda r: len(r.socket.peers) == 2)
+        deaf.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        number = 0
+        while len(rig.socket.peers) == 2:
+            number += 1
+            assert number < 500, "it was not dropped"
+            peer.send(ask(f"a{number}", max_tokens=50))
+            peer.answer(f"a{number}")
+
+
 def test_a_peer_that_goes_takes_its_requests_along(rig):
     rig.runner.delay = 0.01
     with Peer(rig) as peer:
