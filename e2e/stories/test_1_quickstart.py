@@ -55,7 +55,7 @@ def test_the_example_becomes_ready_and_knows_the_capital_of_france(
     kube.delete("llmdeployment", llm.name, namespace)
 
 
-def test_kubectl_get_shows_model_phase_and_replicas(kube: Kube, namespace: str) -> None:
+def test_kubectl_get_shows_phase_replicas_and_the_reason(kube: Kube, namespace: str) -> None:
     manifest = yaml.safe_load(EXAMPLE.read_text())
     manifest["metadata"]["namespace"] = namespace
     llm = LLMDeployment(kube, namespace, manifest["metadata"]["name"])
@@ -64,6 +64,6 @@ def test_kubectl_get_shows_model_phase_and_replicas(kube: Kube, namespace: str) 
 
     header, row = kube.run("get", "llmdep", "-n", namespace).splitlines()
 
-    assert header.split()[:5] == ["NAME", "MODEL", "READY", "DESIRED", "PHASE"]
-    assert row.split()[:5] == [llm.name, SERVED_NAME, "1", "1", "Serving"]
+    assert header.split() == ["NAME", "PHASE", "READY", "DESIRED", "REASON", "AGE"]
+    assert row.split()[:5] == [llm.name, "Serving", "1", "1", "AllReplicasReady"]
     kube.delete("llmdeployment", llm.name, namespace)
