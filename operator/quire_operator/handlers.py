@@ -163,7 +163,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.server_timeout = random.randint(290, 600)
     settings.watching.client_timeout = settings.watching.server_timeout + 30
     settings.watching.reconnect_backoff = 1.0
-    settings.watching.chunk_size = 500
+    settings.watching.chunk_size = 100
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
     settings.networking.error_backoffs = EndlessBackoffs()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from quire_operator import names
-from quire_operator.cluster import Cache, Key
+from quire_operator.cluster import Cache, Changes, Key
+from quire_operator.cluster.cache import Listing
 
 Body = dict[str, Any]
 
@@ -24,6 +25,12 @@ def thing(kind: str, name: str = "m", *, version: int = 1, uid: str = "", **meta
     }
 
 
+def listed(cache: Cache, *bodies: Body, version: int) -> Changes:
+    listing = Listing(cache, "Service")
+    listing.add(bodies, version)
+    return listing.finish()
+
+
 def test_an_older_version_never_replaces_a_newer_one() -> None:
     cache = Cache()
     assert cache.put(thing("Service", version=5))
@@ -37,7 +44,7 @@ def test_a_deleted_object_does_not_rise_again_from_a_late_list() -> None:
     cache.put(thing("Service", version=5))
     cache.remove(thing("Service", version=6))
 
-    changes = cache.replace("Service", [thing("Service", version=5)], 5)
+    changes = listed(cache, thing("Service", version=5), version=5)
 
     assert cache.get("Service", "ns", "m") is None
     assert changes.missed == frozenset()
@@ -48,7 +55,7 @@ def test_a_list_removes_what_it_does_not_have_unless_that_is_newer() -> None:
     cache.put(thing("Service", "old", version=5))
     cache.put(thing("Service", "new", version=9))
 
-    changes = cache.replace("Service", [], 7)
+    changes = listed(cache, version=7)
 
     assert cache.get("Service", "ns", "old") is None
     assert cache.get("Service", "ns", "new") is not None

@@ -8,13 +8,13 @@ for everything.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from quire_operator import names
 from quire_operator.cluster import kinds
-from quire_operator.cluster.cache import Cache, Changes, Key, Object, owner_key
+from quire_operator.cluster.cache import Cache, Changes, Key, Listing, Object, owner_key
 from quire_operator.cluster.connection import APPLY, MERGE_PATCH, Access, Connection
 from quire_operator.cluster.errors import (
     ClusterError,
@@ -52,7 +52,7 @@ __all__ = [
     "owner_key",
 ]
 
-PAGE_SIZE = 500
+PAGE_SIZE = 100  # small pages keep the memory of a re-list small
 
 
 class PredecessorError(ClusterError):
@@ -71,13 +71,11 @@ class Cluster:
 
     async def relist(self, kind: Kind, namespaces: Sequence[str]) -> Changes:
         """Read all objects of `kind` in these namespaces (none named: all) and mend the cache with them."""
-        bodies: list[Object] = []
-        version = 0
+        listing = Listing(self.cache, kind.kind)
         for namespace in namespaces or ("",):
-            listed, at = await self._list(kind, namespace)
-            bodies += listed
-            version = min(version or at, at)
-        return self.cache.replace(kind.kind, bodies, version)
+            async for page, version in self._pages(kind, namespace):
+                listing.add(page, version)
+        return listing.finish()
 
     async def observe(self, body: Body, wanted: Iterable[Ref] = ()) -> Observed:
         """The LLMDeployment's objects from the cache; what is wanted and not there is looked up by name."""
@@ -195,19 +193,19 @@ class Cluster:
             return None
         return {**live, "apiVersion": kind.api_version, "kind": kind.kind}
 
-    async def _list(self, kind: Kind, namespace: str) -> tuple[list[Object], int]:
-        """All objects and the resource version at which the list was true."""
+    async def _pages(self, kind: Kind, namespace: str) -> AsyncIterator[tuple[list[Object], int]]:
+        """All objects, page by page, and the resource version at which the list was true."""
         query = {"limit": str(PAGE_SIZE)}
         if kind != kinds.LLM_DEPLOYMENT:
             query["labelSelector"] = names.LABEL_NAME
-        bodies: list[Object] = []
         while True:
             page = await self._connection.request("GET", kind.path(namespace), query=query)
             known = {"apiVersion": kind.api_version, "kind": kind.kind}
-            bodies += [{**item, **known} for item in page.get("items") or ()]
             metadata = page.get("metadata") or {}
+            items = [{**item, **known} for item in page.get("items") or ()]
+            yield items, int(metadata.get("resourceVersion") or 0)
             if not metadata.get("continue"):
-                return bodies, int(metadata.get("resourceVersion") or 0)
+                return
             query["continue"] = str(metadata["continue"])
 
 

@@ -101,26 +101,17 @@ class Cache:
         """The known version of every object of `kind`, by uid."""
         return {entry.uid: entry.version for entry in self._entries[kind].values()}
 
-    def replace(self, kind: str, bodies: Iterable[Object], version: int) -> Changes:
-        """Take over a complete list that was made at resource version `version`."""
-        owners: set[Key] = set()
-        missed: set[str] = set()
-        listed: set[str] = set()
-        for body in bodies:
-            listed.add(str(body["metadata"]["uid"]))
-            if self.put(body):
-                owners.add(owner_key(body))
-                missed.add(str(body["metadata"]["uid"]))
+    def sweep(self, kind: str, listed: set[str], version: int) -> list[Key]:
+        """Forget what a complete list made at `version` did not have; their owners, one for each."""
         lost = [
             (place, entry)
             for place, entry in self._entries[kind].items()
             if entry.uid not in listed and entry.version <= version
         ]
         for place, entry in lost:
-            owners.add(entry.owner)
             self._bury(entry.uid)
             self._drop(kind, place)
-        return Changes(frozenset(owners), frozenset(missed), len(lost))
+        return [entry.owner for _, entry in lost]
 
     def _drop(self, kind: str, place: tuple[str, str]) -> None:
         entry = self._entries[kind].pop(place)
@@ -133,6 +124,33 @@ class Cache:
         self._gone[uid] = None
         if len(self._gone) > _MAX_TOMBSTONES:
             self._gone.popitem(last=False)
+
+
+class Listing:
+    """A complete list of one kind on its way into the cache, page by page."""
+
+    def __init__(self, cache: Cache, kind: str) -> None:
+        self._cache = cache
+        self._kind = kind
+        self._version: int | None = None
+        self._listed: set[str] = set()
+        self._missed: set[str] = set()
+        self._owners: set[Key] = set()
+
+    def add(self, bodies: Iterable[Object], version: int) -> None:
+        """One page, of a list that was made at resource version `version`."""
+        self._version = version if self._version is None else min(self._version, version)
+        for body in bodies:
+            uid = str(body["metadata"]["uid"])
+            self._listed.add(uid)
+            if self._cache.put(body):
+                self._missed.add(uid)
+                self._owners.add(owner_key(body))
+
+    def finish(self) -> Changes:
+        """All pages were added: what no page had is gone."""
+        lost = self._cache.sweep(self._kind, self._listed, self._version or 0)
+        return Changes(frozenset(self._owners.union(lost)), frozenset(self._missed), len(lost))
 
 
 def owner_key(body: Object) -> Key:

@@ -112,14 +112,16 @@ def _stalled(facts: Facts) -> Decided:
     if facts.problem is not None and reasons.REASONS[facts.problem.reason].final:
         return "True", facts.problem.reason, _explain(facts.problem)
     failure = facts.failure
-    if failure is not None and reasons.REASONS[failure.reason].final:
-        repeated = failure.exit_code is not None and failure.count >= reasons.STALLED_AFTER_FAILURES
-        if repeated or not failure.pod:
-            return "True", failure.reason, _explain(failure)
+    if failure is not None and reasons.REASONS[failure.reason].final and _is_repeated(failure):
+        return "True", failure.reason, _explain(failure)
     if facts.rollout.deadline_exceeded:
         detail = f"{failure.reason}: {failure.detail}" if failure is not None else ""
         return "True", "ProgressDeadlineExceeded", reasons.message("ProgressDeadlineExceeded", detail)
     return _NOT_STALLED
+
+
+def _is_repeated(failure: Failure) -> bool:
+    return failure.exit_code is not None and failure.count >= reasons.STALLED_AFTER_FAILURES
 
 
 def _available(rollout: Rollout) -> Decided:

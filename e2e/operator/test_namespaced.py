@@ -1,0 +1,41 @@
+"""With named namespaces the operator works in these, with Roles alone, and leaves others as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.apiserver import ApiServer
+from e2e.operator import rights
+from e2e.operator.process import OperatorProcess
+from e2e.operator.world import World, eventually
+
+pytestmark = pytest.mark.api
+
+
+def test_a_namespaced_operator_needs_no_cluster_role(server: ApiServer, world: World, tmp_path: Path) -> None:
+    for name in ("team-a", "team-b", "team-c"):
+        world.namespace(name)
+        world.deploy(name, "before")
+    rendered = rights.rendered_chart("--set", "watchNamespaces={team-a,team-b}", release="narrow")
+    rights.install(world, [body for body in rendered if not body["kind"].startswith("Cluster")])
+    kubeconfig = rights.token_kubeconfig(server, world, "narrow-operator", tmp_path / "kubeconfig")
+
+    operator = OperatorProcess("narrow", kubeconfig, tmp_path, QUIRE_WATCH_NAMESPACES="team-a,team-b").start()
+    try:
+        operator.wait_leading(world)
+        for name in ("team-a", "team-b"):
+            world.deploy(name, "after")
+            for llm in ("before", "after"):
+                eventually(
+                    f"{name}/{llm} has its children",
+                    lambda name=name, llm=llm: world.has_children(name, llm),  # type: ignore[misc]
+                )
+        world.delete("Service", "team-a", "after")
+        eventually("the Service is back", lambda: world.get("Service", "team-a", "after"))
+    finally:
+        operator.stop()
+
+    assert world.get("Service", "team-c", "before") is None
+    assert "Forbidden" not in operator.tail() and "WARNING" not in operator.tail(), operator.tail()
