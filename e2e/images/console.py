@@ -37,7 +37,7 @@ def run(what: str, argv: Sequence[str], *, milestones: str = "$^", cwd: Path | N
         if milestone.search(line) or now - shown >= _SILENCE_SECONDS:
             print(f"  {what} {now - began:4.0f} s  {(last or [''])[-1].strip()[:110]}", flush=True)
             shown = now
-    if process.wait() != 0:
+    if process.returncode != 0:
         raise ImageError(f"{what}: `{' '.join(argv[:2])}` ended with {process.returncode}:\n{''.join(last)}")
 
 
@@ -46,9 +46,10 @@ def _lines(process: subprocess.Popen[str]) -> "queue.Queue[str | None]":
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.put(line)
+        with process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.put(line)
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()

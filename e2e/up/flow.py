@@ -105,7 +105,8 @@ def _serve(place: Place, root: Path, images: References, began: float) -> None:
             answer = question.ask(url, served_name)
     print(f"\n  {question.QUESTION}\n  {answer.strip()}\n", flush=True)
     print(_how_to_go_on(place, root, url, name, served_name))
-    print(f"\nup after {time.monotonic() - began:.0f} s; `make down` takes it away")
+    undo = "make down" if place.is_ours else f"helm uninstall quire -n {_OPERATOR_NAMESPACE}"
+    print(f"\nup after {time.monotonic() - began:.0f} s; `{undo}` takes it away")
 
 
 def _how_to_go_on(place: Place, root: Path, url: str, name: str, served_name: str) -> str:

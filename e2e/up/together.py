@@ -30,10 +30,11 @@ def run(programs: Mapping[str, Sequence[str]], cwd: Path) -> None:
     failed: list[str] = []
 
     def follow(name: str, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(f"  [{name:<{width}} {time.monotonic() - began:4.0f} s] {line.rstrip()}", flush=True)
-        if process.wait() != 0:
+        with process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(f"  [{name:<{width}} {time.monotonic() - began:4.0f} s] {line.rstrip()}", flush=True)
+        if process.returncode != 0:
             failed.append(name)
             for other in running.values():
                 other.terminate()

@@ -88,7 +88,9 @@ def through_pod(kubectl: Kubectl, model: Path, namespace: str, image: str) -> No
 
 
 def _copy(model: Path, unpack: list[str]) -> None:
-    with subprocess.Popen(["tar", "-c", "-C", str(model), "."], stdout=subprocess.PIPE) as pack:
+    # The files by name and not ".": the volume's own directory may belong to somebody else.
+    names = sorted(path.name for path in model.iterdir())
+    with subprocess.Popen(["tar", "-c", "-C", str(model), *names], stdout=subprocess.PIPE) as pack:
         done = subprocess.run(unpack, stdin=pack.stdout, capture_output=True, text=True)
     if done.returncode != 0 or pack.returncode != 0:
         raise UpError(f"the model could not be copied into the claim {CLAIM}: {done.stderr.strip()}")
@@ -103,6 +105,7 @@ def _loader_pod(namespace: str, image: str) -> Manifest:
         "metadata": {"name": _LOADER, "namespace": namespace},
         "spec": {
             "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 1,
             "securityContext": {**user, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [
                 {

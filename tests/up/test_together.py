@@ -1,0 +1,32 @@
+"""Programs run side by side: all are heard, and one failure ends all."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from e2e.up import together
+from e2e.up.errors import UpError
+
+
+def test_every_line_is_shown_with_the_name_of_who_said_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say = [sys.executable, "-c", "print('done')"]
+    together.run({"images": say, "model": say}, tmp_path)
+    shown = capsys.readouterr().out
+    assert "[images" in shown and "[model" in shown and shown.count("done") == 2
+
+
+def test_the_first_failure_ends_the_others_and_is_named(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(UpError, match="images failed"):
+        together.run(
+            {
+                "model": [sys.executable, "-c", "import time; time.sleep(50)"],
+                "images": [sys.executable, "-c", "raise SystemExit(1)"],
+            },
+            tmp_path,
+        )
+    assert time.monotonic() - began < 30
