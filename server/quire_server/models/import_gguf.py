@@ -10,6 +10,7 @@ import os
 import shutil
 import struct
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,7 +19,8 @@ import torch
 
 from quire_server.core import model_files
 from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
-from quire_server.models import gguf_config, gguf_tokenizer
+from quire_server.models import config as model_config
+from quire_server.models import gguf_config, gguf_tokenizer, registry
 
 _BLOCK_NAMES = {
     "attn_norm": "input_layernorm",
@@ -90,9 +92,25 @@ def _write_directory(reader: gguf.GGUFReader, directory: Path) -> None:
         (directory / name).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     tokenizer.save(str(directory / "tokenizer.json"))
     tensors = [t for t in reader.tensors if t.name != gguf_config.ROPE_FACTORS]
+    _check(tensors, registry.shapes(model_config.parse(config, tuple(config["eos_token_id"]))))
     with (directory / "model.safetensors").open("wb") as file:
         _write_safetensors(file, tensors, heads)
     model_files.write_manifest(directory)
+
+
+def _check(tensors: list[gguf.ReaderTensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Exactly the tensors of the model that config.json describes."""
+    found = {_name(tensor.name): _shape(tensor) for tensor in tensors}
+    for name in sorted(found.keys() | shapes.keys()):
+        if found.get(name) != shapes.get(name):
+            raise ModelCorruptError(
+                f"Tensor {name} has shape {found.get(name)}, and the metadata asks for {shapes.get(name)}. "
+                "Download the file again."
+            )
+
+
+def _shape(tensor: gguf.ReaderTensor) -> tuple[int, ...]:
+    return tuple(int(size) for size in reversed(tensor.shape))
 
 
 def _write_safetensors(file: BinaryIO, tensors: list[gguf.ReaderTensor], heads: tuple[int, int]) -> None:
@@ -100,7 +118,7 @@ def _write_safetensors(file: BinaryIO, tensors: list[gguf.ReaderTensor], heads: 
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
-        shape, dtype = [int(n) for n in reversed(tensor.shape)], _stored_dtype(tensor)
+        shape, dtype = _shape(tensor), _stored_dtype(tensor)
         end = offset + int(tensor.n_elements) * dtype.itemsize
         header[_name(tensor.name)] = {
             "dtype": _DTYPE_NAMES[dtype],
@@ -145,9 +163,8 @@ def _dequantised(tensor: gguf.ReaderTensor) -> torch.Tensor:
         raise ConfigError(
             f"Tensor {tensor.name}: {error}. Use a GGUF file of another quantisation."
         ) from None
-    shape = tuple(int(n) for n in reversed(tensor.shape))
-    if values.shape != shape:
-        raise ModelCorruptError(f"Tensor {tensor.name} holds {values.shape}, not {shape}. Download it again.")
+    if values.shape != _shape(tensor):
+        raise ModelCorruptError(f"Tensor {tensor.name} is damaged. Download the file again.")
     return torch.from_numpy(values.copy() if not values.flags.writeable else values)
 
 

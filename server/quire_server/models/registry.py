@@ -1,4 +1,4 @@
-"""Architecture name -> model family. Called by ``runner.model_runner``."""
+"""Architecture name -> model family. Called by ``runner.model_runner`` and the GGUF import."""
 
 import torch
 
@@ -16,6 +16,13 @@ def check(config: ModelConfig) -> None:
         raise ConfigError(
             f"Architecture {config.architecture[:60]!r} is not supported; supported: {supported}."
         )
+
+
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor that the checkpoint must hold, by name; nothing is allocated."""
+    check(config)
+    skeleton = build(config, max_len=1, dtype=torch.float32, device=torch.device("meta"))
+    return {name: tuple(tensor.shape) for name, tensor in skeleton.targets().items()}
 
 
 def build(config: ModelConfig, *, max_len: int, dtype: torch.dtype, device: torch.device) -> Llama:

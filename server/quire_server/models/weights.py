@@ -206,7 +206,7 @@ def _entry(file_name: str, name: str, entry: Any) -> tuple[int, int, _Tensor]:
         ) from None
     if not all(type(item) is int and 0 <= item < 1 << 48 for item in sizes) or len(shape) > 8:
         raise ModelCorruptError(f"{file_name}: tensor {name[:100]!r} has a bad shape or offset. {_REMEDY}")
-    if dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ConfigError(
             f"{file_name}: tensor {name[:100]!r} has dtype {json.dumps(dtype)[:40]}; "
             f"supported: {', '.join(_DTYPES)}."

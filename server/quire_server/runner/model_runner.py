@@ -54,13 +54,10 @@ class ModelRunner:
         """Read, check and place the model; on_progress(loaded bytes, total bytes) between chunks."""
         files = ModelFiles.open(model_dir)
         config = model_config.load(files)
-        registry.check(config)
         device, dtype_name = _device(options.device), _dtype_name(options.dtype, config.dtype)
         dtype = _DTYPES[dtype_name]
-        skeleton = registry.build(config, max_len=1, dtype=dtype, device=torch.device("meta"))
-        shapes = {name: tuple(tensor.shape) for name, tensor in skeleton.targets().items()}
         tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
-        shards = weights.inspect(files, shapes, tied)
+        shards = weights.inspect(files, registry.shapes(config), tied)
         # Settings that cannot work fail before the long part; what is left after it decides.
         _, longest = kv_cache.plan(config, options, dtype)
         model = registry.build(config, max_len=longest, dtype=dtype, device=device)
