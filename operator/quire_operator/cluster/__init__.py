@@ -8,7 +8,7 @@ for everything.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -120,7 +120,11 @@ class Cluster:
         for pod in plan.release:
             patch = {"metadata": {"uid": pod.uid, "annotations": dict.fromkeys(pod.annotations)}}
             path = kinds.POD.path(namespace, pod.name)
-            await self._ignoring_absence(self._write("PATCH", path, body=patch, content_type=MERGE_PATCH))
+            released = await self._ignoring_absence(
+                self._write("PATCH", path, body=patch, content_type=MERGE_PATCH)
+            )
+            if released is not None:
+                self.cache.put(released)
 
     async def patch_status(self, body: Body, patch: dict[str, Any]) -> None:
         """Merge `patch` into the status, if the object is still as it was read."""
@@ -179,12 +183,12 @@ class Cluster:
         self._fence()
         return await self._connection.request(method, path, **arguments)
 
-    async def _ignoring_absence(self, write: Any) -> None:
+    async def _ignoring_absence(self, write: Awaitable[Object]) -> Object | None:
         """A deleted or replaced object needs no further deletion or release."""
         try:
-            await write
+            return await write
         except (NotFoundError, ConflictError):
-            return
+            return None
 
     async def _read(self, kind: Kind, namespace: str, name: str) -> Object | None:
         try:

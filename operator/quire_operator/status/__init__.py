@@ -26,6 +26,8 @@ __all__ = ["Failure", "Status", "invalid", "of", "ownership_conflict", "timestam
 
 Status = dict[str, Any]
 
+# Nothing has failed yet while a pod waits for what others provide.
+_WAITING_PHASES = {"WaitingForNode": "WaitingForNode", "VolumePending": "Pending", "QuotaExceeded": "Pending"}
 _POD_REFUSED = re.compile(r'^pods "[^"]*" is forbidden: ')
 
 
@@ -186,8 +188,8 @@ def _phase(facts: Facts, is_true: Mapping[str, str]) -> str:
         return "Failed"
     if facts.suspended:
         return "Suspended"
-    if facts.failure is not None and facts.failure.reason == "WaitingForNode" and not facts.rollout.ready:
-        return "WaitingForNode"
+    if facts.failure is not None and not facts.rollout.ready and facts.failure.reason in _WAITING_PHASES:
+        return _WAITING_PHASES[facts.failure.reason]
     if is_true["Degraded"] == "True":
         return "Degraded"
     if is_true["Ready"] == "True":
