@@ -1,10 +1,15 @@
-"""Fixtures for every test: the real model, and threads and seeds that do not depend on the machine."""
+"""For every test: the real model, and patience."""
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from e2e import models
+
+# Machines that run tests are busy machines: how long one example takes says nothing about it.
+hypothesis.settings.register_profile("quire", deadline=None)
+hypothesis.settings.load_profile("quire")
 
 
 @pytest.fixture(scope="session")
