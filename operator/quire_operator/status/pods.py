@@ -17,6 +17,8 @@ from quire_operator.observed import Body, controller_uid
 from quire_operator.reports import Sample
 from quire_operator.status.reasons import BY_EXIT_CODE, REASONS
 
+# A claim that is being bound, or a node that frees up, takes a moment in health, too.
+PLACEMENT_GRACE_SECONDS = 5.0
 # A pod that is scheduled and has no sandbox yet waits for its volumes; mounting always takes a moment.
 VOLUME_GRACE_SECONDS = 30.0
 
@@ -177,20 +179,20 @@ def _ended(pod: Body, container: Mapping[str, Any]) -> Failure | None:
 
 def _placement(pod: Body, conditions: Mapping[str, Any], name: str, now: datetime) -> Failure | None:
     scheduled = conditions.get("PodScheduled") or {}
-    if scheduled.get("status") == "False":
+    since = seconds_since(str(scheduled.get("lastTransitionTime", "")), now)
+    if scheduled.get("status") == "False" and since >= PLACEMENT_GRACE_SECONDS:
         detail = reports.printable(scheduled.get("message"))
         reason = "VolumePending" if _VOLUME_WORDS.search(detail) else "WaitingForNode"
         return Failure(reason=reason, detail=detail, pod=name)
     sandbox = conditions.get("PodReadyToStartContainers") or {}
-    if scheduled.get("status") == "True" and sandbox.get("status") == "False":
-        since = seconds_since(str(scheduled.get("lastTransitionTime", "")), now)
-        if since >= VOLUME_GRACE_SECONDS:
-            claims = [
-                str(volume["persistentVolumeClaim"].get("claimName"))
-                for volume in pod["spec"].get("volumes") or ()
-                if "persistentVolumeClaim" in volume
-            ]
-            return Failure(reason="VolumePending", detail=f"claims: {', '.join(claims)}", pod=name)
+    is_placed = scheduled.get("status") == "True"
+    if is_placed and sandbox.get("status") == "False" and since >= VOLUME_GRACE_SECONDS:
+        claims = [
+            str(volume["persistentVolumeClaim"].get("claimName"))
+            for volume in pod["spec"].get("volumes") or ()
+            if "persistentVolumeClaim" in volume
+        ]
+        return Failure(reason="VolumePending", detail=f"claims: {', '.join(claims)}", pod=name)
     return None
 
 

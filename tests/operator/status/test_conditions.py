@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from quire_operator.errors import SpecError
 from quire_operator.observed import Observed, Ref
 from quire_operator.reports import Sample
 from quire_operator.status import transitions
-from tests.operator.status.told import FAILURES, NOW, Body, compute, condition, deployment, model_body, pod
+from tests.operator.status.told import FAILURES, Body, compute, condition, deployment, model_body, pod
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,9 @@ def test_an_invalid_spec_is_stalled_and_what_serves_keeps_its_numbers() -> None:
         children={Ref("Deployment", "m"): deployment(ready=1)},
     )
 
-    computed = status.invalid(observed, SpecError("spec.engine.env[0].name", "not allowed"), now=NOW)
+    computed = status.invalid(
+        observed, SpecError("spec.engine.env[0].name", "not allowed"), now=datetime.now(UTC)
+    )
 
     assert condition(computed, "Stalled") == ("True", "InvalidSpec")
     assert condition(computed, "Available") == ("True", "Serving")
@@ -88,10 +92,11 @@ def test_times_stay_while_a_status_stays() -> None:
     for known in first["conditions"]:
         known["lastTransitionTime"] = "2020-01-01T00:00:00Z"
 
-    second = compute(pod(kubelet.ready()), of=deployment(ready=1), old=first)
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    second = compute(pod(kubelet.ready()), of=deployment(ready=1), old=first, now=now)
 
     times = {c["type"]: c["lastTransitionTime"] for c in second["conditions"]}
-    assert times["Ready"] == status.timestamp(NOW)
+    assert times["Ready"] == "2026-01-02T00:00:00Z"
     assert times["Degraded"] == "2020-01-01T00:00:00Z"
     assert {c["observedGeneration"] for c in second["conditions"]} == {2}
 

@@ -39,6 +39,15 @@ def test_what_only_kubernetes_says_has_a_reason_too(told: Body, reason: str) -> 
     assert condition(compute(pod(told)), "Degraded") == ("True", reason)
 
 
+def test_a_moment_of_waiting_for_a_node_or_a_volume_is_no_failure() -> None:
+    def waits(ago: float) -> Body:
+        condition_of_now = kubelet.condition("PodScheduled", "False", reason="Unschedulable", ago=ago)
+        return compute(pod({"phase": "Pending", "conditions": [condition_of_now]}))
+
+    assert condition(waits(1), "Degraded") == ("False", "AsExpected")
+    assert condition(waits(3600), "Degraded") == ("True", "WaitingForNode")
+
+
 def test_a_kubelets_word_on_memory_outweighs_what_the_container_wrote() -> None:
     text = '{"reason": "EngineCrashed", "message": "a child was killed", "exitCode": 137}'
     told = kubelet.status(kubelet.running(last=kubelet.end(137, "OOMKilled", text), restarts=1))

@@ -11,8 +11,6 @@ from quire_operator.observed import Observed, Ref
 
 Body = dict[str, Any]
 
-NOW = datetime.now(UTC)
-
 
 def model_body(generation: int = 2, **fields: Any) -> Body:
     return {
@@ -84,7 +82,7 @@ def compute(
     *pods: Body, of: Body | None = None, body: Body | None = None, old: Body | None = None, **fields: Any
 ) -> Body:
     body = body or model_body()
-    problem = fields.pop("problem", None)
+    problem, now = fields.pop("problem", None), fields.pop("now", datetime.now(UTC))
     observed = Observed(
         body={**body, "status": old or {}},
         children={Ref("Deployment", "m"): of or deployment()},
@@ -92,7 +90,7 @@ def compute(
         pods=pods,
         **fields,
     )
-    return status.of(spec.parse(body), observed, now=NOW, problem=problem)
+    return status.of(spec.parse(body), observed, now=now, problem=problem)
 
 
 def condition(computed: Body, kind: str) -> tuple[str, str]:
