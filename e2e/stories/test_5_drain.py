@@ -11,7 +11,7 @@ from e2e.stories.kube import Kube, eventually
 def test_a_deleted_pod_finishes_its_stream_while_new_requests_go_elsewhere(
     kube: Kube, deploy: Callable[..., LLMDeployment]
 ) -> None:
-    llm = deploy("drain", replicas=1)
+    llm = deploy("drain", replicas=1, drain={"preStopSeconds": 3, "timeoutSeconds": 120})
     llm.wait_ready()
     (pod,) = llm.pods()
     name = pod["metadata"]["name"]
@@ -20,7 +20,7 @@ def test_a_deleted_pod_finishes_its_stream_while_new_requests_go_elsewhere(
         stream = held.chat.completions.create(
             model=SERVED_NAME,
             messages=[{"role": "user", "content": "Tell me a long story."}],
-            max_tokens=600,
+            max_tokens=300,
             temperature=0,
             stream=True,
             extra_body={"ignore_eos": True},
