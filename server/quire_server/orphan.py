@@ -1,14 +1,17 @@
 """No child outlives its supervisor: the kernel kills it when the supervisor dies, even by SIGKILL.
 
-Called first thing by each child process. A pod would be cleaned up with its pid 1 anyway; on a laptop a
-forgotten engine would hold memory and ports.
+`python -m quire_server.orphan MODULE ARGUMENTS...` is how the supervisor starts each child: the promise
+holds before the child imports anything, and some import for seconds. A pod would be cleaned up with its pid
+1 anyway; on a laptop a forgotten engine would hold memory and ports.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import runpy
 import signal
+import sys
 
 _PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "_QUIRE_SUPERVISOR_PID"
@@ -19,5 +22,11 @@ def die_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if str(os.getppid()) != os.environ.get(PARENT_VARIABLE, str(os.getppid())):
+    if str(os.getppid()) != os.environ[PARENT_VARIABLE]:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -42,7 +42,12 @@ class Server:
 
     def __exit__(self, *exc):
         if self.process.poll() is None:
-            self.process.kill()
+            self.terminate()  # twice means now, and leaves nothing behind
+            time.sleep(0.1)
+            self.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
+        self.process.kill()
         self.process.wait(10)
 
     def wait(self, what, condition, seconds=30.0):
@@ -112,14 +117,14 @@ class Server:
         named = {}
         for pid in pids:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if len(command) > 2:
-                named[command[2].decode().removeprefix("quire_server.")] = int(pid)
+            if len(command) > 3:
+                named[command[3].decode().removeprefix("quire_server.")] = int(pid)
         return named
 
     def run_dir(self):
         """The directory that the processes of this server share."""
         pid = self.children()["engine"]
-        return Path(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[3].decode())
+        return Path(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[4].decode())
 
 
 def free_ports(count):

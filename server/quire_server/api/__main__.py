@@ -21,7 +21,7 @@ import uvicorn
 import uvloop
 from prometheus_client import disable_created_metrics
 
-from quire_server import config, exits, faults, log, orphan
+from quire_server import config, exits, faults, log
 from quire_server.api.admission import Admission
 from quire_server.api.app import create_app
 from quire_server.api.auth import Keys
@@ -48,7 +48,6 @@ _KEEP_ALIVE_SECONDS = 75
 
 def main(argv: list[str]) -> int:
     """Read the texts of the model, listen, serve until a drain has ended."""
-    orphan.die_with_parent()
     run_dir = Path(argv[0])
     settings = config.parse_args(argv[1:], os.environ)
     log.configure("api", settings.log_level)

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from quire_server import config, exits, faults, log, orphan
+from quire_server import config, exits, faults, log
 from quire_server.config import ServeConfig
 from quire_server.core.scheduler import Scheduler
 from quire_server.engine import loading
@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 def main(argv: list[str]) -> int:
     """Load, warm up, serve; a failure leaves its reason for the supervisor."""
-    orphan.die_with_parent()
     run_dir = Path(argv[0])
     settings = config.parse_args(argv[1:], os.environ)
     log.configure("engine", settings.log_level)

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from quire_server import __version__, config, exits, log, orphan
+from quire_server import __version__, config, exits, log
 from quire_server.core.errors import ConfigError
 from quire_server.exits import Failure, Reason
 from quire_server.health.decision import Thresholds
@@ -17,7 +17,6 @@ from quire_server.health.server import HealthServer
 
 def main(argv: list[str]) -> int:
     """Serve the probes until the supervisor ends this process."""
-    orphan.die_with_parent()
     run_dir = Path(argv[0])
     settings = config.parse_args(argv[1:], os.environ)
     log.configure("health", settings.log_level)

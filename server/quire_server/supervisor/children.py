@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from quire_server.orphan import PARENT_VARIABLE
+from quire_server import orphan
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Children:
         self._names: dict[int, str] = {}
 
     def spawn(self, name: str, module: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start `python -m module arguments...`."""
+        """Start `python -m module arguments...`, bound to our life."""
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-m", module, *arguments],
-            {**environ, PARENT_VARIABLE: str(os.getpid())},
+            [sys.executable, "-m", orphan.__name__, module, *arguments],
+            {**environ, orphan.PARENT_VARIABLE: str(os.getpid())},
             setpgroup=0,
             setsigmask=[],
             setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE],
