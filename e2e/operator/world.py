@@ -132,7 +132,9 @@ class World:
         return eventually(f"{namespace}/{name} {kind}={status} {reason}", holds)
 
     def events(self, namespace: str, name: str) -> list[Body]:
-        return [e for e in self.find("Event", namespace) if e.get("regarding", {}).get("name") == name]
+        """Events about the LLMDeployment; the API server tells some about Services of its own accord."""
+        about = {"kind": "LLMDeployment", "name": name}
+        return [e for e in self.find("Event", namespace) if about.items() <= e.get("regarding", {}).items()]
 
     def lease_holder(self) -> str:
         lease = self.get("Lease", OPERATOR_NAMESPACE, "quire-operator") or {}
