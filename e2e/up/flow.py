@@ -78,9 +78,16 @@ def _install_operator(kubectl: Kubectl, root: Path, images: References) -> None:
         repository, tag = reference.rsplit(":", 1)
         values += ["--set", f"{value}.repository={repository}", "--set-string", f"{value}.tag={tag}"]
     chart = str(root / "charts" / "quire")
-    place = ("-n", _OPERATOR_NAMESPACE, "--create-namespace", "--wait", "--timeout=180s")
+    kubectl.apply(_restricted(_OPERATOR_NAMESPACE))
+    place = ("-n", _OPERATOR_NAMESPACE, "--wait", "--timeout=180s")
     kubectl.helm("upgrade", "--install", "quire", chart, *place, *values)
     print(f"  {images.operator}\n  {images.server}", flush=True)
+
+
+def _restricted(namespace: str) -> dict[str, object]:
+    """A namespace whose pods may do no more than ours need."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}
 
 
 def _serve(place: Place, root: Path, images: References, began: float) -> None:
