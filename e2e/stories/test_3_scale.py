@@ -9,9 +9,7 @@ from e2e.stories.kube import Kube, eventually
 from e2e.stories.load import StreamLoad
 
 
-def test_scaling_up_and_down_breaks_no_stream(
-    kube: Kube, deploy: Callable[..., LLMDeployment]
-) -> None:
+def test_scaling_up_and_down_breaks_no_stream(kube: Kube, deploy: Callable[..., LLMDeployment]) -> None:
     llm = deploy("scale", replicas=1)
     llm.wait_ready()
 

@@ -34,7 +34,10 @@ def pvc(claim: str, path: str = "") -> Manifest:
 FAILURES: dict[str, Manifest] = {
     "ModelNotFound": {"model": pvc("smollm2", "no/such/model")},
     "ConfigError": {"engine": engine(extraArgs=["--no-such-flag"])},
-    "StartupTimeout": {"engine": fault("slow_load:after=60"), "health": {"startupTimeoutSeconds": 10}},
+    "StartupTimeout": {
+        "engine": fault("slow_load:after=6"),
+        "health": {"startupTimeoutSeconds": 20, "loadStallTimeoutSeconds": 15},
+    },
     "OOMKilled": {"resources": {"cpu": "100m", "memory": "400Mi"}},
     "EngineCrashed": {"engine": fault("crash_on_load")},
 }
