@@ -1,38 +1,44 @@
-"""How much memory this process may still take, by the machine and by its cgroup. Called by
-``runner.kv_cache``.
-"""
+"""How much memory this process may still take, by machine and cgroup. Called by ``runner.kv_cache``."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
+
+@dataclass(frozen=True, slots=True)
+class _Cgroup:
+    limit: Path
+    usage: Path
+    stat: Path
+    reclaimable: (
+        str  # key in ``stat``: file pages, which a model just read fills, and which cost nothing to drop
+    )
+
+
+_ROOT = Path("/sys/fs/cgroup")
 _CGROUPS = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    _Cgroup(_ROOT / "memory.max", _ROOT / "memory.current", _ROOT / "memory.stat", "inactive_file"),
+    _Cgroup(
+        _ROOT / "memory/memory.limit_in_bytes",
+        _ROOT / "memory/memory.usage_in_bytes",
+        _ROOT / "memory/memory.stat",
+        "total_inactive_file",
     ),
 )
 
 
 def available_bytes() -> int:
     """The smaller of what the kernel calls available and what the cgroup's limit leaves."""
-    bounds = [_machine_available()]
-    for limit_path, usage_path in _CGROUPS:
-        limit, usage = _number(limit_path), _number(usage_path)
-        if limit is not None and usage is not None:
-            bounds.append(limit - usage)
+    bounds = [_number(Path("/proc/meminfo"), "MemAvailable:") * 1024]
+    for cgroup in _CGROUPS:
+        try:
+            limit, usage = int(cgroup.limit.read_text()), int(cgroup.usage.read_text())
+            bounds.append(limit - usage + _number(cgroup.stat, cgroup.reclaimable))
+        except (OSError, ValueError):
+            continue  # another version of cgroups, or no limit ("max")
     return max(0, min(bounds))
 
 
-def _machine_available() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/meminfo has no MemAvailable")
-
-
-def _number(path: Path) -> int | None:
-    """None when there is no such file, or no limit ('max')."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
+def _number(path: Path, key: str) -> int:
+    """The number behind a key, in a file of such lines; 0 when there is none."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return next((int(words[1]) for words in lines if words[:1] == [key]), 0)

@@ -173,10 +173,11 @@ def test_a_missing_model_is_not_found(tmp_path: Path) -> None:
 
 
 def test_available_memory_is_what_the_cgroup_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "max").write_text("1000\n")
-    (tmp_path / "current").write_text("400\n")
-    (tmp_path / "unlimited").write_text("max\n")
-    monkeypatch.setattr(memory, "_CGROUPS", [(tmp_path / "max", tmp_path / "current")])
-    assert memory.available_bytes() == 600
-    monkeypatch.setattr(memory, "_CGROUPS", [(tmp_path / "unlimited", tmp_path / "current")])
+    (tmp_path / "limit").write_text("1000\n")
+    (tmp_path / "usage").write_text("700\n")
+    (tmp_path / "stat").write_text("anon 400\ninactive_file 300\n")
+    group = memory._Cgroup(tmp_path / "limit", tmp_path / "usage", tmp_path / "stat", "inactive_file")
+    monkeypatch.setattr(memory, "_CGROUPS", [group])
+    assert memory.available_bytes() == 600  # file pages of a model just read are no loss
+    (tmp_path / "limit").write_text("max\n")
     assert memory.available_bytes() > 1000
