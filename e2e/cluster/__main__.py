@@ -54,6 +54,7 @@ def _run(command: str, root: Path) -> None:
     elif command == "plan":
         print(plan.describe(checkout, plan.observe(checkout)))
     elif command == "up":
+        print(plan.describe(checkout, plan.observe(checkout)), flush=True)
         cluster = lifecycle.up(root)
         print(f"export KUBECONFIG={cluster.kubeconfig}")
     elif command == "down":

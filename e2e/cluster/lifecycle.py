@@ -22,7 +22,6 @@ from e2e.cluster import (
     node,
     pause,
     pki,
-    plan,
     process,
     programs,
 )
@@ -50,14 +49,16 @@ _THEN: dict[str, Command] = {
 
 
 def up(root: Path) -> Cluster:
-    """Brings the checkout's cluster up, or finds that it is; repairs whatever an earlier one left."""
+    """Brings the checkout's cluster up, or finds that it is; repairs whatever an earlier one left.
+
+    The caller says what that changes on the host (`plan`) first.
+    """
     host.require_root()
     checkout = Checkout.at(root)
     with claims.lock(checkout):
         if is_healthy(checkout):
             print("the cluster is up already", flush=True)
             return claims.current(root)
-        print(plan.describe(checkout, plan.observe(checkout)), flush=True)
         setup(checkout)
         teardown(checkout)
         for dead in sweep(checkout):
