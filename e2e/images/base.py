@@ -54,6 +54,7 @@ def ensure(tool: Tool, base: str) -> None:
             for path in rootfs.glob(pattern):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         tool.from_directory(rootfs, base)
+    tool.forget_others(base)
 
 
 def _with_updates(rootfs: Path) -> None:
