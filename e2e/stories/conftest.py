@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from e2e.kubectl import Kubectl, KubectlError, Manifest
 from e2e.stories.deployment import LLMDeployment, small_spec
-from e2e.stories.kube import Kube, KubectlError, Manifest, eventually
 from e2e.stories.release import OperatorRelease
+from e2e.stories.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,19 +28,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def kube() -> Kube:
+def kube() -> Kubectl:
     """The cluster that `make up` brought up, or the one that KUBECONFIG names."""
     kubeconfig = Path(os.environ.get("KUBECONFIG") or ROOT / ".cluster" / "kubeconfig")
-    kube = Kube(kubeconfig=kubeconfig, program=ROOT / ".cluster" / "bin" / "kubectl")
+    kube = Kubectl(ROOT / ".cluster" / "bin", kubeconfig)
     try:
-        kube.run("get", "deployment", "-n", "quire-system", "quire-operator", timeout=20)
+        kube.run("get", "deployment", "-n", "quire-system", "quire-operator")
     except (KubectlError, OSError) as error:
         pytest.skip(f"no cluster with Quire on it (run `make up`): {error}")
     return kube
 
 
 @pytest.fixture(scope="session")
-def operator(kube: Kube) -> Iterator[OperatorRelease]:
+def operator(kube: Kubectl) -> Iterator[OperatorRelease]:
     """The installed operator, with the fault switch allowed while the stories run."""
     release = OperatorRelease(kube, ROOT)
     release.upgrade("--set", "allowFaults=true")
@@ -48,7 +49,7 @@ def operator(kube: Kube) -> Iterator[OperatorRelease]:
 
 
 @pytest.fixture(scope="module")
-def namespace(kube: Kube, operator: OperatorRelease, request: pytest.FixtureRequest) -> Iterator[str]:
+def namespace(kube: Kubectl, operator: OperatorRelease, request: pytest.FixtureRequest) -> Iterator[str]:
     """A restricted namespace named after the story, with the model behind the claim `smollm2`."""
     name = re.sub(r"[^a-z0-9]+", "-", request.module.__name__.rsplit(".", 1)[-1].removeprefix("test_"))
     remove_namespace(kube, name)
@@ -64,8 +65,8 @@ def namespace(kube: Kube, operator: OperatorRelease, request: pytest.FixtureRequ
     remove_namespace(kube, name)
 
 
-def remove_namespace(kube: Kube, name: str) -> None:
-    kube.run("delete", "namespace", name, "--ignore-not-found", "--timeout=240s", timeout=250)
+def remove_namespace(kube: Kubectl, name: str) -> None:
+    kube.run("delete", "namespace", name, "--ignore-not-found", "--timeout=240s")
     kube.run("delete", "persistentvolume", f"{name}-smollm2", "--ignore-not-found")
 
 
@@ -103,7 +104,7 @@ def model_volume(namespace: str, directory: Path | None = None, claim: str = "sm
 
 
 @pytest.fixture
-def deploy(kube: Kube, namespace: str) -> Iterator[Callable[..., LLMDeployment]]:
+def deploy(kube: Kubectl, namespace: str) -> Iterator[Callable[..., LLMDeployment]]:
     """`deploy("name", **spec_changes)` applies an LLMDeployment, gone with its pods after the test."""
     made: list[LLMDeployment] = []
 

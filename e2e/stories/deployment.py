@@ -13,7 +13,8 @@ from typing import Any
 
 from openai import OpenAI
 
-from e2e.stories.kube import Kube, Manifest, eventually
+from e2e.kubectl import Kubectl, KubectlError, Manifest
+from e2e.stories.waiting import eventually
 
 NAME_LABEL = "serving.quire.dev/name"
 SERVED_NAME = "smollm2-135m-instruct"
@@ -24,7 +25,7 @@ CHILD_KINDS = ("deployment", "service", "serviceaccount", "configmap", "poddisru
 class LLMDeployment:
     """One named LLMDeployment in one namespace."""
 
-    kube: Kube
+    kube: Kubectl
     namespace: str
     name: str
 
@@ -59,9 +60,9 @@ class LLMDeployment:
         try:
             self.kube.run(
                 "wait", "llmdeployment", self.name, "-n", self.namespace,
-                "--for=condition=Ready", f"--timeout={timeout}s", timeout=timeout + 10,
+                "--for=condition=Ready", f"--timeout={timeout}s",
             )  # fmt: skip
-        except AssertionError as error:
+        except KubectlError as error:
             raise AssertionError(f"{error}\nstatus: {self.status()}\npods: {self.describe_pods()}") from error
 
     def wait_settled(self, timeout: float = 240) -> Manifest:

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from openai import OpenAI
 
-from e2e.stories.kube import eventually
+from e2e.stories.waiting import eventually
 
 
 @dataclass

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.stories.kube import Kube, KubectlError, eventually
+from e2e.kubectl import Kubectl
+from e2e.stories.waiting import eventually
 
 NAMESPACE = "quire-system"
 RELEASE = "quire"
@@ -20,27 +20,16 @@ WRITES = {"create", "update", "patch", "delete", "deletecollection"}
 class OperatorRelease:
     """The Helm release and what its ServiceAccount did."""
 
-    kube: Kube
+    kube: Kubectl
     root: Path
 
     @property
     def user(self) -> str:
         return f"system:serviceaccount:{NAMESPACE}:{DEPLOYMENT}"
 
-    def helm(self, *args: str, stdin: str | None = None) -> str:
-        command = [
-            str(self.root / ".cluster" / "bin" / "helm"),
-            f"--kubeconfig={self.kube.kubeconfig}",
-            *args,
-        ]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300, check=False)
-        if done.returncode != 0:
-            raise KubectlError(f"helm {' '.join(args)}: {done.stderr.strip()}")
-        return done.stdout
-
     def values(self) -> str:
         """The values that the release was installed with, as YAML."""
-        return self.helm("get", "values", RELEASE, "-n", NAMESPACE, "-o", "yaml")
+        return self.kube.helm("get", "values", RELEASE, "-n", NAMESPACE, "-o", "yaml")
 
     def upgrade(self, *args: str) -> None:
         """Upgrades the release with its present values plus `args`; returns when one of its pods leads."""
@@ -52,7 +41,7 @@ class OperatorRelease:
 
     def _deploy(self, *args: str, stdin: str | None = None) -> None:
         chart = str(self.root / "charts" / "quire")
-        self.helm(
+        self.kube.helm(
             "upgrade",
             "--install",
             RELEASE,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from e2e.kubectl import Kubectl
 from e2e.stories.conftest import ROOT
-from e2e.stories.kube import Kube
 
 
 def blocks(language: str) -> list[str]:
@@ -18,10 +18,10 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture
-def newcomer(kube: Kube, tmp_path: Path) -> Iterator[Path]:
+def newcomer(kube: Kubectl, tmp_path: Path) -> Iterator[Path]:
     """A directory that looks like the checkout after `make up` and holds the manifest from the README."""
     (tmp_path / ".cluster").mkdir()
-    (tmp_path / ".cluster" / "bin").symlink_to(kube.program.parent)
+    (tmp_path / ".cluster" / "bin").symlink_to(kube.bin)
     (tmp_path / ".cluster" / "kubeconfig").symlink_to(kube.kubeconfig)
     (manifest,) = blocks("yaml")
     (tmp_path / "my-model.yaml").write_text(manifest)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from e2e.kubectl import Kubectl
 from e2e.stories.deployment import SERVED_NAME, LLMDeployment
-from e2e.stories.kube import Kube
 from e2e.stories.load import stream_text
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2.yaml"
@@ -17,7 +17,7 @@ QUESTION = "What is the capital of France?"
 
 
 def test_the_example_becomes_ready_and_knows_the_capital_of_france(
-    kube: Kube, namespace: str, capsys: pytest.CaptureFixture[str]
+    kube: Kubectl, namespace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = yaml.safe_load(EXAMPLE.read_text())
     manifest["metadata"]["namespace"] = namespace
@@ -55,7 +55,7 @@ def test_the_example_becomes_ready_and_knows_the_capital_of_france(
     kube.delete("llmdeployment", llm.name, namespace)
 
 
-def test_kubectl_get_shows_phase_replicas_and_the_reason(kube: Kube, namespace: str) -> None:
+def test_kubectl_get_shows_phase_replicas_and_the_reason(kube: Kubectl, namespace: str) -> None:
     manifest = yaml.safe_load(EXAMPLE.read_text())
     manifest["metadata"]["namespace"] = namespace
     llm = LLMDeployment(kube, namespace, manifest["metadata"]["name"])

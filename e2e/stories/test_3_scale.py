@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from e2e.kubectl import Kubectl
 from e2e.stories.deployment import SERVED_NAME, LLMDeployment
-from e2e.stories.kube import Kube, eventually
 from e2e.stories.load import StreamLoad
+from e2e.stories.waiting import eventually
 
 
-def test_scaling_up_and_down_breaks_no_stream(kube: Kube, deploy: Callable[..., LLMDeployment]) -> None:
+def test_scaling_up_and_down_breaks_no_stream(kube: Kubectl, deploy: Callable[..., LLMDeployment]) -> None:
     llm = deploy("scale", replicas=1)
     llm.wait_ready()
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from e2e.kubectl import Kubectl, Manifest
 from e2e.stories.deployment import CHILD_KINDS, NAME_LABEL, LLMDeployment
-from e2e.stories.kube import Kube, Manifest, eventually
 from e2e.stories.release import OperatorRelease
+from e2e.stories.waiting import eventually
 
 EDITS: dict[str, Manifest] = {
     "deployment": {"spec": {"progressDeadlineSeconds": 33}},
@@ -21,13 +22,13 @@ EDITS: dict[str, Manifest] = {
 }
 
 
-def child(kube: Kube, llm: LLMDeployment, kind: str) -> Manifest | None:
+def child(kube: Kubectl, llm: LLMDeployment, kind: str) -> Manifest | None:
     found = kube.list(kind, llm.namespace, f"{NAME_LABEL}={llm.name}")
     return found[0] if found else None
 
 
 def test_every_deleted_or_edited_child_is_back_within_two_seconds(
-    kube: Kube, deploy: Callable[..., LLMDeployment], capsys: pytest.CaptureFixture[str]
+    kube: Kubectl, deploy: Callable[..., LLMDeployment], capsys: pytest.CaptureFixture[str]
 ) -> None:
     llm = deploy("repair")
     llm.wait_ready()
@@ -75,7 +76,7 @@ def covers(now: Manifest, before: Manifest, *, edit_of: Manifest) -> bool:
 
 
 def test_ten_restarts_of_the_operator_change_no_pod_and_write_only_the_lease(
-    kube: Kube, operator: OperatorRelease, deploy: Callable[..., LLMDeployment]
+    kube: Kubectl, operator: OperatorRelease, deploy: Callable[..., LLMDeployment]
 ) -> None:
     llm = deploy("steady")
     llm.wait_settled()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from e2e.kubectl import Kubectl
 from e2e.stories.deployment import SERVED_NAME, LLMDeployment
-from e2e.stories.kube import Kube, eventually
+from e2e.stories.waiting import eventually
 
 
 def test_a_deleted_pod_finishes_its_stream_while_new_requests_go_elsewhere(
-    kube: Kube, deploy: Callable[..., LLMDeployment]
+    kube: Kubectl, deploy: Callable[..., LLMDeployment]
 ) -> None:
     llm = deploy("drain", replicas=1, drain={"preStopSeconds": 3, "timeoutSeconds": 120})
     llm.wait_ready()

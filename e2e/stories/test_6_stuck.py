@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from e2e.kubectl import Manifest
 from e2e.stories.deployment import SERVED_NAME, LLMDeployment
-from e2e.stories.kube import Manifest, eventually
+from e2e.stories.waiting import eventually
 
 
 def fault(text: str) -> Manifest:

@@ -9,14 +9,15 @@ from collections.abc import Callable
 import openai
 import pytest
 
+from e2e.kubectl import Kubectl, KubectlError
 from e2e.stories.deployment import SERVED_NAME, LLMDeployment, small_spec
-from e2e.stories.kube import Kube, KubectlError, eventually
 from e2e.stories.release import NAMESPACE, OperatorRelease
+from e2e.stories.waiting import eventually
 
 HOSTILE = "x$(touch /tmp/pwned)`touch /tmp/pwned`;touch /tmp/pwned|'\"&&touch /tmp/pwned"
 
 
-def test_pod_security_restricted_is_enforced_where_the_pods_run(kube: Kube, namespace: str) -> None:
+def test_pod_security_restricted_is_enforced_where_the_pods_run(kube: Kubectl, namespace: str) -> None:
     root = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -30,7 +31,7 @@ def test_pod_security_restricted_is_enforced_where_the_pods_run(kube: Kube, name
 
 
 def test_a_request_needs_a_key_and_a_new_key_works_without_a_restart(
-    kube: Kube, namespace: str, deploy: Callable[..., LLMDeployment]
+    kube: Kubectl, namespace: str, deploy: Callable[..., LLMDeployment]
 ) -> None:
     def secret(**keys: str) -> dict[str, object]:
         data = {client: base64.b64encode(key.encode()).decode() for client, key in keys.items()}
@@ -65,7 +66,7 @@ def test_a_request_needs_a_key_and_a_new_key_works_without_a_restart(
     assert all(c["restartCount"] == 0 for pod in llm.pods() for c in pod["status"]["containerStatuses"])
 
 
-def test_the_operator_may_not_read_a_secret(kube: Kube, operator: OperatorRelease, namespace: str) -> None:
+def test_the_operator_may_not_read_a_secret(kube: Kubectl, operator: OperatorRelease, namespace: str) -> None:
     for verb in ("get", "list", "watch", "create", "update", "patch", "delete"):
         for where in (namespace, NAMESPACE, "kube-system"):
             with pytest.raises(KubectlError, match="^kubectl .*: no$"):
@@ -82,7 +83,7 @@ def test_the_operator_touched_only_kinds_that_it_needs(operator: OperatorRelease
 
 
 def test_shell_text_in_every_string_field_runs_nothing(
-    kube: Kube, namespace: str, deploy: Callable[..., LLMDeployment]
+    kube: Kubectl, namespace: str, deploy: Callable[..., LLMDeployment]
 ) -> None:
     hostile = {
         "model": {
@@ -115,7 +116,7 @@ def test_shell_text_in_an_extra_argument_is_refused_by_the_parser_not_run(
     assert "--log-level" in failure["message"]
 
 
-def admits(kube: Kube, namespace: str, changes: dict[str, object]) -> bool:
+def admits(kube: Kubectl, namespace: str, changes: dict[str, object]) -> bool:
     """True when the API server takes a spec with these changes."""
     body = {
         "apiVersion": "serving.quire.dev/v1alpha1",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from e2e.kubectl import Kubectl
 from e2e.stories.deployment import CHILD_KINDS, NAME_LABEL, SERVED_NAME, LLMDeployment
-from e2e.stories.kube import Kube, eventually
 from e2e.stories.release import NAMESPACE, RELEASE, OperatorRelease
+from e2e.stories.waiting import eventually
 
 
 def test_deleting_the_deployment_deletes_everything_it_owned(
-    kube: Kube, deploy: Callable[..., LLMDeployment]
+    kube: Kubectl, deploy: Callable[..., LLMDeployment]
 ) -> None:
     llm = deploy("leaver")
     llm.wait_ready()
@@ -26,14 +27,14 @@ def test_deleting_the_deployment_deletes_everything_it_owned(
 
 
 def test_pods_keep_serving_when_the_operator_is_uninstalled_and_nothing_hangs(
-    kube: Kube, operator: OperatorRelease, deploy: Callable[..., LLMDeployment]
+    kube: Kubectl, operator: OperatorRelease, deploy: Callable[..., LLMDeployment]
 ) -> None:
     llm = deploy("orphan")
     llm.wait_ready()
     pods = {pod["metadata"]["uid"] for pod in llm.pods()}
     values = operator.values()
 
-    operator.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait", "--timeout=120s")
+    kube.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait", "--timeout=120s")
     try:
         eventually("no operator pod is left", lambda: not operator.pods())
         with llm.client() as client:

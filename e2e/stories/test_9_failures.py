@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from e2e.kubectl import Kubectl, Manifest
 from e2e.stories.conftest import ROOT, model_volume
 from e2e.stories.deployment import SERVED_NAME, LLMDeployment, small_spec
-from e2e.stories.kube import Kube, Manifest, eventually
 from e2e.stories.release import OperatorRelease
+from e2e.stories.waiting import eventually
 
 MODEL = ROOT / ".cluster" / "models" / "smollm2"
 
@@ -59,7 +60,10 @@ def test_a_pod_that_ends_with_a_reason_has_it_in_the_status_and_one_event(
 
 
 def test_a_flipped_byte_in_the_weights_is_found_before_it_serves(
-    kube: Kube, namespace: str, deploy: Callable[..., LLMDeployment], tmp_path_factory: pytest.TempPathFactory
+    kube: Kubectl,
+    namespace: str,
+    deploy: Callable[..., LLMDeployment],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     corrupt = ROOT / ".cluster" / "models" / "corrupt"
     shutil.rmtree(corrupt, ignore_errors=True)
@@ -93,7 +97,7 @@ def test_a_node_selector_that_no_node_meets_is_waiting_for_node(deploy: Callable
 
 
 def test_a_missing_claim_is_volume_pending_and_heals_when_the_claim_appears(
-    kube: Kube, namespace: str, deploy: Callable[..., LLMDeployment]
+    kube: Kubectl, namespace: str, deploy: Callable[..., LLMDeployment]
 ) -> None:
     llm = deploy("unclaimed", model=pvc("later"))
     ready = llm.wait_reason("Ready", "VolumePending")
@@ -107,7 +111,7 @@ def test_a_missing_claim_is_volume_pending_and_heals_when_the_claim_appears(
 
 
 def test_somebody_elses_service_is_left_alone_and_named(
-    kube: Kube, namespace: str, deploy: Callable[..., LLMDeployment]
+    kube: Kubectl, namespace: str, deploy: Callable[..., LLMDeployment]
 ) -> None:
     service = {
         "apiVersion": "v1",
@@ -128,7 +132,7 @@ def test_somebody_elses_service_is_left_alone_and_named(
 
 
 def test_a_full_quota_is_named_and_heals_when_it_is_raised(
-    kube: Kube, namespace: str, deploy: Callable[..., LLMDeployment]
+    kube: Kubectl, namespace: str, deploy: Callable[..., LLMDeployment]
 ) -> None:
     quota = {
         "apiVersion": "v1",

@@ -16,8 +16,8 @@ from e2e.cluster import host, plan
 from e2e.images import build
 from e2e.images.build import References
 from e2e.images.target import Target
+from e2e.kubectl import Kubectl
 from e2e.up import question, together, volume, waiting
-from e2e.up.kubectl import Kubectl
 
 # Where `python -m e2e.models`, run beside the builds, puts it. Not imported from there: that imports torch.
 _MODEL = Path(".cache/models/smollm2")

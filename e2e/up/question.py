@@ -8,8 +8,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from e2e.kubectl import Kubectl
 from e2e.up.errors import UpError
-from e2e.up.kubectl import Kubectl
 
 QUESTION = "What is the capital of France?"
 _PATH = "/v1/chat/completions"

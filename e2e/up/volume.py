@@ -8,8 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from e2e.kubectl import Kubectl, Manifest
 from e2e.up.errors import UpError
-from e2e.up.kubectl import Kubectl, Manifest
 
 CLAIM = "smollm2"
 _SIZE = {"storage": "1Gi"}

@@ -3,8 +3,8 @@
 import time
 from typing import Any
 
+from e2e.kubectl import Kubectl
 from e2e.up.errors import UpError
-from e2e.up.kubectl import Kubectl
 
 _POLL_SECONDS = 0.5
 _SILENCE_SECONDS = 10
