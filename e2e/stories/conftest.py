@@ -66,6 +66,11 @@ def namespace(kube: Kubectl, operator: OperatorRelease, request: pytest.FixtureR
 
 
 def remove_namespace(kube: Kubectl, name: str) -> None:
+    if kube.get("namespace", name, "default") is None:
+        return
+    kube.run("delete", "llmdeployment", "--all", "-n", name)
+    # The namespace controller looks again only after half a grace period: it should find no pod at once.
+    eventually(f"the pods of {name} are gone", lambda: not kube.list("pods", name), timeout=180, poll=0.5)
     kube.run("delete", "namespace", name, "--ignore-not-found", "--timeout=240s")
     kube.run("delete", "persistentvolume", f"{name}-smollm2", "--ignore-not-found")
 
