@@ -53,11 +53,29 @@ def test_a_failing_pod_is_told_in_the_status_and_in_one_event(
 
 def test_a_volume_that_does_not_mount_is_volume_pending(world: World, namespace: str) -> None:
     world.deploy(namespace, "m")
-    world.make_pod(namespace, "m", pods.not_mounted())
+    pod = world.make_pod(namespace, "m", pods.not_mounted())
+    metadata = pod["metadata"]
+    event = {
+        "metadata": {"name": "m.mount", "namespace": namespace},
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "reportingController": "kubelet",
+        "reportingInstance": "node-1",
+        "action": "Mount",
+        "type": "Warning",
+        "reason": "FailedMount",
+        "note": 'MountVolume.SetUp failed for volume "keys": secret "keys" not found',
+        "regarding": {
+            "kind": "Pod",
+            "namespace": namespace,
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        },
+    }
+    world.client.request("POST", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", event)
 
     ready = world.wait_condition(namespace, "m", "Ready", "False", "VolumePending")
 
-    assert "models" in ready["message"]
+    assert 'secret "keys" not found' in ready["message"]
 
 
 def test_pods_that_a_quota_refuses_are_quota_exceeded(world: World, namespace: str) -> None:

@@ -110,6 +110,14 @@ def test_a_missing_claim_is_volume_pending_and_heals_when_the_claim_appears(
     kube.run("delete", "persistentvolume", f"{namespace}-later", "--wait=false")
 
 
+def test_a_secret_that_is_not_there_is_volume_pending_and_named(deploy: Callable[..., LLMDeployment]) -> None:
+    llm = deploy("keyless", security={"apiKeysSecretRef": {"name": "forgotten"}})
+
+    ready = llm.wait_reason("Ready", "VolumePending")
+
+    assert "forgotten" in ready["message"]
+
+
 def test_somebody_elses_service_is_left_alone_and_named(
     kube: Kubectl, namespace: str, deploy: Callable[..., LLMDeployment]
 ) -> None:

@@ -35,6 +35,7 @@ class Observed:
     replica_sets: tuple[Body, ...] = ()
     pods: tuple[Body, ...] = ()
     samples: Mapping[str, Sample] = field(default_factory=dict)  # pod uid -> what it says of itself
+    mount_errors: Mapping[str, str] = field(default_factory=dict)  # pod uid -> why a volume does not mount
 
     @property
     def namespace(self) -> str:

@@ -60,9 +60,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, patch]
+# list: why a volume does not mount stands in the kubelet's Events and nowhere else.
 - apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create]
+  verbs: [create, list]
 {{- end }}
 
 {{- /* {a: x, b: y} as a=x,b=y */ -}}

@@ -29,6 +29,7 @@ from quire_operator.cluster.leases import LeaseClient
 from quire_operator.observed import Body, Observed, Ref, controller_uid, ref
 from quire_operator.plan import Plan
 from quire_operator.reports import Sample
+from quire_operator.status.pods import awaits_volumes
 from quire_operator.status.transitions import Event
 
 __all__ = [
@@ -109,7 +110,18 @@ class Cluster:
             replica_sets=tuple(sets),
             pods=tuple(pods),
             samples={uid: self.samples[uid] for pod in pods if (uid := _uid(pod)) in self.samples},
+            mount_errors=await self._mount_errors(pods, key.namespace),
         )
+
+    async def _mount_errors(self, pods: Sequence[Body], namespace: str) -> dict[str, str]:
+        """What the kubelet's FailedMount Events say, by pod uid; asked only for pods that seem to wait."""
+        errors = {}
+        for uid in (_uid(pod) for pod in pods if awaits_volumes(pod, datetime.now(UTC))):
+            query = {"fieldSelector": f"regarding.uid={uid},reason=FailedMount", "limit": "20"}
+            found = await self._connection.request("GET", kinds.EVENT.path(namespace), query=query)
+            if items := found.get("items"):
+                errors[uid] = str(items[-1].get("note") or "a volume does not mount")
+        return errors
 
     async def execute(self, plan: Plan, namespace: str) -> None:
         """Carry out a plan: apply in order, then delete, then release pods."""

@@ -124,7 +124,13 @@ def _view(model: LLMDeployment, observed: Observed, now: datetime) -> _View:
     needed = max(1, wanted - model.spec.disruption.max_unavailable) if wanted else 0
     newest = _newest(observed.replica_sets)
     states = [
-        pods.read(pod, newest=newest, sample=observed.samples.get(str(pod["metadata"]["uid"])), now=now)
+        pods.read(
+            pod,
+            newest=newest,
+            sample=observed.samples.get(str(pod["metadata"]["uid"])),
+            mount_error=observed.mount_errors.get(str(pod["metadata"]["uid"]), ""),
+            now=now,
+        )
         for pod in observed.pods
     ]
     known = {c.get("reason") for c in observed.status.get("conditions") or () if c.get("type") == "Degraded"}

@@ -19,7 +19,7 @@ from quire_operator.status.reasons import BY_EXIT_CODE, REASONS
 
 # A claim that is being bound, or a node that frees up, takes a moment in health, too.
 PLACEMENT_GRACE_SECONDS = 5.0
-# A pod that is scheduled and has no sandbox yet waits for its volumes; mounting always takes a moment.
+# A claim or a Secret that comes a moment after its pod is mounted at the kubelet's next try.
 VOLUME_GRACE_SECONDS = 30.0
 
 _IMAGE_WAITS = frozenset(
@@ -79,15 +79,33 @@ class PodState:
     created: str
 
 
-def read(pod: Body, *, newest: str, sample: Sample | None, now: datetime) -> PodState:
+def awaits_volumes(pod: Body, now: datetime) -> bool:
+    """True when a scheduled pod has no sandbox for so long that a volume may be the cause.
+
+    Only may: the kubelet reports the same while it pulls the image. Its FailedMount Event is the evidence.
+    """
+    conditions = _conditions(pod)
+    scheduled = conditions.get("PodScheduled") or {}
+    return (
+        scheduled.get("status") == "True"
+        and (conditions.get("PodReadyToStartContainers") or {}).get("status") == "False"
+        and "deletionTimestamp" not in pod["metadata"]
+        and seconds_since(str(scheduled.get("lastTransitionTime", "")), now) >= VOLUME_GRACE_SECONDS
+    )
+
+
+def read(pod: Body, *, newest: str, sample: Sample | None, now: datetime, mount_error: str = "") -> PodState:
     """`newest`: uid of the newest ReplicaSet; `sample`: the pod's last /statusz, if there is one."""
     status = pod.get("status") or {}
-    conditions = {c["type"]: c for c in status.get("conditions") or ()}
+    conditions = _conditions(pod)
     container = _server(status)
     going = "deletionTimestamp" in pod["metadata"] or status.get("phase") in ("Failed", "Succeeded")
     ready = not going and (conditions.get("Ready") or {}).get("status") == "True"
     ended = _ended(pod, container)
     failure = None if ready or going else _failure(pod, conditions, container, sample, ended, now)
+    if failure is None and mount_error and awaits_volumes(pod, now):
+        detail = reports.printable(mount_error)
+        failure = Failure(reason="VolumePending", detail=detail, pod=pod["metadata"]["name"])
     running = "running" in (container.get("state") or {})
     return PodState(
         name=pod["metadata"]["name"],
@@ -101,6 +119,10 @@ def read(pod: Body, *, newest: str, sample: Sample | None, now: datetime) -> Pod
         sample=sample,
         created=str(pod["metadata"].get("creationTimestamp", "")),
     )
+
+
+def _conditions(pod: Body) -> dict[str, Mapping[str, Any]]:
+    return {c["type"]: c for c in (pod.get("status") or {}).get("conditions") or ()}
 
 
 def _server(status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -136,7 +158,7 @@ def _failure(
         return Failure(reason="ImagePullFailed", detail=f"{image}: {cause}", pod=name)
     if waits_for in _CONFIG_WAITS:
         return Failure(reason="ConfigError", detail=detail or waits_for, pod=name)
-    return _placement(pod, conditions, name, now)
+    return _placement(conditions, name, now)
 
 
 def _said(sample: Sample) -> str:
@@ -177,22 +199,13 @@ def _ended(pod: Body, container: Mapping[str, Any]) -> Failure | None:
     )
 
 
-def _placement(pod: Body, conditions: Mapping[str, Any], name: str, now: datetime) -> Failure | None:
+def _placement(conditions: Mapping[str, Any], name: str, now: datetime) -> Failure | None:
     scheduled = conditions.get("PodScheduled") or {}
     since = seconds_since(str(scheduled.get("lastTransitionTime", "")), now)
     if scheduled.get("status") == "False" and since >= PLACEMENT_GRACE_SECONDS:
         detail = reports.printable(scheduled.get("message"))
         reason = "VolumePending" if _VOLUME_WORDS.search(detail) else "WaitingForNode"
         return Failure(reason=reason, detail=detail, pod=name)
-    sandbox = conditions.get("PodReadyToStartContainers") or {}
-    is_placed = scheduled.get("status") == "True"
-    if is_placed and sandbox.get("status") == "False" and since >= VOLUME_GRACE_SECONDS:
-        claims = [
-            str(volume["persistentVolumeClaim"].get("claimName"))
-            for volume in pod["spec"].get("volumes") or ()
-            if "persistentVolumeClaim" in volume
-        ]
-        return Failure(reason="VolumePending", detail=f"claims: {', '.join(claims)}", pod=name)
     return None
 
 

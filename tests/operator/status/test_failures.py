@@ -29,7 +29,6 @@ def test_a_failure_is_in_conditions_and_last_failure_with_its_remedy(reason: str
         (kubelet.waiting("ErrImagePull", "unauthorized"), "ImagePullFailed"),
         (kubelet.waiting("InvalidImageName", "bad"), "ImagePullFailed"),
         (kubelet.waiting("CreateContainerConfigError", 'secret "keys" not found'), "ConfigError"),
-        (kubelet.not_mounted(), "VolumePending"),
         (kubelet.status(kubelet.running(last=kubelet.end(139), restarts=1)), "EngineCrashed"),
         (kubelet.status(kubelet.running(last=kubelet.end(66), restarts=1)), "ModelNotFound"),
         (kubelet.status(kubelet.running(last=kubelet.end(137, "Error"), restarts=1)), "EngineCrashed"),
@@ -37,6 +36,17 @@ def test_a_failure_is_in_conditions_and_last_failure_with_its_remedy(reason: str
 )
 def test_what_only_kubernetes_says_has_a_reason_too(told: Body, reason: str) -> None:
     assert condition(compute(pod(told)), "Degraded") == ("True", reason)
+
+
+def test_a_pod_without_a_sandbox_waits_for_a_volume_only_if_an_event_says_so() -> None:
+    why = 'MountVolume.SetUp failed for volume "keys": secret "keys" not found'
+
+    pulling = compute(pod(kubelet.not_mounted()))
+    mounting = compute(pod(kubelet.not_mounted()), mount_errors={"uid-m-0": why})
+
+    assert condition(pulling, "Degraded") == ("False", "AsExpected")
+    assert condition(mounting, "Degraded") == ("True", "VolumePending")
+    assert 'secret "keys" not found' in mounting["lastFailure"]["message"]
 
 
 def test_a_moment_of_waiting_for_a_node_or_a_volume_is_no_failure() -> None:
