@@ -61,4 +61,5 @@ def describe(checkout: Checkout, facts: Facts) -> str:
     if facts.needs_bridge_module:
         lines.append("  modules    br_netfilter (stays loaded)")
     lines.append("`make down` undoes it; .cluster keeps the programs, the images and the logs.")
+    lines.append("Built images stay in buildah's own store, too: `buildah rmi --all` empties that.")
     return "\n".join(lines)

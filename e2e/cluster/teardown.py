@@ -88,12 +88,14 @@ def _remove_traces(checkout: Checkout) -> None:
     """What the kubelet and the network plugins leave at fixed places of the host."""
     for result in _CNI_RESULTS.glob("*"):
         # The loopback's results are not named after our network, but they all name the pod's namespace.
-        if str(checkout.run).encode() in result.read_bytes():
-            result.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # another cluster's pod just ended
+            if str(checkout.run).encode() in result.read_bytes():
+                result.unlink(missing_ok=True)
     if _CONTAINER_LOG_LINKS.is_dir():
         for link in _CONTAINER_LOG_LINKS.iterdir():
-            if link.is_symlink() and link.readlink().is_relative_to(checkout.pod_logs):
-                link.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                if link.is_symlink() and link.readlink().is_relative_to(checkout.pod_logs):
+                    link.unlink(missing_ok=True)
 
 
 def _release(checkout: Checkout) -> None:

@@ -24,6 +24,7 @@ from quire_operator.workqueue import WorkQueue
 logger = logging.getLogger(__name__)
 
 WORKERS = 16
+CONFIRM_SECONDS = 30.0  # a watch that seems to have missed something is checked again this soon
 RECONCILE_SECONDS = 60.0
 CONFLICT_SECONDS = 0.2
 # Such failures are the API server's and not the object's: when it is back, nobody waits for minutes.
@@ -42,6 +43,7 @@ class Controller:
         self._queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop())
         self._poller = Poller(cluster, self._queue.add)
         self._untold: dict[str, dict[str, int]] = {}  # kind -> uid -> version that no watch told of yet
+        self._told: dict[str, dict[str, int]] = {}  # what watches tell while their kind is being listed
         self._stale: frozenset[str] = frozenset()
         metrics.queue_depth.set_function(lambda: self._queue.depth)
         metrics.queue_oldest_seconds.set_function(lambda: self._queue.oldest_age)
@@ -57,6 +59,8 @@ class Controller:
             self._queue.add(owner_key(body))
             return
         version = metadata.get("resourceVersion", "")
+        if version.isdigit() and kind in self._told:
+            self._told[kind][metadata["uid"]] = int(version)
         if version.isdigit() and int(version) >= untold.get(metadata["uid"], 0):
             untold.pop(metadata["uid"], None)
         # Our own writes are in the cache already: their echo is no news and causes no work.
@@ -70,6 +74,7 @@ class Controller:
     async def prime(self) -> None:
         """Fill the cache before anything is decided from it; waits for the API server and for the CRD."""
         while True:
+            self._untold.clear()  # the watches begin only now: a second try proves nothing about them
             try:
                 await self._resync()
                 return
@@ -129,7 +134,8 @@ class Controller:
 
     async def _resync_forever(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.resync_seconds * random.uniform(0.8, 1.2))
+            period = CONFIRM_SECONDS if any(self._untold.values()) else self._settings.resync_seconds
+            await asyncio.sleep(period * random.uniform(0.8, 1.2))
             try:
                 await self._resync()
                 self._metrics.resyncs.labels("ok").inc()
@@ -150,13 +156,18 @@ class Controller:
 
     async def _relist(self, kind: Kind) -> bool:
         """True when the watch has not told, since the last re-list, of what that one had found without it."""
-        changes = await self._cluster.relist(kind, self._settings.watch_namespaces)
+        told = self._told[kind.kind] = {}
+        try:
+            changes = await self._cluster.relist(kind, self._settings.watch_namespaces)
+        finally:
+            del self._told[kind.kind]
         if changes.removed:
             logger.info("the watch had missed %d deletions of %s", changes.removed, kind.plural)
         versions = self._cluster.cache.versions(kind.kind)
         untold = self._untold.get(kind.kind, {})
         kept = {uid: version for uid, version in untold.items() if uid in versions}
-        self._untold[kind.kind] = kept | {uid: versions[uid] for uid in changes.missed if uid in versions}
+        missed = [uid for uid in changes.missed if uid in versions and told.get(uid, -1) < versions[uid]]
+        self._untold[kind.kind] = kept | {uid: versions[uid] for uid in missed}
         for owner in changes.owners:
             self._queue.add(owner)
         return bool(kept)

@@ -63,7 +63,9 @@ class Poller:
             self._was_loading.add(uid)
             return True
         sample = self._cluster.samples.get(uid)
-        return uid in self._was_loading and (sample is None or sample.phase != "serving")
+        return uid in self._was_loading and (
+            sample is None or sample.phase != "serving" or bool(sample.reason)
+        )
 
     async def _ask(self, session: aiohttp.ClientSession, uid: str, pod: Object) -> None:
         async with self._slots:

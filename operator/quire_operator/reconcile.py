@@ -78,13 +78,19 @@ class Reconciler:
             return await self._report(key, observed, status.invalid(observed, error, now=self._now()), Plan())
         observed = await self._cluster.observe(body, [ref(manifest) for manifest in desired])
         problem = status.ownership_conflict(observed)
-        plan = self._paced(key, make_plan(desired, observed))
+        needed = make_plan(desired, observed)
+        plan = self._paced(key, needed)
         if plan:
             logger.info("%s/%s: %s", key.namespace, key.name, "; ".join(plan.details))
             problem = await self._execute(plan, key) or problem
             observed = await self._cluster.observe(body)
         new = status.of(model, observed, now=self._now(), problem=problem)
-        return await self._report(key, observed, new, plan)
+        outcome = await self._report(key, observed, new, plan)
+        if len(plan.apply) < len(needed.apply):
+            return replace(
+                outcome, again_after=min(outcome.again_after or UNSETTLED_SECONDS, UNSETTLED_SECONDS)
+            )
+        return outcome
 
     async def _execute(self, plan: Plan, key: Key) -> Failure | None:
         """Carry out the plan; what the API server refuses is a problem to be told of."""
@@ -128,6 +134,6 @@ class Reconciler:
             if len(recent) < REPAIRS_AT_ONCE or recent[-1] <= now - UNSETTLED_SECONDS:
                 recent.append(now)
                 apply.append(manifest)
-        for identity in [known for known, recent in times.items() if not recent]:
+        for identity in [one for one, at in times.items() if not at or at[-1] < now - REPAIR_WINDOW_SECONDS]:
             del times[identity]
         return replace(plan, apply=tuple(apply))

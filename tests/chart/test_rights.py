@@ -62,6 +62,7 @@ def test_a_namespaced_operator_has_no_right_in_the_cluster() -> None:
     bodies = render(*MATRIX["namespaced"])
 
     assert of_kind(bodies, "ClusterRoleBinding") == []
+    assert of_kind(bodies, "ClusterRole") == []
     assert {r["kind"] for r in roles(bodies)} == {"Role"}
     namespaces = sorted(r["metadata"]["namespace"] for r in roles(bodies))
     assert namespaces == ["quire-system", "team-a", "team-b"]

@@ -50,6 +50,15 @@ def test_a_deleted_object_does_not_rise_again_from_a_late_list() -> None:
     assert changes.missed == frozenset()
 
 
+def test_an_object_that_lost_its_label_and_has_it_again_is_known_again() -> None:
+    cache = Cache()
+    cache.put(thing("Service", version=5))
+    cache.remove(thing("Service", version=6))  # how a watch with a label selector tells of the loss
+
+    assert cache.put(thing("Service", version=7))
+    assert cache.get("Service", "ns", "m") is not None
+
+
 def test_a_list_removes_what_it_does_not_have_unless_that_is_newer() -> None:
     cache = Cache()
     cache.put(thing("Service", "old", version=5))

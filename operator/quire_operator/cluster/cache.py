@@ -49,7 +49,8 @@ class Cache:
     def __init__(self) -> None:
         self._entries: dict[str, dict[tuple[str, str], _Entry]] = defaultdict(dict)
         self._of_owner: dict[Key, set[tuple[str, str]]] = defaultdict(set)  # -> (kind, name)
-        self._gone: OrderedDict[str, None] = OrderedDict()  # uids; they are never used twice
+        # uid -> version at which it went: for good, or out of the watch's sight by losing its label.
+        self._gone: OrderedDict[str, int] = OrderedDict()
 
     def put(self, body: Object) -> bool:
         """Keep `body`; False when it is known already, older than what is known, or deleted."""
@@ -57,7 +58,8 @@ class Cache:
         kind, place = str(body["kind"]), (str(metadata["namespace"]), str(metadata["name"]))
         uid, version = str(metadata["uid"]), _version(metadata)
         known = self._entries[kind].get(place)
-        if uid in self._gone or (known is not None and known.uid == uid and known.version >= version):
+        is_old = known is not None and known.uid == uid and known.version >= version
+        if is_old or version <= self._gone.get(uid, -1):
             return False
         if known is not None:
             self._drop(kind, place)
@@ -68,9 +70,9 @@ class Cache:
         return True
 
     def remove(self, body: Object) -> None:
-        """Forget a deleted object, for good."""
+        """Forget a deleted object; only a newer version of it would be believed."""
         metadata = body["metadata"]
-        self._bury(str(metadata["uid"]))
+        self._bury(str(metadata["uid"]), _version(metadata))
         place = (str(metadata["namespace"]), str(metadata["name"]))
         known = self._entries[str(body["kind"])].get(place)
         if known is not None and known.uid == metadata["uid"]:
@@ -109,7 +111,7 @@ class Cache:
             if entry.uid not in listed and entry.version <= version
         ]
         for place, entry in lost:
-            self._bury(entry.uid)
+            self._bury(entry.uid, version)
             self._drop(kind, place)
         return [entry.owner for _, entry in lost]
 
@@ -120,8 +122,8 @@ class Cache:
         if not members:
             del self._of_owner[entry.owner]
 
-    def _bury(self, uid: str) -> None:
-        self._gone[uid] = None
+    def _bury(self, uid: str, version: int) -> None:
+        self._gone[uid] = version
         if len(self._gone) > _MAX_TOMBSTONES:
             self._gone.popitem(last=False)
 

@@ -71,11 +71,15 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        """What comes next are another request's headers, even while this one is being answered."""
+        self._reading_headers = True
+        super().on_message_complete()
+
     def on_response_complete(self) -> None:
         """The connection is idle again, unless another request is waiting in it."""
         if not self.pipeline:
             self.idle_since = time.monotonic()
-            self._reading_headers = True
         super().on_response_complete()
 
     def _expect_headers(self) -> None:

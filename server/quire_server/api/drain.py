@@ -22,6 +22,7 @@ LINGER_SECONDS = 6.0
 ENDPOINT_REMOVAL_SECONDS = 5.0
 RETRY_AFTER_SECONDS = 1
 _POLL_SECONDS = 0.05
+_CUT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ class Drain:
         if self.num_requests:
             logger.warning("the drain's time is over", extra={"cancelled_requests": self.num_requests})
         self.cut.set()
-        while self.num_requests:
+        # A client that does not read its last event, or sends its body slowly, is not waited for.
+        while self.num_requests and self._clock() < deadline + _CUT_SECONDS:
             await asyncio.sleep(_POLL_SECONDS)
 
     def _is_client(self, connection: ClientConnection) -> bool:

@@ -12,12 +12,13 @@ import json
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from quire_server.api.errors import ApiError
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 _BODY_TIMEOUT_SECONDS = 30.0
+_SEND_TIMEOUT_SECONDS = 60.0
 
 
 class ClientGoneError(Exception):
@@ -34,7 +35,7 @@ class Reply:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self._receive = receive
-        self._send = send
+        self._send = _bounded(send)
         self.started = False
 
     async def body(self) -> bytes:
@@ -122,6 +123,19 @@ class Reply:
         self.started = True
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+
+def _bounded(send: Send) -> Send:
+    """A client that reads nothing for so long has gone: it must not keep its place in the house."""
+
+    async def bounded(message: Message) -> None:
+        try:
+            async with asyncio.timeout(_SEND_TIMEOUT_SECONDS):
+                await send(message)
+        except TimeoutError:
+            raise ClientGoneError from None
+
+    return bounded
 
 
 def to_json(body: object) -> bytes:

@@ -137,6 +137,12 @@ class BlockManager:
         self._digests[block_id], self._published[key] = key, block_id
         chain.contents.append(self._last_number)
 
+    def unpublish(self, block_ids: Sequence[int]) -> None:
+        """Offer these blocks to nobody any more, but for those that other tables use, too."""
+        for block_id in block_ids:
+            if self._references[block_id] == 1 and self._contents[block_id] is not None:
+                self._forget(block_id)
+
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Free + cached + used == total, and every list agrees with every other."""
         counts = Counter(block_id for table in tables for block_id in table)

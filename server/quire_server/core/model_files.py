@@ -48,11 +48,15 @@ class ModelFiles:
     @classmethod
     def open(cls, root: Path) -> "ModelFiles":
         """Find the directory and its manifest."""
-        if not root.is_dir():
+        try:
+            is_there, has_config = root.is_dir(), (root / "config.json").exists()
+        except PermissionError:
+            raise _unreadable(root) from None
+        if not is_there:
             raise ModelNotFoundError(
                 f"There is no model directory at {root}. Check the path, and that the volume holds the model."
             )
-        if not (root / "config.json").exists():
+        if not has_config:
             hint = (
                 "import it first: quire-server import-gguf" if any(root.glob("*.gguf")) else "check the path"
             )
@@ -161,13 +165,21 @@ def _open_regular(root: Path, name: str) -> int:
             path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         )  # non-blocking: it may be a pipe
     except FileNotFoundError:
-        raise ModelCorruptError(f"{name} is missing from the model directory. {_REDO}") from None
+        raise ModelNotFoundError(f"{name} is missing from the model directory. {_REDO}") from None
+    except PermissionError:
+        raise _unreadable(path) from None
     except OSError as error:
         raise ModelCorruptError(f"{name} cannot be read: {error.strerror}.") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise ModelCorruptError(f"{name} is not a regular file.")
     return descriptor
+
+
+def _unreadable(path: Path) -> ModelNotFoundError:
+    return ModelNotFoundError(
+        f"{path} is not readable by user {os.getuid()}. Make the model's files readable: chmod -R a+rX."
+    )
 
 
 def _manifest(document: dict[str, Any]) -> dict[str, FileEntry]:

@@ -140,7 +140,8 @@ class Scheduler:
             if sequence.status is not Status.RUNNING:
                 continue  # aborted while the step ran
             sequence.num_computed += num_tokens
-            if sequence.num_computed >= (sequence.num_published + 1) * block_size:
+            is_sound = not result.failures or sequence.row not in result.failures
+            if is_sound and sequence.num_computed >= (sequence.num_published + 1) * block_size:
                 self._publish(sequence)
             if samples:
                 events.append(self._append(sequence, token, result))
@@ -252,6 +253,7 @@ class Scheduler:
     def _append(self, sequence: Sequence, token: int, result: StepResult) -> TokenEvent:
         request_id = sequence.request.request_id
         if result.failures and (failure := result.failures.get(sequence.row)) is not None:
+            self._blocks.unpublish(sequence.block_ids)
             self._finish(sequence)
             return _failure(request_id, failure)
         sequence.tokens.append(token)
@@ -277,6 +279,7 @@ class Scheduler:
     def _finish(self, sequence: Sequence) -> None:
         if sequence.status is Status.RUNNING:
             self._release(sequence)
+        self._is_blocked = False  # whoever waited behind it may fit
         sequence.become(Status.FINISHED)
         del self._sequences[sequence.request.request_id]
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from quire_server.core.errors import ConfigError, ModelCorruptError
+from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from quire_server.core.model_files import ModelFiles, is_plain_name, parse_json_object
 
 _INDEX = "model.safetensors.index.json"
@@ -121,13 +121,21 @@ class _Reader:
         self._file, self._name, self._view, self._digest = file, name, memoryview(buffer), digest
         self.position = 0
 
+    def _read_into(self, view: memoryview) -> int:
+        try:
+            return int(self._file.readinto(view))  # type: ignore[attr-defined]  # raw file
+        except OSError as error:
+            raise ModelCorruptError(
+                f"{self._name} cannot be read: {error.strerror}. Check the volume it lies on."
+            ) from None
+
     def chunks(self, size: int, what: str) -> Any:
         """Views of the buffer, valid until the next one; all but the last are full."""
         while size:
             wanted = min(size, len(self._view))
             filled = 0
             while filled < wanted:
-                count = self._file.readinto(self._view[filled:wanted])  # type: ignore[attr-defined]  # raw file
+                count = self._read_into(self._view[filled:wanted])
                 if not count:
                     raise ModelCorruptError(f"{self._name} ends within {what}. {_REMEDY}")
                 filled += count
@@ -161,7 +169,7 @@ def _shard_names(files: ModelFiles) -> list[str]:
             "The model directory holds pickled weights, which can run code when read, and no safetensors. "
             "Use the model's safetensors release, or convert it where you trust it."
         )
-    raise ModelCorruptError(f"The model directory has neither {_SINGLE} nor {_INDEX}. {_REMEDY}")
+    raise ModelNotFoundError(f"The model directory has neither {_SINGLE} nor {_INDEX}. {_REMEDY}")
 
 
 def _inspect_shard(files: ModelFiles, name: str) -> Shard:

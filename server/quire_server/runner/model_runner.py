@@ -46,6 +46,7 @@ class ModelRunner:
         self._model = model
         self._kv_caches = kv_caches
         self._rows = Rows(options.max_num_seqs, max_model_len, options.block_size)
+        self._suspect: set[int] = set()  # blocks of failed rows, not yet zeroed
 
     @classmethod
     def load(
@@ -73,6 +74,7 @@ class ModelRunner:
         """One forward pass, and a token for each row that wants one."""
         rows = self._rows
         rows.apply(step)
+        self._cleanse(step)
         if not step.rows:
             return StepResult(step.step_id, ())
         spans = batch.Spans.of(step)
@@ -88,15 +90,28 @@ class ModelRunner:
         inside = lengths < self.max_model_len
         rows.tokens[row_ids[inside], lengths[inside]] = np.array(tokens, np.int64)[inside]
         for row in failures:
-            self._forget(row)
+            self._suspect.update(rows.block_table[row, : rows.num_blocks[row]].tolist())
         logprobs = sampler.logprobs(raw, tokens, rows, row_ids) if wants_logprobs else {}
         return StepResult(step.step_id, tuple(tokens), logprobs, failures)
 
-    def _forget(self, row: int) -> None:
-        """Zero a failed row's blocks: what is not a number must not wait there for their next owner."""
-        block_ids = torch.from_numpy(self._rows.block_table[row, : self._rows.num_blocks[row]])
-        for cache in self._kv_caches:
-            cache[:, block_ids] = 0
+    def _cleanse(self, step: Step) -> None:
+        """Zero the blocks of failed rows when they come to a new owner, not before: some may be shared.
+
+        What is not a number must not wait behind a sequence's end: attention masks it, but still multiplies.
+        """
+        if not self._suspect:
+            return
+        starts = dict(zip(step.rows, step.starts, strict=True))
+        size = self._rows.block_size
+        handed = {block_id for _, block_id in step.grown}
+        for row in step.started:
+            cached = -(-starts.get(row.row, len(row.token_ids)) // size)
+            handed.update(row.block_ids[cached:])
+        dirty = sorted(handed & self._suspect)
+        if dirty:
+            for cache in self._kv_caches:
+                cache[:, torch.tensor(dirty)] = 0
+            self._suspect.difference_update(dirty)
 
 
 def _device(name: str) -> torch.device:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire_server.core.errors import ConfigError, ModelCorruptError
+from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from quire_server.core.model_files import write_manifest
 from quire_server.runner.model_runner import ModelRunner, RunnerOptions
 from tests.server.models import directories
@@ -71,7 +71,7 @@ def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
     directories.write(tmp_path)
     index = {"weight_map": {EMBEDDING: "model-00001.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelCorruptError, match="model-00001.safetensors is missing"):
+    with pytest.raises(ModelNotFoundError, match="model-00001.safetensors is missing"):
         load(tmp_path)
 
 
@@ -147,7 +147,7 @@ def test_a_file_that_the_manifest_promises_must_be_there(tmp_path: Path) -> None
     directories.write(tmp_path)
     write_manifest(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ModelCorruptError, match="missing"):
+    with pytest.raises(ModelNotFoundError, match="missing"):
         load(tmp_path)
 
 

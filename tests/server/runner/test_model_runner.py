@@ -115,7 +115,7 @@ def test_logprobs_are_of_the_models_own_distribution_for_drawn_tokens_too(runner
         torch.testing.assert_close(total, torch.tensor(1.0))
 
 
-def test_a_row_without_a_finite_number_fails_alone_and_its_blocks_are_cleaned(directory: Path) -> None:
+def test_a_row_without_a_finite_number_fails_alone_and_its_blocks_serve_others_again(directory: Path) -> None:
     runner = load(directory, max_num_seqs=4)
     poisoned = PROMPTS[0][0]
     runner._model.embedding[poisoned] = float("nan")  # no public way to break a model
@@ -135,7 +135,31 @@ def test_a_row_without_a_finite_number_fails_alone_and_its_blocks_are_cleaned(di
             errors += [event] if event.error else []
     assert [event.request_id for event in errors] == ["bad"]
     assert [tokens[str(i)] for i in range(3)] == expected
-    assert all(bool(cache.isfinite().all()) for cache in runner._kv_caches)
+    assert engine.generate(clean, greedy(6)) == expected
+
+
+def test_a_failed_row_leaves_the_blocks_alone_that_it_shares(directory: Path) -> None:
+    runner = load(directory, max_num_seqs=4)
+    poisoned = 7
+    runner._model.embedding[poisoned] = float("nan")
+    runner._model.head = runner._model.head.nan_to_num()
+    size = runner._rows.block_size
+    prefix = list(range(10, 10 + 2 * size))
+    engine = InProcessEngine(runner, max_num_seqs=4, num_blocks=16)
+    (expected,) = engine.generate([[*prefix, 8]], greedy(8))
+    assert poisoned not in expected
+    engine.scheduler.add(Request("good", (*prefix, 8), greedy(8), 0.0))
+    engine.scheduler.add(Request("bad", (*prefix, poisoned), greedy(8), 0.0))
+    tokens: dict[str, list[int]] = {"good": [], "bad": []}
+    errors = []
+    while (step := engine.scheduler.schedule()) is not None:
+        for event in engine.scheduler.commit(step, runner.run(step)):
+            tokens[event.request_id].extend(event.token_ids)
+            errors += [event.request_id] if event.error else []
+
+    assert errors == ["bad"]
+    assert tokens["good"] == expected
+    assert engine.generate([[*prefix, 8]], greedy(8)) == [expected]
 
 
 def test_bfloat16_runs_where_it_is_asked_for(directory: Path) -> None:
