@@ -28,6 +28,7 @@ RESERVED_FLAGS = (
     "enable-chunked-prefill",
     "enable-prefix-caching",
     "health-port",
+    "help",
     "host",
     "kv-cache-memory-bytes",
     "load-stall-timeout-seconds",
