@@ -36,7 +36,7 @@ def test_ten_restarts_write_nothing_but_the_lease(
         eventually("it has looked at both", lambda: reconciled(operator) >= 2)
         operator.stop()
 
-    # Other tests' objects share this API server and may still be on their way.
+    # Of its own namespace only; story 4 counts the writes to a whole cluster.
     assert {what: n for what, n in (world.writes() - before).items() if f" {namespace}/" in what} == {}
 
 
