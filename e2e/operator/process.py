@@ -84,6 +84,11 @@ class OperatorProcess:
         except OSError:
             return 0, ""
 
+    def metrics(self) -> dict[str, float]:
+        """Its metrics by name and labels, as they stand on the page; none while nobody answers."""
+        lines = (line.rpartition(" ") for line in self.ask("/metrics")[1].splitlines() if line[:1] != "#")
+        return {name: float(value) for name, _, value in lines}
+
     def wait_leading(self, world: World, seconds: float = 30) -> OperatorProcess:
         eventually(
             f"{self.name} leads\n{self.tail()}",

@@ -163,3 +163,17 @@ def test_every_reason_says_what_happened_and_what_to_do() -> None:
     for name, reason in reasons.REASONS.items():
         text = reasons.message(name, "a detail.")
         assert "(a detail)" in text and text.endswith(".") and len(reason.remedy) > 20
+
+
+def test_what_a_pod_said_holds_after_a_restart_of_the_operator_until_the_pod_says_otherwise() -> None:
+    mismatch, fine = Sample(phase="serving", reason="CanaryMismatch"), Sample(phase="serving")
+    said = compute(pod(kubelet.loading()), samples={"uid-m-0": mismatch})
+
+    not_asked_yet = compute(pod(kubelet.loading()), old=said)
+    healed = compute(pod(kubelet.loading()), samples={"uid-m-0": fine}, old=said)
+    another_pod = compute(pod(kubelet.loading(), name="m-1"), old=said)
+    another_life = compute(pod(kubelet.status(kubelet.running(since=-5))), old=said)
+
+    assert not_asked_yet == said
+    for after in (healed, another_pod, another_life, compute(pod(kubelet.loading()), old=healed)):
+        assert condition(after, "Degraded") == ("False", "AsExpected")
