@@ -10,7 +10,7 @@ READY := .venv/.ready
 COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	--generate-hashes --no-emit-index-url --no-annotate --no-header
 
-.PHONY: help setup up down check unit test bench images docs lock
+.PHONY: help setup up down check unit test soak bench images docs lock
 
 help: ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -32,12 +32,16 @@ check: $(READY) ## ruff, mypy, import contracts, tests/contracts
 	$(PYTEST) -q tests/contracts
 
 unit: setup ## Every test that needs no cluster
-	$(PYTEST) -q -m "not api and not cluster" tests
+	$(PYTEST) -q -m "not api and not cluster and not soak" tests
 
 test: setup check unit ## Everything, the stories on a real cluster included
 	$(PYTEST) -q -m api tests e2e
 	$(PYTHON) -m e2e.up
+	$(PYTEST) -q -m soak tests
 	$(PYTEST) -m cluster tests e2e
+
+soak: $(READY) ## Twenty minutes of overload, fifty killed engines
+	SOAK_MINUTES=20 SOAK_KILLS=50 $(PYTEST) -q -m soak tests/soak
 
 bench: $(READY) ## Speed on this machine, against peers
 	$(PYTHON) bench/cpu.py

@@ -19,6 +19,7 @@ STATUSES = ("success", "client_error", "shed", "aborted", "cancelled", "error")
 _TTFT = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 _LATENCY = (0.5, 1, 2, 5, 10, 30, 60)
 _INTER_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_LAG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 _BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _VLLM_TTFT = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
@@ -74,6 +75,9 @@ class Metrics:
             ),
         )
         self._batch = ours.histogram("llm_batch_size", "Requests in one step of the engine.", _BATCH)
+        self._lag = ours.histogram(
+            "llm_event_loop_lag_seconds", "Lateness of timers in the API process.", _LAG
+        )
 
     def _make_gauges(self, ours: _Labelled, vllm: _Labelled) -> None:
         self._active = ours.gauge("llm_active_requests", "Requests that are admitted and not finished.")
@@ -159,6 +163,10 @@ class Metrics:
         if seconds_each is not None:
             for histogram in self._inter_token:
                 histogram.observe(seconds_each)
+
+    def loop_lag(self, seconds: float) -> None:
+        """A timer of the API process was late by so much."""
+        self._lag.observe(seconds)
 
     def active(self, num_requests: int) -> None:
         """How many requests are in the house."""

@@ -22,6 +22,7 @@ import uvloop
 from prometheus_client import disable_created_metrics
 
 from quire_server import config, exits, faults, log
+from quire_server.api import lag
 from quire_server.api.admission import Admission
 from quire_server.api.app import create_app
 from quire_server.api.auth import Keys
@@ -151,6 +152,7 @@ async def _serve(house: House, listener: socket.socket, *, stuck: bool) -> None:
         await asyncio.sleep(0.01)
     # Only now: to the engine, and so to readiness, our connection means that we listen.
     connecting = loop.create_task(house.engine.run())
+    watching = loop.create_task(lag.watch(house.metrics.loop_lag))
     begin = loop.create_task(house.drain.wait_for_begin())
     await asyncio.wait({serving, connecting, begin}, return_when=asyncio.FIRST_COMPLETED)
     if not begin.done():
@@ -161,6 +163,7 @@ async def _serve(house: House, listener: socket.socket, *, stuck: bool) -> None:
     server.should_exit = True
     await serving
     connecting.cancel()
+    watching.cancel()
 
 
 def _clients(server: uvicorn.Server) -> list[Connection]:
