@@ -63,6 +63,7 @@ class ModelRunner:
         _, longest = kv_cache.plan(config, options, dtype)
         model = registry.build(config, max_len=longest, dtype=dtype, device=device)
         weights.read(files, shards, model.targets(), on_progress)
+        model.finish()
         num_blocks, max_model_len = kv_cache.plan(config, options, dtype)
         caches = kv_cache.allocate(config, num_blocks, options.block_size, dtype=dtype, device=device)
         return cls(
