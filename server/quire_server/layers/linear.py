@@ -1,7 +1,8 @@
 """Linear layers behind one seam, so that a model never knows how its weights are stored.
 
 Models call the ``LinearFactory`` that they were given, once per matrix; ``Linear`` is the dense one. Weights
-that the arithmetic wants side by side (q, k and v; gate and up) are one matrix with several checkpoint prefixes.
+that the arithmetic wants side by side (q, k and v; gate and up) are one matrix with several prefixes in the
+checkpoint.
 """
 
 from collections.abc import Sequence
