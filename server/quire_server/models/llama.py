@@ -96,7 +96,7 @@ class _Layer:
         self.qkv = make(
             [f"{attention}.{part}_proj" for part in "qkv"], hidden, [q_size, kv_size, kv_size], bias=bias
         )
-        self.attention = Attention(config.head_size)
+        self.attention = Attention(config.head_size**-0.5)
         self.output = make([f"{attention}.o_proj"], q_size, [hidden], bias=bias)
         self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype=dtype, device=device)
         self.gate_up = make([f"{mlp}.gate_proj", f"{mlp}.up_proj"], hidden, [inner, inner], bias=mlp_bias)

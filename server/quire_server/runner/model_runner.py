@@ -79,7 +79,7 @@ class ModelRunner:
         if not step.rows:
             return StepResult(step.step_id, ())
         spans = batch.Spans.of(step)
-        forward_batch = batch.build(step, spans, rows, self.model_config.num_kv_heads)
+        forward_batch = batch.build(step, spans, rows, self.model_config.num_kv_heads, (None,))
         logits = self._model(forward_batch, self._kv_caches)
         is_sampled = np.array(step.samples, bool)
         row_ids, lengths = spans.rows[is_sampled], spans.ends[is_sampled]
