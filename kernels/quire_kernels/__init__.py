@@ -5,10 +5,12 @@ packed (`[tokens, ...]`), KV caches are `[num_blocks, kv_heads, block_size, head
 """
 
 from quire_kernels.add_rmsnorm import add_rmsnorm
+from quire_kernels.gelu_tanh_mul import gelu_tanh_mul
 from quire_kernels.gumbel_sample import gumbel_sample
 from quire_kernels.logprobs import token_logprobs
 from quire_kernels.paged_decode_attention import DecodeGather, decode_gather, paged_decode_attention
 from quire_kernels.paged_prefill_attention import PrefillSpan, paged_prefill_attention, prefill_spans
+from quire_kernels.qk_norm import qk_norm
 from quire_kernels.rope_kv_write import kv_cache_rows, rope_kv_write
 from quire_kernels.silu_mul import silu_mul
 from quire_kernels.topk_topp_threshold import topk_topp_threshold
@@ -18,11 +20,13 @@ __all__ = [
     "PrefillSpan",
     "add_rmsnorm",
     "decode_gather",
+    "gelu_tanh_mul",
     "gumbel_sample",
     "kv_cache_rows",
     "paged_decode_attention",
     "paged_prefill_attention",
     "prefill_spans",
+    "qk_norm",
     "rope_kv_write",
     "silu_mul",
     "token_logprobs",

@@ -8,7 +8,8 @@ from torch.nn import functional
 def add_rmsnorm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """RMS norm of ``x + residual``; the sum is left in ``residual``. All [tokens, hidden], weight [hidden].
 
-    Without a residual (first layer) it is the norm of ``x``.
+    Without a residual (first layer) it is the norm of ``x``. A float32 weight is applied before the result is
+    rounded to ``x``'s dtype (as Gemma does), a weight of that dtype after (as Llama does).
     """
     if x.device.type == "cpu" and x.dtype == torch.float32:
         summed = x if residual is None else residual.add_(x)
@@ -21,4 +22,4 @@ def add_rmsnorm_reference(x: Tensor, residual: Tensor | None, weight: Tensor, ep
     summed = x if residual is None else residual.add_(x)
     wide = summed.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * wide.to(summed.dtype)
+    return (weight * wide.to(weight.dtype)).to(summed.dtype)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quire_kernels.capped_attention import capped_attention, capped_scores
+
 # Sequences are gathered together up to so many blocks, padding included: it bounds the work space.
 MAX_GATHERED_BLOCKS = 1024
 
@@ -30,35 +32,42 @@ def paged_decode_attention(
     seq_lens: Tensor,
     scale: float,
     *,
+    window: int | None = None,
+    softcap: float | None = None,
     out: Tensor | None = None,
     gather: tuple[DecodeGather, ...] | None = None,
 ) -> Tensor:
     """Attention for q [B, Hq, D] -> [B, Hq, D].
 
     ``block_table`` i64 [B, blocks] names each sequence's blocks in order (entries past its end may repeat
-    any of its own), ``seq_lens`` i64 [B] counts its tokens, the new one included. ``gather`` spares the CPU
-    some arithmetic per layer: ``decode_gather`` of the same table.
+    any of its own), ``seq_lens`` i64 [B] counts its tokens, the new one included. Only the last ``window`` of
+    them are looked at; ``softcap`` bounds the scores by tanh. ``gather`` spares the CPU some arithmetic per
+    layer: ``decode_gather`` of the same table and window.
     """
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
     if q.device.type != "cpu":
-        return out.copy_(paged_decode_attention_reference(q, k_cache, v_cache, block_table, seq_lens, scale))
+        reference = paged_decode_attention_reference(
+            q, k_cache, v_cache, block_table, seq_lens, scale, window=window, softcap=softcap
+        )
+        return out.copy_(reference)
     num_blocks, num_kv_heads, block_size, head_size = k_cache.shape
     if gather is None:
-        gather = decode_gather(block_table, seq_lens, num_kv_heads, block_size)
+        gather = decode_gather(block_table, seq_lens, num_kv_heads, block_size, window=window)
     keys = k_cache.view(num_blocks * num_kv_heads, -1)
     values = v_cache.view(num_blocks * num_kv_heads, -1)
     for part in gather:
         count = part.last - part.first
         shape = (count, num_kv_heads, -1, head_size)
         # The query heads that share a KV head are rows of one small matrix: no repeated keys.
-        attended = functional.scaled_dot_product_attention(
-            q[part.first : part.last].reshape(shape),
-            keys.index_select(0, part.index).view(shape),
-            values.index_select(0, part.index).view(shape),
-            attn_mask=part.mask.to(q.dtype),
-            scale=scale,
-        )
+        queries = q[part.first : part.last].reshape(shape)
+        k, v = (cache.index_select(0, part.index).view(shape) for cache in (keys, values))
+        if softcap is None:
+            attended = functional.scaled_dot_product_attention(
+                queries, k, v, attn_mask=part.mask.to(q.dtype), scale=scale
+            )
+        else:
+            attended = capped_attention(queries, k, v, part.mask, scale, softcap)
         out[part.first : part.last] = attended.reshape(count, -1, head_size)
     return out
 
@@ -69,10 +78,13 @@ def decode_gather(
     num_kv_heads: int,
     block_size: int,
     *,
+    window: int | None = None,
     max_blocks: int = MAX_GATHERED_BLOCKS,
 ) -> tuple[DecodeGather, ...]:
-    """Plan the copies for a block table, once per step."""
-    blocks = ((seq_lens + block_size - 1) // block_size).tolist()
+    """Plan the copies for a block table, once per step; blocks that lie before the window are not copied."""
+    starts = torch.zeros_like(seq_lens) if window is None else (seq_lens - window).clamp_(min=0)
+    first_blocks = starts // block_size
+    blocks = ((seq_lens + block_size - 1) // block_size - first_blocks).tolist()
     parts, first = [], 0
     while first < len(blocks):
         last, longest = first + 1, blocks[first]
@@ -81,27 +93,42 @@ def decode_gather(
             if (last + 1 - first) * wider > max_blocks:
                 break
             last, longest = last + 1, wider
-        table = block_table[first:last, None, :longest] * num_kv_heads
-        index = (table + torch.arange(num_kv_heads)[None, :, None]).flatten()
-        beyond = torch.arange(longest * block_size) >= seq_lens[first:last, None]
-        mask = torch.zeros(beyond.shape).masked_fill_(beyond, float("-inf"))[:, None, None]
+        columns = first_blocks[first:last, None] + torch.arange(longest)
+        table = block_table[first:last].gather(1, columns.clamp_(max=block_table.shape[1] - 1))
+        index = (table[:, None] * num_kv_heads + torch.arange(num_kv_heads)[None, :, None]).flatten()
+        positions = first_blocks[first:last, None] * block_size + torch.arange(longest * block_size)
+        hidden = (positions >= seq_lens[first:last, None]) | (positions < starts[first:last, None])
+        mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))[:, None, None]
         parts.append(DecodeGather(first, last, index, mask))
         first = last
     return tuple(parts)
 
 
 def paged_decode_attention_reference(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """One sequence at a time, in float32."""
     num_kv_heads, _, head_size = k_cache.shape[1:]
     outputs = []
     for row, length in enumerate(seq_lens.tolist()):
+        first = 0 if window is None else max(0, length - window)
         keys, values = (
-            cache[block_table[row]].transpose(0, 1).reshape(num_kv_heads, -1, head_size)[:, :length].float()
+            cache[block_table[row]]
+            .transpose(0, 1)
+            .reshape(num_kv_heads, -1, head_size)[:, first:length]
+            .float()
             for cache in (k_cache, v_cache)
         )
         grouped = q[row].view(num_kv_heads, -1, head_size).float()
-        weights = torch.softmax(grouped @ keys.transpose(1, 2) * scale, dim=-1)
+        scores = capped_scores(grouped @ keys.transpose(1, 2) * scale, softcap)
+        weights = torch.softmax(scores, dim=-1)
         outputs.append((weights @ values).view(-1, head_size))
     return torch.stack(outputs).to(q.dtype)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quire_kernels.capped_attention import capped_attention, capped_scores
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillSpan:
@@ -15,9 +17,9 @@ class PrefillSpan:
 
     first: int
     last: int  # exclusive, in q
-    length: int  # tokens of the sequence, the chunk included
+    length: int  # tokens that the chunk can see, itself included, counted from the first copied block
     index: Tensor  # i64 [Hkv * blocks], rows of a cache seen as [num_blocks * Hkv, block_size * D]
-    mask: Tensor | None  # f32 [chunk, length], 0 or -inf; None: the chunk is the whole sequence
+    mask: Tensor | None  # f32 [chunk, length], 0 or -inf; None: causal, the chunk is the whole sequence
 
 
 def paged_prefill_attention(
@@ -29,53 +31,79 @@ def paged_prefill_attention(
     cu_q: Tensor,
     scale: float,
     *,
+    window: int | None = None,
+    softcap: float | None = None,
     out: Tensor | None = None,
     spans: tuple[PrefillSpan, ...] | None = None,
 ) -> Tensor:
     """Attention for packed q [T, Hq, D] -> [T, Hq, D]; each chunk is the end of its sequence.
 
     ``cu_q`` i64 [B + 1] bounds the chunks in q, ``seq_lens`` i64 [B] counts each sequence's tokens up to
-    the end of its chunk; ``block_table`` as for decode. ``spans`` spares the CPU some arithmetic per layer.
+    the end of its chunk; ``block_table``, ``window`` (the token itself counts) and ``softcap`` as for decode.
+    ``spans`` spares the CPU some arithmetic per layer: ``prefill_spans`` of the same table and window.
     """
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
     if q.device.type != "cpu":
-        reference = paged_prefill_attention_reference(q, k_cache, v_cache, block_table, seq_lens, cu_q, scale)
+        reference = paged_prefill_attention_reference(
+            q, k_cache, v_cache, block_table, seq_lens, cu_q, scale, window=window, softcap=softcap
+        )
         return out.copy_(reference)
     num_blocks, num_kv_heads, block_size, head_size = k_cache.shape
     if spans is None:
-        spans = prefill_spans(block_table, seq_lens, cu_q, num_kv_heads, block_size)
+        spans = prefill_spans(block_table, seq_lens, cu_q, num_kv_heads, block_size, window=window)
     keys = k_cache.view(num_blocks * num_kv_heads, -1)
     values = v_cache.view(num_blocks * num_kv_heads, -1)
     for span in spans:
         shape = (1, num_kv_heads, -1, head_size)
-        attended = functional.scaled_dot_product_attention(
-            q[None, span.first : span.last].transpose(1, 2),
-            keys.index_select(0, span.index).view(shape)[:, :, : span.length],
-            values.index_select(0, span.index).view(shape)[:, :, : span.length],
-            attn_mask=None if span.mask is None else span.mask.to(q.dtype),
-            is_causal=span.mask is None,
-            scale=scale,
-            enable_gqa=True,
+        queries = q[None, span.first : span.last].transpose(1, 2)
+        k, v = (
+            cache.index_select(0, span.index).view(shape)[:, :, : span.length] for cache in (keys, values)
         )
+        if softcap is None:
+            attended = functional.scaled_dot_product_attention(
+                queries,
+                k,
+                v,
+                attn_mask=None if span.mask is None else span.mask.to(q.dtype),
+                is_causal=span.mask is None,
+                scale=scale,
+                enable_gqa=True,
+            )
+        else:
+            group = queries.shape[1] // num_kv_heads
+            k, v = (heads.repeat_interleave(group, dim=1) for heads in (k, v))
+            attended = capped_attention(queries, k, v, span.mask, scale, softcap)
         out[span.first : span.last] = attended[0].transpose(0, 1)
     return out
 
 
 def prefill_spans(
-    block_table: Tensor, seq_lens: Tensor, cu_q: Tensor, num_kv_heads: int, block_size: int
+    block_table: Tensor,
+    seq_lens: Tensor,
+    cu_q: Tensor,
+    num_kv_heads: int,
+    block_size: int,
+    *,
+    window: int | None = None,
 ) -> tuple[PrefillSpan, ...]:
-    """Plan copies and masks, once per step."""
+    """Plan copies and masks, once per step; blocks that no token of the chunk can see are not copied."""
     bounds, heads = cu_q.tolist(), torch.arange(num_kv_heads)[:, None]
     spans = []
     for row, length in enumerate(seq_lens.tolist()):
         first, last = bounds[row], bounds[row + 1]
+        start = length - (last - first)
+        first_block = 0 if window is None else max(0, start - window + 1) // block_size
         num_blocks = -(-length // block_size)
-        index = (block_table[row, None, :num_blocks] * num_kv_heads + heads).flatten()
+        index = (block_table[row, None, first_block:num_blocks] * num_kv_heads + heads).flatten()
+        visible = length - first_block * block_size
         mask = None
-        if last - first < length:
-            mask = torch.full((last - first, length), float("-inf")).triu_(length - (last - first) + 1)
-        spans.append(PrefillSpan(first, last, length, index, mask))
+        if start or (window is not None and length > window):
+            mask = torch.full((last - first, visible), float("-inf")).triu_(visible - (last - first) + 1)
+            if window is not None:
+                distance = torch.arange(visible) - torch.arange(visible - (last - first), visible)[:, None]
+                mask.masked_fill_(distance <= -window, float("-inf"))
+        spans.append(PrefillSpan(first, last, visible, index, mask))
     return tuple(spans)
 
 
@@ -87,6 +115,9 @@ def paged_prefill_attention_reference(
     seq_lens: Tensor,
     cu_q: Tensor,
     scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """One sequence at a time, in float32."""
     num_kv_heads, _, head_size = k_cache.shape[1:]
@@ -100,10 +131,11 @@ def paged_prefill_attention_reference(
         )
         grouped = q[first:last].float().view(last - first, num_kv_heads, -1, head_size).permute(1, 2, 0, 3)
         scores = grouped @ keys[:, None].transpose(2, 3) * scale  # [Hkv, group, chunk, length]
-        allowed = (
-            torch.arange(length, device=q.device)
-            <= torch.arange(length - (last - first), length, device=q.device)[:, None]
+        scores = capped_scores(scores, softcap)
+        distance = torch.arange(length - (last - first), length, device=q.device)[:, None] - torch.arange(
+            length, device=q.device
         )
+        allowed = (distance >= 0) & (distance < (window or length))
         weights = torch.softmax(scores.masked_fill(~allowed, float("-inf")), dim=-1)
         out[first:last] = (
             (weights @ values[:, None]).permute(2, 0, 1, 3).reshape(last - first, -1, head_size).to(q.dtype)

@@ -19,7 +19,8 @@ def rope_kv_write(
 ) -> Tensor:
     """Rotate q and k of qkv [T, (Hq + 2 Hkv) D], store k and v, return q [T, Hq, D].
 
-    ``cos`` and ``sin`` are float32 [P, D / 2], looked up at ``positions`` i64 [T]; without positions they
+    ``cos`` and ``sin`` are float32 [P, R / 2] for the first R <= D of a head's dimensions (the others stay as
+    they are), looked up at ``positions`` i64 [T]; without positions they
     are the tokens' own rows already. ``slots`` i64 [T] is block_id * block_size + offset. ``cache_rows``
     spares the CPU some arithmetic per layer: ``kv_cache_rows`` of the same slots.
     """
@@ -30,12 +31,14 @@ def rope_kv_write(
     num_kv_heads, block_size, head_size = k_cache.shape[1:]
     heads = qkv.view(qkv.shape[0], -1, head_size)
     num_rotated = heads.shape[1] - num_kv_heads
-    half = head_size // 2
+    half = cos.shape[-1]
     x = heads[:, :num_rotated].float()
     cos, sin = cos[:, None], sin[:, None]
     rotated = torch.empty_like(x, memory_format=torch.contiguous_format)
-    torch.mul(x[..., :half], cos, out=rotated[..., :half]).addcmul_(x[..., half:], sin, value=-1)
-    torch.mul(x[..., half:], cos, out=rotated[..., half:]).addcmul_(x[..., :half], sin)
+    torch.mul(x[..., :half], cos, out=rotated[..., :half]).addcmul_(x[..., half : 2 * half], sin, value=-1)
+    torch.mul(x[..., half : 2 * half], cos, out=rotated[..., half : 2 * half]).addcmul_(x[..., :half], sin)
+    if 2 * half < head_size:
+        rotated[..., 2 * half :] = x[..., 2 * half :]
     rotated = rotated.to(qkv.dtype)
     if cache_rows is None:
         cache_rows = kv_cache_rows(slots, num_kv_heads, block_size)
@@ -54,15 +57,17 @@ def kv_cache_rows(slots: Tensor, num_kv_heads: int, block_size: int) -> Tensor:
 def rope_kv_write_reference(
     qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor
 ) -> Tensor:
-    """x * cos + rotate_half(x) * sin in float32, then one indexed write. cos, sin: [T, D / 2]."""
+    """x * cos + rotate_half(x) * sin in float32, then one indexed write. cos, sin: [T, R / 2]."""
     num_kv_heads, block_size, head_size = k_cache.shape[1:]
     heads = qkv.view(qkv.shape[0], -1, head_size)
     num_rotated = heads.shape[1] - num_kv_heads
     x = heads[:, :num_rotated].float()
-    first, second = x.chunk(2, dim=-1)
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     turned = torch.cat((-second, first), dim=-1)
     both_cos, both_sin = torch.cat((cos, cos), -1)[:, None], torch.cat((sin, sin), -1)[:, None]
-    rotated = (x * both_cos + turned * both_sin).to(qkv.dtype)
+    turned = torch.cat((first, second), dim=-1) * both_cos + turned * both_sin
+    rotated = torch.cat((turned, rest), dim=-1).to(qkv.dtype)
     block_ids, offsets = slots // block_size, slots % block_size
     k_cache[block_ids, :, offsets] = rotated[:, num_rotated - num_kv_heads :]
     v_cache[block_ids, :, offsets] = heads[:, num_rotated:]

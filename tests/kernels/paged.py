@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 HEADS, KV_HEADS, SIZE, BLOCK = 6, 2, 16, 4
+VARIANTS = ({"window": 1}, {"window": 6}, {"window": 100}, {"softcap": 0.5}, {"window": 5, "softcap": 0.5})
 
 
 def cache(lengths: list[int], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:

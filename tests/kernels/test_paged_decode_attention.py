@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -6,7 +8,7 @@ from quire_kernels.paged_decode_attention import (
     paged_decode_attention,
     paged_decode_attention_reference,
 )
-from tests.kernels.paged import BLOCK, HEADS, KV_HEADS, SIZE, cache
+from tests.kernels.paged import BLOCK, HEADS, KV_HEADS, SIZE, VARIANTS, cache
 
 
 @pytest.mark.parametrize("lengths", [[1], [4], [5, 1, 17, 8], [3] * 9])
@@ -21,6 +23,23 @@ def test_it_equals_its_reference_however_the_sequences_are_grouped(lengths: list
     torch.testing.assert_close(paged_decode_attention(q, k_cache, v_cache, table, seq_lens, 0.3), expected)
     assert [part.first for part in parts[1:]] == [part.last for part in parts[:-1]]
     assert all(part.index.numel() <= limit * KV_HEADS or part.last - part.first == 1 for part in parts)
+
+
+@pytest.mark.parametrize("more", VARIANTS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_windows_and_caps_equal_the_reference(more: dict[str, Any], dtype: torch.dtype) -> None:
+    k_cache, v_cache, table, seq_lens = cache([5, 1, 17, 8, 31], dtype)
+    q = torch.randn(5, HEADS, SIZE).to(dtype)
+    result = paged_decode_attention(q, k_cache, v_cache, table, seq_lens, 0.3, **more)
+    expected = paged_decode_attention_reference(q, k_cache, v_cache, table, seq_lens, 0.3, **more)
+    tolerance = {"atol": 2e-2, "rtol": 2e-2} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(result, expected, **tolerance)
+
+
+def test_blocks_before_the_window_are_not_even_copied() -> None:
+    _, _, table, seq_lens = cache([30, 9])
+    (part,) = decode_gather(table, seq_lens, KV_HEADS, BLOCK, window=2 * BLOCK)
+    assert part.index.numel() == 2 * KV_HEADS * 3
 
 
 def test_bfloat16_stays_close_to_the_reference() -> None:

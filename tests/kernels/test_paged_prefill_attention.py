@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -5,7 +7,7 @@ from quire_kernels.paged_prefill_attention import (
     paged_prefill_attention,
     paged_prefill_attention_reference,
 )
-from tests.kernels.paged import HEADS, SIZE, cache
+from tests.kernels.paged import HEADS, SIZE, VARIANTS, cache
 
 SHAPES = {
     "one whole prompt": ([9], [9]),
@@ -15,14 +17,17 @@ SHAPES = {
 }
 
 
+@pytest.mark.parametrize("more", [{}, *VARIANTS], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("lengths", "chunks"), SHAPES.values(), ids=SHAPES)
-def test_it_equals_its_reference(lengths: list[int], chunks: list[int], dtype: torch.dtype) -> None:
+def test_it_equals_its_reference(
+    lengths: list[int], chunks: list[int], dtype: torch.dtype, more: dict[str, Any]
+) -> None:
     k_cache, v_cache, table, seq_lens = cache(lengths, dtype)
     bounds = torch.tensor([0, *chunks]).cumsum(0)
     q = torch.randn(sum(chunks), HEADS, SIZE).to(dtype)
-    result = paged_prefill_attention(q, k_cache, v_cache, table, seq_lens, bounds, 0.3)
-    expected = paged_prefill_attention_reference(q, k_cache, v_cache, table, seq_lens, bounds, 0.3)
+    result = paged_prefill_attention(q, k_cache, v_cache, table, seq_lens, bounds, 0.3, **more)
+    expected = paged_prefill_attention_reference(q, k_cache, v_cache, table, seq_lens, bounds, 0.3, **more)
     tolerance = {"atol": 2e-2, "rtol": 2e-2} if dtype == torch.bfloat16 else {}
     torch.testing.assert_close(result, expected, **tolerance)
 
@@ -35,3 +40,13 @@ def test_no_token_sees_a_later_one() -> None:
     k_cache[table[0, 1]] += 1  # tokens 4 to 7
     after = paged_prefill_attention(q, k_cache, v_cache, table, seq_lens, bounds, 0.3)
     assert torch.equal(before[:4], after[:4]) and not torch.equal(before[4:], after[4:])
+
+
+def test_no_token_sees_beyond_its_window() -> None:
+    k_cache, v_cache, table, seq_lens = cache([12])
+    q = torch.randn(12, HEADS, SIZE)
+    bounds = torch.tensor([0, 12])
+    before = paged_prefill_attention(q, k_cache, v_cache, table, seq_lens, bounds, 0.3, window=5)
+    k_cache[table[0, 0]] += 1  # tokens 0 to 3, which token 8 and later ones do not see
+    after = paged_prefill_attention(q, k_cache, v_cache, table, seq_lens, bounds, 0.3, window=5)
+    assert torch.equal(before[8:], after[8:]) and not torch.equal(before[7], after[7])

@@ -27,3 +27,16 @@ def test_q_and_both_caches_equal_the_reference_and_no_other_slot_is_touched(
     torch.testing.assert_close(ours[0], theirs[0])
     assert torch.equal(ours[1], theirs[1])
     assert int((ours[0] != 9.0).any(dim=-1).sum()) == len(slots) * KV_HEADS
+
+
+def test_dimensions_beyond_the_rotary_ones_stay_as_they_are() -> None:
+    qkv = torch.randn(3, (HEADS + 2 * KV_HEADS) * SIZE)
+    angles, slots = torch.rand(3, SIZE // 4), torch.tensor([7, 8, 39])
+    ours = [torch.zeros(10, KV_HEADS, BLOCK, SIZE) for _ in range(2)]
+    theirs = [cache.clone() for cache in ours]
+    q = rope_kv_write(qkv, angles.cos(), angles.sin(), None, slots, *ours)
+    torch.testing.assert_close(q, rope_kv_write_reference(qkv, angles.cos(), angles.sin(), slots, *theirs))
+    torch.testing.assert_close(ours, theirs)
+    given = qkv.view(3, -1, SIZE)[:, :HEADS]
+    assert torch.equal(q[..., SIZE // 2 :], given[..., SIZE // 2 :])
+    assert not torch.equal(q[..., : SIZE // 2], given[..., : SIZE // 2])

@@ -3,21 +3,37 @@
 import torch
 from torch import Tensor
 
-from quire_kernels import paged_decode_attention, paged_prefill_attention, rope_kv_write
+from quire_kernels import paged_decode_attention, paged_prefill_attention, qk_norm, rope_kv_write
 from quire_server.layers.forward_batch import ForwardBatch
+from quire_server.layers.norm import RMSNorm
 
 
 class Attention:
-    """Holds shapes only; the cache belongs to the runner and comes with each call."""
+    """Holds settings only; the cache belongs to the runner and comes with each call.
 
-    def __init__(self, head_size: int) -> None:
-        self.scale = head_size**-0.5
+    ``window``: a token sees itself and so many less one before it. ``softcap`` bounds the scores by tanh.
+    ``norms``: of each query and key head, before they are rotated.
+    """
+
+    def __init__(
+        self,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+        norms: tuple[RMSNorm, RMSNorm] | None = None,
+    ) -> None:
+        self.scale, self.window, self.softcap, self.norms = scale, window, softcap, norms
 
     def __call__(
         self, qkv: Tensor, rotary: tuple[Tensor, Tensor], batch: ForwardBatch, kv_cache: Tensor
     ) -> Tensor:
         """qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D]. ``rotary``: cos and sin of the batch's own positions."""
         k_cache, v_cache = kv_cache.unbind(0)
+        if self.norms is not None:
+            q_norm, k_norm = self.norms
+            qk_norm(qkv, q_norm.weight, k_norm.weight, q_norm.eps, k_cache.shape[1])
+        plan = batch.plans[self.window]
         q = rope_kv_write(
             qkv, *rotary, None, batch.slots, k_cache, v_cache, cache_rows=batch.cache_rows
         )  # [T, Hq, D]
@@ -31,8 +47,10 @@ class Attention:
                 batch.decode_table,
                 batch.decode_lens,
                 self.scale,
+                window=self.window,
+                softcap=self.softcap,
                 out=out[:split],
-                gather=batch.decode_gather,
+                gather=plan.decode_gather,
             )
         if split < q.shape[0]:
             paged_prefill_attention(
@@ -43,7 +61,9 @@ class Attention:
                 batch.prefill_lens,
                 batch.prefill_bounds,
                 self.scale,
+                window=self.window,
+                softcap=self.softcap,
                 out=out[split:],
-                spans=batch.prefill_spans,
+                spans=plan.prefill_spans,
             )
         return out.flatten(1)

@@ -1,10 +1,19 @@
 """The tensors of one step, frozen: what every layer may know of the batch. Built by ``runner.batch``."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from quire_kernels import DecodeGather, PrefillSpan
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Arithmetic that the kernels would otherwise repeat in each layer with the same window."""
+
+    decode_gather: tuple[DecodeGather, ...]
+    prefill_spans: tuple[PrefillSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +30,5 @@ class ForwardBatch:
     prefill_table: Tensor  # i64 [chunks, blocks]
     prefill_lens: Tensor  # i64 [chunks]
     prefill_bounds: Tensor  # i64 [chunks + 1], relative to num_decodes
-    cache_rows: Tensor  # the rest is arithmetic that the kernels would otherwise repeat in each layer
-    decode_gather: tuple[DecodeGather, ...]
-    prefill_spans: tuple[PrefillSpan, ...]
+    cache_rows: Tensor  # i64 [T * Hkv], where keys and values go in the flat cache
+    plans: Mapping[int | None, AttentionPlan]  # by sliding window; None: layers that see everything

@@ -2,6 +2,7 @@
 ``model_runner``.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from quire_server.core.step import Step
 from quire_server.layers.batch_plan import decode_gather, kv_cache_rows, prefill_spans
-from quire_server.layers.forward_batch import ForwardBatch
+from quire_server.layers.forward_batch import AttentionPlan, ForwardBatch
 from quire_server.runner.rows import Rows
 
 
@@ -30,8 +31,10 @@ class Spans:
         return cls(np.array(step.rows, np.int64), starts, starts + np.array(step.num_tokens, np.int64))
 
 
-def build(step: Step, spans: Spans, rows: Rows, num_kv_heads: int) -> ForwardBatch:
-    """The tensors of one step; all of them views of fresh host arrays."""
+def build(
+    step: Step, spans: Spans, rows: Rows, num_kv_heads: int, windows: Iterable[int | None]
+) -> ForwardBatch:
+    """The tensors of one step; all of them views of fresh host arrays. ``windows``: those of all layers."""
     counts = spans.ends - spans.starts
     token_rows = np.repeat(spans.rows, counts)
     bounds = np.concatenate(([0], np.cumsum(counts)))
@@ -42,6 +45,7 @@ def build(step: Step, spans: Spans, rows: Rows, num_kv_heads: int) -> ForwardBat
     decode_table, decode_lens = _tables(rows, spans, slice(0, decodes))
     prefill_table, prefill_lens = _tables(rows, spans, slice(decodes, None))
     prefill_bounds = torch.from_numpy(bounds[decodes:] - decodes)
+    shape = (num_kv_heads, rows.block_size)
     return ForwardBatch(
         token_ids=torch.from_numpy(rows.tokens[token_rows, positions]),
         positions=torch.from_numpy(positions),
@@ -54,10 +58,13 @@ def build(step: Step, spans: Spans, rows: Rows, num_kv_heads: int) -> ForwardBat
         prefill_lens=prefill_lens,
         prefill_bounds=prefill_bounds,
         cache_rows=kv_cache_rows(slots, num_kv_heads, rows.block_size),
-        decode_gather=decode_gather(decode_table, decode_lens, num_kv_heads, rows.block_size),
-        prefill_spans=prefill_spans(
-            prefill_table, prefill_lens, prefill_bounds, num_kv_heads, rows.block_size
-        ),
+        plans={
+            window: AttentionPlan(
+                decode_gather(decode_table, decode_lens, *shape, window=window),
+                prefill_spans(prefill_table, prefill_lens, prefill_bounds, *shape, window=window),
+            )
+            for window in windows
+        },
     )
 
 

@@ -119,7 +119,8 @@ def test_a_row_without_a_finite_number_fails_alone_and_its_blocks_serve_others_a
     runner = load(directory, max_num_seqs=4)
     poisoned = PROMPTS[0][0]
     runner._model.embedding[poisoned] = float("nan")  # no public way to break a model
-    runner._model.head = runner._model.head.nan_to_num()  # tied; only the poisoned prompt shall suffer
+    head = runner._model.head
+    head.weight = head.weight.nan_to_num()  # tied; only the poisoned prompt shall suffer
     engine = InProcessEngine(runner, max_num_seqs=4, num_blocks=8)
     clean = [prompt for prompt in PROMPTS if poisoned not in prompt][:3]
     expected = engine.generate(clean, greedy(6))
@@ -142,7 +143,7 @@ def test_a_failed_row_leaves_the_blocks_alone_that_it_shares(directory: Path) ->
     runner = load(directory, max_num_seqs=4)
     poisoned = 7
     runner._model.embedding[poisoned] = float("nan")
-    runner._model.head = runner._model.head.nan_to_num()
+    runner._model.head.weight = runner._model.head.weight.nan_to_num()
     size = runner._rows.block_size
     prefix = list(range(10, 10 + 2 * size))
     engine = InProcessEngine(runner, max_num_seqs=4, num_blocks=16)

@@ -1,0 +1,21 @@
+"""The gated activation of a Gemma MLP. Called once per layer by the activation layer."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up, by the tanh approximation: [tokens, 2 * intermediate] -> [tokens, intermediate]."""
+    if gate_up.device.type == "cpu" and gate_up.dtype == torch.float32:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.gelu(gate, approximate="tanh").mul_(up)
+    return gelu_tanh_mul_reference(gate_up)
+
+
+def gelu_tanh_mul_reference(gate_up: Tensor) -> Tensor:
+    """As Hendrycks and Gimpel (arXiv:1606.08415), in float32, rounded where transformers rounds."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    x = gate.float()
+    inner = (2 / torch.pi) ** 0.5 * (x + 0.044715 * x.pow(3))
+    return (0.5 * x * (1 + torch.tanh(inner))).to(gate_up.dtype) * up
