@@ -12,7 +12,7 @@ from bisect import insort
 from collections.abc import Collection
 
 from quire_server.core import fitting, stopping
-from quire_server.core.block_manager import BlockManager
+from quire_server.core.kv_manager import KVManager, Match
 from quire_server.core.limits import SchedulerConfig, SchedulerStats
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.sequence import Sequence, Status, start, started_row
@@ -28,10 +28,8 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, *, eos_token_ids: Collection[int]) -> None:
         self.config = config
         self._eos_ids = frozenset(eos_token_ids)
-        self._blocks = BlockManager(
-            config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
-        )
-        self._watermark = int(config.num_blocks * config.watermark)
+        self._stats = SchedulerStats()
+        self._kv = KVManager(config, self._stats)
         self._sequences: dict[str, Sequence] = {}
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # sorted by order, so that the last one is the one to preempt
@@ -42,7 +40,6 @@ class Scheduler:
         self._failures: list[TokenEvent] = []  # told by the next commit
         self._num_arrivals = self._num_steps = 0
         self._is_blocked = False  # the first waiting sequence did not fit, and nothing came free since
-        self._stats = SchedulerStats()
 
     @property
     def num_running(self) -> int:
@@ -57,7 +54,7 @@ class Scheduler:
     @property
     def kv_utilization(self) -> float:
         """Share of blocks in use; cached ones count as free."""
-        return 1 - self._blocks.num_free / self.config.num_blocks
+        return self._kv.utilization
 
     @property
     def has_work(self) -> bool:
@@ -67,7 +64,7 @@ class Scheduler:
     @property
     def stats(self) -> SchedulerStats:
         """Counters since the start."""
-        self._stats.evictions = self._blocks.evictions
+        self._stats.evictions = self._kv.evictions
         return self._stats
 
     def add(self, request: Request) -> None:
@@ -142,7 +139,7 @@ class Scheduler:
             sequence.num_computed += num_tokens
             is_sound = not result.failures or sequence.row not in result.failures
             if is_sound and sequence.num_computed >= (sequence.num_published + 1) * block_size:
-                self._publish(sequence)
+                self._kv.publish(sequence)
             if samples:
                 events.append(self._append(sequence, token, result))
         self._in_flight = []
@@ -150,7 +147,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError when block or row accounting does not add up."""
-        self._blocks.check(sequence.block_ids for sequence in self._running)
+        self._kv.check(self._running)
         rows = sorted([*self._rows, *(sequence.row for sequence in self._running)])
         assert rows == list(range(self.config.max_num_seqs)), "rows"
         assert [s.order for s in self._running] == sorted(s.order for s in self._running), "order"
@@ -179,7 +176,7 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence) -> int | None:
         """A block for the next token, at the expense of later sequences; None when it has to go itself."""
-        while (block_id := self._blocks.grow()) is None:
+        while (block_id := self._kv.grow(sequence)) is None:
             victim = self._running[-1]
             if victim is sequence and len(self._running) == 1:
                 needed = len(sequence.block_ids) + 1
@@ -192,42 +189,31 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return None
-        sequence.block_ids.append(block_id)
-        sequence.capacity += self.config.block_size
         return block_id
 
     def _admit(self, budget: int, started: list[StartedRow]) -> list[tuple[Sequence, int]]:
         """Waiting sequences, in order, as long as budget, rows and blocks last: no overtaking."""
         admitted: list[tuple[Sequence, int]] = []
-        size = self.config.block_size
         while budget > 0 and self._rows and not self._is_blocked:
             if (sequence := self._waiting.first()) is None:
                 break
-            hits = self._blocks.lookup(sequence.tokens, sequence.chain)
-            lacking = len(sequence.tokens) - len(hits) * size
+            match = self._kv.match(sequence)
+            lacking = len(sequence.tokens) - match.num_cached
             if lacking > budget and not self.config.enable_chunked_prefill:
                 break
-            num_new = -(-len(sequence.tokens) // size) - len(hits)
-            if self._blocks.num_free_after(hits, num_new) < (self._watermark if self._running else 0):
+            if not self._kv.fits(match, alone=not self._running):
                 self._is_blocked = True
                 break
             self._waiting.pop()
-            started.append(self._start(sequence, hits, num_new))
+            started.append(self._start(sequence, match))
             admitted.append((sequence, min(budget, lacking)))
             budget -= admitted[-1][1]
         return admitted
 
-    def _start(self, sequence: Sequence, hits: list[int], num_new: int) -> StartedRow:
-        num_cached = len(hits) * self.config.block_size
-        if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = num_cached
-            self._stats.prefix_query_tokens += len(sequence.tokens)
-            self._stats.prefix_hit_tokens += num_cached
+    def _start(self, sequence: Sequence, match: Match) -> StartedRow:
         sequence.become(Status.RUNNING)
         sequence.row = self._rows.pop()
-        sequence.block_ids = self._blocks.take(hits, num_new, sequence.chain)
-        sequence.capacity = len(sequence.block_ids) * self.config.block_size
-        sequence.num_computed, sequence.num_published = num_cached, len(hits)
+        self._kv.start(sequence, match)
         insort(self._running, sequence, key=lambda other: other.order)
         return started_row(sequence)
 
@@ -253,7 +239,7 @@ class Scheduler:
     def _append(self, sequence: Sequence, token: int, result: StepResult) -> TokenEvent:
         request_id = sequence.request.request_id
         if result.failures and (failure := result.failures.get(sequence.row)) is not None:
-            self._blocks.unpublish(sequence.block_ids)
+            self._kv.distrust(sequence)
             self._finish(sequence)
             return _failure(request_id, failure)
         sequence.tokens.append(token)
@@ -263,12 +249,6 @@ class Scheduler:
             self._finish(sequence)
         cached = sequence.num_cached_tokens or 0
         return TokenEvent(request_id, (token,), (logprobs,) if logprobs else None, reason, None, cached)
-
-    def _publish(self, sequence: Sequence) -> None:
-        num_full = sequence.num_computed // self.config.block_size
-        for index in range(sequence.num_published, num_full):
-            self._blocks.publish(sequence.tokens, sequence.chain, index, sequence.block_ids[index])
-        sequence.num_published = num_full
 
     def _preempt(self, sequence: Sequence) -> None:
         self._stats.preemptions += 1
@@ -286,9 +266,8 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
         self._rows.append(sequence.row)
-        self._blocks.release(sequence.block_ids)
+        self._kv.release(sequence)
         self._is_blocked = False
-        sequence.block_ids, sequence.capacity = [], 0
 
 
 def _failure(request_id: str, message: str) -> TokenEvent:
