@@ -48,9 +48,12 @@ class KVManager:
         num_new = -(-len(sequence.tokens) // self._size) - len(hits)
         return Match(hits, num_new, len(hits) * self._size)
 
-    def fits(self, match: Match, *, alone: bool) -> bool:
-        """Whether there are blocks for it; beside others the watermark stays free, against thrashing."""
-        return self._blocks.num_free_after(match.hits, match.num_new) >= (0 if alone else self._watermark)
+    def fits(self, match: Match, *, alone: bool, reclaimed: int = 0) -> bool:
+        """Whether there are blocks for it, once so many are given back; beside others the watermark stays
+        free, against thrashing.
+        """
+        free = self._blocks.num_free_after(match.hits, match.num_new) + reclaimed
+        return free >= (0 if alone else self._watermark)
 
     def start(self, sequence: Sequence, match: Match) -> None:
         """Give a sequence its table. ``match`` is of this very moment, and fits."""
