@@ -108,6 +108,16 @@ class ServeConfig:
     enable_chunked_prefill: bool = _setting(
         True, _boolean, "compute long prompts in pieces among other requests"
     )
+    scheduling_policy: str = _setting(
+        "fcfs",
+        _one_of("fcfs", "priority", "sjf"),
+        "who goes first: the earliest, the most urgent, the shortest",
+    )
+    batching: str = _setting(
+        "continuous",
+        _one_of("continuous", "static"),
+        "static: nobody joins a batch that runs; to compare with",
+    )
     max_num_queued_reqs: int = _setting(
         512, _integer(0, 10**6), "requests that may wait; more are answered 503"
     )

@@ -1,6 +1,16 @@
 """The scheduler's limits and counters: what its caller sets and reads."""
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+from quire_server.core.policy import Policy
+
+
+class Batching(StrEnum):
+    """Values of ``--batching``. Static exists to be compared with: nobody joins a batch that has begun."""
+
+    CONTINUOUS = "continuous"
+    STATIC = "static"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +26,8 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     watermark: float = 0.01
     seed: int = 0  # seeds the requests that bring no seed of their own
+    policy: Policy = Policy.FCFS
+    batching: Batching = Batching.CONTINUOUS
 
     @property
     def token_budget(self) -> int:

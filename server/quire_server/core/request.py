@@ -40,7 +40,8 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and one answer. ``priority`` > 0 overtakes everything waiting (the health canary).
+    """One prompt and one answer. ``arrival``: seconds of the machine's monotonic clock; ``priority``: lower
+    goes first, 0 is normal (see ``core.policy``).
 
     ``cache_salt`` separates prefix caches: requests share cached blocks only under the same salt.
     """

@@ -3,20 +3,22 @@
 The engine loop calls ``schedule``, hands the Step to the runner, and gives the result to ``commit``. Each
 sequence has ``num_computed`` chasing ``len(tokens)``: a decode lacks one token, a prompt many, a prefix hit
 fewer, a preempted sequence all of them again. Running sequences go first (single tokens before chunks of
-prompts), then waiting ones, in order of arrival. When no block is free, the last running sequence gives its
-blocks back and waits; the first one can therefore always go on. Knows nothing of tensors or text.
+prompts), then waiting ones, in the order of the policy, which never changes. When no block is free, the last
+running sequence gives its blocks back and waits; the first one can therefore always go on. Knows nothing of
+tensors or text.
 """
 
-import hashlib
-from bisect import insort
 from collections.abc import Collection
 
-from quire_server.core import fitting, stopping
-from quire_server.core.block_manager import BlockManager
-from quire_server.core.limits import SchedulerConfig, SchedulerStats
+from quire_server.core import displacement, fitting, stopping
+from quire_server.core.arrivals import Arrivals
+from quire_server.core.handover import Chunk, started_row, step_of
+from quire_server.core.kv_manager import KVManager, Match
+from quire_server.core.limits import Batching, SchedulerConfig, SchedulerStats
 from quire_server.core.request import FinishReason, Request
-from quire_server.core.sequence import Sequence, Status, start, started_row
-from quire_server.core.step import StartedRow, Step, StepResult, TokenEvent
+from quire_server.core.running import Running
+from quire_server.core.sequence import Sequence, Status
+from quire_server.core.step import StartedRow, Step, StepEvents, StepResult, TokenEvent
 from quire_server.core.waiting import WaitingQueue
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
@@ -27,37 +29,34 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, *, eos_token_ids: Collection[int]) -> None:
         self.config = config
-        self._eos_ids = frozenset(eos_token_ids)
-        self._blocks = BlockManager(
-            config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
-        )
-        self._watermark = int(config.num_blocks * config.watermark)
+        self._arrivals = Arrivals(config, eos_token_ids)
+        self._stats = SchedulerStats()
+        self._kv = KVManager(config, self._stats)
         self._sequences: dict[str, Sequence] = {}
         self._waiting = WaitingQueue()
-        self._running: list[Sequence] = []  # sorted by order, so that the last one is the one to preempt
-        self._rows = list(
-            range(config.max_num_seqs - 1, -1, -1)
-        )  # free rows of the runner; the lowest is next
+        self._running = Running(config.max_num_seqs)
         self._in_flight: list[Sequence] = []  # of the current step, in its order
+        self._num_continuing = 0  # the first ones of these: they ran before, and lack one token
         self._failures: list[TokenEvent] = []  # told by the next commit
-        self._num_arrivals = self._num_steps = 0
+        self._num_steps = 0
+        self._was_aborted_in_flight = False
         self._is_blocked = False  # the first waiting sequence did not fit, and nothing came free since
-        self._stats = SchedulerStats()
+        self._is_closed = False  # static batching: the batch has begun, and nobody joins
 
     @property
     def num_running(self) -> int:
         """Sequences that own a row."""
-        return len(self._running)
+        return len(self._running.sequences)
 
     @property
     def num_waiting(self) -> int:
         """Sequences that own nothing yet, or nothing any more."""
-        return len(self._sequences) - len(self._running)
+        return len(self._sequences) - len(self._running.sequences)
 
     @property
     def kv_utilization(self) -> float:
         """Share of blocks in use; cached ones count as free."""
-        return 1 - self._blocks.num_free / self.config.num_blocks
+        return self._kv.utilization
 
     @property
     def has_work(self) -> bool:
@@ -67,7 +66,7 @@ class Scheduler:
     @property
     def stats(self) -> SchedulerStats:
         """Counters since the start."""
-        self._stats.evictions = self._blocks.evictions
+        self._stats.evictions = self._kv.evictions
         return self._stats
 
     def add(self, request: Request) -> None:
@@ -77,18 +76,7 @@ class Scheduler:
         if refusal := fitting.refusal(request, self.config):
             self._failures.append(_failure(request.request_id, refusal))
             return
-        seed = request.sampling.seed
-        if seed is None:
-            drawn = hashlib.sha256(f"{self.config.seed}:{request.request_id}".encode()).digest()
-            seed = int.from_bytes(drawn[:8], "big", signed=True)
-        self._num_arrivals += 1
-        sequence = start(
-            request,
-            number=self._num_arrivals,
-            seed=seed,
-            eos_ids=self._eos_ids,
-            max_model_len=self.config.max_model_len,
-        )
+        sequence = self._arrivals.sequence(request)
         self._sequences[request.request_id] = sequence
         self._is_blocked = False
         self._waiting.push(sequence)
@@ -97,6 +85,7 @@ class Scheduler:
         """Forget a request (unknown ids are fine: it may just have finished). No event follows."""
         self._failures = [event for event in self._failures if event.request_id != request_id]
         if (sequence := self._sequences.get(request_id)) is not None:
+            self._was_aborted_in_flight = bool(self._in_flight)
             self._finish(sequence)
 
     def schedule(self) -> Step | None:
@@ -106,11 +95,15 @@ class Scheduler:
         assert not self._in_flight, "the previous step was not committed"
         if not self.has_work:
             return None
+        if (first := self._waiting.first()) is not None and not self._is_blocked:
+            for victim in displacement.victims(first, self._running, self._kv, self.config):
+                self._preempt(victim)
         num_preempted = self._stats.preemptions
         grown: list[tuple[int, int]] = []
         singles, prompts = self._continue_running(grown)
+        self._num_continuing = len(singles)
         budget = self.config.token_budget - len(singles)
-        chunks: list[tuple[Sequence, int]] = []
+        chunks: list[Chunk] = []
         for sequence in prompts:
             if budget == 0:
                 break
@@ -127,43 +120,50 @@ class Scheduler:
                     chunks.append((sequence, n))
         elif not singles and not chunks:
             return self.schedule()  # everything that ran was preempted or failed: there is room now
-        return self._step(singles, chunks, started, grown)
+        self._num_steps += 1
+        self._in_flight = singles + [sequence for sequence, _ in chunks]
+        return step_of(self._num_steps, singles, chunks, started, grown)
 
-    def commit(self, step: Step, result: StepResult) -> list[TokenEvent]:
+    def commit(self, step: Step, result: StepResult) -> StepEvents:
         """Take in what the runner computed: count it, publish full blocks, append tokens, finish."""
         assert step.step_id == result.step_id == self._num_steps, (step.step_id, result.step_id)
-        events, self._failures = self._failures, []
-        tokens = iter(result.token_ids)
-        block_size = self.config.block_size
-        for sequence, num_tokens, samples in zip(self._in_flight, step.num_tokens, step.samples, strict=True):
+        in_flight, self._in_flight = self._in_flight, []
+        others, self._failures = self._failures, []
+        is_disturbed = result.failures or self._was_aborted_in_flight
+        num_plain = 0 if is_disturbed else self._num_continuing
+        self._was_aborted_in_flight = False
+        request_ids, token_ids = self._commit_decodes(in_flight[:num_plain], result, others)
+        tokens = iter(result.token_ids[num_plain:])
+        for sequence, num_tokens, samples in zip(
+            in_flight[num_plain:], step.num_tokens[num_plain:], step.samples[num_plain:], strict=True
+        ):
             token = next(tokens) if samples else -1
             if sequence.status is not Status.RUNNING:
                 continue  # aborted while the step ran
             sequence.num_computed += num_tokens
-            is_sound = not result.failures or sequence.row not in result.failures
-            if is_sound and sequence.num_computed >= (sequence.num_published + 1) * block_size:
-                self._publish(sequence)
+            if result.failures and (failure := result.failures.get(sequence.row)) is not None:
+                self._kv.distrust(sequence)
+                self._finish(sequence)
+                others.append(_failure(sequence.request.request_id, failure))
+                continue
             if samples:
-                events.append(self._append(sequence, token, result))
-        self._in_flight = []
-        return events
+                sequence.tokens.append(token)
+            self._publish(sequence)
+            if samples:
+                others.append(self._event(sequence, result))
+        return StepEvents(request_ids, token_ids, others)
 
     def check(self) -> None:
         """Raise AssertionError when block or row accounting does not add up."""
-        self._blocks.check(sequence.block_ids for sequence in self._running)
-        rows = sorted([*self._rows, *(sequence.row for sequence in self._running)])
-        assert rows == list(range(self.config.max_num_seqs)), "rows"
-        assert [s.order for s in self._running] == sorted(s.order for s in self._running), "order"
+        self._kv.check(self._running.sequences)
+        self._running.check()
 
     def _continue_running(self, grown: list[tuple[int, int]]) -> tuple[list[Sequence], list[Sequence]]:
         """Sequences that lack one token (each with its block), and those in the middle of their prompt."""
         singles: list[Sequence] = []
         prompts: list[Sequence] = []
-        running, budget = self._running, self.config.token_budget
-        index = 0
-        while index < len(running):  # preemption shortens the list from behind
-            sequence = running[index]
-            index += 1
+        budget = self.config.token_budget
+        for sequence in self._running.sequences:  # which preemption shortens from behind
             if len(sequence.tokens) - sequence.num_computed > 1:
                 prompts.append(sequence)
                 continue
@@ -179,9 +179,9 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence) -> int | None:
         """A block for the next token, at the expense of later sequences; None when it has to go itself."""
-        while (block_id := self._blocks.grow()) is None:
-            victim = self._running[-1]
-            if victim is sequence and len(self._running) == 1:
+        while (block_id := self._kv.grow(sequence)) is None:
+            victim = self._running.sequences[-1]
+            if victim is sequence and len(self._running.sequences) == 1:
                 needed = len(sequence.block_ids) + 1
                 self._failures.append(
                     _failure(sequence.request.request_id, fitting.too_long(needed, self.config))
@@ -192,83 +192,79 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return None
-        sequence.block_ids.append(block_id)
-        sequence.capacity += self.config.block_size
         return block_id
 
-    def _admit(self, budget: int, started: list[StartedRow]) -> list[tuple[Sequence, int]]:
+    def _admit(self, budget: int, started: list[StartedRow]) -> list[Chunk]:
         """Waiting sequences, in order, as long as budget, rows and blocks last: no overtaking."""
-        admitted: list[tuple[Sequence, int]] = []
-        size = self.config.block_size
-        while budget > 0 and self._rows and not self._is_blocked:
+        admitted: list[Chunk] = []
+        self._is_closed &= bool(self._running.sequences)
+        while budget > 0 and not (self._running.is_full or self._is_blocked or self._is_closed):
             if (sequence := self._waiting.first()) is None:
                 break
-            hits = self._blocks.lookup(sequence.tokens, sequence.chain)
-            lacking = len(sequence.tokens) - len(hits) * size
+            match = self._kv.match(sequence)
+            lacking = len(sequence.tokens) - match.num_cached
             if lacking > budget and not self.config.enable_chunked_prefill:
+                budget = 0
                 break
-            num_new = -(-len(sequence.tokens) // size) - len(hits)
-            if self._blocks.num_free_after(hits, num_new) < (self._watermark if self._running else 0):
+            if not self._kv.fits(match, alone=not self._running.sequences):
                 self._is_blocked = True
                 break
             self._waiting.pop()
-            started.append(self._start(sequence, hits, num_new))
+            started.append(self._start(sequence, match))
             admitted.append((sequence, min(budget, lacking)))
             budget -= admitted[-1][1]
+        # Static: whoever the budget kept waiting may still join; later nobody.
+        self._is_closed |= self.config.batching is Batching.STATIC and budget > 0
         return admitted
 
-    def _start(self, sequence: Sequence, hits: list[int], num_new: int) -> StartedRow:
-        num_cached = len(hits) * self.config.block_size
-        if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = num_cached
-            self._stats.prefix_query_tokens += len(sequence.tokens)
-            self._stats.prefix_hit_tokens += num_cached
+    def _start(self, sequence: Sequence, match: Match) -> StartedRow:
         sequence.become(Status.RUNNING)
-        sequence.row = self._rows.pop()
-        sequence.block_ids = self._blocks.take(hits, num_new, sequence.chain)
-        sequence.capacity = len(sequence.block_ids) * self.config.block_size
-        sequence.num_computed, sequence.num_published = num_cached, len(hits)
-        insort(self._running, sequence, key=lambda other: other.order)
+        self._running.enter(sequence)
+        self._kv.start(sequence, match)
+        sequence.watch(self.config.block_size)
         return started_row(sequence)
 
-    def _step(
-        self,
-        singles: list[Sequence],
-        chunks: list[tuple[Sequence, int]],
-        started: list[StartedRow],
-        grown: list[tuple[int, int]],
-    ) -> Step:
-        self._num_steps += 1
-        self._in_flight = in_flight = singles + [sequence for sequence, _ in chunks]
-        return Step(
-            step_id=self._num_steps,
-            started=tuple(started),
-            grown=tuple(grown),
-            rows=tuple([sequence.row for sequence in in_flight]),
-            starts=tuple([sequence.num_computed for sequence in in_flight]),
-            num_tokens=(1,) * len(singles) + tuple(n for _, n in chunks),
-            samples=(True,) * len(singles) + tuple(s.num_computed + n == len(s.tokens) for s, n in chunks),
-        )
+    def _commit_decodes(
+        self, decodes: list[Sequence], result: StepResult, others: list[TokenEvent]
+    ) -> tuple[list[str], list[int]]:
+        """One more token for each, which is all there is to say of most: columns of (request, token).
 
-    def _append(self, sequence: Sequence, token: int, result: StepResult) -> TokenEvent:
-        request_id = sequence.request.request_id
-        if result.failures and (failure := result.failures.get(sequence.row)) is not None:
-            self._blocks.unpublish(sequence.block_ids)
-            self._finish(sequence)
-            return _failure(request_id, failure)
-        sequence.tokens.append(token)
+        This loop and ``_continue_running`` are what a step costs: nothing in here but what every row needs.
+        """
+        token_ids = result.token_ids[: len(decodes)]
+        watched: list[Sequence] = []
+        for sequence, token in zip(decodes, token_ids, strict=True):
+            sequence.tokens.append(token)
+            sequence.num_computed = num_computed = sequence.num_computed + 1
+            if num_computed >= sequence.watch_from or token in sequence.stop_ids:
+                watched.append(sequence)
+        told: set[Sequence] = set()
+        for sequence in watched:
+            self._publish(sequence)
+            event = self._event(sequence, result)
+            if event.finish_reason is not None or event.logprobs is not None:
+                others.append(event)
+                told.add(sequence)
+        if not told:
+            return [sequence.request.request_id for sequence in decodes], list(token_ids)
+        plain = [sequence for sequence in decodes if sequence not in told]
+        return [s.request.request_id for s in plain], [s.tokens[-1] for s in plain]
+
+    def _publish(self, sequence: Sequence) -> None:
+        if sequence.num_computed >= (sequence.num_published + 1) * self.config.block_size:
+            self._kv.publish(sequence)
+        sequence.watch(self.config.block_size)
+
+    def _event(self, sequence: Sequence, result: StepResult) -> TokenEvent:
+        """What there is to say of the newest token, which may be the last one."""
         logprobs = result.logprobs.get(sequence.row) if result.logprobs else None
         reason = stopping.finish_reason(sequence)
         if reason is not None:
+            self._arrivals.answered(sequence)
             self._finish(sequence)
         cached = sequence.num_cached_tokens or 0
-        return TokenEvent(request_id, (token,), (logprobs,) if logprobs else None, reason, None, cached)
-
-    def _publish(self, sequence: Sequence) -> None:
-        num_full = sequence.num_computed // self.config.block_size
-        for index in range(sequence.num_published, num_full):
-            self._blocks.publish(sequence.tokens, sequence.chain, index, sequence.block_ids[index])
-        sequence.num_published = num_full
+        token_ids, name = (sequence.tokens[-1],), sequence.request.request_id
+        return TokenEvent(name, token_ids, (logprobs,) if logprobs else None, reason, None, cached)
 
     def _preempt(self, sequence: Sequence) -> None:
         self._stats.preemptions += 1
@@ -284,11 +280,9 @@ class Scheduler:
         del self._sequences[sequence.request.request_id]
 
     def _release(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        self._rows.append(sequence.row)
-        self._blocks.release(sequence.block_ids)
+        self._running.leave(sequence)
+        self._kv.release(sequence)
         self._is_blocked = False
-        sequence.block_ids, sequence.capacity = [], 0
 
 
 def _failure(request_id: str, message: str) -> TokenEvent:

@@ -5,7 +5,7 @@ parameters), so a decode step names rows and nothing else, whatever the context 
 is plain ints, strings and tuples, ready for a wire format; nothing in here knows tensors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -72,4 +72,25 @@ class TokenEvent(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
-    num_cached_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt; the last event has it, those before may
+
+
+class StepEvents:
+    """What happened in one step. Tokens about which there is nothing else to say are two columns, as they
+    travel: an object for each would cost as much as deciding the step. Iterating gives an event for each.
+    """
+
+    __slots__ = ("others", "request_ids", "token_ids")
+
+    def __init__(self, request_ids: list[str], token_ids: list[int], others: list[TokenEvent]) -> None:
+        self.request_ids = request_ids
+        self.token_ids = token_ids  # one for each request id
+        self.others = others
+
+    def __len__(self) -> int:
+        return len(self.request_ids) + len(self.others)
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        for request_id, token_id in zip(self.request_ids, self.token_ids, strict=True):
+            yield TokenEvent(request_id, (token_id,))
+        yield from self.others

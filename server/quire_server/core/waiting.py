@@ -10,10 +10,10 @@ from quire_server.core.sequence import Sequence, Status
 
 
 class WaitingQueue:
-    """Smallest ``order`` first: higher priority, then earlier arrival, preempted or not."""
+    """Smallest ``order`` first: earlier virtual arrival (see ``policy``), preempted or not."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], Sequence]] = []
+        self._heap: list[tuple[tuple[float, int], Sequence]] = []
 
     def push(self, sequence: Sequence) -> None:
         """Queue a sequence whose status is WAITING."""

@@ -153,6 +153,11 @@ class EngineClient:
             self._info = message
         elif isinstance(message, Outbox):
             self.stats = message.stats
+            if len(message.request_ids) != len(message.token_ids):
+                raise CodecError("the engine sent columns of different lengths")
+            for request_id, token_id in zip(message.request_ids, message.token_ids, strict=True):
+                if (answer := self._answers.get(request_id)) is not None:
+                    answer.put(TokenEvent(request_id, (token_id,)))
             for event in message.events:
                 answer = self._answers.get(event.request_id)
                 if answer is not None:

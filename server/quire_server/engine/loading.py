@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 
 from quire_server.config import ServeConfig
-from quire_server.core.scheduler import SchedulerConfig
+from quire_server.core.limits import Batching, SchedulerConfig
+from quire_server.core.policy import Policy
 from quire_server.engine.pulse import Pulse
 from quire_server.faults import Faults
 from quire_server.runner.model_runner import ModelRunner, RunnerOptions
@@ -46,6 +47,8 @@ def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfi
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,
         seed=config.seed,
+        policy=Policy(config.scheduling_policy),
+        batching=Batching(config.batching),
     )
 
 

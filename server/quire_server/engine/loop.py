@@ -10,12 +10,14 @@ than risk somebody's wrong answer.
 from __future__ import annotations
 
 import logging
+import math
 import time
 
 from quire_server.core.errors import RequestError
+from quire_server.core.policy import MAX_PRIORITY, MIN_PRIORITY
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.scheduler import Scheduler
-from quire_server.core.step import TokenEvent
+from quire_server.core.step import StepEvents, TokenEvent
 from quire_server.engine.canary import Canary
 from quire_server.engine.inbox import EngineSocket, Mail, Peer
 from quire_server.engine.messages import EngineInfo, EngineStats, Outbox
@@ -97,8 +99,12 @@ class Engine:
 
     def _check(self, request: Request) -> None:
         """What the API process has checked already; the engine believes nobody."""
-        if request.request_id in self._owners or request.priority:
-            raise RequestError("the request id is taken, or the priority is not for clients")
+        if request.request_id in self._owners:
+            raise RequestError("the request id is taken")
+        if not MIN_PRIORITY <= request.priority <= MAX_PRIORITY:
+            raise RequestError("the priority is not for clients", param="priority")
+        if not math.isfinite(request.arrival):
+            raise RequestError("the time of arrival is no number")
         prompt = request.prompt_token_ids
         if not prompt or min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
             raise RequestError("a token id is outside of the vocabulary", param="prompt")
@@ -106,24 +112,31 @@ class Engine:
     def _work(self, socket: EngineSocket) -> None:
         scheduler = self._scheduler
         self._pulse.working(self._queued, scheduler.num_running, scheduler.kv_utilization)
-        outgoing: dict[Peer, list[TokenEvent]] = {peer: [] for peer in socket.peers}
-        for event in self._step():
+        outgoing = {peer: StepEvents([], [], []) for peer in socket.peers}
+        told = self._step()
+        for request_id, token_id in zip(told.request_ids, told.token_ids, strict=True):
+            owner = self._owners.get(request_id)
+            if owner in outgoing:
+                outgoing[owner].request_ids.append(request_id)
+                outgoing[owner].token_ids.append(token_id)
+        for event in told.others:
             owner = self._owners.get(event.request_id)
             if owner in outgoing:
-                outgoing[owner].append(event)
+                outgoing[owner].others.append(event)
             if event.finish_reason is not None:
                 self._forget(event.request_id)
         stats = self._stats()
-        for peer, events in outgoing.items():
-            socket.send(peer, Outbox(tuple(events), stats))
+        for peer, mine in outgoing.items():
+            tokens = tuple(mine.request_ids), tuple(mine.token_ids)
+            socket.send(peer, Outbox(tuple(mine.others), stats, *tokens))
 
-    def _step(self) -> list[TokenEvent]:
+    def _step(self) -> StepEvents:
         scheduler = self._scheduler
         step = scheduler.schedule()
         if step is None:
             # Work that cannot be scheduled now, such as what waits for memory: a stall if it lasts.
             time.sleep(0.001)
-            return []
+            return StepEvents([], [], [])
         if self._faults.due("crash_step", self._steps):
             raise RuntimeError("the fault crash_step")
         if self._faults.due("stuck_step", self._steps):

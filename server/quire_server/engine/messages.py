@@ -59,10 +59,15 @@ class Inbox:
 
 @dataclass(frozen=True)
 class Outbox:
-    """From the engine: what one step did, or (with no events) its sign of life."""
+    """From the engine: what one step did, or (with no events) its sign of life.
+
+    Most requests gained a token and nothing else: those are two columns of equal length.
+    """
 
     events: tuple[TokenEvent, ...]
     stats: EngineStats
+    request_ids: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 Message = EngineInfo | Inbox | Outbox

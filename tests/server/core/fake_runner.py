@@ -73,8 +73,10 @@ def config(**changes: object) -> SchedulerConfig:
     return SchedulerConfig(**(values | changes))  # type: ignore[arg-type]  # a dict of mixed values
 
 
-def request(name: str, prompt: Iterable[int], max_tokens: int = 4, **more: object) -> Request:
-    return Request(name, tuple(prompt), SamplingParams(max_tokens=max_tokens), arrival=0.0, **more)  # type: ignore[arg-type]  # as above
+def request(
+    name: str, prompt: Iterable[int], max_tokens: int = 4, arrival: float = 0.0, **more: object
+) -> Request:
+    return Request(name, tuple(prompt), SamplingParams(max_tokens=max_tokens), arrival, **more)  # type: ignore[arg-type]  # as above
 
 
 def drain(

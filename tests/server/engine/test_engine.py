@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from quire_server.core.request import FinishReason, Request, SamplingParams
+from quire_server.core.step import StepEvents
 from quire_server.engine.inbox import SOCKET_NAME
 from quire_server.engine.messages import EngineInfo, EngineStats, FrameReader, Inbox, Outbox, to_frame
 from quire_server.faults import Fault, Faults
@@ -44,7 +45,7 @@ class Peer:
     def events(self):
         for message in self.messages():
             if isinstance(message, Outbox):
-                yield from message.events
+                yield from StepEvents(message.request_ids, message.token_ids, message.events)
 
     def answer(self, request_id):
         tokens = []
@@ -135,7 +136,7 @@ def test_an_abort_ends_a_request_even_in_the_message_that_brings_it(rig):
         ask("bad", (100,)),
         ask("bad", (-1,)),
         ask("bad", ()),
-        ask("bad", priority=1),
+        ask("bad", priority=-(1 << 31)),
         ask("bad", tuple(range(64)), 60),
         ask("taken", (1,)),
     ],
