@@ -99,7 +99,8 @@ class ChatTemplate:
 
 def _spawn() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "quire_server.text.chat_worker"],
+        # -P: the current directory (a model's, perhaps) holds no modules of ours.
+        [sys.executable, "-Pm", "quire_server.text.chat_worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -83,6 +83,17 @@ def test_a_template_that_tries_to_escape_gets_nothing(
     assert not (tmp_path / "pwned").exists()
 
 
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}"], indirect=True)
+def test_the_worker_runs_no_code_of_the_directory_it_is_started_in(
+    template: ChatTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jinja2.py").write_text("open('pwned', 'w')")
+    monkeypatch.chdir(tmp_path)
+    template.close()  # the next rendering starts another worker, here
+    assert template.render([{"role": "user", "content": "hello"}]) == "hello"
+    assert not (tmp_path / "pwned").exists()
+
+
 COSTLY = {
     "time": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "memory": "{% set ns = namespace(s='x' * 1000000) %}"
