@@ -55,7 +55,7 @@ def create(name: str) -> None:
 
 
 def _weigh(trees: tuple[Path, ...], name: str) -> None:
-    """A node weighs as much as a busy program for each processor: its pods need not wait for every compiler."""
+    """A node weighs as much as a busy program for each processor; its pods do not wait for every compiler."""
     for tree in trees:
         for setting, one in (("cpu.shares", 1024), ("cpu.weight", 100)):
             if (tree / name / setting).exists():
