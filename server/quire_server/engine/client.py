@@ -1,8 +1,8 @@
 """The API process's view of the engine: submit a request, iterate over what it produces, abort it.
 
 Called by `api`. Everything that is asked within one turn of the event loop goes out as one message (or more,
-where prompts are so long that a frame cannot hold them). When the engine goes away every open request ends with EngineGoneError, and so does each new one until it is
-back.
+where prompts are so long that a frame cannot hold them). When the engine goes away every open request ends
+with EngineGoneError, and so does each new one until it is back.
 """
 
 from __future__ import annotations
