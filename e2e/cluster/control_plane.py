@@ -164,7 +164,7 @@ def controller_manager(cluster: Cluster) -> list[str]:
         f"--node-cidr-mask-size={cluster.addresses.pods.prefixlen}",
         f"--service-cluster-ip-range={cluster.addresses.services}",
         "--horizontal-pod-autoscaler-sync-period=3s",
-        # A claim that meets its volume before the binder knows both waits for the next round: 15 s by default.
+        # A claim that meets its volume before the binder knows both waits for the next round (default: 15 s).
         "--pvclaimbinder-sync-period=1s",
         "--kube-api-qps=200",
         "--kube-api-burst=400",
