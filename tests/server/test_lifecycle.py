@@ -1,6 +1,7 @@
 """A server's life as the kubelet sees it: loading, overload, drain, stall, and every way to end."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -172,6 +173,8 @@ def test_a_crash_in_a_step_ends_the_server_with_its_reason(tiny, tmp_path):
             client.completions.create(**LONG)
         assert server.wait_end() == 70
         assert server.failure()["reason"] == "EngineCrashed"
+        (request,) = [line for line in server.log.read_text().splitlines() if '"message": "request"' in line]
+        assert json.loads(request)["status"] == "error", "an outage was counted as load that was shed"
 
 
 def test_a_drain_that_hangs_is_cut_off(tiny, tmp_path):

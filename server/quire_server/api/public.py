@@ -116,7 +116,12 @@ def _require_key(house: House, reply: Reply) -> None:
 
 def unauthorized() -> ApiError:
     """The answer to a request without a valid key."""
-    return ApiError(401, "A valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+    return ApiError(
+        401,
+        "A valid API key is needed: Authorization: Bearer KEY",
+        code="invalid_api_key",
+        headers=(("www-authenticate", "Bearer"),),
+    )
 
 
 def _checks(house: House) -> dict[str, bool | None]:
