@@ -152,6 +152,19 @@ def loaded_part(server):
     return status if 0 < status["loadedBytes"] < status["totalBytes"] else None
 
 
+def test_a_readiness_that_flaps_takes_the_pod_out_and_back_and_ends_nothing(tiny, tmp_path):
+    with Server(tiny, tmp_path, fault="flapping_readiness:after=1") as server, server.client() as client:
+        server.wait_ready()
+        for _ in range(2):
+            server.wait("unready", lambda: server.probe("readyz") == 503)
+            server.wait("why", lambda: server.statusz()["reason"] == "FlappingReadiness")
+            assert server.probe("livez") == 200
+            server.wait("ready again", lambda: server.probe("readyz") == 200)
+        answer = client.completions.create(**LONG | {"max_tokens": 5})
+        assert answer.usage.completion_tokens == 5
+        assert not server.ended()
+
+
 def test_a_stalled_load_is_ended_and_named(tiny, tmp_path):
     with Server(tiny, tmp_path, "--load-stall-timeout-seconds", "2", fault="stalled_load") as server:
         assert server.wait_end(30) == 75
