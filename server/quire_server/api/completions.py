@@ -142,7 +142,8 @@ async def _completion_answer(visit: Visit, call: CompletionCall, place: Place, i
     leads = [""] * len(prompts)
     if call.echo:
         leads = [
-            source if isinstance(source, str) else house.tokenizer.decode(source) for source in call.prompts
+            source if isinstance(source, str) else await house.detokenize(source, skip_special_tokens=True)
+            for source in call.prompts
         ]
     each = tuple(lead for lead in leads for _ in range(generation.n))
     header = Header(f"cmpl-{visit.request_id}", int(time.time()), generation.model)
