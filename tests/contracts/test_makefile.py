@@ -1,4 +1,4 @@
-"""`make test` leaves no test out: it names folders, since each of its workers would load all of `tests` first."""
+"""`make test` leaves no test out, though it names folders: each of its workers would load all of `tests`."""
 
 import re
 from pathlib import Path
