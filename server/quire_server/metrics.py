@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-#: How a request can end. shed: 503; aborted: the client hung up; cancelled: cut by the end of a drain.
+#: How a request can end. shed: 503 by overload or drain; aborted: the client hung up; cancelled: cut by the
+#: end of a drain.
 STATUSES = ("success", "client_error", "shed", "aborted", "cancelled", "error")
 
 _TTFT = (0.1, 0.2, 0.5, 1, 2, 5, 10)

@@ -109,7 +109,7 @@ def read(
     status = pod.get("status") or {}
     conditions = _conditions(pod)
     container = _server(status)
-    going = "deletionTimestamp" in pod["metadata"] or status.get("phase") in ("Failed", "Succeeded")
+    going = _is_going(pod)
     ready = not going and (conditions.get("Ready") or {}).get("status") == "True"
     ended = _ended(pod, container)
     said = _said(sample) if sample is not None else _said_before(told, pod, container)
@@ -130,6 +130,11 @@ def read(
         sample=sample,
         created=str(pod["metadata"].get("creationTimestamp", "")),
     )
+
+
+def _is_going(pod: Body) -> bool:
+    phase = (pod.get("status") or {}).get("phase")
+    return "deletionTimestamp" in pod["metadata"] or phase in ("Failed", "Succeeded")
 
 
 def _conditions(pod: Body) -> dict[str, Mapping[str, Any]]:
@@ -193,10 +198,10 @@ def _served_since(running: Mapping[str, Any], conditions: Mapping[str, Any]) -> 
 
 
 def _ended(pod: Body, container: Mapping[str, Any]) -> Failure | None:
-    """How the container ended last, if that was no clean exit."""
+    """How the container ended last, unless that was well and its pod had to go."""
     state = container.get("state") or {}
     end = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
-    if not end or end.get("exitCode") == 0:
+    if not end or (end.get("exitCode") == 0 and _is_going(pod)):
         return None
     code = int(end.get("exitCode", 1))
     said = reports.parse_termination(end.get("message"))

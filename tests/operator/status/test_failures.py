@@ -77,15 +77,18 @@ def test_both_forms_of_a_failed_pull_read_the_same() -> None:
     assert first["lastFailure"]["message"] == then["lastFailure"]["message"]
 
 
-def test_a_clean_exit_and_an_old_end_are_no_failures() -> None:
-    drained = kubelet.status(kubelet.running(last=kubelet.end(0, "Completed"), restarts=1))
+def test_a_drained_pod_and_an_old_end_are_no_failures() -> None:
+    drained = pod(kubelet.status(kubelet.container(kubelet.end(0, "Completed"))))
+    drained["metadata"]["deletionTimestamp"] = kubelet.at()
+    evicted = pod({**kubelet.status(kubelet.container(kubelet.end(0, "Completed"))), "phase": "Failed"})
     served_since = kubelet.status(
         kubelet.running(since=600, last=kubelet.end(71), restarts=1),
         conditions=(kubelet.condition("PodScheduled", "True"), kubelet.condition("Ready", "False", ago=5)),
     )
 
-    assert condition(compute(pod(drained)), "Degraded") == ("False", "AsExpected")
-    assert condition(compute(pod(served_since)), "Degraded") == ("False", "AsExpected")
+    for body in (drained, evicted, pod(served_since)):
+        assert condition(compute(body), "Degraded") == ("False", "AsExpected")
+    assert "lastFailure" not in compute(drained, evicted)
 
 
 @pytest.mark.parametrize(
