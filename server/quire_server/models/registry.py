@@ -29,6 +29,8 @@ FAMILIES: Mapping[str, Callable[[Fields], ModelConfig]] = {
     "Qwen3MoeForCausalLM": qwen3_moe.configure,
 }
 
+_MAX_EXPERTS = 1 << 16  # in all layers; even their names take memory
+
 
 def load(files: ModelFiles) -> ModelConfig:
     """Parse the directory's config.json."""
@@ -54,6 +56,10 @@ def parse(document: Mapping[str, Any], eos_ids: tuple[int, ...]) -> ModelConfig:
 
 def shapes(config: ModelConfig, linear: LinearFactory = Linear) -> dict[str, tuple[int, ...]]:
     """Every tensor that the checkpoint must hold, by name; nothing is allocated."""
+    if config.experts is not None and config.experts.count * config.num_layers > _MAX_EXPERTS:
+        raise ModelCorruptError(
+            f"config.json: {config.num_layers} layers of {config.experts.count} experts are not believable."
+        )
     skeleton = build(config, max_len=1, dtype=torch.float32, device=torch.device("meta"), linear=linear)
     return {name: tuple(tensor.shape) for name, tensor in skeleton.targets().items()}
 
