@@ -121,7 +121,7 @@ def common(
         )
     for key in ("hidden_act", "hidden_activation"):
         fields.choice(key, (activation,), activation)
-    max_position = fields.integer("max_position_embeddings", 1 << 24)
+    max_position = fields.integer("max_position_embeddings", rope_config.MAX_POSITION)
     rope = rope_config.parse(fields, head_size, max_position, rope_wording)
     return ModelConfig(
         architecture=fields.raw("architectures")[0],

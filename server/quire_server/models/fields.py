@@ -35,14 +35,21 @@ _HARMLESS = frozenset(
 # Keys that would change the arithmetic, with the value at which they do not.
 _NEUTRAL: Mapping[str, object] = {
     "add_cross_attention": False,
+    "attention_bias": False,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
     "is_encoder_decoder": False,
+    "lm_head_bias": False,
+    "mlp_bias": False,
     "partial_rotary_factor": 1.0,
     "pruned_heads": {},
     "rope_interleaved": False,
     "tie_encoder_decoder": False,
     "use_bfloat16": False,
     "use_bidirectional_attention": False,
+    "use_mrope": False,
     "use_qk_norm": False,
+    "use_sliding_window": False,
 }
 
 
@@ -99,7 +106,7 @@ class Fields:
             return None
         is_right = isinstance(value, list) and len(value) == length
         if not is_right or not all(
-            _is_number(item) and item > 0 if kind is float else type(item) is kind for item in value
+            _is_number(item) and 0 < item < 1e12 if kind is float else type(item) is kind for item in value
         ):
             self.complain(key, f"a list of {length} of type {kind.__name__}")
         return list(value)

@@ -20,6 +20,7 @@ _NAMES = Names(
 def configure_2(fields: Fields) -> ModelConfig:
     """Scores and logits are capped; every second layer is local."""
     config = _gemma(fields, 2, rope_config.USUAL)
+    fields.raw("sliding_window_size")  # published files repeat the window so; transformers does not read it
     return replace(
         config,
         attention_softcap=fields.optional_number("attn_logit_softcapping", absent=50.0),

@@ -17,7 +17,4 @@ def configure(fields: Fields) -> ModelConfig:
     """q, k and v lie in this order in one matrix; so do gate and up."""
     config = replace(common(fields, eps=1e-5, rope_wording=Wording(may_be_partial=True)), names=_NAMES)
     window = fields.optional_integer("sliding_window", 1 << 24)
-    # Published files carry these two; transformers does not read them.
-    fields.flag("attention_bias")
-    fields.flag("lm_head_bias")
     return with_windows(config, [window] * config.num_layers)

@@ -31,6 +31,8 @@ FAMILIES: Mapping[str, Callable[[Fields], ModelConfig]] = {
     "Qwen3MoeForCausalLM": qwen3_moe.configure,
 }
 
+_MAX_EXPERTS = 1 << 16  # in all layers; even their names take memory
+
 
 def load(files: ModelFiles) -> ModelConfig:
     """Parse the directory's config.json."""
@@ -54,9 +56,14 @@ def parse(document: Mapping[str, Any], eos_ids: tuple[int, ...]) -> ModelConfig:
     return replace(config, eos_token_ids=eos_ids)
 
 
-def tensors(config: ModelConfig) -> dict[str, Tensor]:
+def tensors(config: ModelConfig, linear: LinearFactory = Linear) -> dict[str, Tensor]:
     """Every tensor that the checkpoint must hold, by name, without content. A float type stands for any."""
-    return build(config, max_len=1, dtype=torch.float32, device=torch.device("meta")).targets()
+    if config.experts is not None and config.experts.count * config.num_layers > _MAX_EXPERTS:
+        raise ModelCorruptError(
+            f"config.json: {config.num_layers} layers of {config.experts.count} experts are not believable."
+        )
+    skeleton = build(config, max_len=1, dtype=torch.float32, device=torch.device("meta"), linear=linear)
+    return skeleton.targets()
 
 
 def build(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from quire_server.core.errors import ModelCorruptError
 from quire_server.models.fields import REMEDY, Fields
 
+MAX_POSITION = 1 << 24
 KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
 
@@ -35,7 +36,9 @@ class Rope:
         """The context that the scaling is good for, where that is not max_position_embeddings."""
         if self.kind == "longrope":  # beyond it other divisors hold, for the tokens before it too
             return self.original_max_position
-        return int(self.original_max_position * self.factor) if self.kind == "yarn" else None
+        if self.kind == "yarn":
+            return min(int(self.original_max_position * self.factor), MAX_POSITION)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def parse(fields: Fields, head_size: int, max_position: int, wording: Wording = 
     if wording.may_be_partial:
         outside = fields.number("partial_rotary_factor", 1.0, largest=1.0)
         size = int(head_size * inner.number("partial_rotary_factor", outside, largest=1.0))
-    original = fields.optional_integer("original_max_position_embeddings", 1 << 24)
+    original = fields.optional_integer("original_max_position_embeddings", MAX_POSITION)
     theta = fields.number(wording.theta_key, wording.theta)
     return parse_inner(inner, size, max_position, theta=theta, original=original)
 
@@ -80,10 +83,15 @@ def parse_inner(
     old_kind = inner.choice("type", (*KINDS, "su"), "default")
     kind = inner.choice("rope_type", KINDS, "longrope" if old_kind == "su" else old_kind)
     theta = inner.number("rope_theta", theta)
+    if theta <= 1:
+        inner.complain("rope_theta", "a number above 1")
     if size < 2 or size % 2:
         raise ModelCorruptError(f"config.json: {size} rotary dimensions cannot be paired. {REMEDY}")
-    inside = inner.integer("original_max_position_embeddings", 1 << 24, max_position)
-    settings = _Settings(inner, size, theta, original or inside, max_position)
+    inside = inner.integer("original_max_position_embeddings", MAX_POSITION, max_position)
+    original = original or inside
+    if kind == "longrope" and original < 2:
+        inner.complain("original_max_position_embeddings", "a number above 1")
+    settings = _Settings(inner, size, theta, original, max_position)
     rope = settings.read(kind)
     inner.refuse_unread()
     return rope
