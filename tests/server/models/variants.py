@@ -70,12 +70,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "max_window_layers": 2,
         },
     ),
-    "Qwen 3, norms of heads": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
+    "Qwen 3, norms of heads, yarn": (
+        "Qwen3",
+        {"head_dim": 24, "tie_word_embeddings": True, "rope_parameters": _YARN},
+    ),
     "Qwen 3 MoE, one dense layer": (
         "Qwen3Moe",
         _EXPERTS | {"norm_topk_prob": True, "mlp_only_layers": [1], "head_dim": 16},
     ),
-    "Mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3}),
+    "Mixtral, one kv head": (
+        "Mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "num_key_value_heads": 1},
+    ),
     "Gemma 2, soft caps, local layers": (
         "Gemma2",
         _GEMMA | {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 0.3},
@@ -89,12 +95,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "Phi-3, fused, sliding window": ("Phi3", {"sliding_window": WINDOW}),
-    "Phi-3, longrope, partial rotation": (
+    "Phi-3, longrope, partial rotation, tied": (
         "Phi3",
         {
             "rope_parameters": _LONGROPE,
             "original_max_position_embeddings": 160,
             "partial_rotary_factor": 0.75,
+            "tie_word_embeddings": True,
         },
     ),
 }
