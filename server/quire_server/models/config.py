@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quire_server.core.errors import ConfigError, ModelCorruptError
-from quire_server.models import rope_config
+from quire_server.layers.quantized.linear import Quantization
+from quire_server.models import quantization_config, rope_config
 from quire_server.models.fields import REMEDY, Fields
 from quire_server.models.rope_config import Rope
 
@@ -86,6 +87,7 @@ class ModelConfig:
     logit_softcap: float | None = None
     experts: Experts | None = None
     names: Names = Names()
+    quantization: Quantization | None = None
 
     @property
     def num_layers(self) -> int:
@@ -117,10 +119,6 @@ def common(
         raise ModelCorruptError(
             f"config.json: {heads} heads of size {head_size} cannot share {kv_heads} kv heads. {REMEDY}"
         )
-    if fields.raw("quantization_config") is not None:
-        raise ConfigError(
-            "The model is quantised; this server serves float checkpoints. Use the original model."
-        )
     for key in ("hidden_act", "hidden_activation"):
         fields.choice(key, (activation,), activation)
     max_position = fields.integer("max_position_embeddings", rope_config.MAX_POSITION)
@@ -139,6 +137,7 @@ def common(
         attention_scale=head_size**-0.5,
         tie_word_embeddings=fields.flag("tie_word_embeddings", ties),
         dtype=_dtype(fields),
+        quantization=quantization_config.parse(fields.inner("quantization_config")),
     )
 
 

@@ -57,7 +57,7 @@ class Fields:
     """One JSON object; every complaint names the key and the file. An explicit null is an absent value."""
 
     def __init__(self, document: Mapping[str, Any], where: str = "config.json") -> None:
-        self._document, self._where, self._asked = document, where, set[str]()
+        self._document, self.where, self._asked = document, where, set[str]()
 
     def integer(self, key: str, largest: int, default: int | None = None, *, smallest: int = 1) -> int:
         """A whole number from smallest to largest; required unless there is a default."""
@@ -95,7 +95,7 @@ class Fields:
         value = self._get(key, default)
         if not isinstance(value, str) or value not in options:
             raise ConfigError(
-                f"{self._where}: {key} {str(value)[:40]!r} is not supported; supported: {', '.join(options)}."
+                f"{self.where}: {key} {str(value)[:40]!r} is not supported; supported: {', '.join(options)}."
             )
         return value
 
@@ -111,6 +111,21 @@ class Fields:
             self.complain(key, f"a list of {length} of type {kind.__name__}")
         return list(value)
 
+    def strings(self, key: str) -> list[str]:
+        """A list of any length; empty when there is none."""
+        value = self._get(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            self.complain(key, "a list of names")
+        return value
+
+    def keys(self) -> list[str]:
+        """All keys, in the file's order."""
+        return list(self._document)
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there, if only as null."""
+        return key in self._document
+
     def inner(self, key: str) -> "Fields | None":
         """An object inside this one."""
         value = self._get(key, None)
@@ -118,7 +133,7 @@ class Fields:
             return None
         if not isinstance(value, dict):
             self.complain(key, "an object")
-        return Fields(value, f"{self._where}: {key}")
+        return Fields(value, f"{self.where}: {key}")
 
     def raw(self, key: str) -> Any:
         """The value as it is; the caller checks it."""
@@ -131,14 +146,14 @@ class Fields:
             is_neutral = value is None or (key in _NEUTRAL and value == _NEUTRAL[key])
             if not is_neutral and not key.startswith("_"):
                 raise ConfigError(
-                    f"{self._where}: {key[:60]!r} = {str(value)[:40]!r} is not supported. This server does "
+                    f"{self.where}: {key[:60]!r} = {str(value)[:40]!r} is not supported. This server does "
                     "not know the setting, and it may change what the model computes; if not, remove it."
                 )
 
     def complain(self, key: str, expected: str) -> NoReturn:
         """The value is not what it should be."""
         value = self._document.get(key)
-        raise ModelCorruptError(f"{self._where}: {key!r} is {str(value)[:40]!r}, not {expected}. {REMEDY}")
+        raise ModelCorruptError(f"{self.where}: {key!r} is {str(value)[:40]!r}, not {expected}. {REMEDY}")
 
     def _get(self, key: str, default: Any) -> Any:
         self._asked.add(key)

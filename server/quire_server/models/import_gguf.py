@@ -91,7 +91,8 @@ def _write_directory(reader: gguf.GGUFReader, directory: Path) -> None:
         (directory / name).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     tokenizer.save(str(directory / "tokenizer.json"))
     tensors = [t for t in reader.tensors if t.name != gguf_config.ROPE_FACTORS]
-    _check(tensors, registry.shapes(registry.parse(config, tuple(config["eos_token_id"]))))
+    wanted = registry.tensors(registry.parse(config, tuple(config["eos_token_id"])))
+    _check(tensors, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
     with (directory / "model.safetensors").open("wb") as file:
         _write_safetensors(file, tensors, heads)
     model_files.write_manifest(directory)

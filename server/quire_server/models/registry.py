@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quire_server.core.errors import ConfigError, ModelCorruptError
 from quire_server.core.generation import eos_token_ids
 from quire_server.core.model_files import ModelFiles
 from quire_server.layers.linear import Linear, LinearFactory
+from quire_server.layers.quantized import linear as quantized
 from quire_server.models import gemma, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe
 from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
@@ -54,14 +56,14 @@ def parse(document: Mapping[str, Any], eos_ids: tuple[int, ...]) -> ModelConfig:
     return replace(config, eos_token_ids=eos_ids)
 
 
-def shapes(config: ModelConfig, linear: LinearFactory = Linear) -> dict[str, tuple[int, ...]]:
-    """Every tensor that the checkpoint must hold, by name; nothing is allocated."""
+def tensors(config: ModelConfig, linear: LinearFactory = Linear) -> dict[str, Tensor]:
+    """Every tensor that the checkpoint must hold, by name, without content. A float type stands for any."""
     if config.experts is not None and config.experts.count * config.num_layers > _MAX_EXPERTS:
         raise ModelCorruptError(
             f"config.json: {config.num_layers} layers of {config.experts.count} experts are not believable."
         )
     skeleton = build(config, max_len=1, dtype=torch.float32, device=torch.device("meta"), linear=linear)
-    return {name: tuple(tensor.shape) for name, tensor in skeleton.targets().items()}
+    return skeleton.targets()
 
 
 def build(
@@ -72,5 +74,9 @@ def build(
     device: torch.device,
     linear: LinearFactory = Linear,
 ) -> Decoder:
-    """The model with its weights allocated but not filled; its linear layers come from the factory."""
+    """The model with its weights allocated but not filled. The factory makes the linear layers, or what
+    stands behind those of a quantised checkpoint.
+    """
+    if config.quantization is not None:
+        linear = quantized.factory(config.quantization, linear)
     return Decoder(config, max_len=max_len, dtype=dtype, device=device, linear=linear)

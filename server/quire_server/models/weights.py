@@ -26,7 +26,16 @@ _HEADER_LIMIT = 100 << 20
 _MAX_SHARDS = 4096
 _MAX_TENSORS = 100_000
 _CHUNK = 8 << 20
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # converted into each other while they are read
 _IGNORED = ("rotary_emb.inv_freq",)  # written by old converters; it follows from config.json
 _REMEDY = "Download or convert the model again."
 
@@ -53,11 +62,9 @@ class Shard:
         return self.header_size + sum(tensor.size for tensor in self.tensors)
 
 
-def inspect(
-    files: ModelFiles, shapes: Mapping[str, tuple[int, ...]], tied: Collection[str] = ()
-) -> tuple[Shard, ...]:
-    """Read and check all headers: exactly the tensors in ``shapes``, and perhaps ``tied`` copies, which are
-    skipped.
+def inspect(files: ModelFiles, wanted: Mapping[str, Tensor], tied: Collection[str] = ()) -> tuple[Shard, ...]:
+    """Read and check all headers: exactly the tensors that are ``wanted``, with their shapes and types (any
+    float for a float), and perhaps ``tied`` copies, which are skipped.
     """
     shards = tuple(_inspect_shard(files, name) for name in _shard_names(files))
     seen: dict[str, str] = {}
@@ -68,19 +75,31 @@ def inspect(
                     f"{shard.name}: tensor {tensor.name} is in {seen[tensor.name]} as well. {_REMEDY}"
                 )
             seen[tensor.name] = shard.name
-            expected = shapes.get(tensor.name)
-            if expected is not None and tensor.shape != expected:
-                raise ModelCorruptError(
-                    f"{shard.name}: tensor {tensor.name} has shape {list(tensor.shape)}; "
-                    f"config.json asks for {list(expected)}. {_REMEDY}"
-                )
+            expected = wanted.get(tensor.name)
+            if expected is not None:
+                _compare(shard.name, tensor, expected)
             if expected is None and tensor.name not in tied and not tensor.name.endswith(_IGNORED):
                 raise ModelCorruptError(
                     f"{shard.name}: tensor {tensor.name[:100]!r} fits nothing in config.json. {_REMEDY}"
                 )
-    if missing := sorted(set(shapes) - set(seen)):
+    if missing := sorted(set(wanted) - set(seen)):
         raise ModelCorruptError(f"{len(missing)} tensors are in no file, {missing[0]} first. {_REMEDY}")
     return shards
+
+
+def _compare(shard: str, tensor: _Tensor, expected: Tensor) -> None:
+    both_single = math.prod(tensor.shape) == expected.numel() == 1  # some write [1] where others write []
+    if tensor.shape != tuple(expected.shape) and not both_single:
+        raise ModelCorruptError(
+            f"{shard}: tensor {tensor.name} has shape {list(tensor.shape)}; "
+            f"config.json asks for {list(expected.shape)}. {_REMEDY}"
+        )
+    if tensor.dtype != expected.dtype and not {tensor.dtype, expected.dtype} <= set(_FLOATS):
+        asked = "a float type" if expected.dtype in _FLOATS else str(expected.dtype).removeprefix("torch.")
+        raise ModelCorruptError(
+            f"{shard}: tensor {tensor.name} has dtype {str(tensor.dtype).removeprefix('torch.')}; "
+            f"config.json asks for {asked}. {_REMEDY}"
+        )
 
 
 def read(

@@ -57,7 +57,7 @@ class ModelRunner:
         device, dtype_name = _device(options.device), _dtype_name(options.dtype, config.dtype)
         dtype = _DTYPES[dtype_name]
         tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
-        shards = weights.inspect(files, registry.shapes(config), tied)
+        shards = weights.inspect(files, registry.tensors(config), tied)
         # Settings that cannot work fail before the long part; what is left after it decides.
         _, longest = kv_cache.plan(config, options, dtype)
         model = registry.build(config, max_len=longest, dtype=dtype, device=device)

@@ -39,7 +39,8 @@ HEADERS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "offsets in reverse": (_entry(data_offsets=[1536, 0]), f"{DOWN}.*takes"),
     "offsets that are no list": (_entry(data_offsets="ab"), f"{DOWN}.*bad"),
     "an entry that is no object": (lambda e: e.update({DOWN: 7}), f"{DOWN}.*bad header"),
-    "an unknown dtype": (_entry(dtype="F8_E4M3"), "F8_E4M3.*supported"),
+    "an unknown dtype": (_entry(dtype="F8_E5M2"), "F8_E5M2.*supported"),
+    "integers for floats": (_entry(dtype="I32"), f"{DOWN}.*int32.*asks for a float type"),
     "a dtype of another type": (_entry(dtype=["F32"]), f"{DOWN}.*(supported|bad)"),
 }
 
@@ -100,7 +101,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "no architecture": ({"architectures": None}, "architectures"),
     "another architecture": ({"architectures": ["os.system"]}, "os.system.*supported: .*LlamaForCausalLM"),
     "another activation": ({"hidden_act": "gelu"}, "gelu.*supported"),
-    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
+    "quantised in an unknown way": ({"quantization_config": {"quant_method": "x"}}, "quant_method 'x'"),
     "a window where there is none": ({"sliding_window": 128}, "sliding_window.*not know"),
     "a setting of another family": ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping.*not know"),
     "a setting of nobody": ({"frobnicate": True}, "frobnicate.*not know"),

@@ -1,0 +1,48 @@
+"""What every format of quantised weights can say. Implemented by its neighbours, called by ``linear``."""
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from quire_server.core.errors import ModelCorruptError
+
+REMEDY = "Download or quantise the model again."
+
+
+class TensorSpec(NamedTuple):
+    """A tensor of the checkpoint. A float dtype stands for any float type in the file; others must match."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class WeightFormat(Protocol):
+    """How one matrix of a linear layer is stored."""
+
+    def tensors(self, name: str, in_size: int, out_size: int) -> dict[str, TensorSpec]:
+        """Suffix in the checkpoint -> tensor. ModelCorruptError when the layer's sizes do not fit."""
+
+    def dequantize(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        """f32 [out, in], each element exact but for the rounding of one float32 product.
+
+        ModelCorruptError when values contradict each other.
+        """
+
+
+def divide(name: str, what: str, size: int, divisor: int) -> int:
+    """size / divisor, or an error that says what does not fit."""
+    if size % divisor:
+        raise ModelCorruptError(f"{name}: {size} {what} cannot be divided by {divisor}. {REMEDY}")
+    return size // divisor
+
+
+def unpack(packed: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """i32 [R, C] -> i32 [R, C * 32 / bits], each from 0 to 2^bits - 1, the lowest bits of a word first.
+
+    ``order``: value j of a word is its field order[j], where fields are counted from the lowest bits.
+    """
+    fields = order or tuple(range(32 // bits))
+    shifts = torch.tensor(fields, dtype=torch.int32, device=packed.device) * bits
+    return ((packed[:, :, None] >> shifts) & ((1 << bits) - 1)).flatten(1)

@@ -1,0 +1,55 @@
+"""GPTQ, 4 bit: the checkpoint format of AutoGPTQ and GPTQModel.
+
+For W [in, out], groups of rows share a scale and a zero: W[k, n] = (q[k, n] - z[g[k], n]) * s[g[k], n].
+
+* ``qweight`` i32 [in / 8, out]: eight rows a word, the first in the lowest bits.
+* ``qzeros`` i32 [groups, out / 8]: eight columns a word; z is the stored value + 1, or itself in "gptq_v2".
+* ``scales`` float [groups, out].
+* ``g_idx`` i32 [in]: g, which is k // group_size unless the rows were sorted by activation (desc_act).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire_server.core.errors import ModelCorruptError
+from quire_server.layers.quantized.format import REMEDY, TensorSpec, divide, unpack
+
+
+@dataclass(frozen=True, slots=True)
+class GPTQ:
+    """``has_act_order``: groups may be any assignment of rows."""
+
+    group_size: int
+    has_act_order: bool = False
+    zero_offset: int = 1  # 0 in gptq_v2
+
+    def tensors(self, name: str, in_size: int, out_size: int) -> dict[str, TensorSpec]:
+        """qweight, qzeros, scales, g_idx."""
+        groups = divide(name, "inputs", in_size, self.group_size)
+        words = divide(name, "outputs", out_size, 8)
+        return {
+            "qweight": TensorSpec((in_size // 8, out_size), torch.int32),
+            "qzeros": TensorSpec((groups, words), torch.int32),
+            "scales": TensorSpec((groups, out_size), torch.float32),
+            "g_idx": TensorSpec((in_size,), torch.int32),
+        }
+
+    def dequantize(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        """f32 [out, in]."""
+        scales, groups = tensors["scales"], tensors["g_idx"].long()
+        plain = torch.arange(groups.shape[0], device=groups.device) // self.group_size
+        if self.has_act_order:
+            if int(groups.min()) < 0 or int(groups.max()) >= scales.shape[0]:
+                raise ModelCorruptError(
+                    f"{name}.g_idx names a group beyond the {scales.shape[0]} there are. {REMEDY}"
+                )
+        elif not torch.equal(groups, plain):
+            raise ModelCorruptError(
+                f"{name}.g_idx reorders the groups, and quantization_config says desc_act false. {REMEDY}"
+            )
+        quantized = unpack(tensors["qweight"].T, 4)  # [out, in]
+        zeros = unpack(tensors["qzeros"], 4) + self.zero_offset
+        return (quantized - zeros.T[:, groups]).float() * scales.T[:, groups]

@@ -1,0 +1,44 @@
+"""The "pack-quantized" format of compressed-tensors: symmetric 4 or 8 bit integers in 32 bit words.
+
+W [out, in] = (u - 2^(bits - 1)) * s[:, k // group_size], or s [out, 1] for whole rows.
+
+* ``weight_packed`` i32 [out, in * bits / 32]: u along the inputs, the first in the lowest bits.
+* ``weight_scale`` float [out, groups]; ``weight_shape`` i64 [2]: out, in.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire_server.core.errors import ModelCorruptError
+from quire_server.layers.quantized.format import REMEDY, TensorSpec, divide, unpack
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """``group_size`` None: a scale for each row."""
+
+    bits: int
+    group_size: int | None
+
+    def tensors(self, name: str, in_size: int, out_size: int) -> dict[str, TensorSpec]:
+        """weight_packed, weight_scale, weight_shape."""
+        words = divide(name, "inputs", in_size * self.bits, 32)
+        groups = divide(name, "inputs", in_size, self.group_size or in_size)
+        return {
+            "weight_packed": TensorSpec((out_size, words), torch.int32),
+            "weight_scale": TensorSpec((out_size, groups), torch.float32),
+            "weight_shape": TensorSpec((2,), torch.int64),
+        }
+
+    def dequantize(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        """f32 [out, in]."""
+        scale = tensors["weight_scale"]
+        quantized = unpack(tensors["weight_packed"], self.bits) - (1 << (self.bits - 1))
+        if (shape := tensors["weight_shape"].tolist()) != list(quantized.shape):
+            raise ModelCorruptError(
+                f"{name}.weight_shape says {shape}; config.json asks for {list(quantized.shape)}. {REMEDY}"
+            )
+        return (quantized.float().view(*scale.shape, -1) * scale[:, :, None]).flatten(1)

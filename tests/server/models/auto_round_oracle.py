@@ -1,0 +1,107 @@
+"""GPTQ and AWQ checkpoints written by Intel's auto-round, and what its own layers make of them.
+
+Run as a program, since it sets process-wide state: python -m tests.server.models.auto_round_oracle DIRECTORY.
+Below DIRECTORY, `float` holds a Llama; `gptq` and `awq` will hold it quantised by rounding to the nearest,
+and `NAME.dequantised.safetensors` the weights that auto-round computes with.
+"""
+
+import importlib.machinery
+import json
+import shutil
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+
+class _Absent(types.ModuleType):
+    """In place of `datasets`, which auto-round imports, and which brings 250 MB to fetch calibration data."""
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+_absent = _Absent("datasets")
+_absent.__spec__ = importlib.machinery.ModuleSpec("datasets", None)
+sys.modules["datasets"] = _absent
+
+from auto_round import AutoRound  # noqa: E402
+from auto_round.export.export_to_awq.utils import dequantize_gemm  # noqa: E402
+from auto_round_extension.torch.qlinear_torch_zp import QuantLinear  # noqa: E402
+
+GROUP = 128
+
+
+def main(directory: Path) -> None:
+    """Quantise with zeros of their own, so that nothing is hidden by symmetry."""
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({f"t{index}": index for index in range(211)}, "t0"))
+    )
+    for name in ("gptq", "awq"):
+        model = LlamaForCausalLM.from_pretrained(directory / "float")
+        rounder = AutoRound(
+            model,
+            tokenizer=tokenizer,
+            scheme="W4A16",
+            sym=False,
+            iters=0,
+            disable_opt_rtn=True,
+            device_map="cpu",
+        )
+        rounder.quantize_and_save(str(directory / name), format=f"auto_{name}", inplace=True)
+        (file,) = (directory / name).rglob("model.safetensors")
+        file.parent.rename(directory / f"{name}-done")
+        (directory / name).rmdir()
+        (directory / f"{name}-done").rename(directory / name)
+        save_file(dequantised(directory / name), directory / f"{name}.dequantised.safetensors")
+    with_act_order(directory / "gptq", directory / "act_order")
+    save_file(dequantised(directory / "act_order"), directory / "act_order.dequantised.safetensors")
+
+
+def with_act_order(source: Path, directory: Path) -> None:
+    """The same numbers, with the rows of the widest matrix in groups that are not runs of rows."""
+    shutil.copytree(source, directory)
+    document = json.loads((directory / "config.json").read_text())
+    document["quantization_config"]["desc_act"] = True
+    (directory / "config.json").write_text(json.dumps(document))
+    tensors = load_file(directory / "model.safetensors")
+    (name,) = (name for name in tensors if name.endswith("down_proj.g_idx"))
+    torch.manual_seed(0)
+    tensors[name] = tensors[name][torch.randperm(len(tensors[name]))]
+    save_file(tensors, directory / "model.safetensors")
+
+
+def dequantised(directory: Path) -> dict[str, torch.Tensor]:
+    """The float32 weights [out, in] of all quantised layers."""
+    tensors = load_file(directory / "model.safetensors")
+    prefixes = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
+    make = gptq if f"{prefixes[0]}.g_idx" in tensors else awq
+    return {f"{prefix}.weight": make(prefix, tensors) for prefix in prefixes}
+
+
+def gptq(prefix: str, tensors: dict[str, Any]) -> torch.Tensor:
+    """auto-round's layer, fed with the unit matrix."""
+    packed, scales, groups = (tensors[f"{prefix}.{part}"] for part in ("qweight", "scales", "g_idx"))
+    layer = QuantLinear(4, GROUP, packed.shape[0] * 8, packed.shape[1], False)
+    layer.qweight, layer.qzeros = packed, tensors[f"{prefix}.qzeros"]
+    layer.scales, layer.dequant_dtype = scales.float(), torch.int32
+    if not torch.equal(groups, groups.sort().values):
+        layer.g_idx = groups  # given in vain, it makes the layer lose the outputs past the inputs
+    return layer(torch.eye(packed.shape[0] * 8)).T.contiguous()
+
+
+def awq(prefix: str, tensors: dict[str, Any]) -> torch.Tensor:
+    """auto-round's copy of AutoAWQ's arithmetic."""
+    packed, zeros, scales = (tensors[f"{prefix}.{part}"] for part in ("qweight", "qzeros", "scales"))
+    return dequantize_gemm(packed, zeros, scales.float(), 4, GROUP).T.contiguous()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

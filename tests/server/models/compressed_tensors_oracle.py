@@ -1,0 +1,99 @@
+"""Checkpoints written by compressed-tensors and by transformers' own FP8 code, and how transformers answers
+with their weights.
+"""
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from compressed_tensors.compressors import ModelCompressor
+from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+from compressed_tensors.quantization.utils import calculate_qparams
+from safetensors.torch import load_file, save_file
+from transformers import CompressedTensorsConfig, FineGrainedFP8Config, LlamaForCausalLM
+from transformers.integrations.finegrained_fp8 import Fp8Quantize
+
+_INT8: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True}
+_FP8: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True}
+_TOKEN = {"strategy": "token", "dynamic": True}
+
+SCHEMES: dict[str, dict[str, Any]] = {
+    "int8 w8a8": {"weights": _INT8 | {"strategy": "channel"}, "input_activations": _INT8 | _TOKEN},
+    "int8 w8a8 by tensor, static": {
+        "weights": _INT8 | {"strategy": "tensor"},
+        "input_activations": _INT8 | {"strategy": "tensor"},
+    },
+    "int8 w8a16": {"weights": _INT8 | {"strategy": "channel"}},
+    "int8 w8a16 by group": {"weights": _INT8 | {"strategy": "group", "group_size": 32}},
+    "int4 w4a16": {"weights": _INT8 | {"num_bits": 4, "strategy": "group", "group_size": 128}},
+    "fp8 by channel": {"weights": _FP8 | {"strategy": "channel"}, "input_activations": _FP8 | _TOKEN},
+    "fp8 by tensor, static": {
+        "weights": _FP8 | {"strategy": "tensor"},
+        "input_activations": _FP8 | {"strategy": "tensor"},
+    },
+    "fp8 by block": {
+        "weights": _FP8 | {"strategy": "block", "block_structure": [128, 128]},
+        "input_activations": _FP8 | _TOKEN,
+    },
+}
+
+
+def write(source: Path, directory: Path, scheme: str, ignore: Sequence[str] = ("lm_head",)) -> None:
+    """Quantise the Llama in ``source`` as the scheme says, scales by the largest value."""
+    model = LlamaForCausalLM.from_pretrained(source)
+    group = SCHEMES[scheme] | {"targets": ["Linear"]}
+    apply_quantization_config(
+        model, QuantizationConfig(config_groups={"group_0": group}, ignore=list(ignore))
+    )
+    for module in model.modules():
+        if not hasattr(module, "weight_scale"):
+            continue
+        arguments, scale = module.quantization_scheme.weights, module.weight_scale
+        rows = module.weight.shape[0] // scale.shape[0] if scale.ndim == 2 else module.weight.shape[0]
+        columns = module.weight.shape[1] // scale.shape[-1]
+        tiles = module.weight.detach().unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+        scales, _ = calculate_qparams(tiles.amin((1, 3)), tiles.amax((1, 3)), arguments)
+        scale.data.copy_(scales.reshape(scale.shape))
+        if hasattr(module, "input_scale"):
+            module.input_scale.data.fill_(0.05)
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(directory)
+    compressor.update_config(directory)
+
+
+def write_transformers_fp8(source: Path, directory: Path, blocks: list[int] | None) -> None:
+    """What transformers writes on a GPU, where alone it quantises: its own rounding, its own config."""
+    config = FineGrainedFP8Config(weight_block_size=blocks, modules_to_not_convert=["lm_head"])
+    rounding = Fp8Quantize(SimpleNamespace(quantization_config=config))
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            made = rounding._quantize_one(name, tensor)
+            if blocks is None:
+                made = {key: value if key == name else value.reshape(()) for key, value in made.items()}
+            tensors |= made
+        else:
+            tensors[name] = tensor
+    directory.mkdir()
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    document = json.loads((source / "config.json").read_text())
+    document["quantization_config"] = config.to_dict()
+    (directory / "config.json").write_text(json.dumps(document))
+
+
+def reference(directory: Path) -> LlamaForCausalLM:
+    """transformers in float32, with weights that it dequantised itself."""
+    method = json.loads((directory / "config.json").read_text())["quantization_config"]["quant_method"]
+    config = CompressedTensorsConfig(dequantize=True)
+    if method == "fp8":
+        config = FineGrainedFP8Config(dequantize=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="You passed `quantization_config`")  # to say: dequantise
+        return LlamaForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, quantization_config=config
+        ).eval()
