@@ -27,6 +27,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.reason = code or ""
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
         self.headers = () if retry_after is None else (("retry-after", str(retry_after)),)
 
@@ -39,6 +40,13 @@ def bad_field(param: str, message: str, code: str | None = None) -> ApiError:
 def overloaded(reason: str, message: str, retry_after: int) -> ApiError:
     """A 503 that a client may retry elsewhere or later; the reason is the error's code."""
     return ApiError(503, message, kind="overloaded_error", code=reason, retry_after=retry_after)
+
+
+def limited(message: str, retry_after: int) -> ApiError:
+    """A 429: the client itself asks for too much, whatever the others do."""
+    return ApiError(
+        429, message, kind="rate_limit_error", code="rate_limit_exceeded", retry_after=retry_after
+    )
 
 
 def from_exception(error: Exception) -> ApiError:
