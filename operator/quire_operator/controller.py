@@ -134,7 +134,9 @@ class Controller:
 
     async def _resync_forever(self) -> None:
         while True:
-            period = CONFIRM_SECONDS if any(self._untold.values()) else self._settings.resync_seconds
+            period = float(self._settings.resync_seconds)
+            if any(self._untold.values()):
+                period = min(period, CONFIRM_SECONDS)
             await asyncio.sleep(period * random.uniform(0.8, 1.2))
             try:
                 await self._resync()

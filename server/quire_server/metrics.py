@@ -1,5 +1,5 @@
-"""Prometheus metrics of one server, under Quire's names and, for the most used ones, vLLM's, so that existing
-dashboards, autoscalers and routers work unchanged.
+"""Prometheus metrics of one server, under Quire's names and, for the most used ones, vLLM's, so that panels,
+autoscalers and routers that read those work unchanged.
 
 Written by the API process, which sees every request and hears of every step; shown at /metrics. Holds its own
 registry: nothing is global.

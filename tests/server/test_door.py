@@ -1,6 +1,7 @@
 """Who may come in, with what, and what harms nobody: raw sockets against the real server."""
 
 import contextlib
+import json
 import os
 import socket
 import time
@@ -72,6 +73,34 @@ def test_too_much_or_nonsense_is_refused_at_the_door(server, sent, status):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(sent)
         assert connection.recv(64).split(b" ")[1] == status
+
+
+@pytest.mark.parametrize(
+    "flood", [b"0\r\n" + b"X: " + b"a" * 64_000, b"1;" + b"e" * 64_000], ids=["trailers", "extensions"]
+)
+def test_what_stands_around_a_body_is_bounded_too(server, flood):
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + KEY.encode() + b"\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(head + flood)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(64):
+                connection.sendall(b"a" * 64_000)
+            assert connection.recv(1) == b"", "the server has hung up"
+
+
+def test_a_body_in_chunks_of_one_byte_is_as_good_as_any(server):
+    body = json.dumps(ASK).encode() + b" " * 100_000
+    chunks = (body[index : index + 1] for index in range(len(body)))
+    response = httpx.post(
+        server.url + "/v1/completions",
+        content=chunks,
+        headers={"authorization": f"Bearer {KEY}", "content-type": "application/json"},
+        timeout=60,
+    )
+    assert response.status_code == 200
 
 
 def test_an_idle_server_costs_next_to_nothing(server):

@@ -68,6 +68,13 @@ _ALL = (
         exit_code=70,
     ),
     Reason(
+        "ServerExited",
+        "the server ended with success while it should have served",
+        "read the log of the ended container (kubectl logs --previous): if it was asked to stop, its probes "
+        "were not answered in time (raise spec.resources.cpu); else spec.engine.extraArgs made it end",
+        exit_code=0,
+    ),
+    Reason(
         "EngineStalled",
         "the engine had work and made no step for health.stallTimeoutSeconds, so its pod is restarted",
         "read the pod's log; if one step may take that long, raise spec.health.stallTimeoutSeconds",

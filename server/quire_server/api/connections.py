@@ -1,5 +1,6 @@
-"""uvicorn's HTTP protocol with what a public server needs besides: a limit on headers, a limit on waiting
-for them, and the age and idleness of each connection, which the drain asks for.
+"""uvicorn's HTTP protocol with what a public server needs besides: a limit on headers and on what stands
+around a body, a limit on waiting for headers, and the age and idleness of each connection, which the drain
+asks for.
 
 Used by the API process only.
 """
@@ -16,6 +17,8 @@ from uvicorn.server import ServerState
 
 MAX_HEADER_BYTES = 64 * 1024
 _HEADER_TIMEOUT_SECONDS = 30.0
+# Bytes on the wire that a byte of body may cost: a chunk of one byte takes six ("1\r\nx\r\n").
+_WIRE_BYTES_PER_BODY_BYTE = 8
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -33,6 +36,7 @@ class Connection(HttpToolsProtocol):
         self.idle_since: float | None = self.opened_at
         self._reading_headers = True
         self._header_bytes = 0
+        self._framing_left = 0
         self._header_timer: asyncio.TimerHandle | None = None
         super().__init__(config, server_state, {**app_state, "opened_at": self.opened_at}, _loop)
 
@@ -57,7 +61,12 @@ class Connection(HttpToolsProtocol):
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
                 return
+        else:
+            self._framing_left -= len(data)
         super().data_received(data)
+        # Chunk extensions and trailers end in the parser and not in the body that the application bounds.
+        if not self._reading_headers and self._framing_left < 0 and not self.transport.is_closing():
+            self.transport.close()
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -68,8 +77,14 @@ class Connection(HttpToolsProtocol):
         """The headers are here."""
         self._reading_headers = False
         self._header_bytes = 0
+        self._framing_left = MAX_HEADER_BYTES
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body has passed the parser."""
+        self._framing_left += _WIRE_BYTES_PER_BODY_BYTE * len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """What comes next are another request's headers, even while this one is being answered."""

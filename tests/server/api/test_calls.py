@@ -210,7 +210,8 @@ junk = st.recursive(
 )
 NAMES = (
     "model messages prompt n stop stop_token_ids logprobs top_logprobs seed temperature top_p top_k "
-    "max_tokens min_tokens stream stream_options user echo tools cache_salt ignore_eos logit_bias priority timeout surprise"
+    "max_tokens min_tokens stream stream_options user echo tools cache_salt ignore_eos logit_bias "
+    "priority timeout surprise"
 )
 names = st.sampled_from(NAMES.split(" "))
 
