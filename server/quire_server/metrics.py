@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-#: How a request can end. shed: 503; limited: 429; aborted: the client hung up; cancelled: cut by the end of
-#: a drain.
+#: How a request can end. shed: 503 by overload or drain; limited: 429; aborted: the client hung up;
+#: cancelled: cut by the end of a drain.
 STATUSES = ("success", "client_error", "shed", "limited", "aborted", "cancelled", "error")
 #: Why a request is not served although nothing is wrong with it.
 REFUSALS = ("queue_full", "load_shed", "memory_pressure", "deadline_exceeded", "rate_limit_exceeded")

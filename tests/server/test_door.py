@@ -22,7 +22,15 @@ def test_without_a_key_everything_but_health_and_metrics_is_denied(server, path)
     for headers in ({}, {"authorization": "Bearer wrong"}):
         response = httpx.get(server.url + path, headers=headers)
         assert response.status_code == 401
+        assert response.headers["www-authenticate"] == "Bearer"
         assert response.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_a_wrong_method_is_told_the_right_one(server):
+    key = {"authorization": f"Bearer {KEY}"}
+    for method, path, allowed in (("PUT", "/v1/models", "GET, HEAD"), ("GET", "/v1/completions", "POST")):
+        response = httpx.request(method, server.url + path, headers=key)
+        assert (response.status_code, response.headers["allow"]) == (405, allowed)
 
 
 @pytest.mark.parametrize("host", ["x?", "x/", "x#", "x/../health", "@", "\\", "/health", "a" * 8192])

@@ -1,6 +1,6 @@
 """uvicorn's HTTP protocol with what a public server needs besides: a limit on headers and on what stands
-around a body, a limit on waiting for headers, and the age and idleness of each connection, which the drain
-asks for.
+around a body, a limit on waiting for headers and for a body that was answered before it came, and the age
+and idleness of each connection, which the drain asks for.
 
 Used by the API process only.
 """
@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 MAX_HEADER_BYTES = 64 * 1024
-_HEADER_TIMEOUT_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
 # Bytes on the wire that a byte of body may cost: a chunk of one byte takes six ("1\r\nx\r\n").
 _WIRE_BYTES_PER_BODY_BYTE = 8
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -37,13 +37,13 @@ class Connection(HttpToolsProtocol):
         self._reading_headers = True
         self._header_bytes = 0
         self._framing_left = 0
-        self._header_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         super().__init__(config, server_state, {**app_state, "opened_at": self.opened_at}, _loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """The first request's headers have to come soon."""
         super().connection_made(transport)
-        self._expect_headers()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """No timer outlives its connection."""
@@ -53,8 +53,8 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Count bytes of headers before they are parsed: the parser itself would take any amount."""
         if self._reading_headers:
-            if self._header_timer is None:
-                self._expect_headers()
+            if self._timer is None and not self._is_answering:
+                self._start_timer()
             self._header_bytes += len(data)
             # What arrives together with the end of the headers is body; only a flood without one counts.
             if self._header_bytes > MAX_HEADER_BYTES and b"\r\n\r\n" not in data[:MAX_HEADER_BYTES]:
@@ -89,23 +89,34 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """What comes next are another request's headers, even while this one is being answered."""
         self._reading_headers = True
+        self._stop_timer()
         super().on_message_complete()
+        if not self._is_answering:  # the answer came first, and uvicorn's timer ended with the next data
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_response_complete(self) -> None:
         """The connection is idle again, unless another request is waiting in it."""
         if not self.pipeline:
             self.idle_since = time.monotonic()
         super().on_response_complete()
+        if not self._reading_headers and self._timer is None:
+            self._start_timer()  # for the rest of the body, which nobody reads
 
-    def _expect_headers(self) -> None:
-        self._header_timer = self.loop.call_later(_HEADER_TIMEOUT_SECONDS, self._headers_late)
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
-    def _headers_late(self) -> None:
-        self._header_timer = None
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(_TIMEOUT_SECONDS, self._late)
+
+    def _late(self) -> None:
+        self._timer = None
         if not self.transport.is_closing():
             self.transport.close()
 
     def _stop_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
