@@ -105,6 +105,17 @@ CASES: dict[str, Cases] = {
         accepted=(_cache("1Gi"), _cache(2**30), _cache("1999m", "64Mi"), _engine(kvCache={})),
         refused=(_cache("2Gi"), _cache("3Gi"), _cache(2**31), _cache("0.1Ti", "100Gi")),
     ),
+    "spec#1": Cases(
+        field="spec.engine",
+        accepted=(
+            _engine(maxQueuedTokens=1),
+            minimal(engine={"maxRequestsPerKey": 8}, security={"apiKeysSecretRef": {"name": "keys"}}),
+        ),
+        refused=(
+            _engine(maxRequestsPerKey=8),
+            minimal(engine={"maxRequestsPerKey": 8}, security={"serviceAccountName": "x"}),
+        ),
+    ),
     "spec.model.source.pvc.path#0": Cases(
         field="spec.model.source.pvc.path",
         accepted=(_pvc("a/b"), _pvc(""), _pvc("a/..b"), _pvc("-x $(id); 'y'"), _pvc(".hidden")),
@@ -140,6 +151,7 @@ CASES: dict[str, Cases] = {
             _arguments("--no-enable-prefix-caching"),
             _arguments("--api-keys-dir=/tmp"),
             _arguments("--drain-timeout-seconds=1"),
+            _arguments("--scheduling-policy", "sjf"),
         ),
     ),
     f"{_ENV}#0": Cases(

@@ -151,6 +151,9 @@ def _objects(schema: Body, path: str) -> st.SearchStrategy[Any]:
 def _repaired(entry: Body, path: str) -> Body:
     """The entry without what a rule across its fields forbids."""
     match path.removeprefix("spec."):
+        case "spec":
+            if "apiKeysSecretRef" not in entry.get("security", {}):
+                entry.get("engine", {}).pop("maxRequestsPerKey", None)
         case "model.source.pvc":
             if entry.get("path", "").startswith("/") or ".." in entry.get("path", "").split("/"):
                 del entry["path"]

@@ -125,6 +125,15 @@ class ServeConfig:
     max_num_queued_reqs: int = _setting(
         512, _integer(0, 10**6), "requests that may wait; more are answered 503"
     )
+    max_num_queued_tokens: int | None = _setting(
+        None, _integer(1), "prompt tokens that may wait for their answer to begin (default: no limit)"
+    )
+    max_num_reqs_per_key: int | None = _setting(
+        None, _integer(1, 10**6), "requests of one API key that run or wait; more are answered 429"
+    )
+    request_timeout_seconds: float | None = _setting(
+        None, _seconds(0.001), "longest time from a request to its last token (default: no limit)"
+    )
     api_keys_dir: Path | None = _setting(
         None, _path, "directory of API keys: file name = client, content = key"
     )
@@ -230,6 +239,8 @@ def _check(config: ServeConfig) -> None:
     """What no single value shows."""
     if config.port == config.health_port:
         raise ConfigError(f"--port and --health-port are both {config.port}: choose two different ports")
+    if config.max_num_reqs_per_key is not None and config.api_keys_dir is None:
+        raise ConfigError("--max-num-reqs-per-key needs API keys to tell clients apart: give --api-keys-dir")
     tokens = config.max_num_batched_tokens
     if tokens is not None and tokens < config.max_num_seqs:
         raise ConfigError(

@@ -13,9 +13,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-#: How a request can end. shed: 503 by overload or drain; aborted: the client hung up; cancelled: cut by the
-#: end of a drain.
-STATUSES = ("success", "client_error", "shed", "aborted", "cancelled", "error")
+#: How a request can end. shed: 503 by overload or drain; limited: 429; aborted: the client hung up;
+#: cancelled: cut by the end of a drain.
+STATUSES = ("success", "client_error", "shed", "limited", "aborted", "cancelled", "error")
+#: Why a request is not served although nothing is wrong with it.
+REFUSALS = ("queue_full", "load_shed", "memory_pressure", "deadline_exceeded", "rate_limit_exceeded")
 
 _TTFT = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 _LATENCY = (0.5, 1, 2, 5, 10, 30, 60)
@@ -46,6 +48,7 @@ class StepFacts:
     prefix_queries: int
     prefix_hits: int
     evictions: int
+    blocks_unaccounted: int = 0
 
 
 class Metrics:
@@ -81,6 +84,12 @@ class Metrics:
         )
 
     def _make_gauges(self, ours: _Labelled, vllm: _Labelled) -> None:
+        self._queued_tokens = ours.gauge(
+            "llm_queued_prompt_tokens", "Tokens of prompts whose answers have not begun."
+        )
+        self._unaccounted = ours.gauge(
+            "llm_kv_blocks_unaccounted", "KV blocks that are neither free nor anybody's: 0 in a sound server."
+        )
         self._active = ours.gauge("llm_active_requests", "Requests that are admitted and not finished.")
         self._queue = (
             ours.gauge("llm_queue_depth", "Requests that wait for the engine."),
@@ -123,11 +132,15 @@ class Metrics:
         self._cancelled = ours.counter(
             "llm_cancelled_requests", "Requests cut when the drain's time was over."
         )
+        self._cut = ours.counter("llm_deadline_cut_answers", "Answers that ended early at their deadline.")
+        self._refused = ours.counter_by("llm_requests_refused", "Requests not served, by reason.", "reason")
         self._requests = ours.counter_by("llm_requests", "Requests by how they ended.", "status")
         self._success = vllm.counter_by("vllm:request_success", "Finished answers.", "finished_reason")
         # Series exist from the start: a rate over a series that appears with its first event misses it.
         for status in STATUSES:
             self._requests.labels(**ours.values, status=status)
+        for reason in REFUSALS:
+            self._refused.labels(**ours.values, reason=reason)
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(**vllm.values, finished_reason=reason)
 
@@ -169,9 +182,18 @@ class Metrics:
         """A timer of the API process was late by so much."""
         self._lag.observe(seconds)
 
-    def active(self, num_requests: int) -> None:
-        """How many requests are in the house."""
+    def admitted(self, num_requests: int, queued_tokens: int) -> None:
+        """How many requests are in the house, and how many tokens of prompts wait."""
         self._active.set(num_requests)
+        self._queued_tokens.set(queued_tokens)
+
+    def refused(self, reason: str) -> None:
+        """A request was not served, for one of REFUSALS."""
+        self._refused.labels(**self._ours.values, reason=reason).inc()
+
+    def answer_cut(self) -> None:
+        """An answer ended at its deadline with what it had."""
+        self._cut.inc()
 
     def drained(self) -> None:
         """A request finished during the drain."""
@@ -199,6 +221,7 @@ class Metrics:
         ):
             for counter in counters:
                 counter.inc(max(0, growth))
+        self._unaccounted.set(facts.blocks_unaccounted)
         if facts.batch_size:
             self._batch.observe(facts.batch_size)
 

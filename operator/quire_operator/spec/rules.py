@@ -34,9 +34,13 @@ RESERVED_FLAGS = (
     "load-stall-timeout-seconds",
     "max-model-len",
     "max-num-queued-reqs",
+    "max-num-queued-tokens",
+    "max-num-reqs-per-key",
     "max-num-seqs",
     "port",
     "pre-stop-seconds",
+    "request-timeout-seconds",
+    "scheduling-policy",
     "served-model-name",
     "stall-timeout-seconds",
     "startup-timeout-seconds",
@@ -65,6 +69,7 @@ def check(spec: Spec) -> None:
     _check_env([variable.name for variable in spec.engine.env])
     _check_resources(spec.resources)
     _check_kv_cache(spec)
+    _check_limit_per_key(spec)
     _check_scheduling(spec)
     _check_times(spec)
     _check_networking(spec)
@@ -122,6 +127,14 @@ def _check_kv_cache(spec: Spec) -> None:
         raise SpecError(
             "spec.engine.kvCache.memory",
             "the weights need room beside it: give more than 0 and less than resources.memory",
+        )
+
+
+def _check_limit_per_key(spec: Spec) -> None:
+    if spec.engine.max_requests_per_key is not None and spec.security.api_keys_secret_ref is None:
+        raise SpecError(
+            "spec.engine.maxRequestsPerKey",
+            "without keys all clients look the same: set security.apiKeysSecretRef, or drop this limit",
         )
 
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import os
 import signal
 import socket
@@ -23,7 +24,7 @@ from prometheus_client import disable_created_metrics
 
 from quire_server import config, exits, faults, log
 from quire_server.api import lag
-from quire_server.api.admission import Admission
+from quire_server.api.admission import Admission, Limits
 from quire_server.api.app import create_app
 from quire_server.api.auth import Keys
 from quire_server.api.connections import Connection
@@ -32,6 +33,7 @@ from quire_server.api.house import House, sampling_defaults
 from quire_server.config import ServeConfig
 from quire_server.core.errors import ConfigError, QuireServerError
 from quire_server.core.model_files import ModelFiles
+from quire_server.core.policy import Policy
 from quire_server.engine.client import EngineClient
 from quire_server.engine.inbox import SOCKET_NAME
 from quire_server.engine.messages import Outbox
@@ -90,12 +92,18 @@ def build_house(settings: ServeConfig, run_dir: Path) -> House:
         template=ChatTemplate.load(settings.model, settings.chat_template),
         defaults=sampling_defaults(files),
         metrics=metrics,
-        admission=Admission(settings.max_num_queued_reqs, metrics.active),
+        admission=Admission(_limits(settings), time.monotonic, metrics.admitted),
         drain=Drain(DrainLimits(settings.drain_timeout_seconds, settings.pre_stop_seconds), time.monotonic),
         keys=Keys(settings.api_keys_dir, time.monotonic),
         state=SharedState.open(run_dir),
         thresholds=Thresholds(settings.stall_timeout_seconds, settings.canary_interval_seconds),
+        with_priorities=settings.scheduling_policy == Policy.PRIORITY,
+        request_timeout=settings.request_timeout_seconds or math.inf,
     )
+
+
+def _limits(settings: ServeConfig) -> Limits:
+    return Limits(settings.max_num_queued_reqs, settings.max_num_queued_tokens, settings.max_num_reqs_per_key)
 
 
 def _report(metrics: Metrics, outbox: Outbox) -> None:
@@ -110,6 +118,7 @@ def _report(metrics: Metrics, outbox: Outbox) -> None:
             prefix_queries=stats.prefix_queries,
             prefix_hits=stats.prefix_hits,
             evictions=stats.evictions,
+            blocks_unaccounted=stats.blocks_unaccounted,
         )
     )
 

@@ -44,6 +44,12 @@ def overloaded(reason: str, message: str, retry_after: int) -> ApiError:
     return ApiError(503, message, kind="overloaded_error", code=reason, headers=headers)
 
 
+def limited(message: str, retry_after: int) -> ApiError:
+    """A 429: the client itself asks for too much, whatever the others do."""
+    headers = (("retry-after", str(retry_after)),)
+    return ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
+
+
 def from_exception(error: Exception) -> ApiError:
     """The response for an error of any layer; what nobody expected is a 500 without details."""
     if isinstance(error, ApiError):

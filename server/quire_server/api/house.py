@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from quire_server.api.admission import Admission
 from quire_server.api.auth import Keys
 from quire_server.api.calls import SamplingDefaults
 from quire_server.api.drain import Drain
-from quire_server.api.errors import ApiError, overloaded
+from quire_server.api.errors import ApiError, bad_field, overloaded
 from quire_server.core.errors import ModelCorruptError, RequestError
 from quire_server.core.model_files import ModelFiles
 from quire_server.engine.client import EngineClient
@@ -70,6 +71,8 @@ class House:
     keys: Keys
     state: SharedState
     thresholds: Thresholds
+    with_priorities: bool = False
+    request_timeout: float = math.inf
     side_door: SideDoor = field(default_factory=SideDoor)
     created: int = field(default_factory=lambda: int(time.time()))
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "text"))
@@ -83,6 +86,11 @@ class House:
                 param="model",
                 code="model_not_found",
             )
+
+    def check_priority(self, priority: int) -> None:
+        """Raises a 400 where a priority would be ignored."""
+        if priority and not self.with_priorities:
+            raise bad_field("priority", "this server runs without --scheduling-policy priority; leave it out")
 
     async def tokenize(self, text: str, *, special: bool) -> tuple[int, ...]:
         """Token ids of a text."""

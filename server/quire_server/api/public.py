@@ -10,8 +10,8 @@ import time
 import uuid
 
 from quire_server import __version__, metrics
-from quire_server.api import calls
-from quire_server.api.admission import MEMORY_LIMIT, SHED_FROM
+from quire_server.api.admission import MEMORY_LIMIT, SHED_FROM, Newcomer
+from quire_server.api.chat_messages import parse_messages
 from quire_server.api.errors import ApiError
 from quire_server.api.fields import Fields, parse_object
 from quire_server.api.house import House
@@ -51,7 +51,7 @@ async def tokenize(house: House, reply: Reply) -> None:
     _check_model(house, fields)
     prompt = fields.take("prompt")
     if prompt is None:
-        messages = calls.parse_messages(fields)
+        messages = parse_messages(fields)
         fields.end()
         async with house.side_door.pass_through():
             tokens = await house.tokenize_chat(messages)
@@ -135,7 +135,7 @@ def _checks(house: House) -> dict[str, bool | None]:
     queue_ok = True
     if connected:
         load = house.admission.load(house.engine.info, stats)
-        queue_ok = load.depth <= SHED_FROM * load.max_queued
+        queue_ok = load.fullness <= SHED_FROM
     return {
         "gpu_available": None,  # no device is used but the CPU
         "model_loaded": connected,
@@ -149,7 +149,7 @@ async def _complete_now(house: House) -> dict[str, object]:
     """A real completion through scheduler and model, admitted like any other."""
     begun_at = time.monotonic()
     info = house.engine.info
-    place = house.admission.reserve(1, info, house.engine.stats)
+    place = house.admission.reserve(Newcomer(), info, house.engine.stats)
     try:
         sampling = SamplingParams(max_tokens=_DEEP_TOKENS, temperature=0.0, ignore_eos=True)
         request = Request(f"health-{uuid.uuid4().hex}", (info.vocab_size // 2,), sampling, arrival=begun_at)

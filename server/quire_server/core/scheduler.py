@@ -59,6 +59,11 @@ class Scheduler:
         return self._kv.utilization
 
     @property
+    def num_unaccounted_blocks(self) -> int:
+        """KV blocks that are neither free nor anybody's: not 0 when the books are wrong. O(blocks in use)."""
+        return self._kv.num_unaccounted(self._running.sequences)
+
+    @property
     def has_work(self) -> bool:
         """Whether ``schedule`` would return a step."""
         return bool(self._sequences or self._failures)

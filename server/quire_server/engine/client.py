@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -33,11 +35,16 @@ logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.05
 _READ_SIZE = 1 << 18
+_LONGEST_TIMER = 86_400.0  # event loops take no infinite delays
 _MESSAGE_TOKENS = MAX_FRAME_BYTES // 8  # a token takes five bytes at most, and the rest is small
 
 
 class EngineGoneError(QuireServerError):
     """The engine is not there (yet, or any more)."""
+
+
+class DeadlineExceededError(QuireServerError):
+    """The time that a request was given is over."""
 
 
 class RequestLostError(QuireServerError):
@@ -118,17 +125,23 @@ class EngineClient:
             await asyncio.sleep(_RETRY_SECONDS)
 
     @contextlib.asynccontextmanager
-    async def submit(self, request: Request) -> AsyncIterator[Answer]:
-        """The answer of a request; leaving the block early aborts it."""
+    async def submit(self, request: Request, deadline: float = math.inf) -> AsyncIterator[Answer]:
+        """The answer of a request; leaving the block early aborts it.
+
+        At the deadline (of `time.monotonic`) the answer ends with DeadlineExceededError, whether the engine
+        is busy, stuck or gone.
+        """
         answer = Answer()
         if self._writer is None or self._info is None:
             raise EngineGoneError("the model is still loading, or the engine has ended")
         self._answers[request.request_id] = answer
         self._requests.append(request)
         self._flush_soon()
+        timer = _at(deadline, lambda: answer.put(DeadlineExceededError("the request's time is over")))
         try:
             yield answer
         finally:
+            timer.cancel()
             if self._answers.pop(request.request_id, None) is not None:
                 self._aborts.append(request.request_id)
                 self._flush_soon()
@@ -177,6 +190,11 @@ class EngineClient:
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             answer.put(EngineGoneError("the engine ended while it worked on this request"))
+
+
+def _at(deadline: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+    seconds = min(max(deadline - time.monotonic(), 0.0), _LONGEST_TIMER)
+    return asyncio.get_running_loop().call_later(seconds, call)
 
 
 def _messages(requests: Sequence[Request], aborts: Sequence[str]) -> Iterator[Inbox]:

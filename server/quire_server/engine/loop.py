@@ -28,6 +28,7 @@ from quire_server.runner.model_runner import ModelRunner
 logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
+_AUDIT_SECONDS = 10.0
 _FLAP_SECONDS = 10.0
 
 
@@ -56,6 +57,8 @@ class Engine:
         self._owners: dict[str, Peer] = {}
         self._steps = 0
         self._batch_size = 0
+        self._audited_at = 0.0
+        self._unaccounted = 0
 
     def warm_up(self) -> None:
         """The first completion: what it answers is what every later canary has to answer."""
@@ -73,6 +76,7 @@ class Engine:
             busy = self._scheduler.has_work
             mail = socket.poll(0.0 if busy else _TICK_SECONDS)
             self._take(mail, socket)
+            self._audit()
             if self._scheduler.has_work:
                 self._work(socket)
             else:
@@ -129,6 +133,18 @@ class Engine:
         for peer, mine in outgoing.items():
             tokens = tuple(mine.request_ids), tuple(mine.token_ids)
             socket.send(peer, Outbox(tuple(mine.others), stats, *tokens))
+
+    def _audit(self) -> None:
+        """Every now and then, see whether each KV block is somebody's. A wrong count is no reason to end: it
+        costs capacity, and the gauge and one line in the log say so.
+        """
+        now = time.monotonic()
+        if now - self._audited_at < _AUDIT_SECONDS:
+            return
+        unaccounted, self._audited_at = self._scheduler.num_unaccounted_blocks, now
+        if unaccounted and unaccounted != self._unaccounted:
+            logger.error("KV blocks are unaccounted for", extra={"blocks": unaccounted})
+        self._unaccounted = unaccounted
 
     def _step(self) -> StepEvents:
         scheduler = self._scheduler
@@ -208,4 +224,5 @@ class Engine:
             prefix_queries=counters.prefix_query_tokens,
             prefix_hits=counters.prefix_hit_tokens,
             evictions=counters.evictions,
+            blocks_unaccounted=self._unaccounted,
         )

@@ -47,6 +47,7 @@ class EngineStats:
     prefix_queries: int = 0
     prefix_hits: int = 0
     evictions: int = 0
+    blocks_unaccounted: int = 0  # neither free nor in anybody's table: 0, or the books are wrong
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,8 @@ junk = st.recursive(
 )
 NAMES = (
     "model messages prompt n stop stop_token_ids logprobs top_logprobs seed temperature top_p top_k "
-    "max_tokens min_tokens stream stream_options user echo tools cache_salt ignore_eos logit_bias surprise"
+    "max_tokens min_tokens stream stream_options user echo tools cache_salt ignore_eos logit_bias "
+    "priority timeout surprise"
 )
 names = st.sampled_from(NAMES.split(" "))
 
@@ -224,3 +225,16 @@ def test_junk_in_any_field_is_parsed_or_refused_and_never_a_crash(fields, parse)
     except ApiError as refused:
         assert refused.status == 400
         json.dumps(refused.body)
+
+
+@pytest.mark.parametrize(
+    ("value", "level"), [("high", -10), ("normal", 0), ("low", 10), (-100, -100), (7, 7), (None, 0)]
+)
+def test_priorities_are_classes_or_levels_and_lower_goes_first(value, level):
+    assert chat(priority=value).generation.priority == level
+
+
+def test_a_prompt_is_estimated_before_it_is_tokenised():
+    assert chat(messages=[{"role": "user", "content": "x" * 400}], n=3).rough_tokens == 300
+    assert completion(prompt=["x" * 400, "x" * 40]).rough_tokens == 110
+    assert completion(prompt=[1, 2, 3], n=2).rough_tokens == 6

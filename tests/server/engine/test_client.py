@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 
 from quire_server.core.request import Request, SamplingParams
-from quire_server.engine.client import EngineClient, EngineGoneError, RequestLostError
+from quire_server.engine.client import DeadlineExceededError, EngineClient, EngineGoneError, RequestLostError
 from quire_server.engine.inbox import SOCKET_NAME
 from quire_server.engine.messages import MAX_FRAME_BYTES
 
@@ -59,6 +60,18 @@ async def test_leaving_early_aborts_the_request(rig):
     async with connected(rig) as client:
         async with client.submit(ask("a", max_tokens=60)) as answer:
             await answer.next()
+        await asyncio.to_thread(rig.wait, lambda r: not r.scheduler.has_work)
+
+
+async def test_at_its_deadline_an_answer_ends_even_while_the_engine_is_stuck(rig):
+    rig.runner.delay = 1.0
+    async with connected(rig) as client:
+        begin = time.monotonic()
+        async with client.submit(ask("a", max_tokens=60), begin + 0.05) as answer:
+            with pytest.raises(DeadlineExceededError):
+                while True:
+                    await answer.next()
+        assert time.monotonic() - begin < 1.0, "it waited for the engine"
         await asyncio.to_thread(rig.wait, lambda r: not r.scheduler.has_work)
 
 

@@ -44,7 +44,11 @@ messages = st.one_of(
         Inbox, st.lists(requests, max_size=3).map(tuple), st.lists(st.text(max_size=9), max_size=3).map(tuple)
     ),
     st.builds(
-        Outbox, st.lists(events, max_size=3).map(tuple), st.just(EngineStats(running=2, kv_utilization=0.5))
+        Outbox,
+        st.lists(events, max_size=3).map(tuple),
+        st.just(EngineStats(running=2, kv_utilization=0.5)),
+        st.lists(st.text(max_size=9), max_size=3).map(tuple),
+        tokens,
     ),
     st.just(EngineInfo(1, 2, 3, 4, 5)),
 )
