@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -94,10 +94,11 @@ class Cache:
         """Every LLMDeployment."""
         return [Key(*place) for place in self._entries[names.KIND]]
 
-    def all(self, kind: str) -> Iterator[Object]:
-        """Every object of `kind`."""
+    def changed(self, kind: str, known: Mapping[str, int]) -> Iterator[Object]:
+        """The objects of `kind` of which `known` (version by uid) has no version or another one."""
         for entry in list(self._entries[kind].values()):
-            yield json.loads(entry.raw)
+            if known.get(entry.uid) != entry.version:
+                yield json.loads(entry.raw)
 
     def versions(self, kind: str) -> dict[str, int]:
         """The known version of every object of `kind`, by uid."""
