@@ -155,7 +155,7 @@ class Scheduler:
                 sequence.tokens.append(token)
             self._publish(sequence)
             if samples:
-                others.append(self._event(sequence, result))
+                others.append(self._event(sequence, stopping.finish_reason(sequence), result))
         return StepEvents(request_ids, token_ids, others)
 
     def check(self) -> None:
@@ -169,12 +169,13 @@ class Scheduler:
         prompts: list[Sequence] = []
         budget = self.config.token_budget
         for sequence in self._running.sequences:  # which preemption shortens from behind
-            if len(sequence.tokens) - sequence.num_computed > 1:
+            num_computed = sequence.num_computed
+            if num_computed + 1 < len(sequence.tokens):
                 prompts.append(sequence)
                 continue
             if len(singles) == budget:
                 break
-            if sequence.num_computed == sequence.capacity:
+            if num_computed == sequence.capacity:
                 block_id = self._grow(sequence)
                 if block_id is None:
                     break  # it was the last one, and is gone
@@ -246,9 +247,9 @@ class Scheduler:
         told: set[Sequence] = set()
         for sequence in watched:
             self._publish(sequence)
-            event = self._event(sequence, result)
-            if event.finish_reason is not None or event.logprobs is not None:
-                others.append(event)
+            reason = stopping.finish_reason(sequence)
+            if reason is not None or sequence.request.sampling.logprobs is not None:
+                others.append(self._event(sequence, reason, result))
                 told.add(sequence)
         if not told:
             return [sequence.request.request_id for sequence in decodes], list(token_ids)
@@ -260,10 +261,9 @@ class Scheduler:
             self._kv.publish(sequence)
         sequence.watch(self.config.block_size)
 
-    def _event(self, sequence: Sequence, result: StepResult) -> TokenEvent:
+    def _event(self, sequence: Sequence, reason: FinishReason | None, result: StepResult) -> TokenEvent:
         """What there is to say of the newest token, which may be the last one."""
         logprobs = result.logprobs.get(sequence.row) if result.logprobs else None
-        reason = stopping.finish_reason(sequence)
         if reason is not None:
             self._arrivals.answered(sequence)
             self._finish(sequence)
@@ -278,10 +278,13 @@ class Scheduler:
         self._waiting.push(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
-        if sequence.status is Status.RUNNING:
+        was_waiting = sequence.status is Status.WAITING
+        if not was_waiting:
             self._release(sequence)
-        self._is_blocked = False  # whoever waited behind it may fit
         sequence.become(Status.FINISHED)
+        if was_waiting:
+            self._waiting.gone()
+        self._is_blocked = False  # whoever waited behind it may fit
         del self._sequences[sequence.request.request_id]
 
     def _release(self, sequence: Sequence) -> None:

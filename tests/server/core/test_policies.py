@@ -17,6 +17,7 @@ from quire_server.core.policy import (
     virtual_arrival,
 )
 from quire_server.core.scheduler import Scheduler
+from quire_server.core.waiting import WaitingQueue
 from tests.server.core.fake_runner import EOS, FakeRunner, answer, config, drain, request
 
 
@@ -224,3 +225,14 @@ def test_one_key_for_good() -> None:
     """The order of two requests is the same whenever it is asked for: no clock is in it."""
     one, other = request("a", [1], arrival=1.0, priority=5), request("b", [1], arrival=2.0)
     assert virtual_arrival(Policy.PRIORITY, one, 3) > virtual_arrival(Policy.PRIORITY, other, 500)
+
+
+def test_requests_that_gave_up_leave_nothing_behind_even_if_their_turn_never_comes() -> None:
+    waiting = WaitingQueue()
+    scheduler, _ = engine(max_num_seqs=1)
+    scheduler._waiting = waiting
+    scheduler.add(request("first", [1]))
+    for i in range(1000):
+        scheduler.add(request(f"r{i}", [1], arrival=1.0))
+        scheduler.abort(f"r{i}")
+    assert len(waiting._heap) < 10 and scheduler.num_waiting == 1
