@@ -201,7 +201,14 @@ def _requests(
             )
             name = f"{visit.request_id}-{len(requests)}"
             requests.append(
-                Request(name, prompt, sampling, arrival=visit.arrived_at, cache_salt=generation.cache_salt)
+                Request(
+                    name,
+                    prompt,
+                    sampling,
+                    arrival=visit.arrived_at,
+                    cache_salt=generation.cache_salt,
+                    cache_ttl=generation.cache_ttl,
+                )
             )
     return requests
 

@@ -43,6 +43,7 @@ class Request:
     """One prompt and one answer. ``priority`` > 0 overtakes everything waiting (the health canary).
 
     ``cache_salt`` separates prefix caches: requests share cached blocks only under the same salt.
+    ``cache_ttl``: seconds after its end for which the prompt's blocks are kept from eviction.
     """
 
     request_id: str
@@ -51,3 +52,4 @@ class Request:
     arrival: float
     priority: int = 0
     cache_salt: str = ""
+    cache_ttl: float = 0.0

@@ -8,8 +8,9 @@ blocks back and waits; the first one can therefore always go on. Knows nothing o
 """
 
 import hashlib
+import time
 from bisect import insort
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from quire_server.core import fitting, stopping
 from quire_server.core.kv_manager import KVManager, Match
@@ -25,11 +26,17 @@ __all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
 class Scheduler:
     """Synchronous: ``schedule`` and ``commit`` alternate; ``add`` and ``abort`` come at any time."""
 
-    def __init__(self, config: SchedulerConfig, *, eos_token_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        eos_token_ids: Collection[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
         self._eos_ids = frozenset(eos_token_ids)
         self._stats = SchedulerStats()
-        self._kv = KVManager(config, self._stats)
+        self.kv = KVManager(config, clock)
         self._sequences: dict[str, Sequence] = {}
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # sorted by order, so that the last one is the one to preempt
@@ -54,7 +61,7 @@ class Scheduler:
     @property
     def kv_utilization(self) -> float:
         """Share of blocks in use; cached ones count as free."""
-        return self._kv.utilization
+        return self.kv.utilization
 
     @property
     def has_work(self) -> bool:
@@ -64,7 +71,6 @@ class Scheduler:
     @property
     def stats(self) -> SchedulerStats:
         """Counters since the start."""
-        self._stats.evictions = self._kv.evictions
         return self._stats
 
     def add(self, request: Request) -> None:
@@ -98,7 +104,7 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to do. One without rows only carries failures to
-        commit.
+        commit, or waits for KV blocks from the disk.
         """
         assert not self._in_flight, "the previous step was not committed"
         if not self.has_work:
@@ -132,14 +138,18 @@ class Scheduler:
         events, self._failures = self._failures, []
         tokens = iter(result.token_ids)
         block_size = self.config.block_size
+        missing = self.kv.settle(result)
         for sequence, num_tokens, samples in zip(self._in_flight, step.num_tokens, step.samples, strict=True):
             token = next(tokens) if samples else -1
             if sequence.status is not Status.RUNNING:
                 continue  # aborted while the step ran
+            if missing and not missing.isdisjoint(sequence.block_ids):
+                self._restart(sequence)
+                continue
             sequence.num_computed += num_tokens
             is_sound = not result.failures or sequence.row not in result.failures
             if is_sound and sequence.num_computed >= (sequence.num_published + 1) * block_size:
-                self._kv.publish(sequence)
+                self.kv.publish(sequence)
             if samples:
                 events.append(self._append(sequence, token, result))
         self._in_flight = []
@@ -147,7 +157,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError when block or row accounting does not add up."""
-        self._kv.check(self._running)
+        self.kv.check(self._sequences.values())
         rows = sorted([*self._rows, *(sequence.row for sequence in self._running)])
         assert rows == list(range(self.config.max_num_seqs)), "rows"
         assert [s.order for s in self._running] == sorted(s.order for s in self._running), "order"
@@ -176,9 +186,11 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence) -> int | None:
         """A block for the next token, at the expense of later sequences; None when it has to go itself."""
-        while (block_id := self._kv.grow(sequence)) is None:
+        while (block_id := self.kv.grow(sequence)) is None:
             victim = self._running[-1]
             if victim is sequence and len(self._running) == 1:
+                if self.kv.yield_pins():
+                    continue
                 needed = len(sequence.block_ids) + 1
                 self._failures.append(
                     _failure(sequence.request.request_id, fitting.too_long(needed, self.config))
@@ -197,11 +209,12 @@ class Scheduler:
         while budget > 0 and self._rows and not self._is_blocked:
             if (sequence := self._waiting.first()) is None:
                 break
-            match = self._kv.match(sequence)
+            if (match := self.kv.match(sequence)) is None:
+                break  # a part of its prefix is on its way from the disk
             lacking = len(sequence.tokens) - match.num_cached
             if lacking > budget and not self.config.enable_chunked_prefill:
                 break
-            if not self._kv.fits(match, alone=not self._running):
+            if not self.kv.fits(match, alone=not self._running):
                 self._is_blocked = True
                 break
             self._waiting.pop()
@@ -213,7 +226,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, match: Match) -> StartedRow:
         sequence.become(Status.RUNNING)
         sequence.row = self._rows.pop()
-        self._kv.start(sequence, match)
+        self.kv.start(sequence, match)
         insort(self._running, sequence, key=lambda other: other.order)
         return started_row(sequence)
 
@@ -234,12 +247,13 @@ class Scheduler:
             starts=tuple([sequence.num_computed for sequence in in_flight]),
             num_tokens=(1,) * len(singles) + tuple(n for _, n in chunks),
             samples=(True,) * len(singles) + tuple(s.num_computed + n == len(s.tokens) for s, n in chunks),
+            copies=self.kv.copies(),
         )
 
     def _append(self, sequence: Sequence, token: int, result: StepResult) -> TokenEvent:
         request_id = sequence.request.request_id
         if result.failures and (failure := result.failures.get(sequence.row)) is not None:
-            self._kv.distrust(sequence)
+            self.kv.distrust(sequence)
             self._finish(sequence)
             return _failure(request_id, failure)
         sequence.tokens.append(token)
@@ -252,21 +266,29 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._stats.preemptions += 1
-        self._release(sequence)
+        self.kv.preempt(sequence)
+        self._leave_row(sequence)
         sequence.become(Status.WAITING)
         self._waiting.push(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
+        self.kv.finish(sequence)
         if sequence.status is Status.RUNNING:
-            self._release(sequence)
+            self._leave_row(sequence)
         self._is_blocked = False  # whoever waited behind it may fit
         sequence.become(Status.FINISHED)
         del self._sequences[sequence.request.request_id]
 
-    def _release(self, sequence: Sequence) -> None:
+    def _restart(self, sequence: Sequence) -> None:
+        """A block of its prefix did not come from a lower tier as it was: what it computed is void."""
+        self.kv.spoilt(sequence)
+        self._leave_row(sequence)
+        sequence.become(Status.WAITING)
+        self._waiting.push(sequence)
+
+    def _leave_row(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
         self._rows.append(sequence.row)
-        self._kv.release(sequence)
         self._is_blocked = False
 
 

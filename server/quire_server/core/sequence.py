@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
-from quire_server.core.block_manager import PrefixChain
+from quire_server.core.prefix_chain import PrefixChain
 from quire_server.core.request import Request
 from quire_server.core.step import StartedRow
 
@@ -47,6 +47,9 @@ class Sequence:
     capacity: int = 0  # len(block_ids) * block_size
     row: int = -1  # the runner's row; means something only while RUNNING
     num_cached_tokens: int | None = None  # of the first admission; later ones only find what was preempted
+    swapped: list[int] = field(default_factory=list)  # host slots that hold its blocks while it waits
+    num_swapped: int = 0  # tokens in them
+    has_fetched: bool = False  # it waited for the disk once; it does not do so again
 
     def become(self, status: Status) -> None:
         """The only place where a status changes."""
