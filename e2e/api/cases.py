@@ -128,11 +128,12 @@ CASES: dict[str, Cases] = {
         accepted=(
             _arguments("--seed", "1"),
             _arguments("--max-num-batched-tokens=512"),
-            _arguments("--hostile"),
+            _arguments("--hostile", "-x"),
             _arguments("$(id)", "a\nb", "--x=--host"),
         ),
         refused=(
             _arguments("--host"),
+            _arguments("-h"),
             _arguments("--port=1"),
             _arguments("--health-port=1\n2"),
             _arguments("--served-model-name", "x"),

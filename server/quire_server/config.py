@@ -73,6 +73,10 @@ def _text(text: str) -> str:
     return text
 
 
+def _path(text: str) -> Path:
+    return Path(_text(text))  # an empty one would be the current directory
+
+
 def _setting(default: Any, parse: Parser, about: str) -> Any:
     return field(default=default, metadata={"parse": parse, "help": about})
 
@@ -124,7 +128,7 @@ class ServeConfig:
         512, _integer(0, 10**6), "requests that may wait; more are answered 503"
     )
     api_keys_dir: Path | None = _setting(
-        None, Path, "directory of API keys: file name = client, content = key"
+        None, _path, "directory of API keys: file name = client, content = key"
     )
     startup_timeout_seconds: float = _setting(1800.0, _seconds(1), "longest time until ready")
     load_stall_timeout_seconds: float = _setting(
@@ -144,9 +148,11 @@ class ServeConfig:
     )
     seed: int = _setting(0, _integer(0, 2**63 - 1), "seed of requests that bring none")
     chat_template: Path | None = _setting(
-        None, Path, "file with a chat template that replaces the model's own"
+        None, _path, "file with a chat template that replaces the model's own"
     )
-    termination_log: Path = _setting(Path("/dev/termination-log"), Path, "where the reason of a failure goes")
+    termination_log: Path = _setting(
+        Path("/dev/termination-log"), _path, "where the reason of a failure goes"
+    )
     log_level: str = _setting("info", _one_of(*_LOG_LEVELS), "least level that is logged")
 
     @property

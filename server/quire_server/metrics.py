@@ -1,5 +1,5 @@
-"""Prometheus metrics of one server, under Quire's names and, for the most used ones, vLLM's, so that existing
-dashboards, autoscalers and routers work unchanged.
+"""Prometheus metrics of one server, under Quire's names and, for the most used ones, vLLM's, so that panels,
+autoscalers and routers that read those work unchanged.
 
 Written by the API process, which sees every request and hears of every step; shown at /metrics. Holds its own
 registry: nothing is global.
@@ -15,7 +15,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from quire_server.core.kv_stats import KVStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-#: How a request can end. shed: 503; aborted: the client hung up; cancelled: cut by the end of a drain.
+#: How a request can end. shed: 503 by overload or drain; aborted: the client hung up; cancelled: cut by the
+#: end of a drain.
 STATUSES = ("success", "client_error", "shed", "aborted", "cancelled", "error")
 
 _TTFT = (0.1, 0.2, 0.5, 1, 2, 5, 10)

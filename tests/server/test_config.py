@@ -49,6 +49,7 @@ def test_the_model_directory_names_the_model_by_default():
         (["m"], {"QUIRE_PROT": "80"}, "QUIRE_PROT"),
         (["m"], {"QUIRE_ENABLE_PREFIX_CACHING": "yes"}, "QUIRE_ENABLE_PREFIX_CACHING"),
         (["m"], {"QUIRE_STALL_TIMEOUT_SECONDS": "nan"}, "QUIRE_STALL_TIMEOUT_SECONDS"),
+        (["m"], {"QUIRE_API_KEYS_DIR": ""}, "QUIRE_API_KEYS_DIR"),
         (["m", "--port", "8001"], {}, "--health-port"),
         (["m", "--max-num-batched-tokens", "8"], {}, "--max-num-batched-tokens"),
         (["m"], {"QUIRE_FAULT": "stuck_step"}, "QUIRE_ALLOW_FAULTS"),

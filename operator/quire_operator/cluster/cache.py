@@ -56,7 +56,7 @@ class Cache:
         """Keep `body`; False when it is known already, older than what is known, or deleted."""
         metadata = body["metadata"]
         kind, place = str(body["kind"]), (str(metadata["namespace"]), str(metadata["name"]))
-        uid, version = str(metadata["uid"]), _version(metadata)
+        uid, version = str(metadata["uid"]), version_of(body)
         known = self._entries[kind].get(place)
         is_old = known is not None and known.uid == uid and known.version >= version
         if is_old or version <= self._gone.get(uid, -1):
@@ -72,7 +72,7 @@ class Cache:
     def remove(self, body: Object) -> None:
         """Forget a deleted object; only a newer version of it would be believed."""
         metadata = body["metadata"]
-        self._bury(str(metadata["uid"]), _version(metadata))
+        self._bury(str(metadata["uid"]), version_of(body))
         place = (str(metadata["namespace"]), str(metadata["name"]))
         known = self._entries[str(body["kind"])].get(place)
         if known is not None and known.uid == metadata["uid"]:
@@ -163,6 +163,7 @@ def owner_key(body: Object) -> Key:
     return Key(str(metadata["namespace"]), str((metadata.get("labels") or {}).get(names.LABEL_NAME, "")))
 
 
-def _version(metadata: Object) -> int:
-    text = str(metadata.get("resourceVersion", ""))
+def version_of(body: Object) -> int:
+    """The resource version: only ever compared with others of the same API server."""
+    text = str(body["metadata"].get("resourceVersion", ""))
     return int(text) if text.isdigit() else 0

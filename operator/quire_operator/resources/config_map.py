@@ -20,19 +20,19 @@ def build(model: LLMDeployment) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(model, name(model)),
+        "metadata": metadata(model, _name(model)),
         "immutable": True,
-        "data": data(model),
+        "data": _data(model),
     }
 
 
-def name(model: LLMDeployment) -> str:
+def _name(model: LLMDeployment) -> str:
     """The LLMDeployment's name and a hash of the data."""
-    content = json.dumps(data(model), sort_keys=True).encode()
+    content = json.dumps(_data(model), sort_keys=True).encode()
     return f"{model.name}-{hashlib.sha256(content).hexdigest()[:_HASH_LENGTH]}"
 
 
-def data(model: LLMDeployment) -> dict[str, str]:
+def _data(model: LLMDeployment) -> dict[str, str]:
     """What the user set or the API defaults; about the rest the server decides."""
     engine, health, drain = model.spec.engine, model.spec.health, model.spec.drain
     block_size, cache = engine.kv_cache.block_size, engine.kv_cache.memory

@@ -1,6 +1,6 @@
 """The pod of a model server: command line, environment, probes, drain, volumes, security.
 
-Called by the Deployment's builder. The server obeys what stands here (tests/contracts parse it with the
+The template of whatever runs it. The server obeys what stands here (tests/contracts parse it with the
 server's own parser). Nothing of the user's meets a shell or a template: each text is one element of a list.
 """
 
@@ -11,7 +11,6 @@ from typing import Any
 
 from quire_operator import names
 from quire_operator.errors import SpecError
-from quire_operator.resources import config_map
 from quire_operator.resources.manifest import Manifest, compact
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
@@ -26,8 +25,8 @@ _LIVENESS_GRACE_SECONDS = 10
 _GRACE_MARGIN_SECONDS = 5
 
 
-def build(model: LLMDeployment, settings: Settings) -> Manifest:
-    """The pod template."""
+def build(model: LLMDeployment, settings: Settings, *, config_map: str) -> Manifest:
+    """The pod template. `config_map`: name of the one that holds the server's environment."""
     annotations = compact({names.ANNOTATION_RESTART_ID: model.spec.rollout.restart_id})
     if model.spec.disruption.protect_while_loading:
         annotations |= names.PROTECT_WHILE_LOADING
@@ -49,13 +48,13 @@ def build(model: LLMDeployment, settings: Settings) -> Manifest:
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             **_scheduling(model),
-            "containers": [_container(model, settings)],
+            "containers": [_container(model, settings, config_map)],
             "volumes": _volumes(model),
         },
     }
 
 
-def _container(model: LLMDeployment, settings: Settings) -> Manifest:
+def _container(model: LLMDeployment, settings: Settings, config_map: str) -> Manifest:
     resources, drain = model.spec.resources, model.spec.drain
     lifecycle = {"preStop": {"sleep": {"seconds": drain.pre_stop_seconds}}} if drain.pre_stop_seconds else {}
     return {
@@ -63,7 +62,7 @@ def _container(model: LLMDeployment, settings: Settings) -> Manifest:
         "image": settings.engine_image,
         "imagePullPolicy": settings.engine_image_pull_policy,
         "args": ["serve", _model_path(model), *model.spec.engine.extra_args],
-        "envFrom": [{"configMapRef": {"name": config_map.name(model)}}],
+        "envFrom": [{"configMapRef": {"name": config_map}}],
         **compact({"env": _environment(model, settings), "lifecycle": lifecycle}),
         "ports": [
             {"name": names.PORT_HTTP_NAME, "containerPort": names.PORT_HTTP, "protocol": "TCP"},

@@ -42,7 +42,7 @@ RESERVED_FLAGS = (
     "startup-timeout-seconds",
     "termination-log",
 )
-RESERVED_FLAG_PATTERN = rf"--(no-)?({'|'.join(RESERVED_FLAGS)})(=(.|\n)*)?"
+RESERVED_FLAG_PATTERN = rf"(--(no-)?({'|'.join(RESERVED_FLAGS)})(=(.|\n)*)?|-h+)"
 RESERVED_ENV_PATTERN = r"(QUIRE_|LD_|PYTHON).*"
 
 MAX_CPU = "1024"

@@ -47,19 +47,26 @@ _KEEP_ALIVE_SECONDS = 75
 
 
 def main(argv: list[str]) -> int:
-    """Read the texts of the model, listen, serve until a drain has ended."""
+    """Serve until a drain has ended; a failure leaves its reason for the supervisor."""
     run_dir = Path(argv[0])
     settings = config.parse_args(argv[1:], os.environ)
     log.configure("api", settings.log_level)
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not annotate it
     try:
-        house = build_house(settings, run_dir)
-        listener = _listen(settings.host, settings.port)
-    except QuireServerError as error:
+        _run(settings, run_dir)
+    except Exception as error:  # the process boundary: everything becomes a reason and an exit code
         failure = exits.failure_of(error)
-        logger.error(failure.message, extra={"reason": failure.reason.value})
+        unexpected = not isinstance(error, QuireServerError)
+        logger.error(failure.message, extra={"reason": failure.reason.value}, exc_info=unexpected)
         exits.leave_failure(run_dir, failure)
         return failure.exit_code
+    return 0
+
+
+def _run(settings: ServeConfig, run_dir: Path) -> None:
+    """Read the texts of the model, listen, serve."""
+    house = build_house(settings, run_dir)
+    listener = _listen(settings.host, settings.port)
     # What lives until here lives for ever: keep the collector from walking it on every pass.
     gc.collect()
     gc.freeze()
@@ -69,7 +76,6 @@ def main(argv: list[str]) -> int:
             runner.run(_serve(house, listener, stuck=stuck))
     finally:
         house.template.close()
-    return 0
 
 
 def build_house(settings: ServeConfig, run_dir: Path) -> House:
@@ -152,6 +158,8 @@ async def _serve(house: House, listener: socket.socket, *, stuck: bool) -> None:
     begin = loop.create_task(house.drain.wait_for_begin())
     await asyncio.wait({serving, connecting, begin}, return_when=asyncio.FIRST_COMPLETED)
     if not begin.done():
+        for ended in (task for task in (serving, connecting) if task.done()):
+            ended.result()  # raises what ended it
         raise RuntimeError("the HTTP server ended by itself")
     if stuck:
         await asyncio.Event().wait()

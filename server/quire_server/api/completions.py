@@ -15,7 +15,7 @@ from quire_server.api import calls
 from quire_server.api.admission import Place
 from quire_server.api.calls import ChatCall, CompletionCall, Generation
 from quire_server.api.delivery import Streamed, Whole
-from quire_server.api.errors import ApiError, bad_field, from_exception, overloaded
+from quire_server.api.errors import ENGINE_UNAVAILABLE, ApiError, bad_field, from_exception, overloaded
 from quire_server.api.fields import INT64, parse_object
 from quire_server.api.generation import Desk, answer_all
 from quire_server.api.house import House
@@ -69,7 +69,7 @@ async def _account(visit: Visit, handle: Handler) -> None:
     except Exception as error:  # the boundary of a request: every error becomes its answer
         answer = from_exception(error)
         status = _status_name(answer)
-        if status == "error":
+        if answer.status == 500:
             logger.exception("request failed", extra={"request_id": visit.request_id})
         await reply.error(answer)
     finally:
@@ -94,7 +94,7 @@ async def _account(visit: Visit, handle: Handler) -> None:
 
 def _status_name(answer: ApiError) -> str:
     if answer.status == 503:
-        return "shed"
+        return "error" if answer.code == ENGINE_UNAVAILABLE else "shed"  # an outage is no policy
     return "client_error" if answer.status < 500 else "error"
 
 
@@ -142,7 +142,8 @@ async def _completion_answer(visit: Visit, call: CompletionCall, place: Place, i
     leads = [""] * len(prompts)
     if call.echo:
         leads = [
-            source if isinstance(source, str) else house.tokenizer.decode(source) for source in call.prompts
+            source if isinstance(source, str) else await house.detokenize(source, skip_special_tokens=True)
+            for source in call.prompts
         ]
     each = tuple(lead for lead in leads for _ in range(generation.n))
     header = Header(f"cmpl-{visit.request_id}", int(time.time()), generation.model)

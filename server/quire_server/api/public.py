@@ -53,13 +53,15 @@ async def tokenize(house: House, reply: Reply) -> None:
     if prompt is None:
         messages = calls.parse_messages(fields)
         fields.end()
-        tokens = await house.tokenize_chat(messages)
+        async with house.side_door.pass_through():
+            tokens = await house.tokenize_chat(messages)
     else:
         if not isinstance(prompt, str):
             raise fields.error("prompt", "must be a string")
         special = fields.boolean("add_special_tokens", default=True)
         fields.end()
-        tokens = await house.tokenize(prompt, special=special)
+        async with house.side_door.pass_through():
+            tokens = await house.tokenize(prompt, special=special)
     limit = house.engine.info.max_model_len if house.engine.connected else None
     await reply.json({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
 
@@ -70,7 +72,9 @@ async def detokenize(house: House, reply: Reply) -> None:
     _check_model(house, fields)
     tokens = fields.integers("tokens", MAX_BODY_BYTES, house.tokenizer.vocab_size)
     fields.end()
-    await reply.json({"prompt": house.tokenizer.decode(tokens, skip_special_tokens=False)})
+    async with house.side_door.pass_through():
+        text = await house.detokenize(tokens, skip_special_tokens=False)
+    await reply.json({"prompt": text})
 
 
 def _check_model(house: House, fields: Fields) -> None:
@@ -122,7 +126,12 @@ def _require_key(house: House, reply: Reply) -> None:
 
 def unauthorized() -> ApiError:
     """The answer to a request without a valid key."""
-    return ApiError(401, "A valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+    return ApiError(
+        401,
+        "A valid API key is needed: Authorization: Bearer KEY",
+        code="invalid_api_key",
+        headers=(("www-authenticate", "Bearer"),),
+    )
 
 
 def _checks(house: House) -> dict[str, bool | None]:

@@ -1,8 +1,8 @@
 """The API process's view of the engine: submit a request, iterate over what it produces, abort it.
 
-Called by `api`. Everything that is asked within one turn of the event loop goes out as one message. When
-the engine goes away every open request ends with EngineGoneError, and so does each new one until it is
-back.
+Called by `api`. Everything that is asked within one turn of the event loop goes out as one message (or more,
+where prompts are so long that a frame cannot hold them). When the engine goes away every open request ends
+with EngineGoneError, and so does each new one until it is back.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 from quire_server.core.errors import QuireServerError
@@ -19,6 +19,7 @@ from quire_server.core.request import Request
 from quire_server.core.step import TokenEvent
 from quire_server.engine.codec import CodecError
 from quire_server.engine.messages import (
+    MAX_FRAME_BYTES,
     EngineInfo,
     EngineStats,
     FrameReader,
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.05
 _READ_SIZE = 1 << 18
+_MESSAGE_TOKENS = MAX_FRAME_BYTES // 8  # a token takes five bytes at most, and the rest is small
 
 
 class EngineGoneError(QuireServerError):
@@ -142,11 +144,11 @@ class EngineClient:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        message = Inbox(tuple(self._requests), tuple(self._aborts))
-        self._requests.clear()
-        self._aborts.clear()
+        requests, self._requests = self._requests, []
+        aborts, self._aborts = self._aborts, []
         if self._writer is not None:
-            self._writer.write(to_frame(message))
+            for message in _messages(requests, aborts):
+                self._writer.write(to_frame(message))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         frames = FrameReader()
@@ -176,3 +178,16 @@ class EngineClient:
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             answer.put(EngineGoneError("the engine ended while it worked on this request"))
+
+
+def _messages(requests: Sequence[Request], aborts: Sequence[str]) -> Iterator[Inbox]:
+    """As few as frames can hold. Aborts go last: what they name may be among the requests."""
+    batch: list[Request] = []
+    num_tokens = 0
+    for request in requests:
+        num_tokens += len(request.prompt_token_ids)
+        if batch and num_tokens > _MESSAGE_TOKENS:
+            yield Inbox(tuple(batch))
+            batch, num_tokens = [], len(request.prompt_token_ids)
+        batch.append(request)
+    yield Inbox(tuple(batch), tuple(aborts))

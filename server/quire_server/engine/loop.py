@@ -141,7 +141,7 @@ class Engine:
         """Nothing to do: show life, and prove it when it is time."""
         now = time.monotonic()
         self._batch_size = 0
-        self._pulse.idle(self._queued)
+        self._pulse.idle(self._queued, self._scheduler.kv_utilization)
         if now - self._pulse.sample.proof_at >= self._canary_interval and not self._pulse.sample.reason:
             self._prove()
         flapping = self._faults.get("flapping_readiness")

@@ -129,6 +129,15 @@ def test_an_abort_ends_a_request_even_in_the_message_that_brings_it(rig):
     rig.scheduler.check()
 
 
+def test_an_idle_engine_says_that_its_cache_is_free_again(rig):
+    rig.runner.delay = 0.01
+    with Peer(rig) as peer:
+        peer.send(ask("a", max_tokens=60))
+        rig.wait(lambda r: r.state.read_heartbeat().kv_utilization > 0)
+        peer.send(aborts=("a",))
+        rig.wait(lambda r: r.state.read_heartbeat().kv_utilization == 0)
+
+
 @pytest.mark.parametrize(
     "bad",
     [
