@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import pytest
 
+from e2e.api.client import RefusedError
 from e2e.operator import pods
-from e2e.operator.world import World, eventually
+from e2e.operator.world import Body, World, eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 
@@ -35,7 +36,7 @@ def test_pods_that_the_api_server_refuses_are_told_without_their_random_names(
 
 
 def test_what_no_watch_tells_of_is_named_and_heals_when_it_is_gone(world: World, namespace: str) -> None:
-    """A Service of somebody else and a quota, at once: the operator looks again only now and then."""
+    """A Service of somebody else, a quota, a broken webhook: at once, for the next look takes its time."""
     theirs = {"metadata": {"name": "taken"}, "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]}}
     world.create("Service", namespace, theirs)
     crowded = world.namespace(f"{namespace}-q")
@@ -45,8 +46,14 @@ def test_what_no_watch_tells_of_is_named_and_heals_when_it_is_gone(world: World,
     used = {"status": hard | {"used": {"count/configmaps": "0"}}}
     world.client.request("PATCH", f"{quotas}/no-maps/status", used, "application/merge-patch+json")
 
+    hooked = world.namespace(f"{namespace}-w")
+    hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    world.client.request("POST", hooks, broken_webhook(hooked))
+    eventually("the webhook is asked", lambda: is_refused(world, hooked))
+
     world.deploy(namespace, "taken")
     world.deploy(crowded, "m")
+    world.deploy(hooked, "m")
 
     stalled = world.wait_condition(namespace, "taken", "Stalled", "True", "OwnershipConflict")
     assert "Service taken" in stalled["message"]
@@ -56,13 +63,18 @@ def test_what_no_watch_tells_of_is_named_and_heals_when_it_is_gone(world: World,
     assert [e["reason"] for e in world.events(namespace, "taken")] == ["OwnershipConflict"]
     ready = world.wait_condition(crowded, "m", "Ready", "False", "QuotaExceeded")
     assert "no-maps" in ready["message"]
+    ready = world.wait_condition(hooked, "m", "Ready", "False", "ApplyFailed")
+    assert "broken.example.com" in ready["message"] and "webhook" in ready["message"]
+    assert world.condition(hooked, "m", "Stalled")["status"] == "False"
 
     world.delete("Service", namespace, "taken")
     world.client.request("DELETE", f"{quotas}/no-maps")
+    world.client.request("DELETE", f"{hooks}/{hooked}")
     world.wait_condition(namespace, "taken", "Stalled", "False")
     assert world.has_children(namespace, "taken")
-    eventually("all children", lambda: world.has_children(crowded, "m"))
-    world.wait_condition(crowded, "m", "Degraded", "False")
+    for place in (crowded, hooked):
+        eventually("all children", lambda place=place: world.has_children(place, "m"))  # type: ignore[misc]
+        world.wait_condition(place, "m", "Degraded", "False")
 
 
 def test_a_child_that_the_api_server_refuses_is_stalled_until_the_spec_is_edited(
@@ -127,3 +139,27 @@ def test_a_spec_that_the_administrator_forbids_is_stalled_until_it_is_edited(
     world.patch("LLMDeployment", namespace, "m", {"spec": {"engine": {"env": None}}})
     world.wait_condition(namespace, "m", "Stalled", "False")
     assert world.status(namespace, "m")["observedGeneration"] == 2
+
+
+def broken_webhook(namespace: str) -> Body:
+    """Every new Service of `namespace` has to pass a webhook at which nobody listens."""
+    service = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["services"], "operations": ["CREATE"]}
+    hook = {
+        "name": "broken.example.com",
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "rules": [service],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    return {"metadata": {"name": namespace}, "webhooks": [hook]}
+
+
+def is_refused(world: World, namespace: str) -> bool:
+    probe = {"metadata": {"name": "probe"}, "spec": {"ports": [{"port": 80}]}}
+    try:
+        world.client.request("POST", f"/api/v1/namespaces/{namespace}/services?dryRun=All", probe)
+    except RefusedError:
+        return True
+    return False

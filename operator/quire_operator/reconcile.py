@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from quire_operator import names, resources, spec, status
-from quire_operator.cluster import Cluster, ClusterError, Key, QuotaExceededError, RejectedError
+from quire_operator.cluster import Cluster, ClusterError, FailedError, Key, QuotaExceededError, RejectedError
 from quire_operator.errors import SpecError
 from quire_operator.observed import Observed, Ref, ref
 from quire_operator.plan import Plan, make_plan
@@ -95,6 +95,8 @@ class Reconciler:
             return Failure(reason="QuotaExceeded", detail=printable(str(error)))
         except RejectedError as error:
             return Failure(reason="ApplyRejected", detail=printable(str(error)))
+        except FailedError as error:
+            return Failure(reason="ApplyFailed", detail=printable(str(error)))
         return None
 
     async def _report(self, key: Key, observed: Observed, new: dict[str, Any], plan: Plan) -> Outcome:

@@ -1,6 +1,7 @@
 """Who may come in, with what, and what harms nobody: raw sockets against the real server."""
 
 import contextlib
+import http.client
 import json
 import os
 import socket
@@ -97,6 +98,28 @@ def test_what_stands_around_a_body_is_bounded_too(server, flood):
             for _ in range(64):
                 connection.sendall(b"a" * 64_000)
             assert connection.recv(1) == b"", "the server has hung up"
+
+
+@pytest.mark.parametrize("packets", [1, 2])
+def test_a_client_that_offers_http_2_is_answered_in_http_1(server, packets):
+    """As java.net.http does by default."""
+    body = json.dumps(ASK).encode()
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nHost: x\r\n"
+        b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: h2c\r\n"
+        b"Authorization: Bearer " + KEY.encode() + b"\r\nContent-Length: %d\r\n\r\n" % len(body)
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        for _ in range(2):  # the connection stays usable
+            if packets == 2:
+                connection.sendall(head)
+                time.sleep(0.1)
+                connection.sendall(body)
+            else:
+                connection.sendall(head + body)
+            response = http.client.HTTPResponse(connection)
+            response.begin()
+            assert (response.status, response.read()[:1]) == (200, b"{")
 
 
 def test_a_body_in_chunks_of_one_byte_is_as_good_as_any(server):

@@ -19,6 +19,7 @@ from quire_operator.cluster.connection import APPLY, MERGE_PATCH, Access, Connec
 from quire_operator.cluster.errors import (
     ClusterError,
     ConflictError,
+    FailedError,
     NotFoundError,
     QuotaExceededError,
     RejectedError,
@@ -40,6 +41,7 @@ __all__ = [
     "ClusterError",
     "ConflictError",
     "Connection",
+    "FailedError",
     "Key",
     "Kind",
     "LeaseClient",

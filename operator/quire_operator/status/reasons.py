@@ -124,6 +124,12 @@ _ALL = (
         final=True,
     ),
     Reason(
+        "ApplyFailed",
+        "the API server failed to store an object that this LLMDeployment needs; it is tried again and again",
+        "mend what the message names, such as an admission webhook that does not answer; else read the API "
+        "server's log",
+    ),
+    Reason(
         "ProgressDeadlineExceeded",
         "the rollout made no progress for longer than loading may take",
         "look at the newest pods (kubectl describe pod) and correct the spec",

@@ -8,6 +8,7 @@ Used by the API process only.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -19,6 +20,7 @@ MAX_HEADER_BYTES = 64 * 1024
 _TIMEOUT_SECONDS = 30.0
 # Bytes on the wire that a byte of body may cost: a chunk of one byte takes six ("1\r\nx\r\n").
 _WIRE_BYTES_PER_BODY_BYTE = 8
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -61,6 +63,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
                 return
+            data = _without_upgrade(data)
         else:
             self._framing_left -= len(data)
         super().data_received(data)
@@ -120,3 +123,11 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Java's own client offers HTTP/2 with its first request. A server may ignore that, but the parser, for
+    which another protocol begins after the headers, would drop the body.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nignored-upgrade:", head) + end + rest
