@@ -89,6 +89,20 @@ def test_answers_that_ended_early_make_later_ones_of_their_kind_short() -> None:
     assert 20 < lengths.expect(100_000, 500) < 400, "an unknown kind is like all the others"
 
 
+def test_shortest_first_shortens_the_mean_wait_of_a_full_server() -> None:
+    means = {}
+    for policy in (Policy.FCFS, Policy.SJF):
+        scheduler, runner = engine(policy=policy, max_num_seqs=2)
+        for i in range(60):
+            scheduler.add(request(f"r{i}", [i % 50], 40 if i % 4 == 0 else 3))
+        ended: list[int] = []
+        while scheduler.has_work:
+            num_steps = scheduler._num_steps + 1
+            ended += [num_steps] * len(run(scheduler, runner))
+        means[policy] = sum(ended) / len(ended)
+    assert means[Policy.SJF] < 0.6 * means[Policy.FCFS]
+
+
 requests = st.lists(
     st.tuples(
         st.floats(0, 3000),  # arrival
