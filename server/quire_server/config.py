@@ -105,6 +105,18 @@ class ServeConfig:
     kv_cache_memory_bytes: int | None = _setting(
         None, _integer(1), "bytes of the KV cache (default: by memory)"
     )
+    kv_offload_host_bytes: int = _setting(
+        0, _integer(0), "bytes of host memory for KV blocks that the cache evicts (0: none)"
+    )
+    kv_offload_disk_path: Path | None = _setting(
+        None, Path, "directory of a local disk for KV blocks that the host's memory evicts"
+    )
+    kv_offload_disk_bytes: int = _setting(0, _integer(0), "bytes of that disk")
+    preemption_mode: str = _setting(
+        "recompute",
+        _one_of("recompute", "swap"),
+        "what becomes of a preempted request's KV blocks: given up, or kept in the host's memory",
+    )
     num_gpu_blocks_override: int | None = _setting(
         None, _integer(1), "number of KV blocks, whatever the memory"
     )
@@ -241,6 +253,14 @@ def _check(config: ServeConfig) -> None:
         raise ConfigError(f"--port and --health-port are both {config.port}: choose two different ports")
     if config.max_num_reqs_per_key is not None and config.api_keys_dir is None:
         raise ConfigError("--max-num-reqs-per-key needs API keys to tell clients apart: give --api-keys-dir")
+    if config.kv_offload_host_bytes == 0 and config.kv_offload_disk_path is not None:
+        raise ConfigError(
+            "--kv-offload-disk-path needs --kv-offload-host-bytes: blocks reach the disk through the host"
+        )
+    if (config.kv_offload_disk_path is None) != (config.kv_offload_disk_bytes == 0):
+        raise ConfigError("--kv-offload-disk-path and --kv-offload-disk-bytes need each other: give both")
+    if config.kv_offload_host_bytes == 0 and config.preemption_mode == "swap":
+        raise ConfigError("--preemption-mode swap needs --kv-offload-host-bytes: room for swapped blocks")
     tokens = config.max_num_batched_tokens
     if tokens is not None and tokens < config.max_num_seqs:
         raise ConfigError(

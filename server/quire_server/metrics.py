@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from quire_server.core.kv_stats import KVStats
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 #: How a request can end. shed: 503 by overload or drain; limited: 429; aborted: the client hung up;
 #: cancelled: cut by the end of a drain.
@@ -45,9 +47,7 @@ class StepFacts:
     kv_utilization: float
     batch_size: int
     preemptions: int
-    prefix_queries: int
-    prefix_hits: int
-    evictions: int
+    kv: KVStats
     blocks_unaccounted: int = 0
 
 
@@ -58,7 +58,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._ours = _Labelled(self._registry, {"model": model})
         self._vllm = _Labelled(self._registry, {"model_name": model, "engine": "0"})
-        self._last = StepFacts(0, 0, 0.0, 0, 0, 0, 0, 0)
+        self._last = StepFacts(0, 0, 0.0, 0, 0, KVStats())
         self._make_histograms(self._ours, self._vllm)
         self._make_gauges(self._ours, self._vllm)
         self._make_counters(self._ours, self._vllm)
@@ -215,9 +215,9 @@ class Metrics:
                 gauge.set(value)
         for counters, growth in (
             (self._preemptions, facts.preemptions - last.preemptions),
-            (self._prefix_queries, facts.prefix_queries - last.prefix_queries),
-            (self._prefix_hits, facts.prefix_hits - last.prefix_hits),
-            ((self._evictions,), facts.evictions - last.evictions),
+            (self._prefix_queries, facts.kv.prefix_queries - last.kv.prefix_queries),
+            (self._prefix_hits, facts.kv.prefix_hits - last.kv.prefix_hits),
+            ((self._evictions,), facts.kv.evictions - last.kv.evictions),
         ):
             for counter in counters:
                 counter.inc(max(0, growth))

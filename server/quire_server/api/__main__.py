@@ -115,9 +115,7 @@ def _report(metrics: Metrics, outbox: Outbox) -> None:
             kv_utilization=stats.kv_utilization,
             batch_size=stats.batch_size,
             preemptions=stats.preemptions,
-            prefix_queries=stats.prefix_queries,
-            prefix_hits=stats.prefix_hits,
-            evictions=stats.evictions,
+            kv=stats.kv,
             blocks_unaccounted=stats.blocks_unaccounted,
         )
     )

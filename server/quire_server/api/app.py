@@ -29,6 +29,7 @@ ROUTES: dict[str, tuple[str, Handler]] = {
     "/v1/models": ("GET", public.models),
     "/tokenize": ("POST", public.tokenize),
     "/detokenize": ("POST", public.detokenize),
+    "/reset_prefix_cache": ("POST", public.reset_prefix_cache),
     "/health": ("GET", public.health),
     "/metrics": ("GET", public.exposition),
     "/version": ("GET", public.version),

@@ -50,6 +50,7 @@ _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
     "continue_final_message": (False,),
 }
 _NEUTRAL_COMPLETION: dict[str, tuple[object, ...]] = {**_NEUTRAL, "best_of": (1,), "suffix": ("",)}
+_CACHE_TTLS = {"5m": 300.0, "1h": 3600.0}
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Generation:
     cache_salt: str
     priority: int  # lower is more urgent, 0 is normal
     timeout: float | None  # seconds from arrival to the last token
+    cache_ttl: float  # seconds for which the prompt is pinned in the prefix cache, 0 for not at all
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,7 @@ def _generation(
         cache_salt=fields.text("cache_salt", "", _MAX_NAME),
         priority=_priority(fields),
         timeout=_timeout(fields),
+        cache_ttl=_cache_ttl(fields),
     )
     fields.end()
     return generation
@@ -255,6 +258,20 @@ def _stop(fields: Fields) -> tuple[str, ...]:
     if not all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
         raise fields.error("stop", f"must hold strings of 1 to {MAX_STOP_LENGTH} characters")
     return tuple(stops)
+
+
+def _cache_ttl(fields: Fields) -> float:
+    """Explicit prompt caching, in Anthropic's words: {"type": "ephemeral", "ttl": "5m"}."""
+    control = fields.inner("cache_control")
+    if control is None:
+        return 0.0
+    if control.take("type") != "ephemeral":
+        raise control.error("type", 'must be "ephemeral"')
+    ttl = control.text("ttl", "5m", _MAX_NAME)
+    if ttl not in _CACHE_TTLS:
+        raise control.error("ttl", f"must be one of {', '.join(_CACHE_TTLS)}")
+    control.end()
+    return _CACHE_TTLS[ttl]
 
 
 def _include_usage(fields: Fields, stream: bool) -> bool:

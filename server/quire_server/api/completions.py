@@ -231,6 +231,7 @@ def _requests(
                     arrival=visit.arrived_at,
                     priority=generation.priority,
                     cache_salt=generation.cache_salt,
+                    cache_ttl=generation.cache_ttl,
                 )
             )
     return requests

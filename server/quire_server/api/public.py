@@ -88,6 +88,12 @@ async def version(house: House, reply: Reply) -> None:
     await reply.json({"version": __version__})
 
 
+async def reset_prefix_cache(house: House, reply: Reply) -> None:
+    """/reset_prefix_cache: no later request finds what was computed before, in any tier."""
+    house.engine.reset_prefix_cache()
+    await reply.json({})
+
+
 async def exposition(house: House, reply: Reply) -> None:
     """/metrics."""
     await reply.whole(200, house.metrics.exposition(), metrics.CONTENT_TYPE)

@@ -8,8 +8,8 @@ from collections.abc import Collection
 
 from quire_server.core import policy
 from quire_server.core.answer_length import AnswerLengths
-from quire_server.core.block_manager import PrefixChain
 from quire_server.core.limits import SchedulerConfig
+from quire_server.core.prefix_chain import PrefixChain
 from quire_server.core.request import Request
 from quire_server.core.sequence import Sequence
 

@@ -24,7 +24,8 @@ def victims(first: Sequence, running: Running, kv: KVManager, config: SchedulerC
     for last in reversed(running.sequences):
         if last.order < first.order or last.request.priority <= first.request.priority:
             return []
-        match = match or kv.match(first)
+        if (match := match or kv.match(first)) is None:
+            return []  # a part of its prefix is on its way from the disk
         if (going or not running.is_full) and kv.fits(match, alone=False, reclaimed=num_reclaimed):
             break
         going.append(last)

@@ -1,7 +1,7 @@
 """From sequences to what the runner is told of them. Called by the scheduler; decides nothing."""
 
 from quire_server.core.sequence import Sequence
-from quire_server.core.step import StartedRow, Step
+from quire_server.core.step import Copies, StartedRow, Step
 
 Chunk = tuple[Sequence, int]  # tokens of a sequence that a step computes
 
@@ -12,6 +12,7 @@ def step_of(
     chunks: list[Chunk],
     started: list[StartedRow],
     grown: list[tuple[int, int]],
+    copies: Copies | None,
 ) -> Step:
     """The step that computes a token of each of ``singles``, then the chunks."""
     in_flight = singles + [sequence for sequence, _ in chunks]
@@ -23,6 +24,7 @@ def step_of(
         starts=tuple([sequence.num_computed for sequence in in_flight]),
         num_tokens=(1,) * len(singles) + tuple(n for _, n in chunks),
         samples=(True,) * len(singles) + tuple(s.num_computed + n == len(s.tokens) for s, n in chunks),
+        copies=copies,
     )
 
 

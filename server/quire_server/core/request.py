@@ -44,6 +44,7 @@ class Request:
     goes first, 0 is normal (see ``core.policy``).
 
     ``cache_salt`` separates prefix caches: requests share cached blocks only under the same salt.
+    ``cache_ttl``: seconds after its end for which the prompt's blocks are kept from eviction.
     """
 
     request_id: str
@@ -52,3 +53,4 @@ class Request:
     arrival: float
     priority: int = 0
     cache_salt: str = ""
+    cache_ttl: float = 0.0

@@ -8,17 +8,19 @@ running sequence gives its blocks back and waits; the first one can therefore al
 tensors or text.
 """
 
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 
 from quire_server.core import displacement, fitting, stopping
 from quire_server.core.arrivals import Arrivals
+from quire_server.core.decodes import columns, count, event
 from quire_server.core.handover import Chunk, started_row, step_of
 from quire_server.core.kv_manager import KVManager, Match
 from quire_server.core.limits import Batching, SchedulerConfig, SchedulerStats
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.running import Running
 from quire_server.core.sequence import Sequence, Status
-from quire_server.core.step import StartedRow, Step, StepEvents, StepResult, TokenEvent
+from quire_server.core.step import StartedRow, Step, StepEvents, StepResult, TokenEvent, failure
 from quire_server.core.waiting import WaitingQueue
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
@@ -27,11 +29,17 @@ __all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
 class Scheduler:
     """Synchronous: ``schedule`` and ``commit`` alternate; ``add`` and ``abort`` come at any time."""
 
-    def __init__(self, config: SchedulerConfig, *, eos_token_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        eos_token_ids: Collection[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
         self._arrivals = Arrivals(config, eos_token_ids)
         self._stats = SchedulerStats()
-        self._kv = KVManager(config, self._stats)
+        self.kv = KVManager(config, clock)
         self._sequences: dict[str, Sequence] = {}
         self._waiting = WaitingQueue()
         self._running = Running(config.max_num_seqs)
@@ -56,12 +64,12 @@ class Scheduler:
     @property
     def kv_utilization(self) -> float:
         """Share of blocks in use; cached ones count as free."""
-        return self._kv.utilization
+        return self.kv.utilization
 
     @property
     def num_unaccounted_blocks(self) -> int:
         """KV blocks that are neither free nor anybody's: not 0 when the books are wrong. O(blocks in use)."""
-        return self._kv.num_unaccounted(self._running.sequences)
+        return self.kv.num_unaccounted(self._running.sequences)
 
     @property
     def has_work(self) -> bool:
@@ -71,7 +79,6 @@ class Scheduler:
     @property
     def stats(self) -> SchedulerStats:
         """Counters since the start."""
-        self._stats.evictions = self._kv.evictions
         return self._stats
 
     def add(self, request: Request) -> None:
@@ -79,7 +86,7 @@ class Scheduler:
         if request.request_id in self._sequences:
             raise ValueError(f"request id {request.request_id!r} is in use")
         if refusal := fitting.refusal(request, self.config):
-            self._failures.append(_failure(request.request_id, refusal))
+            self._failures.append(failure(request.request_id, refusal))
             return
         sequence = self._arrivals.sequence(request)
         self._sequences[request.request_id] = sequence
@@ -95,13 +102,13 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to do. One without rows only carries failures to
-        commit.
+        commit, or waits for KV blocks from the disk.
         """
         assert not self._in_flight, "the previous step was not committed"
         if not self.has_work:
             return None
         if (first := self._waiting.first()) is not None and not self._is_blocked:
-            for victim in displacement.victims(first, self._running, self._kv, self.config):
+            for victim in displacement.victims(first, self._running, self.kv, self.config):
                 self._preempt(victim)
         num_preempted = self._stats.preemptions
         grown: list[tuple[int, int]] = []
@@ -127,14 +134,15 @@ class Scheduler:
             return self.schedule()  # everything that ran was preempted or failed: there is room now
         self._num_steps += 1
         self._in_flight = singles + [sequence for sequence, _ in chunks]
-        return step_of(self._num_steps, singles, chunks, started, grown)
+        return step_of(self._num_steps, singles, chunks, started, grown, self.kv.copies())
 
     def commit(self, step: Step, result: StepResult) -> StepEvents:
         """Take in what the runner computed: count it, publish full blocks, append tokens, finish."""
         assert step.step_id == result.step_id == self._num_steps, (step.step_id, result.step_id)
         in_flight, self._in_flight = self._in_flight, []
         others, self._failures = self._failures, []
-        is_disturbed = result.failures or self._was_aborted_in_flight
+        missing = self.kv.settle(result)
+        is_disturbed = missing or result.failures or self._was_aborted_in_flight
         num_plain = 0 if is_disturbed else self._num_continuing
         self._was_aborted_in_flight = False
         request_ids, token_ids = self._commit_decodes(in_flight[:num_plain], result, others)
@@ -145,22 +153,25 @@ class Scheduler:
             token = next(tokens) if samples else -1
             if sequence.status is not Status.RUNNING:
                 continue  # aborted while the step ran
+            if missing and not missing.isdisjoint(sequence.block_ids):
+                self._restart(sequence)
+                continue
             sequence.num_computed += num_tokens
-            if result.failures and (failure := result.failures.get(sequence.row)) is not None:
-                self._kv.distrust(sequence)
+            if result.failures and (why := result.failures.get(sequence.row)) is not None:
+                self.kv.distrust(sequence)
                 self._finish(sequence)
-                others.append(_failure(sequence.request.request_id, failure))
+                others.append(failure(sequence.request.request_id, why))
                 continue
             if samples:
                 sequence.tokens.append(token)
             self._publish(sequence)
             if samples:
-                others.append(self._event(sequence, result))
+                others.append(self._event(sequence, stopping.finish_reason(sequence), result))
         return StepEvents(request_ids, token_ids, others)
 
     def check(self) -> None:
         """Raise AssertionError when block or row accounting does not add up."""
-        self._kv.check(self._running.sequences)
+        self.kv.check(self._sequences.values())
         self._running.check()
 
     def _continue_running(self, grown: list[tuple[int, int]]) -> tuple[list[Sequence], list[Sequence]]:
@@ -169,12 +180,13 @@ class Scheduler:
         prompts: list[Sequence] = []
         budget = self.config.token_budget
         for sequence in self._running.sequences:  # which preemption shortens from behind
-            if len(sequence.tokens) - sequence.num_computed > 1:
+            num_computed = sequence.num_computed
+            if num_computed + 1 < len(sequence.tokens):
                 prompts.append(sequence)
                 continue
             if len(singles) == budget:
                 break
-            if sequence.num_computed == sequence.capacity:
+            if num_computed == sequence.capacity:
                 block_id = self._grow(sequence)
                 if block_id is None:
                     break  # it was the last one, and is gone
@@ -184,12 +196,14 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence) -> int | None:
         """A block for the next token, at the expense of later sequences; None when it has to go itself."""
-        while (block_id := self._kv.grow(sequence)) is None:
+        while (block_id := self.kv.grow(sequence)) is None:
             victim = self._running.sequences[-1]
             if victim is sequence and len(self._running.sequences) == 1:
+                if self.kv.yield_pins():
+                    continue
                 needed = len(sequence.block_ids) + 1
                 self._failures.append(
-                    _failure(sequence.request.request_id, fitting.too_long(needed, self.config))
+                    failure(sequence.request.request_id, fitting.too_long(needed, self.config))
                 )
                 self._stats.preemptions += 1
                 self._finish(sequence)
@@ -206,12 +220,13 @@ class Scheduler:
         while budget > 0 and not (self._running.is_full or self._is_blocked or self._is_closed):
             if (sequence := self._waiting.first()) is None:
                 break
-            match = self._kv.match(sequence)
+            if (match := self.kv.match(sequence)) is None:
+                break  # a part of its prefix is on its way from the disk
             lacking = len(sequence.tokens) - match.num_cached
             if lacking > budget and not self.config.enable_chunked_prefill:
                 budget = 0
                 break
-            if not self._kv.fits(match, alone=not self._running.sequences):
+            if not self.kv.fits(match, alone=not self._running.sequences):
                 self._is_blocked = True
                 break
             self._waiting.pop()
@@ -225,70 +240,60 @@ class Scheduler:
     def _start(self, sequence: Sequence, match: Match) -> StartedRow:
         sequence.become(Status.RUNNING)
         self._running.enter(sequence)
-        self._kv.start(sequence, match)
+        self.kv.start(sequence, match)
         sequence.watch(self.config.block_size)
         return started_row(sequence)
 
     def _commit_decodes(
         self, decodes: list[Sequence], result: StepResult, others: list[TokenEvent]
     ) -> tuple[list[str], list[int]]:
-        """One more token for each, which is all there is to say of most: columns of (request, token).
-
-        This loop and ``_continue_running`` are what a step costs: nothing in here but what every row needs.
-        """
-        token_ids = result.token_ids[: len(decodes)]
-        watched: list[Sequence] = []
-        for sequence, token in zip(decodes, token_ids, strict=True):
-            sequence.tokens.append(token)
-            sequence.num_computed = num_computed = sequence.num_computed + 1
-            if num_computed >= sequence.watch_from or token in sequence.stop_ids:
-                watched.append(sequence)
-        told: set[Sequence] = set()
-        for sequence in watched:
+        """One more token for each: columns of (request, token), and events where there is more to say."""
+        token_ids, told = result.token_ids[: len(decodes)], set[Sequence]()
+        for sequence in count(decodes, token_ids):
             self._publish(sequence)
-            event = self._event(sequence, result)
-            if event.finish_reason is not None or event.logprobs is not None:
-                others.append(event)
+            reason = stopping.finish_reason(sequence)
+            if reason is not None or sequence.request.sampling.logprobs is not None:
+                others.append(self._event(sequence, reason, result))
                 told.add(sequence)
-        if not told:
-            return [sequence.request.request_id for sequence in decodes], list(token_ids)
-        plain = [sequence for sequence in decodes if sequence not in told]
-        return [s.request.request_id for s in plain], [s.tokens[-1] for s in plain]
+        return columns(decodes, token_ids, told)
 
     def _publish(self, sequence: Sequence) -> None:
         if sequence.num_computed >= (sequence.num_published + 1) * self.config.block_size:
-            self._kv.publish(sequence)
+            self.kv.publish(sequence)
         sequence.watch(self.config.block_size)
 
-    def _event(self, sequence: Sequence, result: StepResult) -> TokenEvent:
-        """What there is to say of the newest token, which may be the last one."""
-        logprobs = result.logprobs.get(sequence.row) if result.logprobs else None
-        reason = stopping.finish_reason(sequence)
+    def _event(self, sequence: Sequence, reason: FinishReason | None, result: StepResult) -> TokenEvent:
+        told = event(sequence, reason, result)
         if reason is not None:
             self._arrivals.answered(sequence)
             self._finish(sequence)
-        cached = sequence.num_cached_tokens or 0
-        token_ids, name = (sequence.tokens[-1],), sequence.request.request_id
-        return TokenEvent(name, token_ids, (logprobs,) if logprobs else None, reason, None, cached)
+        return told
 
     def _preempt(self, sequence: Sequence) -> None:
         self._stats.preemptions += 1
-        self._release(sequence)
+        self.kv.preempt(sequence)
+        self._leave_row(sequence)
         sequence.become(Status.WAITING)
         self._waiting.push(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
-        if sequence.status is Status.RUNNING:
-            self._release(sequence)
-        self._is_blocked = False  # whoever waited behind it may fit
+        was_waiting = sequence.status is Status.WAITING
+        self.kv.finish(sequence)
+        if not was_waiting:
+            self._leave_row(sequence)
         sequence.become(Status.FINISHED)
+        if was_waiting:
+            self._waiting.gone()
+        self._is_blocked = False  # whoever waited behind it may fit
         del self._sequences[sequence.request.request_id]
 
-    def _release(self, sequence: Sequence) -> None:
+    def _restart(self, sequence: Sequence) -> None:
+        """A block of its prefix did not come from a lower tier as it was: what it computed is void."""
+        self.kv.spoilt(sequence)
+        self._leave_row(sequence)
+        sequence.become(Status.WAITING)
+        self._waiting.push(sequence)
+
+    def _leave_row(self, sequence: Sequence) -> None:
         self._running.leave(sequence)
-        self._kv.release(sequence)
         self._is_blocked = False
-
-
-def _failure(request_id: str, message: str) -> TokenEvent:
-    return TokenEvent(request_id, (), finish_reason=FinishReason.ERROR, error=message)

@@ -7,7 +7,7 @@ Owned and changed by the scheduler alone; ``stopping`` reads it. What the client
 from dataclasses import dataclass, field
 from enum import Enum
 
-from quire_server.core.block_manager import PrefixChain
+from quire_server.core.prefix_chain import PrefixChain
 from quire_server.core.request import Request
 
 
@@ -46,6 +46,9 @@ class Sequence:
     row: int = -1  # the runner's row; means something only while RUNNING
     watch_from: int = 0  # num_computed from which on a commit has more to do than to count
     num_cached_tokens: int | None = None  # of the first admission; later ones only find what was preempted
+    swapped: list[int] = field(default_factory=list)  # host slots that hold its blocks while it waits
+    num_swapped: int = 0  # tokens in them
+    has_fetched: bool = False  # it waited for the disk once; it does not do so again
 
     def become(self, status: Status) -> None:
         """The only place where a status changes."""

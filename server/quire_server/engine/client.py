@@ -146,6 +146,12 @@ class EngineClient:
                 self._aborts.append(request.request_id)
                 self._flush_soon()
 
+    def reset_prefix_cache(self) -> None:
+        """Have the engine forget what it has cached, before anything that is asked from now on."""
+        if self._writer is None or self._info is None:
+            raise EngineGoneError("the model is still loading, or the engine has ended")
+        self._writer.write(to_frame(Inbox(reset_cache=True)))
+
     def _flush_soon(self) -> None:
         if len(self._requests) + len(self._aborts) == 1:
             asyncio.get_running_loop().call_soon(self._flush)

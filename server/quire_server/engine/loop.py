@@ -83,6 +83,8 @@ class Engine:
                 self._rest(socket)
 
     def _take(self, mail: Mail, socket: EngineSocket) -> None:
+        if mail.reset_cache:
+            self._scheduler.kv.reset()
         refused: list[tuple[Peer, TokenEvent]] = []
         for peer, request in mail.requests:
             try:
@@ -221,8 +223,6 @@ class Engine:
             kv_utilization=self._scheduler.kv_utilization,
             batch_size=self._batch_size,
             preemptions=counters.preemptions,
-            prefix_queries=counters.prefix_query_tokens,
-            prefix_hits=counters.prefix_hit_tokens,
-            evictions=counters.evictions,
+            kv=self._scheduler.kv.stats(),
             blocks_unaccounted=self._unaccounted,
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from quire_server.core.kv_stats import KVStats
 from quire_server.core.request import Request
 from quire_server.core.step import TokenEvent
 from quire_server.engine.codec import CodecError, decoder, encode, unpack
@@ -44,18 +45,17 @@ class EngineStats:
     kv_utilization: float = 0.0
     batch_size: int = 0  # requests in the step just done, 0 when none was
     preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    evictions: int = 0
-    blocks_unaccounted: int = 0  # neither free nor in anybody's table: 0, or the books are wrong
+    kv: KVStats = KVStats()
+    blocks_unaccounted: int = 0  # nobody's: 0, or the books are wrong
 
 
 @dataclass(frozen=True)
 class Inbox:
-    """To the engine: requests to add and requests to drop."""
+    """To the engine: requests to add and requests to drop; before them, whether to forget what is cached."""
 
     requests: tuple[Request, ...] = ()
     aborts: tuple[str, ...] = ()
+    reset_cache: bool = False
 
 
 @dataclass(frozen=True)

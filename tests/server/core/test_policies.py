@@ -17,6 +17,7 @@ from quire_server.core.policy import (
     virtual_arrival,
 )
 from quire_server.core.scheduler import Scheduler
+from quire_server.core.waiting import WaitingQueue
 from tests.server.core.fake_runner import EOS, FakeRunner, answer, config, drain, request
 
 
@@ -86,6 +87,20 @@ def test_answers_that_ended_early_make_later_ones_of_their_kind_short() -> None:
     assert 15 < lengths.expect(12, 400) < 30
     assert lengths.expect(900, 300) == 300, "never more than was asked for"
     assert 20 < lengths.expect(100_000, 500) < 400, "an unknown kind is like all the others"
+
+
+def test_shortest_first_shortens_the_mean_wait_of_a_full_server() -> None:
+    means = {}
+    for policy in (Policy.FCFS, Policy.SJF):
+        scheduler, runner = engine(policy=policy, max_num_seqs=2)
+        for i in range(60):
+            scheduler.add(request(f"r{i}", [i % 50], 40 if i % 4 == 0 else 3))
+        ended: list[int] = []
+        while scheduler.has_work:
+            num_steps = scheduler._num_steps + 1
+            ended += [num_steps] * len(run(scheduler, runner))
+        means[policy] = sum(ended) / len(ended)
+    assert means[Policy.SJF] < 0.6 * means[Policy.FCFS]
 
 
 requests = st.lists(
@@ -224,3 +239,14 @@ def test_one_key_for_good() -> None:
     """The order of two requests is the same whenever it is asked for: no clock is in it."""
     one, other = request("a", [1], arrival=1.0, priority=5), request("b", [1], arrival=2.0)
     assert virtual_arrival(Policy.PRIORITY, one, 3) > virtual_arrival(Policy.PRIORITY, other, 500)
+
+
+def test_requests_that_gave_up_leave_nothing_behind_even_if_their_turn_never_comes() -> None:
+    waiting = WaitingQueue()
+    scheduler, _ = engine(max_num_seqs=1)
+    scheduler._waiting = waiting
+    scheduler.add(request("first", [1]))
+    for i in range(1000):
+        scheduler.add(request(f"r{i}", [1], arrival=1.0))
+        scheduler.abort(f"r{i}")
+    assert len(waiting._heap) < 10 and scheduler.num_waiting == 1

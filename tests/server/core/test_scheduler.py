@@ -38,7 +38,7 @@ def test_every_answer_is_its_own_whatever_the_pressure(chunked: bool, caching: b
     assert tokens == {name: answer(prompt, 15) for name, prompt in prompts.items()}
     assert all(event.finish_reason is FinishReason.LENGTH for event in last.values())
     assert (scheduler.stats.preemptions > 0) == (num_blocks < 40)
-    assert (scheduler.stats.prefix_hit_tokens > 0) == caching
+    assert (scheduler.kv.stats().prefix_hits > 0) == caching
     assert scheduler.kv_utilization == 0
 
 

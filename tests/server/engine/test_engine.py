@@ -228,7 +228,7 @@ def test_a_lost_block_is_counted_and_logged_and_the_engine_goes_on(rig, monkeypa
     monkeypatch.setattr("quire_server.engine.loop._AUDIT_SECONDS", 0.0)
     with Peer(rig) as peer:
         rig.wait(lambda r: r.state.read_heartbeat().phase is Phase.SERVING)
-        assert rig.scheduler._kv._blocks.grow() is not None  # taken, and given to nobody
+        assert rig.scheduler.kv._blocks.allocate() is not None  # taken, and given to nobody
         peer.send(ask("a"))
         assert peer.answer("a")[0] == [6, 7, 8]
         stats = next(m.stats for m in peer.messages() if isinstance(m, Outbox) and m.stats.blocks_unaccounted)

@@ -75,7 +75,7 @@ def frame(value):
     return len(body).to_bytes(4, "big") + body
 
 
-GOOD = [2, [[["r", [1, 2], [16, 1.0, 0, 1.0, None, [], [], False, 0, None], 0.0, 0, ""]], []]]
+GOOD = [2, [[["r", [1, 2], [16, 1.0, 0, 1.0, None, [], [], False, 0, None], 0.0, 0, "", 0.0]], [], False]]
 
 
 def spoiled(change):
