@@ -43,6 +43,8 @@ class Decoder:
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         tied = self.embedding if config.tie_word_embeddings else None
         self.head = make(["lm_head"], config.hidden_size, [config.vocab_size], bias=False, weight=tied)
+        # Rounded to the model's dtype, as transformers does.
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         self.norm = norm(config.hidden_size)
         self._kv_scales: dict[str, tuple[Tensor, Tensor]] = {}
         if config.quantization is not None and config.quantization.has_kv_scales:
@@ -89,9 +91,8 @@ class Decoder:
     def __call__(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> Tensor:
         """Logits float32 [S, vocab] of the rows to sample."""
         residual = functional.embedding(batch.token_ids, self.embedding)
-        if self.config.embedding_scale != 1.0:
-            # Rounded to the model's dtype first, as transformers does.
-            residual *= torch.tensor(self.config.embedding_scale, dtype=residual.dtype)
+        if self._embedding_scale != 1.0:
+            residual *= self._embedding_scale
         rotary = {
             kind: (cos[batch.positions], sin[batch.positions]) for kind, (cos, sin) in self._tables.items()
         }

@@ -15,6 +15,7 @@ import pytest
 
 from quire_server import exits
 from quire_server.core.errors import ModelCorruptError
+from quire_server.runner.model_runner import ModelRunner, RunnerOptions
 from tests.server.models import directories
 from tests.server.runner.in_process import load
 
@@ -178,4 +179,4 @@ def test_a_file_that_is_cut_while_it_is_read_is_corrupt_and_no_crash(tmp_path: P
             os.truncate(root / "model.safetensors", 3000)
 
     with pytest.raises(ModelCorruptError, match="ends within"):
-        load(root, on_progress=cut)
+        ModelRunner.load(root, RunnerOptions(dtype="float32", num_blocks_override=4), cut)

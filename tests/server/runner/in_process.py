@@ -1,6 +1,6 @@
 """The engine without processes: a runner and a scheduler in a loop. The oracle of everything asynchronous."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from quire_server.core.request import Request, SamplingParams
@@ -9,13 +9,9 @@ from quire_server.core.step import TokenEvent, TokenLogprobs
 from quire_server.runner.model_runner import ModelRunner, RunnerOptions
 
 
-def load(
-    model_dir: Path,
-    on_progress: Callable[[int, int], None] = lambda loaded, total: None,
-    **options: object,
-) -> ModelRunner:
+def load(model_dir: Path, **options: object) -> ModelRunner:
     settings = {"dtype": "float32", "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20} | options
-    return ModelRunner.load(model_dir, RunnerOptions(**settings), on_progress)
+    return ModelRunner.load(model_dir, RunnerOptions(**settings), lambda loaded, total: None)
 
 
 class InProcessEngine:
