@@ -104,7 +104,7 @@ SETTINGS = (
 REFUSALS: dict[str, dict[str, Any]] = {
     "another architecture": {"architectures": ["MambaForCausalLM"]},
     "images and text": {"architectures": ["Gemma3ForConditionalGeneration"]},
-    "a quantised checkpoint": {"quantization_config": {"quant_method": "gptq"}},
+    "another kind of quantised checkpoint": {"quantization_config": {"quant_method": "bitsandbytes"}},
     "another activation": {"hidden_act": "relu"},
     "another scaling of the rotation": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
     "a setting of another family": {"attn_logit_softcapping": 50.0},

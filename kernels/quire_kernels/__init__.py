@@ -1,12 +1,14 @@
 """One op a file: a public function that picks by device, and its torch reference beside it.
 
 The reference is the specification: plain, in float32, and the oracle of every faster version. Tensors are
-packed (`[tokens, ...]`), KV caches are `[num_blocks, kv_heads, block_size, head_size]` per layer.
+packed (`[tokens, ...]`), KV caches are `[num_blocks, kv_heads, block_size, head_size]` per layer, with scales
+beside them where they hold a byte an element.
 """
 
 from quire_kernels.add_rmsnorm import add_rmsnorm
 from quire_kernels.gelu_tanh_mul import gelu_tanh_mul
 from quire_kernels.gumbel_sample import gumbel_sample
+from quire_kernels.kv_quantization import KVScales, is_quantized_kv, kv_row_size, open_kv_cache
 from quire_kernels.logprobs import token_logprobs
 from quire_kernels.paged_decode_attention import DecodeGather, decode_gather, paged_decode_attention
 from quire_kernels.paged_prefill_attention import PrefillSpan, paged_prefill_attention, prefill_spans
@@ -17,12 +19,16 @@ from quire_kernels.topk_topp_threshold import topk_topp_threshold
 
 __all__ = [
     "DecodeGather",
+    "KVScales",
     "PrefillSpan",
     "add_rmsnorm",
     "decode_gather",
     "gelu_tanh_mul",
     "gumbel_sample",
+    "is_quantized_kv",
     "kv_cache_rows",
+    "kv_row_size",
+    "open_kv_cache",
     "paged_decode_attention",
     "paged_prefill_attention",
     "prefill_spans",

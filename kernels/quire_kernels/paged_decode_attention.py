@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quire_kernels.capped_attention import capped_attention, capped_scores
+from quire_kernels.kv_quantization import KVScales, gather_kv, read_kv, with_scales
 
 # Sequences are gathered together up to so many blocks, padding included: it bounds the work space.
 MAX_GATHERED_BLOCKS = 1024
@@ -34,6 +35,7 @@ def paged_decode_attention(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    scales: KVScales | None = None,
     out: Tensor | None = None,
     gather: tuple[DecodeGather, ...] | None = None,
 ) -> Tensor:
@@ -41,27 +43,27 @@ def paged_decode_attention(
 
     ``block_table`` i64 [B, blocks] names each sequence's blocks in order (entries past its end may repeat
     any of its own), ``seq_lens`` i64 [B] counts its tokens, the new one included. Only the last ``window`` of
-    them are looked at; ``softcap`` bounds the scores by tanh. ``gather`` spares the CPU some arithmetic per
+    them are looked at; ``softcap`` bounds the scores by tanh; ``scales``
+    are those of quantised caches. ``gather`` spares the CPU some arithmetic per
     layer: ``decode_gather`` of the same table and window.
     """
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
     if q.device.type != "cpu":
         reference = paged_decode_attention_reference(
-            q, k_cache, v_cache, block_table, seq_lens, scale, window=window, softcap=softcap
+            q, k_cache, v_cache, block_table, seq_lens, scale, window=window, softcap=softcap, scales=scales
         )
         return out.copy_(reference)
-    num_blocks, num_kv_heads, block_size, head_size = k_cache.shape
+    _, num_kv_heads, block_size, head_size = k_cache.shape
     if gather is None:
         gather = decode_gather(block_table, seq_lens, num_kv_heads, block_size, window=window)
-    keys = k_cache.view(num_blocks * num_kv_heads, -1)
-    values = v_cache.view(num_blocks * num_kv_heads, -1)
+    caches = with_scales(k_cache, v_cache, scales)
     for part in gather:
         count = part.last - part.first
         shape = (count, num_kv_heads, -1, head_size)
         # The query heads that share a KV head are rows of one small matrix: no repeated keys.
         queries = q[part.first : part.last].reshape(shape)
-        k, v = (cache.index_select(0, part.index).view(shape) for cache in (keys, values))
+        k, v = (gather_kv(cache, scale, part.index, q.dtype).view(shape) for cache, scale in caches)
         if softcap is None:
             attended = functional.scaled_dot_product_attention(
                 queries, k, v, attn_mask=part.mask.to(q.dtype), scale=scale
@@ -121,6 +123,7 @@ def paged_decode_attention_reference(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """One sequence at a time, in float32."""
     num_kv_heads, _, head_size = k_cache.shape[1:]
@@ -128,11 +131,10 @@ def paged_decode_attention_reference(
     for row, length in enumerate(seq_lens.tolist()):
         first = 0 if window is None else max(0, length - window)
         keys, values = (
-            cache[block_table[row]]
+            read_kv(cache, scale, block_table[row])
             .transpose(0, 1)
             .reshape(num_kv_heads, -1, head_size)[:, first:length]
-            .float()
-            for cache in (k_cache, v_cache)
+            for cache, scale in with_scales(k_cache, v_cache, scales)
         )
         grouped = q[row].view(num_kv_heads, -1, head_size).float()
         scores = capped_scores(grouped @ keys.transpose(1, 2) * scale, softcap)

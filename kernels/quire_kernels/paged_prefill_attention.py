@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quire_kernels.capped_attention import capped_attention, capped_scores
+from quire_kernels.kv_quantization import KVScales, gather_kv, read_kv, with_scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,32 +34,43 @@ def paged_prefill_attention(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    scales: KVScales | None = None,
     out: Tensor | None = None,
     spans: tuple[PrefillSpan, ...] | None = None,
 ) -> Tensor:
     """Attention for packed q [T, Hq, D] -> [T, Hq, D]; each chunk is the end of its sequence.
 
     ``cu_q`` i64 [B + 1] bounds the chunks in q, ``seq_lens`` i64 [B] counts each sequence's tokens up to
-    the end of its chunk; ``block_table``, ``window`` (the token itself counts) and ``softcap`` as for decode.
+    the end of its chunk; ``block_table``, ``window`` (the token itself counts) and ``softcap`` and
+    ``scales`` as for decode.
     ``spans`` spares the CPU some arithmetic per layer: ``prefill_spans`` of the same table and window.
     """
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
     if q.device.type != "cpu":
         reference = paged_prefill_attention_reference(
-            q, k_cache, v_cache, block_table, seq_lens, cu_q, scale, window=window, softcap=softcap
+            q,
+            k_cache,
+            v_cache,
+            block_table,
+            seq_lens,
+            cu_q,
+            scale,
+            window=window,
+            softcap=softcap,
+            scales=scales,
         )
         return out.copy_(reference)
-    num_blocks, num_kv_heads, block_size, head_size = k_cache.shape
+    _, num_kv_heads, block_size, head_size = k_cache.shape
     if spans is None:
         spans = prefill_spans(block_table, seq_lens, cu_q, num_kv_heads, block_size, window=window)
-    keys = k_cache.view(num_blocks * num_kv_heads, -1)
-    values = v_cache.view(num_blocks * num_kv_heads, -1)
+    caches = with_scales(k_cache, v_cache, scales)
     for span in spans:
         shape = (1, num_kv_heads, -1, head_size)
         queries = q[None, span.first : span.last].transpose(1, 2)
         k, v = (
-            cache.index_select(0, span.index).view(shape)[:, :, : span.length] for cache in (keys, values)
+            gather_kv(cache, scale, span.index, q.dtype).view(shape)[:, :, : span.length]
+            for cache, scale in caches
         )
         if softcap is None:
             attended = functional.scaled_dot_product_attention(
@@ -118,6 +130,7 @@ def paged_prefill_attention_reference(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """One sequence at a time, in float32."""
     num_kv_heads, _, head_size = k_cache.shape[1:]
@@ -126,8 +139,10 @@ def paged_prefill_attention_reference(
     for row, length in enumerate(seq_lens.tolist()):
         first, last = bounds[row], bounds[row + 1]
         keys, values = (
-            cache[block_table[row]].transpose(0, 1).reshape(num_kv_heads, -1, head_size)[:, :length].float()
-            for cache in (k_cache, v_cache)
+            read_kv(cache, scale, block_table[row])
+            .transpose(0, 1)
+            .reshape(num_kv_heads, -1, head_size)[:, :length]
+            for cache, scale in with_scales(k_cache, v_cache, scales)
         )
         grouped = q[first:last].float().view(last - first, num_kv_heads, -1, head_size).permute(1, 2, 0, 3)
         scores = grouped @ keys[:, None].transpose(2, 3) * scale  # [Hkv, group, chunk, length]

@@ -5,6 +5,8 @@ attention.
 import torch
 from torch import Tensor
 
+from quire_kernels.kv_quantization import KVScales, quantize_kv, write_kv
+
 
 def rope_kv_write(
     qkv: Tensor,
@@ -15,6 +17,7 @@ def rope_kv_write(
     k_cache: Tensor,
     v_cache: Tensor,
     *,
+    scales: KVScales | None = None,
     cache_rows: Tensor | None = None,
 ) -> Tensor:
     """Rotate q and k of qkv [T, (Hq + 2 Hkv) D], store k and v, return q [T, Hq, D].
@@ -22,12 +25,13 @@ def rope_kv_write(
     ``cos`` and ``sin`` are float32 [P, R / 2] for the first R <= D of a head's dimensions (the others stay as
     they are), looked up at ``positions`` i64 [T]; without positions they
     are the tokens' own rows already. ``slots`` i64 [T] is block_id * block_size + offset. ``cache_rows``
-    spares the CPU some arithmetic per layer: ``kv_cache_rows`` of the same slots.
+    spares the CPU some arithmetic per layer: ``kv_cache_rows`` of the same slots. With ``scales``, k and v
+    are quantised to the type of the caches.
     """
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
     if qkv.device.type != "cpu":
-        return rope_kv_write_reference(qkv, cos, sin, slots, k_cache, v_cache)
+        return rope_kv_write_reference(qkv, cos, sin, slots, k_cache, v_cache, scales=scales)
     num_kv_heads, block_size, head_size = k_cache.shape[1:]
     heads = qkv.view(qkv.shape[0], -1, head_size)
     num_rotated = heads.shape[1] - num_kv_heads
@@ -43,6 +47,12 @@ def rope_kv_write(
     if cache_rows is None:
         cache_rows = kv_cache_rows(slots, num_kv_heads, block_size)
     num_heads = num_rotated - num_kv_heads
+    if scales is not None:
+        fixed_k, fixed_v = scales.fixed or (None, None)
+        keys, values = rotated[:, num_heads:], heads[:, num_rotated:]
+        write_kv(k_cache, scales.keys, fixed_k, cache_rows, keys.reshape(-1, head_size))
+        write_kv(v_cache, scales.values, fixed_v, cache_rows, values.reshape(-1, head_size))
+        return rotated[:, :num_heads]
     k_cache.view(-1, head_size).index_copy_(0, cache_rows, rotated[:, num_heads:].reshape(-1, head_size))
     v_cache.view(-1, head_size).index_copy_(0, cache_rows, heads[:, num_rotated:].reshape(-1, head_size))
     return rotated[:, :num_heads]
@@ -55,7 +65,14 @@ def kv_cache_rows(slots: Tensor, num_kv_heads: int, block_size: int) -> Tensor:
 
 
 def rope_kv_write_reference(
-    qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """x * cos + rotate_half(x) * sin in float32, then one indexed write. cos, sin: [T, R / 2]."""
     num_kv_heads, block_size, head_size = k_cache.shape[1:]
@@ -69,6 +86,11 @@ def rope_kv_write_reference(
     turned = torch.cat((first, second), dim=-1) * both_cos + turned * both_sin
     rotated = torch.cat((turned, rest), dim=-1).to(qkv.dtype)
     block_ids, offsets = slots // block_size, slots % block_size
-    k_cache[block_ids, :, offsets] = rotated[:, num_rotated - num_kv_heads :]
-    v_cache[block_ids, :, offsets] = heads[:, num_rotated:]
+    keys, values = rotated[:, num_rotated - num_kv_heads :], heads[:, num_rotated:]
+    if scales is not None:
+        fixed_k, fixed_v = scales.fixed or (None, None)
+        keys, scales.keys[block_ids, :, offsets] = quantize_kv(keys, k_cache.dtype, fixed_k)
+        values, scales.values[block_ids, :, offsets] = quantize_kv(values, v_cache.dtype, fixed_v)
+    k_cache[block_ids, :, offsets] = keys
+    v_cache[block_ids, :, offsets] = values
     return rotated[:, : num_rotated - num_kv_heads]

@@ -101,6 +101,9 @@ class ServeConfig:
     max_num_batched_tokens: int | None = _setting(
         None, _integer(1), "tokens of one step (default: 512, and at least one for each running request)"
     )
+    kv_cache_dtype: str = _setting(
+        "auto", _one_of("auto", "fp8", "int8"), "type of the KV cache; fp8 (e4m3) and int8 are scaled"
+    )
     block_size: int = _setting(16, _integer(1, 1024), "tokens of one KV block")
     kv_cache_memory_bytes: int | None = _setting(
         None, _integer(1), "bytes of the KV cache (default: by memory)"

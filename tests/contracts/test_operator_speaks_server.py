@@ -50,6 +50,7 @@ def test_every_field_reaches_the_server() -> None:
         "max_num_seqs": 32,
         "dtype": "bfloat16",
         "kv_cache_memory_bytes": 3 * 2**29,
+        "kv_cache_dtype": "fp8",
         "block_size": 32,
         "enable_prefix_caching": False,
         "enable_chunked_prefill": False,

@@ -47,6 +47,7 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_ENABLE_CHUNKED_PREFILL": _boolean(engine.chunked_prefill),
             "QUIRE_ENABLE_PREFIX_CACHING": _boolean(engine.prefix_caching),
             "QUIRE_HOST": "0.0.0.0",
+            "QUIRE_KV_CACHE_DTYPE": engine.kv_cache.dtype.lower(),
             "QUIRE_KV_CACHE_MEMORY_BYTES": _number(quantity.whole_bytes(cache) if cache else None),
             "QUIRE_LOAD_STALL_TIMEOUT_SECONDS": _number(health.load_stall_timeout_seconds),
             "QUIRE_MAX_MODEL_LEN": _number(engine.max_model_len),

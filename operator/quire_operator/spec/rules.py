@@ -30,6 +30,7 @@ RESERVED_FLAGS = (
     "health-port",
     "help",
     "host",
+    "kv-cache-dtype",
     "kv-cache-memory-bytes",
     "load-stall-timeout-seconds",
     "max-model-len",

@@ -89,6 +89,7 @@ class Model:
 @dataclass(frozen=True, kw_only=True)
 class KVCache:
     memory: str = _quantity()
+    dtype: str = _choice("Auto", "FP8", "Int8")
     block_size: int | None = _optional_number(1, 256)
 
 

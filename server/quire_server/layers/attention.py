@@ -3,16 +3,27 @@
 import torch
 from torch import Tensor
 
-from quire_kernels import paged_decode_attention, paged_prefill_attention, qk_norm, rope_kv_write
+from quire_kernels import (
+    is_quantized_kv,
+    kv_row_size,
+    open_kv_cache,
+    paged_decode_attention,
+    paged_prefill_attention,
+    qk_norm,
+    rope_kv_write,
+)
 from quire_server.layers.forward_batch import ForwardBatch
 from quire_server.layers.norm import RMSNorm
+
+__all__ = ["Attention", "is_quantized_kv", "kv_row_size"]
 
 
 class Attention:
     """Holds settings only; the cache belongs to the runner and comes with each call.
 
     ``window``: a token sees itself and so many less one before it. ``softcap`` bounds the scores by tanh.
-    ``norms``: of each query and key head, before they are rotated.
+    ``norms``: of each query and key head, before they are rotated. ``kv_scales``: the checkpoint's, for
+    a cache of e4m3.
     """
 
     def __init__(
@@ -22,20 +33,22 @@ class Attention:
         window: int | None = None,
         softcap: float | None = None,
         norms: tuple[RMSNorm, RMSNorm] | None = None,
+        kv_scales: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.scale, self.window, self.softcap, self.norms = scale, window, softcap, norms
+        self.kv_scales = kv_scales
 
     def __call__(
         self, qkv: Tensor, rotary: tuple[Tensor, Tensor], batch: ForwardBatch, kv_cache: Tensor
     ) -> Tensor:
         """qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D]. ``rotary``: cos and sin of the batch's own positions."""
-        k_cache, v_cache = kv_cache.unbind(0)
+        k_cache, v_cache, scales = open_kv_cache(kv_cache, self.kv_scales)
         if self.norms is not None:
             q_norm, k_norm = self.norms
             qk_norm(qkv, q_norm.weight, k_norm.weight, q_norm.eps, k_cache.shape[1])
         plan = batch.plans[self.window]
         q = rope_kv_write(
-            qkv, *rotary, None, batch.slots, k_cache, v_cache, cache_rows=batch.cache_rows
+            qkv, *rotary, None, batch.slots, k_cache, v_cache, scales=scales, cache_rows=batch.cache_rows
         )  # [T, Hq, D]
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         split = batch.num_decodes
@@ -49,6 +62,7 @@ class Attention:
                 self.scale,
                 window=self.window,
                 softcap=self.softcap,
+                scales=scales,
                 out=out[:split],
                 gather=plan.decode_gather,
             )
@@ -63,6 +77,7 @@ class Attention:
                 self.scale,
                 window=self.window,
                 softcap=self.softcap,
+                scales=scales,
                 out=out[split:],
                 spans=plan.prefill_spans,
             )

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quire_server.core.errors import ModelCorruptError
 from quire_server.layers.attention import Attention
 from quire_server.layers.forward_batch import ForwardBatch
 from quire_server.layers.linear import LinearFactory, LinearLayer
 from quire_server.layers.norm import RMSNorm
 from quire_server.models import rope
 from quire_server.models.config import LayerConfig, ModelConfig
+from quire_server.models.fields import REMEDY
 from quire_server.models.mlp import MLP, FeedForward, MakeLinear, SparseMLP
 
 
@@ -44,9 +46,16 @@ class Decoder:
         # Rounded to the model's dtype, as transformers does.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         self.norm = norm(config.hidden_size)
+        self._kv_scales: dict[str, tuple[Tensor, Tensor]] = {}
+        if config.quantization is not None and config.quantization.has_kv_scales:
+            for index in range(config.num_layers):
+                scales = torch.empty(2, dtype=torch.float32, device=device)
+                self._kv_scales[f"model.layers.{index}"] = (scales[0], scales[1])
         self.layers = [
-            Layer(config, layer, f"model.layers.{index}", make, norm)
-            for index, layer in enumerate(config.layers)
+            Layer(config, layer, prefix, make, norm, self._kv_scales.get(prefix))
+            for prefix, layer in (
+                (f"model.layers.{index}", layer) for index, layer in enumerate(config.layers)
+            )
         ]
         self._tables = {
             layer.rope: tuple(table.to(device) for table in rope.tables(layer.rope, max_len))
@@ -58,6 +67,8 @@ class Decoder:
         named = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm.weight}
         for layer in self.layers:
             named |= {f"{name}.weight": norm.weight for name, norm in layer.norms.items()}
+        for prefix, (k_scale, v_scale) in self._kv_scales.items():
+            named |= {f"{prefix}.self_attn.k_scale": k_scale, f"{prefix}.self_attn.v_scale": v_scale}
         for linear in self._linears():
             named |= linear.targets()
         return named
@@ -68,6 +79,11 @@ class Decoder:
             norm.finish()
         for linear in self._linears():
             linear.finish()
+        for prefix, scales in self._kv_scales.items():
+            if not all(0 < scale.item() < float("inf") for scale in scales):
+                raise ModelCorruptError(
+                    f"{prefix}.self_attn: k_scale or v_scale is no positive number. {REMEDY}"
+                )
 
     def _linears(self) -> list[LinearLayer]:
         return [self.head, *(linear for layer in self.layers for linear in layer.linears)]
@@ -95,7 +111,13 @@ class Layer:
     """One block. ``norms`` by name in the checkpoint."""
 
     def __init__(
-        self, config: ModelConfig, layer: LayerConfig, prefix: str, make: MakeLinear, norm: "partial[RMSNorm]"
+        self,
+        config: ModelConfig,
+        layer: LayerConfig,
+        prefix: str,
+        make: MakeLinear,
+        norm: "partial[RMSNorm]",
+        kv_scales: tuple[Tensor, Tensor] | None,
     ) -> None:
         names, hidden = config.names, config.hidden_size
         q_size, kv_size = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
@@ -121,7 +143,11 @@ class Layer:
                 named_norm(names.k_norm, config.head_size),
             )
         self.attention = Attention(
-            config.attention_scale, window=layer.window, softcap=config.attention_softcap, norms=head_norms
+            config.attention_scale,
+            window=layer.window,
+            softcap=config.attention_softcap,
+            norms=head_norms,
+            kv_scales=kv_scales,
         )
         self.output = make([f"{prefix}.{names.output}"], q_size, [hidden], bias=config.output_bias)
         self.output_norm = self.mlp_output_norm = None

@@ -4,17 +4,27 @@ import torch
 from torch import Tensor
 
 from quire_server.core.errors import ConfigError
+from quire_server.layers.attention import is_quantized_kv, kv_row_size
 from quire_server.models.config import ModelConfig
 from quire_server.runner import memory
 from quire_server.runner.options import RunnerOptions
 
 _SHARE = 0.5  # of the memory left after the model, where nobody said how much
 _CEILING = 4 << 30
+_STORED = {"auto": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+
+
+def storage_dtype(name: str, compute: torch.dtype) -> torch.dtype:
+    """What the cache holds: ``--kv-cache-dtype``, where auto is the type that the model computes in."""
+    if name not in _STORED:
+        raise ConfigError(f"kv-cache-dtype {name!r} is not supported; supported: {', '.join(_STORED)}.")
+    return _STORED[name] or compute
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Keys and values of one block in all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * block_size * config.head_size * dtype.itemsize
+    """Keys and values of one block in all layers, and their scales where the type needs them."""
+    row = kv_row_size(config.head_size, dtype) * dtype.itemsize
+    return 2 * config.num_layers * config.num_kv_heads * block_size * row
 
 
 def plan(config: ModelConfig, options: RunnerOptions, dtype: torch.dtype) -> tuple[int, int]:
@@ -60,9 +70,15 @@ def offload_slots(
 def allocate(
     config: ModelConfig, num_blocks: int, block_size: int, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """One [2, num_blocks, kv_heads, block_size, head_size] per layer: keys, then values.
+    """One [2, num_blocks, kv_heads, block_size, head_size] per layer: keys, then values. Types of one byte
+    have room for a scale at the end of each row.
 
     Zeroed: a masked-out key still enters the arithmetic, where a stray NaN would spread.
     """
-    shape = (2, num_blocks, config.num_kv_heads, block_size, config.head_size)
+    if is_quantized_kv(dtype) and config.head_size % 4:
+        raise ConfigError(
+            f"A KV cache of {dtype} needs heads of a multiple of 4, and the model's have {config.head_size}. "
+            "Leave kv-cache-dtype at auto."
+        )
+    shape = (2, num_blocks, config.num_kv_heads, block_size, kv_row_size(config.head_size, dtype))
     return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers))

@@ -68,14 +68,17 @@ class ModelRunner:
         tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
         shards = weights.inspect(files, registry.tensors(config), tied)
         # Settings that cannot work fail before the long part; what is left after it decides.
-        _, longest = kv_cache.plan(config, options, dtype)
-        num_host_slots = kv_cache.offload_slots(options.kv_offload_host_bytes, "host", config, options, dtype)
-        disk = _disk(config, options, dtype)
+        stored = kv_cache.storage_dtype(options.kv_cache_dtype, dtype)
+        _, longest = kv_cache.plan(config, options, stored)
+        num_host_slots = kv_cache.offload_slots(
+            options.kv_offload_host_bytes, "host", config, options, stored
+        )
+        disk = _disk(config, options, stored)
         model = registry.build(config, max_len=longest, dtype=dtype, device=device)
         weights.read(files, shards, model.targets(), on_progress)
         model.finish()
-        num_blocks, max_model_len = kv_cache.plan(config, options, dtype)
-        caches = kv_cache.allocate(config, num_blocks, options.block_size, dtype=dtype, device=device)
+        num_blocks, max_model_len = kv_cache.plan(config, options, stored)
+        caches = kv_cache.allocate(config, num_blocks, options.block_size, dtype=stored, device=device)
         return cls(
             model,
             caches,

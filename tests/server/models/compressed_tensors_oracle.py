@@ -20,6 +20,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Quantize
 _INT8: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True}
 _FP8: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True}
 _TOKEN = {"strategy": "token", "dynamic": True}
+_KV_SCHEME = _FP8 | {"strategy": "tensor", "dynamic": False}
 
 SCHEMES: dict[str, dict[str, Any]] = {
     "int8 w8a8": {"weights": _INT8 | {"strategy": "channel"}, "input_activations": _INT8 | _TOKEN},
@@ -42,14 +43,28 @@ SCHEMES: dict[str, dict[str, Any]] = {
 }
 
 
-def write(source: Path, directory: Path, scheme: str, ignore: Sequence[str] = ("lm_head",)) -> None:
+def write(
+    source: Path,
+    directory: Path,
+    scheme: str,
+    ignore: Sequence[str] = ("lm_head",),
+    kv_scales: tuple[float, float] | None = None,
+) -> None:
     """Quantise the Llama in ``source`` as the scheme says, scales by the largest value."""
     model = LlamaForCausalLM.from_pretrained(source)
     group = SCHEMES[scheme] | {"targets": ["Linear"]}
     apply_quantization_config(
-        model, QuantizationConfig(config_groups={"group_0": group}, ignore=list(ignore))
+        model,
+        QuantizationConfig(
+            config_groups={"group_0": group},
+            ignore=list(ignore),
+            kv_cache_scheme=_KV_SCHEME if kv_scales else None,
+        ),
     )
     for module in model.modules():
+        if kv_scales is not None and hasattr(module, "k_scale"):
+            module.k_scale.data.fill_(kv_scales[0])
+            module.v_scale.data.fill_(kv_scales[1])
         if not hasattr(module, "weight_scale"):
             continue
         arguments, scale = module.quantization_scheme.weights, module.weight_scale
@@ -84,6 +99,14 @@ def write_transformers_fp8(source: Path, directory: Path, blocks: list[int] | No
     document = json.loads((source / "config.json").read_text())
     document["quantization_config"] = config.to_dict()
     (directory / "config.json").write_text(json.dumps(document))
+
+
+def round_kv(model: LlamaForCausalLM, kv_scales: tuple[float, float]) -> None:
+    """From now on compressed-tensors rounds every key and value of the model to FP8."""
+    apply_quantization_config(model, QuantizationConfig(config_groups={}, kv_cache_scheme=_KV_SCHEME))
+    for layer in model.model.layers:
+        layer.self_attn.k_scale.data.fill_(kv_scales[0])
+        layer.self_attn.v_scale.data.fill_(kv_scales[1])
 
 
 def reference(directory: Path) -> LlamaForCausalLM:

@@ -51,9 +51,9 @@ def tiny_llama(directory: Path, **settings: object) -> Path:
     return directory
 
 
-def assert_same_answers(directory: Path, model: LlamaForCausalLM) -> None:
+def assert_same_answers(directory: Path, model: LlamaForCausalLM, **options: object) -> None:
     """Tokens, and every log probability of the first."""
-    engine = InProcessEngine(load(directory), max_num_batched_tokens=24)
+    engine = InProcessEngine(load(directory, **options), max_num_batched_tokens=24)
     assert engine.generate(PROMPTS, greedy(LENGTH)) == llamas.answers(model, PROMPTS, LENGTH)
     engine.generate(PROMPTS[1:2], greedy(1, logprobs=211))
     with torch.inference_mode():
