@@ -91,6 +91,9 @@ class KVCache:
     memory: str = _quantity()
     dtype: str = _choice("Auto", "FP8", "Int8")
     block_size: int | None = _optional_number(1, 256)
+    host_offload: str = _quantity()
+    disk_offload: str = _quantity()
+    preemption_mode: str = _choice("Recompute", "Swap")
 
 
 @dataclass(frozen=True, kw_only=True)
