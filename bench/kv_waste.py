@@ -105,7 +105,7 @@ def main() -> None:
     prompts, answers = zip(*trace(), strict=True)
     report = (
         f"# KV memory without a token\n\n{REQUESTS} requests; prompts of {fmean(prompts):.0f} tokens, "
-        f"answers of {fmean(answers):.0f} on average, max_tokens {MAX_TOKENS}; the real scheduler, no model.\n"
+        f"answers of {fmean(answers):.0f}, max_tokens {MAX_TOKENS}; no model, the scheduler alone.\n"
         f"Command: `python bench/kv_waste.py --write`.\n\n{table()}\n"
     )
     print(report)
