@@ -31,7 +31,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_answers_do_not_depend_on_chunks_batches_prefix_hits_or_preemption(
     dtype: str, directory: Path
 ) -> None:
-    runner = load(directory, kv_cache_dtype=dtype)
+    runner = load(directory, kv_cache_dtype=dtype, kv_offload_host_bytes=4 << 20)
     expected = InProcessEngine(runner, max_num_seqs=1).generate(prompts(), greedy(LENGTH))
     for name, condition in CONDITIONS.items():
         engine = InProcessEngine(runner, **condition)
