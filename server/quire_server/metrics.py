@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from quire_server.core.kv_stats import KVStats
+from quire_server.kv_metrics import KVCollector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 #: How a request can end. shed: 503 by overload or drain; limited: 429; aborted: the client hung up;
@@ -58,6 +59,8 @@ class Metrics:
         self._ours = _Labelled(self._registry, {"model": model})
         self._vllm = _Labelled(self._registry, {"model_name": model, "engine": "0"})
         self._last = StepFacts(0, 0, 0.0, 0, 0, KVStats())
+        self._kv_cache = KVCollector(self._ours.values, self._vllm.values)
+        self._registry.register(self._kv_cache)
         self._make_histograms(self._ours, self._vllm)
         self._make_gauges(self._ours, self._vllm)
         self._make_counters(self._ours, self._vllm)
@@ -110,18 +113,11 @@ class Metrics:
             vllm.counter("vllm:prompt_tokens", "Alias of llm_prompt_tokens_total."),
         )
         self._preemptions = (
-            ours.counter("llm_preemptions", "Requests that lost their KV blocks and are computed again."),
+            ours.counter(
+                "llm_preemptions", "Requests that had to give their KV blocks to others for a while."
+            ),
             vllm.counter("vllm:num_preemptions", "Alias of llm_preemptions_total."),
         )
-        self._prefix_queries = (
-            ours.counter("llm_prefix_cache_query_tokens", "Tokens looked up in the prefix cache."),
-            vllm.counter("vllm:prefix_cache_queries", "Alias of llm_prefix_cache_query_tokens_total."),
-        )
-        self._prefix_hits = (
-            ours.counter("llm_prefix_cache_hit_tokens", "Tokens found in the prefix cache."),
-            vllm.counter("vllm:prefix_cache_hits", "Alias of llm_prefix_cache_hit_tokens_total."),
-        )
-        self._evictions = ours.counter("llm_kv_cache_evictions", "Cached KV blocks that were given away.")
         self._drained = ours.counter(
             "llm_drained_requests", "Requests that finished while the server drained."
         )
@@ -198,6 +194,7 @@ class Metrics:
     def step(self, facts: StepFacts) -> None:
         """The engine reported."""
         last, self._last = self._last, facts
+        self._kv_cache.stats = facts.kv
         for gauges, value in (
             (self._queue, facts.waiting),
             (self._running, facts.running),
@@ -205,14 +202,8 @@ class Metrics:
         ):
             for gauge in gauges:
                 gauge.set(value)
-        for counters, growth in (
-            (self._preemptions, facts.preemptions - last.preemptions),
-            (self._prefix_queries, facts.kv.prefix_queries - last.kv.prefix_queries),
-            (self._prefix_hits, facts.kv.prefix_hits - last.kv.prefix_hits),
-            ((self._evictions,), facts.kv.evictions - last.kv.evictions),
-        ):
-            for counter in counters:
-                counter.inc(max(0, growth))
+        for counter in self._preemptions:
+            counter.inc(max(0, facts.preemptions - last.preemptions))
         self._unaccounted.set(facts.blocks_unaccounted)
         if facts.batch_size:
             self._batch.observe(facts.batch_size)

@@ -47,13 +47,17 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_ENABLE_CHUNKED_PREFILL": _boolean(engine.chunked_prefill),
             "QUIRE_ENABLE_PREFIX_CACHING": _boolean(engine.prefix_caching),
             "QUIRE_HOST": "0.0.0.0",
-            "QUIRE_KV_CACHE_MEMORY_BYTES": _number(quantity.whole_bytes(cache) if cache else None),
+            "QUIRE_KV_CACHE_MEMORY_BYTES": _bytes(cache),
+            "QUIRE_KV_OFFLOAD_DISK_BYTES": _bytes(engine.kv_cache.disk_offload),
+            "QUIRE_KV_OFFLOAD_DISK_PATH": names.PATH_KV_OFFLOAD if engine.kv_cache.disk_offload else "",
+            "QUIRE_KV_OFFLOAD_HOST_BYTES": _bytes(engine.kv_cache.host_offload),
             "QUIRE_LOAD_STALL_TIMEOUT_SECONDS": _number(health.load_stall_timeout_seconds),
             "QUIRE_MAX_MODEL_LEN": _number(engine.max_model_len),
             "QUIRE_MAX_NUM_QUEUED_REQS": _number(engine.max_queue_length),
             "QUIRE_MAX_NUM_QUEUED_TOKENS": _number(engine.max_queued_tokens),
             "QUIRE_MAX_NUM_REQS_PER_KEY": _number(engine.max_requests_per_key),
             "QUIRE_MAX_NUM_SEQS": _number(engine.max_num_seqs),
+            "QUIRE_PREEMPTION_MODE": engine.kv_cache.preemption_mode.lower(),
             "QUIRE_PRE_STOP_SECONDS": _number(drain.pre_stop_seconds),
             "QUIRE_REQUEST_TIMEOUT_SECONDS": _number(engine.request_timeout_seconds),
             "QUIRE_SCHEDULING_POLICY": engine.scheduling_policy.lower(),
@@ -66,6 +70,10 @@ def _data(model: LLMDeployment) -> dict[str, str]:
 
 def _number(value: int | None) -> str:
     return "" if value is None else str(value)
+
+
+def _bytes(value: str) -> str:
+    return _number(quantity.whole_bytes(value) if value else None)
 
 
 def _boolean(value: bool) -> str:

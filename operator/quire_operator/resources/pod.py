@@ -71,7 +71,13 @@ def _container(model: LLMDeployment, settings: Settings, config_map: str) -> Man
         **_probes(model),
         # No CPU limit: throttling costs latency and saves nothing; memory is the same, so that it is there.
         "resources": {
-            "requests": {"cpu": resources.cpu, "memory": resources.memory},
+            "requests": compact(
+                {
+                    "cpu": resources.cpu,
+                    "memory": resources.memory,
+                    "ephemeral-storage": model.spec.engine.kv_cache.disk_offload,
+                }
+            ),
             "limits": {"memory": resources.memory},
         },
         "terminationMessagePath": names.PATH_TERMINATION_LOG,
@@ -133,11 +139,13 @@ def _probes(model: LLMDeployment) -> dict[str, Any]:
 
 def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
     keys = {"name": "api-keys", "mountPath": names.PATH_API_KEYS, "readOnly": True}
+    offload = {"name": "kv-offload", "mountPath": names.PATH_KV_OFFLOAD}
     return [
         {"name": "model", "mountPath": names.PATH_MODELS, "readOnly": True},
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "home", "mountPath": names.PATH_HOME},
         {"name": "shared-memory", "mountPath": names.PATH_SHARED_MEMORY},
+        *([offload] if model.spec.engine.kv_cache.disk_offload else []),
         *([keys] if model.spec.security.api_keys_secret_ref else []),
     ]
 
@@ -156,6 +164,8 @@ def _volumes(model: LLMDeployment) -> list[dict[str, Any]]:
             "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY_AUTO if shared == AUTO else shared},
         },
     ]
+    if size := model.spec.engine.kv_cache.disk_offload:
+        volumes.append({"name": "kv-offload", "emptyDir": {"sizeLimit": size}})
     if model.spec.security.api_keys_secret_ref:
         name = model.spec.security.api_keys_secret_ref.name
         volumes.append({"name": "api-keys", "secret": {"secretName": name}})

@@ -31,6 +31,9 @@ RESERVED_FLAGS = (
     "help",
     "host",
     "kv-cache-memory-bytes",
+    "kv-offload-disk-bytes",
+    "kv-offload-disk-path",
+    "kv-offload-host-bytes",
     "load-stall-timeout-seconds",
     "max-model-len",
     "max-num-queued-reqs",
@@ -38,6 +41,7 @@ RESERVED_FLAGS = (
     "max-num-reqs-per-key",
     "max-num-seqs",
     "port",
+    "preemption-mode",
     "pre-stop-seconds",
     "request-timeout-seconds",
     "scheduling-policy",
@@ -122,11 +126,22 @@ def _check_resources(resources: Resources) -> None:
 
 
 def _check_kv_cache(spec: Spec) -> None:
-    cache = spec.engine.kv_cache.memory
-    if cache and not 0 < quantity.parse(cache) < quantity.parse(spec.resources.memory):
+    cache, memory = spec.engine.kv_cache, quantity.parse(spec.resources.memory)
+    for field, size in (("memory", cache.memory), ("hostOffload", cache.host_offload)):
+        if size and not 0 < quantity.parse(size) < memory:
+            raise SpecError(
+                f"spec.engine.kvCache.{field}",
+                "the weights need room beside it: give more than 0 and less than resources.memory",
+            )
+    if cache.disk_offload and quantity.parse(cache.disk_offload) <= 0:
+        raise SpecError("spec.engine.kvCache.diskOffload", "give a positive quantity such as 20Gi")
+    if cache.disk_offload and not cache.host_offload:
         raise SpecError(
-            "spec.engine.kvCache.memory",
-            "the weights need room beside it: give more than 0 and less than resources.memory",
+            "spec.engine.kvCache.diskOffload", "blocks reach the disk through the host: set hostOffload too"
+        )
+    if cache.preemption_mode == "Swap" and not cache.host_offload:
+        raise SpecError(
+            "spec.engine.kvCache.preemptionMode", "Swap keeps blocks on the host: set hostOffload"
         )
 
 

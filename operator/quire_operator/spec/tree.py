@@ -90,6 +90,9 @@ class Model:
 class KVCache:
     memory: str = _quantity()
     block_size: int | None = _optional_number(1, 256)
+    host_offload: str = _quantity()
+    disk_offload: str = _quantity()
+    preemption_mode: str = _choice("Recompute", "Swap")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -155,7 +155,7 @@ class Tiers:
             return None
         lists = (self._spills, self._saves, self._loads, self._fetches)
         copies = Copies(*(tuple(pairs) for pairs in lists))
-        for index, pairs in enumerate((self._saves, self._spills, self._loads, self._fetches)):
+        for index, pairs in enumerate((self._saves, self._spills, self._loads)):
             self._counts[index] += len(pairs)
         self._loading = {block_id: slot for slot, block_id in self._loads}
         for pairs in lists:
@@ -180,6 +180,8 @@ class Tiers:
                     self._disk.drop_key(key)
         for slot in outcome.lost:
             self._disk.drop(slot)
+        self._counts[1] -= len(outcome.lost)
+        self._counts[3] += len(outcome.arrived)
         for block_id in outcome.failed:
             self._host.drop(self._loading[block_id])
         self.corrupt += len(outcome.failed) + len(outcome.missed)

@@ -11,8 +11,6 @@ from quire_server.core.sequence import Sequence
 from quire_server.core.step import Copies, CopyOutcome, StepResult
 from tests.server.core.fake_runner import config
 
-SIZE = 4
-
 
 class Cache:
     """A KV manager, and the sequences that have a table."""
@@ -118,13 +116,6 @@ def test_a_hash_collision_never_hands_out_another_prompts_block(monkeypatch: pyt
     assert cache.cached([9, 9, 9, 9, 9], "other") == 0 and cache.cached([8, 9, 9, 9, 9]) == 0
 
 
-def test_the_digests_cover_the_whole_prefix_and_the_salt() -> None:
-    chains = [PrefixChain(""), PrefixChain(""), PrefixChain("salt")]
-    for chain, first in zip(chains, (1, 0, 1), strict=True):
-        chain.extend([first, 2, 3, 4, 5, 6, 7, 8], 2, SIZE)
-    assert len({chain.digests[1] for chain in chains}) == 3
-
-
 def test_a_broken_account_is_noticed() -> None:
     cache = Cache()
     sequence = cache.computed([1, 2, 3])
@@ -209,6 +200,22 @@ def test_what_the_device_evicts_is_found_on_the_host_and_copied_back_to_new_bloc
     cache.finish(again)
     second = cache.use_all()
     assert second is None, "what the host still holds is not copied again"
+
+
+def test_a_block_that_failed_its_checksum_is_forgotten() -> None:
+    cache, prompt = Cache(num_host_slots=4), list(range(9))
+    cache.finish(cache.computed(prompt))
+    cache.use_all()
+    sequence = cache.sequence(prompt)
+    match = cache.kv.match(sequence)
+    assert match is not None and match.num_cached == 8
+    cache.kv.start(sequence, match)
+    copies = cache.kv.copies()
+    assert copies is not None
+    assert cache.settle(CopyOutcome(failed=(sequence.block_ids[0],))) == {sequence.block_ids[0]}
+    cache.kv.spoilt(sequence)
+    assert cache.cached(prompt) == 0 and cache.kv.stats().corrupt == 1
+    cache.kv.check([])
 
 
 def test_what_the_host_evicts_is_fetched_from_the_disk_before_the_request_starts() -> None:
