@@ -109,7 +109,7 @@ class ServeConfig:
         0, _integer(0), "bytes of host memory for KV blocks that the cache evicts (0: none)"
     )
     kv_offload_disk_path: Path | None = _setting(
-        None, Path, "directory of a local disk for KV blocks that the host's memory evicts"
+        None, _path, "directory of a local disk for KV blocks that the host's memory evicts"
     )
     kv_offload_disk_bytes: int = _setting(0, _integer(0), "bytes of that disk")
     preemption_mode: str = _setting(

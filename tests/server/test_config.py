@@ -52,6 +52,18 @@ def test_the_model_directory_names_the_model_by_default():
         (["m"], {"QUIRE_API_KEYS_DIR": ""}, "QUIRE_API_KEYS_DIR"),
         (["m", "--port", "8001"], {}, "--health-port"),
         (["m", "--max-num-batched-tokens", "8"], {}, "--max-num-batched-tokens"),
+        (
+            ["m", "--kv-offload-disk-path", "/d", "--kv-offload-disk-bytes", "9"],
+            {},
+            "--kv-offload-host-bytes",
+        ),
+        (
+            ["m", "--kv-offload-disk-path", "/d", "--kv-offload-host-bytes", "9"],
+            {},
+            "--kv-offload-disk-bytes",
+        ),
+        (["m", "--preemption-mode", "swap"], {}, "--kv-offload-host-bytes"),
+        (["m", "--preemption-mode", "pray"], {}, "--preemption-mode"),
         (["m"], {"QUIRE_FAULT": "stuck_step"}, "QUIRE_ALLOW_FAULTS"),
         (["m"], {"QUIRE_FAULT": "typo", "QUIRE_ALLOW_FAULTS": "1"}, "typo"),
     ],
