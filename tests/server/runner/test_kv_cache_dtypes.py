@@ -16,7 +16,7 @@ from tests.server.runner.in_process import InProcessEngine, greedy, load
 from tests.server.runner.test_parity import CONDITIONS, prompts
 from tests.server.runner.test_quantized_parity import assert_same_answers, tiny_llama
 
-LENGTH = 12
+LENGTH = 20
 BYTES = pytest.mark.parametrize("dtype", ["fp8", "int8"])
 
 
@@ -31,7 +31,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_answers_do_not_depend_on_chunks_batches_prefix_hits_or_preemption(
     dtype: str, directory: Path
 ) -> None:
-    runner = load(directory, kv_cache_dtype=dtype, kv_offload_host_bytes=4 << 20)
+    runner = load(
+        directory,
+        kv_cache_dtype=dtype,
+        kv_offload_host_bytes=2 << 20,
+        kv_offload_disk_path=directory,
+        kv_offload_disk_bytes=2 << 20,
+    )
     expected = InProcessEngine(runner, max_num_seqs=1).generate(prompts(), greedy(LENGTH))
     for name, condition in CONDITIONS.items():
         engine = InProcessEngine(runner, **condition)
@@ -40,6 +46,7 @@ def test_answers_do_not_depend_on_chunks_batches_prefix_hits_or_preemption(
         if condition.get("enable_prefix_caching", True):
             assert engine.generate(prompts()[-2:], greedy(LENGTH)) == expected[-2:], name
             assert engine.last["0"].num_cached_tokens >= 48
+    runner.close()
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("auto", 1e-5), ("int8", 0.05), ("fp8", 0.4)])
