@@ -56,7 +56,7 @@ lock: $(READY) ## Resolve pyproject.toml into requirements/*.txt
 		--group test --group lint --group docs --group bench -o requirements/dev.txt
 
 # uv, locked by hash, makes the rest. An editable install needs no network: its build backend is in dev.txt.
-$(READY): requirements/uv.txt requirements/dev.txt pyproject.toml
+$(READY): requirements/uv.txt requirements/dev.txt pyproject.toml $(wildcard kernels/quire_kernels/csrc/*)
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "error: Python >= 3.11 is needed: apt-get install python3"; exit 1; }
 	@python3 -c 'import ensurepip, venv' 2>/dev/null || { \
@@ -70,4 +70,5 @@ $(READY): requirements/uv.txt requirements/dev.txt pyproject.toml
 		|| $(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
 	@.venv/bin/uv pip sync --python $(PYTHON) --require-hashes requirements/uv.txt requirements/dev.txt
 	@.venv/bin/uv pip install --python $(PYTHON) --quiet --no-deps --no-build-isolation --editable .
+	@$(PYTHON) kernels/quire_kernels/native_build.py
 	@touch $@

@@ -53,6 +53,7 @@ def data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_MAX_NUM_QUEUED_REQS": _number(engine.max_queue_length),
             "QUIRE_MAX_NUM_SEQS": _number(engine.max_num_seqs),
             "QUIRE_PRE_STOP_SECONDS": _number(drain.pre_stop_seconds),
+            "QUIRE_QUANTIZATION": engine.quantization.lower(),
             "QUIRE_SERVED_MODEL_NAME": ",".join(model.served_names),
             "QUIRE_STALL_TIMEOUT_SECONDS": _number(health.stall_timeout_seconds),
             "QUIRE_STARTUP_TIMEOUT_SECONDS": _number(health.startup_timeout_seconds),

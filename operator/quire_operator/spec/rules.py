@@ -37,6 +37,7 @@ RESERVED_FLAGS = (
     "max-num-seqs",
     "port",
     "pre-stop-seconds",
+    "quantization",
     "served-model-name",
     "stall-timeout-seconds",
     "startup-timeout-seconds",

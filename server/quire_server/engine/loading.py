@@ -25,6 +25,7 @@ def load(config: ServeConfig, pulse: Pulse, faults: Faults) -> ModelRunner:
     options = RunnerOptions(
         device=config.device,
         dtype=config.dtype,
+        quantization=config.quantization,
         block_size=config.block_size,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         num_blocks_override=config.num_gpu_blocks_override,

@@ -3,6 +3,7 @@
 Decides nothing: which requests, which blocks and which seeds is the scheduler's business.
 """
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,14 +14,17 @@ from torch import Tensor
 from quire_server.core.errors import ConfigError
 from quire_server.core.model_files import ModelFiles
 from quire_server.core.step import Step, StepResult
+from quire_server.layers.int8_linear import has_native_kernels
 from quire_server.models import config as model_config
 from quire_server.models import registry, weights
 from quire_server.models.llama import Llama
-from quire_server.runner import batch, kv_cache, sampler
+from quire_server.runner import batch, kv_cache, quantization, sampler
 from quire_server.runner.options import RunnerOptions
 from quire_server.runner.rows import Rows
 
 __all__ = ["ModelRunner", "RunnerOptions"]
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -37,11 +41,13 @@ class ModelRunner:
         num_blocks: int,
         max_model_len: int,
         dtype: str,
+        quantization: str,
     ) -> None:
         self.model_config = model.config
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
         self.dtype = dtype
+        self.quantization = quantization
         self.kv_cache_bytes = sum(cache.nbytes for cache in kv_caches)
         self._model = model
         self._kv_caches = kv_caches
@@ -57,17 +63,35 @@ class ModelRunner:
         config = model_config.load(files)
         device, dtype_name = _device(options.device), _dtype_name(options.dtype, config.dtype)
         dtype = _DTYPES[dtype_name]
+        chosen, linear = quantization.choose(
+            options.quantization, dtype_is_auto=options.dtype == "auto", dtype=dtype_name
+        )
         tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
-        shards = weights.inspect(files, registry.shapes(config), tied)
+        shards = weights.inspect(files, registry.shapes(config, linear), tied)
         # Settings that cannot work fail before the long part; what is left after it decides.
         _, longest = kv_cache.plan(config, options, dtype)
-        model = registry.build(config, max_len=longest, dtype=dtype, device=device)
+        model = registry.build(config, max_len=longest, dtype=dtype, device=device, linear=linear)
         weights.read(files, shards, model.targets(), on_progress)
         model.finish()
         num_blocks, max_model_len = kv_cache.plan(config, options, dtype)
         caches = kv_cache.allocate(config, num_blocks, options.block_size, dtype=dtype, device=device)
+        logger.info(
+            "model loaded",
+            extra={
+                "dtype": dtype_name,
+                "quantization": chosen,
+                "threads": torch.get_num_threads(),
+                "native_kernels": has_native_kernels(),
+            },
+        )
         return cls(
-            model, caches, options, num_blocks=num_blocks, max_model_len=max_model_len, dtype=dtype_name
+            model,
+            caches,
+            options,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            dtype=dtype_name,
+            quantization=chosen,
         )
 
     @torch.inference_mode()
