@@ -39,8 +39,10 @@ test: setup check unit ## Everything, the stories on a real cluster included
 	$(PYTHON) -m e2e.up
 	$(PYTEST) -m cluster tests e2e
 
-bench: $(READY) ## Speed on this machine, against peers
-	$(PYTHON) bench/cpu.py
+bench: $(READY) ## Speed on this machine, beside transformers and llama.cpp (built from source the first time)
+	@$(PYTHON) -c 'import llama_cpp' 2>/dev/null || .venv/bin/uv pip install --python $(PYTHON) --quiet \
+		--require-hashes -r requirements/peers.txt
+	PYTHONPATH=. OMP_NUM_THREADS=2 $(PYTHON) bench/cpu.py
 
 images: $(READY) ## Build both images and push them to the cluster's registry (or QUIRE_REGISTRY)
 	@$(PYTHON) -m e2e.images push
@@ -54,6 +56,7 @@ lock: $(READY) ## Resolve pyproject.toml into requirements/*.txt
 	$(COMPILE) pyproject.toml --extra server -o requirements/server.txt
 	$(COMPILE) pyproject.toml --extra operator --extra server \
 		--group test --group lint --group docs --group bench -o requirements/dev.txt
+	$(COMPILE) --group peers --constraint requirements/dev.txt -o requirements/peers.txt
 
 # uv, locked by hash, makes the rest. An editable install needs no network: its build backend is in dev.txt.
 $(READY): requirements/uv.txt requirements/dev.txt pyproject.toml $(wildcard kernels/quire_kernels/csrc/*)
