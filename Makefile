@@ -51,8 +51,10 @@ endif
 soak: $(READY) ## Twenty minutes of overload, fifty killed engines
 	SOAK_MINUTES=20 SOAK_KILLS=50 $(PYTEST) -q -m soak tests/soak
 
-bench: $(READY) ## Speed on this machine, against peers
-	$(PYTHON) bench/cpu.py
+bench: $(READY) ## Speed on this machine, beside transformers and llama.cpp (built from source the first time)
+	@$(PYTHON) -c 'import llama_cpp' 2>/dev/null || .venv/bin/uv pip install --python $(PYTHON) --quiet \
+		--require-hashes -r requirements/peers.txt
+	PYTHONPATH=. OMP_NUM_THREADS=2 $(PYTHON) bench/cpu.py
 
 images: $(READY) ## Build both images and push them to the cluster's registry (or QUIRE_REGISTRY)
 	@$(PYTHON) -m e2e.images push
@@ -66,9 +68,10 @@ lock: $(READY) ## Resolve pyproject.toml into requirements/*.txt
 	$(COMPILE) pyproject.toml --extra server -o requirements/server.txt
 	$(COMPILE) pyproject.toml --extra operator --extra server \
 		--group test --group lint --group docs --group bench -o requirements/dev.txt
+	$(COMPILE) --group peers --constraint requirements/dev.txt -o requirements/peers.txt
 
 # uv, locked by hash, makes the rest. An editable install needs no network: its build backend is in dev.txt.
-$(READY): requirements/uv.txt requirements/dev.txt pyproject.toml
+$(READY): requirements/uv.txt requirements/dev.txt pyproject.toml $(wildcard kernels/quire_kernels/csrc/*)
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "error: Python >= 3.11 is needed: apt-get install python3"; exit 1; }
 	@python3 -c 'import ensurepip, venv' 2>/dev/null || { \
@@ -82,4 +85,5 @@ $(READY): requirements/uv.txt requirements/dev.txt pyproject.toml
 		|| $(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
 	@.venv/bin/uv pip sync --python $(PYTHON) --require-hashes requirements/uv.txt requirements/dev.txt
 	@.venv/bin/uv pip install --python $(PYTHON) --quiet --no-deps --no-build-isolation --editable .
+	@$(PYTHON) kernels/quire_kernels/native_build.py
 	@touch $@

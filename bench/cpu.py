@@ -1,138 +1,176 @@
-"""CPU decode and prefill of SmolLM2-135M, beside transformers, in one run: python bench/cpu.py [--write]
+"""Speed on a CPU beside transformers and llama.cpp, in one run: bench/cpu.py [--only SECTION ...] [--busy]
 
-Prints a table with ratios; --write stores it in bench/results/ with machine, versions and command. Never
-imported.
+Each section leaves a table in bench/results/cpu/, so that a run can go on where it stopped;
+bench/results/cpu.md is all of them, with machine, versions and command. Never imported.
 """
 
 import argparse
 import platform
 import random
+import statistics
+import sys
 import time
-from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
+import peers
+import quality
 import torch
-import transformers
+from interference import interference
+from prefix_hit import prefix_hit
 
 from e2e import models
-from quire_server.core.request import Request, SamplingParams
-from quire_server.core.scheduler import Scheduler, SchedulerConfig
-from quire_server.runner.model_runner import ModelRunner, RunnerOptions
 
-STREAMS = (1, 8, 16)
-PROMPT, ANSWER, LONG = 64, 64, 1024
+RESULTS = Path(__file__).parent / "results"
+STREAMS = (1, 4, 8, 16, 32)
 REPEATS = 3
+DIRECTORY = models.smollm2()
+GGUF = models.CACHE / "SmolLM2-135M-Instruct.Q4_1.gguf"
+FORMATS = ("Q4_1", "Q4_0", "Q8_0")
+PACKAGES = ("torch", "transformers", "llama-cpp-python")
 
 
 def prompts(count: int, length: int) -> list[list[int]]:
+    """Random tokens: no two prompts share a prefix."""
     rng = random.Random(count * length)
     return [[rng.randrange(1000, 40000) for _ in range(length)] for _ in range(count)]
 
 
-class Quire:
-    def __init__(self, directory: Path, dtype: str) -> None:
-        options = RunnerOptions(dtype=dtype, max_model_len=2048, max_num_batched_tokens=LONG)
-        self.runner = ModelRunner.load(directory, options, lambda loaded, total: None)
-
-    def decode(self, count: int) -> float:
-        """Tokens a second once all streams decode."""
-        scheduler = self._scheduler()
-        self._add(scheduler, prompts(count, PROMPT), ANSWER)
-        tokens, start = 0, 0.0
-        while (step := scheduler.schedule()) is not None:
-            is_steady = len(step.rows) == count == step.total_tokens
-            if is_steady and not start:
-                start = time.perf_counter()
-            events = scheduler.commit(step, self.runner.run(step))
-            tokens += len(events) if is_steady else 0
-        return tokens / (time.perf_counter() - start)
-
-    def prefill(self) -> float:
-        scheduler = self._scheduler()
-        self._add(scheduler, prompts(1, LONG), 1)
-        start = time.perf_counter()
-        while (step := scheduler.schedule()) is not None:
-            scheduler.commit(step, self.runner.run(step))
-        return LONG / (time.perf_counter() - start)
-
-    def _scheduler(self) -> Scheduler:
-        config = SchedulerConfig(16, LONG, self.runner.max_model_len, self.runner.num_blocks, 16, False)
-        return Scheduler(config, eos_token_ids=())
-
-    def _add(self, scheduler: Scheduler, batch: list[list[int]], length: int) -> None:
-        for number, prompt in enumerate(batch):
-            sampling = SamplingParams(length, temperature=0.0)
-            scheduler.add(Request(str(number), tuple(prompt), sampling, 0.0))
+def engines(names: list[str], streams: int) -> dict[str, peers.Engine]:
+    threads = torch.get_num_threads()
+    made: dict[str, peers.Engine] = {}
+    for name in names:
+        if name == "transformers":
+            made[name] = peers.Transformers(DIRECTORY)
+        elif name.startswith("quire"):
+            _, dtype, quantization = name.split()
+            made[name] = peers.Quire(DIRECTORY, dtype=dtype, quantization=quantization)
+        else:
+            kind = name.split()[1]
+            gguf = GGUF if kind == "Q4_1" else peers.requantised(GGUF, kind)
+            made[name] = peers.LlamaCpp(gguf, streams, threads)
+    return made
 
 
-class Transformers:
-    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
-
-    @torch.inference_mode()
-    def decode(self, count: int) -> float:
-        ids = torch.tensor(prompts(count, PROMPT))
-        cache = self.model(ids, use_cache=True)
-        past, token = cache.past_key_values, cache.logits[:, -1:].argmax(-1)
-        start = time.perf_counter()
-        for _ in range(ANSWER - 1):
-            output = self.model(token, past_key_values=past, use_cache=True)
-            past, token = output.past_key_values, output.logits[:, -1:].argmax(-1)
-        return (ANSWER - 1) * count / (time.perf_counter() - start)
-
-    @torch.inference_mode()
-    def prefill(self) -> float:
-        ids = torch.tensor(prompts(1, LONG))
-        start = time.perf_counter()
-        self.model(ids, use_cache=True, logits_to_keep=1)
-        return LONG / (time.perf_counter() - start)
+NAMES = [
+    "transformers",
+    *(f"llama.cpp {kind}" for kind in FORMATS),
+    "quire float32 none",
+    "quire bfloat16 none",
+    "quire auto int8",
+]
 
 
-def best(measure: Callable[[], float]) -> float:
-    return max(measure() for _ in range(REPEATS))
+def decode(length: int, new_tokens: int, streams: tuple[int, ...] = STREAMS, repeats: int = REPEATS) -> str:
+    """Tokens a second of all streams: median of the runs' median steps, and the fastest step."""
+    heads = [f"x{count}" for count in streams]
+    rates: dict[str, list[float]] = {name: [] for name in NAMES}
+    fastest: dict[str, list[float]] = {name: [] for name in NAMES}
+    shared = engines([name for name in NAMES if not name.startswith("llama")], 1)
+    for count in streams:
+        running = {**shared, **engines([n for n in NAMES if n.startswith("llama")], count)}
+        batch = prompts(count, length)
+        steps: dict[str, list[list[float]]] = {name: [] for name in NAMES}
+        for _ in range(repeats):  # in turns, so that a busy moment of the machine meets all of them
+            for name in NAMES:
+                steps[name].append(running[name].run(batch, new_tokens)[1])
+        for name in NAMES:
+            rates[name].append(count / statistics.median(statistics.median(run) for run in steps[name]))
+            fastest[name].append(count / min(min(run) for run in steps[name]))
+            note(
+                f"decode {length} x{count} {name}: {rates[name][-1]:.0f} tok/s, best {fastest[name][-1]:.0f}"
+            )
+        for engine in running.values():
+            if isinstance(engine, peers.LlamaCpp):
+                engine.close()
+    return compared(heads, rates, fastest)
 
 
-def table(directory: Path) -> str:
-    engines = {
-        "transformers float32": Transformers(directory, torch.float32),
-        "transformers bfloat16": Transformers(directory, torch.bfloat16),
-        "quire float32": Quire(directory, "float32"),
-        "quire bfloat16": Quire(directory, "bfloat16"),
-    }
-    heads = [f"decode x{count}" for count in STREAMS] + [f"prefill {LONG}"]
-    lines = ["| tok/s | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
-    base: list[float] = []
-    for name, engine in engines.items():
-        figures = [best(lambda n=count, e=engine: e.decode(n)) for count in STREAMS] + [best(engine.prefill)]
-        base = base or figures
-        cells = [f"{value:.0f} ({value / first:.1f}x)" for value, first in zip(figures, base, strict=True)]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        print(lines[-1], flush=True)
-    return "\n".join(lines)
+def compared(heads: list[str], rates: dict[str, list[float]], fastest: dict[str, list[float]]) -> str:
+    rows = [
+        [name, *(f"{a:.0f} ({b:.0f})" for a, b in zip(rates[name], fastest[name], strict=True))]
+        for name in NAMES
+    ]
+    ours = rates["quire auto int8"]
+    best = [max(rates[n][i] for n in NAMES if n.startswith("llama")) for i in range(len(heads))]
+    rows.append(
+        ["int8 / transformers", *(f"{a / b:.1f}x" for a, b in zip(ours, rates["transformers"], strict=True))]
+    )
+    rows.append(["int8 / best llama.cpp", *(f"{a / b:.2f}x" for a, b in zip(ours, best, strict=True))])
+    return table(["tok/s: median (best step)", *heads], rows)
 
 
-def machine() -> str:
+def prefill() -> str:
+    """Prompt tokens a second of one prompt."""
+    rates: dict[str, list[float]] = {name: [] for name in NAMES}
+    fastest: dict[str, list[float]] = {name: [] for name in NAMES}
+    running = engines(NAMES, 1)
+    for length in (128, 1024):
+        seconds: dict[str, list[float]] = {name: [] for name in NAMES}
+        for _ in range(REPEATS):
+            for name in NAMES:
+                seconds[name].append(running[name].run(prompts(1, length), 2)[0])
+        for name in NAMES:
+            rates[name].append(length / statistics.median(seconds[name]))
+            fastest[name].append(length / min(seconds[name]))
+            note(f"prefill {length} {name}: {rates[name][-1]:.0f} tok/s, best {fastest[name][-1]:.0f}")
+    return compared(["128 tokens", "1024 tokens"], rates, fastest)
+
+
+SECTIONS = {
+    "decode": ("Decode after prompts of 128 tokens", lambda: decode(128, 64)),
+    "decode-long": (
+        "Decode after prompts of 1,024 tokens (one run each)",
+        lambda: decode(1024, 64, (1, 8, 16), 1),
+    ),
+    "prefill": ("Prefill of one prompt", prefill),
+    "prefix": ("Time to the first token with a cached prefix of 1,024 tokens", lambda: prefix_hit(DIRECTORY)),
+    "interference": ("8 streams while a 10,000-token prompt comes in", lambda: interference(DIRECTORY)),
+    "quality": ("What int8 costs in quality", lambda: quality.compare(DIRECTORY)),
+}
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def machine(busy: bool) -> str:
     """What the figures depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     processor = next(line for line in lines if line.startswith("model name")).split(":")[1].strip()
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
+    clock = "one thread and CPU time (--busy: the machine had other work)" if busy else "wall time"
     return (
-        f"{processor}, {torch.get_num_threads()} threads; Python {platform.python_version()}, "
-        f"torch {torch.__version__}, transformers {transformers.__version__}.\n"
-        f"Best of {REPEATS}; prompts of {PROMPT} tokens, answers of {ANSWER}. "
-        "Command: `PYTHONPATH=. python bench/cpu.py --write`."
+        f"{processor}, {torch.get_num_threads()} threads, {clock}; "
+        f"Python {platform.python_version()}, {versions}. "
+        f"Medians of {REPEATS} runs taken in turns. Command: `make bench`."
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="store the table in bench/results/cpu.md")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument(
+        "--busy", action="store_true", help="one thread and CPU time: ratios on a busy machine"
+    )
     arguments = parser.parse_args()
-    report = f"# SmolLM2-135M on a CPU\n\n{machine()}\n\n{table(models.smollm2())}\n"
-    print(report)
-    if arguments.write:
-        path = Path(__file__).parent / "results" / "cpu.md"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(report)
+    torch.set_num_threads(1 if arguments.busy else 2)
+    if arguments.busy:
+        time.perf_counter = time.process_time  # for everything that measures below
+    folder = RESULTS / "cpu"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in arguments.only:
+        title, measure = SECTIONS[name]
+        text = f"## {title}\n\n{measure()}\n\n{machine(arguments.busy)}\n"
+        print(text, flush=True)
+        (folder / f"{name}.md").write_text(text)
+    parts = [path.read_text() for name in SECTIONS if (path := folder / f"{name}.md").exists()]
+    (RESULTS / "cpu.md").write_text("\n".join(["# SmolLM2-135M-Instruct on a CPU\n", *parts]))
 
 
 if __name__ == "__main__":

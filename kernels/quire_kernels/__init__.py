@@ -8,8 +8,10 @@ beside them where they hold a byte an element.
 from quire_kernels.add_rmsnorm import add_rmsnorm
 from quire_kernels.gelu_tanh_mul import gelu_tanh_mul
 from quire_kernels.gumbel_sample import gumbel_sample
+from quire_kernels.int8_linear import Int8Weight, int8_linear, pack_int8, quantise_int8
 from quire_kernels.kv_quantization import KVScales, is_quantized_kv, kv_row_size, open_kv_cache
 from quire_kernels.logprobs import token_logprobs
+from quire_kernels.native import NATIVE
 from quire_kernels.paged_decode_attention import DecodeGather, decode_gather, paged_decode_attention
 from quire_kernels.paged_prefill_attention import PrefillSpan, paged_prefill_attention, prefill_spans
 from quire_kernels.qk_norm import qk_norm
@@ -18,8 +20,10 @@ from quire_kernels.silu_mul import silu_mul
 from quire_kernels.topk_topp_threshold import topk_topp_threshold
 
 __all__ = [
+    "NATIVE",
     "DecodeGather",
     "KVScales",
+    "Int8Weight",
     "PrefillSpan",
     "add_rmsnorm",
     "decode_gather",
@@ -29,10 +33,14 @@ __all__ = [
     "kv_cache_rows",
     "kv_row_size",
     "open_kv_cache",
+    "int8_linear",
+    "kv_cache_rows",
+    "pack_int8",
     "paged_decode_attention",
     "paged_prefill_attention",
     "prefill_spans",
     "qk_norm",
+    "quantise_int8",
     "rope_kv_write",
     "silu_mul",
     "token_logprobs",

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quire_kernels.native import NATIVE
+
 
 def add_rmsnorm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """RMS norm of ``x + residual``; the sum is left in ``residual``. All [tokens, hidden], weight [hidden].
@@ -11,6 +13,8 @@ def add_rmsnorm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) 
     Without a residual (first layer) it is the norm of ``x``. A float32 weight is applied before the result is
     rounded to ``x``'s dtype (as Gemma does), a weight of that dtype after (as Llama does).
     """
+    if NATIVE is not None and NATIVE.takes(x, residual, weight):
+        return NATIVE.add_rmsnorm(x, residual, weight, eps)
     if x.device.type == "cpu" and x.dtype == torch.float32:
         summed = x if residual is None else residual.add_(x)
         return functional.rms_norm(summed, (summed.shape[-1],), weight, eps)

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from quire_kernels.capped_attention import capped_attention, capped_scores
 from quire_kernels.kv_quantization import KVScales, gather_kv, read_kv, with_scales
+from quire_kernels.native import NATIVE
 
 # Sequences are gathered together up to so many blocks, padding included: it bounds the work space.
 MAX_GATHERED_BLOCKS = 1024
@@ -54,6 +55,9 @@ def paged_decode_attention(
             q, k_cache, v_cache, block_table, seq_lens, scale, window=window, softcap=softcap, scales=scales
         )
         return out.copy_(reference)
+    if NATIVE is not None and softcap is None and NATIVE.attends(q, k_cache) and out.is_contiguous():
+        NATIVE.decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale, window, out)
+        return out
     _, num_kv_heads, block_size, head_size = k_cache.shape
     if gather is None:
         gather = decode_gather(block_table, seq_lens, num_kv_heads, block_size, window=window)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels.kv_quantization import KVScales, quantize_kv, write_kv
+from quire_kernels.native import NATIVE
 
 
 def rope_kv_write(
@@ -36,6 +37,8 @@ def rope_kv_write(
     heads = qkv.view(qkv.shape[0], -1, head_size)
     num_rotated = heads.shape[1] - num_kv_heads
     half = cos.shape[-1]
+    if NATIVE is not None and 2 * half == head_size and NATIVE.takes(qkv, k_cache, v_cache):
+        return NATIVE.rope_kv_write(qkv, cos.contiguous(), sin.contiguous(), slots, k_cache, v_cache)
     x = heads[:, :num_rotated].float()
     cos, sin = cos[:, None], sin[:, None]
     rotated = torch.empty_like(x, memory_format=torch.contiguous_format)

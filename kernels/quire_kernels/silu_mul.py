@@ -4,9 +4,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quire_kernels.native import NATIVE
+
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up for gate_up [tokens, 2 * intermediate] -> [tokens, intermediate]."""
+    if NATIVE is not None and NATIVE.takes(gate_up):
+        return NATIVE.silu_mul(gate_up)
     if gate_up.device.type == "cpu" and gate_up.dtype == torch.float32:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)

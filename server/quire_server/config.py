@@ -94,6 +94,11 @@ class ServeConfig:
     )
     device: str = _setting("auto", _one_of("auto", "cpu", "cuda"), "where the model runs")
     dtype: str = _setting("auto", _one_of("auto", "float32", "bfloat16"), "type of weights and KV cache")
+    quantization: str = _setting(
+        "auto",
+        _one_of("auto", "none", "int8"),
+        "arithmetic of the linear layers; auto: int8 with dtype auto on a CPU that has VNNI, else none",
+    )
     max_model_len: int | None = _setting(
         None, _integer(1), "longest prompt plus answer (default: the model's)"
     )

@@ -60,6 +60,7 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_MAX_NUM_SEQS": _number(engine.max_num_seqs),
             "QUIRE_PREEMPTION_MODE": engine.kv_cache.preemption_mode.lower(),
             "QUIRE_PRE_STOP_SECONDS": _number(drain.pre_stop_seconds),
+            "QUIRE_QUANTIZATION": engine.quantization.lower(),
             "QUIRE_REQUEST_TIMEOUT_SECONDS": _number(engine.request_timeout_seconds),
             "QUIRE_SCHEDULING_POLICY": engine.scheduling_policy.lower(),
             "QUIRE_SERVED_MODEL_NAME": ",".join(model.served_names),

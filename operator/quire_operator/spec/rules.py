@@ -44,6 +44,7 @@ RESERVED_FLAGS = (
     "port",
     "preemption-mode",
     "pre-stop-seconds",
+    "quantization",
     "request-timeout-seconds",
     "scheduling-policy",
     "served-model-name",

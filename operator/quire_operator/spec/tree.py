@@ -107,6 +107,7 @@ class Engine:
     max_model_len: int | None = _optional_number(1, 16_777_216)
     max_num_seqs: int | None = _optional_number(1, 4096)
     dtype: str = _choice("Auto", "Float32", "BFloat16")
+    quantization: str = _choice("Auto", "None", "Int8")
     kv_cache: KVCache = KVCache()
     prefix_caching: bool = True
     chunked_prefill: bool = True

@@ -28,6 +28,7 @@ def load(config: ServeConfig, pulse: Pulse, faults: Faults) -> ModelRunner:
         device=config.device,
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
+        quantization=config.quantization,
         block_size=config.block_size,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         num_blocks_override=config.num_gpu_blocks_override,

@@ -4,6 +4,7 @@ Decides nothing: which requests, which blocks and which seeds is the scheduler's
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,16 +15,19 @@ from torch import Tensor
 from quire_server.core.errors import ConfigError
 from quire_server.core.model_files import ModelFiles
 from quire_server.core.step import Step, StepResult
+from quire_server.layers.int8_linear import has_native_kernels
 from quire_server.models import registry, weights
 from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
-from quire_server.runner import batch, kv_cache, sampler
+from quire_server.runner import batch, kv_cache, quantization, sampler
 from quire_server.runner.disk import Disk
 from quire_server.runner.options import RunnerOptions
 from quire_server.runner.rows import Rows
 from quire_server.runner.tiers import Tiers
 
 __all__ = ["ModelRunner", "RunnerOptions"]
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -40,6 +44,7 @@ class ModelRunner:
         num_blocks: int,
         max_model_len: int,
         dtype: str,
+        quantization: str,
         num_host_slots: int = 0,
         disk: Disk | None = None,
     ) -> None:
@@ -47,6 +52,7 @@ class ModelRunner:
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
         self.dtype = dtype
+        self.quantization = quantization
         self.kv_cache_bytes = sum(cache.nbytes for cache in kv_caches)
         self._model = model
         self._kv_caches = kv_caches
@@ -65,8 +71,14 @@ class ModelRunner:
         config = registry.load(files)
         device, dtype_name = _device(options.device), _dtype_name(options.dtype, config.dtype)
         dtype = _DTYPES[dtype_name]
+        chosen, linear = quantization.choose(
+            options.quantization,
+            checkpoint=config.quantization,
+            dtype_is_auto=options.dtype == "auto",
+            dtype=dtype_name,
+        )
         tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
-        shards = weights.inspect(files, registry.tensors(config), tied)
+        shards = weights.inspect(files, registry.tensors(config, linear), tied)
         # Settings that cannot work fail before the long part; what is left after it decides.
         stored = kv_cache.storage_dtype(options.kv_cache_dtype, dtype)
         _, longest = kv_cache.plan(config, options, stored)
@@ -74,11 +86,20 @@ class ModelRunner:
             options.kv_offload_host_bytes, "host", config, options, stored
         )
         disk = _disk(config, options, stored)
-        model = registry.build(config, max_len=longest, dtype=dtype, device=device)
+        model = registry.build(config, max_len=longest, dtype=dtype, device=device, linear=linear)
         weights.read(files, shards, model.targets(), on_progress)
         model.finish()
         num_blocks, max_model_len = kv_cache.plan(config, options, stored)
         caches = kv_cache.allocate(config, num_blocks, options.block_size, dtype=stored, device=device)
+        logger.info(
+            "model loaded",
+            extra={
+                "dtype": dtype_name,
+                "quantization": chosen,
+                "threads": torch.get_num_threads(),
+                "native_kernels": has_native_kernels(),
+            },
+        )
         return cls(
             model,
             caches,
@@ -86,6 +107,7 @@ class ModelRunner:
             num_blocks=num_blocks,
             max_model_len=max_model_len,
             dtype=dtype_name,
+            quantization=chosen,
             num_host_slots=num_host_slots,
             disk=disk,
         )

@@ -11,6 +11,7 @@ class RunnerOptions:
     device: str = "auto"
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    quantization: str = "auto"
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
     num_blocks_override: int | None = None

@@ -1,0 +1,44 @@
+"""Linear layers loaded dense and kept as int8: a ``LinearFactory``, chosen by ``runner.quantization``."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire_kernels import NATIVE, Int8Weight, int8_linear, quantise_int8
+from quire_server.layers.linear import Linear
+
+__all__ = ["Int8Linear", "has_native_kernels"]
+
+
+def has_native_kernels() -> bool:
+    """Whether the CPU kernels were built and the CPU can run them."""
+    return NATIVE is not None
+
+
+class Int8Linear(Linear):
+    """y = x W^T + b; W has a scale for each output, x one for each row, found on the way."""
+
+    def __init__(
+        self,
+        prefixes: Sequence[str],
+        in_size: int,
+        out_sizes: Sequence[int],
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        weight: Tensor | None = None,
+    ) -> None:
+        super().__init__(prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device, weight=weight)
+        self._quantised: Int8Weight | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert self._quantised is not None, "finish() comes before the first call"
+        return int8_linear(x, self._quantised, self.bias)
+
+    def finish(self) -> None:
+        """Quantise, and give the dense matrix back."""
+        self._quantised = quantise_int8(self.weight)
+        self.weight = torch.empty(0)
+        self.bias = None if self.bias is None else self.bias.float()

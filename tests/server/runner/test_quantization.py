@@ -1,0 +1,77 @@
+"""int8 through the whole runner: chosen only where it may be, and no answer depends on the batch."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from quire_server.core.errors import ConfigError
+from quire_server.layers.int8_linear import Int8Linear
+from quire_server.layers.linear import Linear
+from quire_server.layers.quantized.gptq import GPTQ
+from quire_server.layers.quantized.linear import Quantization
+from quire_server.layers.quantized.skipping import Skipped
+from quire_server.runner import quantization
+from tests.server.runner.in_process import InProcessEngine, greedy, load
+
+PROMPTS = [[(7 * i + 13 * j) % 40000 + 50 for j in range(3 + 5 * i)] for i in range(4)]
+
+
+@pytest.fixture(scope="module")
+def int8_runner(smollm2: Path):
+    return load(smollm2, dtype="bfloat16", quantization="int8", max_model_len=256)
+
+
+@pytest.fixture(scope="module")
+def alone(int8_runner) -> list[list[int]]:
+    return [InProcessEngine(int8_runner).generate([prompt], greedy(4))[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("condition", [{}, {"num_blocks": 5, "max_model_len": 48}], ids=str)
+def test_with_int8_each_prompt_gets_the_answer_that_it_gets_alone(
+    int8_runner, alone: list[list[int]], condition: dict[str, object]
+) -> None:
+    assert InProcessEngine(int8_runner, **condition).generate(PROMPTS, greedy(4)) == alone
+
+
+def test_with_int8_smollm2_still_knows_the_capital_of_france(smollm2: Path, int8_runner) -> None:
+    tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+    prompt = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    answer = InProcessEngine(int8_runner).generate([tokenizer.encode(prompt).ids], greedy(12))[0]
+    assert "Paris" in tokenizer.decode(answer)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "dtype_is_auto", "dtype", "has_kernels", "chosen"),
+    [
+        ("auto", True, "bfloat16", True, "int8"),
+        ("auto", True, "bfloat16", False, "none"),
+        ("auto", True, "float32", True, "none"),
+        ("auto", False, "bfloat16", True, "none"),
+        ("none", True, "bfloat16", True, "none"),
+        ("int8", False, "float32", False, "int8"),
+    ],
+)
+def test_nobody_who_named_a_dtype_gets_int8_unasked(
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: str,
+    dtype_is_auto: bool,
+    dtype: str,
+    has_kernels: bool,
+    chosen: str,
+) -> None:
+    monkeypatch.setattr(quantization, "has_native_kernels", lambda: has_kernels)
+    name, factory = quantization.choose(wanted, checkpoint=None, dtype_is_auto=dtype_is_auto, dtype=dtype)
+    assert (name, factory) == (chosen, {"int8": Int8Linear, "none": Linear}[chosen])
+
+
+def test_an_unknown_quantization_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="'int3' is not supported; supported: auto, none, int8"):
+        quantization.choose("int3", checkpoint=None, dtype_is_auto=True, dtype="bfloat16")
+
+
+def test_a_quantised_checkpoint_is_not_rounded_twice() -> None:
+    gptq = Quantization("gptq", GPTQ(128, False, 1), Skipped())
+    assert quantization.choose("auto", checkpoint=gptq, dtype_is_auto=True, dtype="bfloat16")[1] is Linear
+    with pytest.raises(ConfigError, match=r"quantised already \(gptq\): drop --quantization int8"):
+        quantization.choose("int8", checkpoint=gptq, dtype_is_auto=True, dtype="bfloat16")
