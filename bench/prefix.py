@@ -18,7 +18,7 @@ from quire_server.core.request import Request, SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.runner.model_runner import ModelRunner, RunnerOptions
 
-STREAMS, PROMPT, ANSWER, LONG = 8, 256, 16, 1024
+STREAMS, PROMPT, ANSWER, LONG = 4, 256, 16, 1024
 REPEATS = 3
 
 
@@ -108,9 +108,9 @@ def main() -> None:
     arguments = parser.parse_args()
     options = RunnerOptions(
         dtype="float32",
-        max_model_len=2048,
+        max_model_len=LONG + 128,
         max_num_batched_tokens=LONG,
-        num_blocks_override=(STREAMS * (PROMPT + ANSWER)) // 16 + 16,
+        num_blocks_override=LONG // 16 + 16,
         kv_offload_host_bytes=1 << 30,
     )
     runner = ModelRunner.load(models.smollm2(), options, lambda loaded, total: None)

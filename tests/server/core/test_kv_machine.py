@@ -38,7 +38,15 @@ class KVMachine(RuleBasedStateMachine):
         self.computed: set[tuple[str, tuple[int, ...]]] = set()  # since the last reset
         self.running: list[Sequence] = []
 
-    @rule(prompt=prompts, salt=st.sampled_from(["", "x"]), ttl=st.sampled_from([0.0, 3.0]))
+    @rule(
+        several=st.lists(prompts, min_size=1, max_size=4),
+        salt=st.sampled_from(["", "", "x"]),
+        ttl=st.sampled_from([0.0, 3.0]),
+    )
+    def start_some(self, several: list[list[int]], salt: str, ttl: float) -> None:
+        for prompt in several:
+            self.start(prompt, salt, ttl)
+
     def start(self, prompt: list[int], salt: str, ttl: float) -> None:
         request = Request("r", tuple(prompt), SamplingParams(9), 0.0, cache_salt=salt, cache_ttl=ttl)
         sequence = Sequence(request, (0, 0), 0, frozenset(), 99, 0, list(prompt), PrefixChain(salt))
