@@ -7,16 +7,18 @@ MAKEFLAGS += --no-print-directory
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 READY := .venv/.ready
+# A cluster of the user's, as e2e.cluster.foreign_kubeconfig has it: empty where KUBECONFIG names our own.
+FOREIGN := $(filter-out $(abspath .cluster/kubeconfig),$(abspath $(KUBECONFIG)))
 COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	--generate-hashes --no-emit-index-url --no-annotate --no-header
 
-.PHONY: help setup up down check unit test bench images docs lock
+.PHONY: help setup up down check unit test soak bench images docs lock
 
 help: ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
 setup: $(READY) ## .venv, system packages, the cluster's programs; quick when all is there
-	@$(PYTHON) -m e2e.cluster $(if $(KUBECONFIG),build,setup)
+	@$(PYTHON) -m e2e.cluster $(if $(FOREIGN),build,setup)
 
 up: $(READY) ## A real cluster with Quire on it, a model and its answer (KUBECONFIG=... uses yours)
 	@$(PYTHON) -m e2e.up
@@ -32,12 +34,22 @@ check: $(READY) ## ruff, mypy, import contracts, tests/contracts
 	$(PYTEST) -q tests/contracts
 
 unit: setup ## Every test that needs no cluster
-	$(PYTEST) -q -m "not api and not cluster" tests
+	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 -m "not api and not cluster and not soak" tests
 
-test: setup check unit ## Everything, the stories on a real cluster included
-	$(PYTEST) -q -m api tests e2e
+# API servers and nodes of the tests' own stand side by side: most of the time somebody waits for a lease or a
+# restart. The stories come one after the other, for some count everything that happens on the cluster.
+test: setup check unit ## Everything, the stories on a real cluster included (KUBECONFIG=... uses yours)
+ifdef FOREIGN
+	@echo "KUBECONFIG=$(KUBECONFIG): left out are the tests that start API servers or nodes (-m api, tests/cluster)"
+else
+	$(PYTEST) -q -n 4 --dist loadfile -m "api or cluster" tests/chart tests/cluster e2e/api e2e/operator
+endif
 	$(PYTHON) -m e2e.up
-	$(PYTEST) -m cluster tests e2e
+	$(PYTEST) -m cluster e2e/stories
+	$(PYTEST) -q -m soak tests/soak
+
+soak: $(READY) ## Twenty minutes of overload, fifty killed engines
+	SOAK_MINUTES=20 SOAK_KILLS=50 $(PYTEST) -q -m soak tests/soak
 
 bench: $(READY) ## Speed on this machine, against peers
 	$(PYTHON) bench/cpu.py
@@ -61,7 +73,7 @@ $(READY): requirements/uv.txt requirements/dev.txt pyproject.toml
 		|| { echo "error: Python >= 3.11 is needed: apt-get install python3"; exit 1; }
 	@python3 -c 'import ensurepip, venv' 2>/dev/null || { \
 		[ "$$(id -u)" = 0 ] || { echo "error: missing python3-venv: sudo apt-get install python3-venv"; exit 1; }; \
-		echo "installing python3-venv"; \
+		echo "This changes on the host before anything else: apt-get install python3-venv (it stays)"; \
 		apt-get update -q >/dev/null; \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends python3-venv >/dev/null; }
 	@[ -x $(PYTHON) ] || python3 -m venv .venv

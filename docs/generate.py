@@ -87,12 +87,12 @@ reasons by `make docs`.
 def failures() -> str:
     sections = [FAILURES_HEAD]
     for reason in REASONS.values():
-        exit_code = f" The server ends with exit code {reason.exit_code}." if reason.exit_code else ""
+        code = "" if reason.exit_code is None else f" The server ends with exit code {reason.exit_code}."
         stalled = (
             " Seen again, it sets `Stalled`: no retry helps until something changes." if reason.final else ""
         )
         sections.append(
-            f"## {reason.name}\n\n{sentence(reason.what)}{exit_code}{stalled}\n\n"
+            f"## {reason.name}\n\n{sentence(reason.what)}{code}{stalled}\n\n"
             f"**What to do:** {sentence(reason.remedy)}\n"
         )
     return "\n".join(sections)

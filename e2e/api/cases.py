@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from e2e.api.kv_cases import KV_CASES
 from e2e.api.specs import Body, merged, minimal, schemas
 
 
@@ -62,10 +63,6 @@ def _env(name: str) -> Body:
     return _engine(env=[{"name": name, "value": "1"}])
 
 
-def _cache(memory: str | int, of: str = "2Gi") -> Body:
-    return minimal(engine={"kvCache": {"memory": memory}}, resources={"memory": of})
-
-
 def _resources(**fields: Any) -> Body:
     return minimal(resources=fields)
 
@@ -94,194 +91,209 @@ _ENV = "spec.engine.env[].name"
 _TOLERATION = "spec.scheduling.tolerations[]"
 _ALLOW = "spec.networking.networkPolicy.allowFrom[]"
 
-CASES: dict[str, Cases] = {
-    "object#0": Cases(
-        field="",
-        accepted=(_named("a"), _named("a" * 40), _named("qwen3-32b")),
-        refused=(_named("a" * 41), _named("9lives"), _named("a.b")),
-    ),
-    "spec#0": Cases(
-        field="spec.engine",
-        accepted=(_cache("1Gi"), _cache(2**30), _cache("1999m", "64Mi"), _engine(kvCache={})),
-        refused=(_cache("2Gi"), _cache("3Gi"), _cache(2**31), _cache("0.1Ti", "100Gi")),
-    ),
-    "spec.model.source.pvc.path#0": Cases(
-        field="spec.model.source.pvc.path",
-        accepted=(_pvc("a/b"), _pvc(""), _pvc("a/..b"), _pvc("-x $(id); 'y'"), _pvc(".hidden")),
-        refused=(_pvc("/a"), _pvc("a/../b"), _pvc(".."), _pvc("../../etc")),
-    ),
-    "spec.engine.kvCache.memory#0": Cases(
-        field="spec.engine.kvCache.memory",
-        accepted=(_cache("1.5Mi"), _cache(1048576), _cache("1M")),
-        refused=(
-            _cache("0"),
-            _cache(0),
-            _cache(-1),
-            _cache("1e3"),
-            _cache("1 Gi"),
-            _cache("lots"),
-            _cache(""),
+CASES: dict[str, Cases] = (
+    {
+        "object#0": Cases(
+            field="",
+            accepted=(_named("a"), _named("a" * 40), _named("qwen3-32b")),
+            refused=(_named("a" * 41), _named("9lives"), _named("a.b")),
         ),
-    ),
-    "spec.engine.extraArgs[]#0": Cases(
-        field="spec.engine.extraArgs[0]",
-        accepted=(
-            _arguments("--seed", "1"),
-            _arguments("--max-num-batched-tokens=512"),
-            _arguments("--hostile"),
-            _arguments("$(id)", "a\nb", "--x=--host"),
-        ),
-        refused=(
-            _arguments("--host"),
-            _arguments("--port=1"),
-            _arguments("--health-port=1\n2"),
-            _arguments("--served-model-name", "x"),
-            _arguments("--no-enable-prefix-caching"),
-            _arguments("--api-keys-dir=/tmp"),
-            _arguments("--drain-timeout-seconds=1"),
-        ),
-    ),
-    f"{_ENV}#0": Cases(
-        field="spec.engine.env[0].name",
-        accepted=(_env("OMP_NUM_THREADS"), _env("QUIRE_FAULT"), _env("MY_QUIRE_X"), _env("_LD_X")),
-        refused=(
-            _env("QUIRE_PORT"),
-            _env("QUIRE_ALLOW_FAULTS"),
-            _env("QUIRE_FAULTS"),
-            _env("LD_PRELOAD"),
-            _env("PYTHONPATH"),
-        ),
-    ),
-    "spec.resources#0": Cases(
-        field="spec.resources.sharedMemory",
-        accepted=(
-            _resources(sharedMemory="1Gi"),
-            _resources(sharedMemory="Auto"),
-            _resources(sharedMemory=4096),
-        ),
-        refused=(_resources(sharedMemory="2Gi"), _resources(sharedMemory="3Gi", memory="2.5Gi")),
-    ),
-    "spec.resources.cpu#0": Cases(
-        field="spec.resources.cpu",
-        accepted=(_resources(cpu="100m"), _resources(cpu=1), _resources(cpu="0.5"), _resources(cpu="1024")),
-        refused=(
-            _resources(cpu="0"),
-            _resources(cpu=0),
-            _resources(cpu=-1),
-            _resources(cpu="1025"),
-            _resources(cpu="1 core"),
-        ),
-    ),
-    "spec.resources.memory#0": Cases(
-        field="spec.resources.memory",
-        accepted=(_resources(memory="64Mi"), _resources(memory=2**30), _resources(memory="1.5Gi")),
-        refused=(
-            _resources(memory="512m"),
-            _resources(memory="63Mi"),
-            _resources(memory=2),
-            _resources(memory="65Ti"),
-        ),
-    ),
-    "spec.resources.sharedMemory#0": Cases(
-        field="spec.resources.sharedMemory",
-        accepted=(
-            _resources(sharedMemory="Auto"),
-            _resources(sharedMemory="256Mi"),
-            _resources(sharedMemory=1),
-        ),
-        refused=(_resources(sharedMemory="auto"), _resources(sharedMemory="0"), _resources(sharedMemory=-5)),
-    ),
-    "spec.scheduling.nodeSelector#0": Cases(
-        field="spec.scheduling.nodeSelector",
-        accepted=(_selector({"disktype": "ssd"}), _selector({"example.com/a_B.c": ""})),
-        refused=(
-            _selector({"a b": "x"}),
-            _selector({"-a": "x"}),
-            _selector({"Example.com/a": "x"}),
-            _selector({"": "x"}),
-        ),
-    ),
-    f"{_TOLERATION}#0": Cases(
-        field="spec.scheduling.tolerations[0]",
-        accepted=(_toleration(key="a", operator="Exists"), _toleration(key="a", operator="Equal", value="x")),
-        refused=(_toleration(key="a", operator="Exists", value="x"),),
-    ),
-    f"{_TOLERATION}#1": Cases(
-        field="spec.scheduling.tolerations[0]",
-        accepted=(_toleration(operator="Exists"), _toleration(key="a", value="x")),
-        refused=(_toleration(value="x"), _toleration(), _toleration(key="", operator="Equal")),
-    ),
-    f"{_TOLERATION}#2": Cases(
-        field="spec.scheduling.tolerations[0]",
-        accepted=(
-            _toleration(key="a", effect="NoExecute", tolerationSeconds=0),
-            _toleration(key="a", effect="NoSchedule"),
-        ),
-        refused=(
-            _toleration(key="a", tolerationSeconds=1),
-            _toleration(key="a", effect="NoSchedule", tolerationSeconds=1),
-        ),
-    ),
-    "spec.health#0": Cases(
-        field="spec.health.loadStallTimeoutSeconds",
-        accepted=(
-            minimal(health={"startupTimeoutSeconds": 300}),
-            minimal(health={"loadStallTimeoutSeconds": 1800}),
-        ),
-        refused=(
-            minimal(health={"startupTimeoutSeconds": 299}),
-            minimal(health={"loadStallTimeoutSeconds": 1801}),
-        ),
-    ),
-    "spec.drain#0": Cases(
-        field="spec.drain",
-        accepted=(
-            minimal(drain={"timeoutSeconds": 3590}),
-            minimal(drain={"preStopSeconds": 0, "timeoutSeconds": 3600}),
-        ),
-        refused=(
-            minimal(drain={"timeoutSeconds": 3591}),
-            minimal(drain={"preStopSeconds": 120, "timeoutSeconds": 3481}),
-        ),
-    ),
-    "spec.networking.service.annotations#0": Cases(
-        field="spec.networking.service.annotations",
-        accepted=(_annotations("a", "example.com/A"),),
-        refused=(_annotations("serving.quire.dev/applied-hash"), _annotations("a b"), _annotations("a/b/c")),
-    ),
-    f"{_ALLOW}#0": Cases(
-        field="spec.networking.networkPolicy.allowFrom[0]",
-        accepted=(
-            _peer(ipBlock={"cidr": "10.0.0.0/8"}),
-            _peer(podSelector={}),
-            _peer(namespaceSelector={}, podSelector={"matchLabels": {"app": "web"}}),
-        ),
-        refused=(_peer(), _peer(ipBlock={"cidr": "10.0.0.0/8"}, podSelector={})),
-    ),
-    "spec.rollout#0": Cases(
-        field="spec.rollout",
-        accepted=(
-            minimal(rollout={"maxSurge": 0, "maxUnavailable": 1}),
-            minimal(rollout={"maxUnavailable": 0}),
-        ),
-        refused=(minimal(rollout={"maxSurge": 0}), minimal(rollout={"maxSurge": 0, "maxUnavailable": 0})),
-    ),
-} | {
-    case_id: cases
-    for kind in ("namespaceSelector", "podSelector")
-    for case_id, cases in {
-        f"{_ALLOW}.{kind}.matchLabels#0": Cases(
-            field=f"spec.networking.networkPolicy.allowFrom[0].{kind}.matchLabels",
-            accepted=(_peer(**{kind: {"matchLabels": {"a.b/c": "d"}}}),),
-            refused=(_peer(**{kind: {"matchLabels": {"a b": "d"}}}),),
-        ),
-        f"{_ALLOW}.{kind}.matchExpressions[]#0": Cases(
-            field=f"spec.networking.networkPolicy.allowFrom[0].{kind}.matchExpressions[0]",
-            accepted=(_requirement(kind, operator="In", values=["a"]), _requirement(kind, operator="Exists")),
+        "spec#1": Cases(
+            field="spec.engine",
+            accepted=(
+                _engine(maxQueuedTokens=1),
+                minimal(engine={"maxRequestsPerKey": 8}, security={"apiKeysSecretRef": {"name": "keys"}}),
+            ),
             refused=(
-                _requirement(kind, operator="NotIn"),
-                _requirement(kind, operator="Exists", values=["a"]),
+                _engine(maxRequestsPerKey=8),
+                minimal(engine={"maxRequestsPerKey": 8}, security={"serviceAccountName": "x"}),
             ),
         ),
-    }.items()
-}
+        "spec.model.source.pvc.path#0": Cases(
+            field="spec.model.source.pvc.path",
+            accepted=(_pvc("a/b"), _pvc(""), _pvc("a/..b"), _pvc("-x $(id); 'y'"), _pvc(".hidden")),
+            refused=(_pvc("/a"), _pvc("a/../b"), _pvc(".."), _pvc("../../etc")),
+        ),
+        "spec.engine.extraArgs[]#0": Cases(
+            field="spec.engine.extraArgs[0]",
+            accepted=(
+                _arguments("--seed", "1"),
+                _arguments("--max-num-batched-tokens=512"),
+                _arguments("--hostile", "-x"),
+                _arguments("$(id)", "a\nb", "--x=--host"),
+            ),
+            refused=(
+                _arguments("--host"),
+                _arguments("-h"),
+                _arguments("--port=1"),
+                _arguments("--health-port=1\n2"),
+                _arguments("--served-model-name", "x"),
+                _arguments("--scheduling-policy", "sjf"),
+                _arguments("--no-enable-prefix-caching"),
+                _arguments("--api-keys-dir=/tmp"),
+                _arguments("--drain-timeout-seconds=1"),
+            ),
+        ),
+        f"{_ENV}#0": Cases(
+            field="spec.engine.env[0].name",
+            accepted=(_env("OMP_NUM_THREADS"), _env("QUIRE_FAULT"), _env("MY_QUIRE_X"), _env("_LD_X")),
+            refused=(
+                _env("QUIRE_PORT"),
+                _env("QUIRE_ALLOW_FAULTS"),
+                _env("QUIRE_FAULTS"),
+                _env("LD_PRELOAD"),
+                _env("PYTHONPATH"),
+            ),
+        ),
+        "spec.resources#0": Cases(
+            field="spec.resources.sharedMemory",
+            accepted=(
+                _resources(sharedMemory="1Gi"),
+                _resources(sharedMemory="Auto"),
+                _resources(sharedMemory=4096),
+            ),
+            refused=(_resources(sharedMemory="2Gi"), _resources(sharedMemory="3Gi", memory="2.5Gi")),
+        ),
+        "spec.resources.cpu#0": Cases(
+            field="spec.resources.cpu",
+            accepted=(
+                _resources(cpu="100m"),
+                _resources(cpu=1),
+                _resources(cpu="0.5"),
+                _resources(cpu="1024"),
+            ),
+            refused=(
+                _resources(cpu="0"),
+                _resources(cpu=0),
+                _resources(cpu=-1),
+                _resources(cpu="1025"),
+                _resources(cpu="1 core"),
+            ),
+        ),
+        "spec.resources.memory#0": Cases(
+            field="spec.resources.memory",
+            accepted=(_resources(memory="64Mi"), _resources(memory=2**30), _resources(memory="1.5Gi")),
+            refused=(
+                _resources(memory="512m"),
+                _resources(memory="63Mi"),
+                _resources(memory=2),
+                _resources(memory="65Ti"),
+            ),
+        ),
+        "spec.resources.sharedMemory#0": Cases(
+            field="spec.resources.sharedMemory",
+            accepted=(
+                _resources(sharedMemory="Auto"),
+                _resources(sharedMemory="256Mi"),
+                _resources(sharedMemory=1),
+            ),
+            refused=(
+                _resources(sharedMemory="auto"),
+                _resources(sharedMemory="0"),
+                _resources(sharedMemory=-5),
+            ),
+        ),
+        "spec.scheduling.nodeSelector#0": Cases(
+            field="spec.scheduling.nodeSelector",
+            accepted=(_selector({"disktype": "ssd"}), _selector({"example.com/a_B.c": ""})),
+            refused=(
+                _selector({"a b": "x"}),
+                _selector({"-a": "x"}),
+                _selector({"Example.com/a": "x"}),
+                _selector({"": "x"}),
+            ),
+        ),
+        f"{_TOLERATION}#0": Cases(
+            field="spec.scheduling.tolerations[0]",
+            accepted=(_toleration(key="a", operator="Exists"), _toleration(key="a", value="x")),
+            refused=(_toleration(key="a", operator="Exists", value="x"),),
+        ),
+        f"{_TOLERATION}#1": Cases(
+            field="spec.scheduling.tolerations[0]",
+            accepted=(_toleration(operator="Exists"), _toleration(key="a", value="x")),
+            refused=(_toleration(value="x"), _toleration(), _toleration(key="", operator="Equal")),
+        ),
+        f"{_TOLERATION}#2": Cases(
+            field="spec.scheduling.tolerations[0]",
+            accepted=(
+                _toleration(key="a", effect="NoExecute", tolerationSeconds=0),
+                _toleration(key="a", effect="NoSchedule"),
+            ),
+            refused=(
+                _toleration(key="a", tolerationSeconds=1),
+                _toleration(key="a", effect="NoSchedule", tolerationSeconds=1),
+            ),
+        ),
+        "spec.health#0": Cases(
+            field="spec.health.loadStallTimeoutSeconds",
+            accepted=(
+                minimal(health={"startupTimeoutSeconds": 300}),
+                minimal(health={"loadStallTimeoutSeconds": 1800}),
+            ),
+            refused=(
+                minimal(health={"startupTimeoutSeconds": 299}),
+                minimal(health={"loadStallTimeoutSeconds": 1801}),
+            ),
+        ),
+        "spec.drain#0": Cases(
+            field="spec.drain",
+            accepted=(
+                minimal(drain={"timeoutSeconds": 3590}),
+                minimal(drain={"preStopSeconds": 0, "timeoutSeconds": 3600}),
+            ),
+            refused=(
+                minimal(drain={"timeoutSeconds": 3591}),
+                minimal(drain={"preStopSeconds": 120, "timeoutSeconds": 3481}),
+            ),
+        ),
+        "spec.networking.service.annotations#0": Cases(
+            field="spec.networking.service.annotations",
+            accepted=(_annotations("a", "example.com/A"),),
+            refused=(
+                _annotations("serving.quire.dev/applied-hash"),
+                _annotations("a b"),
+                _annotations("a/b/c"),
+            ),
+        ),
+        f"{_ALLOW}#0": Cases(
+            field="spec.networking.networkPolicy.allowFrom[0]",
+            accepted=(
+                _peer(ipBlock={"cidr": "10.0.0.0/8"}),
+                _peer(podSelector={}),
+                _peer(namespaceSelector={}, podSelector={"matchLabels": {"app": "web"}}),
+            ),
+            refused=(_peer(), _peer(ipBlock={"cidr": "10.0.0.0/8"}, podSelector={})),
+        ),
+        "spec.rollout#0": Cases(
+            field="spec.rollout",
+            accepted=(
+                minimal(rollout={"maxSurge": 0, "maxUnavailable": 1}),
+                minimal(rollout={"maxUnavailable": 0}),
+            ),
+            refused=(minimal(rollout={"maxSurge": 0}), minimal(rollout={"maxSurge": 0, "maxUnavailable": 0})),
+        ),
+    }
+    | {
+        case_id: cases
+        for kind in ("namespaceSelector", "podSelector")
+        for case_id, cases in {
+            f"{_ALLOW}.{kind}.matchLabels#0": Cases(
+                field=f"spec.networking.networkPolicy.allowFrom[0].{kind}.matchLabels",
+                accepted=(_peer(**{kind: {"matchLabels": {"a.b/c": "d"}}}),),
+                refused=(_peer(**{kind: {"matchLabels": {"a b": "d"}}}),),
+            ),
+            f"{_ALLOW}.{kind}.matchExpressions[]#0": Cases(
+                field=f"spec.networking.networkPolicy.allowFrom[0].{kind}.matchExpressions[0]",
+                accepted=(
+                    _requirement(kind, operator="In", values=["a"]),
+                    _requirement(kind, operator="Exists"),
+                ),
+                refused=(
+                    _requirement(kind, operator="NotIn"),
+                    _requirement(kind, operator="Exists", values=["a"]),
+                ),
+            ),
+        }.items()
+    }
+    | {case_id: Cases(**arguments) for case_id, arguments in KV_CASES.items()}
+)

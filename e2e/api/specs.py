@@ -85,6 +85,8 @@ _OVERRIDES: dict[str, st.SearchStrategy[Any]] = {
     ),
     "spec.resources.sharedMemory": st.sampled_from(["Auto", "1Mi", "0.5Ki", 4096, "12.5M", "1000000"]),
     "spec.engine.kvCache.memory": st.sampled_from([1, "1M", "1.5Mi", "33554432", "2500m"]),
+    "spec.engine.kvCache.hostOffload": st.sampled_from(["1Mi", "12.5M", 4096]),
+    "spec.engine.kvCache.diskOffload": st.sampled_from(["20Gi", "0.5Ti", 10**12]),
     "spec.engine.extraArgs": st.lists(
         st.sampled_from(_HOSTILE) | st.text(max_size=20).filter(lambda t: "\0" not in t), max_size=4
     ).map(lambda args: [argument for argument in args if argument != "--host"]),
@@ -151,11 +153,18 @@ def _objects(schema: Body, path: str) -> st.SearchStrategy[Any]:
 def _repaired(entry: Body, path: str) -> Body:
     """The entry without what a rule across its fields forbids."""
     match path.removeprefix("spec."):
+        case "spec":
+            if "apiKeysSecretRef" not in entry.get("security", {}):
+                entry.get("engine", {}).pop("maxRequestsPerKey", None)
         case "model.source.pvc":
             if entry.get("path", "").startswith("/") or ".." in entry.get("path", "").split("/"):
                 del entry["path"]
         case "engine.env[]":
             entry["name"] = f"X_{entry['name']}"[:128]
+        case "engine.kvCache":
+            if "hostOffload" not in entry:
+                entry.pop("diskOffload", None)
+                entry.pop("preemptionMode", None)
         case "health":
             if entry.get("loadStallTimeoutSeconds", 300) > entry.get("startupTimeoutSeconds", 1800):
                 entry["loadStallTimeoutSeconds"] = 10

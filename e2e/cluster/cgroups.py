@@ -4,6 +4,7 @@
 finds the pods' processes in it and removes it.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,15 @@ def create(name: str) -> None:
     if not found.v1:
         _delegate(found.v2[0])
         (found.v2[0] / name).mkdir(exist_ok=True)
+    _weigh((*found.v1, *found.v2), name)
+
+
+def _weigh(trees: tuple[Path, ...], name: str) -> None:
+    """A node weighs as much as a busy program for each processor; its pods do not wait for every compiler."""
+    for tree in trees:
+        for setting, one in (("cpu.shares", 1024), ("cpu.weight", 100)):
+            if (tree / name / setting).exists():
+                (tree / name / setting).write_text(str(one * (os.cpu_count() or 1)))
 
 
 def processes(name: str) -> set[int]:

@@ -145,7 +145,7 @@ def cluster_api_server(cluster: Cluster) -> list[str]:
 
 
 def controller_manager(cluster: Cluster) -> list[str]:
-    """All controllers, with an autoscaler that looks often enough for a test."""
+    """All controllers, with an autoscaler and a binder that look often enough for a test."""
     pki = cluster.checkout.pki
     kubeconfig = cluster.checkout.config / "controller-manager.kubeconfig"
     return [
@@ -164,6 +164,8 @@ def controller_manager(cluster: Cluster) -> list[str]:
         f"--node-cidr-mask-size={cluster.addresses.pods.prefixlen}",
         f"--service-cluster-ip-range={cluster.addresses.services}",
         "--horizontal-pod-autoscaler-sync-period=3s",
+        # A claim that meets its volume before the binder knows both waits for the next round (default: 15 s).
+        "--pvclaimbinder-sync-period=1s",
         "--kube-api-qps=200",
         "--kube-api-burst=400",
     ]

@@ -56,10 +56,14 @@ def describe(checkout: Checkout, facts: Facts) -> str:
         "             ip_forward, bridge and iptables rules exist inside the namespace only",
         f"  cgroups    /{checkout.cgroup}",
         f"  sysctls    {', '.join(changed) + ' (by the kubelet)' if changed else 'none'}",
-        f"  files      {checkout.state}, {checkout.run}, links in /var/log/containers",
+        f"  files      {checkout.state}, .venv and .cache beside it, {checkout.run},",
+        "             links in /var/log/containers",
     ]
     if facts.needs_bridge_module:
         lines.append("  modules    br_netfilter (stays loaded)")
     lines.append("`make down` undoes it; .cluster keeps the programs, the images and the logs.")
-    lines.append("Built images stay in buildah's own store, too: `buildah rmi --all` empties that.")
+    lines.append(
+        "The newest images stay in buildah's own store, too (`buildah rmi --all` empties that), and every"
+    )
+    lines.append(f"pushed one in {checkout.registry}, which may be removed after `make down`.")
     return "\n".join(lines)

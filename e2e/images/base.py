@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from e2e.images import console
-from e2e.images.tools import Tool
+from e2e.images.tools import BASE_REPOSITORY, Tool
 
 PUBLIC_BASE = "debian:12-slim"
 _SUITE = "bookworm"
@@ -35,12 +35,12 @@ def name(environ: Mapping[str, str]) -> str:
     if shutil.which("debootstrap") is None or os.geteuid() != 0:
         return PUBLIC_BASE
     recipe = hashlib.sha256(repr((_SUITE, _NOT_NEEDED)).encode()).hexdigest()[:12]
-    return f"localhost/quire-base:{recipe}"
+    return f"{BASE_REPOSITORY}:{recipe}"
 
 
 def ensure(tool: Tool, base: str) -> None:
     """Makes the base if it is one of ours and is not there yet."""
-    if not base.startswith("localhost/quire-base:") or tool.has(base):
+    if not base.startswith(f"{BASE_REPOSITORY}:") or tool.has(base):
         return
     with tempfile.TemporaryDirectory(prefix="quire-base-", dir="/var/tmp") as directory:
         rootfs = Path(directory) / "rootfs"

@@ -57,6 +57,7 @@ def _ensure(tool: Tool, image: Recipe, root: Path, base_name: str, environ: Mapp
     if tool.has(name):
         return name
     began = time.monotonic()
+    tool.clean()
     base.ensure(tool, base_name)
     with machine.secrets(environ) as mounted:
         arguments = {"BASE": base_name, "VERSION": recipe.version(root)}

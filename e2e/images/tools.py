@@ -3,14 +3,18 @@
 Called by `base` and `build`. Knows Dockerfiles and image names, not what Quire puts into them.
 """
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from e2e.images import console
 from e2e.images.errors import ImageError
+
+BASE_REPOSITORY = "localhost/quire-base"
+_BASE_CONTAINER = "quire-base-in-the-making"
 
 # Loopback is fast and the processor is not: the lightest compression, which containerd also unpacks fastest.
 _COMPRESSION = ("--compression-format", "zstd", "--compression-level", "1")
@@ -44,6 +48,9 @@ class Tool(Protocol):
     def forget_others(self, image: str) -> None:
         """Removes all other tags of the image's repository."""
 
+    def clean(self) -> None:
+        """Removes what our builds left that were killed. No build of ours may be running."""
+
 
 class Buildah:
     """buildah with its default store, so that all checkouts of a machine share the heavy layers."""
@@ -52,12 +59,14 @@ class Buildah:
         return console.succeeds(["buildah", "inspect", "--type", "image", image])
 
     def build(self, build: Build, image: str) -> None:
-        argv = ["buildah", "build", "--isolation", "chroot", "--layers", "--tag", image]
+        # Killed along with us: who builds next takes it that nobody does.
+        argv = ["setpriv", "--pdeathsig", "KILL", "buildah", "build"]
+        argv += ["--isolation", "chroot", "--layers", "--tag", image]
         argv += ["--file", str(build.context / build.dockerfile), *_options(build), str(build.context)]
         console.run(image.rsplit("/", 1)[-1], argv, milestones=r"STEP \d+/\d+: FROM|^Installed")
 
     def from_directory(self, rootfs: Path, image: str) -> None:
-        container = console.output(["buildah", "from", "scratch"])
+        container = console.output(["buildah", "from", "--name", _BASE_CONTAINER, "scratch"])
         try:
             console.output(["buildah", "add", "--quiet", container, str(rootfs), "/"])
             console.output(["buildah", "commit", "--quiet", container, image])
@@ -72,6 +81,13 @@ class Buildah:
     def forget_others(self, image: str) -> None:
         for other in _others(image, console.output(["buildah", "images", "--format", "{{.Name}}:{{.Tag}}"])):
             console.succeeds(["buildah", "rmi", other])
+
+    def clean(self) -> None:
+        listed = console.output(["buildah", "containers", "--quiet", "--noheading", "--notruncate"])
+        for container in listed.split():
+            inspected = json.loads(console.output(["buildah", "inspect", "--type", "container", container]))
+            if is_of_ours(inspected):
+                console.output(["buildah", "rm", container])
 
 
 class Docker:
@@ -100,6 +116,20 @@ class Docker:
             image, console.output(["docker", "images", "--format", "{{.Repository}}:{{.Tag}}"])
         ):
             console.succeeds(["docker", "rmi", other])
+
+    def clean(self) -> None:
+        """BuildKit's daemon does that."""
+
+
+def is_of_ours(container: Mapping[str, Any]) -> bool:
+    """Whether a working container, as `buildah inspect` shows it, is of a build of ours (pure).
+
+    It is the base in the making, starts from our base, or went through a step that only our Dockerfiles have.
+    """
+    if container["Container"] == _BASE_CONTAINER or container["FromImage"].startswith(BASE_REPOSITORY):
+        return True
+    history = container["OCIv1"].get("history") or []
+    return any("install -d -o 65532 -g 65532 /home/quire" in step.get("created_by", "") for step in history)
 
 
 def choose() -> Tool:

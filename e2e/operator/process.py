@@ -16,30 +16,45 @@ from e2e.operator.world import World, eventually
 ROOT = Path(__file__).parents[2]
 
 
-class OperatorProcess:
-    """One replica. `name` is its POD_NAME and so its identity in the Lease."""
+# As in a pod, but for the place where the kubelet puts the ServiceAccount's files.
+_IN_POD = """
+import pathlib, sys
+from quire_operator import __main__
+from quire_operator.cluster import connection
+connection.SERVICE_ACCOUNT = pathlib.Path(sys.argv[1])
+sys.exit(__main__.main(["run"]))
+"""
 
-    def __init__(self, name: str, kubeconfig: Path, directory: Path, **environ: str) -> None:
+
+class OperatorProcess:
+    """One replica. `name` is its POD_NAME and so its identity in the Lease.
+
+    `credentials`: a kubeconfig, or the directory of a ServiceAccount's files.
+    """
+
+    def __init__(self, name: str, credentials: Path, directory: Path, **environ: str) -> None:
         self.name = name
         self.port = _free_port()
         self.log = directory / f"{name}.log"
         self._environ = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT / "operator"),
-            "KUBECONFIG": str(kubeconfig),
+            **({} if credentials.is_dir() else {"KUBECONFIG": str(credentials)}),
             "POD_NAME": name,
             "POD_NAMESPACE": "quire-system",
             "QUIRE_ENGINE_IMAGE": "registry.example/quire-server:1",
             "QUIRE_METRICS_PORT": str(self.port),
             **environ,
         }
+        program = (
+            ["-c", _IN_POD, str(credentials)] if credentials.is_dir() else ["-m", "quire_operator", "run"]
+        )
+        self._command = [sys.executable, *program]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> OperatorProcess:
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "quire_operator", "run"], env=self._environ, stderr=log, stdout=log
-            )
+            self._process = subprocess.Popen(self._command, env=self._environ, stderr=log, stdout=log)
         return self
 
     @property
@@ -83,6 +98,11 @@ class OperatorProcess:
             return error.code, error.read().decode()
         except OSError:
             return 0, ""
+
+    def metrics(self) -> dict[str, float]:
+        """Its metrics by name and labels, as they stand on the page; none while nobody answers."""
+        lines = (line.rpartition(" ") for line in self.ask("/metrics")[1].splitlines() if line[:1] != "#")
+        return {name: float(value) for name, _, value in lines}
 
     def wait_leading(self, world: World, seconds: float = 30) -> OperatorProcess:
         eventually(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -44,18 +45,23 @@ def install(world: World, bodies: list[Body]) -> None:
 def token_kubeconfig(server: ApiServer, world: World, account: str, path: Path) -> Path:
     """Written to `path`: the way in with a token of `account` in the operator's namespace."""
     config = yaml.safe_load(server.kubeconfig.read_text(encoding="utf-8"))
+    cluster = config["clusters"][0]["cluster"]
+    authority = Path(cluster.pop("certificate-authority")).read_bytes()
+    cluster["certificate-authority-data"] = base64.b64encode(authority).decode()
+    config["users"][0]["user"] = {"token": token(world, account)}
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+def token(world: World, account: str, **spec: Any) -> str:
+    """A token of `account` in the operator's namespace."""
     answer = world.client.request(
         "POST",
         f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/serviceaccounts/{account}/token",
         {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
-            "spec": {"expirationSeconds": 7200},
+            "spec": {"expirationSeconds": 7200, **spec},
         },
     )
-    cluster = config["clusters"][0]["cluster"]
-    authority = Path(cluster.pop("certificate-authority")).read_bytes()
-    cluster["certificate-authority-data"] = base64.b64encode(authority).decode()
-    config["users"][0]["user"] = {"token": answer["status"]["token"]}
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    return path
+    return str(answer["status"]["token"])

@@ -1,4 +1,7 @@
-"""The API server goes away for more than a minute: the operator stays up and healthy, and catches up."""
+"""The API server is silent for more than a minute: the operator stays up and healthy, and catches up.
+
+Its sister test_missing_rights.py lasts as long: two files, so that they can run side by side.
+"""
 
 from __future__ import annotations
 
@@ -45,27 +48,4 @@ def test_an_api_server_that_is_silent_for_a_minute_is_survived(
 
     print(f"\n  caught up {time.monotonic() - back:.1f} s after the API server was back")
     assert time.monotonic() - back <= 15
-    assert operator.code is None
-
-
-def test_missing_rights_for_a_minute_are_survived(
-    world: World, namespace: str, start: Callable[..., OperatorProcess]
-) -> None:
-    role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/quire-operator"
-    rules = world.client.request("GET", role)["rules"]
-    operator = start("forbidden").wait_leading(world)
-    world.deploy(namespace, "m")
-    eventually("all children", lambda: world.has_children(namespace, "m"))
-
-    world.client.request("PATCH", role, {"rules": None}, "application/merge-patch+json")
-    try:
-        world.delete("Service", namespace, "m")
-        until = time.monotonic() + OUTAGE_SECONDS
-        while time.monotonic() < until:
-            assert operator.code is None, operator.tail()
-            time.sleep(1)
-    finally:
-        world.client.request("PATCH", role, {"rules": rules}, "application/merge-patch+json")
-
-    eventually("the Service is back", lambda: world.get("Service", namespace, "m"), seconds=30)
     assert operator.code is None

@@ -1,50 +1,102 @@
-"""Restarting the operator changes nothing: it writes its Lease and nothing else."""
+"""Restarting the operator changes nothing: it writes its Lease and nothing else, and ends without a sound."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from e2e.operator import pods
 from e2e.operator.process import OperatorProcess
-from e2e.operator.world import World, eventually
+from e2e.operator.statusz import Speaker, speaking
+from e2e.operator.world import CHILDREN, NAME_LABEL, World, eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
+
+WATCHED = ("LLMDeployment", *CHILDREN, "ReplicaSet", "Pod")
+MODELS = ("serving", "failing", "loading", "wrong")
 
 
 def test_ten_restarts_write_nothing_but_the_lease(
     world: World, namespace: str, start: Callable[..., OperatorProcess]
 ) -> None:
-    operator = start("restarts").wait_leading(world)
-    for name in ("serving", "failing"):
-        world.deploy(namespace, name)
-        eventually("all children", lambda name=name: world.has_children(namespace, name))  # type: ignore[misc]
-    world.make_pod(namespace, "serving", pods.ready())
-    world.make_pod(namespace, "failing", pods.terminated(66, "ModelNotFound", restarts=3))
-    world.roll_out(namespace, "serving", ready=1)
-    world.roll_out(namespace, "failing", ready=0, replicas=1)
-    world.wait_condition(namespace, "serving", "Ready", "True")
-    world.wait_condition(namespace, "failing", "Stalled", "True")
-    eventually("the ready pod is released", lambda: not protecting(world, namespace, "serving"))
-    operator.stop()
-    before = world.writes()
-    assert before[f"patch llmdeployments/status {namespace}/serving"] > 0, "the audit log shows the writes"
-
-    for _ in range(10):
-        operator.start().wait_leading(world)
-        eventually("it has looked at both", lambda: reconciled(operator) >= 2)
+    # It sees this namespace alone: what it writes is about what stands here.
+    operator = start("restarts", QUIRE_WATCH_NAMESPACES=namespace).wait_leading(world)
+    with settled(world, namespace) as speakers:
         operator.stop()
+        before = world.writes()
+        assert before[f"patch llmdeployments/status {namespace}/serving"] > 0, "the audit log shows writes"
 
-    # Of its own namespace only; story 4 counts the writes to a whole cluster.
-    assert {what: n for what, n in (world.writes() - before).items() if f" {namespace}/" in what} == {}
+        for _ in range(10):
+            asked = [speaker.asked for speaker in speakers]
+            operator.start().wait_leading(world)
+            eventually("it has looked at all of them", lambda: has_looked(operator, len(MODELS)))
+            eventually(
+                "it has asked the pods that are not ready",
+                lambda asked=asked: all(s.asked > n for s, n in zip(speakers, asked, strict=True)),  # type: ignore[misc]
+            )
+            operator.stop()
+
+    assert {what: n for what, n in (world.writes() - before).items() if " leases " not in what} == {}
+
+
+def test_an_operator_that_is_stopped_while_it_reads_the_cluster_says_nothing_of_it(
+    world: World, namespace: str, start: Callable[..., OperatorProcess]
+) -> None:
+    for index in range(200):
+        labels = {NAME_LABEL: "nobody"}
+        world.create("ConfigMap", namespace, {"metadata": {"name": f"c-{index}", "labels": labels}})
+    operator = start("reader", QUIRE_WATCH_NAMESPACES=namespace).wait_leading(world)
+    eventually("the first of many", lambda: tells_of(operator, "ConfigMap"), poll=0.002)
+
+    operator.send(signal.SIGTERM)
+
+    assert operator.wait(15) == 0
+    assert world.lease_holder() == ""
+    assert "ERROR" not in operator.tail() and "Traceback" not in operator.tail(), operator.tail()
+
+
+@contextmanager
+def settled(world: World, namespace: str) -> Iterator[tuple[Speaker, ...]]:
+    """One LLMDeployment of each sort, and the last thing written about each: nothing is left to be done."""
+    progress = {"phase": "loading", "loadedBytes": 40, "totalBytes": 100, "etaSeconds": 60}
+    mismatch = {"phase": "serving", "reason": "CanaryMismatch"}
+    with speaking(progress) as loading, speaking(mismatch) as wrong:
+        for name in MODELS:
+            world.deploy(namespace, name)
+            eventually("all children", lambda name=name: world.has_children(namespace, name))  # type: ignore[misc]
+        world.make_pod(namespace, "serving", pods.ready())
+        world.make_pod(namespace, "failing", pods.terminated(66, "ModelNotFound", restarts=3))
+        world.make_pod(namespace, "loading", pods.loading(ip=loading.ip))
+        world.make_pod(namespace, "wrong", pods.loading(ip=wrong.ip))
+        for name in MODELS:
+            world.roll_out(namespace, name, ready=int(name == "serving"), replicas=1)
+            eventually(
+                f"the rollout of {name} is in its status",
+                lambda name=name: world.status(namespace, name).get("replicas") == 1,  # type: ignore[misc]
+            )
+        world.wait_condition(namespace, "failing", "Stalled", "True")
+        world.wait_condition(namespace, "wrong", "Degraded", "True", "CanaryMismatch")
+        eventually("progress", lambda: world.status(namespace, "loading")["model"].get("bytesLoaded") == 40)
+        world.wait_condition(namespace, "serving", "Ready", "True")
+        eventually("the ready pod is released", lambda: not protecting(world, namespace, "serving"))
+        for name in ("serving", "failing", "wrong"):
+            eventually(f"the Event of {name}", lambda name=name: world.events(namespace, name))  # type: ignore[misc]
+        yield loading, wrong
+
+
+def has_looked(operator: OperatorProcess, objects: int) -> bool:
+    """Every watch has told of something, and so many reconciles have found nothing to do."""
+    unchanged = operator.metrics().get('quire_operator_reconcile_total{result="unchanged"}', 0)
+    return unchanged >= objects and all(tells_of(operator, kind) for kind in WATCHED)
+
+
+def tells_of(operator: OperatorProcess, kind: str) -> bool:
+    return f'quire_operator_watch_last_event_timestamp_seconds{{kind="{kind}"}}' in operator.metrics()
 
 
 def protecting(world: World, namespace: str, name: str) -> bool:
-    (pod,) = world.find("Pod", namespace, f"serving.quire.dev/name={name}")
+    (pod,) = world.find("Pod", namespace, f"{NAME_LABEL}={name}")
     return bool(pod["metadata"].get("annotations"))
-
-
-def reconciled(operator: OperatorProcess) -> float:
-    lines = operator.ask("/metrics")[1].splitlines()
-    return sum(float(x.split()[-1]) for x in lines if x.startswith("quire_operator_reconcile_total{"))

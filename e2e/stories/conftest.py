@@ -1,23 +1,28 @@
 """Fixtures of the stories: the cluster, a namespace with the model in it, an LLMDeployment in there.
 
 Every story namespace enforces Pod Security `restricted`, so that a pod which needs more fails every story.
+What a story leaves goes away while the next one runs; the last fixture waits until all of it is gone.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from e2e.kubectl import Kubectl, KubectlError, Manifest
+from e2e.kubectl import Kubectl, KubectlError
 from e2e.stories.deployment import LLMDeployment, small_spec
-from e2e.stories.release import OperatorRelease
-from e2e.stories.waiting import eventually
+from e2e.stories.release import MANAGER, USER, OperatorRelease
+from e2e.stories.trail import AuditLog, ManagedFields, Trail
+from e2e.up.place import Place
+from e2e.up.volume import Volumes
 
 ROOT = Path(__file__).parents[2]
+STORY = {"quire-story": "true"}  # the label of their namespaces
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,84 +33,74 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def kube() -> Kubectl:
+def place() -> Place:
     """The cluster that `make up` brought up, or the one that KUBECONFIG names."""
-    kubeconfig = Path(os.environ.get("KUBECONFIG") or ROOT / ".cluster" / "kubeconfig")
-    kube = Kubectl(ROOT / ".cluster" / "bin", kubeconfig)
+    place = Place.of(ROOT, os.environ)
     try:
-        kube.run("get", "deployment", "-n", "quire-system", "quire-operator")
+        place.kubectl.run("get", "deployment", "-n", "quire-system", "quire-operator")
+        service = place.kubectl.get("service", "kubernetes", "default")
     except (KubectlError, OSError) as error:
         pytest.skip(f"no cluster with Quire on it (run `make up`): {error}")
-    return kube
+    assert service is not None
+    address = (service["spec"]["clusterIP"], service["spec"]["ports"][0]["port"])
+    try:
+        socket.create_connection(address, timeout=10).close()
+    except OSError as error:
+        pytest.skip(
+            f"the stories' clients need a route to the cluster's Services, such as {address}: {error}"
+        )
+    return place
 
 
 @pytest.fixture(scope="session")
-def operator(kube: Kubectl) -> Iterator[OperatorRelease]:
+def kube(place: Place) -> Kubectl:
+    return place.kubectl
+
+
+@pytest.fixture(scope="session")
+def operator(place: Place) -> Iterator[OperatorRelease]:
     """The installed operator, with the fault switch allowed while the stories run."""
-    release = OperatorRelease(kube, ROOT)
+    trail: Trail = ManagedFields(place.kubectl, MANAGER)
+    if place.is_ours:
+        trail = AuditLog(place.checkout.audit_log, USER)
+    release = OperatorRelease(place.kubectl, ROOT, trail)
     release.upgrade("--set", "allowFaults=true")
     yield release
     release.upgrade("--set", "allowFaults=false")
 
 
+@pytest.fixture(scope="session")
+def volumes(place: Place, operator: OperatorRelease) -> Volumes:
+    """How a model gets behind a claim."""
+    return place.volumes(operator.engine_image())
+
+
+@pytest.fixture(scope="session")
+def clean(kube: Kubectl) -> Iterator[None]:
+    """No namespace of a story is there before the first, and none is left after the last."""
+
+    def wait_until_gone() -> None:
+        kube.run("delete", "namespaces", "--selector=quire-story=true", "--timeout=300s")
+
+    wait_until_gone()
+    yield
+    wait_until_gone()
+
+
 @pytest.fixture(scope="module")
-def namespace(kube: Kubectl, operator: OperatorRelease, request: pytest.FixtureRequest) -> Iterator[str]:
+def namespace(
+    kube: Kubectl, clean: None, volumes: Volumes, place: Place, request: pytest.FixtureRequest
+) -> Iterator[str]:
     """A restricted namespace named after the story, with the model behind the claim `smollm2`."""
     name = re.sub(r"[^a-z0-9]+", "-", request.module.__name__.rsplit(".", 1)[-1].removeprefix("test_"))
-    remove_namespace(kube, name)
-    kube.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "Namespace",
-            "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
-        }
-    )
-    kube.apply(*model_volume(name))
+    labels = {"pod-security.kubernetes.io/enforce": "restricted", **STORY}
+    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    volumes.provide(place.model, name)
     yield name
-    remove_namespace(kube, name)
-
-
-def remove_namespace(kube: Kubectl, name: str) -> None:
-    if kube.get("namespace", name, "default") is None:
-        return
     kube.run("delete", "llmdeployment", "--all", "-n", name)
-    # The namespace controller looks again only after half a grace period: it should find no pod at once.
-    eventually(f"the pods of {name} are gone", lambda: not kube.list("pods", name), timeout=180, poll=0.5)
-    kube.run("delete", "namespace", name, "--ignore-not-found", "--timeout=240s")
-    kube.run("delete", "persistentvolume", f"{name}-smollm2", "--ignore-not-found")
-
-
-def model_volume(namespace: str, directory: Path | None = None, claim: str = "smollm2") -> list[Manifest]:
-    """A PersistentVolume over a directory of the node, bound to `claim` in `namespace`."""
-    volume = f"{namespace}-{claim}"
-    path = directory or ROOT / ".cluster" / "models" / "smollm2"
-    size = {"storage": "1Gi"}
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": volume},
-            "spec": {
-                "capacity": size,
-                "accessModes": ["ReadOnlyMany"],
-                "persistentVolumeReclaimPolicy": "Retain",
-                "storageClassName": "",
-                "hostPath": {"path": str(path), "type": "Directory"},
-                "claimRef": {"namespace": namespace, "name": claim},
-            },
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": claim, "namespace": namespace},
-            "spec": {
-                "accessModes": ["ReadOnlyMany"],
-                "storageClassName": "",
-                "volumeName": volume,
-                "resources": {"requests": size},
-            },
-        },
-    ]
+    kube.run("delete", "deployment,replicaset,pod", "--all", "-n", name, "--now", "--wait=false")
+    volumes.remove(name)
+    kube.run("delete", "namespace", name, "--wait=false")
 
 
 @pytest.fixture
@@ -121,12 +116,4 @@ def deploy(kube: Kubectl, namespace: str) -> Iterator[Callable[..., LLMDeploymen
 
     yield make
     for llm in made:
-        kube.delete("llmdeployment", llm.name, namespace)
-    for llm in made:
-        # A pod that is being deleted still holds memory and processor time, which the next story needs.
-        eventually(
-            f"the pods of {llm.name} are gone",
-            lambda llm=llm: not kube.list("pods", namespace, f"serving.quire.dev/name={llm.name}"),  # type: ignore[misc]
-            timeout=120,
-            poll=0.5,
-        )
+        llm.remove()

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.kubectl import Kubectl
+from e2e.stories.trail import Trail
 from e2e.stories.waiting import eventually
 
 NAMESPACE = "quire-system"
 RELEASE = "quire"
 DEPLOYMENT = "quire-operator"
-WRITES = {"create", "update", "patch", "delete", "deletecollection"}
+USER = f"system:serviceaccount:{NAMESPACE}:{DEPLOYMENT}"
+MANAGER = DEPLOYMENT  # of the fields that it sets
 
 
 @dataclass(frozen=True)
 class OperatorRelease:
-    """The Helm release and what its ServiceAccount did."""
+    """The Helm release and what its ServiceAccount wrote."""
 
     kube: Kubectl
     root: Path
-
-    @property
-    def user(self) -> str:
-        return f"system:serviceaccount:{NAMESPACE}:{DEPLOYMENT}"
+    trail: Trail
 
     def values(self) -> str:
         """The values that the release was installed with, as YAML."""
         return self.kube.helm("get", "values", RELEASE, "-n", NAMESPACE, "-o", "yaml")
+
+    def engine_image(self) -> str:
+        """The image that the engines' pods run."""
+        image = json.loads(self.kube.helm("get", "values", RELEASE, "-n", NAMESPACE, "-o", "json"))[
+            "engineImage"
+        ]
+        return f"{image['repository']}:{image['tag']}"
 
     def upgrade(self, *args: str) -> None:
         """Upgrades the release with its present values plus `args`; returns when one of its pods leads."""
@@ -68,19 +73,3 @@ class OperatorRelease:
         old = self.pods()
         self.kube.run("delete", "pods", "-n", NAMESPACE, *old, "--wait=true", "--timeout=60s")
         eventually("a new operator pod leads", lambda: self.leader() in self.pods(), timeout=90)
-
-    def writes(self) -> Counter[str]:
-        """Writes of the operator so far, counted by `verb resource namespace/name`, from the audit log."""
-        counted: Counter[str] = Counter()
-        with (self.root / ".cluster" / "log" / "audit.log").open() as log:
-            for line in log:
-                event = json.loads(line)
-                if (
-                    event["stage"] == "ResponseComplete"
-                    and event["verb"] in WRITES
-                    and event["user"]["username"] == self.user
-                ):
-                    thing = event.get("objectRef", {})
-                    resource = "/".join(filter(None, (thing.get("resource"), thing.get("subresource"))))
-                    counted[f"{event['verb']} {resource} {thing.get('namespace')}/{thing.get('name')}"] += 1
-        return counted

@@ -81,13 +81,17 @@ def test_ten_restarts_of_the_operator_change_no_pod_and_write_only_the_lease(
     llm = deploy("steady")
     llm.wait_settled()
     pods = {pod["metadata"]["uid"]: restarts(pod) for pod in llm.pods()}
-    written = operator.writes()
-    assert any("llmdeployments/status" in what for what in written), (
-        "the audit log does not show the operator's writes"
+    versions = eventually(
+        "nothing moves any more", lambda: (now := owned(kube, llm)) == owned(kube, llm) and now
+    )
+    written = operator.trail.writes()
+    assert any(what.startswith("llmdeployments/status ") for what in written), (
+        "the trail does not show the operator's writes"
     )
 
     for _ in range(10):
         operator.restart()
+    assert owned(kube, llm) == versions
     kube.patch("service", llm.name, llm.namespace, {"spec": {"selector": {NAME_LABEL: "somebody-else"}}})
     # The new leader is proved to have worked through its first list: it mends a fresh edit.
     eventually(
@@ -95,14 +99,29 @@ def test_ten_restarts_of_the_operator_change_no_pod_and_write_only_the_lease(
         lambda: (child(kube, llm, "service") or {})["spec"]["selector"][NAME_LABEL] == llm.name,
     )
 
-    new = operator.writes() - written
+    new = operator.trail.writes() - written
     others = {
         what: n
         for what, n in new.items()
-        if " leases " not in what and f"patch services {llm.namespace}/" not in what
+        if not what.startswith(("leases ", f"services {llm.namespace}/{llm.name} "))
     }
     assert json.dumps(others) == "{}"
     assert {pod["metadata"]["uid"]: restarts(pod) for pod in llm.pods()} == pods
+    del versions["service", llm.name]
+    assert versions.items() <= owned(kube, llm).items()
+
+
+def owned(kube: Kubectl, llm: LLMDeployment) -> dict[tuple[str, str], str]:
+    """The LLMDeployment and everything of its name, each with the version that any change changes."""
+    children = [
+        (kind, each)
+        for kind in CHILD_KINDS
+        for each in kube.list(kind, llm.namespace, f"{NAME_LABEL}={llm.name}")
+    ]
+    return {
+        (kind, each["metadata"]["name"]): each["metadata"]["resourceVersion"]
+        for kind, each in [("llmdeployment", llm.read()), *children]
+    }
 
 
 def restarts(pod: Manifest) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from e2e.kubectl import Kubectl, KubectlError
 from e2e.stories.deployment import SERVED_NAME, LLMDeployment, small_spec
-from e2e.stories.release import NAMESPACE, OperatorRelease
+from e2e.stories.release import NAMESPACE, USER, OperatorRelease
 from e2e.stories.waiting import eventually
 
 HOSTILE = "x$(touch /tmp/pwned)`touch /tmp/pwned`;touch /tmp/pwned|'\"&&touch /tmp/pwned"
@@ -70,11 +70,11 @@ def test_the_operator_may_not_read_a_secret(kube: Kubectl, operator: OperatorRel
     for verb in ("get", "list", "watch", "create", "update", "patch", "delete"):
         for where in (namespace, NAMESPACE, "kube-system"):
             with pytest.raises(KubectlError, match="^kubectl .*: no$"):
-                kube.run("auth", "can-i", verb, "secrets", "-n", where, f"--as={operator.user}")
+                kube.run("auth", "can-i", verb, "secrets", "-n", where, f"--as={USER}")
 
 
 def test_the_operator_touched_only_kinds_that_it_needs(operator: OperatorRelease) -> None:
-    touched = {what.split()[1] for what in operator.writes()}
+    touched = {what.split()[0] for what in operator.trail.writes()}
 
     assert touched <= {
         "configmaps", "deployments", "events", "leases", "llmdeployments/status", "networkpolicies",

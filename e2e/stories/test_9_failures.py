@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from e2e.kubectl import Kubectl, Manifest
-from e2e.stories.conftest import ROOT, model_volume
 from e2e.stories.deployment import SERVED_NAME, LLMDeployment, small_spec
 from e2e.stories.release import OperatorRelease
 from e2e.stories.waiting import eventually
-
-MODEL = ROOT / ".cluster" / "models" / "smollm2"
+from e2e.up.place import Place
+from e2e.up.volume import Volumes
 
 
 def engine(**fields: object) -> Manifest:
@@ -60,24 +59,19 @@ def test_a_pod_that_ends_with_a_reason_has_it_in_the_status_and_one_event(
 
 
 def test_a_flipped_byte_in_the_weights_is_found_before_it_serves(
-    kube: Kubectl,
-    namespace: str,
-    deploy: Callable[..., LLMDeployment],
-    tmp_path_factory: pytest.TempPathFactory,
+    place: Place, volumes: Volumes, namespace: str, deploy: Callable[..., LLMDeployment], tmp_path: Path
 ) -> None:
-    corrupt = ROOT / ".cluster" / "models" / "corrupt"
-    shutil.rmtree(corrupt, ignore_errors=True)
-    shutil.copytree(MODEL, corrupt)
+    corrupt = tmp_path / "corrupt"
+    shutil.copytree(place.model, corrupt)
     flip_a_byte(next(corrupt.glob("*.safetensors")))
-    kube.apply(*model_volume(namespace, corrupt, "corrupt"))
+    volumes.provide(corrupt, namespace, "corrupt")
+    shutil.rmtree(corrupt)
     try:
         llm = deploy("corrupt", model=pvc("corrupt"))
         failure = llm.wait_failure("ModelCorrupt")
         assert "safetensors" in failure["message"]
     finally:
-        kube.delete("pvc", "corrupt", namespace, "--wait=false")
-        kube.run("delete", "persistentvolume", f"{namespace}-corrupt", "--ignore-not-found", "--wait=false")
-        shutil.rmtree(corrupt)
+        volumes.remove(namespace, "corrupt")
 
 
 def flip_a_byte(path: Path) -> None:
@@ -97,17 +91,15 @@ def test_a_node_selector_that_no_node_meets_is_waiting_for_node(deploy: Callable
 
 
 def test_a_missing_claim_is_volume_pending_and_heals_when_the_claim_appears(
-    kube: Kubectl, namespace: str, deploy: Callable[..., LLMDeployment]
+    place: Place, volumes: Volumes, namespace: str, deploy: Callable[..., LLMDeployment]
 ) -> None:
     llm = deploy("unclaimed", model=pvc("later"))
     ready = llm.wait_reason("Ready", "VolumePending")
     assert "later" in ready["message"]
 
-    kube.apply(*model_volume(namespace, claim="later"))
+    volumes.provide(place.model, namespace, "later")
     llm.wait_ready()
-    kube.delete("llmdeployment", llm.name, namespace)
-    kube.delete("pvc", "later", namespace, "--wait=false")
-    kube.run("delete", "persistentvolume", f"{namespace}-later", "--wait=false")
+    volumes.remove(namespace, "later")
 
 
 def test_a_secret_that_is_not_there_is_volume_pending_and_named(deploy: Callable[..., LLMDeployment]) -> None:

@@ -1,5 +1,6 @@
 """`make up`: from a checkout to a model's answer on a real cluster.
 
-`python -m e2e.up` runs `flow`; `together` runs programs side by side, `volume` puts the model where pods find
-it, `question` asks it. Everything may be run again: what is there already is left as it is.
+`python -m e2e.up` runs `flow`; `together` runs programs side by side, `place` knows whose cluster it is,
+`volume` puts the model where pods find it, `question` asks it. Everything may be run again: what is there
+already is left as it is.
 """

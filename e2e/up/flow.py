@@ -3,10 +3,10 @@
 Called by `__main__`. With KUBECONFIG naming another cluster nothing of `e2e.cluster` starts.
 """
 
+import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -17,42 +17,30 @@ from e2e.images import build
 from e2e.images.build import References
 from e2e.images.target import Target
 from e2e.kubectl import Kubectl
-from e2e.up import question, together, volume, waiting
+from e2e.up import question, together, waiting
+from e2e.up.place import Place
 
-# Where `python -m e2e.models`, run beside the builds, puts it. Not imported from there: that imports torch.
-_MODEL = Path(".cache/models/smollm2")
 _EXAMPLE = Path("examples/smollm2.yaml")
 _OPERATOR_NAMESPACE = "quire-system"
 _READY_SECONDS = 300
 
 
-@dataclass(frozen=True)
-class Place:
-    """The cluster in use and whether it is ours."""
-
-    kubectl: Kubectl
-    is_ours: bool
-
-
 def run(root: Path, environ: Mapping[str, str]) -> None:
     """Everything, from a checkout to the model's answer."""
     began = time.monotonic()
-    checkout = cluster.Checkout.at(root)
-    foreign = cluster.foreign_kubeconfig(checkout, environ)
-    if foreign is None:
-        print(plan.describe(checkout, plan.observe(checkout)), flush=True)
+    place = Place.of(root, environ)
+    if place.is_ours:
+        print(plan.describe(place.checkout, plan.observe(place.checkout)), flush=True)
         host.require_root()
         host.install(host.missing_packages())
     else:
-        print(f"KUBECONFIG={foreign} is used as it is: no cluster is started here", flush=True)
+        print(f"KUBECONFIG={place.kubectl.kubeconfig} is used as it is: no cluster is started", flush=True)
         Target.of(root, environ)  # says what is missing before anything is built
     _step(began, "programs, images and model")
-    together.run(_preparations(foreign is not None), root)
-    if foreign is None:
+    together.run(_preparations(is_foreign=not place.is_ours), root)
+    if place.is_ours:
         _step(began, "cluster")
-        place = Place(Kubectl(checkout.bin, cluster.up(root).kubeconfig), is_ours=True)
-    else:
-        place = Place(Kubectl(checkout.bin, Path(foreign)), is_ours=False)
+        cluster.up(root)
     _step(began, "images to the registry")
     target = Target.of(root, environ)
     images = build.push(root, target.registry, environ, target.within)
@@ -61,7 +49,7 @@ def run(root: Path, environ: Mapping[str, str]) -> None:
     _serve(place, root, images, began)
 
 
-def _preparations(is_foreign: bool) -> dict[str, list[str]]:
+def _preparations(*, is_foreign: bool) -> dict[str, list[str]]:
     python = sys.executable
     code = "from pathlib import Path; from e2e.cluster import programs; "
     code += f"programs.build(Path('.cluster/bin').resolve(), {('kube', 'helm') if is_foreign else ()!r})"
@@ -96,15 +84,11 @@ def _serve(place: Place, root: Path, images: References, began: float) -> None:
     name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
     served_name = manifest["spec"]["model"]["servedName"]
     _step(began, f"LLMDeployment {name} ({_EXAMPLE})")
-    if place.is_ours:
-        directory = root / ".cluster" / "models" / volume.CLAIM
-        volume.on_node(root / _MODEL, directory)
-        volume.claim(kubectl, namespace, directory)
-    else:
-        volume.through_pod(kubectl, root / _MODEL, namespace, images.server)
+    place.volumes(images.server).provide(place.model, namespace)
     kubectl.run("apply", "-f", str(root / _EXAMPLE))
     waiting.until_ready(kubectl, name, namespace, images.server, seconds=_READY_SECONDS)
     if place.is_ours:
+        _forget_old_images(kubectl, root)
         url = question.service_url(kubectl, name, namespace)
         answer = question.ask(url, served_name)
     else:
@@ -114,6 +98,13 @@ def _serve(place: Place, root: Path, images: References, began: float) -> None:
     print(_how_to_go_on(place, root, url, name, served_name))
     undo = "make down" if place.is_ours else f"helm uninstall quire -n {_OPERATOR_NAMESPACE}"
     print(f"\nup after {time.monotonic() - began:.0f} s; `{undo}` takes it away")
+
+
+def _forget_old_images(kubectl: Kubectl, root: Path) -> None:
+    pods = json.loads(kubectl.run("get", "pods", "--all-namespaces", "-o", "json"))["items"]
+    used = {container["image"] for pod in pods for container in pod["spec"]["containers"]}
+    for name in cluster.forget_unused(cluster.current(root), used):
+        print(f"  removed {name} from the node", flush=True)
 
 
 def _how_to_go_on(place: Place, root: Path, url: str, name: str, served_name: str) -> str:

@@ -1,12 +1,14 @@
-"""Puts the model where pods find it: behind the claim `smollm2` of a namespace.
+"""Puts a model where pods find it: behind a claim of a namespace.
 
-On the node of `e2e/cluster` that is a directory of this machine. Another cluster gets a claim of its default
-storage class, filled through a pod. Called by `flow`.
+On the node of `e2e/cluster` a claim shows a directory of this machine. Another cluster gets a claim of its
+default storage class, filled through a pod. Called by `place`, for `make up` and for the stories.
 """
 
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from e2e.kubectl import Kubectl, Manifest
 from e2e.up.errors import UpError
@@ -17,28 +19,107 @@ _LOADER = "quire-model-loader"
 _DONE = "/models/.complete"
 
 
-def on_node(model: Path, directory: Path) -> None:
-    """Copies the model to the directory that the node's volume shows (a copy: nothing may harm the cache)."""
+class Volumes(Protocol):
+    """How models get behind claims in one cluster."""
+
+    def provide(self, model: Path, namespace: str, claim: str = CLAIM) -> None:
+        """Makes the claim and what is behind it; returns when a pod may mount the model."""
+
+    def remove(self, namespace: str, claim: str = CLAIM) -> None:
+        """Lets claim and volume go, at once or as soon as no pod mounts them; does not wait."""
+
+
+@dataclass(frozen=True)
+class OnNode:
+    """Volumes over directories of this machine, whose disk the node of `e2e/cluster` shares."""
+
+    kubectl: Kubectl
+    directory: Path
+
+    def provide(self, model: Path, namespace: str, claim: str = CLAIM) -> None:
+        """A PersistentVolume over a copy of the model, and the claim that it is reserved for."""
+        shown = self.directory / model.name
+        _copy_on_node(model, shown)
+        self._forget_unbound(_volume_name(namespace, claim))
+        self.kubectl.apply(*_manifests(namespace, claim, shown))
+        bound = "--for=jsonpath={.status.phase}=Bound"
+        self.kubectl.run("wait", bound, f"persistentvolumeclaim/{claim}", "-n", namespace, "--timeout=60s")
+
+    def remove(self, namespace: str, claim: str = CLAIM) -> None:
+        """Deletes both, and the copy when no other volume shows it."""
+        self.kubectl.delete("persistentvolumeclaim", claim, namespace, "--wait=false")
+        name = _volume_name(namespace, claim)
+        shown = {
+            volume["metadata"]["name"]: Path(volume["spec"].get("hostPath", {}).get("path", "/"))
+            for volume in self.kubectl.list("persistentvolumes", "")
+        }
+        self.kubectl.run("delete", "persistentvolume", name, "--ignore-not-found", "--wait=false")
+        copy = shown.pop(name, None)
+        if copy and copy.parent == self.directory and copy not in shown.values():
+            shutil.rmtree(copy)
+
+    def _forget_unbound(self, name: str) -> None:
+        """A volume remembers the claim that it had, and is bound to no other of the same name."""
+        volume = self.kubectl.get("persistentvolume", name, "") or {
+            "metadata": {},
+            "status": {"phase": "Bound"},
+        }
+        if volume["status"].get("phase") != "Bound" or "deletionTimestamp" in volume["metadata"]:
+            self.kubectl.run("delete", "persistentvolume", name, "--ignore-not-found", "--timeout=60s")
+
+
+@dataclass(frozen=True)
+class ThroughPod:
+    """Claims of the cluster's default storage class; `image` is one with sh and tar that it can pull."""
+
+    kubectl: Kubectl
+    image: str
+
+    def provide(self, model: Path, namespace: str, claim: str = CLAIM) -> None:
+        """Makes the claim if it is not there and copies the model in, once."""
+        if self.kubectl.get("persistentvolumeclaim", claim, namespace) is None:
+            spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": _SIZE}}
+            metadata = {"name": claim, "namespace": namespace}
+            self.kubectl.apply(
+                {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+            )
+        self._forget_loader(namespace)
+        self.kubectl.apply(_loader_pod(namespace, claim, self.image))
+        try:
+            ready = ("--for=condition=Ready", f"pod/{_LOADER}", "-n", namespace, "--timeout=600s")
+            self.kubectl.run("wait", *ready)
+            inside = self.kubectl.argv("exec", "-i", "-n", namespace, _LOADER, "--")
+            if subprocess.run([*inside, "test", "-e", _DONE], capture_output=True).returncode != 0:
+                _copy_through(model, claim, [*inside, "sh", "-c", f"tar -x -C /models && touch {_DONE}"])
+        finally:
+            self._forget_loader(namespace)
+
+    def remove(self, namespace: str, claim: str = CLAIM) -> None:
+        """Deletes the claim; its storage class decides about the volume."""
+        self.kubectl.delete("persistentvolumeclaim", claim, namespace, "--wait=false")
+
+    def _forget_loader(self, namespace: str) -> None:
+        self.kubectl.delete("pod", _LOADER, namespace)
+
+
+def _copy_on_node(model: Path, directory: Path) -> None:
+    """A copy, so that nothing may harm the cache, which pods with a user of their own can read."""
     if (directory / ".complete").exists():
         return
     shutil.rmtree(directory, ignore_errors=True)
     shutil.copytree(model, directory)
     directory.chmod(0o755)
     for path in directory.iterdir():
-        path.chmod(0o644)  # pods run as a user of their own
+        path.chmod(0o644)
     (directory / ".complete").touch()
 
 
-def claim(kubectl: Kubectl, namespace: str, directory: Path) -> None:
-    """Makes the claim over the directory; returns when it is bound."""
-    kubectl.apply(*manifests(namespace, directory))
-    bound = "--for=jsonpath={.status.phase}=Bound"
-    kubectl.run("wait", bound, f"persistentvolumeclaim/{CLAIM}", "-n", namespace, "--timeout=60s")
+def _volume_name(namespace: str, claim: str) -> str:
+    return f"{namespace}-{claim}"
 
 
-def manifests(namespace: str, directory: Path) -> tuple[Manifest, Manifest]:
-    """A PersistentVolume over a directory of the node and the claim that it is reserved for."""
-    name = f"{namespace}-{CLAIM}"
+def _manifests(namespace: str, claim: str, directory: Path) -> tuple[Manifest, Manifest]:
+    name = _volume_name(namespace, claim)
     volume: Manifest = {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -49,13 +130,13 @@ def manifests(namespace: str, directory: Path) -> tuple[Manifest, Manifest]:
             "persistentVolumeReclaimPolicy": "Retain",
             "storageClassName": "",
             "hostPath": {"path": str(directory), "type": "Directory"},
-            "claimRef": {"namespace": namespace, "name": CLAIM},
+            "claimRef": {"namespace": namespace, "name": claim},
         },
     }
     return volume, {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": CLAIM, "namespace": namespace},
+        "metadata": {"name": claim, "namespace": namespace},
         "spec": {
             "accessModes": ["ReadOnlyMany"],
             "storageClassName": "",
@@ -65,38 +146,16 @@ def manifests(namespace: str, directory: Path) -> tuple[Manifest, Manifest]:
     }
 
 
-def through_pod(kubectl: Kubectl, model: Path, namespace: str, image: str) -> None:
-    """Makes a claim of the cluster's default storage class and copies the model in, once."""
-    if kubectl.get("persistentvolumeclaim", CLAIM, namespace) is None:
-        kubectl.apply(
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolumeClaim",
-                "metadata": {"name": CLAIM, "namespace": namespace},
-                "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": _SIZE}},
-            }
-        )
-    kubectl.run("delete", "pod", _LOADER, "-n", namespace, "--ignore-not-found", "--wait")
-    kubectl.apply(_loader_pod(namespace, image))
-    try:
-        kubectl.run("wait", "--for=condition=Ready", f"pod/{_LOADER}", "-n", namespace, "--timeout=600s")
-        inside = kubectl.argv("exec", "-i", "-n", namespace, _LOADER, "--")
-        if subprocess.run([*inside, "test", "-e", _DONE], capture_output=True).returncode != 0:
-            _copy(model, [*inside, "sh", "-c", f"tar -x -C /models && touch {_DONE}"])
-    finally:
-        kubectl.run("delete", "pod", _LOADER, "-n", namespace, "--ignore-not-found", "--wait")
-
-
-def _copy(model: Path, unpack: list[str]) -> None:
+def _copy_through(model: Path, claim: str, unpack: list[str]) -> None:
     # The files by name and not ".": the volume's own directory may belong to somebody else.
     names = sorted(path.name for path in model.iterdir())
     with subprocess.Popen(["tar", "-c", "-C", str(model), *names], stdout=subprocess.PIPE) as pack:
         done = subprocess.run(unpack, stdin=pack.stdout, capture_output=True, text=True)
     if done.returncode != 0 or pack.returncode != 0:
-        raise UpError(f"the model could not be copied into the claim {CLAIM}: {done.stderr.strip()}")
+        raise UpError(f"the model could not be copied into the claim {claim}: {done.stderr.strip()}")
 
 
-def _loader_pod(namespace: str, image: str) -> Manifest:
+def _loader_pod(namespace: str, claim: str, image: str) -> Manifest:
     restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     user = {"runAsNonRoot": True, "runAsUser": 65532, "fsGroup": 65532}
     return {
@@ -116,6 +175,6 @@ def _loader_pod(namespace: str, image: str) -> Manifest:
                     "volumeMounts": [{"name": "model", "mountPath": "/models"}],
                 }
             ],
-            "volumes": [{"name": "model", "persistentVolumeClaim": {"claimName": CLAIM}}],
+            "volumes": [{"name": "model", "persistentVolumeClaim": {"claimName": claim}}],
         },
     }

@@ -13,12 +13,22 @@ import logging
 import random
 import time
 
-from quire_operator.cluster import Cluster, ClusterError, ConflictError, Key, Kind, Object, kinds, owner_key
+from quire_operator.cluster import (
+    Cluster,
+    ClusterError,
+    ConflictError,
+    Key,
+    Object,
+    kinds,
+    owner_key,
+    version_of,
+)
 from quire_operator.errors import QuireOperatorError
 from quire_operator.metrics import Metrics
 from quire_operator.poller import Poller
 from quire_operator.reconcile import Reconciler
 from quire_operator.settings import Settings
+from quire_operator.watches import Watches
 from quire_operator.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -42,39 +52,32 @@ class Controller:
         self._reconcile = Reconciler(cluster, settings)
         self._queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop())
         self._poller = Poller(cluster, self._queue.add)
-        self._untold: dict[str, dict[str, int]] = {}  # kind -> uid -> version that no watch told of yet
-        self._told: dict[str, dict[str, int]] = {}  # what watches tell while their kind is being listed
-        self._stale: frozenset[str] = frozenset()
+        self._watches = Watches()
         metrics.queue_depth.set_function(lambda: self._queue.depth)
         metrics.queue_oldest_seconds.set_function(lambda: self._queue.oldest_age)
 
     def on_event(self, event: str | None, body: Object) -> None:
         """A watch told of an object: remember it, and look at its LLMDeployment if it is news."""
-        kind, metadata = str(body["kind"]), body["metadata"]
+        kind = str(body["kind"])
         self._metrics.watch_last_event.labels(kind).set(time.time())
-        untold = self._untold.get(kind, {})
         if event == "DELETED":
-            untold.pop(metadata["uid"], None)
             self._cluster.cache.remove(body)
             self._queue.add(owner_key(body))
             return
-        version = metadata.get("resourceVersion", "")
-        if version.isdigit() and kind in self._told:
-            self._told[kind][metadata["uid"]] = int(version)
-        if version.isdigit() and int(version) >= untold.get(metadata["uid"], 0):
-            untold.pop(metadata["uid"], None)
+        self._watches.told(kind, str(body["metadata"]["uid"]), version_of(body))
         # Our own writes are in the cache already: their echo is no news and causes no work.
         if self._cluster.cache.put(body):
             self._queue.add(owner_key(body))
 
     def health(self) -> str:
         """What is wrong with the watches, or nothing. An API server that is away is no fault of ours."""
-        return f"watches tell nothing any more: {', '.join(sorted(self._stale))}" if self._stale else ""
+        stale = ", ".join(self._watches.stale)
+        return f"watches tell nothing any more: {stale}" if stale else ""
 
     async def prime(self) -> None:
         """Fill the cache before anything is decided from it; waits for the API server and for the CRD."""
         while True:
-            self._untold.clear()  # the watches begin only now: a second try proves nothing about them
+            self._watches.restarted()  # they begin only now, so that a second try says nothing of them
             try:
                 await self._resync()
                 return
@@ -134,7 +137,9 @@ class Controller:
 
     async def _resync_forever(self) -> None:
         while True:
-            period = CONFIRM_SECONDS if any(self._untold.values()) else self._settings.resync_seconds
+            period = float(self._settings.resync_seconds)
+            if self._watches.in_doubt:
+                period = min(period, CONFIRM_SECONDS)
             await asyncio.sleep(period * random.uniform(0.8, 1.2))
             try:
                 await self._resync()
@@ -145,29 +150,14 @@ class Controller:
 
     async def _resync(self) -> None:
         """List everything, mend the cache, look at every LLMDeployment."""
-        stale = set()
         for kind in kinds.WATCHED:
-            if await self._relist(kind):
-                stale.add(kind.kind)
-            self._metrics.watch_stale.labels(kind.kind).set(kind.kind in stale)
-        self._stale = frozenset(stale)
+            changes = await self._cluster.relist(kind, self._settings.watch_namespaces)
+            if changes.removed:
+                logger.info("the watch had missed %d deletions of %s", changes.removed, kind.plural)
+            versions = self._cluster.cache.versions(kind.kind)
+            stale = self._watches.listed(kind.kind, changes.missed, versions)
+            self._metrics.watch_stale.labels(kind.kind).set(stale)
+            for owner in changes.owners:
+                self._queue.add(owner)
         for key in self._cluster.cache.llm_deployments():
             self._queue.add(key)
-
-    async def _relist(self, kind: Kind) -> bool:
-        """True when the watch has not told, since the last re-list, of what that one had found without it."""
-        told = self._told[kind.kind] = {}
-        try:
-            changes = await self._cluster.relist(kind, self._settings.watch_namespaces)
-        finally:
-            del self._told[kind.kind]
-        if changes.removed:
-            logger.info("the watch had missed %d deletions of %s", changes.removed, kind.plural)
-        versions = self._cluster.cache.versions(kind.kind)
-        untold = self._untold.get(kind.kind, {})
-        kept = {uid: version for uid, version in untold.items() if uid in versions}
-        missed = [uid for uid in changes.missed if uid in versions and told.get(uid, -1) < versions[uid]]
-        self._untold[kind.kind] = kept | {uid: versions[uid] for uid in missed}
-        for owner in changes.owners:
-            self._queue.add(owner)
-        return bool(kept)

@@ -117,7 +117,12 @@ class Election:
             return
         held, self._held = self._held, None
         try:
-            await self._api.replace(held, self._spec(held, holder="", seconds=1))
+            try:
+                await self._api.replace(held, self._spec(held, holder="", seconds=1))
+            except ConflictError:  # a renewal that was under way when it was cancelled
+                lease = await self._api.read()
+                if lease is not None and _spec(lease).get("holderIdentity") == self._identity:
+                    await self._api.replace(lease, self._spec(lease, holder="", seconds=1))
         except ClusterError as error:
             logger.warning("the Lease was not given back and will expire: %s", error)
 

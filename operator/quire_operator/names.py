@@ -42,6 +42,7 @@ PORT_HEALTH_NAME = "health"
 PATH_MODELS = "/models"
 PATH_API_KEYS = "/etc/quire/keys"
 PATH_HOME = "/home/quire"
+PATH_KV_OFFLOAD = "/var/cache/quire/kv"
 PATH_SHARED_MEMORY = "/dev/shm"
 PATH_TERMINATION_LOG = "/dev/termination-log"
 

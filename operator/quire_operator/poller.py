@@ -11,16 +11,27 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import aiohttp
 
 from quire_operator import names, reports
-from quire_operator.cluster import Cluster, Key, Object, kinds, owner_key
+from quire_operator.cluster import Cluster, Key, Object, kinds, owner_key, version_of
 from quire_operator.reports import Sample
 
 PERIOD_SECONDS = 2.0
 ANSWER_SECONDS = 1.5
 CONCURRENCY = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pod:
+    """What decides whether a pod is asked."""
+
+    version: int
+    owner: Key
+    address: str  # empty while it cannot answer
+    ready: bool
 
 
 class Poller:
@@ -33,6 +44,7 @@ class Poller:
         self._changed = changed
         self._port = port
         self._slots = asyncio.Semaphore(CONCURRENCY)
+        self._pods: dict[str, _Pod] = {}  # by uid
         self._was_loading: set[str] = set()  # uids: these are asked once more when they have become ready
 
     async def run(self) -> None:
@@ -47,19 +59,24 @@ class Poller:
 
     async def poll(self, session: aiohttp.ClientSession) -> None:
         """Ask every pod once that has something to tell."""
-        pods = {str(pod["metadata"]["uid"]): pod for pod in self._cluster.cache.all(kinds.POD.kind)}
-        for uid in (self._cluster.samples.keys() | self._was_loading) - pods.keys():
-            self._cluster.samples.pop(uid, None)
-            self._was_loading.discard(uid)
-        asked = [(uid, pod) for uid, pod in pods.items() if self._is_asked(uid, pod)]
+        self._look()
+        asked = [(uid, pod) for uid, pod in self._pods.items() if self._is_asked(uid, pod)]
         await asyncio.gather(*(self._ask(session, uid, pod) for uid, pod in asked))
 
-    def _is_asked(self, uid: str, pod: Object) -> bool:
-        status = pod.get("status") or {}
-        if not status.get("podIP") or "deletionTimestamp" in pod["metadata"] or not _is_running(status):
+    def _look(self) -> None:
+        """Read the pods that changed: most never do, and there may be thousands."""
+        cache, kind = self._cluster.cache, kinds.POD.kind
+        for uid in self._pods.keys() - cache.versions(kind).keys():
+            del self._pods[uid]
+            self._cluster.samples.pop(uid, None)
+            self._was_loading.discard(uid)
+        for body in cache.changed(kind, {uid: pod.version for uid, pod in self._pods.items()}):
+            self._pods[str(body["metadata"]["uid"])] = _read(body)
+
+    def _is_asked(self, uid: str, pod: _Pod) -> bool:
+        if not pod.address:
             return False
-        conditions = status.get("conditions") or ()
-        if not any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions):
+        if not pod.ready:
             self._was_loading.add(uid)
             return True
         sample = self._cluster.samples.get(uid)
@@ -67,12 +84,12 @@ class Poller:
             sample is None or sample.phase != "serving" or bool(sample.reason)
         )
 
-    async def _ask(self, session: aiohttp.ClientSession, uid: str, pod: Object) -> None:
+    async def _ask(self, session: aiohttp.ClientSession, uid: str, pod: _Pod) -> None:
         async with self._slots:
-            sample = await fetch(session, str(pod["status"]["podIP"]), self._port)
+            sample = await fetch(session, pod.address, self._port)
         if sample is not None and sample != self._cluster.samples.get(uid):
             self._cluster.samples[uid] = sample
-            self._changed(owner_key(pod))
+            self._changed(pod.owner)
 
 
 async def fetch(session: aiohttp.ClientSession, address: str, port: int) -> Sample | None:
@@ -89,6 +106,18 @@ async def fetch(session: aiohttp.ClientSession, address: str, port: int) -> Samp
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return None
     return reports.parse_statusz(raw)
+
+
+def _read(body: Object) -> _Pod:
+    status = body.get("status") or {}
+    conditions = {c.get("type"): c.get("status") for c in status.get("conditions") or ()}
+    can_answer = _is_running(status) and "deletionTimestamp" not in body["metadata"]
+    return _Pod(
+        version=version_of(body),
+        owner=owner_key(body),
+        address=str(status.get("podIP") or "") if can_answer else "",
+        ready=conditions.get("Ready") == "True",
+    )
 
 
 def _is_running(status: Object) -> bool:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from quire_operator import names, resources, spec, status
-from quire_operator.cluster import Cluster, ClusterError, Key, QuotaExceededError, RejectedError
+from quire_operator.cluster import Cluster, ClusterError, FailedError, Key, QuotaExceededError, RejectedError
 from quire_operator.errors import SpecError
 from quire_operator.observed import Observed, Ref, ref
 from quire_operator.plan import Plan, make_plan
@@ -78,19 +78,14 @@ class Reconciler:
             return await self._report(key, observed, status.invalid(observed, error, now=self._now()), Plan())
         observed = await self._cluster.observe(body, [ref(manifest) for manifest in desired])
         problem = status.ownership_conflict(observed)
-        needed = make_plan(desired, observed)
-        plan = self._paced(key, needed)
+        plan, due = self._paced(key, make_plan(desired, observed))
         if plan:
             logger.info("%s/%s: %s", key.namespace, key.name, "; ".join(plan.details))
             problem = await self._execute(plan, key) or problem
             observed = await self._cluster.observe(body)
         new = status.of(model, observed, now=self._now(), problem=problem)
         outcome = await self._report(key, observed, new, plan)
-        if len(plan.apply) < len(needed.apply):
-            return replace(
-                outcome, again_after=min(outcome.again_after or UNSETTLED_SECONDS, UNSETTLED_SECONDS)
-            )
-        return outcome
+        return outcome if due is None else replace(outcome, again_after=min(due, outcome.again_after or due))
 
     async def _execute(self, plan: Plan, key: Key) -> Failure | None:
         """Carry out the plan; what the API server refuses is a problem to be told of."""
@@ -100,6 +95,8 @@ class Reconciler:
             return Failure(reason="QuotaExceeded", detail=printable(str(error)))
         except RejectedError as error:
             return Failure(reason="ApplyRejected", detail=printable(str(error)))
+        except FailedError as error:
+            return Failure(reason="ApplyFailed", detail=printable(str(error)))
         return None
 
     async def _report(self, key: Key, observed: Observed, new: dict[str, Any], plan: Plan) -> Outcome:
@@ -121,19 +118,24 @@ class Reconciler:
                 logger.warning("%s/%s: Event %s not told: %s", key.namespace, key.name, event.reason, error)
         return outcome
 
-    def _paced(self, key: Key, plan: Plan) -> Plan:
-        """Without the manifests that were applied so often lately that somebody else must be undoing it."""
+    def _paced(self, key: Key, plan: Plan) -> tuple[Plan, float | None]:
+        """Without the manifests that were applied so often lately that somebody else must be undoing it, and
+        the seconds until the first of these is due.
+        """
         now = self._clock()
         times = self._applied_at.setdefault(key, defaultdict(deque))
-        apply = []
+        apply, waits = [], []
         for manifest in plan.apply:
             identity = (ref(manifest), manifest["metadata"]["annotations"][names.ANNOTATION_APPLIED_HASH])
             recent = times[identity]
             while recent and recent[0] < now - REPAIR_WINDOW_SECONDS:
                 recent.popleft()
-            if len(recent) < REPAIRS_AT_ONCE or recent[-1] <= now - UNSETTLED_SECONDS:
+            wait = recent[-1] + UNSETTLED_SECONDS - now if len(recent) >= REPAIRS_AT_ONCE else 0.0
+            if wait > 0:
+                waits.append(wait)
+            else:
                 recent.append(now)
                 apply.append(manifest)
         for identity in [one for one, at in times.items() if not at or at[-1] < now - REPAIR_WINDOW_SECONDS]:
             del times[identity]
-        return replace(plan, apply=tuple(apply))
+        return replace(plan, apply=tuple(apply)), min(waits, default=None)

@@ -73,6 +73,10 @@ def _text(text: str) -> str:
     return text
 
 
+def _path(text: str) -> Path:
+    return Path(_text(text))  # an empty one would be the current directory
+
+
 def _setting(default: Any, parse: Parser, about: str) -> Any:
     return field(default=default, metadata={"parse": parse, "help": about})
 
@@ -104,6 +108,18 @@ class ServeConfig:
     kv_cache_memory_bytes: int | None = _setting(
         None, _integer(1), "bytes of the KV cache (default: by memory)"
     )
+    kv_offload_host_bytes: int = _setting(
+        0, _integer(0), "bytes of host memory for KV blocks that the cache evicts (0: none)"
+    )
+    kv_offload_disk_path: Path | None = _setting(
+        None, _path, "directory of a local disk for KV blocks that the host's memory evicts"
+    )
+    kv_offload_disk_bytes: int = _setting(0, _integer(0), "bytes of that disk")
+    preemption_mode: str = _setting(
+        "recompute",
+        _one_of("recompute", "swap"),
+        "what becomes of a preempted request's KV blocks: given up, or kept in the host's memory",
+    )
     num_gpu_blocks_override: int | None = _setting(
         None, _integer(1), "number of KV blocks, whatever the memory"
     )
@@ -111,11 +127,30 @@ class ServeConfig:
     enable_chunked_prefill: bool = _setting(
         True, _boolean, "compute long prompts in pieces among other requests"
     )
+    scheduling_policy: str = _setting(
+        "fcfs",
+        _one_of("fcfs", "priority", "sjf"),
+        "who goes first: the earliest, the most urgent, the shortest",
+    )
+    batching: str = _setting(
+        "continuous",
+        _one_of("continuous", "static"),
+        "static: nobody joins a batch that runs; to compare with",
+    )
     max_num_queued_reqs: int = _setting(
         512, _integer(0, 10**6), "requests that may wait; more are answered 503"
     )
+    max_num_queued_tokens: int | None = _setting(
+        None, _integer(1), "prompt tokens that may wait for their answer to begin (default: no limit)"
+    )
+    max_num_reqs_per_key: int | None = _setting(
+        None, _integer(1, 10**6), "requests of one API key that run or wait; more are answered 429"
+    )
+    request_timeout_seconds: float | None = _setting(
+        None, _seconds(0.001), "longest time from a request to its last token (default: no limit)"
+    )
     api_keys_dir: Path | None = _setting(
-        None, Path, "directory of API keys: file name = client, content = key"
+        None, _path, "directory of API keys: file name = client, content = key"
     )
     startup_timeout_seconds: float = _setting(1800.0, _seconds(1), "longest time until ready")
     load_stall_timeout_seconds: float = _setting(
@@ -135,9 +170,11 @@ class ServeConfig:
     )
     seed: int = _setting(0, _integer(0, 2**63 - 1), "seed of requests that bring none")
     chat_template: Path | None = _setting(
-        None, Path, "file with a chat template that replaces the model's own"
+        None, _path, "file with a chat template that replaces the model's own"
     )
-    termination_log: Path = _setting(Path("/dev/termination-log"), Path, "where the reason of a failure goes")
+    termination_log: Path = _setting(
+        Path("/dev/termination-log"), _path, "where the reason of a failure goes"
+    )
     log_level: str = _setting("info", _one_of(*_LOG_LEVELS), "least level that is logged")
 
     @property
@@ -217,6 +254,16 @@ def _check(config: ServeConfig) -> None:
     """What no single value shows."""
     if config.port == config.health_port:
         raise ConfigError(f"--port and --health-port are both {config.port}: choose two different ports")
+    if config.max_num_reqs_per_key is not None and config.api_keys_dir is None:
+        raise ConfigError("--max-num-reqs-per-key needs API keys to tell clients apart: give --api-keys-dir")
+    if config.kv_offload_host_bytes == 0 and config.kv_offload_disk_path is not None:
+        raise ConfigError(
+            "--kv-offload-disk-path needs --kv-offload-host-bytes: blocks reach the disk through the host"
+        )
+    if (config.kv_offload_disk_path is None) != (config.kv_offload_disk_bytes == 0):
+        raise ConfigError("--kv-offload-disk-path and --kv-offload-disk-bytes need each other: give both")
+    if config.kv_offload_host_bytes == 0 and config.preemption_mode == "swap":
+        raise ConfigError("--preemption-mode swap needs --kv-offload-host-bytes: room for swapped blocks")
     tokens = config.max_num_batched_tokens
     if tokens is not None and tokens < config.max_num_seqs:
         raise ConfigError(

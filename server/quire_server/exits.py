@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import enum
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+
+logger = logging.getLogger(__name__)
 
 MAX_LOG_BYTES = 2048
 _FAILURE_FILE = "failure.json"
@@ -86,9 +89,14 @@ def failure_of(error: Exception) -> Failure:
 
 
 def write_termination_log(path: Path, failure: Failure) -> None:
-    """Write the log where the kubelet made the file; outside a pod there is none and nothing is written."""
-    if path.exists():
-        path.write_text(failure.to_json(), encoding="utf-8")
+    """Write the log where the kubelet made the file; outside a pod there is none and nothing is written. A
+    disk that is full must not hide the exit code too.
+    """
+    try:
+        if path.exists():
+            path.write_text(failure.to_json(), encoding="utf-8")
+    except OSError:
+        logger.exception("cannot write the termination log", extra={"reason": failure.reason.value})
 
 
 def leave_failure(run_dir: Path, failure: Failure) -> None:

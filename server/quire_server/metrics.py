@@ -1,5 +1,5 @@
-"""Prometheus metrics of one server, under Quire's names and, for the most used ones, vLLM's, so that existing
-dashboards, autoscalers and routers work unchanged.
+"""Prometheus metrics of one server, under Quire's names and, for the most used ones, vLLM's, so that panels,
+autoscalers and routers that read those work unchanged.
 
 Written by the API process, which sees every request and hears of every step; shown at /metrics. Holds its own
 registry: nothing is global.
@@ -12,13 +12,20 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from quire_server.core.kv_stats import KVStats
+from quire_server.kv_metrics import KVCollector
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-#: How a request can end. shed: 503; aborted: the client hung up; cancelled: cut by the end of a drain.
-STATUSES = ("success", "client_error", "shed", "aborted", "cancelled", "error")
+#: How a request can end. shed: 503 by overload or drain; limited: 429; aborted: the client hung up;
+#: cancelled: cut by the end of a drain.
+STATUSES = ("success", "client_error", "shed", "limited", "aborted", "cancelled", "error")
+#: Why a request is not served although nothing is wrong with it.
+REFUSALS = ("queue_full", "load_shed", "memory_pressure", "deadline_exceeded", "rate_limit_exceeded")
 
 _TTFT = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 _LATENCY = (0.5, 1, 2, 5, 10, 30, 60)
 _INTER_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_LAG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 _BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _VLLM_TTFT = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
@@ -41,9 +48,8 @@ class StepFacts:
     kv_utilization: float
     batch_size: int
     preemptions: int
-    prefix_queries: int
-    prefix_hits: int
-    evictions: int
+    kv: KVStats
+    blocks_unaccounted: int = 0
 
 
 class Metrics:
@@ -53,7 +59,9 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._ours = _Labelled(self._registry, {"model": model})
         self._vllm = _Labelled(self._registry, {"model_name": model, "engine": "0"})
-        self._last = StepFacts(0, 0, 0.0, 0, 0, 0, 0, 0)
+        self._last = StepFacts(0, 0, 0.0, 0, 0, KVStats())
+        self._kv_cache = KVCollector(self._ours.values, self._vllm.values)
+        self._registry.register(self._kv_cache)
         self._make_histograms(self._ours, self._vllm)
         self._make_gauges(self._ours, self._vllm)
         self._make_counters(self._ours, self._vllm)
@@ -74,8 +82,17 @@ class Metrics:
             ),
         )
         self._batch = ours.histogram("llm_batch_size", "Requests in one step of the engine.", _BATCH)
+        self._lag = ours.histogram(
+            "llm_event_loop_lag_seconds", "Lateness of timers in the API process.", _LAG
+        )
 
     def _make_gauges(self, ours: _Labelled, vllm: _Labelled) -> None:
+        self._queued_tokens = ours.gauge(
+            "llm_queued_prompt_tokens", "Tokens of prompts whose answers have not begun."
+        )
+        self._unaccounted = ours.gauge(
+            "llm_kv_blocks_unaccounted", "KV blocks that are neither free nor anybody's: 0 in a sound server."
+        )
         self._active = ours.gauge("llm_active_requests", "Requests that are admitted and not finished.")
         self._queue = (
             ours.gauge("llm_queue_depth", "Requests that wait for the engine."),
@@ -100,29 +117,26 @@ class Metrics:
             vllm.counter("vllm:prompt_tokens", "Alias of llm_prompt_tokens_total."),
         )
         self._preemptions = (
-            ours.counter("llm_preemptions", "Requests that lost their KV blocks and are computed again."),
+            ours.counter(
+                "llm_preemptions", "Requests that had to give their KV blocks to others for a while."
+            ),
             vllm.counter("vllm:num_preemptions", "Alias of llm_preemptions_total."),
         )
-        self._prefix_queries = (
-            ours.counter("llm_prefix_cache_query_tokens", "Tokens looked up in the prefix cache."),
-            vllm.counter("vllm:prefix_cache_queries", "Alias of llm_prefix_cache_query_tokens_total."),
-        )
-        self._prefix_hits = (
-            ours.counter("llm_prefix_cache_hit_tokens", "Tokens found in the prefix cache."),
-            vllm.counter("vllm:prefix_cache_hits", "Alias of llm_prefix_cache_hit_tokens_total."),
-        )
-        self._evictions = ours.counter("llm_kv_cache_evictions", "Cached KV blocks that were given away.")
         self._drained = ours.counter(
             "llm_drained_requests", "Requests that finished while the server drained."
         )
         self._cancelled = ours.counter(
             "llm_cancelled_requests", "Requests cut when the drain's time was over."
         )
+        self._cut = ours.counter("llm_deadline_cut_answers", "Answers that ended early at their deadline.")
+        self._refused = ours.counter_by("llm_requests_refused", "Requests not served, by reason.", "reason")
         self._requests = ours.counter_by("llm_requests", "Requests by how they ended.", "status")
         self._success = vllm.counter_by("vllm:request_success", "Finished answers.", "finished_reason")
         # Series exist from the start: a rate over a series that appears with its first event misses it.
         for status in STATUSES:
             self._requests.labels(**ours.values, status=status)
+        for reason in REFUSALS:
+            self._refused.labels(**ours.values, reason=reason)
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(**vllm.values, finished_reason=reason)
 
@@ -160,9 +174,22 @@ class Metrics:
             for histogram in self._inter_token:
                 histogram.observe(seconds_each)
 
-    def active(self, num_requests: int) -> None:
-        """How many requests are in the house."""
+    def loop_lag(self, seconds: float) -> None:
+        """A timer of the API process was late by so much."""
+        self._lag.observe(seconds)
+
+    def admitted(self, num_requests: int, queued_tokens: int) -> None:
+        """How many requests are in the house, and how many tokens of prompts wait."""
         self._active.set(num_requests)
+        self._queued_tokens.set(queued_tokens)
+
+    def refused(self, reason: str) -> None:
+        """A request was not served, for one of REFUSALS."""
+        self._refused.labels(**self._ours.values, reason=reason).inc()
+
+    def answer_cut(self) -> None:
+        """An answer ended at its deadline with what it had."""
+        self._cut.inc()
 
     def drained(self) -> None:
         """A request finished during the drain."""
@@ -175,6 +202,7 @@ class Metrics:
     def step(self, facts: StepFacts) -> None:
         """The engine reported."""
         last, self._last = self._last, facts
+        self._kv_cache.stats = facts.kv
         for gauges, value in (
             (self._queue, facts.waiting),
             (self._running, facts.running),
@@ -182,14 +210,9 @@ class Metrics:
         ):
             for gauge in gauges:
                 gauge.set(value)
-        for counters, growth in (
-            (self._preemptions, facts.preemptions - last.preemptions),
-            (self._prefix_queries, facts.prefix_queries - last.prefix_queries),
-            (self._prefix_hits, facts.prefix_hits - last.prefix_hits),
-            ((self._evictions,), facts.evictions - last.evictions),
-        ):
-            for counter in counters:
-                counter.inc(max(0, growth))
+        for counter in self._preemptions:
+            counter.inc(max(0, facts.preemptions - last.preemptions))
+        self._unaccounted.set(facts.blocks_unaccounted)
         if facts.batch_size:
             self._batch.observe(facts.batch_size)
 

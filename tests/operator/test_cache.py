@@ -88,3 +88,13 @@ def test_an_object_whose_label_changed_moves_to_its_new_owner() -> None:
 
     assert list(cache.owned(Key("ns", "m"))) == []
     assert len(list(cache.owned(Key("ns", "other")))) == 1
+
+
+def test_only_what_changed_since_it_was_seen_is_read_again() -> None:
+    cache = Cache()
+    for name, version in (("same", 1), ("newer", 5), ("unseen", 2)):
+        cache.put(thing("Pod", name, version=version))
+
+    changed = cache.changed("Pod", {"Pod-same": 1, "Pod-newer": 4, "Pod-gone": 9})
+
+    assert {body["metadata"]["name"] for body in changed} == {"newer", "unseen"}

@@ -14,6 +14,7 @@ from quire_operator import names
 from quire_operator.cluster import (
     Cluster,
     ConflictError,
+    FailedError,
     Key,
     NotFoundError,
     PredecessorError,
@@ -218,7 +219,7 @@ async def test_a_child_of_a_deleted_namesake_is_waited_for() -> None:
         (422, "spec.x: Invalid value", RejectedError),
         (401, "", UnreachableError),
         (429, "", UnreachableError),
-        (500, "", UnreachableError),
+        (500, "", FailedError),
         (503, "", UnreachableError),
     ],
 )

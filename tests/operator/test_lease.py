@@ -147,6 +147,20 @@ async def test_a_released_lease_is_taken_at_the_next_look(api: FakeLease, time: 
     assert await tries(second, time, 0)
 
 
+@pytest.mark.parametrize(("written_by", "left_to"), [("a", ""), ("b", "b")])
+async def test_a_lease_that_was_written_meanwhile_is_given_back_if_it_is_still_its_own(
+    api: FakeLease, time: HandTime, written_by: str, left_to: str
+) -> None:
+    leader = replica(api, time, "a")
+    await tries(leader, time, 0)
+    assert api.lease is not None
+    await api.replace(api.lease, api.lease["spec"] | {"holderIdentity": written_by})
+
+    await leader.release()
+
+    assert api.holder == left_to
+
+
 async def test_a_process_that_comes_back_under_the_same_name_does_not_wait(
     api: FakeLease, time: HandTime
 ) -> None:

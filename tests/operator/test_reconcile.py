@@ -110,11 +110,15 @@ async def test_a_spec_that_cannot_be_used_is_reported_and_touches_no_child() -> 
 
 
 @pytest.mark.parametrize(
-    ("message", "reason"),
-    [("is forbidden: exceeded quota: q", "QuotaExceeded"), ("is invalid: spec.x", "ApplyRejected")],
+    ("code", "message", "reason"),
+    [
+        (403, "is forbidden: exceeded quota: q", "QuotaExceeded"),
+        (422, "is invalid: spec.x", "ApplyRejected"),
+        (500, "failed to allocate a serviceIP: range is full", "ApplyFailed"),
+    ],
 )
-async def test_a_refused_child_is_reported(message: str, reason: str) -> None:
-    api = FakeApi(answers={("PATCH", SERVICE): (403, message)})
+async def test_a_refused_child_is_reported(code: int, message: str, reason: str) -> None:
+    api = FakeApi(answers={("PATCH", SERVICE): (code, message)})
     async with reconciling(api) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model()))
         await reconcile(KEY)
@@ -156,9 +160,14 @@ async def test_a_fight_over_a_child_is_repaired_more_and_more_slowly() -> None:
             clock.now += 0.1
             edited = {**api.objects[SERVICE], "spec": {"selector": {}}}
             cluster.cache.put(api.put(SERVICE, {**edited, "kind": "Service"}))
-            await reconcile(KEY)
+            outcome = await reconcile(KEY)
+        assert len([path for path in api.writes() if path == f"PATCH {SERVICE}"]) <= 8
 
-    assert len([path for path in api.writes() if path == f"PATCH {SERVICE}"]) <= 8
+        assert outcome.again_after is not None
+        clock.now += outcome.again_after
+        await reconcile(KEY)
+
+    assert api.objects[SERVICE]["spec"]["selector"], "it is mended as soon as it may be"
 
 
 def pod() -> Iterator[Body]:

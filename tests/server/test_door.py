@@ -1,6 +1,8 @@
 """Who may come in, with what, and what harms nobody: raw sockets against the real server."""
 
 import contextlib
+import http.client
+import json
 import os
 import socket
 import time
@@ -21,7 +23,15 @@ def test_without_a_key_everything_but_health_and_metrics_is_denied(server, path)
     for headers in ({}, {"authorization": "Bearer wrong"}):
         response = httpx.get(server.url + path, headers=headers)
         assert response.status_code == 401
+        assert response.headers["www-authenticate"] == "Bearer"
         assert response.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_a_wrong_method_is_told_the_right_one(server):
+    key = {"authorization": f"Bearer {KEY}"}
+    for method, path, allowed in (("PUT", "/v1/models", "GET, HEAD"), ("GET", "/v1/completions", "POST")):
+        response = httpx.request(method, server.url + path, headers=key)
+        assert (response.status_code, response.headers["allow"]) == (405, allowed)
 
 
 @pytest.mark.parametrize("host", ["x?", "x/", "x#", "x/../health", "@", "\\", "/health", "a" * 8192])
@@ -72,6 +82,56 @@ def test_too_much_or_nonsense_is_refused_at_the_door(server, sent, status):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(sent)
         assert connection.recv(64).split(b" ")[1] == status
+
+
+@pytest.mark.parametrize(
+    "flood", [b"0\r\n" + b"X: " + b"a" * 64_000, b"1;" + b"e" * 64_000], ids=["trailers", "extensions"]
+)
+def test_what_stands_around_a_body_is_bounded_too(server, flood):
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + KEY.encode() + b"\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(head + flood)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(64):
+                connection.sendall(b"a" * 64_000)
+            assert connection.recv(1) == b"", "the server has hung up"
+
+
+@pytest.mark.parametrize("packets", [1, 2])
+def test_a_client_that_offers_http_2_is_answered_in_http_1(server, packets):
+    """As java.net.http does by default."""
+    body = json.dumps(ASK).encode()
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nHost: x\r\n"
+        b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: h2c\r\n"
+        b"Authorization: Bearer " + KEY.encode() + b"\r\nContent-Length: %d\r\n\r\n" % len(body)
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        for _ in range(2):  # the connection stays usable
+            if packets == 2:
+                connection.sendall(head)
+                time.sleep(0.1)
+                connection.sendall(body)
+            else:
+                connection.sendall(head + body)
+            response = http.client.HTTPResponse(connection)
+            response.begin()
+            assert (response.status, response.read()[:1]) == (200, b"{")
+
+
+def test_a_body_in_chunks_of_one_byte_is_as_good_as_any(server):
+    body = json.dumps(ASK).encode() + b" " * 100_000
+    chunks = (body[index : index + 1] for index in range(len(body)))
+    response = httpx.post(
+        server.url + "/v1/completions",
+        content=chunks,
+        headers={"authorization": f"Bearer {KEY}", "content-type": "application/json"},
+        timeout=60,
+    )
+    assert response.status_code == 200
 
 
 def test_an_idle_server_costs_next_to_nothing(server):

@@ -31,6 +31,11 @@ def test_no_log_is_made_where_the_kubelet_made_none(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_log_that_cannot_be_written_ends_nothing_else(tmp_path, caplog):
+    exits.write_termination_log(tmp_path, Failure(Reason.CONFIG_ERROR, "m"))
+    assert "termination log" in caplog.text
+
+
 def test_a_child_s_failure_reaches_the_supervisor(tmp_path):
     failure = Failure(Reason.MODEL_NOT_FOUND, "there is no model")
     assert exits.find_failure(tmp_path) is None

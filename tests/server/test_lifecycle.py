@@ -1,6 +1,7 @@
 """A server's life as the kubelet sees it: loading, overload, drain, stall, and every way to end."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -151,6 +152,19 @@ def loaded_part(server):
     return status if 0 < status["loadedBytes"] < status["totalBytes"] else None
 
 
+def test_a_readiness_that_flaps_takes_the_pod_out_and_back_and_ends_nothing(tiny, tmp_path):
+    with Server(tiny, tmp_path, fault="flapping_readiness:after=1") as server, server.client() as client:
+        server.wait_ready()
+        for _ in range(2):
+            server.wait("unready", lambda: server.probe("readyz") == 503)
+            server.wait("why", lambda: server.statusz()["reason"] == "FlappingReadiness")
+            assert server.probe("livez") == 200
+            server.wait("ready again", lambda: server.probe("readyz") == 200)
+        answer = client.completions.create(**LONG | {"max_tokens": 5})
+        assert answer.usage.completion_tokens == 5
+        assert not server.ended()
+
+
 def test_a_stalled_load_is_ended_and_named(tiny, tmp_path):
     with Server(tiny, tmp_path, "--load-stall-timeout-seconds", "2", fault="stalled_load") as server:
         assert server.wait_end(30) == 75
@@ -172,6 +186,8 @@ def test_a_crash_in_a_step_ends_the_server_with_its_reason(tiny, tmp_path):
             client.completions.create(**LONG)
         assert server.wait_end() == 70
         assert server.failure()["reason"] == "EngineCrashed"
+        (request,) = [line for line in server.log.read_text().splitlines() if '"message": "request"' in line]
+        assert json.loads(request)["status"] == "error", "an outage was counted as load that was shed"
 
 
 def test_a_drain_that_hangs_is_cut_off(tiny, tmp_path):

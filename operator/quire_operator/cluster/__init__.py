@@ -14,11 +14,12 @@ from typing import Any
 
 from quire_operator import names
 from quire_operator.cluster import kinds
-from quire_operator.cluster.cache import Cache, Changes, Key, Listing, Object, owner_key
+from quire_operator.cluster.cache import Cache, Changes, Key, Listing, Object, owner_key, version_of
 from quire_operator.cluster.connection import APPLY, MERGE_PATCH, Access, Connection
 from quire_operator.cluster.errors import (
     ClusterError,
     ConflictError,
+    FailedError,
     NotFoundError,
     QuotaExceededError,
     RejectedError,
@@ -40,6 +41,7 @@ __all__ = [
     "ClusterError",
     "ConflictError",
     "Connection",
+    "FailedError",
     "Key",
     "Kind",
     "LeaseClient",
@@ -51,6 +53,7 @@ __all__ = [
     "UnreachableError",
     "kinds",
     "owner_key",
+    "version_of",
 ]
 
 PAGE_SIZE = 100  # small pages keep the memory of a re-list small

@@ -1,7 +1,8 @@
 """Requests to the API server as plain dicts: credentials, timeouts, content types, errors.
 
-Used by the rest of this package only. The Kubernetes client brings kubeconfig and in-cluster credentials
-(it reads the rotated token's file again every minute); its models and its serialiser are not used.
+Used by the rest of this package only. The Kubernetes client brings kubeconfig and in-cluster credentials;
+its models and its serialiser are not used. The token's file is read for each request, since the kubelet
+replaces it in time: nothing that is kept can expire.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 
 from quire_operator.cluster.errors import ClusterError, UnreachableError, from_answer
 
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 30.0
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 APPLY = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
@@ -45,8 +49,9 @@ class Access:
 class Connection:
     """One pool of connections with one identity."""
 
-    def __init__(self, configuration: Configuration) -> None:
+    def __init__(self, configuration: Configuration, token_file: Path | None = None) -> None:
         self._configuration = configuration
+        self._token_file = token_file
         connector = aiohttp.TCPConnector(ssl=_tls(configuration), limit=64)
         self._session = aiohttp.ClientSession(
             connector=connector, trust_env=False, headers={"User-Agent": "quire-operator", "Accept": JSON}
@@ -55,15 +60,18 @@ class Connection:
     @classmethod
     async def open(cls) -> Connection:
         """With KUBECONFIG where it is set, else with the pod's ServiceAccount."""
-        configuration = Configuration()
+        configuration, token_file = Configuration(), None
         try:
             if os.environ.get("KUBECONFIG"):
                 await kubernetes_config.load_kube_config(client_configuration=configuration)
             else:
-                kubernetes_config.load_incluster_config(client_configuration=configuration)
+                token_file = SERVICE_ACCOUNT / "token"
+                authority = str(SERVICE_ACCOUNT / "ca.crt")
+                loader = InClusterConfigLoader(token_file, authority, try_refresh_token=False)
+                loader.load_and_set(configuration)
         except kubernetes_config.ConfigException as error:
             raise ClusterError(f"no credentials for the API server: {error}") from error
-        return cls(configuration)
+        return cls(configuration, token_file)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -116,6 +124,8 @@ class Connection:
         return document
 
     async def _token(self) -> str:
+        if self._token_file is not None:
+            return self._token_file.read_text(encoding="utf-8").strip()
         header = await self._configuration.get_api_key_with_prefix("BearerToken") or ""
         return header.rpartition(" ")[2].strip()
 

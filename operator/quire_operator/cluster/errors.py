@@ -3,6 +3,7 @@
 ClusterError
 ├── UnreachableError     no answer, or one that says to come back later: retry
 ├── NotFoundError        404
+├── FailedError          500: the API server, or a webhook that it asked, failed at this very request
 ├── ConflictError        409: somebody was faster; read again and retry
 └── RejectedError        the request itself is refused (400, 403, 422): a retry alone does not help
     └── QuotaExceededError   refused by a ResourceQuota
@@ -19,6 +20,10 @@ class ClusterError(QuireOperatorError):
 
 class UnreachableError(ClusterError):
     """The API server did not answer, or not with a decision."""
+
+
+class FailedError(ClusterError):
+    """The API server answered, and could not do what it was asked: retry, and tell of it."""
 
 
 class NotFoundError(ClusterError):
@@ -45,6 +50,8 @@ def from_answer(status: int, message: str) -> ClusterError:
         return ConflictError(message)
     if status == 403 and "exceeded quota" in message:
         return QuotaExceededError(message)
+    if status == 500:
+        return FailedError(message)
     if status in (400, 403, 405, 413, 415, 422):
         return RejectedError(message)
     return UnreachableError(f"HTTP {status}: {message}")

@@ -1,6 +1,7 @@
 """What an LLMDeployment becomes: its children as plain manifests. Pure; called by reconcile and by `render`.
 
-One kind a file, each a literal dict that reads as the YAML would. Nothing here knows what the cluster holds.
+One kind a file, each a literal dict that reads as the YAML would, and none knows another: what one needs of
+the other is handed over here. Nothing knows what the cluster holds.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from quire_operator.resources import (
     deployment,
     disruption_budget,
     network_policy,
+    pod,
     service,
     service_account,
 )
@@ -27,11 +29,13 @@ def build(model: LLMDeployment, settings: Settings) -> tuple[Manifest, ...]:
     """
     own_account = not model.spec.security.service_account_name
     restricted = model.spec.networking.network_policy.mode == "Restricted"
+    environment = config_map.build(model)
+    template = pod.build(model, settings, config_map=environment["metadata"]["name"])
     return (
         *([service_account.build(model)] if own_account else []),
-        config_map.build(model),
+        environment,
         *([network_policy.build(model, settings)] if restricted else []),
         service.build(model),
         disruption_budget.build(model),
-        deployment.build(model, settings),
+        deployment.build(model, template),
     )

@@ -20,19 +20,19 @@ def build(model: LLMDeployment) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(model, name(model)),
+        "metadata": metadata(model, _name(model)),
         "immutable": True,
-        "data": data(model),
+        "data": _data(model),
     }
 
 
-def name(model: LLMDeployment) -> str:
+def _name(model: LLMDeployment) -> str:
     """The LLMDeployment's name and a hash of the data."""
-    content = json.dumps(data(model), sort_keys=True).encode()
+    content = json.dumps(_data(model), sort_keys=True).encode()
     return f"{model.name}-{hashlib.sha256(content).hexdigest()[:_HASH_LENGTH]}"
 
 
-def data(model: LLMDeployment) -> dict[str, str]:
+def _data(model: LLMDeployment) -> dict[str, str]:
     """What the user set or the API defaults; about the rest the server decides."""
     engine, health, drain = model.spec.engine, model.spec.health, model.spec.drain
     block_size, cache = engine.kv_cache.block_size, engine.kv_cache.memory
@@ -48,12 +48,20 @@ def data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_ENABLE_PREFIX_CACHING": _boolean(engine.prefix_caching),
             "QUIRE_HOST": "0.0.0.0",
             "QUIRE_KV_CACHE_DTYPE": engine.kv_cache.dtype.lower(),
-            "QUIRE_KV_CACHE_MEMORY_BYTES": _number(quantity.whole_bytes(cache) if cache else None),
+            "QUIRE_KV_CACHE_MEMORY_BYTES": _bytes(cache),
+            "QUIRE_KV_OFFLOAD_DISK_BYTES": _bytes(engine.kv_cache.disk_offload),
+            "QUIRE_KV_OFFLOAD_DISK_PATH": names.PATH_KV_OFFLOAD if engine.kv_cache.disk_offload else "",
+            "QUIRE_KV_OFFLOAD_HOST_BYTES": _bytes(engine.kv_cache.host_offload),
             "QUIRE_LOAD_STALL_TIMEOUT_SECONDS": _number(health.load_stall_timeout_seconds),
             "QUIRE_MAX_MODEL_LEN": _number(engine.max_model_len),
             "QUIRE_MAX_NUM_QUEUED_REQS": _number(engine.max_queue_length),
+            "QUIRE_MAX_NUM_QUEUED_TOKENS": _number(engine.max_queued_tokens),
+            "QUIRE_MAX_NUM_REQS_PER_KEY": _number(engine.max_requests_per_key),
             "QUIRE_MAX_NUM_SEQS": _number(engine.max_num_seqs),
+            "QUIRE_PREEMPTION_MODE": engine.kv_cache.preemption_mode.lower(),
             "QUIRE_PRE_STOP_SECONDS": _number(drain.pre_stop_seconds),
+            "QUIRE_REQUEST_TIMEOUT_SECONDS": _number(engine.request_timeout_seconds),
+            "QUIRE_SCHEDULING_POLICY": engine.scheduling_policy.lower(),
             "QUIRE_SERVED_MODEL_NAME": ",".join(model.served_names),
             "QUIRE_STALL_TIMEOUT_SECONDS": _number(health.stall_timeout_seconds),
             "QUIRE_STARTUP_TIMEOUT_SECONDS": _number(health.startup_timeout_seconds),
@@ -63,6 +71,10 @@ def data(model: LLMDeployment) -> dict[str, str]:
 
 def _number(value: int | None) -> str:
     return "" if value is None else str(value)
+
+
+def _bytes(value: str) -> str:
+    return _number(quantity.whole_bytes(value) if value else None)
 
 
 def _boolean(value: bool) -> str:

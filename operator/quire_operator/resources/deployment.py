@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from quire_operator import names
-from quire_operator.resources import pod
 from quire_operator.resources.manifest import Manifest, metadata
-from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
 
 # A pod that may take the whole startup time is late only some minutes after it.
 _PROGRESS_MARGIN_SECONDS = 300
 
 
-def build(model: LLMDeployment, settings: Settings) -> Manifest:
+def build(model: LLMDeployment, template: Manifest) -> Manifest:
+    """`template`: of the pods."""
     rollout = model.spec.rollout
     min_ready = {"minReadySeconds": rollout.min_ready_seconds} if rollout.min_ready_seconds else {}
     paused = {"paused": True} if rollout.paused else {}
@@ -30,6 +29,6 @@ def build(model: LLMDeployment, settings: Settings) -> Manifest:
             "progressDeadlineSeconds": model.spec.health.startup_timeout_seconds + _PROGRESS_MARGIN_SECONDS,
             **min_ready,
             **paused,
-            "template": pod.build(model, settings),
+            "template": template,
         },
     }

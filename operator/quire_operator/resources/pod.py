@@ -1,6 +1,6 @@
 """The pod of a model server: command line, environment, probes, drain, volumes, security.
 
-Called by the Deployment's builder. The server obeys what stands here (tests/contracts parse it with the
+The template of whatever runs it. The server obeys what stands here (tests/contracts parse it with the
 server's own parser). Nothing of the user's meets a shell or a template: each text is one element of a list.
 """
 
@@ -11,7 +11,6 @@ from typing import Any
 
 from quire_operator import names
 from quire_operator.errors import SpecError
-from quire_operator.resources import config_map
 from quire_operator.resources.manifest import Manifest, compact
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
@@ -26,8 +25,8 @@ _LIVENESS_GRACE_SECONDS = 10
 _GRACE_MARGIN_SECONDS = 5
 
 
-def build(model: LLMDeployment, settings: Settings) -> Manifest:
-    """The pod template."""
+def build(model: LLMDeployment, settings: Settings, *, config_map: str) -> Manifest:
+    """The pod template. `config_map`: name of the one that holds the server's environment."""
     annotations = compact({names.ANNOTATION_RESTART_ID: model.spec.rollout.restart_id})
     if model.spec.disruption.protect_while_loading:
         annotations |= names.PROTECT_WHILE_LOADING
@@ -49,13 +48,13 @@ def build(model: LLMDeployment, settings: Settings) -> Manifest:
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             **_scheduling(model),
-            "containers": [_container(model, settings)],
+            "containers": [_container(model, settings, config_map)],
             "volumes": _volumes(model),
         },
     }
 
 
-def _container(model: LLMDeployment, settings: Settings) -> Manifest:
+def _container(model: LLMDeployment, settings: Settings, config_map: str) -> Manifest:
     resources, drain = model.spec.resources, model.spec.drain
     lifecycle = {"preStop": {"sleep": {"seconds": drain.pre_stop_seconds}}} if drain.pre_stop_seconds else {}
     return {
@@ -63,7 +62,7 @@ def _container(model: LLMDeployment, settings: Settings) -> Manifest:
         "image": settings.engine_image,
         "imagePullPolicy": settings.engine_image_pull_policy,
         "args": ["serve", _model_path(model), *model.spec.engine.extra_args],
-        "envFrom": [{"configMapRef": {"name": config_map.name(model)}}],
+        "envFrom": [{"configMapRef": {"name": config_map}}],
         **compact({"env": _environment(model, settings), "lifecycle": lifecycle}),
         "ports": [
             {"name": names.PORT_HTTP_NAME, "containerPort": names.PORT_HTTP, "protocol": "TCP"},
@@ -72,7 +71,13 @@ def _container(model: LLMDeployment, settings: Settings) -> Manifest:
         **_probes(model),
         # No CPU limit: throttling costs latency and saves nothing; memory is the same, so that it is there.
         "resources": {
-            "requests": {"cpu": resources.cpu, "memory": resources.memory},
+            "requests": compact(
+                {
+                    "cpu": resources.cpu,
+                    "memory": resources.memory,
+                    "ephemeral-storage": model.spec.engine.kv_cache.disk_offload,
+                }
+            ),
             "limits": {"memory": resources.memory},
         },
         "terminationMessagePath": names.PATH_TERMINATION_LOG,
@@ -134,11 +139,13 @@ def _probes(model: LLMDeployment) -> dict[str, Any]:
 
 def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
     keys = {"name": "api-keys", "mountPath": names.PATH_API_KEYS, "readOnly": True}
+    offload = {"name": "kv-offload", "mountPath": names.PATH_KV_OFFLOAD}
     return [
         {"name": "model", "mountPath": names.PATH_MODELS, "readOnly": True},
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "home", "mountPath": names.PATH_HOME},
         {"name": "shared-memory", "mountPath": names.PATH_SHARED_MEMORY},
+        *([offload] if model.spec.engine.kv_cache.disk_offload else []),
         *([keys] if model.spec.security.api_keys_secret_ref else []),
     ]
 
@@ -157,6 +164,8 @@ def _volumes(model: LLMDeployment) -> list[dict[str, Any]]:
             "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY_AUTO if shared == AUTO else shared},
         },
     ]
+    if size := model.spec.engine.kv_cache.disk_offload:
+        volumes.append({"name": "kv-offload", "emptyDir": {"sizeLimit": size}})
     if model.spec.security.api_keys_secret_ref:
         name = model.spec.security.api_keys_secret_ref.name
         volumes.append({"name": "api-keys", "secret": {"secretName": name}})

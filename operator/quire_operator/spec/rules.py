@@ -32,18 +32,26 @@ RESERVED_FLAGS = (
     "host",
     "kv-cache-dtype",
     "kv-cache-memory-bytes",
+    "kv-offload-disk-bytes",
+    "kv-offload-disk-path",
+    "kv-offload-host-bytes",
     "load-stall-timeout-seconds",
     "max-model-len",
     "max-num-queued-reqs",
+    "max-num-queued-tokens",
+    "max-num-reqs-per-key",
     "max-num-seqs",
     "port",
+    "preemption-mode",
     "pre-stop-seconds",
+    "request-timeout-seconds",
+    "scheduling-policy",
     "served-model-name",
     "stall-timeout-seconds",
     "startup-timeout-seconds",
     "termination-log",
 )
-RESERVED_FLAG_PATTERN = rf"--(no-)?({'|'.join(RESERVED_FLAGS)})(=(.|\n)*)?"
+RESERVED_FLAG_PATTERN = rf"(--(no-)?({'|'.join(RESERVED_FLAGS)})(=(.|\n)*)?|-h+)"
 RESERVED_ENV_PATTERN = r"(QUIRE_|LD_|PYTHON).*"
 
 MAX_CPU = "1024"
@@ -66,6 +74,7 @@ def check(spec: Spec) -> None:
     _check_env([variable.name for variable in spec.engine.env])
     _check_resources(spec.resources)
     _check_kv_cache(spec)
+    _check_limit_per_key(spec)
     _check_scheduling(spec)
     _check_times(spec)
     _check_networking(spec)
@@ -118,11 +127,30 @@ def _check_resources(resources: Resources) -> None:
 
 
 def _check_kv_cache(spec: Spec) -> None:
-    cache = spec.engine.kv_cache.memory
-    if cache and not 0 < quantity.parse(cache) < quantity.parse(spec.resources.memory):
+    cache, memory = spec.engine.kv_cache, quantity.parse(spec.resources.memory)
+    for field, size in (("memory", cache.memory), ("hostOffload", cache.host_offload)):
+        if size and not 0 < quantity.parse(size) < memory:
+            raise SpecError(
+                f"spec.engine.kvCache.{field}",
+                "the weights need room beside it: give more than 0 and less than resources.memory",
+            )
+    if cache.disk_offload and quantity.parse(cache.disk_offload) <= 0:
+        raise SpecError("spec.engine.kvCache.diskOffload", "give a positive quantity such as 20Gi")
+    if cache.disk_offload and not cache.host_offload:
         raise SpecError(
-            "spec.engine.kvCache.memory",
-            "the weights need room beside it: give more than 0 and less than resources.memory",
+            "spec.engine.kvCache.diskOffload", "blocks reach the disk through the host: set hostOffload too"
+        )
+    if cache.preemption_mode == "Swap" and not cache.host_offload:
+        raise SpecError(
+            "spec.engine.kvCache.preemptionMode", "Swap keeps blocks on the host: set hostOffload"
+        )
+
+
+def _check_limit_per_key(spec: Spec) -> None:
+    if spec.engine.max_requests_per_key is not None and spec.security.api_keys_secret_ref is None:
+        raise SpecError(
+            "spec.engine.maxRequestsPerKey",
+            "without keys all clients look the same: set security.apiKeysSecretRef, or drop this limit",
         )
 
 

@@ -91,6 +91,9 @@ class KVCache:
     memory: str = _quantity()
     dtype: str = _choice("Auto", "FP8", "Int8")
     block_size: int | None = _optional_number(1, 256)
+    host_offload: str = _quantity()
+    disk_offload: str = _quantity()
+    preemption_mode: str = _choice("Recompute", "Swap")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +111,10 @@ class Engine:
     prefix_caching: bool = True
     chunked_prefill: bool = True
     max_queue_length: int = _number(1, 100_000, 512)
+    max_queued_tokens: int | None = _optional_number(1, 1_000_000_000)
+    max_requests_per_key: int | None = _optional_number(1, 100_000)
+    request_timeout_seconds: int | None = _optional_number(1, 86_400)
+    scheduling_policy: str = _choice("FCFS", "Priority", "SJF")
     extra_args: tuple[str, ...] = _texts(NO_NUL, 1024, 64)
     env: tuple[EnvVar, ...] = _list(64)
 

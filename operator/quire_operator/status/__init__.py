@@ -123,17 +123,19 @@ def _view(model: LLMDeployment, observed: Observed, now: datetime) -> _View:
     wanted = model.replicas
     needed = max(1, wanted - model.spec.disruption.max_unavailable) if wanted else 0
     newest = _newest(observed.replica_sets)
+    known = {c.get("reason") for c in observed.status.get("conditions") or () if c.get("type") == "Degraded"}
+    told = observed.status.get("lastFailure") or {}
     states = [
         pods.read(
             pod,
             newest=newest,
             sample=observed.samples.get(str(pod["metadata"]["uid"])),
+            told=told if told.get("reason") in known else {},
             mount_error=observed.mount_errors.get(str(pod["metadata"]["uid"]), ""),
             now=now,
         )
         for pod in observed.pods
     ]
-    known = {c.get("reason") for c in observed.status.get("conditions") or () if c.get("type") == "Degraded"}
     failures = [state.failure for state in _by_weight(states) if state.failure is not None]
     refused = _refused(deployment)
     # The one that is told already stays the one that is told, so that two bad pods do not take turns.

@@ -94,15 +94,26 @@ def awaits_volumes(pod: Body, now: datetime) -> bool:
     )
 
 
-def read(pod: Body, *, newest: str, sample: Sample | None, now: datetime, mount_error: str = "") -> PodState:
-    """`newest`: uid of the newest ReplicaSet; `sample`: the pod's last /statusz, if there is one."""
+def read(
+    pod: Body,
+    *,
+    newest: str,
+    sample: Sample | None,
+    now: datetime,
+    told: Mapping[str, Any],
+    mount_error: str = "",
+) -> PodState:
+    """`newest`: uid of the newest ReplicaSet; `sample`: the pod's last /statusz, if there is one; `told`: the
+    stored lastFailure that still holds.
+    """
     status = pod.get("status") or {}
     conditions = _conditions(pod)
     container = _server(status)
-    going = "deletionTimestamp" in pod["metadata"] or status.get("phase") in ("Failed", "Succeeded")
+    going = _is_going(pod)
     ready = not going and (conditions.get("Ready") or {}).get("status") == "True"
     ended = _ended(pod, container)
-    failure = None if ready or going else _failure(pod, conditions, container, sample, ended, now)
+    said = _said(sample) if sample is not None else _said_before(told, pod, container)
+    failure = None if ready or going else _failure(pod, conditions, container, said, ended, now)
     if failure is None and mount_error and awaits_volumes(pod, now):
         detail = reports.printable(mount_error)
         failure = Failure(reason="VolumePending", detail=detail, pod=pod["metadata"]["name"])
@@ -121,6 +132,11 @@ def read(pod: Body, *, newest: str, sample: Sample | None, now: datetime, mount_
     )
 
 
+def _is_going(pod: Body) -> bool:
+    phase = (pod.get("status") or {}).get("phase")
+    return "deletionTimestamp" in pod["metadata"] or phase in ("Failed", "Succeeded")
+
+
 def _conditions(pod: Body) -> dict[str, Mapping[str, Any]]:
     return {c["type"]: c for c in (pod.get("status") or {}).get("conditions") or ()}
 
@@ -136,7 +152,7 @@ def _failure(
     pod: Body,
     conditions: Mapping[str, Any],
     container: Mapping[str, Any],
-    sample: Sample | None,
+    said: str,
     ended: Failure | None,
     now: datetime,
 ) -> Failure | None:
@@ -144,8 +160,8 @@ def _failure(
     name = pod["metadata"]["name"]
     running = (container.get("state") or {}).get("running")
     if running is not None:
-        if sample is not None and _said(sample):
-            return Failure(reason=_said(sample), pod=name)
+        if said:
+            return Failure(reason=said, pod=name)
         return ended if ended is not None and not _served_since(running, conditions) else None
     if ended is not None:
         return ended
@@ -167,6 +183,14 @@ def _said(sample: Sample) -> str:
     return "EngineStalled" if sample.phase == "stalled" else ""
 
 
+def _said_before(told: Mapping[str, Any], pod: Body, container: Mapping[str, Any]) -> str:
+    """What the running container said of itself to an operator that has been restarted since."""
+    started = str(((container.get("state") or {}).get("running") or {}).get("startedAt"))
+    if told.get("pod") != pod["metadata"]["name"] or str(told.get("time")) < started:
+        return ""
+    return str(told["reason"]) if told["reason"] in _SELF_REPORTED else ""
+
+
 def _served_since(running: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool:
     """True when the pod became unready after this container had been ready: its last end explains nothing."""
     changed = str((conditions.get("Ready") or {}).get("lastTransitionTime", ""))
@@ -174,10 +198,10 @@ def _served_since(running: Mapping[str, Any], conditions: Mapping[str, Any]) -> 
 
 
 def _ended(pod: Body, container: Mapping[str, Any]) -> Failure | None:
-    """How the container ended last, if that was no clean exit."""
+    """How the container ended last, unless that was well and its pod had to go."""
     state = container.get("state") or {}
     end = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
-    if not end or end.get("exitCode") == 0:
+    if not end or (end.get("exitCode") == 0 and _is_going(pod)):
         return None
     code = int(end.get("exitCode", 1))
     said = reports.parse_termination(end.get("message"))

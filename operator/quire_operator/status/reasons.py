@@ -68,6 +68,13 @@ _ALL = (
         exit_code=70,
     ),
     Reason(
+        "ServerExited",
+        "the server ended with success while it should have served",
+        "read the log of the ended container (kubectl logs --previous): if it was asked to stop, its probes "
+        "were not answered in time (raise spec.resources.cpu); else spec.engine.extraArgs made it end",
+        exit_code=0,
+    ),
+    Reason(
         "EngineStalled",
         "the engine had work and made no step for health.stallTimeoutSeconds, so its pod is restarted",
         "read the pod's log; if one step may take that long, raise spec.health.stallTimeoutSeconds",
@@ -115,6 +122,12 @@ _ALL = (
         "the API server refused an object that this LLMDeployment needs",
         "correct the field that the message names; if it names none, a policy of the cluster refused",
         final=True,
+    ),
+    Reason(
+        "ApplyFailed",
+        "the API server failed to store an object that this LLMDeployment needs; it is tried again and again",
+        "mend what the message names, such as an admission webhook that does not answer; else read the API "
+        "server's log",
     ),
     Reason(
         "ProgressDeadlineExceeded",

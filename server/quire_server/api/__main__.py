@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import os
 import signal
 import socket
@@ -22,7 +23,8 @@ import uvloop
 from prometheus_client import disable_created_metrics
 
 from quire_server import config, exits, faults, log
-from quire_server.api.admission import Admission
+from quire_server.api import lag
+from quire_server.api.admission import Admission, Limits
 from quire_server.api.app import create_app
 from quire_server.api.auth import Keys
 from quire_server.api.connections import Connection
@@ -31,6 +33,7 @@ from quire_server.api.house import House, sampling_defaults
 from quire_server.config import ServeConfig
 from quire_server.core.errors import ConfigError, QuireServerError
 from quire_server.core.model_files import ModelFiles
+from quire_server.core.policy import Policy
 from quire_server.engine.client import EngineClient
 from quire_server.engine.inbox import SOCKET_NAME
 from quire_server.engine.messages import Outbox
@@ -47,19 +50,26 @@ _KEEP_ALIVE_SECONDS = 75
 
 
 def main(argv: list[str]) -> int:
-    """Read the texts of the model, listen, serve until a drain has ended."""
+    """Serve until a drain has ended; a failure leaves its reason for the supervisor."""
     run_dir = Path(argv[0])
     settings = config.parse_args(argv[1:], os.environ)
     log.configure("api", settings.log_level)
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not annotate it
     try:
-        house = build_house(settings, run_dir)
-        listener = _listen(settings.host, settings.port)
-    except QuireServerError as error:
+        _run(settings, run_dir)
+    except Exception as error:  # the process boundary: everything becomes a reason and an exit code
         failure = exits.failure_of(error)
-        logger.error(failure.message, extra={"reason": failure.reason.value})
+        unexpected = not isinstance(error, QuireServerError)
+        logger.error(failure.message, extra={"reason": failure.reason.value}, exc_info=unexpected)
         exits.leave_failure(run_dir, failure)
         return failure.exit_code
+    return 0
+
+
+def _run(settings: ServeConfig, run_dir: Path) -> None:
+    """Read the texts of the model, listen, serve."""
+    house = build_house(settings, run_dir)
+    listener = _listen(settings.host, settings.port)
     # What lives until here lives for ever: keep the collector from walking it on every pass.
     gc.collect()
     gc.freeze()
@@ -69,7 +79,6 @@ def main(argv: list[str]) -> int:
             runner.run(_serve(house, listener, stuck=stuck))
     finally:
         house.template.close()
-    return 0
 
 
 def build_house(settings: ServeConfig, run_dir: Path) -> House:
@@ -83,12 +92,18 @@ def build_house(settings: ServeConfig, run_dir: Path) -> House:
         template=ChatTemplate.load(settings.model, settings.chat_template),
         defaults=sampling_defaults(files),
         metrics=metrics,
-        admission=Admission(settings.max_num_queued_reqs, metrics.active),
+        admission=Admission(_limits(settings), time.monotonic, metrics.admitted),
         drain=Drain(DrainLimits(settings.drain_timeout_seconds, settings.pre_stop_seconds), time.monotonic),
         keys=Keys(settings.api_keys_dir, time.monotonic),
         state=SharedState.open(run_dir),
         thresholds=Thresholds(settings.stall_timeout_seconds, settings.canary_interval_seconds),
+        with_priorities=settings.scheduling_policy == Policy.PRIORITY,
+        request_timeout=settings.request_timeout_seconds or math.inf,
     )
+
+
+def _limits(settings: ServeConfig) -> Limits:
+    return Limits(settings.max_num_queued_reqs, settings.max_num_queued_tokens, settings.max_num_reqs_per_key)
 
 
 def _report(metrics: Metrics, outbox: Outbox) -> None:
@@ -100,9 +115,8 @@ def _report(metrics: Metrics, outbox: Outbox) -> None:
             kv_utilization=stats.kv_utilization,
             batch_size=stats.batch_size,
             preemptions=stats.preemptions,
-            prefix_queries=stats.prefix_queries,
-            prefix_hits=stats.prefix_hits,
-            evictions=stats.evictions,
+            kv=stats.kv,
+            blocks_unaccounted=stats.blocks_unaccounted,
         )
     )
 
@@ -151,9 +165,12 @@ async def _serve(house: House, listener: socket.socket, *, stuck: bool) -> None:
         await asyncio.sleep(0.01)
     # Only now: to the engine, and so to readiness, our connection means that we listen.
     connecting = loop.create_task(house.engine.run())
+    watching = loop.create_task(lag.watch(house.metrics.loop_lag))
     begin = loop.create_task(house.drain.wait_for_begin())
     await asyncio.wait({serving, connecting, begin}, return_when=asyncio.FIRST_COMPLETED)
     if not begin.done():
+        for ended in (task for task in (serving, connecting) if task.done()):
+            ended.result()  # raises what ended it
         raise RuntimeError("the HTTP server ended by itself")
     if stuck:
         await asyncio.Event().wait()
@@ -161,6 +178,7 @@ async def _serve(house: House, listener: socket.socket, *, stuck: bool) -> None:
     server.should_exit = True
     await serving
     connecting.cancel()
+    watching.cancel()
 
 
 def _clients(server: uvicorn.Server) -> list[Connection]:

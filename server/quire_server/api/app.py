@@ -29,6 +29,7 @@ ROUTES: dict[str, tuple[str, Handler]] = {
     "/v1/models": ("GET", public.models),
     "/tokenize": ("POST", public.tokenize),
     "/detokenize": ("POST", public.detokenize),
+    "/reset_prefix_cache": ("POST", public.reset_prefix_cache),
     "/health": ("GET", public.health),
     "/metrics": ("GET", public.exposition),
     "/version": ("GET", public.version),
@@ -67,8 +68,9 @@ async def _dispatch(house: House, reply: Reply) -> None:
             )
         _authenticate(house, reply)
     method, handler = _route(path)
-    if scope["method"] not in (method, "HEAD" if method == "GET" else method):
-        raise ApiError(405, f"{path} is for {method}.")
+    allowed = ("GET", "HEAD") if method == "GET" else (method,)
+    if scope["method"] not in allowed:
+        raise ApiError(405, f"{path} is for {method}.", headers=(("allow", ", ".join(allowed)),))
     await handler(house, reply)
 
 

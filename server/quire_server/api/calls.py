@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire_server.api.chat_messages import parse_messages
 from quire_server.api.errors import bad_field
 from quire_server.api.fields import INT64, Fields, is_token_ids
+from quire_server.core.policy import CLASSES, MAX_PRIORITY, MIN_PRIORITY
 
 MAX_N = 16
 MAX_CHOICES = 64
@@ -17,7 +19,8 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_STOP_TOKENS = 64
-MAX_MESSAGES = 4096
+CHARACTERS_PER_TOKEN = 4
+MAX_TIMEOUT = 86_400.0
 _MAX_NAME = 256
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default of /v1/completions
 
@@ -47,7 +50,7 @@ _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
     "continue_final_message": (False,),
 }
 _NEUTRAL_COMPLETION: dict[str, tuple[object, ...]] = {**_NEUTRAL, "best_of": (1,), "suffix": ("",)}
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_CACHE_TTLS = {"5m": 300.0, "1h": 3600.0}
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,9 @@ class Generation:
     stream: bool
     include_usage: bool
     cache_salt: str
+    priority: int  # lower is more urgent, 0 is normal
+    timeout: float | None  # seconds from arrival to the last token
+    cache_ttl: float  # seconds for which the prompt is pinned in the prefix cache, 0 for not at all
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,12 @@ class ChatCall:
     messages: tuple[dict[str, str], ...]
     generation: Generation
 
+    @property
+    def rough_tokens(self) -> int:
+        """Prompt tokens of all answers, about: nothing is tokenised yet."""
+        characters = sum(len(message["content"]) for message in self.messages)
+        return characters // CHARACTERS_PER_TOKEN * self.generation.n
+
 
 @dataclass(frozen=True)
 class CompletionCall:
@@ -95,6 +107,13 @@ class CompletionCall:
     prompts: tuple[str | tuple[int, ...], ...]
     echo: bool
     generation: Generation
+
+    @property
+    def rough_tokens(self) -> int:
+        """As of ChatCall."""
+        texts = sum(len(prompt) for prompt in self.prompts if isinstance(prompt, str))
+        ids = sum(len(prompt) for prompt in self.prompts if not isinstance(prompt, str))
+        return (texts // CHARACTERS_PER_TOKEN + ids) * self.generation.n
 
 
 def parse_chat(body: dict[str, object], defaults: SamplingDefaults, vocab_size: int) -> ChatCall:
@@ -132,44 +151,6 @@ def parse_completion(body: dict[str, object], defaults: SamplingDefaults, vocab_
             "n", f"{len(prompts)} prompts times {generation.n} answers are more than {MAX_CHOICES}"
         )
     return CompletionCall(prompts, echo, generation)
-
-
-def parse_messages(fields: Fields) -> tuple[dict[str, str], ...]:
-    """The messages of a chat, as the chat template takes them."""
-    value = fields.take("messages")
-    if not isinstance(value, list) or not 0 < len(value) <= MAX_MESSAGES:
-        raise fields.error("messages", f"must be a list of 1 to {MAX_MESSAGES} messages")
-    return tuple(_message(item, f"messages[{position}]") for position, item in enumerate(value))
-
-
-def _message(value: object, where: str) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise bad_field(where, "must be an object")
-    fields = Fields(value, f"{where}.")
-    role = fields.take("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise fields.error("role", f"must be one of {', '.join(_ROLES)}")
-    message = {"role": _ROLES[role], "content": _content(fields)}
-    name = fields.text("name", "", _MAX_NAME)
-    for unused in ("tool_calls", "annotations"):  # empty where a client sends an answer of ours back
-        fields.only(unused, ([],))
-    fields.end()
-    return {**message, "name": name} if name else message
-
-
-def _content(fields: Fields) -> str:
-    content = fields.take("content")
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise fields.error("content", "must be a string or a list of text parts")
-    texts: list[str] = []
-    for position, part in enumerate(content):
-        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-        if not isinstance(text, str) or set(part) != {"type", "text"}:
-            raise fields.error(f"content[{position}]", 'must be {"type": "text", "text": "..."}')
-        texts.append(text)
-    return "\n".join(texts)
 
 
 def _prompts(fields: Fields, vocab_size: int) -> tuple[str | tuple[int, ...], ...]:
@@ -230,6 +211,9 @@ def _generation(
         stream=stream,
         include_usage=_include_usage(fields, stream),
         cache_salt=fields.text("cache_salt", "", _MAX_NAME),
+        priority=_priority(fields),
+        timeout=_timeout(fields),
+        cache_ttl=_cache_ttl(fields),
     )
     fields.end()
     return generation
@@ -242,6 +226,28 @@ def _top_p(fields: Fields, default: float) -> float:
     return value
 
 
+def _priority(fields: Fields) -> int:
+    value = fields.take("priority")
+    if value is None:
+        return CLASSES["normal"]
+    if isinstance(value, str) and value in CLASSES:
+        return CLASSES[value]
+    if type(value) is not int or not MIN_PRIORITY <= value <= MAX_PRIORITY:
+        classes = ", ".join(CLASSES)
+        raise fields.error(
+            "priority",
+            f"must be {classes}, or an integer between {MIN_PRIORITY} (most urgent) and {MAX_PRIORITY}",
+        )
+    return value
+
+
+def _timeout(fields: Fields) -> float | None:
+    value = fields.number("timeout", -1.0, 0.0, MAX_TIMEOUT)
+    if value == 0:
+        raise fields.error("timeout", "must be more than 0 seconds")
+    return None if value < 0 else value
+
+
 def _stop(fields: Fields) -> tuple[str, ...]:
     value = fields.take("stop")
     if value is None:
@@ -252,6 +258,20 @@ def _stop(fields: Fields) -> tuple[str, ...]:
     if not all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
         raise fields.error("stop", f"must hold strings of 1 to {MAX_STOP_LENGTH} characters")
     return tuple(stops)
+
+
+def _cache_ttl(fields: Fields) -> float:
+    """Explicit prompt caching, in Anthropic's words: {"type": "ephemeral", "ttl": "5m"}."""
+    control = fields.inner("cache_control")
+    if control is None:
+        return 0.0
+    if control.take("type") != "ephemeral":
+        raise control.error("type", 'must be "ephemeral"')
+    ttl = control.text("ttl", "5m", _MAX_NAME)
+    if ttl not in _CACHE_TTLS:
+        raise control.error("ttl", f"must be one of {', '.join(_CACHE_TTLS)}")
+    control.end()
+    return _CACHE_TTLS[ttl]
 
 
 def _include_usage(fields: Fields, stream: bool) -> bool:

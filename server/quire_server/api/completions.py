@@ -11,11 +11,12 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 
+from quire_server import metrics
 from quire_server.api import calls
-from quire_server.api.admission import Place
+from quire_server.api.admission import Newcomer, Place
 from quire_server.api.calls import ChatCall, CompletionCall, Generation
 from quire_server.api.delivery import Streamed, Whole
-from quire_server.api.errors import ApiError, bad_field, from_exception, overloaded
+from quire_server.api.errors import ENGINE_UNAVAILABLE, ApiError, bad_field, from_exception, overloaded
 from quire_server.api.fields import INT64, parse_object
 from quire_server.api.generation import Desk, answer_all
 from quire_server.api.house import House
@@ -23,6 +24,7 @@ from quire_server.api.reply import ClientGoneError, CutError, Reply
 from quire_server.api.shapes import ChatShape, CompletionShape, Header, Shape
 from quire_server.core.errors import PromptTooLongError
 from quire_server.core.request import Request, SamplingParams
+from quire_server.engine.client import DeadlineExceededError
 from quire_server.engine.messages import EngineInfo
 
 logger = logging.getLogger(__name__)
@@ -69,7 +71,9 @@ async def _account(visit: Visit, handle: Handler) -> None:
     except Exception as error:  # the boundary of a request: every error becomes its answer
         answer = from_exception(error)
         status = _status_name(answer)
-        if status == "error":
+        if answer.code in metrics.REFUSALS:
+            house.metrics.refused(answer.code)
+        if answer.status == 500:
             logger.exception("request failed", extra={"request_id": visit.request_id})
         await reply.error(answer)
     finally:
@@ -94,7 +98,9 @@ async def _account(visit: Visit, handle: Handler) -> None:
 
 def _status_name(answer: ApiError) -> str:
     if answer.status == 503:
-        return "shed"
+        return "error" if answer.code == ENGINE_UNAVAILABLE else "shed"  # an outage is no policy
+    if answer.status == 429:
+        return "limited"
     return "client_error" if answer.status < 500 else "error"
 
 
@@ -103,12 +109,25 @@ async def _chat(visit: Visit) -> None:
     body = parse_object(await visit.reply.body())
     info = house.engine.info
     call = calls.parse_chat(body, house.defaults, info.vocab_size)
-    house.check_model(call.generation.model)
-    place = house.admission.reserve(call.generation.n, info, house.engine.stats)
+    place = _reserve(visit, call, call.generation.n, info)
     try:
         await visit.reply.run(_chat_answer(visit, call, place, info), house.drain.cut)
     finally:
         place.leave()
+
+
+def _reserve(visit: Visit, call: ChatCall | CompletionCall, num_answers: int, info: EngineInfo) -> Place:
+    """A place in the house, for a request that it serves."""
+    house, generation = visit.house, call.generation
+    house.check_model(generation.model)
+    house.check_priority(generation.priority)
+    newcomer = Newcomer(
+        client=visit.reply.scope.get("quire.client", ""),
+        num_answers=num_answers,
+        prompt_tokens=call.rough_tokens,
+        priority=generation.priority,
+    )
+    return house.admission.reserve(newcomer, info, house.engine.stats)
 
 
 async def _chat_answer(visit: Visit, call: ChatCall, place: Place, info: EngineInfo) -> None:
@@ -124,9 +143,7 @@ async def _complete(visit: Visit) -> None:
     body = parse_object(await visit.reply.body())
     info = house.engine.info
     call = calls.parse_completion(body, house.defaults, info.vocab_size)
-    house.check_model(call.generation.model)
-    num_answers = call.generation.n * len(call.prompts)
-    place = house.admission.reserve(num_answers, info, house.engine.stats)
+    place = _reserve(visit, call, call.generation.n * len(call.prompts), info)
     try:
         await visit.reply.run(_completion_answer(visit, call, place, info), house.drain.cut)
     finally:
@@ -142,7 +159,8 @@ async def _completion_answer(visit: Visit, call: CompletionCall, place: Place, i
     leads = [""] * len(prompts)
     if call.echo:
         leads = [
-            source if isinstance(source, str) else house.tokenizer.decode(source) for source in call.prompts
+            source if isinstance(source, str) else await house.detokenize(source, skip_special_tokens=True)
+            for source in call.prompts
         ]
     each = tuple(lead for lead in leads for _ in range(generation.n))
     header = Header(f"cmpl-{visit.request_id}", int(time.time()), generation.model)
@@ -163,10 +181,13 @@ async def _generate(
 ) -> None:
     house = visit.house
     requests = _requests(visit, generation, prompts, info)
-    place.hold(sum(len(request.prompt_token_ids) for request in requests))
+    place.hold([len(request.prompt_token_ids) for request in requests])
     visit.prompt_tokens = sum(len(prompt) for prompt in prompts)
     house.metrics.prompt_taken(visit.prompt_tokens)
-    desk = Desk(house.engine, house.tokenizer, house.metrics, place, visit.arrived_at, generation.stop)
+    timeout = min(generation.timeout or house.request_timeout, house.request_timeout)
+    desk = Desk(
+        house.engine, house.tokenizer, house.metrics, place, visit.arrived_at, timeout, generation.stop
+    )
     delivery = (
         Streamed(visit.reply, shape, len(requests), include_usage=generation.include_usage)
         if generation.stream
@@ -174,6 +195,8 @@ async def _generate(
     )
     try:
         await answer_all(desk, requests, delivery.add)
+    except DeadlineExceededError as error:
+        raise overloaded("deadline_exceeded", str(error), place.retry_after()) from None
     finally:
         visit.completion_tokens = delivery.completion_tokens
     await delivery.finish(visit.prompt_tokens)
@@ -201,7 +224,15 @@ def _requests(
             )
             name = f"{visit.request_id}-{len(requests)}"
             requests.append(
-                Request(name, prompt, sampling, arrival=visit.arrived_at, cache_salt=generation.cache_salt)
+                Request(
+                    name,
+                    prompt,
+                    sampling,
+                    arrival=visit.arrived_at,
+                    priority=generation.priority,
+                    cache_salt=generation.cache_salt,
+                    cache_ttl=generation.cache_ttl,
+                )
             )
     return requests
 

@@ -1,5 +1,6 @@
-"""uvicorn's HTTP protocol with what a public server needs besides: a limit on headers, a limit on waiting
-for them, and the age and idleness of each connection, which the drain asks for.
+"""uvicorn's HTTP protocol with what a public server needs besides: a limit on headers and on what stands
+around a body, a limit on waiting for headers and for a body that was answered before it came, and the age
+and idleness of each connection, which the drain asks for.
 
 Used by the API process only.
 """
@@ -7,6 +8,7 @@ Used by the API process only.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -15,7 +17,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 MAX_HEADER_BYTES = 64 * 1024
-_HEADER_TIMEOUT_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
+# Bytes on the wire that a byte of body may cost: a chunk of one byte takes six ("1\r\nx\r\n").
+_WIRE_BYTES_PER_BODY_BYTE = 8
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -33,13 +38,14 @@ class Connection(HttpToolsProtocol):
         self.idle_since: float | None = self.opened_at
         self._reading_headers = True
         self._header_bytes = 0
-        self._header_timer: asyncio.TimerHandle | None = None
+        self._framing_left = 0
+        self._timer: asyncio.TimerHandle | None = None
         super().__init__(config, server_state, {**app_state, "opened_at": self.opened_at}, _loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """The first request's headers have to come soon."""
         super().connection_made(transport)
-        self._expect_headers()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """No timer outlives its connection."""
@@ -49,15 +55,21 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Count bytes of headers before they are parsed: the parser itself would take any amount."""
         if self._reading_headers:
-            if self._header_timer is None:
-                self._expect_headers()
+            if self._timer is None and not self._is_answering:
+                self._start_timer()
             self._header_bytes += len(data)
             # What arrives together with the end of the headers is body; only a flood without one counts.
             if self._header_bytes > MAX_HEADER_BYTES and b"\r\n\r\n" not in data[:MAX_HEADER_BYTES]:
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
                 return
+            data = _without_upgrade(data)
+        else:
+            self._framing_left -= len(data)
         super().data_received(data)
+        # Chunk extensions and trailers end in the parser and not in the body that the application bounds.
+        if not self._reading_headers and self._framing_left < 0 and not self.transport.is_closing():
+            self.transport.close()
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -68,29 +80,54 @@ class Connection(HttpToolsProtocol):
         """The headers are here."""
         self._reading_headers = False
         self._header_bytes = 0
+        self._framing_left = MAX_HEADER_BYTES
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body has passed the parser."""
+        self._framing_left += _WIRE_BYTES_PER_BODY_BYTE * len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """What comes next are another request's headers, even while this one is being answered."""
         self._reading_headers = True
+        self._stop_timer()
         super().on_message_complete()
+        if not self._is_answering:  # the answer came first, and uvicorn's timer ended with the next data
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_response_complete(self) -> None:
         """The connection is idle again, unless another request is waiting in it."""
         if not self.pipeline:
             self.idle_since = time.monotonic()
         super().on_response_complete()
+        if not self._reading_headers and self._timer is None:
+            self._start_timer()  # for the rest of the body, which nobody reads
 
-    def _expect_headers(self) -> None:
-        self._header_timer = self.loop.call_later(_HEADER_TIMEOUT_SECONDS, self._headers_late)
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
-    def _headers_late(self) -> None:
-        self._header_timer = None
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(_TIMEOUT_SECONDS, self._late)
+
+    def _late(self) -> None:
+        self._timer = None
         if not self.transport.is_closing():
             self.transport.close()
 
     def _stop_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Java's own client offers HTTP/2 with its first request. A server may ignore that, but the parser, for
+    which another protocol begins after the headers, would drop the body.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nignored-upgrade:", head) + end + rest

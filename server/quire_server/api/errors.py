@@ -9,6 +9,7 @@ from __future__ import annotations
 from quire_server.core.errors import PromptTooLongError, RequestError
 from quire_server.engine.client import EngineGoneError, RequestLostError
 
+ENGINE_UNAVAILABLE = "engine_unavailable"
 _RETRY_AFTER_LOADING = 5
 
 
@@ -23,12 +24,13 @@ class ApiError(Exception):
         kind: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
-        retry_after: int | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-        self.headers = () if retry_after is None else (("retry-after", str(retry_after)),)
+        self.headers = headers
 
 
 def bad_field(param: str, message: str, code: str | None = None) -> ApiError:
@@ -38,7 +40,14 @@ def bad_field(param: str, message: str, code: str | None = None) -> ApiError:
 
 def overloaded(reason: str, message: str, retry_after: int) -> ApiError:
     """A 503 that a client may retry elsewhere or later; the reason is the error's code."""
-    return ApiError(503, message, kind="overloaded_error", code=reason, retry_after=retry_after)
+    headers = (("retry-after", str(retry_after)),)
+    return ApiError(503, message, kind="overloaded_error", code=reason, headers=headers)
+
+
+def limited(message: str, retry_after: int) -> ApiError:
+    """A 429: the client itself asks for too much, whatever the others do."""
+    headers = (("retry-after", str(retry_after)),)
+    return ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
 
 
 def from_exception(error: Exception) -> ApiError:
@@ -50,7 +59,7 @@ def from_exception(error: Exception) -> ApiError:
     if isinstance(error, RequestError):
         return ApiError(400, str(error), param=error.param)
     if isinstance(error, EngineGoneError):
-        return overloaded("engine_unavailable", str(error), _RETRY_AFTER_LOADING)
+        return overloaded(ENGINE_UNAVAILABLE, str(error), _RETRY_AFTER_LOADING)
     if isinstance(error, RequestLostError):
         return ApiError(500, str(error), kind="server_error", code="request_failed")
     return ApiError(500, "The server met an unexpected error.", kind="server_error", code="internal_error")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from quire_server.api.admission import Place
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.step import TokenEvent, TokenLogprobs
-from quire_server.engine.client import EngineClient
+from quire_server.engine.client import DeadlineExceededError, EngineClient
 from quire_server.metrics import Metrics
 from quire_server.text.detokenizer import IncrementalDetokenizer
 from quire_server.text.tokenizer import Tokenizer
@@ -44,6 +44,7 @@ class Desk:
     metrics: Metrics
     place: Place
     arrived_at: float
+    timeout: float  # seconds from the arrival on; may be infinite
     stop: tuple[str, ...]
 
 
@@ -63,14 +64,22 @@ async def answer_all(desk: Desk, requests: Sequence[Request], emit: Emit) -> Non
 async def _answer(desk: Desk, index: int, request: Request, emit: Emit) -> None:
     detokenizer = IncrementalDetokenizer(desk.tokenizer, desk.stop)
     last_token_at: float | None = None
-    async with desk.engine.submit(request) as events:
+    deadline = desk.arrived_at + desk.timeout
+    async with desk.engine.submit(request, deadline) as events:
         finish_reason: str | None = None
         while finish_reason is None:
-            event = await events.next()
+            try:
+                event = await events.next()
+            except DeadlineExceededError:
+                if last_token_at is None:
+                    raise
+                # What has been said is worth something: the answer ends here, as if by its length.
+                event = TokenEvent(request.request_id, (), finish_reason=FinishReason.LENGTH)
+                desk.metrics.answer_cut()
             piece = _piece(index, event, detokenizer, one_by_one=bool(desk.stop))
             finish_reason = piece.finish_reason
             if piece.num_tokens:
-                last_token_at = _count(desk, piece.num_tokens, last_token_at)
+                last_token_at = _count(desk, index, piece.num_tokens, last_token_at)
             await emit(piece)
     desk.metrics.choice_finished(finish_reason)
 
@@ -97,10 +106,11 @@ def _piece(index: int, event: TokenEvent, detokenizer: IncrementalDetokenizer, *
     return Piece(index, text, logprobs, used, event.num_cached_tokens, reason)
 
 
-def _count(desk: Desk, num_tokens: int, last_token_at: float | None) -> float:
+def _count(desk: Desk, index: int, num_tokens: int, last_token_at: float | None) -> float:
     """Report new tokens; returns when they came."""
     now = time.monotonic()
     if last_token_at is None:
+        desk.place.begin(index)
         desk.metrics.first_token(now - desk.arrived_at)
         desk.metrics.tokens_generated(num_tokens, None)
     else:

@@ -7,8 +7,10 @@ reached through methods that keep long work off the event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -16,7 +18,7 @@ from quire_server.api.admission import Admission
 from quire_server.api.auth import Keys
 from quire_server.api.calls import SamplingDefaults
 from quire_server.api.drain import Drain
-from quire_server.api.errors import ApiError
+from quire_server.api.errors import ApiError, bad_field, overloaded
 from quire_server.core.errors import ModelCorruptError, RequestError
 from quire_server.core.model_files import ModelFiles
 from quire_server.engine.client import EngineClient
@@ -29,6 +31,29 @@ from quire_server.text.tokenizer import Tokenizer
 # Shorter texts are tokenised on the spot: a thread costs more than the few hundred microseconds it saves.
 _SHORT_TEXT = 2000
 _THREADS = 2
+_MAX_BESIDE = 32
+
+
+class SideDoor:
+    """For work that is no completion and has no place in the house: one at a time, and few that wait, so that
+    it can neither take all threads from the completions nor all memory.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._num_inside = 0
+
+    @contextlib.asynccontextmanager
+    async def pass_through(self) -> AsyncIterator[None]:
+        """Wait for one's turn; raises ApiError when too many wait already."""
+        if self._num_inside >= _MAX_BESIDE:
+            raise overloaded("queue_full", f"{self._num_inside} requests like this one are waiting", 1)
+        self._num_inside += 1
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._num_inside -= 1
 
 
 @dataclass(frozen=True)
@@ -46,6 +71,9 @@ class House:
     keys: Keys
     state: SharedState
     thresholds: Thresholds
+    with_priorities: bool = False
+    request_timeout: float = math.inf
+    side_door: SideDoor = field(default_factory=SideDoor)
     created: int = field(default_factory=lambda: int(time.time()))
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "text"))
 
@@ -59,6 +87,11 @@ class House:
                 code="model_not_found",
             )
 
+    def check_priority(self, priority: int) -> None:
+        """Raises a 400 where a priority would be ignored."""
+        if priority and not self.with_priorities:
+            raise bad_field("priority", "this server runs without --scheduling-policy priority; leave it out")
+
     async def tokenize(self, text: str, *, special: bool) -> tuple[int, ...]:
         """Token ids of a text."""
         if len(text) <= _SHORT_TEXT:
@@ -68,6 +101,15 @@ class House:
             self._threads, lambda: self.tokenizer.encode(text, add_special_tokens=special)
         )
         return tuple(ids)
+
+    async def detokenize(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of token ids."""
+        if len(tokens) <= _SHORT_TEXT:
+            return self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._threads, lambda: self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+        )
 
     async def tokenize_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """Token ids of a conversation, up to where the assistant is to speak."""

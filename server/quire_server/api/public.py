@@ -10,8 +10,8 @@ import time
 import uuid
 
 from quire_server import __version__, metrics
-from quire_server.api import calls
-from quire_server.api.admission import MEMORY_LIMIT, SHED_FROM
+from quire_server.api.admission import MEMORY_LIMIT, SHED_FROM, Newcomer
+from quire_server.api.chat_messages import parse_messages
 from quire_server.api.errors import ApiError
 from quire_server.api.fields import Fields, parse_object
 from quire_server.api.house import House
@@ -51,15 +51,17 @@ async def tokenize(house: House, reply: Reply) -> None:
     _check_model(house, fields)
     prompt = fields.take("prompt")
     if prompt is None:
-        messages = calls.parse_messages(fields)
+        messages = parse_messages(fields)
         fields.end()
-        tokens = await house.tokenize_chat(messages)
+        async with house.side_door.pass_through():
+            tokens = await house.tokenize_chat(messages)
     else:
         if not isinstance(prompt, str):
             raise fields.error("prompt", "must be a string")
         special = fields.boolean("add_special_tokens", default=True)
         fields.end()
-        tokens = await house.tokenize(prompt, special=special)
+        async with house.side_door.pass_through():
+            tokens = await house.tokenize(prompt, special=special)
     limit = house.engine.info.max_model_len if house.engine.connected else None
     await reply.json({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
 
@@ -70,7 +72,9 @@ async def detokenize(house: House, reply: Reply) -> None:
     _check_model(house, fields)
     tokens = fields.integers("tokens", MAX_BODY_BYTES, house.tokenizer.vocab_size)
     fields.end()
-    await reply.json({"prompt": house.tokenizer.decode(tokens, skip_special_tokens=False)})
+    async with house.side_door.pass_through():
+        text = await house.detokenize(tokens, skip_special_tokens=False)
+    await reply.json({"prompt": text})
 
 
 def _check_model(house: House, fields: Fields) -> None:
@@ -82,6 +86,12 @@ def _check_model(house: House, fields: Fields) -> None:
 async def version(house: House, reply: Reply) -> None:
     """/version."""
     await reply.json({"version": __version__})
+
+
+async def reset_prefix_cache(house: House, reply: Reply) -> None:
+    """/reset_prefix_cache: no later request finds what was computed before, in any tier."""
+    house.engine.reset_prefix_cache()
+    await reply.json({})
 
 
 async def exposition(house: House, reply: Reply) -> None:
@@ -116,7 +126,12 @@ def _require_key(house: House, reply: Reply) -> None:
 
 def unauthorized() -> ApiError:
     """The answer to a request without a valid key."""
-    return ApiError(401, "A valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+    return ApiError(
+        401,
+        "A valid API key is needed: Authorization: Bearer KEY",
+        code="invalid_api_key",
+        headers=(("www-authenticate", "Bearer"),),
+    )
 
 
 def _checks(house: House) -> dict[str, bool | None]:
@@ -126,7 +141,7 @@ def _checks(house: House) -> dict[str, bool | None]:
     queue_ok = True
     if connected:
         load = house.admission.load(house.engine.info, stats)
-        queue_ok = load.depth <= SHED_FROM * load.max_queued
+        queue_ok = load.fullness <= SHED_FROM
     return {
         "gpu_available": None,  # no device is used but the CPU
         "model_loaded": connected,
@@ -140,7 +155,7 @@ async def _complete_now(house: House) -> dict[str, object]:
     """A real completion through scheduler and model, admitted like any other."""
     begun_at = time.monotonic()
     info = house.engine.info
-    place = house.admission.reserve(1, info, house.engine.stats)
+    place = house.admission.reserve(Newcomer(), info, house.engine.stats)
     try:
         sampling = SamplingParams(max_tokens=_DEEP_TOKENS, temperature=0.0, ignore_eos=True)
         request = Request(f"health-{uuid.uuid4().hex}", (info.vocab_size // 2,), sampling, arrival=begun_at)

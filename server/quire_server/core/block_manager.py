@@ -1,150 +1,149 @@
-"""Who owns which KV block: reference counts, a prefix cache, and one free list that is also the eviction
-order.
+"""Who owns which KV block of the device: reference counts, published contents, pins, and one free list that
+is also the eviction order.
 
-Called by the scheduler. A block is *used* (references > 0), *cached* (no references, content published,
-evictable) or *blank*. Published blocks are found again by a sha256 chain over their prefix; a hit is
-believed only when the tokens, the salt and the preceding block agree as well, so that no collision can hand
-out another prompt's attention. Knows nothing of requests or tensors.
+Called by ``kv_manager``. A block is *used* (references > 0), *pinned* (no references, kept until a time),
+*cached* (no references, content published, evictable) or *blank*. What is evicted is offered to whoever
+listens before it is overwritten. Knows nothing of requests or tensors.
 """
 
-import hashlib
-from array import array
+import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
+from quire_server.core.prefix_chain import ROOT, Content
 
-class _Content(NamedTuple):
-    """What a published block holds: its tokens, after which content, under which salt."""
-
-    parent: int
-    tokens: tuple[int, ...]
-    salt: str
-
-
-_ROOT = 0  # parent of every first block; contents are numbered from 1
-
-
-class PrefixChain:
-    """Digests of a sequence's full blocks, each over its prefix: computed once, however often admission is
-    tried.
-    """
-
-    __slots__ = ("contents", "digests", "salt")
-
-    def __init__(self, salt: str) -> None:
-        self.salt = salt
-        self.digests: list[bytes] = []
-        self.contents: list[int] = []  # numbers of the contents that this sequence matched or published
-
-    def extend(self, tokens: Sequence[int], num_blocks: int, block_size: int) -> None:
-        """Have digests for the first ``num_blocks`` blocks of ``tokens``."""
-        for index in range(len(self.digests), num_blocks):
-            previous = self.digests[-1] if self.digests else hashlib.sha256(self.salt.encode()).digest()
-            block = array("q", tokens[index * block_size : (index + 1) * block_size])
-            self.digests.append(digest(previous, block))
-
-
-def digest(previous: bytes, block: "array[int]") -> bytes:
-    """One link of the chain."""
-    return hashlib.sha256(previous + block.tobytes()).digest()
+# (block id, digest, content, its number): this block is about to be overwritten.
+OnEvict = Callable[[int, bytes, Content, int], None]
 
 
 class BlockManager:
-    """Every method is O(blocks it hands over); nothing scans the pool but ``check``."""
+    """Every method is O(blocks it hands over); nothing scans the pool but ``check``, ``reset`` and
+    ``yield_pins``.
+    """
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
+    def __init__(self, num_blocks: int, *, max_pinned: int, on_evict: OnEvict) -> None:
         self.num_blocks = num_blocks
-        self.block_size = block_size
         self.evictions = 0
-        self.num_free = num_blocks  # cached ones included
-        self._caching = enable_prefix_caching
+        self.num_free = num_blocks  # cached ones included, pinned ones not
+        self._max_pinned = max_pinned
+        self._on_evict = on_evict
         self._references = [0] * num_blocks
-        self._contents: list[_Content | None] = [None] * num_blocks
-        self._numbers = [_ROOT] * num_blocks  # of the content in each block
+        self._contents: list[Content | None] = [None] * num_blocks
+        self._numbers = [ROOT] * num_blocks  # of the content in each block
         self._digests: list[bytes] = [b""] * num_blocks
         self._published: dict[bytes, int] = {}  # digest -> block id
-        self._last_number = _ROOT
+        self._pinned: dict[int, float] = {}  # block id -> when the pin ends
+        self._expiries: list[tuple[float, int]] = []  # heap; a pin that was renewed leaves its old entry
         # Free list: doubly linked through two int lists, with one extra node as its head and tail.
         self._head = num_blocks
         self._next: list[int] = [*range(1, num_blocks + 1), 0]
         self._previous: list[int] = [num_blocks, *range(num_blocks)]
 
-    def lookup(self, tokens: Sequence[int], chain: PrefixChain) -> list[int]:
-        """Cached blocks of the longest prefix, short of the last token, which is always computed."""
-        if not self._caching:
-            return []
-        size, hits = self.block_size, list[int]()
-        limit = (len(tokens) - 1) // size
-        chain.extend(tokens, limit, size)
-        parent = _ROOT
-        for index in range(limit):
-            block_id = self._published.get(chain.digests[index])
-            if block_id is None:
-                break
-            expected = _Content(parent, tuple(tokens[index * size : (index + 1) * size]), chain.salt)
-            if self._contents[block_id] != expected:
-                break
-            parent = self._numbers[block_id]
-            hits.append(block_id)
-        return hits
+    def find(self, key: bytes) -> tuple[int, Content, int] | None:
+        """(block id, content, number) of what is published under a digest."""
+        block_id = self._published.get(key)
+        if block_id is None:
+            return None
+        content = self._contents[block_id]
+        assert content is not None
+        return block_id, content, self._numbers[block_id]
 
     def num_free_after(self, hits: Iterable[int], num_new: int) -> int:
         """Free blocks left if these hits and so many new blocks were taken; negative: it does not fit."""
-        return self.num_free - num_new - sum(self._references[block_id] == 0 for block_id in hits)
+        pinned, references = self._pinned, self._references
+        return self.num_free - num_new - sum(references[b] == 0 and b not in pinned for b in hits)
 
-    def take(self, hits: Sequence[int], num_new: int, chain: PrefixChain) -> list[int]:
-        """A block table: the hits, shared, and new blocks. The caller made sure that it fits."""
-        assert self.num_free_after(hits, num_new) >= 0
-        for block_id in hits:  # before any allocation, which might evict them
-            if self._references[block_id] == 0:
+    def share(self, block_ids: Iterable[int]) -> None:
+        """One reference more to each of these published blocks."""
+        for block_id in block_ids:
+            if self._references[block_id] == 0 and block_id not in self._pinned:
                 self._unlink(block_id)
             self._references[block_id] += 1
-        chain.contents[:] = [self._numbers[block_id] for block_id in hits]
-        return [*hits, *(self._allocate() for _ in range(num_new))]
 
-    def grow(self) -> int | None:
-        """One more block, or None when none is free."""
-        return self._allocate() if self.num_free else None
+    def allocate(self) -> int | None:
+        """A block with one reference, at the expense of the cached one that was used least recently."""
+        if not self.num_free:
+            return None
+        block_id = self._next[self._head]
+        self._unlink(block_id)
+        if (content := self._contents[block_id]) is not None:
+            self._on_evict(block_id, self._digests[block_id], content, self._numbers[block_id])
+            self._forget(block_id)
+            self.evictions += 1
+        self._references[block_id] = 1
+        return block_id
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Give a table back. Tails go first, so that they are evicted before the prefixes they build on."""
         for block_id in reversed(block_ids):
             self._references[block_id] -= 1
             assert self._references[block_id] >= 0, block_id
-            if self._references[block_id] == 0:
-                # A blank block is the first to be used again, a published one the last.
-                before = self._head if self._contents[block_id] is not None else self._next[self._head]
-                self._link(block_id, before)
+            if self._references[block_id] == 0 and block_id not in self._pinned:
+                self._set_free(block_id)
 
-    def publish(self, tokens: Sequence[int], chain: PrefixChain, index: int, block_id: int) -> None:
-        """Offer a computed, full block to later requests; its prefix must have been offered before."""
-        if not self._caching or len(chain.contents) != index:
-            return
-        size = self.block_size
-        chain.extend(tokens, index + 1, size)
-        parent = chain.contents[-1] if chain.contents else _ROOT
-        content = _Content(parent, tuple(tokens[index * size : (index + 1) * size]), chain.salt)
-        key = chain.digests[index]
-        holder = self._published.get(key)
-        if holder is not None and self._contents[holder] == content:  # computed twice at once: keep the first
-            chain.contents.append(self._numbers[holder])
-            return
-        if holder is not None:
+    def publish(self, block_id: int, key: bytes, content: Content, number: int) -> None:
+        """Offer a computed block under its digest. Whoever held the digest with another content loses it."""
+        if (holder := self._published.get(key)) is not None:
             self._forget(holder)
-        self._last_number += 1
-        self._contents[block_id], self._numbers[block_id] = content, self._last_number
+        self._contents[block_id], self._numbers[block_id] = content, number
         self._digests[block_id], self._published[key] = key, block_id
-        chain.contents.append(self._last_number)
 
-    def unpublish(self, block_ids: Sequence[int]) -> None:
+    def unpublish(self, block_ids: Iterable[int]) -> None:
         """Offer these blocks to nobody any more, but for those that other tables use, too."""
         for block_id in block_ids:
             if self._references[block_id] == 1 and self._contents[block_id] is not None:
                 self._forget(block_id)
 
+    def pin(self, keys: Iterable[bytes], until: float) -> int:
+        """Keep what is published under these digests from being evicted until a time; returns for how many
+        there was no room among the pinned.
+        """
+        refused = 0
+        for key in keys:
+            if (block_id := self._published.get(key)) is None:
+                continue
+            known = self._pinned.get(block_id)
+            if known is None and len(self._pinned) >= self._max_pinned:
+                refused += 1
+            elif known is None or known < until:
+                if known is None and self._references[block_id] == 0:
+                    self._unlink(block_id)
+                self._pinned[block_id] = until
+                heapq.heappush(self._expiries, (until, block_id))
+        return refused
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks with a pin, in use or not."""
+        return len(self._pinned)
+
+    def expire(self, now: float) -> None:
+        """End the pins whose time is over."""
+        while self._expiries and self._expiries[0][0] <= now:
+            until, block_id = heapq.heappop(self._expiries)
+            if self._pinned.get(block_id) == until:
+                self._unpin(block_id)
+
+    def yield_pins(self) -> bool:
+        """End all pins now, since running requests go before promises; False when there is none to give."""
+        pinned = sorted(self._pinned, key=self._pinned.__getitem__)
+        for block_id in pinned:
+            self._unpin(block_id)
+        self._expiries.clear()
+        return bool(pinned)
+
+    def reset(self) -> None:
+        """Forget all contents, those in use as well; their owners keep the blocks."""
+        for block_id in list(self._published.values()):
+            self._forget(block_id)
+
+    def num_unaccounted(self, tables: Iterable[Sequence[int]]) -> int:
+        """Blocks that are neither free nor pinned nor in a table: 0, or the books are wrong."""
+        return self.num_blocks - self.num_free - len(self._pinned.keys() | set(chain.from_iterable(tables)))
+
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Free + cached + used == total, and every list agrees with every other."""
+        """Free + cached + pinned + used == total, and every list agrees with every other."""
         counts = Counter(block_id for table in tables for block_id in table)
         assert [counts[b] for b in range(self.num_blocks)] == self._references, "reference counts"
         free, node = [], self._next[self._head]
@@ -153,32 +152,32 @@ class BlockManager:
             assert self._previous[self._next[node]] == node, "free list links"
             node = self._next[node]
             assert len(free) <= self.num_blocks, "free list runs in a circle"
-        assert len(free) == self.num_free == sum(n == 0 for n in self._references), "free blocks"
-        assert all(self._references[b] == 0 for b in free), "a used block is on the free list"
+        idle = {b for b in range(self.num_blocks) if self._references[b] == 0}
+        assert len(free) == self.num_free and set(free) == idle - self._pinned.keys(), "free blocks"
         published = {b: self._digests[b] for b in range(self.num_blocks) if self._contents[b] is not None}
         assert {b: d for d, b in self._published.items()} == published, "published blocks"
-
-    def _allocate(self) -> int:
-        block_id = self._next[self._head]
-        assert block_id != self._head, "no free block"
-        self._unlink(block_id)
-        if self._contents[block_id] is not None:
-            self._forget(block_id)
-            self.evictions += 1
-        self._references[block_id] = 1
-        return block_id
+        assert self._pinned.keys() <= published.keys() and len(self._pinned) <= self._max_pinned, "pins"
 
     def _forget(self, block_id: int) -> None:
         del self._published[self._digests[block_id]]
         self._contents[block_id] = None
+        if block_id in self._pinned:
+            self._unpin(block_id)
+
+    def _unpin(self, block_id: int) -> None:
+        del self._pinned[block_id]
+        if self._references[block_id] == 0:
+            self._set_free(block_id)
+
+    def _set_free(self, block_id: int) -> None:
+        # A blank block is the first to be used again, a published one the last.
+        after = self._head if self._contents[block_id] is not None else self._next[self._head]
+        before = self._previous[after]
+        self._next[before] = self._previous[after] = block_id
+        self._previous[block_id], self._next[block_id] = before, after
+        self.num_free += 1
 
     def _unlink(self, block_id: int) -> None:
         before, after = self._previous[block_id], self._next[block_id]
         self._next[before], self._previous[after] = after, before
         self.num_free -= 1
-
-    def _link(self, block_id: int, after: int) -> None:
-        before = self._previous[after]
-        self._next[before] = self._previous[after] = block_id
-        self._previous[block_id], self._next[block_id] = before, after
-        self.num_free += 1

@@ -1,11 +1,31 @@
 """The scheduler's limits and counters: what its caller sets and reads."""
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+from quire_server.core.policy import Policy
+
+
+class Batching(StrEnum):
+    """Values of ``--batching``. Static exists to be compared with: nobody joins a batch that has begun."""
+
+    CONTINUOUS = "continuous"
+    STATIC = "static"
+
+
+class PreemptionMode(StrEnum):
+    """What becomes of a preempted request's KV blocks: given up, or kept on the host until it goes on."""
+
+    RECOMPUTE = "recompute"
+    SWAP = "swap"
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits of one engine. ``watermark``: share of blocks that admission leaves free, against thrashing."""
+    """Limits of one engine. ``watermark``: share of blocks that admission leaves free, against thrashing;
+    ``pinnable``: largest share that explicit prompt caching may keep from eviction; slots: blocks that the
+    lower tiers hold.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -15,7 +35,13 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     watermark: float = 0.01
+    pinnable: float = 0.25
+    num_host_slots: int = 0
+    num_disk_slots: int = 0
+    preemption_mode: PreemptionMode = PreemptionMode.RECOMPUTE
     seed: int = 0  # seeds the requests that bring no seed of their own
+    policy: Policy = Policy.FCFS
+    batching: Batching = Batching.CONTINUOUS
 
     @property
     def token_budget(self) -> int:
@@ -30,6 +56,3 @@ class SchedulerStats:
     """Counters since the start; the engine process exports them."""
 
     preemptions: int = 0
-    prefix_query_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    evictions: int = 0

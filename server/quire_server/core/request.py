@@ -40,9 +40,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and one answer. ``priority`` > 0 overtakes everything waiting (the health canary).
+    """One prompt and one answer. ``arrival``: seconds of the machine's monotonic clock; ``priority``: lower
+    goes first, 0 is normal (see ``core.policy``).
 
     ``cache_salt`` separates prefix caches: requests share cached blocks only under the same salt.
+    ``cache_ttl``: seconds after its end for which the prompt's blocks are kept from eviction.
     """
 
     request_id: str
@@ -51,3 +53,4 @@ class Request:
     arrival: float
     priority: int = 0
     cache_salt: str = ""
+    cache_ttl: float = 0.0

@@ -3,20 +3,24 @@
 The engine loop calls ``schedule``, hands the Step to the runner, and gives the result to ``commit``. Each
 sequence has ``num_computed`` chasing ``len(tokens)``: a decode lacks one token, a prompt many, a prefix hit
 fewer, a preempted sequence all of them again. Running sequences go first (single tokens before chunks of
-prompts), then waiting ones, in order of arrival. When no block is free, the last running sequence gives its
-blocks back and waits; the first one can therefore always go on. Knows nothing of tensors or text.
+prompts), then waiting ones, in the order of the policy, which never changes. When no block is free, the last
+running sequence gives its blocks back and waits; the first one can therefore always go on. Knows nothing of
+tensors or text.
 """
 
-import hashlib
-from bisect import insort
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 
-from quire_server.core import fitting, stopping
-from quire_server.core.block_manager import BlockManager
-from quire_server.core.limits import SchedulerConfig, SchedulerStats
+from quire_server.core import displacement, fitting, stopping
+from quire_server.core.arrivals import Arrivals
+from quire_server.core.decodes import columns, count, event
+from quire_server.core.handover import Chunk, started_row, step_of
+from quire_server.core.kv_manager import KVManager, Match
+from quire_server.core.limits import Batching, SchedulerConfig, SchedulerStats
 from quire_server.core.request import FinishReason, Request
-from quire_server.core.sequence import Sequence, Status, start, started_row
-from quire_server.core.step import StartedRow, Step, StepResult, TokenEvent
+from quire_server.core.running import Running
+from quire_server.core.sequence import Sequence, Status
+from quire_server.core.step import StartedRow, Step, StepEvents, StepResult, TokenEvent, failure
 from quire_server.core.waiting import WaitingQueue
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
@@ -25,39 +29,47 @@ __all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
 class Scheduler:
     """Synchronous: ``schedule`` and ``commit`` alternate; ``add`` and ``abort`` come at any time."""
 
-    def __init__(self, config: SchedulerConfig, *, eos_token_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        eos_token_ids: Collection[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
-        self._eos_ids = frozenset(eos_token_ids)
-        self._blocks = BlockManager(
-            config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
-        )
-        self._watermark = int(config.num_blocks * config.watermark)
+        self._arrivals = Arrivals(config, eos_token_ids)
+        self._stats = SchedulerStats()
+        self.kv = KVManager(config, clock)
         self._sequences: dict[str, Sequence] = {}
         self._waiting = WaitingQueue()
-        self._running: list[Sequence] = []  # sorted by order, so that the last one is the one to preempt
-        self._rows = list(
-            range(config.max_num_seqs - 1, -1, -1)
-        )  # free rows of the runner; the lowest is next
+        self._running = Running(config.max_num_seqs)
         self._in_flight: list[Sequence] = []  # of the current step, in its order
+        self._num_continuing = 0  # the first ones of these: they ran before, and lack one token
         self._failures: list[TokenEvent] = []  # told by the next commit
-        self._num_arrivals = self._num_steps = 0
+        self._num_steps = 0
+        self._was_aborted_in_flight = False
         self._is_blocked = False  # the first waiting sequence did not fit, and nothing came free since
-        self._stats = SchedulerStats()
+        self._is_closed = False  # static batching: the batch has begun, and nobody joins
 
     @property
     def num_running(self) -> int:
         """Sequences that own a row."""
-        return len(self._running)
+        return len(self._running.sequences)
 
     @property
     def num_waiting(self) -> int:
         """Sequences that own nothing yet, or nothing any more."""
-        return len(self._sequences) - len(self._running)
+        return len(self._sequences) - len(self._running.sequences)
 
     @property
     def kv_utilization(self) -> float:
         """Share of blocks in use; cached ones count as free."""
-        return 1 - self._blocks.num_free / self.config.num_blocks
+        return self.kv.utilization
+
+    @property
+    def num_unaccounted_blocks(self) -> int:
+        """KV blocks that are neither free nor anybody's: not 0 when the books are wrong. O(blocks in use)."""
+        return self.kv.num_unaccounted(self._running.sequences)
 
     @property
     def has_work(self) -> bool:
@@ -67,7 +79,6 @@ class Scheduler:
     @property
     def stats(self) -> SchedulerStats:
         """Counters since the start."""
-        self._stats.evictions = self._blocks.evictions
         return self._stats
 
     def add(self, request: Request) -> None:
@@ -75,20 +86,9 @@ class Scheduler:
         if request.request_id in self._sequences:
             raise ValueError(f"request id {request.request_id!r} is in use")
         if refusal := fitting.refusal(request, self.config):
-            self._failures.append(_failure(request.request_id, refusal))
+            self._failures.append(failure(request.request_id, refusal))
             return
-        seed = request.sampling.seed
-        if seed is None:
-            drawn = hashlib.sha256(f"{self.config.seed}:{request.request_id}".encode()).digest()
-            seed = int.from_bytes(drawn[:8], "big", signed=True)
-        self._num_arrivals += 1
-        sequence = start(
-            request,
-            number=self._num_arrivals,
-            seed=seed,
-            eos_ids=self._eos_ids,
-            max_model_len=self.config.max_model_len,
-        )
+        sequence = self._arrivals.sequence(request)
         self._sequences[request.request_id] = sequence
         self._is_blocked = False
         self._waiting.push(sequence)
@@ -97,20 +97,25 @@ class Scheduler:
         """Forget a request (unknown ids are fine: it may just have finished). No event follows."""
         self._failures = [event for event in self._failures if event.request_id != request_id]
         if (sequence := self._sequences.get(request_id)) is not None:
+            self._was_aborted_in_flight = bool(self._in_flight)
             self._finish(sequence)
 
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to do. One without rows only carries failures to
-        commit.
+        commit, or waits for KV blocks from the disk.
         """
         assert not self._in_flight, "the previous step was not committed"
         if not self.has_work:
             return None
+        if (first := self._waiting.first()) is not None and not self._is_blocked:
+            for victim in displacement.victims(first, self._running, self.kv, self.config):
+                self._preempt(victim)
         num_preempted = self._stats.preemptions
         grown: list[tuple[int, int]] = []
         singles, prompts = self._continue_running(grown)
+        self._num_continuing = len(singles)
         budget = self.config.token_budget - len(singles)
-        chunks: list[tuple[Sequence, int]] = []
+        chunks: list[Chunk] = []
         for sequence in prompts:
             if budget == 0:
                 break
@@ -127,49 +132,61 @@ class Scheduler:
                     chunks.append((sequence, n))
         elif not singles and not chunks:
             return self.schedule()  # everything that ran was preempted or failed: there is room now
-        return self._step(singles, chunks, started, grown)
+        self._num_steps += 1
+        self._in_flight = singles + [sequence for sequence, _ in chunks]
+        return step_of(self._num_steps, singles, chunks, started, grown, self.kv.copies())
 
-    def commit(self, step: Step, result: StepResult) -> list[TokenEvent]:
+    def commit(self, step: Step, result: StepResult) -> StepEvents:
         """Take in what the runner computed: count it, publish full blocks, append tokens, finish."""
         assert step.step_id == result.step_id == self._num_steps, (step.step_id, result.step_id)
-        events, self._failures = self._failures, []
-        tokens = iter(result.token_ids)
-        block_size = self.config.block_size
-        for sequence, num_tokens, samples in zip(self._in_flight, step.num_tokens, step.samples, strict=True):
+        in_flight, self._in_flight = self._in_flight, []
+        others, self._failures = self._failures, []
+        missing = self.kv.settle(result)
+        is_disturbed = missing or result.failures or self._was_aborted_in_flight
+        num_plain = 0 if is_disturbed else self._num_continuing
+        self._was_aborted_in_flight = False
+        request_ids, token_ids = self._commit_decodes(in_flight[:num_plain], result, others)
+        tokens = iter(result.token_ids[num_plain:])
+        for sequence, num_tokens, samples in zip(
+            in_flight[num_plain:], step.num_tokens[num_plain:], step.samples[num_plain:], strict=True
+        ):
             token = next(tokens) if samples else -1
             if sequence.status is not Status.RUNNING:
                 continue  # aborted while the step ran
+            if missing and not missing.isdisjoint(sequence.block_ids):
+                self._restart(sequence)
+                continue
             sequence.num_computed += num_tokens
-            is_sound = not result.failures or sequence.row not in result.failures
-            if is_sound and sequence.num_computed >= (sequence.num_published + 1) * block_size:
-                self._publish(sequence)
+            if result.failures and (why := result.failures.get(sequence.row)) is not None:
+                self.kv.distrust(sequence)
+                self._finish(sequence)
+                others.append(failure(sequence.request.request_id, why))
+                continue
             if samples:
-                events.append(self._append(sequence, token, result))
-        self._in_flight = []
-        return events
+                sequence.tokens.append(token)
+            self._publish(sequence)
+            if samples:
+                others.append(self._event(sequence, stopping.finish_reason(sequence), result))
+        return StepEvents(request_ids, token_ids, others)
 
     def check(self) -> None:
         """Raise AssertionError when block or row accounting does not add up."""
-        self._blocks.check(sequence.block_ids for sequence in self._running)
-        rows = sorted([*self._rows, *(sequence.row for sequence in self._running)])
-        assert rows == list(range(self.config.max_num_seqs)), "rows"
-        assert [s.order for s in self._running] == sorted(s.order for s in self._running), "order"
+        self.kv.check(self._sequences.values())
+        self._running.check()
 
     def _continue_running(self, grown: list[tuple[int, int]]) -> tuple[list[Sequence], list[Sequence]]:
         """Sequences that lack one token (each with its block), and those in the middle of their prompt."""
         singles: list[Sequence] = []
         prompts: list[Sequence] = []
-        running, budget = self._running, self.config.token_budget
-        index = 0
-        while index < len(running):  # preemption shortens the list from behind
-            sequence = running[index]
-            index += 1
-            if len(sequence.tokens) - sequence.num_computed > 1:
+        budget = self.config.token_budget
+        for sequence in self._running.sequences:  # which preemption shortens from behind
+            num_computed = sequence.num_computed
+            if num_computed + 1 < len(sequence.tokens):
                 prompts.append(sequence)
                 continue
             if len(singles) == budget:
                 break
-            if sequence.num_computed == sequence.capacity:
+            if num_computed == sequence.capacity:
                 block_id = self._grow(sequence)
                 if block_id is None:
                     break  # it was the last one, and is gone
@@ -179,12 +196,14 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence) -> int | None:
         """A block for the next token, at the expense of later sequences; None when it has to go itself."""
-        while (block_id := self._blocks.grow()) is None:
-            victim = self._running[-1]
-            if victim is sequence and len(self._running) == 1:
+        while (block_id := self.kv.grow(sequence)) is None:
+            victim = self._running.sequences[-1]
+            if victim is sequence and len(self._running.sequences) == 1:
+                if self.kv.yield_pins():
+                    continue
                 needed = len(sequence.block_ids) + 1
                 self._failures.append(
-                    _failure(sequence.request.request_id, fitting.too_long(needed, self.config))
+                    failure(sequence.request.request_id, fitting.too_long(needed, self.config))
                 )
                 self._stats.preemptions += 1
                 self._finish(sequence)
@@ -192,104 +211,89 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return None
-        sequence.block_ids.append(block_id)
-        sequence.capacity += self.config.block_size
         return block_id
 
-    def _admit(self, budget: int, started: list[StartedRow]) -> list[tuple[Sequence, int]]:
+    def _admit(self, budget: int, started: list[StartedRow]) -> list[Chunk]:
         """Waiting sequences, in order, as long as budget, rows and blocks last: no overtaking."""
-        admitted: list[tuple[Sequence, int]] = []
-        size = self.config.block_size
-        while budget > 0 and self._rows and not self._is_blocked:
+        admitted: list[Chunk] = []
+        self._is_closed &= bool(self._running.sequences)
+        while budget > 0 and not (self._running.is_full or self._is_blocked or self._is_closed):
             if (sequence := self._waiting.first()) is None:
                 break
-            hits = self._blocks.lookup(sequence.tokens, sequence.chain)
-            lacking = len(sequence.tokens) - len(hits) * size
+            if (match := self.kv.match(sequence)) is None:
+                break  # a part of its prefix is on its way from the disk
+            lacking = len(sequence.tokens) - match.num_cached
             if lacking > budget and not self.config.enable_chunked_prefill:
+                budget = 0
                 break
-            num_new = -(-len(sequence.tokens) // size) - len(hits)
-            if self._blocks.num_free_after(hits, num_new) < (self._watermark if self._running else 0):
+            if not self.kv.fits(match, alone=not self._running.sequences):
                 self._is_blocked = True
                 break
             self._waiting.pop()
-            started.append(self._start(sequence, hits, num_new))
+            started.append(self._start(sequence, match))
             admitted.append((sequence, min(budget, lacking)))
             budget -= admitted[-1][1]
+        # Static: whoever the budget kept waiting may still join; later nobody.
+        self._is_closed |= self.config.batching is Batching.STATIC and budget > 0
         return admitted
 
-    def _start(self, sequence: Sequence, hits: list[int], num_new: int) -> StartedRow:
-        num_cached = len(hits) * self.config.block_size
-        if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = num_cached
-            self._stats.prefix_query_tokens += len(sequence.tokens)
-            self._stats.prefix_hit_tokens += num_cached
+    def _start(self, sequence: Sequence, match: Match) -> StartedRow:
         sequence.become(Status.RUNNING)
-        sequence.row = self._rows.pop()
-        sequence.block_ids = self._blocks.take(hits, num_new, sequence.chain)
-        sequence.capacity = len(sequence.block_ids) * self.config.block_size
-        sequence.num_computed, sequence.num_published = num_cached, len(hits)
-        insort(self._running, sequence, key=lambda other: other.order)
+        self._running.enter(sequence)
+        self.kv.start(sequence, match)
+        sequence.watch(self.config.block_size)
         return started_row(sequence)
 
-    def _step(
-        self,
-        singles: list[Sequence],
-        chunks: list[tuple[Sequence, int]],
-        started: list[StartedRow],
-        grown: list[tuple[int, int]],
-    ) -> Step:
-        self._num_steps += 1
-        self._in_flight = in_flight = singles + [sequence for sequence, _ in chunks]
-        return Step(
-            step_id=self._num_steps,
-            started=tuple(started),
-            grown=tuple(grown),
-            rows=tuple([sequence.row for sequence in in_flight]),
-            starts=tuple([sequence.num_computed for sequence in in_flight]),
-            num_tokens=(1,) * len(singles) + tuple(n for _, n in chunks),
-            samples=(True,) * len(singles) + tuple(s.num_computed + n == len(s.tokens) for s, n in chunks),
-        )
-
-    def _append(self, sequence: Sequence, token: int, result: StepResult) -> TokenEvent:
-        request_id = sequence.request.request_id
-        if result.failures and (failure := result.failures.get(sequence.row)) is not None:
-            self._blocks.unpublish(sequence.block_ids)
-            self._finish(sequence)
-            return _failure(request_id, failure)
-        sequence.tokens.append(token)
-        logprobs = result.logprobs.get(sequence.row) if result.logprobs else None
-        reason = stopping.finish_reason(sequence)
-        if reason is not None:
-            self._finish(sequence)
-        cached = sequence.num_cached_tokens or 0
-        return TokenEvent(request_id, (token,), (logprobs,) if logprobs else None, reason, None, cached)
+    def _commit_decodes(
+        self, decodes: list[Sequence], result: StepResult, others: list[TokenEvent]
+    ) -> tuple[list[str], list[int]]:
+        """One more token for each: columns of (request, token), and events where there is more to say."""
+        token_ids, told = result.token_ids[: len(decodes)], set[Sequence]()
+        for sequence in count(decodes, token_ids):
+            self._publish(sequence)
+            reason = stopping.finish_reason(sequence)
+            if reason is not None or sequence.request.sampling.logprobs is not None:
+                others.append(self._event(sequence, reason, result))
+                told.add(sequence)
+        return columns(decodes, token_ids, told)
 
     def _publish(self, sequence: Sequence) -> None:
-        num_full = sequence.num_computed // self.config.block_size
-        for index in range(sequence.num_published, num_full):
-            self._blocks.publish(sequence.tokens, sequence.chain, index, sequence.block_ids[index])
-        sequence.num_published = num_full
+        if sequence.num_computed >= (sequence.num_published + 1) * self.config.block_size:
+            self.kv.publish(sequence)
+        sequence.watch(self.config.block_size)
+
+    def _event(self, sequence: Sequence, reason: FinishReason | None, result: StepResult) -> TokenEvent:
+        told = event(sequence, reason, result)
+        if reason is not None:
+            self._arrivals.answered(sequence)
+            self._finish(sequence)
+        return told
 
     def _preempt(self, sequence: Sequence) -> None:
         self._stats.preemptions += 1
-        self._release(sequence)
+        self.kv.preempt(sequence)
+        self._leave_row(sequence)
         sequence.become(Status.WAITING)
         self._waiting.push(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
-        if sequence.status is Status.RUNNING:
-            self._release(sequence)
-        self._is_blocked = False  # whoever waited behind it may fit
+        was_waiting = sequence.status is Status.WAITING
+        self.kv.finish(sequence)
+        if not was_waiting:
+            self._leave_row(sequence)
         sequence.become(Status.FINISHED)
+        if was_waiting:
+            self._waiting.gone()
+        self._is_blocked = False  # whoever waited behind it may fit
         del self._sequences[sequence.request.request_id]
 
-    def _release(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        self._rows.append(sequence.row)
-        self._blocks.release(sequence.block_ids)
+    def _restart(self, sequence: Sequence) -> None:
+        """A block of its prefix did not come from a lower tier as it was: what it computed is void."""
+        self.kv.spoilt(sequence)
+        self._leave_row(sequence)
+        sequence.become(Status.WAITING)
+        self._waiting.push(sequence)
+
+    def _leave_row(self, sequence: Sequence) -> None:
+        self._running.leave(sequence)
         self._is_blocked = False
-        sequence.block_ids, sequence.capacity = [], 0
-
-
-def _failure(request_id: str, message: str) -> TokenEvent:
-    return TokenEvent(request_id, (), finish_reason=FinishReason.ERROR, error=message)

@@ -4,13 +4,11 @@ Owned and changed by the scheduler alone; ``stopping`` reads it. What the client
 ``core.request``.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
-from quire_server.core.block_manager import PrefixChain
+from quire_server.core.prefix_chain import PrefixChain
 from quire_server.core.request import Request
-from quire_server.core.step import StartedRow
 
 
 class Status(Enum):
@@ -33,7 +31,7 @@ class Sequence:
     """``num_computed`` chases ``len(tokens)``; prefill, decode and recomputation are the same chase."""
 
     request: Request
-    order: tuple[int, int]  # (-priority, number of arrival): smaller goes first, larger is preempted first
+    order: tuple[float, int]  # (virtual arrival, number): smaller goes first, larger is preempted first
     seed: int
     stop_ids: frozenset[int]
     max_total: int  # tokens, prompt included, at which the answer ends
@@ -46,40 +44,19 @@ class Sequence:
     block_ids: list[int] = field(default_factory=list)
     capacity: int = 0  # len(block_ids) * block_size
     row: int = -1  # the runner's row; means something only while RUNNING
+    watch_from: int = 0  # num_computed from which on a commit has more to do than to count
     num_cached_tokens: int | None = None  # of the first admission; later ones only find what was preempted
+    swapped: list[int] = field(default_factory=list)  # host slots that hold its blocks while it waits
+    num_swapped: int = 0  # tokens in them
+    has_fetched: bool = False  # it waited for the disk once; it does not do so again
 
     def become(self, status: Status) -> None:
         """The only place where a status changes."""
         assert status in TRANSITIONS[self.status], (self.request.request_id, self.status, status)
         self.status = status
 
-
-def start(
-    request: Request, *, number: int, seed: int, eos_ids: Collection[int], max_model_len: int
-) -> Sequence:
-    """A waiting sequence for a request that was found to fit."""
-    sampling, prompt = request.sampling, request.prompt_token_ids
-    return Sequence(
-        request=request,
-        order=(-request.priority, number),
-        seed=seed,
-        stop_ids=frozenset(sampling.stop_token_ids)
-        | (frozenset() if sampling.ignore_eos else frozenset(eos_ids)),
-        max_total=min(len(prompt) + sampling.max_tokens, max_model_len),
-        min_total=len(prompt) + sampling.min_tokens,
-        tokens=list(prompt),
-        chain=PrefixChain(request.cache_salt),
-    )
-
-
-def started_row(sequence: Sequence) -> StartedRow:
-    """What the runner has to know when the sequence takes its row."""
-    return StartedRow(
-        row=sequence.row,
-        request_id=sequence.request.request_id,
-        token_ids=tuple(sequence.tokens),
-        num_prompt_tokens=len(sequence.request.prompt_token_ids),
-        block_ids=tuple(sequence.block_ids),
-        sampling=sequence.request.sampling,
-        seed=sequence.seed,
-    )
+    def watch(self, block_size: int) -> None:
+        """Say when a commit has to look again: at the next full block, and at the longest answer's end."""
+        is_plain = self.request.sampling.logprobs is None
+        next_block = (self.num_published + 1) * block_size
+        self.watch_from = min(next_block, self.max_total - 1) if is_plain else 0

@@ -5,7 +5,7 @@ parameters), so a decode step names rows and nothing else, whatever the context 
 is plain ints, strings and tuples, ready for a wire format; nothing in here knows tensors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,6 +26,29 @@ class StartedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Copies:
+    """KV blocks that move before the forward pass, as pairs (from, to), in the order of the fields: a host
+    slot is spilled before it is overwritten, and a block is saved before another one is loaded over it.
+    """
+
+    spills: tuple[tuple[int, int], ...]  # host slot -> disk slot, in the background
+    saves: tuple[tuple[int, int], ...]  # block -> host slot
+    loads: tuple[tuple[int, int], ...]  # host slot -> block, which rows of this step read
+    fetches: tuple[tuple[int, int], ...]  # disk slot -> host slot, in the background
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOutcome:
+    """What became of copies: of this step's, and of earlier ones that ran in the background."""
+
+    failed: tuple[int, ...] = ()  # blocks of this step's loads that did not get their content
+    arrived: tuple[int, ...] = ()  # host slots that a fetch has filled
+    missed: tuple[int, ...] = ()  # host slots that a fetch could not fill
+    lost: tuple[int, ...] = ()  # disk slots that did not get their content
+    disk_failed: bool = False  # the disk is given up: it holds nothing any more
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One forward pass. Rows that lack a single token come first, so that decodes are a slice."""
 
@@ -36,6 +59,7 @@ class Step:
     starts: tuple[int, ...]  # position of the first token that each row computes
     num_tokens: tuple[int, ...]
     samples: tuple[bool, ...]  # whether the row's last token is its newest, so that a token is sampled
+    copies: Copies | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -59,6 +83,7 @@ class StepResult:
     token_ids: tuple[int, ...]
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # by row, where asked for
     failures: Mapping[int, str] = field(default_factory=dict)  # by row: why no token could be sampled
+    copied: CopyOutcome | None = None  # None: nothing to say
 
 
 class TokenEvent(NamedTuple):
@@ -72,4 +97,30 @@ class TokenEvent(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
-    num_cached_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt; the last event has it, those before may
+
+
+def failure(request_id: str, message: str) -> TokenEvent:
+    """The event of a request that fails alone."""
+    return TokenEvent(request_id, (), finish_reason=FinishReason.ERROR, error=message)
+
+
+class StepEvents:
+    """What happened in one step. Tokens about which there is nothing else to say are two columns, as they
+    travel: an object for each would cost as much as deciding the step. Iterating gives an event for each.
+    """
+
+    __slots__ = ("others", "request_ids", "token_ids")
+
+    def __init__(self, request_ids: list[str], token_ids: list[int], others: list[TokenEvent]) -> None:
+        self.request_ids = request_ids
+        self.token_ids = token_ids  # one for each request id
+        self.others = others
+
+    def __len__(self) -> int:
+        return len(self.request_ids) + len(self.others)
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        for request_id, token_id in zip(self.request_ids, self.token_ids, strict=True):
+            yield TokenEvent(request_id, (token_id,))
+        yield from self.others

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire_server.core.policy import TOP_PRIORITY
 from quire_server.core.request import Request, SamplingParams
 
-PRIORITY = 1
 _PROMPT_LENGTH = 5
 _NUM_TOKENS = 10
 
@@ -35,4 +35,4 @@ class Canary:
         """The request of one run; the salt keeps it from being answered out of the prefix cache."""
         name = f"canary-{number}"
         sampling = SamplingParams(max_tokens=self.num_tokens, temperature=0.0, ignore_eos=True)
-        return Request(name, self.prompt, sampling, arrival=now, priority=PRIORITY, cache_salt=name)
+        return Request(name, self.prompt, sampling, arrival=now, priority=TOP_PRIORITY, cache_salt=name)

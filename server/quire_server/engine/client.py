@@ -1,8 +1,8 @@
 """The API process's view of the engine: submit a request, iterate over what it produces, abort it.
 
-Called by `api`. Everything that is asked within one turn of the event loop goes out as one message. When
-the engine goes away every open request ends with EngineGoneError, and so does each new one until it is
-back.
+Called by `api`. Everything that is asked within one turn of the event loop goes out as one message (or more,
+where prompts are so long that a frame cannot hold them). When the engine goes away every open request ends
+with EngineGoneError, and so does each new one until it is back.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 from quire_server.core.errors import QuireServerError
@@ -19,6 +21,7 @@ from quire_server.core.request import Request
 from quire_server.core.step import TokenEvent
 from quire_server.engine.codec import CodecError
 from quire_server.engine.messages import (
+    MAX_FRAME_BYTES,
     EngineInfo,
     EngineStats,
     FrameReader,
@@ -32,10 +35,16 @@ logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.05
 _READ_SIZE = 1 << 18
+_LONGEST_TIMER = 86_400.0  # event loops take no infinite delays
+_MESSAGE_TOKENS = MAX_FRAME_BYTES // 8  # a token takes five bytes at most, and the rest is small
 
 
 class EngineGoneError(QuireServerError):
     """The engine is not there (yet, or any more)."""
+
+
+class DeadlineExceededError(QuireServerError):
+    """The time that a request was given is over."""
 
 
 class RequestLostError(QuireServerError):
@@ -116,31 +125,43 @@ class EngineClient:
             await asyncio.sleep(_RETRY_SECONDS)
 
     @contextlib.asynccontextmanager
-    async def submit(self, request: Request) -> AsyncIterator[Answer]:
-        """The answer of a request; leaving the block early aborts it."""
+    async def submit(self, request: Request, deadline: float = math.inf) -> AsyncIterator[Answer]:
+        """The answer of a request; leaving the block early aborts it.
+
+        At the deadline (of `time.monotonic`) the answer ends with DeadlineExceededError, whether the engine
+        is busy, stuck or gone.
+        """
         answer = Answer()
         if self._writer is None or self._info is None:
             raise EngineGoneError("the model is still loading, or the engine has ended")
         self._answers[request.request_id] = answer
         self._requests.append(request)
         self._flush_soon()
+        timer = _at(deadline, lambda: answer.put(DeadlineExceededError("the request's time is over")))
         try:
             yield answer
         finally:
+            timer.cancel()
             if self._answers.pop(request.request_id, None) is not None:
                 self._aborts.append(request.request_id)
                 self._flush_soon()
+
+    def reset_prefix_cache(self) -> None:
+        """Have the engine forget what it has cached, before anything that is asked from now on."""
+        if self._writer is None or self._info is None:
+            raise EngineGoneError("the model is still loading, or the engine has ended")
+        self._writer.write(to_frame(Inbox(reset_cache=True)))
 
     def _flush_soon(self) -> None:
         if len(self._requests) + len(self._aborts) == 1:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        message = Inbox(tuple(self._requests), tuple(self._aborts))
-        self._requests.clear()
-        self._aborts.clear()
+        requests, self._requests = self._requests, []
+        aborts, self._aborts = self._aborts, []
         if self._writer is not None:
-            self._writer.write(to_frame(message))
+            for message in _messages(requests, aborts):
+                self._writer.write(to_frame(message))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         frames = FrameReader()
@@ -153,6 +174,11 @@ class EngineClient:
             self._info = message
         elif isinstance(message, Outbox):
             self.stats = message.stats
+            if len(message.request_ids) != len(message.token_ids):
+                raise CodecError("the engine sent columns of different lengths")
+            for request_id, token_id in zip(message.request_ids, message.token_ids, strict=True):
+                if (answer := self._answers.get(request_id)) is not None:
+                    answer.put(TokenEvent(request_id, (token_id,)))
             for event in message.events:
                 answer = self._answers.get(event.request_id)
                 if answer is not None:
@@ -170,3 +196,21 @@ class EngineClient:
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             answer.put(EngineGoneError("the engine ended while it worked on this request"))
+
+
+def _at(deadline: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+    seconds = min(max(deadline - time.monotonic(), 0.0), _LONGEST_TIMER)
+    return asyncio.get_running_loop().call_later(seconds, call)
+
+
+def _messages(requests: Sequence[Request], aborts: Sequence[str]) -> Iterator[Inbox]:
+    """As few as frames can hold. Aborts go last: what they name may be among the requests."""
+    batch: list[Request] = []
+    num_tokens = 0
+    for request in requests:
+        num_tokens += len(request.prompt_token_ids)
+        if batch and num_tokens > _MESSAGE_TOKENS:
+            yield Inbox(tuple(batch))
+            batch, num_tokens = [], len(request.prompt_token_ids)
+        batch.append(request)
+    yield Inbox(tuple(batch), tuple(aborts))

@@ -125,13 +125,13 @@ def _sequence(kind: Any) -> Decoder:
             raise CodecError(f"expected a list, got {type(value).__name__}")
         return tuple([item(element) for element in value])
 
-    def decode_ints(value: Any) -> tuple[int, ...]:
-        # Prompts are long: one pass in C over the types instead of a call for each token.
-        if type(value) is not list or not set(map(type, value)) <= {int}:
-            raise CodecError("expected a list of integers")
+    def decode_scalars(value: Any) -> tuple[Any, ...]:
+        # Prompts and batches are long: one pass in C over the types instead of a call for each item.
+        if type(value) is not list or not set(map(type, value)) <= {kind}:
+            raise CodecError(f"expected a list of {kind.__name__}")
         return tuple(value)
 
-    return decode_ints if kind is int else decode
+    return decode_scalars if kind in (int, str) else decode
 
 
 def _record(kind: Any, names: list[str]) -> Decoder:

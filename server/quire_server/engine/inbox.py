@@ -41,6 +41,7 @@ class Mail:
 
     requests: tuple[tuple[Peer, Request], ...]
     aborts: tuple[str, ...]
+    reset_cache: bool
 
 
 class EngineSocket:
@@ -65,6 +66,7 @@ class EngineSocket:
         """Wait up to `timeout` seconds for something to happen, and return what was asked."""
         requests: list[tuple[Peer, Request]] = []
         aborts: list[str] = []
+        reset_cache = False
         for deaf in self._deaf & self._peers:
             aborts.extend(self._drop(deaf, "does not read"))
         self._deaf.clear()
@@ -84,7 +86,8 @@ class EngineSocket:
                         break
                     requests.extend((peer, request) for request in message.requests)
                     aborts.extend(message.aborts)
-        return Mail(tuple(requests), tuple(aborts))
+                    reset_cache |= message.reset_cache
+        return Mail(tuple(requests), tuple(aborts), reset_cache)
 
     def send(self, peer: Peer, message: Message) -> None:
         """Queue a message; a peer that does not read is dropped at its next poll."""

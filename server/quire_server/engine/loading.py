@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 
 from quire_server.config import ServeConfig
+from quire_server.core.limits import Batching, PreemptionMode
+from quire_server.core.policy import Policy
 from quire_server.core.scheduler import SchedulerConfig
 from quire_server.engine.pulse import Pulse
 from quire_server.faults import Faults
@@ -32,6 +34,9 @@ def load(config: ServeConfig, pulse: Pulse, faults: Faults) -> ModelRunner:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=_step_tokens(config),
         max_model_len=config.max_model_len,
+        kv_offload_host_bytes=config.kv_offload_host_bytes,
+        kv_offload_disk_path=config.kv_offload_disk_path,
+        kv_offload_disk_bytes=config.kv_offload_disk_bytes,
     )
     return ModelRunner.load(config.model, options, _faulty_progress(pulse, faults))
 
@@ -46,7 +51,12 @@ def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfi
         block_size=config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,
+        num_host_slots=runner.num_host_slots,
+        num_disk_slots=runner.num_disk_slots,
+        preemption_mode=PreemptionMode(config.preemption_mode),
         seed=config.seed,
+        policy=Policy(config.scheduling_policy),
+        batching=Batching(config.batching),
     )
 
 

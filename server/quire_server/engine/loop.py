@@ -10,12 +10,14 @@ than risk somebody's wrong answer.
 from __future__ import annotations
 
 import logging
+import math
 import time
 
 from quire_server.core.errors import RequestError
+from quire_server.core.policy import MAX_PRIORITY, MIN_PRIORITY
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.scheduler import Scheduler
-from quire_server.core.step import TokenEvent
+from quire_server.core.step import StepEvents, TokenEvent
 from quire_server.engine.canary import Canary
 from quire_server.engine.inbox import EngineSocket, Mail, Peer
 from quire_server.engine.messages import EngineInfo, EngineStats, Outbox
@@ -26,6 +28,7 @@ from quire_server.runner.model_runner import ModelRunner
 logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
+_AUDIT_SECONDS = 10.0
 _FLAP_SECONDS = 10.0
 
 
@@ -54,6 +57,8 @@ class Engine:
         self._owners: dict[str, Peer] = {}
         self._steps = 0
         self._batch_size = 0
+        self._audited_at = 0.0
+        self._unaccounted = 0
 
     def warm_up(self) -> None:
         """The first completion: what it answers is what every later canary has to answer."""
@@ -71,12 +76,15 @@ class Engine:
             busy = self._scheduler.has_work
             mail = socket.poll(0.0 if busy else _TICK_SECONDS)
             self._take(mail, socket)
+            self._audit()
             if self._scheduler.has_work:
                 self._work(socket)
             else:
                 self._rest(socket)
 
     def _take(self, mail: Mail, socket: EngineSocket) -> None:
+        if mail.reset_cache:
+            self._scheduler.kv.reset()
         refused: list[tuple[Peer, TokenEvent]] = []
         for peer, request in mail.requests:
             try:
@@ -97,8 +105,12 @@ class Engine:
 
     def _check(self, request: Request) -> None:
         """What the API process has checked already; the engine believes nobody."""
-        if request.request_id in self._owners or request.priority:
-            raise RequestError("the request id is taken, or the priority is not for clients")
+        if request.request_id in self._owners:
+            raise RequestError("the request id is taken")
+        if not MIN_PRIORITY <= request.priority <= MAX_PRIORITY:
+            raise RequestError("the priority is not for clients", param="priority")
+        if not math.isfinite(request.arrival):
+            raise RequestError("the time of arrival is no number")
         prompt = request.prompt_token_ids
         if not prompt or min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
             raise RequestError("a token id is outside of the vocabulary", param="prompt")
@@ -106,24 +118,43 @@ class Engine:
     def _work(self, socket: EngineSocket) -> None:
         scheduler = self._scheduler
         self._pulse.working(self._queued, scheduler.num_running, scheduler.kv_utilization)
-        outgoing: dict[Peer, list[TokenEvent]] = {peer: [] for peer in socket.peers}
-        for event in self._step():
+        outgoing = {peer: StepEvents([], [], []) for peer in socket.peers}
+        told = self._step()
+        for request_id, token_id in zip(told.request_ids, told.token_ids, strict=True):
+            owner = self._owners.get(request_id)
+            if owner in outgoing:
+                outgoing[owner].request_ids.append(request_id)
+                outgoing[owner].token_ids.append(token_id)
+        for event in told.others:
             owner = self._owners.get(event.request_id)
             if owner in outgoing:
-                outgoing[owner].append(event)
+                outgoing[owner].others.append(event)
             if event.finish_reason is not None:
                 self._forget(event.request_id)
         stats = self._stats()
-        for peer, events in outgoing.items():
-            socket.send(peer, Outbox(tuple(events), stats))
+        for peer, mine in outgoing.items():
+            tokens = tuple(mine.request_ids), tuple(mine.token_ids)
+            socket.send(peer, Outbox(tuple(mine.others), stats, *tokens))
 
-    def _step(self) -> list[TokenEvent]:
+    def _audit(self) -> None:
+        """Every now and then, see whether each KV block is somebody's. A wrong count is no reason to end: it
+        costs capacity, and the gauge and one line in the log say so.
+        """
+        now = time.monotonic()
+        if now - self._audited_at < _AUDIT_SECONDS:
+            return
+        unaccounted, self._audited_at = self._scheduler.num_unaccounted_blocks, now
+        if unaccounted and unaccounted != self._unaccounted:
+            logger.error("KV blocks are unaccounted for", extra={"blocks": unaccounted})
+        self._unaccounted = unaccounted
+
+    def _step(self) -> StepEvents:
         scheduler = self._scheduler
         step = scheduler.schedule()
         if step is None:
             # Work that cannot be scheduled now, such as what waits for memory: a stall if it lasts.
             time.sleep(0.001)
-            return []
+            return StepEvents([], [], [])
         if self._faults.due("crash_step", self._steps):
             raise RuntimeError("the fault crash_step")
         if self._faults.due("stuck_step", self._steps):
@@ -139,7 +170,7 @@ class Engine:
         """Nothing to do: show life, and prove it when it is time."""
         now = time.monotonic()
         self._batch_size = 0
-        self._pulse.idle(self._queued)
+        self._pulse.idle(self._queued, self._scheduler.kv_utilization)
         if now - self._pulse.sample.proof_at >= self._canary_interval and not self._pulse.sample.reason:
             self._prove()
         flapping = self._faults.get("flapping_readiness")
@@ -192,7 +223,6 @@ class Engine:
             kv_utilization=self._scheduler.kv_utilization,
             batch_size=self._batch_size,
             preemptions=counters.preemptions,
-            prefix_queries=counters.prefix_query_tokens,
-            prefix_hits=counters.prefix_hit_tokens,
-            evictions=counters.evictions,
+            kv=self._scheduler.kv.stats(),
+            blocks_unaccounted=self._unaccounted,
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from quire_server.core.kv_stats import KVStats
 from quire_server.core.request import Request
 from quire_server.core.step import TokenEvent
 from quire_server.engine.codec import CodecError, decoder, encode, unpack
@@ -44,25 +45,30 @@ class EngineStats:
     kv_utilization: float = 0.0
     batch_size: int = 0  # requests in the step just done, 0 when none was
     preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    evictions: int = 0
+    kv: KVStats = KVStats()
+    blocks_unaccounted: int = 0  # nobody's: 0, or the books are wrong
 
 
 @dataclass(frozen=True)
 class Inbox:
-    """To the engine: requests to add and requests to drop."""
+    """To the engine: requests to add and requests to drop; before them, whether to forget what is cached."""
 
     requests: tuple[Request, ...] = ()
     aborts: tuple[str, ...] = ()
+    reset_cache: bool = False
 
 
 @dataclass(frozen=True)
 class Outbox:
-    """From the engine: what one step did, or (with no events) its sign of life."""
+    """From the engine: what one step did, or (with no events) its sign of life.
+
+    Most requests gained a token and nothing else: those are two columns of equal length.
+    """
 
     events: tuple[TokenEvent, ...]
     stats: EngineStats
+    request_ids: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 Message = EngineInfo | Inbox | Outbox

@@ -79,9 +79,15 @@ class Pulse:
             kv_utilization=kv_utilization,
         )
 
-    def idle(self, queued: int) -> None:
+    def idle(self, queued: int, kv_utilization: float) -> None:
         """Nothing to do, and alive."""
-        self._write(work_pending=False, progress_at=time.monotonic(), queued=queued, running=0)
+        self._write(
+            work_pending=False,
+            progress_at=time.monotonic(),
+            queued=queued,
+            running=0,
+            kv_utilization=kv_utilization,
+        )
 
     def distrust(self, reason: str) -> None:
         """The engine is not to be trusted, or (with an empty reason) is again."""

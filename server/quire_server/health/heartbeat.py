@@ -1,8 +1,8 @@
 """The shared memory between the processes of one server: a few small slots in a file, each with one writer.
 
 The engine writes `Heartbeat`, the supervisor writes `Control`; the health process and the supervisor read.
-A slot carries a checksum, so a reader never believes a half-written sample. All times are CLOCK_MONOTONIC,
-which the processes of a machine share.
+A slot carries a checksum, so a reader never believes a half-written sample: the one before it counts, and its
+age tells whether that is still true. All times are CLOCK_MONOTONIC, which the processes of a machine share.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ class SharedState:
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
+        self._whole: dict[int, bytes] = {}  # by offset: the last payload that was whole
 
     @classmethod
     def create(cls, run_dir: Path) -> SharedState:
@@ -143,5 +144,7 @@ class SharedState:
             slot = self._memory[offset : offset + size + _CHECKSUM.size]
             payload = slot[:size]
             if _CHECKSUM.unpack(slot[size:])[0] == (zlib.crc32(payload) + 1) & 0xFFFFFFFF:
-                return payload
-        return None
+                self._whole[offset] = payload
+                break
+        # The writer may have lost its CPU in the middle of a write; that is not "nothing was ever written".
+        return self._whole.get(offset)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -41,8 +42,9 @@ class HealthServer(ThreadingHTTPServer):
         self.server_name, self.server_port = "quire", self.server_address[1]
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A peer that hangs up in mid-answer is no event."""
-        logger.debug("health connection failed", exc_info=True)
+        """A peer that hangs up in mid-answer is no event; a fault of ours would look like a dead engine."""
+        if not isinstance(sys.exception(), OSError):
+            logger.exception("a probe failed")
 
     def answer(self, path: str) -> tuple[int, dict[str, object]] | None:
         """Status and body of one path, None for a path that does not exist."""

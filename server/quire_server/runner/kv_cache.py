@@ -42,7 +42,8 @@ def plan(config: ModelConfig, options: RunnerOptions, dtype: torch.dtype) -> tup
     elif options.kv_cache_memory_bytes is not None:
         num_blocks = min(useful, options.kv_cache_memory_bytes // each)
     else:
-        num_blocks = min(useful, min(_CEILING, int(memory.available_bytes() * _SHARE)) // each)
+        room = max(0, memory.available_bytes() - options.kv_offload_host_bytes)
+        num_blocks = min(useful, min(_CEILING, int(room * _SHARE)) // each)
     if num_blocks < 1:
         raise ConfigError(
             f"The KV cache has room for no block: one takes {each} bytes. Give the server more memory, "
@@ -54,6 +55,16 @@ def plan(config: ModelConfig, options: RunnerOptions, dtype: torch.dtype) -> tup
             f"Lower max-model-len, or give the cache {-(-wanted_len // size) * each} bytes."
         )
     return num_blocks, min(longest, num_blocks * size)
+
+
+def offload_slots(
+    size: int, tier: str, config: ModelConfig, options: RunnerOptions, dtype: torch.dtype
+) -> int:
+    """Blocks that so many bytes of a lower tier hold."""
+    each = block_bytes(config, options.block_size, dtype)
+    if 0 < size < each:
+        raise ConfigError(f"kv-offload-{tier}-bytes {size} holds no block: one takes {each} bytes. Raise it.")
+    return size // each
 
 
 def allocate(

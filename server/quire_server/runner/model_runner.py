@@ -3,6 +3,7 @@
 Decides nothing: which requests, which blocks and which seeds is the scheduler's business.
 """
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,10 +15,13 @@ from quire_server.core.errors import ConfigError
 from quire_server.core.model_files import ModelFiles
 from quire_server.core.step import Step, StepResult
 from quire_server.models import registry, weights
+from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
 from quire_server.runner import batch, kv_cache, sampler
+from quire_server.runner.disk import Disk
 from quire_server.runner.options import RunnerOptions
 from quire_server.runner.rows import Rows
+from quire_server.runner.tiers import Tiers
 
 __all__ = ["ModelRunner", "RunnerOptions"]
 
@@ -36,6 +40,8 @@ class ModelRunner:
         num_blocks: int,
         max_model_len: int,
         dtype: str,
+        num_host_slots: int = 0,
+        disk: Disk | None = None,
     ) -> None:
         self.model_config = model.config
         self.num_blocks = num_blocks
@@ -45,6 +51,9 @@ class ModelRunner:
         self._model = model
         self._kv_caches = kv_caches
         self._rows = Rows(options.max_num_seqs, max_model_len, options.block_size)
+        self.num_host_slots = num_host_slots
+        self.num_disk_slots = disk.num_slots if disk is not None else 0
+        self._tiers = Tiers(kv_caches, num_host_slots, disk) if num_host_slots else None
         self._suspect: set[int] = set()  # blocks of failed rows, not yet zeroed
 
     @classmethod
@@ -61,23 +70,42 @@ class ModelRunner:
         # Settings that cannot work fail before the long part; what is left after it decides.
         stored = kv_cache.storage_dtype(options.kv_cache_dtype, dtype)
         _, longest = kv_cache.plan(config, options, stored)
+        num_host_slots = kv_cache.offload_slots(
+            options.kv_offload_host_bytes, "host", config, options, stored
+        )
+        disk = _disk(config, options, stored)
         model = registry.build(config, max_len=longest, dtype=dtype, device=device)
         weights.read(files, shards, model.targets(), on_progress)
         model.finish()
         num_blocks, max_model_len = kv_cache.plan(config, options, stored)
         caches = kv_cache.allocate(config, num_blocks, options.block_size, dtype=stored, device=device)
         return cls(
-            model, caches, options, num_blocks=num_blocks, max_model_len=max_model_len, dtype=dtype_name
+            model,
+            caches,
+            options,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            dtype=dtype_name,
+            num_host_slots=num_host_slots,
+            disk=disk,
         )
+
+    def close(self) -> None:
+        """Give back what the process's end would give back, too: the disk tier's space."""
+        if self._tiers is not None:
+            self._tiers.close()
 
     @torch.inference_mode()
     def run(self, step: Step) -> StepResult:
         """One forward pass, and a token for each row that wants one."""
-        rows = self._rows
-        rows.apply(step)
+        self._rows.apply(step)
+        copied = self._tiers.copy(step) if self._tiers is not None else None
         self._cleanse(step)
-        if not step.rows:
-            return StepResult(step.step_id, ())
+        result = self._compute(step) if step.rows else StepResult(step.step_id, ())
+        return result if copied is None else dataclasses.replace(result, copied=copied)
+
+    def _compute(self, step: Step) -> StepResult:
+        rows = self._rows
         spans = batch.Spans.of(step)
         forward_batch = batch.build(
             step, spans, rows, self.model_config.num_kv_heads, self.model_config.windows
@@ -115,6 +143,18 @@ class ModelRunner:
             for cache in self._kv_caches:
                 cache[:, torch.tensor(dirty)] = 0
             self._suspect.difference_update(dirty)
+
+
+def _disk(config: ModelConfig, options: RunnerOptions, dtype: torch.dtype) -> Disk | None:
+    if (path := options.kv_offload_disk_path) is None:
+        return None
+    num_slots = kv_cache.offload_slots(options.kv_offload_disk_bytes, "disk", config, options, dtype)
+    try:
+        return Disk(path, num_slots, kv_cache.block_bytes(config, options.block_size, dtype))
+    except OSError as error:
+        raise ConfigError(
+            f"kv-offload-disk-path {path} cannot be written to ({error.strerror}): give another directory."
+        ) from None
 
 
 def _device(name: str) -> torch.device:

@@ -1,6 +1,7 @@
 """What the user decides about tensors, before the model is known."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +17,6 @@ class RunnerOptions:
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None
+    kv_offload_host_bytes: int = 0
+    kv_offload_disk_path: Path | None = None
+    kv_offload_disk_bytes: int = 0

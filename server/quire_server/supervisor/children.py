@@ -33,7 +33,8 @@ class Children:
         """Start `python -m module arguments...`, bound to our life."""
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-m", orphan.__name__, module, *arguments],
+            # -P: the current directory (a model's, perhaps) holds no modules of ours.
+            [sys.executable, "-Pm", orphan.__name__, module, *arguments],
             {**environ, orphan.PARENT_VARIABLE: str(os.getpid())},
             setpgroup=0,
             setsigmask=[],

@@ -76,9 +76,13 @@ class ChatTemplate:
         """The worker's answer to a rendering, or to its setup when there is no question."""
         with self._lock:
             try:
+                if self._worker is not None and self._worker.poll() is not None:
+                    self._stop()  # ended while nobody asked (out of memory, say): not this request's fault
                 if self._worker is None:
                     self._worker = _spawn()
                     answer = _exchange(self._worker, self._setup)
+                    if "error" in answer:
+                        self._stop()  # or it would take the next messages for a template
                     if question is None or "error" in answer:
                         return answer
                 assert question is not None
@@ -99,7 +103,8 @@ class ChatTemplate:
 
 def _spawn() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "quire_server.text.chat_worker"],
+        # -P: the current directory (a model's, perhaps) holds no modules of ours.
+        [sys.executable, "-Pm", "quire_server.text.chat_worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -77,15 +77,18 @@ def test_both_forms_of_a_failed_pull_read_the_same() -> None:
     assert first["lastFailure"]["message"] == then["lastFailure"]["message"]
 
 
-def test_a_clean_exit_and_an_old_end_are_no_failures() -> None:
-    drained = kubelet.status(kubelet.running(last=kubelet.end(0, "Completed"), restarts=1))
+def test_a_drained_pod_and_an_old_end_are_no_failures() -> None:
+    drained = pod(kubelet.status(kubelet.container(kubelet.end(0, "Completed"))))
+    drained["metadata"]["deletionTimestamp"] = kubelet.at()
+    evicted = pod({**kubelet.status(kubelet.container(kubelet.end(0, "Completed"))), "phase": "Failed"})
     served_since = kubelet.status(
         kubelet.running(since=600, last=kubelet.end(71), restarts=1),
         conditions=(kubelet.condition("PodScheduled", "True"), kubelet.condition("Ready", "False", ago=5)),
     )
 
-    assert condition(compute(pod(drained)), "Degraded") == ("False", "AsExpected")
-    assert condition(compute(pod(served_since)), "Degraded") == ("False", "AsExpected")
+    for body in (drained, evicted, pod(served_since)):
+        assert condition(compute(body), "Degraded") == ("False", "AsExpected")
+    assert "lastFailure" not in compute(drained, evicted)
 
 
 @pytest.mark.parametrize(
@@ -163,3 +166,17 @@ def test_every_reason_says_what_happened_and_what_to_do() -> None:
     for name, reason in reasons.REASONS.items():
         text = reasons.message(name, "a detail.")
         assert "(a detail)" in text and text.endswith(".") and len(reason.remedy) > 20
+
+
+def test_what_a_pod_said_holds_after_a_restart_of_the_operator_until_the_pod_says_otherwise() -> None:
+    mismatch, fine = Sample(phase="serving", reason="CanaryMismatch"), Sample(phase="serving")
+    said = compute(pod(kubelet.loading()), samples={"uid-m-0": mismatch})
+
+    not_asked_yet = compute(pod(kubelet.loading()), old=said)
+    healed = compute(pod(kubelet.loading()), samples={"uid-m-0": fine}, old=said)
+    another_pod = compute(pod(kubelet.loading(), name="m-1"), old=said)
+    another_life = compute(pod(kubelet.status(kubelet.running(since=-5))), old=said)
+
+    assert not_asked_yet == said
+    for after in (healed, another_pod, another_life, compute(pod(kubelet.loading()), old=healed)):
+        assert condition(after, "Degraded") == ("False", "AsExpected")

@@ -107,6 +107,7 @@ FAILURES: dict[str, Body] = {
     "OOMKilled": kubelet.killed_for_memory(),
     "EngineCrashed": kubelet.terminated(70, "EngineCrashed"),
     "EngineStalled": kubelet.terminated(71, "EngineStalled"),
+    "ServerExited": kubelet.ended_well(),
     "ImagePullFailed": kubelet.waiting("ImagePullBackOff", 'Back-off pulling image "engine:1"'),
     "WaitingForNode": kubelet.unschedulable("0/1 nodes are available: 1 Insufficient cpu."),
     "VolumePending": kubelet.unschedulable("pod has unbound immediate PersistentVolumeClaims"),

@@ -1,13 +1,43 @@
 """The bounded house."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from quire_server.api.admission import Admission, Load, shed_reason
+from quire_server.api.admission import Admission, Limits, Load, Newcomer, shed_reason
 from quire_server.api.errors import ApiError
+from quire_server.api.service_rate import ServiceRate
 from quire_server.engine.messages import EngineInfo, EngineStats
 
 INFO = EngineInfo(max_model_len=1000, vocab_size=9, num_blocks=10, block_size=10, max_num_seqs=2)
+LARGE = EngineInfo(max_model_len=1000, vocab_size=9, num_blocks=10**6, block_size=10, max_num_seqs=2)
 IDLE = EngineStats()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def make_house(clock=None, on_change=lambda requests, tokens: None, **limits):
+    return Admission(Limits(**{"max_queued": 10, **limits}), clock or Clock(), on_change)
+
+
+def knock(house, info=LARGE, stats=IDLE, priority=-1, **newcomer):
+    """Urgent by default: no dice are thrown for it."""
+    return house.reserve(Newcomer(priority=priority, **newcomer), info, stats)
+
+
+def refusal(house, **more):
+    with pytest.raises(ApiError) as refused:
+        knock(house, **more)
+    return refused.value
+
+
+def retry_after(error):
+    return int(dict(error.headers)["retry-after"])
 
 
 @pytest.mark.parametrize(
@@ -26,38 +56,152 @@ IDLE = EngineStats()
 )
 def test_the_queue_is_bounded_and_sheds_before_it_is_full(in_house, waiting, newcomers, dice, reason):
     load = Load(in_house=in_house, max_running=2, waiting=waiting, max_queued=10)
-    assert shed_reason(load, newcomers, dice) == reason
+    assert shed_reason(load, Newcomer(num_answers=newcomers), dice) == reason
+
+
+def test_low_priorities_are_shed_before_the_first_normal_one_and_high_ones_never():
+    for waiting in range(11):
+        load = Load(in_house=waiting + 2, max_running=2, waiting=waiting, max_queued=20)
+        shed = {p: shed_reason(load, Newcomer(priority=p), 0.0) for p in (-1, 0, 1)}
+        assert shed[-1] is None and shed[0] is None and shed[1] is None
+    at_three_quarters = Load(in_house=17, max_running=2, waiting=15, max_queued=20)
+    shed = {p: shed_reason(at_three_quarters, Newcomer(priority=p), 0.5) for p in (-1, 0, 1)}
+    assert shed == {-1: None, 0: None, 1: "load_shed"}
+    nearly_full = Load(in_house=21, max_running=2, waiting=19, max_queued=20)
+    shed = {p: shed_reason(nearly_full, Newcomer(priority=p), 0.7) for p in (-1, 0, 1)}
+    assert shed == {-1: None, 0: "load_shed", 1: "load_shed"}
+
+
+@given(st.integers(0, 40), st.integers(-1, 1), st.floats(0, 1, exclude_max=True))
+def test_a_more_urgent_request_is_never_shed_where_a_less_urgent_one_is_not(waiting, priority, dice):
+    load = Load(in_house=waiting + 2, max_running=2, waiting=waiting, max_queued=30)
+    if shed_reason(load, Newcomer(priority=priority), dice) is not None:
+        assert shed_reason(load, Newcomer(priority=priority + 1), dice) is not None
 
 
 def test_a_house_without_a_queue_takes_what_it_can_run():
-    assert shed_reason(Load(1, 2, 0, 0), 1, 0.0) is None
-    assert shed_reason(Load(2, 2, 0, 0), 1, 0.99) == "queue_full"
+    assert shed_reason(Load(1, 2, 0, 0), Newcomer(), 0.0) is None
+    assert shed_reason(Load(2, 2, 0, 0), Newcomer(), 0.99) == "queue_full"
 
 
 def test_places_are_reserved_at_once_and_given_back():
     seen = []
-    house = Admission(max_queued=1, on_change=seen.append)
-    places = [house.reserve(1, INFO, IDLE) for _ in range(3)]
-    with pytest.raises(ApiError) as refused:
-        house.reserve(1, INFO, IDLE)
-    assert refused.value.status == 503
-    assert refused.value.body["error"]["code"] == "queue_full"
-    assert int(dict(refused.value.headers)["retry-after"]) >= 1
+    house = make_house(max_queued=1, on_change=lambda requests, tokens: seen.append(requests))
+    places = [knock(house) for _ in range(3)]
+    refused = refusal(house)
+    assert refused.status == 503
+    assert refused.body["error"]["code"] == "queue_full"
+    assert retry_after(refused) >= 1
     places.pop().leave()
-    house.reserve(1, INFO, IDLE)
-    assert seen == [1, 2, 3, 2, 3]
+    knock(house)
+    assert max(seen) == 3 and house.in_house == 3
 
 
 def test_memory_pressure_is_for_those_who_have_company():
-    house = Admission(max_queued=10, on_change=lambda n: None)
-    alone = house.reserve(1, INFO, IDLE)
-    alone.hold(90)
+    house = make_house()
+    alone = knock(house, INFO)
+    alone.hold([90])
+    late = knock(house, INFO)
     alone.grow(9)
-    late = house.reserve(1, INFO, IDLE)
     with pytest.raises(ApiError) as refused:
-        late.hold(1)
+        late.hold([1])
     assert refused.value.body["error"]["code"] == "memory_pressure"
     late.leave()
     alone.leave()
-    assert (house.in_house, house.tokens) == (0, 0)
-    house.reserve(1, INFO, IDLE).hold(99)
+    assert (house.in_house, house.tokens, house.queued_tokens) == (0, 0, 0)
+    knock(house, INFO).hold([99])
+
+
+def test_memory_pressure_is_seen_before_a_prompt_is_tokenised():
+    house = make_house()
+    knock(house, INFO).hold([50])
+    assert refusal(house, info=INFO, prompt_tokens=60).body["error"]["code"] == "memory_pressure"
+
+
+def test_prompt_tokens_wait_until_the_answer_begins():
+    house = make_house(max_queued_tokens=100)
+    first = knock(house, num_answers=2, prompt_tokens=30)
+    assert house.queued_tokens == 30, "an estimate counts from the first moment"
+    first.hold([45, 45])
+    assert house.queued_tokens == 90
+    assert refusal(house, prompt_tokens=11).body["error"]["code"] == "queue_full"
+    second = knock(house, prompt_tokens=1)  # more than it seemed:
+    with pytest.raises(ApiError, match="prompt tokens"):
+        second.hold([11])
+    second.leave()
+    first.begin(0)
+    knock(house, prompt_tokens=11).hold([55])
+    assert (house.queued_tokens, house.tokens) == (100, 145)
+    first.leave()
+    assert house.queued_tokens == 55
+
+
+def test_a_prompt_longer_than_the_limit_is_served_when_nobody_waits():
+    house = make_house(max_queued_tokens=10)
+    place = knock(house, prompt_tokens=500)
+    place.hold([600])
+    place.begin(0)
+    knock(house, prompt_tokens=500)
+
+
+def test_a_queue_full_of_tokens_sheds_like_one_full_of_requests():
+    load = Load(in_house=3, max_running=2, waiting=1, max_queued=10, queued_tokens=90, max_queued_tokens=100)
+    assert shed_reason(load, Newcomer(), 0.49) == "load_shed" and shed_reason(load, Newcomer(), 0.51) is None
+
+
+def test_a_client_s_own_limit_is_a_429_and_hurts_nobody_else():
+    house = make_house(max_per_client=2)
+    place = knock(house, client="alice", num_answers=2)
+    refused = refusal(house, client="alice")
+    assert (refused.status, refused.body["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert retry_after(refused) >= 1
+    knock(house, client="bob")
+    place.leave()
+    knock(house, client="alice")
+
+
+def test_retry_after_is_the_queue_s_length_at_the_measured_rate():
+    clock = Clock()
+    house = make_house(clock)
+    places = [knock(house) for _ in range(12)]
+    for _ in range(30):  # one answer in four seconds, while ten wait
+        clock.now += 4.0
+        places[0].hold([1])
+        places[0].begin(0)
+        places.pop(0).leave()
+        places.append(knock(house))
+    assert retry_after(refusal(house)) == pytest.approx(40, abs=1)
+
+
+def test_retry_after_of_an_unmeasured_house_is_a_guess_and_of_a_slow_one_bounded():
+    clock = Clock()
+    house = make_house(clock)
+    places = [knock(house) for _ in range(12)]
+    assert retry_after(refusal(house)) == 1 + 10 // 2
+    clock.now += 500.0
+    for place in places[:2]:
+        place.hold([1])
+        place.begin(0)
+        place.leave()
+        knock(house)
+    assert retry_after(refusal(house)) == 60
+
+
+def test_idle_time_does_not_make_a_server_seem_slow():
+    rate = ServiceRate()
+    for second in range(10):
+        rate.observe(float(second), 1, is_waiting=True)
+    busy = rate.seconds_for(5)
+    rate.observe(10.0, 1, is_waiting=False)
+    rate.observe(5000.0, 3, is_waiting=False)
+    rate.observe(6000.0, 0, is_waiting=True)
+    assert rate.seconds_for(5) == pytest.approx(busy) == pytest.approx(5)
+
+
+def test_the_rate_follows_a_server_that_slows_down():
+    rate = ServiceRate()
+    for second in range(200):
+        rate.observe(float(second), 10, is_waiting=True)
+    for second in range(200, 400, 4):
+        rate.observe(float(second), 1, is_waiting=True)
+    assert 30 < rate.seconds_for(10) < 41

@@ -54,6 +54,30 @@ def test_an_answer_sent_back_as_openai_python_dumps_it_is_accepted():
     assert chat(messages=[answer]).messages == ({"role": "assistant", "content": "x"},)
 
 
+def test_explicit_prompt_caching_lasts_five_minutes_unless_the_client_says_otherwise():
+    def ttl(**control):
+        return chat(cache_control={"type": "ephemeral", **control}).generation.cache_ttl
+
+    assert (chat().generation.cache_ttl, ttl(), ttl(ttl="5m"), ttl(ttl="1h")) == (0.0, 300.0, 300.0, 3600.0)
+
+
+@pytest.mark.parametrize(
+    ("control", "field"),
+    [
+        ("ephemeral", "cache_control"),
+        ({}, "cache_control.type"),
+        ({"type": "persistent"}, "cache_control.type"),
+        ({"type": "ephemeral", "ttl": "2d"}, "cache_control.ttl"),
+        ({"type": "ephemeral", "ttl": 300}, "cache_control.ttl"),
+        ({"type": "ephemeral", "scope": "all"}, "cache_control.scope"),
+    ],
+)
+def test_a_wrong_cache_control_is_refused_by_name(control, field):
+    with pytest.raises(ApiError) as caught:
+        chat(cache_control=control)
+    assert caught.value.body["error"]["param"] == field
+
+
 def test_text_parts_are_joined_and_developers_are_systems():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": parts}, {"role": "user", "content": "u", "name": "bob"}]
@@ -210,7 +234,8 @@ junk = st.recursive(
 )
 NAMES = (
     "model messages prompt n stop stop_token_ids logprobs top_logprobs seed temperature top_p top_k "
-    "max_tokens min_tokens stream stream_options user echo tools cache_salt ignore_eos logit_bias surprise"
+    "max_tokens min_tokens stream stream_options user echo tools cache_salt ignore_eos logit_bias "
+    "priority timeout surprise cache_control"
 )
 names = st.sampled_from(NAMES.split(" "))
 
@@ -224,3 +249,16 @@ def test_junk_in_any_field_is_parsed_or_refused_and_never_a_crash(fields, parse)
     except ApiError as refused:
         assert refused.status == 400
         json.dumps(refused.body)
+
+
+@pytest.mark.parametrize(
+    ("value", "level"), [("high", -10), ("normal", 0), ("low", 10), (-100, -100), (7, 7), (None, 0)]
+)
+def test_priorities_are_classes_or_levels_and_lower_goes_first(value, level):
+    assert chat(priority=value).generation.priority == level
+
+
+def test_a_prompt_is_estimated_before_it_is_tokenised():
+    assert chat(messages=[{"role": "user", "content": "x" * 400}], n=3).rough_tokens == 300
+    assert completion(prompt=["x" * 400, "x" * 40]).rough_tokens == 110
+    assert completion(prompt=[1, 2, 3], n=2).rough_tokens == 6

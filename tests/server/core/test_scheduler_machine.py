@@ -6,8 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from quire_server.core.limits import Batching
+from quire_server.core.policy import CLASSES, TOP_PRIORITY, Policy
 from quire_server.core.scheduler import Scheduler
 from tests.server.core.fake_runner import EOS, FakeRunner, answer, config, is_error, request
+
+# Steps without a new token for anybody: a prompt of 24 in chunks of one, for each of 5 rows.
+PATIENCE = 120
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -18,9 +23,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(1, 20),
         caching=st.booleans(),
         chunked=st.booleans(),
+        policy=st.sampled_from(Policy),
+        batching=st.sampled_from([Batching.CONTINUOUS, Batching.CONTINUOUS, Batching.STATIC]),
     )
     def begin(
-        self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int, caching: bool, chunked: bool
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        budget: int,
+        caching: bool,
+        chunked: bool,
+        policy: Policy,
+        batching: Batching,
     ) -> None:
         self.config = config(
             num_blocks=num_blocks,
@@ -31,26 +46,33 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_chunked_prefill=chunked,
             max_model_len=24,
             watermark=0.1,
+            policy=policy,
+            batching=batching,
         )
         self.scheduler = Scheduler(self.config, eos_token_ids=[EOS])
         self.runner = FakeRunner(self.config)
         self.live: dict[str, tuple[list[int], int]] = {}
         self.tokens: dict[str, list[int]] = {}
-        self.count = 0
+        self.count = self.steps_since_news = 0
+        self.now = 0.0
 
     @rule(
         shared=st.integers(0, 20),  # length of the prefix that all prompts have in common
         own=st.lists(st.integers(0, 2), max_size=6),
         max_tokens=st.integers(1, 12),
         salt=st.sampled_from(["", "x"]),
-        priority=st.integers(0, 1),
+        priority=st.sampled_from([*CLASSES.values(), 1, TOP_PRIORITY]),
+        seconds=st.sampled_from([0.0, 3.0, 60.0]),
     )
-    def arrive(self, shared: int, own: list[int], max_tokens: int, salt: str, priority: int) -> None:
+    def arrive(
+        self, shared: int, own: list[int], max_tokens: int, salt: str, priority: int, seconds: float
+    ) -> None:
+        self.now += seconds
         prompt = [*range(shared), *own]
         name = f"r{self.count}"
         self.count += 1
         self.live[name], self.tokens[name] = (prompt, max_tokens), []
-        self.scheduler.add(request(name, prompt, max_tokens, cache_salt=salt, priority=priority))
+        self.scheduler.add(request(name, prompt, max_tokens, self.now, cache_salt=salt, priority=priority))
 
     @rule(choice=st.integers(0, 1000))
     def abort(self, choice: int) -> None:
@@ -70,6 +92,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.abort(0)
         events = self.scheduler.commit(step, result)
         assert step.rows or events or abort_in_flight, "a step that did nothing"
+        self.steps_since_news = 0 if events else self.steps_since_news + 1
+        assert self.steps_since_news < PATIENCE, "work, and no progress"
         for event in events:
             prompt, max_tokens = self.live[event.request_id]
             self.tokens[event.request_id].extend(event.token_ids)

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 
 from quire_server.core.request import Request, SamplingParams
-from quire_server.engine.client import EngineClient, EngineGoneError, RequestLostError
+from quire_server.engine.client import DeadlineExceededError, EngineClient, EngineGoneError, RequestLostError
 from quire_server.engine.inbox import SOCKET_NAME
+from quire_server.engine.messages import MAX_FRAME_BYTES
 
 
 def ask(name, prompt=(5,), max_tokens=3):
@@ -61,10 +63,35 @@ async def test_leaving_early_aborts_the_request(rig):
         await asyncio.to_thread(rig.wait, lambda r: not r.scheduler.has_work)
 
 
+async def test_at_its_deadline_an_answer_ends_even_while_the_engine_is_stuck(rig):
+    rig.runner.delay = 1.0
+    async with connected(rig) as client:
+        begin = time.monotonic()
+        async with client.submit(ask("a", max_tokens=60), begin + 0.05) as answer:
+            with pytest.raises(DeadlineExceededError):
+                while True:
+                    await answer.next()
+        assert time.monotonic() - begin < 1.0, "it waited for the engine"
+        await asyncio.to_thread(rig.wait, lambda r: not r.scheduler.has_work)
+
+
 async def test_a_request_that_the_engine_refuses_is_lost_with_its_reason(rig):
     async with connected(rig) as client:
         with pytest.raises(RequestLostError, match="vocabulary"):
             await tokens_of(client, ask("a", (1000,)))
+
+
+async def test_requests_that_fill_more_than_a_frame_together_cost_nobody_the_connection(rig):
+    """As one request with n long answers makes them."""
+    rig.runner.delay = 0.01
+    async with connected(rig) as client:
+        other = asyncio.create_task(tokens_of(client, ask("other", max_tokens=60)))
+        await asyncio.to_thread(rig.wait, lambda r: r.scheduler.has_work)
+        prompt = (2**31,) * (MAX_FRAME_BYTES // 4 // 5 + 1)  # each id takes five bytes
+        long_ones = [tokens_of(client, ask(f"r{i}", prompt)) for i in range(4)]
+        outcomes = await asyncio.gather(*long_ones, return_exceptions=True)
+        assert [type(one) for one in outcomes] == [RequestLostError] * 4
+        assert len(await other) == 60
 
 
 async def test_every_open_request_ends_when_the_engine_ends(rig):

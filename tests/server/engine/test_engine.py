@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from quire_server.core.request import FinishReason, Request, SamplingParams
+from quire_server.core.step import StepEvents
 from quire_server.engine.inbox import SOCKET_NAME
 from quire_server.engine.messages import EngineInfo, EngineStats, FrameReader, Inbox, Outbox, to_frame
 from quire_server.faults import Fault, Faults
@@ -44,7 +45,7 @@ class Peer:
     def events(self):
         for message in self.messages():
             if isinstance(message, Outbox):
-                yield from message.events
+                yield from StepEvents(message.request_ids, message.token_ids, message.events)
 
     def answer(self, request_id):
         tokens = []
@@ -57,9 +58,8 @@ class Peer:
 
 
 def ask(name, prompt=(5,), max_tokens=3, **more):
-    return Request(
-        name, tuple(prompt), SamplingParams(max_tokens=max_tokens, temperature=0.0), arrival=0.0, **more
-    )
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    return Request(name, tuple(prompt), sampling, **{"arrival": 0.0, **more})
 
 
 def test_a_request_is_answered_and_the_engine_says_who_it_is(rig):
@@ -129,17 +129,27 @@ def test_an_abort_ends_a_request_even_in_the_message_that_brings_it(rig):
     rig.scheduler.check()
 
 
+def test_an_idle_engine_says_that_its_cache_is_free_again(rig):
+    rig.runner.delay = 0.01
+    with Peer(rig) as peer:
+        peer.send(ask("a", max_tokens=60))
+        rig.wait(lambda r: r.state.read_heartbeat().kv_utilization > 0)
+        peer.send(aborts=("a",))
+        rig.wait(lambda r: r.state.read_heartbeat().kv_utilization == 0)
+
+
 @pytest.mark.parametrize(
     "bad",
     [
         ask("bad", (100,)),
         ask("bad", (-1,)),
         ask("bad", ()),
-        ask("bad", priority=1),
+        ask("bad", priority=-(1 << 31)),
+        ask("bad", arrival=float("nan")),
         ask("bad", tuple(range(64)), 60),
         ask("taken", (1,)),
     ],
-    ids=["token id", "negative", "empty", "priority", "too long", "id in use"],
+    ids=["token id", "negative", "empty", "priority", "arrival", "too long", "id in use"],
 )
 def test_a_bad_request_fails_alone(rig, bad):
     rig.runner.delay = 0.002
@@ -212,6 +222,18 @@ def test_traffic_is_proof_so_a_busy_engine_runs_no_canary(make_rig):
         peer.send(ask("a", max_tokens=40))
         peer.answer("a")
         assert rig.state.read_heartbeat().steps == 50, "a canary ran among real steps"
+
+
+def test_a_lost_block_is_counted_and_logged_and_the_engine_goes_on(rig, monkeypatch, caplog):
+    monkeypatch.setattr("quire_server.engine.loop._AUDIT_SECONDS", 0.0)
+    with Peer(rig) as peer:
+        rig.wait(lambda r: r.state.read_heartbeat().phase is Phase.SERVING)
+        assert rig.scheduler.kv._blocks.allocate() is not None  # taken, and given to nobody
+        peer.send(ask("a"))
+        assert peer.answer("a")[0] == [6, 7, 8]
+        stats = next(m.stats for m in peer.messages() if isinstance(m, Outbox) and m.stats.blocks_unaccounted)
+    assert stats.blocks_unaccounted == 1
+    assert sum("unaccounted" in record.message for record in caplog.records) == 1
 
 
 def test_a_forced_queue_depth_is_reported(make_rig, tmp_path):

@@ -44,7 +44,11 @@ messages = st.one_of(
         Inbox, st.lists(requests, max_size=3).map(tuple), st.lists(st.text(max_size=9), max_size=3).map(tuple)
     ),
     st.builds(
-        Outbox, st.lists(events, max_size=3).map(tuple), st.just(EngineStats(running=2, kv_utilization=0.5))
+        Outbox,
+        st.lists(events, max_size=3).map(tuple),
+        st.just(EngineStats(running=2, kv_utilization=0.5)),
+        st.lists(st.text(max_size=9), max_size=3).map(tuple),
+        tokens,
     ),
     st.just(EngineInfo(1, 2, 3, 4, 5)),
 )
@@ -71,7 +75,7 @@ def frame(value):
     return len(body).to_bytes(4, "big") + body
 
 
-GOOD = [2, [[["r", [1, 2], [16, 1.0, 0, 1.0, None, [], [], False, 0, None], 0.0, 0, ""]], []]]
+GOOD = [2, [[["r", [1, 2], [16, 1.0, 0, 1.0, None, [], [], False, 0, None], 0.0, 0, "", 0.0]], [], False]]
 
 
 def spoiled(change):

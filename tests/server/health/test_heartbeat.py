@@ -2,7 +2,6 @@
 
 import mmap
 import multiprocessing
-import time
 
 from quire_server.health.heartbeat import Control, Heartbeat, Phase, SharedState
 
@@ -38,32 +37,51 @@ def test_what_was_written_is_read(tmp_path):
     assert reader.read_control() == Control(draining=True, failed="EngineCrashed")
 
 
+def tear(run_dir, offset):
+    """What a reader finds when the writer lost its CPU in the middle of a write."""
+    with (run_dir / "heartbeat").open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        memory[offset] ^= 0xFF
+
+
 def test_a_half_written_sample_is_not_believed(tmp_path):
     state = SharedState.create(tmp_path)
     state.write_heartbeat(sample(7))
-    with (tmp_path / "heartbeat").open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
-        memory[8] ^= 0xFF
+    tear(tmp_path, 8)
     assert state.read_heartbeat() is None
 
 
-def write_for_a_second(run_dir):
-    state = SharedState.open(run_dir)
-    end, number = time.monotonic() + 1.0, 0
-    while time.monotonic() < end:
+def test_while_a_sample_is_half_written_the_one_before_it_counts(tmp_path):
+    """Or a server that has served for days would look, for a moment, like one that never loaded."""
+    writer, reader = SharedState.create(tmp_path), SharedState.open(tmp_path)
+    writer.write_heartbeat(sample(7))
+    writer.write_control(Control(draining=True))
+    assert (reader.read_heartbeat(), reader.read_control()) == (sample(7), Control(draining=True))
+    tear(tmp_path, 8)
+    tear(tmp_path, 2048)
+    assert (reader.read_heartbeat(), reader.read_control()) == (sample(7), Control(draining=True))
+    writer.write_heartbeat(sample(8))
+    assert reader.read_heartbeat() == sample(8)
+
+
+def write_until(stop, run_dir):
+    state, number = SharedState.open(run_dir), 0
+    while not stop.is_set():
         number += 1
         state.write_heartbeat(sample(number))
 
 
 def test_a_reader_beside_a_fast_writer_never_sees_a_mixture(tmp_path):
     state = SharedState.create(tmp_path)
-    writer = multiprocessing.get_context("spawn").Process(target=write_for_a_second, args=(tmp_path,))
+    processes = multiprocessing.get_context("spawn")
+    stop = processes.Event()
+    writer = processes.Process(target=write_until, args=(stop, tmp_path))
     writer.start()
     seen = set()
-    while writer.is_alive():
+    while len(seen) < 200 and writer.is_alive():
         read = state.read_heartbeat()
         if read is not None:
             assert read == sample(read.steps)
             seen.add(read.steps)
+    stop.set()
     writer.join()
     assert writer.exitcode == 0
-    assert len(seen) > 100

@@ -53,6 +53,14 @@ def test_the_reason_is_in_the_body(served):
     assert b'"reason": "LoadStalled"' in status_of(url + "/readyz")[1]
 
 
+def test_a_fault_of_the_prober_itself_is_in_the_log(served, monkeypatch, caplog):
+    _, url = served
+    monkeypatch.setattr("quire_server.health.decision.judge", lambda *_: 1 / 0)
+    with pytest.raises(OSError):
+        status_of(url + "/livez")
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_the_process_loads_neither_torch_nor_a_web_framework_nor_msgpack():
     code = (
         "import sys, quire_server.health.__main__\n"

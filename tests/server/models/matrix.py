@@ -1,11 +1,12 @@
 """What the parity matrix crosses, and which cases it runs: every possible pair of values, in few cases.
 
-Read by test_parity_matrix, which runs it, and by docs/generate.py, which publishes it. Standard library only.
+Read by test_parity_matrix, which runs it, and by docs/generate.py, which publishes it. Knows no tensors.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 
+from quire_server.core.limits import PreemptionMode
 from tests.server.models.variants import VARIANTS
 
 Case = Mapping[str, str]
@@ -26,6 +27,7 @@ _TIGHT: dict[str, object] = {"num_blocks": 6, "max_model_len": 96}
 PREEMPTION: dict[str, dict[str, object]] = {
     "no preemption": {},
     "preemption, recomputed": _TIGHT,
+    "preemption, swapped": _TIGHT | {"preemption_mode": PreemptionMode.SWAP, "num_host_slots": 32},
 }
 BATCH: dict[str, dict[str, object]] = {
     "1 request": {"max_num_seqs": 1},

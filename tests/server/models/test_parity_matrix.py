@@ -55,7 +55,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
                 "too uniform to prove anything"
             )
             by_prompt = dict(zip(map(tuple, prompts), answers, strict=True))
-            made[variant] = Tiny(directory, load(directory), model, by_prompt)
+            made[variant] = Tiny(directory, load(directory, kv_offload_host_bytes=4 << 20), model, by_prompt)
         return made[variant]
 
     return get
@@ -73,6 +73,7 @@ def test_the_answers_are_those_of_transformers(tiny: Callable[[str], Tiny], case
 
     is_preempted = case["preemption"] != "no preemption"
     assert is_preempted == (engine.scheduler.stats.preemptions > 0)
+    assert (case["preemption"] == "preemption, swapped") == (engine.scheduler.kv.stats().swaps > 0)
     cached = [event.num_cached_tokens for event in engine.last.values()]
     if is_hit:
         assert max(cached) >= 32

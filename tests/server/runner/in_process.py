@@ -10,7 +10,8 @@ from quire_server.runner.model_runner import ModelRunner, RunnerOptions
 
 
 def load(model_dir: Path, **options: object) -> ModelRunner:
-    settings = {"dtype": "float32", "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20} | options
+    settings: dict[str, object] = {"dtype": "float32", "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20}
+    settings |= options
     return ModelRunner.load(model_dir, RunnerOptions(**settings), lambda loaded, total: None)
 
 

@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from quire_server.core.limits import PreemptionMode
 from tests.server.runner import llamas
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
@@ -25,7 +26,36 @@ CONDITIONS: dict[str, dict[str, object]] = {
         "max_model_len": 130,
         "enable_prefix_caching": False,
     },
+    "swap": {
+        "num_blocks": 9,
+        "max_model_len": 130,
+        "num_host_slots": 48,
+        "preemption_mode": PreemptionMode.SWAP,
+    },
+    "swap without prefix cache, in chunks": {
+        "num_blocks": 9,
+        "max_model_len": 130,
+        "num_host_slots": 48,
+        "preemption_mode": PreemptionMode.SWAP,
+        "enable_prefix_caching": False,
+        "max_num_batched_tokens": 7,
+        "max_num_seqs": 5,
+    },
+    "preemption over host and disk": {
+        "num_blocks": 9,
+        "max_model_len": 130,
+        "num_host_slots": 6,
+        "num_disk_slots": 48,
+    },
+    "swap over host and disk": {
+        "num_blocks": 9,
+        "max_model_len": 130,
+        "num_host_slots": 14,
+        "num_disk_slots": 48,
+        "preemption_mode": PreemptionMode.SWAP,
+    },
 }
+_OFFLOAD_BYTES = 2 << 20
 
 
 def prompts() -> list[list[int]]:
@@ -40,7 +70,14 @@ def prompts() -> list[list[int]]:
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     directory = tmp_path_factory.mktemp("llama")
     model = llamas.make(directory, request.param)
-    return load(directory), llamas.answers(model, prompts(), LENGTH), model
+    runner = load(
+        directory,
+        kv_offload_host_bytes=_OFFLOAD_BYTES,
+        kv_offload_disk_path=directory,
+        kv_offload_disk_bytes=_OFFLOAD_BYTES,
+    )
+    yield runner, llamas.answers(model, prompts(), LENGTH), model
+    runner.close()
 
 
 @pytest.mark.parametrize("condition", CONDITIONS.values(), ids=CONDITIONS)
@@ -48,8 +85,15 @@ def test_tiny_llamas_answer_as_transformers_does(tiny, condition: dict[str, obje
     runner, expected, _ = tiny
     engine = InProcessEngine(runner, **condition)
     assert engine.generate(prompts(), greedy(LENGTH)) == expected
+    if "num_disk_slots" in condition:  # by now the first prompts lie on the disk
+        assert engine.generate(prompts(), greedy(LENGTH)) == expected
     stats = engine.scheduler.stats
     assert ("num_blocks" in condition) == (stats.preemptions > 0)
+    kv = engine.scheduler.kv.stats()
+    assert ("preemption_mode" in condition) == (kv.swaps > 0)
+    assert ("num_host_slots" in condition) == (kv.host_loaded > 0)
+    assert ("num_disk_slots" in condition) == (kv.disk_loaded > 0)
+    assert kv.corrupt == 0
     if condition.get("enable_prefix_caching", True):
         assert engine.generate(prompts()[-2:], greedy(LENGTH)) == expected[-2:]
         assert engine.last["0"].num_cached_tokens >= 48

@@ -1,6 +1,8 @@
 """Chat templates: the model's own renders as transformers renders it; a hostile one gets nowhere."""
 
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +83,30 @@ def test_a_template_that_tries_to_escape_gets_nothing(
         text = ""
     assert "class" not in text and "root:" not in text and "object at" not in text
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}"], indirect=True)
+def test_the_worker_runs_no_code_of_the_directory_it_is_started_in(
+    template: ChatTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jinja2.py").write_text("open('pwned', 'w')")
+    monkeypatch.chdir(tmp_path)
+    template.close()  # the next rendering starts another worker, here
+    assert template.render([{"role": "user", "content": "hello"}]) == "hello"
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}"], indirect=True)
+def test_a_worker_that_was_killed_while_idle_costs_no_request(template: ChatTemplate) -> None:
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    (worker,) = [
+        int(pid)
+        for pid in children.read_text().split()
+        if b"chat_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    os.kill(worker, signal.SIGKILL)
+    os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
+    assert template.render([{"role": "user", "content": "hello"}]) == "hello"
 
 
 COSTLY = {

@@ -1,0 +1,130 @@
+"""What the prefix cache costs when nothing hits, and what it saves when something does, A/B in one run with
+SmolLM2-135M: python bench/prefix.py [--write]
+
+The cost is CPU time of deciding (schedule and commit), with the cache on and off, as a share of the whole
+time of the same steps: on a shared machine the difference of two wall times would measure the neighbours.
+Never imported.
+"""
+
+import argparse
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from e2e import models
+from quire_server.core.request import Request, SamplingParams
+from quire_server.core.scheduler import Scheduler, SchedulerConfig
+from quire_server.runner.model_runner import ModelRunner, RunnerOptions
+
+STREAMS, PROMPT, ANSWER, LONG = 8, 256, 16, 1024
+REPEATS = 3
+
+
+@dataclass
+class Run:
+    deciding: float = 0.0  # CPU seconds
+    first_token: float = 0.0  # wall seconds until the first token came
+    whole: float = 0.0  # wall seconds
+    hits: int = 0
+
+
+def prompts(rng: random.Random, count: int, length: int) -> list[tuple[int, ...]]:
+    return [tuple(rng.randrange(1000, 40000) for _ in range(length)) for _ in range(count)]
+
+
+def scheduler(runner: ModelRunner, *, caching: bool, **tiers: int) -> Scheduler:
+    config = SchedulerConfig(16, LONG, runner.max_model_len, runner.num_blocks, 16, caching, **tiers)
+    return Scheduler(config, eos_token_ids=())
+
+
+def run(runner: ModelRunner, decider: Scheduler, batch: list[tuple[int, ...]], answer: int) -> Run:
+    result = Run()
+    before = decider.kv.stats().prefix_hits
+    start = time.perf_counter()
+    for number, prompt in enumerate(batch):
+        decider.add(Request(str(number), prompt, SamplingParams(answer, temperature=0.0), 0.0))
+    while True:
+        begin = time.thread_time()
+        step = decider.schedule()
+        result.deciding += time.thread_time() - begin
+        if step is None:
+            break
+        outcome = runner.run(step)
+        begin = time.thread_time()
+        events = list(decider.commit(step, outcome))
+        result.deciding += time.thread_time() - begin
+        if events and not result.first_token:
+            result.first_token = time.perf_counter() - start
+    result.whole = time.perf_counter() - start
+    result.hits = decider.kv.stats().prefix_hits - before
+    return result
+
+
+def cost(runner: ModelRunner) -> str:
+    """No hits: every prompt is new, and the pool is small enough that blocks are evicted all the time."""
+    rng = random.Random(1)
+    deciders = {caching: scheduler(runner, caching=caching) for caching in (True, False)}
+    runs: dict[bool, list[Run]] = {True: [], False: []}
+    for _ in range(REPEATS + 1):
+        for caching, decider in deciders.items():
+            runs[caching].append(run(runner, decider, prompts(rng, STREAMS, PROMPT), ANSWER))
+    on, off = (median(r.deciding for r in runs[caching][1:]) for caching in (True, False))
+    assert not any(r.hits for r in runs[True])
+    whole = median(r.whole for r in runs[False][1:])
+    rates = [STREAMS * (PROMPT + ANSWER) / median(r.whole for r in runs[c][1:]) for c in (True, False)]
+    return (
+        f"| deciding, cache on / off | {on * 1e3:.2f} / {off * 1e3:.2f} ms CPU |\n"
+        f"| cost of the cache at no hits | {(on - off) / whole:.3%} of {whole:.2f} s |\n"
+        f"| tokens a second, on / off | {rates[0]:.0f} / {rates[1]:.0f} |"
+    )
+
+
+def saving(runner: ModelRunner) -> str:
+    """Time to the first token of a long prompt: computed, found on the device, found on the host."""
+    rng = random.Random(2)
+    names = ("computed", "device", "host")
+    times: dict[str, list[float]] = {name: [] for name in names}
+    decider = scheduler(runner, caching=True, num_host_slots=runner.num_host_slots)
+    for _ in range(REPEATS):
+        (prompt,) = prompts(rng, 1, LONG)
+        for name in names:
+            if name == "host":  # others push it out of the device
+                run(runner, decider, prompts(rng, runner.num_blocks * 16 // LONG, LONG - 1), 1)
+            result = run(runner, decider, [prompt], 1)
+            assert (result.hits > 0) == (name != "computed")
+            times[name].append(result.first_token)
+    middle = {name: median(values) for name, values in times.items()}
+    return "\n".join(
+        f"| first token of {LONG} tokens, {name} | {value * 1e3:.1f} ms ({value / middle['computed']:.1%}) |"
+        for name, value in middle.items()
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="store the table in bench/results/prefix.md")
+    arguments = parser.parse_args()
+    options = RunnerOptions(
+        max_model_len=2048,
+        max_num_batched_tokens=LONG,
+        num_blocks_override=(STREAMS * (PROMPT + ANSWER)) // 16 + 16,
+        kv_offload_host_bytes=1 << 30,
+    )
+    runner = ModelRunner.load(models.smollm2(), options, lambda loaded, total: None)
+    report = (
+        "# The prefix cache: cost and saving\n\n"
+        f"SmolLM2-135M, {runner.dtype}, {STREAMS} requests of {PROMPT} + {ANSWER} tokens; "
+        f"medians of {REPEATS}.\nCommand: `PYTHONPATH=. python bench/prefix.py --write`.\n\n"
+        f"| | |\n|---|---:|\n{cost(runner)}\n{saving(runner)}\n"
+    )
+    print(report)
+    if arguments.write:
+        path = Path(__file__).parent / "results" / "prefix.md"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Accepted and refused objects for the rules of `engine.kvCache`. Part of `cases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from e2e.api.specs import Body, minimal
+
+
+def _cache(memory: str | int, of: str = "2Gi", **fields: str | int) -> Body:
+    return minimal(engine={"kvCache": {"memory": memory, **fields}}, resources={"memory": of})
+
+
+def _tiers(**fields: str | int) -> Body:
+    return minimal(engine={"kvCache": fields}, resources={"memory": "2Gi"})
+
+
+_NO_SIZES = ("0", 0, -1, "1e3", "1 Gi", "lots", "")
+
+# By rule: the arguments of `cases.Cases`.
+KV_CASES: dict[str, dict[str, Any]] = {
+    "spec#0": {
+        "field": "spec.engine",
+        "accepted": (
+            _cache("1Gi"),
+            _cache(2**30),
+            _cache("1999m", "64Mi"),
+            minimal(engine={"kvCache": {}}),
+        ),
+        "refused": (_cache("2Gi"), _cache("3Gi"), _cache(2**31), _cache("0.1Ti", "100Gi")),
+    },
+    "spec#2": {
+        "field": "spec.engine",
+        "accepted": (_tiers(hostOffload="1.5Gi"), _tiers(hostOffload=2**30)),
+        "refused": (_tiers(hostOffload="2Gi"), _tiers(hostOffload=2**31)),
+    },
+    "spec.engine.kvCache#0": {
+        "field": "spec.engine.kvCache.diskOffload",
+        "accepted": (_tiers(hostOffload="1Gi", diskOffload="20Gi"),),
+        "refused": (_tiers(diskOffload="20Gi"),),
+    },
+    "spec.engine.kvCache#1": {
+        "field": "spec.engine.kvCache.preemptionMode",
+        "accepted": (
+            _tiers(hostOffload="1Gi", preemptionMode="Swap"),
+            _tiers(preemptionMode="Recompute"),
+        ),
+        "refused": (_tiers(preemptionMode="Swap"),),
+    },
+    "spec.engine.kvCache.memory#0": {
+        "field": "spec.engine.kvCache.memory",
+        "accepted": (_cache("1.5Mi"), _cache(1048576), _cache("1M")),
+        "refused": tuple(_cache(size) for size in _NO_SIZES),
+    },
+    "spec.engine.kvCache.hostOffload#0": {
+        "field": "spec.engine.kvCache.hostOffload",
+        "accepted": (_tiers(hostOffload="1.5Mi"), _tiers(hostOffload=1048576)),
+        "refused": tuple(_tiers(hostOffload=size) for size in _NO_SIZES),
+    },
+    "spec.engine.kvCache.diskOffload#0": {
+        "field": "spec.engine.kvCache.diskOffload",
+        "accepted": (_tiers(hostOffload="1Gi", diskOffload="1.5Ti"),),
+        "refused": tuple(_tiers(hostOffload="1Gi", diskOffload=size) for size in _NO_SIZES),
+    },
+}

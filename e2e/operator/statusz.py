@@ -1,0 +1,54 @@
+"""A model server's health port as the operator's poller meets it, saying whatever a test wants it to say."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+HEALTH_PORT = 8001
+
+
+class Speaker:
+    """`answer` may be changed while it serves; `asked` counts the questions."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        # Its own address, since the port is fixed: also while other tests and checkouts run.
+        self.ip = f"127.{1 + secrets.randbelow(254)}.{secrets.randbelow(256)}.{1 + secrets.randbelow(254)}"
+        self.answer = answer
+        self.asked = 0
+
+
+@contextmanager
+def speaking(answer: dict[str, Any]) -> Iterator[Speaker]:
+    """Serves /statusz (and every other path) while the block runs."""
+    speaker = Speaker(answer)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            speaker.asked += 1
+            body = json.dumps(speaker.answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            try:
+                self.wfile.write(body)
+            except OSError:
+                return  # the client had read enough
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    server = http.server.ThreadingHTTPServer((speaker.ip, HEALTH_PORT), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield speaker
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

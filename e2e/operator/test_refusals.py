@@ -1,0 +1,165 @@
+"""What the API server refuses, the administrator forbids or somebody else owns is named with its remedy, and
+heals when its cause is gone.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.api.client import RefusedError
+from e2e.operator import pods
+from e2e.operator.world import Body, World, eventually
+
+pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [
+        ("exceeded quota: none-left, requested: pods=1, used: pods=0", "QuotaExceeded"),
+        ('violates PodSecurity "restricted:none-left": runAsNonRoot != true', "ApplyRejected"),
+    ],
+)
+def test_pods_that_the_api_server_refuses_are_told_without_their_random_names(
+    world: World, namespace: str, why: str, reason: str
+) -> None:
+    world.deploy(namespace, "m")
+    eventually("the Deployment", lambda: world.get("Deployment", namespace, "m"))
+    refusal = f'pods "m-5d8f-x2x" is forbidden: {why}'
+    failed = pods.condition("ReplicaFailure", "True", reason="FailedCreate", message=refusal)
+
+    world.patch("Deployment", namespace, "m", {"status": {"conditions": [failed]}}, status=True)
+
+    ready = world.wait_condition(namespace, "m", "Ready", "False", reason)
+    assert "none-left" in ready["message"] and "m-5d8f" not in ready["message"]
+    assert world.condition(namespace, "m", "Stalled")["status"] == "False"
+
+
+def test_what_no_watch_tells_of_is_named_and_heals_when_it_is_gone(world: World, namespace: str) -> None:
+    """A Service of somebody else, a quota, a broken webhook: at once, for the next look takes its time."""
+    theirs = {"metadata": {"name": "taken"}, "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]}}
+    world.create("Service", namespace, theirs)
+    crowded = world.namespace(f"{namespace}-q")
+    quotas = f"/api/v1/namespaces/{crowded}/resourcequotas"
+    hard = {"hard": {"count/configmaps": "0"}}
+    world.client.request("POST", quotas, {"metadata": {"name": "no-maps"}, "spec": hard})
+    used = {"status": hard | {"used": {"count/configmaps": "0"}}}
+    world.client.request("PATCH", f"{quotas}/no-maps/status", used, "application/merge-patch+json")
+
+    hooked = world.namespace(f"{namespace}-w")
+    hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    world.client.request("POST", hooks, broken_webhook(hooked))
+    eventually("the webhook is asked", lambda: is_refused(world, hooked))
+
+    world.deploy(namespace, "taken")
+    world.deploy(crowded, "m")
+    world.deploy(hooked, "m")
+
+    stalled = world.wait_condition(namespace, "taken", "Stalled", "True", "OwnershipConflict")
+    assert "Service taken" in stalled["message"]
+    assert world.condition(namespace, "taken", "Reconciling")["status"] == "False"
+    assert world.read("Service", namespace, "taken")["spec"]["selector"] == {"app": "theirs"}
+    eventually("the Event", lambda: world.events(namespace, "taken"))
+    assert [e["reason"] for e in world.events(namespace, "taken")] == ["OwnershipConflict"]
+    ready = world.wait_condition(crowded, "m", "Ready", "False", "QuotaExceeded")
+    assert "no-maps" in ready["message"]
+    ready = world.wait_condition(hooked, "m", "Ready", "False", "ApplyFailed")
+    assert "broken.example.com" in ready["message"] and "webhook" in ready["message"]
+    assert world.condition(hooked, "m", "Stalled")["status"] == "False"
+
+    world.delete("Service", namespace, "taken")
+    world.client.request("DELETE", f"{quotas}/no-maps")
+    world.client.request("DELETE", f"{hooks}/{hooked}")
+    world.wait_condition(namespace, "taken", "Stalled", "False")
+    assert world.has_children(namespace, "taken")
+    for place in (crowded, hooked):
+        eventually("all children", lambda place=place: world.has_children(place, "m"))  # type: ignore[misc]
+        world.wait_condition(place, "m", "Degraded", "False")
+
+
+def test_a_child_that_the_api_server_refuses_is_stalled_until_the_spec_is_edited(
+    world: World, namespace: str
+) -> None:
+    term = {"matchExpressions": [{"key": "zone", "operator": "Almost", "values": ["a"]}]}
+    affinity = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    }
+    world.deploy(namespace, "m", scheduling={"affinity": affinity})
+
+    stalled = world.wait_condition(namespace, "m", "Stalled", "True", "ApplyRejected")
+    eventually("the Event", lambda: world.events(namespace, "m"))
+
+    assert "operator" in stalled["message"] and "Almost" in stalled["message"]
+    assert "correct the field" in stalled["message"].lower()
+    assert world.get("Deployment", namespace, "m") is None
+    assert world.get("Service", namespace, "m") is not None, "what is not refused is there"
+    assert [e["reason"] for e in world.events(namespace, "m")] == ["ApplyRejected"]
+
+    world.patch("LLMDeployment", namespace, "m", {"spec": {"scheduling": {"affinity": None}}})
+    world.wait_condition(namespace, "m", "Stalled", "False")
+    assert world.has_children(namespace, "m")
+
+
+def test_a_rollout_past_its_deadline_is_stalled_and_says_which_failure_is_behind_it(
+    world: World, namespace: str
+) -> None:
+    world.deploy(namespace, "m")
+    world.make_pod(namespace, "m", pods.waiting("ErrImagePull", "no such tag"))
+    world.roll_out(namespace, "m", ready=0, replicas=1)
+    world.wait_condition(namespace, "m", "Ready", "False", "ImagePullFailed")
+    assert world.condition(namespace, "m", "Stalled")["status"] == "False"
+
+    late = pods.condition("Progressing", "False", reason="ProgressDeadlineExceeded")
+    world.patch("Deployment", namespace, "m", {"status": {"conditions": [late]}}, status=True)
+
+    stalled = world.wait_condition(namespace, "m", "Stalled", "True", "ProgressDeadlineExceeded")
+    assert "ImagePullFailed" in stalled["message"] and "no such tag" in stalled["message"]
+    assert world.condition(namespace, "m", "Reconciling")["status"] == "False"
+    eventually("the Events", lambda: len(world.events(namespace, "m")) == 2)
+    assert {e["reason"] for e in world.events(namespace, "m")} == {
+        "ImagePullFailed",
+        "ProgressDeadlineExceeded",
+    }
+
+    moving = pods.condition("Progressing", "True", reason="ReplicaSetUpdated")
+    world.patch("Deployment", namespace, "m", {"status": {"conditions": [moving]}}, status=True)
+    world.wait_condition(namespace, "m", "Stalled", "False")
+
+
+def test_a_spec_that_the_administrator_forbids_is_stalled_until_it_is_edited(
+    world: World, namespace: str
+) -> None:
+    world.deploy(namespace, "m", engine={"env": [{"name": "QUIRE_FAULT", "value": "crash_step"}]})
+
+    stalled = world.wait_condition(namespace, "m", "Stalled", "True", "InvalidSpec")
+    assert "spec.engine.env[0].name" in stalled["message"] and "allowFaults" in stalled["message"]
+    assert world.get("Deployment", namespace, "m") is None
+    assert world.status(namespace, "m")["observedGeneration"] == 1
+
+    world.patch("LLMDeployment", namespace, "m", {"spec": {"engine": {"env": None}}})
+    world.wait_condition(namespace, "m", "Stalled", "False")
+    assert world.status(namespace, "m")["observedGeneration"] == 2
+
+
+def broken_webhook(namespace: str) -> Body:
+    """Every new Service of `namespace` has to pass a webhook at which nobody listens."""
+    service = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["services"], "operations": ["CREATE"]}
+    hook = {
+        "name": "broken.example.com",
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "rules": [service],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    return {"metadata": {"name": namespace}, "webhooks": [hook]}
+
+
+def is_refused(world: World, namespace: str) -> bool:
+    probe = {"metadata": {"name": "probe"}, "spec": {"ports": [{"port": 80}]}}
+    try:
+        world.client.request("POST", f"/api/v1/namespaces/{namespace}/services?dryRun=All", probe)
+    except RefusedError:
+        return True
+    return False

@@ -1,0 +1,22 @@
+"""`make test` leaves no test out, though it names folders: each of its workers would load all of `tests`."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_test_that_needs_an_api_server_or_a_cluster_lies_where_make_test_looks_for_it() -> None:
+    lines = [
+        line for line in (ROOT / "Makefile").read_text().splitlines() if "-m" in line and "$(PYTEST)" in line
+    ]
+    run = [line for line in lines if re.search(r'-m "?(api|cluster)', line)]
+    folders = [ROOT / word for line in run for word in line.split() if re.match(r"(tests|e2e)/", word)]
+    marked = [
+        path
+        for folder in ("tests", "e2e")
+        for path in (ROOT / folder).rglob("test_*.py")
+        if folder == "e2e" or re.search(r"\bmark\.(api|cluster)\b", path.read_text())
+    ]
+    assert len(folders) >= 5 and len(marked) >= 20
+    assert [path for path in marked if not any(folder in path.parents for folder in folders)] == []

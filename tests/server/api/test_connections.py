@@ -1,0 +1,120 @@
+"""How long a connection may be open without saying what it wants: timers fired by hand, no socket."""
+
+import asyncio
+
+import pytest
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from quire_server.api.connections import Connection
+
+POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+
+
+class Transport(asyncio.Transport):
+    def __init__(self):
+        super().__init__()
+        self.written = b""
+        self.closed = False
+
+    def write(self, data):
+        self.written += data
+
+    def close(self):
+        self.closed = True
+
+    def is_closing(self):
+        return self.closed
+
+    def pause_reading(self):
+        pass
+
+    def resume_reading(self):
+        pass
+
+
+class Loop:
+    """Keeps its timers until time goes by."""
+
+    def __init__(self):
+        self.timers = []
+
+    def call_later(self, delay, callback):
+        self.timers.append((delay, asyncio.TimerHandle(0, callback, (), asyncio.get_running_loop())))
+        return self.timers[-1][1]
+
+    def create_task(self, work):
+        return asyncio.get_running_loop().create_task(work)
+
+    def pass_(self, seconds):
+        """So much time goes by."""
+        due = [timer for delay, timer in self.timers if delay <= seconds]
+        self.timers = [(delay - seconds, timer) for delay, timer in self.timers if delay > seconds]
+        for timer in due:
+            if not timer.cancelled():
+                timer._run()
+
+
+class Client:
+    """One connection to an application that answers, without reading the body, when it is told to."""
+
+    def __init__(self):
+        self.answer = asyncio.Event()
+        self.loop, self.transport = Loop(), Transport()
+        config = Config(
+            self.application, interface="asgi3", log_config=None, ws="none", timeout_keep_alive=75
+        )
+        self.connection = Connection(config, ServerState(), {}, self.loop)
+        self.connection.connection_made(self.transport)
+
+    async def application(self, scope, receive, send):
+        await self.answer.wait()
+        headers = [(b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 401, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def answered(self):
+        self.answer.set()
+        while not self.transport.written:
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def client():
+    return Client()
+
+
+async def test_headers_that_do_not_come_end_the_connection(client):
+    client.connection.data_received(POST[:20])
+    client.loop.pass_(40)
+    assert client.transport.closed
+
+
+@pytest.mark.parametrize("more", [b"\r\n", b"GET / HT"], ids=["an empty line", "half of a next request"])
+async def test_what_a_client_sends_besides_does_not_cut_its_answer(client, more):
+    client.connection.data_received(POST + b"0123456789")
+    client.connection.data_received(more)
+    client.loop.pass_(40)
+    assert not client.transport.closed
+    await client.answered()
+    client.connection.data_received(b"X")
+    client.loop.pass_(40)
+    assert client.transport.closed, "afterwards it is late like any other"
+
+
+async def test_a_body_that_nobody_waits_for_has_to_end_soon(client):
+    client.connection.data_received(POST)
+    await client.answered()
+    client.connection.data_received(b"0")
+    client.loop.pass_(40)
+    assert client.transport.closed
+
+
+async def test_a_connection_whose_body_came_after_its_answer_is_idle_like_any_other(client):
+    client.connection.data_received(POST)
+    await client.answered()
+    client.connection.data_received(b"0123456789")
+    client.loop.pass_(40)
+    assert not client.transport.closed
+    client.loop.pass_(100)
+    assert client.transport.closed

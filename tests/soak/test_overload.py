@@ -1,0 +1,136 @@
+"""Hours of too much work, in minutes: nothing grows, nothing leaks, and just what should be shed is shed."""
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server import tiny_model
+from tests.server.launch import Server
+from tests.soak import swarm, timer
+
+SECONDS = 60 * float(os.environ.get("SOAK_MINUTES", "2")) / 2  # there are two of them
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(SECONDS + 180)]
+
+MAX_RUNNING, MAX_QUEUED, CLIENTS = 8, 20, 48
+PLENTY = ("--num-gpu-blocks-override", "1024")
+SCARCE = ("--num-gpu-blocks-override", "80")  # less than the eight grow to: somebody always loses its blocks
+
+
+@dataclass
+class Soaked:
+    """One overload: what became of the requests, what was seen meanwhile, and the metrics after it."""
+
+    tally: swarm.Tally
+    depths: list[float]
+    megabytes: dict[str, list[float]]
+    metrics: dict[str, float]
+    lateness: list[float]  # of the machine's own timers, in seconds
+
+
+def resident_megabytes(pid):
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+async def samples_of(url):
+    """Every sample of /metrics by name, summed over labels, with a histogram's buckets by their bound."""
+    async with httpx.AsyncClient() as client:
+        text = (await client.get(url + "/metrics", timeout=10)).text
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = sample.name + (f"<{sample.labels['le']}" if "le" in sample.labels else "")
+            found[name] = found.get(name, 0.0) + sample.value
+    return found
+
+
+async def observe(server, children, depths, megabytes):
+    """Look twice a second while clients ask: memory of each process, and how full the house is."""
+    end = asyncio.get_running_loop().time() + SECONDS
+    while asyncio.get_running_loop().time() < end:
+        await asyncio.sleep(0.5)
+        metrics = await samples_of(server.url)
+        depths.append(max(metrics["llm_active_requests"] - MAX_RUNNING, metrics["llm_queue_depth"], 0))
+        for name, pid in children.items():
+            megabytes.setdefault(name, []).append(resident_megabytes(pid))
+
+
+async def soak(server, children):
+    depths, megabytes = [], {}
+    tally, _ = await asyncio.gather(
+        swarm.run(server.url + "/v1", num_clients=CLIENTS, seconds=SECONDS),
+        observe(server, children, depths, megabytes),
+    )
+    return tally, depths, megabytes
+
+
+@pytest.fixture(scope="module", params=[PLENTY, SCARCE], ids=["plenty of memory", "scarce memory"])
+def soaked(tmp_path_factory, request):
+    directory = tmp_path_factory.mktemp("soak")
+    flags = ("--max-num-seqs", str(MAX_RUNNING), "--max-num-queued-reqs", str(MAX_QUEUED), *request.param)
+    with Server(tiny_model.write(directory / "tiny"), directory, "--max-model-len", "1024", *flags) as server:
+        server.wait_ready()
+        children = server.children()
+        with subprocess.Popen([sys.executable, timer.__file__], stdout=subprocess.PIPE, text=True) as clock:
+            try:
+                tally, depths, megabytes = asyncio.run(soak(server, children))
+            finally:
+                clock.terminate()
+            lateness = [float(line) for line in clock.stdout.read().splitlines()[:-1]]
+        server.wait("it is idle", lambda: server.metric("llm_active_requests") == 0, 10)
+        server.wait("the engine is idle", lambda: server.statusz()["running"] == 0, 10)
+        assert server.children() == children, "a process was replaced"
+        return Soaked(tally, depths, megabytes, asyncio.run(samples_of(server.url)), lateness)
+
+
+def test_every_request_is_answered_or_shed(soaked):
+    tally = soaked.tally
+    assert not tally.broken
+    assert tally.answered > 50
+    assert tally.given_up > 5, "some clients hung up"
+    assert tally.shed, "it was no overload"
+
+
+def test_memory_stays_flat(soaked):
+    for name, megabytes in soaked.megabytes.items():
+        quarter = len(megabytes) // 4
+        early = statistics.median(megabytes[quarter : 2 * quarter])
+        late = statistics.median(megabytes[-quarter:])
+        assert late - early < max(8, 0.03 * early), f"{name} grew from {early:.0f} to {late:.0f} MB"
+
+
+def test_no_block_and_no_place_is_lost(soaked):
+    assert soaked.metrics["llm_kv_cache_utilization"] == 0
+    assert soaked.metrics["llm_queue_depth"] == 0
+    assert soaked.metrics["llm_running_requests"] == 0
+
+
+def test_requests_are_shed_as_often_as_the_queue_is_deep(soaked):
+    odds = [min(1.0, max(0.0, (depth / MAX_QUEUED - 0.8) / 0.2)) for depth in soaked.depths]
+    by_depth = soaked.tally.shed["load_shed"] + soaked.tally.shed["queue_full"]
+    assert abs(by_depth / soaked.tally.asked - statistics.mean(odds)) < 0.12
+    assert max(soaked.depths) <= MAX_QUEUED
+
+
+def test_the_event_loop_is_late_no_oftener_than_the_machine_itself(soaked):
+    total = soaked.metrics["llm_event_loop_lag_seconds_count"]
+    late = 1 - soaked.metrics["llm_event_loop_lag_seconds_bucket<0.05"] / total
+    machine = sum(one > 0.05 for one in soaked.lateness) / len(soaked.lateness)
+    assert late < machine + 0.01, f"{late:.1%} of timers were more than 50 ms late, {machine:.1%} elsewhere"
+
+
+def test_what_lacks_memory_was_preempted(soaked, request):
+    if "scarce" in request.node.callspec.id:
+        assert soaked.metrics["llm_preemptions_total"] > 10
+        assert soaked.tally.shed["memory_pressure"]
+    else:
+        assert soaked.metrics["llm_preemptions_total"] == 0
+        assert soaked.tally.shed["load_shed"]
