@@ -17,6 +17,7 @@ from tests.server.runner.test_parity import CONDITIONS, prompts
 from tests.server.runner.test_quantized_parity import assert_same_answers, tiny_llama
 
 LENGTH = 20
+VARIED = ("chunks of 7", "no prefix cache", "preemption", "swap", "preemption over host and disk")
 BYTES = pytest.mark.parametrize("dtype", ["fp8", "int8"])
 
 
@@ -28,24 +29,30 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @BYTES
-def test_answers_do_not_depend_on_chunks_batches_prefix_hits_or_preemption(
-    dtype: str, directory: Path
+def test_answers_do_not_depend_on_chunks_batches_prefix_hits_preemption_or_tiers(
+    dtype: str, directory: Path, tmp_path: Path
 ) -> None:
+    size = 2 << 20
     runner = load(
         directory,
         kv_cache_dtype=dtype,
-        kv_offload_host_bytes=2 << 20,
-        kv_offload_disk_path=directory,
-        kv_offload_disk_bytes=2 << 20,
+        kv_offload_host_bytes=size,
+        kv_offload_disk_path=tmp_path,
+        kv_offload_disk_bytes=size,
     )
     expected = InProcessEngine(runner, max_num_seqs=1).generate(prompts(), greedy(LENGTH))
-    for name, condition in CONDITIONS.items():
+    for name in VARIED:
+        condition = CONDITIONS[name]
         engine = InProcessEngine(runner, **condition)
-        assert engine.generate(prompts(), greedy(LENGTH)) == expected, name
+        for _ in range(1 + ("num_disk_slots" in condition)):  # the second time, first prompts lie on the disk
+            assert engine.generate(prompts(), greedy(LENGTH)) == expected, name
         assert ("num_blocks" in condition) == (engine.scheduler.stats.preemptions > 0), name
         if condition.get("enable_prefix_caching", True):
             assert engine.generate(prompts()[-2:], greedy(LENGTH)) == expected[-2:], name
             assert engine.last["0"].num_cached_tokens >= 48
+        kv = engine.scheduler.kv.stats()
+        assert kv.corrupt == 0 and (kv.swaps > 0) == ("preemption_mode" in condition), name
+        assert (kv.disk_loaded > 0) == ("num_disk_slots" in condition), name
     runner.close()
 
 
