@@ -48,7 +48,7 @@ images: $(READY) ## Build both images and push them to the cluster's registry (o
 	@$(PYTHON) -m e2e.images push
 
 docs: $(READY) ## The documentation as a site, in site/
-	$(PYTHON) docs/generate.py
+	$(PYTHON) -m docs.generate
 	.venv/bin/zensical build --clean
 
 lock: $(READY) ## Resolve pyproject.toml into requirements/*.txt

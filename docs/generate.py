@@ -1,6 +1,8 @@
-"""Writes docs/reference.md from the CRD and docs/failures.md from the operator's table of reasons.
+"""Writes docs/reference.md from the CRD, docs/failures.md from the operator's table of reasons, and
+docs/matrix.md from the parity matrix of the tests.
 
-Run by `make docs`; `--check` (run by tests) fails when a page is not what the code gives.
+Run by `make docs`, in the repository's root; `--check` (run by tests) fails when a page is not what
+the code gives.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from docs import model_matrix
 from quire_operator.status.reasons import REASONS
 
 DOCS = Path(__file__).parent
@@ -99,7 +102,11 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:].rstrip(".") + "."
 
 
-PAGES = {DOCS / "reference.md": reference, DOCS / "failures.md": failures}
+PAGES = {
+    DOCS / "reference.md": reference,
+    DOCS / "failures.md": failures,
+    DOCS / "matrix.md": model_matrix.page,
+}
 
 
 def main(arguments: list[str]) -> int:

@@ -86,9 +86,12 @@ def decode_gather(
     max_blocks: int = MAX_GATHERED_BLOCKS,
 ) -> tuple[DecodeGather, ...]:
     """Plan the copies for a block table, once per step; blocks that lie before the window are not copied."""
-    starts = torch.zeros_like(seq_lens) if window is None else (seq_lens - window).clamp_(min=0)
-    first_blocks = starts // block_size
-    blocks = ((seq_lens + block_size - 1) // block_size - first_blocks).tolist()
+    num_blocks = (seq_lens + block_size - 1) // block_size
+    if window is not None:
+        starts = (seq_lens - window).clamp_(min=0)
+        first_blocks = starts // block_size
+        num_blocks -= first_blocks
+    blocks = num_blocks.tolist()
     parts, first = [], 0
     while first < len(blocks):
         last, longest = first + 1, blocks[first]
@@ -97,11 +100,15 @@ def decode_gather(
             if (last + 1 - first) * wider > max_blocks:
                 break
             last, longest = last + 1, wider
-        columns = first_blocks[first:last, None] + torch.arange(longest)
-        table = block_table[first:last].gather(1, columns.clamp_(max=block_table.shape[1] - 1))
+        positions = torch.arange(longest * block_size)
+        if window is None:
+            table, hidden = block_table[first:last, :longest], positions >= seq_lens[first:last, None]
+        else:
+            before = first_blocks[first:last, None]
+            columns = (before + torch.arange(longest)).clamp_(max=block_table.shape[1] - 1)
+            table, positions = block_table[first:last].gather(1, columns), before * block_size + positions
+            hidden = (positions >= seq_lens[first:last, None]) | (positions < starts[first:last, None])
         index = (table[:, None] * num_kv_heads + torch.arange(num_kv_heads)[None, :, None]).flatten()
-        positions = first_blocks[first:last, None] * block_size + torch.arange(longest * block_size)
-        hidden = (positions >= seq_lens[first:last, None]) | (positions < starts[first:last, None])
         mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))[:, None, None]
         parts.append(DecodeGather(first, last, index, mask))
         first = last

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_generated_pages_are_what_the_code_gives():
     done = subprocess.run(
-        [sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True
+        [sys.executable, "-m", "docs.generate", "--check"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
 

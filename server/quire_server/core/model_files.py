@@ -6,10 +6,12 @@ holds everywhere. Knows nothing of what the files mean.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,13 +140,24 @@ def is_plain_name(name: object) -> bool:
 
 
 def parse_json_object(data: bytes, name: str) -> dict[str, Any]:
-    """JSON from an untrusted file: an object, or ModelCorruptError."""
+    """JSON from an untrusted file: an object, or ModelCorruptError.
+
+    A key that comes twice is refused: what checked the file elsewhere may have seen the other value.
+    """
     try:
-        value = json.loads(data)
+        value = json.loads(data, object_pairs_hook=functools.partial(_unique, name))
     except (ValueError, RecursionError):
         raise ModelCorruptError(f"{name} is not JSON. {_REDO}") from None
     if not isinstance(value, dict):
         raise ModelCorruptError(f"{name} holds no JSON object. {_REDO}")
+    return value
+
+
+def _unique(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ModelCorruptError(f"{name} names {twice[:100]!r} twice. {_REDO}")
     return value
 
 

@@ -1,165 +1,155 @@
-"""config.json -> frozen ModelConfig, by a parser of our own.
+"""ModelConfig: what the arithmetic needs to know of a model, and the part of config.json that all families
+share.
 
-Only the keys named here are looked at, each with a type and a range; whatever else the file holds
-(``auto_map`` with its class paths above all) selects nothing and runs nothing. Keys that would change the
-arithmetic in a way we do not implement are refused. Called by ``runner.model_runner`` and
-``models.registry``.
+A family file (``models.llama`` and its neighbours) reads what is its own and sets the flags;
+``models.decoder`` composes layers from them. Nothing in the file selects code: ``auto_map`` with its class
+paths is never looked at.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from quire_server.core.errors import ConfigError, ModelCorruptError
-from quire_server.core.generation import eos_token_ids
-from quire_server.core.model_files import ModelFiles
+from quire_server.models import rope_config
+from quire_server.models.fields import REMEDY, Fields
+from quire_server.models.rope_config import Rope
 
 _DTYPES = ("float32", "bfloat16", "float16")
-_REMEDY = "Download or convert the model again."
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """In what one layer may differ from the next."""
+
+    rope: Rope
+    window: int | None = None  # a token sees itself and so many less one before it
+    is_sparse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The sparse layers' experts."""
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    normalises_weights: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Where a checkpoint keeps the weights of a layer, below model.layers.N. ``{}`` is the number of the
+    expert.
+    """
+
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")  # or one, fused
+    output: str = "self_attn.o_proj"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # or one, fused
+    down: str = "mlp.down_proj"
+    input_norm: str = "input_layernorm"
+    attention_output_norm: str | None = None  # before the output joins the residual stream
+    mlp_norm: str = "post_attention_layernorm"
+    mlp_output_norm: str | None = None
+    router: str = "mlp.gate"
+    expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
+    expert_down: str = "mlp.experts.{}.down_proj"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the arithmetic needs to know of a model."""
+    """A checked model: sizes, flags, and the names in its checkpoint."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_size: int
     max_position: int
     norm_eps: float
-    rope_theta: float
-    rope_scaling: Mapping[str, Any] | None
-    attention_bias: bool
-    mlp_bias: bool
+    layers: tuple[LayerConfig, ...]
+    attention_scale: float
     tie_word_embeddings: bool
-    eos_token_ids: tuple[int, ...]
     dtype: str  # of the checkpoint
+    eos_token_ids: tuple[int, ...] = ()
+    activation: str = "silu"  # or gelu_tanh
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    has_head_norms: bool = False  # of queries and keys, before the rotation
+    has_offset_norms: bool = False  # the checkpoint says w and means 1 + w
+    embedding_scale: float = 1.0
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    experts: Experts | None = None
+    names: Names = Names()
+
+    @property
+    def num_layers(self) -> int:
+        """Attention layers, each with a cache of its own."""
+        return len(self.layers)
+
+    @property
+    def windows(self) -> frozenset[int | None]:
+        """All sliding windows; None among them: some layers see everything."""
+        return frozenset(layer.window for layer in self.layers)
 
 
-def load(files: ModelFiles) -> ModelConfig:
-    """Parse the directory's config.json."""
-    return parse(files.read_json("config.json"), eos_token_ids(files))
-
-
-def parse(document: Mapping[str, Any], eos_ids: tuple[int, ...]) -> ModelConfig:
-    """The checked configuration, or an error that names the key."""
-    fields = _Fields(document)
-    architectures = document.get("architectures")
-    if (
-        not isinstance(architectures, list)
-        or len(architectures) != 1
-        or not isinstance(architectures[0], str)
-    ):
-        raise ModelCorruptError(f"config.json: 'architectures' does not name one architecture. {_REMEDY}")
-    _refuse_unsupported(document)
+def common(
+    fields: Fields,
+    *,
+    head_size: int | None = None,
+    eps: float = 1e-6,
+    rope_wording: rope_config.Wording = rope_config.USUAL,
+    ties: bool = False,
+    activation: str = "silu",
+) -> ModelConfig:
+    """What all families share. The arguments are transformers' defaults for what a family's file may leave
+    out.
+    """
     hidden, heads = fields.integer("hidden_size", 1 << 17), fields.integer("num_attention_heads", 1 << 12)
-    kv_heads = fields.integer("num_key_value_heads", 1 << 12, default=heads)
-    head_size = fields.integer("head_dim", 1 << 12, default=hidden // heads)
+    kv_heads = fields.integer("num_key_value_heads", 1 << 12, heads)
+    head_size = fields.integer("head_dim", 1 << 12, head_size or hidden // heads)
     if heads % kv_heads or head_size % 2 or head_size == 0:
         raise ModelCorruptError(
-            f"config.json: {heads} heads of size {head_size} cannot share {kv_heads} kv heads. {_REMEDY}"
+            f"config.json: {heads} heads of size {head_size} cannot share {kv_heads} kv heads. {REMEDY}"
         )
-    max_position = fields.integer("max_position_embeddings", 1 << 24)
-    rope = _rope(document)
-    return ModelConfig(
-        architecture=architectures[0],
-        vocab_size=fields.integer("vocab_size", 1 << 22),
-        hidden_size=hidden,
-        intermediate_size=fields.integer("intermediate_size", 1 << 20),
-        num_layers=fields.integer("num_hidden_layers", 1 << 10),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_size=head_size,
-        max_position=max_position,
-        norm_eps=fields.number("rms_norm_eps", 1e-6, largest=1.0),
-        rope_theta=rope.number("rope_theta", fields.number("rope_theta", 10000.0)),
-        rope_scaling=_scaling(rope, max_position),
-        attention_bias=fields.flag("attention_bias"),
-        mlp_bias=fields.flag("mlp_bias"),
-        tie_word_embeddings=fields.flag("tie_word_embeddings"),
-        eos_token_ids=eos_ids,
-        dtype=_dtype(document),
-    )
-
-
-class _Fields:
-    """Typed, ranged access; every complaint names the key and the file."""
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        self._document = document
-
-    def integer(self, key: str, largest: int, default: int | None = None) -> int:
-        value = self._get(key, default)
-        if type(value) is not int or not 1 <= value <= largest:
-            self._complain(key, value, f"a whole number from 1 to {largest}")
-        return value
-
-    def number(self, key: str, default: float | None = None, largest: float = 1e12) -> float:
-        value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= largest:
-            self._complain(key, value, f"a number above 0, at most {largest:g}")
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        value = self._get(key, False)
-        if not isinstance(value, bool):
-            self._complain(key, value, "true or false")
-        return value
-
-    def _get(self, key: str, default: Any) -> Any:
-        value = self._document.get(key)
-        return default if value is None else value
-
-    def _complain(self, key: str, value: object, expected: str) -> NoReturn:
-        raise ModelCorruptError(f"config.json: {key!r} is {str(value)[:40]!r}, not {expected}. {_REMEDY}")
-
-
-def _refuse_unsupported(document: Mapping[str, Any]) -> None:
-    if document.get("hidden_act", "silu") != "silu":
-        raise ConfigError(
-            f"hidden_act {str(document['hidden_act'])[:40]!r} is not supported; supported: silu."
-        )
-    if document.get("quantization_config") is not None:
+    if fields.raw("quantization_config") is not None:
         raise ConfigError(
             "The model is quantised; this server serves float checkpoints. Use the original model."
         )
-    if document.get("sliding_window") is not None and document.get("use_sliding_window", True):
-        raise ConfigError("Sliding-window attention is not supported. Serve a model without it.")
+    for key in ("hidden_act", "hidden_activation"):
+        fields.choice(key, (activation,), activation)
+    max_position = fields.integer("max_position_embeddings", rope_config.MAX_POSITION)
+    rope = rope_config.parse(fields, head_size, max_position, rope_wording)
+    return ModelConfig(
+        architecture=fields.raw("architectures")[0],
+        vocab_size=fields.integer("vocab_size", 1 << 22),
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size", 1 << 20),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_size=head_size,
+        max_position=rope.longest or max_position,
+        norm_eps=fields.number("rms_norm_eps", eps, largest=1.0),
+        layers=(LayerConfig(rope),) * fields.integer("num_hidden_layers", 1 << 10),
+        attention_scale=head_size**-0.5,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", ties),
+        dtype=_dtype(fields),
+    )
 
 
-def _rope(document: Mapping[str, Any]) -> _Fields:
-    """The rotary settings: ``rope_parameters`` of newer files, ``rope_scaling`` of older ones."""
-    for key in ("rope_parameters", "rope_scaling"):
-        value = document.get(key)
-        if value is not None:
-            if not isinstance(value, dict):
-                raise ModelCorruptError(f"config.json: {key!r} is not an object. {_REMEDY}")
-            return _Fields(value)
-    return _Fields({})
+def with_windows(config: ModelConfig, windows: Sequence[int | None]) -> ModelConfig:
+    """The same, with a sliding window (or None) for each layer."""
+    layers = zip(config.layers, windows, strict=True)
+    return replace(config, layers=tuple(replace(layer, window=window) for layer, window in layers))
 
 
-def _scaling(rope: _Fields, max_position: int) -> Mapping[str, Any] | None:
-    kind = rope._get("rope_type", rope._get("type", "default"))
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return {"rope_type": kind, "factor": rope.number("factor")}
-    if kind == "llama3":
-        scaling = {key: rope.number(key) for key in ("factor", "low_freq_factor", "high_freq_factor")}
-        if scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
-            raise ModelCorruptError(f"config.json: low_freq_factor must be below high_freq_factor. {_REMEDY}")
-        original = rope.integer("original_max_position_embeddings", 1 << 24, default=max_position)
-        return {"rope_type": kind, "original_max_position_embeddings": original} | scaling
-    raise ConfigError(f"RoPE type {str(kind)[:40]!r} is not supported; supported: default, linear, llama3.")
-
-
-def _dtype(document: Mapping[str, Any]) -> str:
-    value = document.get("dtype", document.get("torch_dtype")) or "float32"
+def _dtype(fields: Fields) -> str:
+    value = fields.raw("dtype") or fields.raw("torch_dtype") or "float32"
     if value not in _DTYPES:
         raise ConfigError(
             f"config.json: dtype {str(value)[:40]!r} is not supported; supported: {', '.join(_DTYPES)}."

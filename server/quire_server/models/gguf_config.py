@@ -11,7 +11,9 @@ import gguf
 import torch
 
 from quire_server.core.errors import ConfigError, ModelCorruptError
-from quire_server.models import rope
+from quire_server.models import rope, rope_config
+from quire_server.models.fields import Fields
+from quire_server.models.rope_config import Rope
 
 ROPE_FACTORS = "rope_freqs.weight"
 
@@ -105,9 +107,10 @@ def _rope_scaling(
     if ROPE_FACTORS not in tensors:
         return None
     factors = torch.from_numpy(tensors[ROPE_FACTORS].data.copy()).float()
-    plain = rope.inverse_frequencies(head_size, theta, None)
+    plain = rope.inverse_frequencies(Rope(head_size, theta))
     for scaling in _LLAMA3_SCALINGS:
-        scaled = rope.inverse_frequencies(head_size, theta, scaling)
+        described = rope_config.parse_inner(Fields(scaling), head_size, 8192, theta=theta)
+        scaled = rope.inverse_frequencies(described)
         if factors.shape == plain.shape and torch.allclose(plain / scaled, factors, rtol=1e-3):
             return scaling
     raise ConfigError("The GGUF file's RoPE factors are none of Llama 3's; this variant is not supported.")

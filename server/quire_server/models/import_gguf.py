@@ -19,7 +19,6 @@ import torch
 
 from quire_server.core import model_files
 from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
-from quire_server.models import config as model_config
 from quire_server.models import gguf_config, gguf_tokenizer, registry
 
 _BLOCK_NAMES = {
@@ -92,7 +91,7 @@ def _write_directory(reader: gguf.GGUFReader, directory: Path) -> None:
         (directory / name).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     tokenizer.save(str(directory / "tokenizer.json"))
     tensors = [t for t in reader.tensors if t.name != gguf_config.ROPE_FACTORS]
-    _check(tensors, registry.shapes(model_config.parse(config, tuple(config["eos_token_id"]))))
+    _check(tensors, registry.shapes(registry.parse(config, tuple(config["eos_token_id"]))))
     with (directory / "model.safetensors").open("wb") as file:
         _write_safetensors(file, tensors, heads)
     model_files.write_manifest(directory)

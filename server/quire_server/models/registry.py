@@ -1,27 +1,65 @@
-"""Architecture name -> model family. Called by ``runner.model_runner`` and the GGUF import."""
+"""Architecture name -> the family that reads its config.json: one line a model. Called by
+``runner.model_runner`` and the GGUF import.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 
-from quire_server.core.errors import ConfigError
+from quire_server.core.errors import ConfigError, ModelCorruptError
+from quire_server.core.generation import eos_token_ids
+from quire_server.core.model_files import ModelFiles
 from quire_server.layers.linear import Linear, LinearFactory
+from quire_server.models import gemma, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe
 from quire_server.models.config import ModelConfig
-from quire_server.models.llama import Llama
+from quire_server.models.decoder import Decoder
+from quire_server.models.fields import REMEDY, Fields
 
-_FAMILIES = {"LlamaForCausalLM": Llama}
+FAMILIES: Mapping[str, Callable[[Fields], ModelConfig]] = {
+    "Gemma2ForCausalLM": gemma.configure_2,
+    "Gemma3ForCausalLM": gemma.configure_3,
+    "LlamaForCausalLM": llama.configure,
+    "MistralForCausalLM": mistral.configure,
+    "MixtralForCausalLM": mixtral.configure,
+    "Phi3ForCausalLM": phi3.configure,
+    "Qwen2ForCausalLM": qwen2.configure,
+    "Qwen3ForCausalLM": qwen3.configure,
+    "Qwen3MoeForCausalLM": qwen3_moe.configure,
+}
+
+_MAX_EXPERTS = 1 << 16  # in all layers; even their names take memory
 
 
-def check(config: ModelConfig) -> None:
-    """Refuse what no family serves, before anything is allocated."""
-    if config.architecture not in _FAMILIES:
-        supported = ", ".join(sorted(_FAMILIES))
+def load(files: ModelFiles) -> ModelConfig:
+    """Parse the directory's config.json."""
+    return parse(files.read_json("config.json"), eos_token_ids(files))
+
+
+def parse(document: Mapping[str, Any], eos_ids: tuple[int, ...]) -> ModelConfig:
+    """The checked configuration, or an error that names the key: everything in the file was read, or is known
+    not to matter.
+    """
+    named = document.get("architectures")
+    if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
+        raise ModelCorruptError(f"config.json: 'architectures' does not name one architecture. {REMEDY}")
+    if named[0] not in FAMILIES:
         raise ConfigError(
-            f"Architecture {config.architecture[:60]!r} is not supported; supported: {supported}."
+            f"Architecture {named[0][:60]!r} is not supported; supported: {', '.join(sorted(FAMILIES))}."
         )
+    fields = Fields(document)
+    config = FAMILIES[named[0]](fields)
+    fields.refuse_unread()
+    return replace(config, eos_token_ids=eos_ids)
 
 
 def shapes(config: ModelConfig, linear: LinearFactory = Linear) -> dict[str, tuple[int, ...]]:
     """Every tensor that the checkpoint must hold, by name; nothing is allocated."""
-    check(config)
+    if config.experts is not None and config.experts.count * config.num_layers > _MAX_EXPERTS:
+        raise ModelCorruptError(
+            f"config.json: {config.num_layers} layers of {config.experts.count} experts are not believable."
+        )
     skeleton = build(config, max_len=1, dtype=torch.float32, device=torch.device("meta"), linear=linear)
     return {name: tuple(tensor.shape) for name, tensor in skeleton.targets().items()}
 
@@ -33,7 +71,6 @@ def build(
     dtype: torch.dtype,
     device: torch.device,
     linear: LinearFactory = Linear,
-) -> Llama:
+) -> Decoder:
     """The model with its weights allocated but not filled; its linear layers come from the factory."""
-    family = _FAMILIES[config.architecture]
-    return family(config, max_len=max_len, dtype=dtype, device=device, linear=linear)
+    return Decoder(config, max_len=max_len, dtype=dtype, device=device, linear=linear)

@@ -1,44 +1,61 @@
-"""Rotary frequencies and tables, with the scalings that Llama models use.
+"""Rotary frequencies and tables, with the scalings of the model families.
 
-Called by ``models.llama`` (tables) and the GGUF import (to recognise a scaling by its effect).
+Called by ``models.decoder`` (tables) and the GGUF import (to recognise a scaling by its effect).
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 
-
-def inverse_frequencies(head_size: int, theta: float, scaling: Mapping[str, Any] | None) -> torch.Tensor:
-    """float32 [head_size / 2]. ``scaling`` in config.json's words: rope_type default, linear or llama3."""
-    exponents = torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size
-    plain = 1.0 / torch.pow(theta, exponents)
-    kind = scaling["rope_type"] if scaling else "default"
-    if kind == "default":
-        return plain
-    assert scaling is not None
-    if kind == "linear":
-        return plain / float(scaling["factor"])
-    assert kind == "llama3", kind  # models.config lets nothing else through
-    return _llama3(plain, scaling)
+from quire_server.models.rope_config import Rope
 
 
-def tables(
-    head_size: int, theta: float, scaling: Mapping[str, Any] | None, length: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cos, sin), each float32 [length, head_size / 2]."""
-    angles = torch.outer(torch.arange(length).float(), inverse_frequencies(head_size, theta, scaling))
-    return angles.cos(), angles.sin()
+def inverse_frequencies(rope: Rope) -> torch.Tensor:
+    """float32 [rope.size / 2]."""
+    exponents = torch.arange(0, rope.size, 2, dtype=torch.int64).float() / rope.size
+    powers = torch.pow(rope.theta, exponents)
+    match rope.kind:
+        case "linear":
+            return 1.0 / powers / rope.factor
+        case "llama3":
+            return _llama3(1.0 / powers, rope)
+        case "yarn":
+            return _yarn(powers, rope)
+        case "longrope":
+            return 1.0 / (torch.tensor(rope.divisors) * powers)
+    return 1.0 / powers
 
 
-def _llama3(plain: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:
+def tables(rope: Rope, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(cos, sin), each float32 [length, rope.size / 2]."""
+    angles = torch.outer(torch.arange(length).float(), inverse_frequencies(rope))
+    return angles.cos() * rope.amplitude, angles.sin() * rope.amplitude
+
+
+def _llama3(plain: torch.Tensor, rope: Rope) -> torch.Tensor:
     """High frequencies stay, low ones are stretched by the factor, the band between is blended."""
-    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
-    original = scaling["original_max_position_embeddings"]
+    low, high, original = rope.low_freq_factor, rope.high_freq_factor, rope.original_max_position
     wavelengths = 2 * math.pi / plain
-    stretched = torch.where(wavelengths > original / low, plain / factor, plain)
+    stretched = torch.where(wavelengths > original / low, plain / rope.factor, plain)
     smooth = (original / wavelengths - low) / (high - low)
-    blended = (1 - smooth) * stretched / factor + smooth * stretched
+    blended = (1 - smooth) * stretched / rope.factor + smooth * stretched
     is_between = (wavelengths >= original / high) & (wavelengths <= original / low)
     return torch.where(is_between, blended, stretched)
+
+
+def _yarn(powers: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """NTK by parts (arXiv:2309.00071 §3.2): a ramp between the dimensions that turn beta_fast and beta_slow
+    times within the original context.
+    """
+
+    def dimension(turns: float) -> float:
+        ratio = rope.original_max_position / (turns * 2 * math.pi)
+        return rope.size * math.log(ratio) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncates:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.size - 1)
+    width = high - low or 0.001
+    stretching = ((torch.arange(rope.size // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return stretching / (rope.factor * powers) + (1 - stretching) / powers

@@ -1,9 +1,10 @@
 """Streaming safetensors: headers first and checked against the model's shapes, then bytes, once, in file
 order.
 
-Called by ``runner.model_runner``. Nothing is allocated for a tensor before its file was seen to hold it;
-memory beyond the model itself is one buffer. The manifest's digests are checked over the very bytes that
-are loaded. Pickled checkpoints are refused unread.
+Called by ``runner.model_runner``. The file is read, not mapped: a mapped file that is cut short under way
+ends the process by SIGBUS, and page faults cost what the copy through a small buffer costs. Nothing is
+allocated for a tensor before its file was seen to hold it; memory beyond the model itself is one buffer. The
+manifest's digests are checked over the very bytes that are loaded. Pickled checkpoints are refused unread.
 """
 
 import json

@@ -15,9 +15,8 @@ from quire_server.core.errors import ConfigError
 from quire_server.core.model_files import ModelFiles
 from quire_server.core.step import Step, StepResult
 from quire_server.layers.int8_linear import has_native_kernels
-from quire_server.models import config as model_config
 from quire_server.models import registry, weights
-from quire_server.models.llama import Llama
+from quire_server.models.decoder import Decoder
 from quire_server.runner import batch, kv_cache, quantization, sampler
 from quire_server.runner.options import RunnerOptions
 from quire_server.runner.rows import Rows
@@ -34,7 +33,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Llama,
+        model: Decoder,
         kv_caches: tuple[Tensor, ...],
         options: RunnerOptions,
         *,
@@ -60,7 +59,7 @@ class ModelRunner:
     ) -> "ModelRunner":
         """Read, check and place the model; on_progress(loaded bytes, total bytes) between chunks."""
         files = ModelFiles.open(model_dir)
-        config = model_config.load(files)
+        config = registry.load(files)
         device, dtype_name = _device(options.device), _dtype_name(options.dtype, config.dtype)
         dtype = _DTYPES[dtype_name]
         chosen, linear = quantization.choose(
@@ -103,7 +102,9 @@ class ModelRunner:
         if not step.rows:
             return StepResult(step.step_id, ())
         spans = batch.Spans.of(step)
-        forward_batch = batch.build(step, spans, rows, self.model_config.num_kv_heads, (None,))
+        forward_batch = batch.build(
+            step, spans, rows, self.model_config.num_kv_heads, self.model_config.windows
+        )
         logits = self._model(forward_batch, self._kv_caches)
         is_sampled = np.array(step.samples, bool)
         row_ids, lengths = spans.rows[is_sampled], spans.ends[is_sampled]

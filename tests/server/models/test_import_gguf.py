@@ -11,7 +11,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
-from quire_server.models import gguf_config, import_gguf, rope
+from quire_server.models import gguf_config, import_gguf, rope, rope_config
+from quire_server.models.fields import Fields
+from quire_server.models.rope_config import Rope
 from quire_server.text.tokenizer import Tokenizer
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
@@ -70,9 +72,10 @@ def write(path: Path, model: LlamaForCausalLM, **metadata: Any) -> Path:
             tensor = interleaved(tensor, HEADS if "q_proj" in name else KV_HEADS)
         writer.add_tensor(gguf_name(name), tensor.detach().contiguous().numpy())
     if model.config.rope_parameters["rope_type"] == "llama3":
-        plain = rope.inverse_frequencies(HIDDEN // HEADS, model.config.rope_parameters["rope_theta"], None)
-        scaled = rope.inverse_frequencies(HIDDEN // HEADS, model.config.rope_parameters["rope_theta"], LLAMA3)
-        writer.add_tensor(gguf_config.ROPE_FACTORS, (plain / scaled).numpy())
+        theta = model.config.rope_parameters["rope_theta"]
+        plain = rope.inverse_frequencies(Rope(HIDDEN // HEADS, theta))
+        described = rope_config.parse_inner(Fields(LLAMA3), HIDDEN // HEADS, 8192, theta=theta)
+        writer.add_tensor(gguf_config.ROPE_FACTORS, (plain / rope.inverse_frequencies(described)).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

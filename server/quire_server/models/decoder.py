@@ -1,0 +1,165 @@
+"""The one decoder that all families are: norm, rotary grouped-query attention, norm, feed-forward; what
+differs is a flag of ModelConfig.
+
+Built by ``models.registry``, filled by ``models.weights``, called by ``runner.model_runner``. Knows no
+family.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from quire_server.layers.attention import Attention
+from quire_server.layers.forward_batch import ForwardBatch
+from quire_server.layers.linear import LinearFactory, LinearLayer
+from quire_server.layers.norm import RMSNorm
+from quire_server.models import rope
+from quire_server.models.config import LayerConfig, ModelConfig
+from quire_server.models.mlp import MLP, FeedForward, MakeLinear, SparseMLP
+
+
+class Decoder:
+    """Weights and forward pass. The constructor allocates; ``targets`` says where each tensor belongs, and
+    ``finish`` is called once they are filled.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        max_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        linear: LinearFactory,
+    ) -> None:
+        self.config = config
+        make = partial(linear, dtype=dtype, device=device)
+        norm = _norm_factory(config, dtype, device)
+        self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        tied = self.embedding if config.tie_word_embeddings else None
+        self.head = make(["lm_head"], config.hidden_size, [config.vocab_size], bias=False, weight=tied)
+        # Rounded to the model's dtype, as transformers does.
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
+        self.norm = norm(config.hidden_size)
+        self.layers = [
+            Layer(config, layer, f"model.layers.{index}", make, norm)
+            for index, layer in enumerate(config.layers)
+        ]
+        self._tables = {
+            layer.rope: tuple(table.to(device) for table in rope.tables(layer.rope, max_len))
+            for layer in config.layers
+        }
+
+    def targets(self) -> dict[str, Tensor]:
+        """Name in the checkpoint -> the tensor or view to fill."""
+        named = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm.weight}
+        for layer in self.layers:
+            named |= {f"{name}.weight": norm.weight for name, norm in layer.norms.items()}
+        for linear in self._linears():
+            named |= linear.targets()
+        return named
+
+    def finish(self) -> None:
+        """The weights are there: let every layer bring them into its own form."""
+        for norm in (self.norm, *(norm for layer in self.layers for norm in layer.norms.values())):
+            norm.finish()
+        for linear in self._linears():
+            linear.finish()
+
+    def _linears(self) -> list[LinearLayer]:
+        return [self.head, *(linear for layer in self.layers for linear in layer.linears)]
+
+    def __call__(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> Tensor:
+        """Logits float32 [S, vocab] of the rows to sample."""
+        residual = functional.embedding(batch.token_ids, self.embedding)
+        if self._embedding_scale != 1.0:
+            residual *= self._embedding_scale
+        rotary = {
+            kind: (cos[batch.positions], sin[batch.positions]) for kind, (cos, sin) in self._tables.items()
+        }
+        hidden: Tensor | None = None
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            hidden = layer(hidden, residual, rotary[layer.rope], batch, kv_cache)
+        assert hidden is not None
+        if batch.sample_rows.shape[0] < hidden.shape[0]:
+            hidden, residual = hidden[batch.sample_rows], residual[batch.sample_rows]
+        logits = self.head(self.norm(hidden, residual)).float()
+        cap = self.config.logit_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+class Layer:
+    """One block. ``norms`` by name in the checkpoint."""
+
+    def __init__(
+        self, config: ModelConfig, layer: LayerConfig, prefix: str, make: MakeLinear, norm: "partial[RMSNorm]"
+    ) -> None:
+        names, hidden = config.names, config.hidden_size
+        q_size, kv_size = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+        qkv_sizes = [q_size, kv_size, kv_size]
+        self.rope = layer.rope
+        self.norms: dict[str, RMSNorm] = {}
+
+        def named_norm(name: str, size: int) -> RMSNorm:
+            self.norms[f"{prefix}.{name}"] = made = norm(size)
+            return made
+
+        self.input_norm = named_norm(names.input_norm, hidden)
+        self.qkv = make(
+            [f"{prefix}.{name}" for name in names.qkv],
+            hidden,
+            qkv_sizes if len(names.qkv) == 3 else [sum(qkv_sizes)],
+            bias=config.qkv_bias,
+        )
+        head_norms = None
+        if config.has_head_norms:
+            head_norms = (
+                named_norm(names.q_norm, config.head_size),
+                named_norm(names.k_norm, config.head_size),
+            )
+        self.attention = Attention(
+            config.attention_scale, window=layer.window, softcap=config.attention_softcap, norms=head_norms
+        )
+        self.output = make([f"{prefix}.{names.output}"], q_size, [hidden], bias=config.output_bias)
+        self.output_norm = self.mlp_output_norm = None
+        if names.attention_output_norm is not None:
+            self.output_norm = named_norm(names.attention_output_norm, hidden)
+        self.mlp_norm = named_norm(names.mlp_norm, hidden)
+        self.mlp = _feed_forward(config, layer, prefix, make)
+        if names.mlp_output_norm is not None:
+            self.mlp_output_norm = named_norm(names.mlp_output_norm, hidden)
+        self.linears = [self.qkv, self.output, *self.mlp.linears]
+
+    def __call__(
+        self,
+        hidden: Tensor | None,
+        residual: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        batch: ForwardBatch,
+        kv_cache: Tensor,
+    ) -> Tensor:
+        """``residual`` is the stream, updated in place; ``hidden`` what is still to be added to it."""
+        x = self.input_norm(residual, None) if hidden is None else self.input_norm(hidden, residual)
+        x = self.output(self.attention(self.qkv(x), rotary, batch, kv_cache))
+        if self.output_norm is not None:
+            x = self.output_norm(x, None)
+        x = self.mlp(self.mlp_norm(x, residual))
+        return x if self.mlp_output_norm is None else self.mlp_output_norm(x, None)
+
+
+def _feed_forward(config: ModelConfig, layer: LayerConfig, prefix: str, make: MakeLinear) -> FeedForward:
+    names = config.names
+    if layer.is_sparse:
+        assert config.experts is not None
+        return SparseMLP(config, config.experts, prefix, make)
+    gate_up = [f"{prefix}.{name}" for name in names.gate_up]
+    return MLP(config, gate_up, f"{prefix}.{names.down}", config.intermediate_size, make)
+
+
+def _norm_factory(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> "partial[RMSNorm]":
+    return partial(
+        RMSNorm, eps=config.norm_eps, is_offset=config.has_offset_norms, dtype=dtype, device=device
+    )

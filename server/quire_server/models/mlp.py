@@ -1,0 +1,80 @@
+"""The two kinds of feed-forward block: one gated MLP, or several of which a router picks a few for each
+token.
+
+Called by ``models.decoder``. Every matrix comes from the factory that the model was given.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire_server.layers.activation import gelu_tanh_mul, silu_mul
+from quire_server.layers.linear import LinearLayer
+from quire_server.models.config import Experts, ModelConfig
+
+MakeLinear = Callable[..., LinearLayer]  # a LinearFactory with dtype and device filled in
+
+_ACTIVATIONS = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
+
+
+class FeedForward(Protocol):
+    """[T, hidden] -> [T, hidden]."""
+
+    linears: list[LinearLayer]
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class MLP:
+    """down(activation(gate) * up)."""
+
+    def __init__(
+        self, config: ModelConfig, gate_up: Sequence[str], down: str, inner: int, make: MakeLinear
+    ) -> None:
+        sizes = [inner, inner] if len(gate_up) == 2 else [2 * inner]
+        self._gate_up = make(gate_up, config.hidden_size, sizes, bias=config.mlp_bias)
+        self._down = make([down], inner, [config.hidden_size], bias=config.mlp_bias)
+        self._activate = _ACTIVATIONS[config.activation]
+        self.linears = [self._gate_up, self._down]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._down(self._activate(self._gate_up(x)))
+
+
+class SparseMLP:
+    """The weighted sum of the experts that the router likes best (arXiv:1701.06538, softmax over all
+    experts).
+
+    Each expert that is wanted by any token runs once, on the tokens that want it: a token's result does not
+    depend on who else is in the batch.
+    """
+
+    def __init__(self, config: ModelConfig, experts: Experts, prefix: str, make: MakeLinear) -> None:
+        names = config.names
+        self._settings = experts
+        self._router = make([f"{prefix}.{names.router}"], config.hidden_size, [experts.count], bias=False)
+        self._experts = [
+            MLP(
+                config,
+                [f"{prefix}.{name.format(number)}" for name in names.expert_gate_up],
+                f"{prefix}.{names.expert_down.format(number)}",
+                experts.intermediate_size,
+                make,
+            )
+            for number in range(experts.count)
+        ]
+        self.linears = [self._router, *(linear for mlp in self._experts for linear in mlp.linears)]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        likes = torch.softmax(self._router(x).float(), dim=-1)
+        weights, chosen = likes.topk(self._settings.per_token, dim=-1)
+        if self._settings.normalises_weights:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for number in chosen.unique().tolist():
+            rows, ranks = torch.where(chosen == number)
+            part = self._experts[number](x[rows])
+            out.index_add_(0, rows, part * weights[rows, ranks, None].to(part.dtype))
+        return out

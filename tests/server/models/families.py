@@ -1,0 +1,55 @@
+"""Small random models of every variant, made by transformers, which also says how they are to answer."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import transformers
+
+from tests.server.models.variants import SIZES, VARIANTS
+
+
+def config(variant: str) -> transformers.PretrainedConfig:
+    """In transformers' own words."""
+    prefix, settings = VARIANTS[variant]
+    kind = getattr(transformers, f"{prefix}TextConfig" if prefix == "Gemma3" else f"{prefix}Config")
+    return kind(**(SIZES | settings))
+
+
+def make(directory: Path, variant: str) -> transformers.PreTrainedModel:
+    """Write the model to the directory; return it."""
+    torch.manual_seed(len(variant))
+    kind = getattr(transformers, f"{VARIANTS[variant][0]}ForCausalLM")
+    # Eager attention alone applies the soft caps.
+    model = kind._from_config(config(variant), attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            elif "embed" in name and "Gemma" in variant:
+                parameter.mul_(0.1)  # Gemma scales embeddings up: they would drown what the layers add
+            elif "gate.weight" in name or "experts" in name:
+                parameter.normal_(0, 0.25)
+    model.save_pretrained(directory)
+    return model
+
+
+@torch.inference_mode()
+def answers(
+    model: transformers.PreTrainedModel, prompts: Sequence[Sequence[int]], length: int
+) -> list[list[int]]:
+    """Greedy, one prompt at a time."""
+    results = []
+    for prompt in prompts:
+        ids = torch.tensor([list(prompt)])
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=length,
+            min_new_tokens=length,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        results.append(output[0, ids.shape[1] :].tolist())
+    return results

@@ -1,0 +1,85 @@
+"""What the parity matrix crosses, and which cases it runs: every possible pair of values, in few cases.
+
+Read by test_parity_matrix, which runs it, and by docs/generate.py, which publishes it. Standard library only.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+
+from tests.server.models.variants import VARIANTS
+
+Case = Mapping[str, str]
+
+# What the scheduler is told for each value.
+CHUNK: dict[str, dict[str, object]] = {
+    "whole prompts": {"enable_chunked_prefill": False},
+    "chunks of 32": {"max_num_batched_tokens": 32},
+    "chunks of 7": {"max_num_batched_tokens": 7},
+    "chunks of 3": {"max_num_batched_tokens": 3},
+}
+PREFIX: dict[str, dict[str, object]] = {
+    "no prefix cache": {"enable_prefix_caching": False},
+    "prefix miss": {},
+    "prefix hit": {},
+}
+_TIGHT: dict[str, object] = {"num_blocks": 6, "max_model_len": 96}
+PREEMPTION: dict[str, dict[str, object]] = {
+    "no preemption": {},
+    "preemption, recomputed": _TIGHT,
+}
+BATCH: dict[str, dict[str, object]] = {
+    "1 request": {"max_num_seqs": 1},
+    "3 requests": {"max_num_seqs": 3},
+    "8 requests": {"max_num_seqs": 8},
+}
+
+AXES: dict[str, tuple[str, ...]] = {
+    "family": tuple(VARIANTS),
+    "chunk": tuple(CHUNK),
+    "prefix": tuple(PREFIX),
+    "preemption": tuple(PREEMPTION),
+    "batch": tuple(BATCH),
+}
+
+
+def is_possible(case: Case) -> bool:
+    """One request alone is never preempted."""
+    return case.get("preemption", "no preemption") == "no preemption" or case.get("batch") != "1 request"
+
+
+def settings(case: Case) -> dict[str, object]:
+    """For the scheduler."""
+    return (
+        CHUNK[case["chunk"]] | PREFIX[case["prefix"]] | PREEMPTION[case["preemption"]] | BATCH[case["batch"]]
+    )
+
+
+def pairwise(
+    axes: Mapping[str, Sequence[str]] = AXES, is_possible: Callable[[Case], bool] = is_possible
+) -> list[dict[str, str]]:
+    """Cases that cover every possible pair, greedily: each starts from a pair that is still missing and takes
+    the values that add most. The same axes always give the same cases.
+    """
+    missing = dict.fromkeys(
+        pair
+        for one, other in combinations(sorted(axes), 2)
+        for a in axes[one]
+        for b in axes[other]
+        if is_possible(dict(pair := ((one, a), (other, b))))
+    )
+    cases = []
+    while missing:
+        case = dict(next(iter(missing)))
+        for axis, values in axes.items():
+            if axis not in case:
+                options = [case | {axis: value} for value in values if is_possible(case | {axis: value})]
+                case = max(options, key=lambda option: sum(pair in missing for pair in pairs(option)))
+        cases.append({axis: case[axis] for axis in axes})
+        for pair in pairs(case):
+            missing.pop(pair, None)
+    return cases
+
+
+def pairs(case: Case) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+    """All pairs of (axis, value) that a case covers."""
+    return combinations(sorted(case.items()), 2)

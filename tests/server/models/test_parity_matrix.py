@@ -1,0 +1,126 @@
+"""Greedy output of every family is transformers' own, token for token, in every pair of circumstances."""
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from quire_server.runner.model_runner import ModelRunner
+from tests.server.models import families, matrix
+from tests.server.models.variants import VARIANTS, VOCAB, WINDOW
+from tests.server.runner.in_process import InProcessEngine, greedy, load
+
+LENGTH = 20
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """One variant, ours and theirs."""
+
+    directory: Path
+    runner: ModelRunner
+    model: transformers.PreTrainedModel
+    answers: dict[tuple[int, ...], list[int]]
+
+
+def _prompt(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(2, VOCAB), k=length)
+
+
+# The first two of each list outgrow the small pool together: the second has to give way.
+DISTINCT = [_prompt(seed, length) for seed, length in enumerate((45, 46, 44, 1, 16, 33, 70, 2), start=1)]
+LONG = DISTINCT[6]
+SHARED = _prompt(0, 48)
+ALIKE = [SHARED[:cut] + DISTINCT[index][:14] for index, cut in enumerate((48, 48, 48, 16, 31, 48))]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
+    """Each variant is made, loaded and asked once."""
+    made: dict[str, Tiny] = {}
+
+    def get(variant: str) -> Tiny:
+        if variant not in made:
+            directory: Path = tmp_path_factory.mktemp("model")
+            model = families.make(directory, variant)
+            prompts = [*DISTINCT, *ALIKE]
+            answers = families.answers(model, prompts, LENGTH)
+            assert len({token for answer in answers for token in answer}) > 25, (
+                "too uniform to prove anything"
+            )
+            by_prompt = dict(zip(map(tuple, prompts), answers, strict=True))
+            made[variant] = Tiny(directory, load(directory), model, by_prompt)
+        return made[variant]
+
+    return get
+
+
+@pytest.mark.parametrize("case", matrix.pairwise(), ids=lambda case: " - ".join(case.values()))
+def test_the_answers_are_those_of_transformers(tiny: Callable[[str], Tiny], case: matrix.Case) -> None:
+    ours = tiny(case["family"])
+    engine = InProcessEngine(ours.runner, **matrix.settings(case))
+    is_hit = case["prefix"] == "prefix hit"
+    prompts = ALIKE if is_hit else DISTINCT
+    if is_hit:
+        engine.generate([SHARED], greedy(1))
+    assert engine.generate(prompts, greedy(LENGTH)) == [ours.answers[tuple(prompt)] for prompt in prompts]
+
+    is_preempted = case["preemption"] != "no preemption"
+    assert is_preempted == (engine.scheduler.stats.preemptions > 0)
+    cached = [event.num_cached_tokens for event in engine.last.values()]
+    if is_hit:
+        assert max(cached) >= 32
+    elif not is_preempted:
+        assert max(cached) == 0
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_distributions_are_those_of_transformers(tiny: Callable[[str], Tiny], variant: str) -> None:
+    theirs = tiny(variant)
+    answer, ours = _distributions(theirs.runner, LENGTH)
+    torch.testing.assert_close(ours, _expected(theirs.model, answer), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_bfloat16_strays_no_further_than_it_does_in_transformers(
+    tiny: Callable[[str], Tiny], variant: str
+) -> None:
+    made = tiny(variant)
+    rounded = copy.deepcopy(made.model).bfloat16()
+    answer, ours = _distributions(load(made.directory, dtype="bfloat16"), 4)
+    theirs, exact = _expected(rounded, answer), _expected(rounded.float(), answer)
+    assert (ours - exact).abs().mean() < 4 * (theirs - exact).abs().mean()
+
+
+def _distributions(runner: ModelRunner, length: int) -> tuple[list[int], torch.Tensor]:
+    """Our answer to a prompt of several windows, and the log-probabilities of all tokens at each place."""
+    assert len(LONG) > 3 * WINDOW
+    engine = InProcessEngine(runner, max_num_batched_tokens=32)
+    (answer,) = engine.generate([LONG], greedy(length, logprobs=VOCAB))
+    tops = [sorted(entry.top) for entry in engine.logprobs["0"]]
+    return answer, torch.tensor([[value for _, value in top] for top in tops])
+
+
+@torch.inference_mode()
+def _expected(model: transformers.PreTrainedModel, answer: list[int]) -> torch.Tensor:
+    logits = model(torch.tensor([LONG + answer])).logits[0, len(LONG) - 1 : -1]
+    return torch.log_softmax(logits.float(), dim=-1)
+
+
+def test_every_possible_pair_is_in_some_case_and_no_impossible_one() -> None:
+    cases = matrix.pairwise()
+    covered = {pair for case in cases for pair in matrix.pairs(case)}
+    possible = {
+        ((one, a), (other, b))
+        for one, other in combinations(sorted(matrix.AXES), 2)
+        for a, b in product(matrix.AXES[one], matrix.AXES[other])
+        if matrix.is_possible({one: a, other: b})
+    }
+    assert covered == possible
+    assert len(cases) <= 1.3 * len(VARIANTS) * len(matrix.CHUNK)
