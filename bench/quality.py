@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 
 from quire_server.core.model_files import ModelFiles
 from quire_server.layers import int8_linear, linear
-from quire_server.models import config as model_config
 from quire_server.models import registry, weights
 from quire_server.runner.batch import Spans, build
 from quire_server.runner.kv_cache import allocate
@@ -46,7 +45,7 @@ def logits(directory: Path, kind: str, windows: list[list[int]]) -> list[torch.T
     """float32 [WINDOW, vocab] for each window, by the server's own model."""
     dtype, chosen = KINDS[kind]
     files, factory, device = ModelFiles.open(directory), _factory(chosen), torch.device("cpu")
-    config = model_config.load(files)
+    config = registry.load(files)
     tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
     shards = weights.inspect(files, registry.shapes(config, factory), tied)
     model = registry.build(config, max_len=WINDOW, dtype=dtype, device=device, linear=factory)

@@ -134,7 +134,7 @@ class Native:
         window: int | None,
         out: Tensor,
     ) -> None:
-        """As ``paged_decode_attention_reference`` without a soft cap."""
+        """As ``paged_decode_attention_reference`` without a soft cap; a table of one row is everybody's."""
         sequences, num_heads, head_size = q.shape
         num_kv_heads, block_size = k_cache.shape[1:3]
         self._library.quire_decode_attention(
@@ -149,7 +149,7 @@ class Native:
             num_kv_heads,
             head_size,
             block_size,
-            block_table.shape[1],
+            block_table.shape[1] if block_table.dim() == 2 else 0,
             window or 0,
             scale,
             _DTYPES[q.dtype],

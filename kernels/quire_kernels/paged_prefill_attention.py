@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from quire_kernels.capped_attention import capped_attention, capped_scores
 from quire_kernels.kv_quantization import KVScales, gather_kv, read_kv, with_scales
+from quire_kernels.native import NATIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,16 @@ def paged_prefill_attention(
             scales=scales,
         )
         return out.copy_(reference)
+    if NATIVE is not None and softcap is None and NATIVE.attends(q, k_cache) and out.is_contiguous():
+        bounds = cu_q.tolist()
+        for row, length in enumerate(seq_lens.tolist()):
+            part = slice(bounds[row], bounds[row + 1])
+            # Each token is a sequence of its own length over the same blocks: chunks change not one bit.
+            lengths = torch.arange(length + bounds[row] - bounds[row + 1] + 1, length + 1)
+            NATIVE.decode_attention(
+                q[part], k_cache, v_cache, block_table[row], lengths, scale, window, out[part]
+            )
+        return out
     _, num_kv_heads, block_size, head_size = k_cache.shape
     if spans is None:
         spans = prefill_spans(block_table, seq_lens, cu_q, num_kv_heads, block_size, window=window)
