@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="store the table in bench/results/prefix.md")
     arguments = parser.parse_args()
     options = RunnerOptions(
+        dtype="float32",
         max_model_len=2048,
         max_num_batched_tokens=LONG,
         num_blocks_override=(STREAMS * (PROMPT + ANSWER)) // 16 + 16,

@@ -75,7 +75,7 @@ def main() -> None:
     write = parser.parse_args().write
     text = (
         f"# What a step costs beside the model\n\n{RUNNING} running, {WAITING} waiting, {STEPS} steps; "
-        f"medians; `python bench/scheduler.py`, Python {platform.python_version()}.\n\n{table()}\n"
+        f"medians; `python bench/scheduler.py --write`, Python {platform.python_version()}.\n\n{table()}\n"
     )
     print(text)
     if write:

@@ -43,7 +43,7 @@ class KVManager:
             max_pinned=int(config.num_blocks * config.pinnable),
             on_evict=self._tiers.demote,
         )
-        self._last_number = self._last_forgotten = ROOT
+        self._last_number = ROOT
         self._queries = self._hits = self._pins_refused = self._swaps = 0
 
     @property
@@ -146,8 +146,8 @@ class KVManager:
     def publish(self, sequence: Sequence) -> None:
         """Offer the full blocks that were computed since the last time to later requests."""
         num_full, chain, size = sequence.num_computed // self._size, sequence.chain, self._size
-        if not self._caching or (chain.numbers and chain.numbers[-1] <= self._last_forgotten):
-            sequence.num_published = num_full  # offered to nobody: there is no cache, or it was reset
+        if not self._caching:
+            sequence.num_published = num_full
             return
         chain.extend(sequence.tokens, num_full, size)
         for place in range(sequence.num_published, num_full):
@@ -195,16 +195,12 @@ class KVManager:
         self._release(sequence)
         self._forget_swapped(sequence, after_step=False)
 
-    @property
-    def is_fetching(self) -> bool:
-        """Whether anything is on its way from the disk."""
-        return self._tiers.is_fetching
-
     def reset(self) -> None:
-        """Forget all that is cached, in every tier. What runs goes on, but is found by nobody."""
+        """Forget all that is cached, in every tier. What runs goes on; what it publishes from now on builds
+        on contents that are gone, so that nobody finds it.
+        """
         self._blocks.reset()
         self._tiers.reset()
-        self._last_forgotten = self._last_number
 
     def num_unaccounted(self, sequences: Iterable[Sequence]) -> int:
         """Blocks that are nobody's; cheaper than ``check``, and never raises."""

@@ -43,11 +43,6 @@ class Tiers:
         self._fetches: list[tuple[int, int]] = []
         self._counts = [0, 0, 0, 0]  # stored on the host, on the disk; loaded from the host, from the disk
 
-    @property
-    def is_fetching(self) -> bool:
-        """Whether anything is on its way from the disk."""
-        return bool(self._arriving or self._abandoned)
-
     def stats(self) -> tuple[TierStats, TierStats]:
         """Of the host and of the disk."""
         host, disk, counts = self._host, self._disk, self._counts

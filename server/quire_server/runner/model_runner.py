@@ -99,6 +99,9 @@ class ModelRunner:
     def run(self, step: Step) -> StepResult:
         """One forward pass, and a token for each row that wants one."""
         self._rows.apply(step)
+        assert step.copies is None or self._tiers is not None, (
+            "the scheduler has tiers and the runner has none"
+        )
         copied = self._tiers.copy(step) if self._tiers is not None else None
         self._cleanse(step)
         result = self._compute(step) if step.rows else StepResult(step.step_id, ())

@@ -205,3 +205,38 @@ def test_the_rate_follows_a_server_that_slows_down():
     for second in range(200, 400, 4):
         rate.observe(float(second), 1, is_waiting=True)
     assert 30 < rate.seconds_for(10) < 41
+
+
+visits = st.tuples(
+    st.integers(1, 3),  # answers
+    st.integers(0, 50),  # tokens, as estimated
+    st.lists(st.integers(1, 40), min_size=3, max_size=3),  # tokens of each prompt
+    st.integers(0, 3),  # how many answers begin
+    st.sampled_from(["alice", "bob"]),
+)
+
+
+@given(st.lists(visits, max_size=12), st.randoms(use_true_random=False))
+def test_whoever_comes_and_goes_in_any_order_leaves_an_empty_house(visiting, rng):
+    house = make_house(max_queued=5, max_queued_tokens=120, max_per_client=6)
+    inside = []
+    for num_answers, estimate, prompts, num_begun, client in visiting:
+        try:
+            place = knock(house, num_answers=num_answers, prompt_tokens=estimate, client=client)
+        except ApiError:
+            continue
+        inside.append(place)
+        try:
+            place.hold(prompts[:num_answers])
+        except ApiError:
+            inside.remove(place)
+            place.leave()
+            continue
+        for answer in range(min(num_begun, num_answers)):
+            place.begin(answer)
+            place.grow(1)
+        if rng.random() < 0.5:
+            inside.pop(rng.randrange(len(inside))).leave()
+    while inside:
+        inside.pop(rng.randrange(len(inside))).leave()
+    assert (house.in_house, house.tokens, house.queued_tokens, dict(house._per_client)) == (0, 0, 0, {})
