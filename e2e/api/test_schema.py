@@ -64,6 +64,14 @@ def test_a_field_that_does_not_exist_is_refused(api: Client) -> None:
         api.try_create(specs.minimal(trustRemoteCode=True))
 
 
+@pytest.mark.parametrize("dtype", ["fp8", "FP4", ""])
+def test_a_kv_cache_of_another_type_is_refused_by_name(api: Client, dtype: str) -> None:
+    accepted = specs.minimal(engine={"kvCache": {"dtype": "Int8"}})
+    assert api.try_create(accepted)["spec"]["engine"]["kvCache"]["dtype"] == "Int8"
+    with pytest.raises(RefusedError, match=r"spec\.engine\.kvCache\.dtype"):
+        api.try_create(specs.minimal(engine={"kvCache": {"dtype": dtype}}))
+
+
 def test_the_scale_subresource_works_where_replicas_is_set(api: Client) -> None:
     api.create(specs.merged(specs.minimal(replicas=2), {"metadata": {"name": "scaled"}}))
     path = "/apis/serving.quire.dev/v1alpha1/namespaces/default/llmdeployments/scaled/scale"
