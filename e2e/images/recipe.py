@@ -55,10 +55,14 @@ def version(root: Path) -> str:
     return str(tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"])
 
 
+# What `make setup` compiles for this machine; an image compiles its own.
+_BUILT_HERE = (".so", ".o")
+
+
 def _files(recipe: Recipe, root: Path) -> Iterator[Path]:
     for name in (".dockerignore", recipe.dockerfile, *recipe.requirements):
         yield root / name
     for package in recipe.packages:
         for path in sorted((root / package).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix not in _BUILT_HERE:
                 yield path
