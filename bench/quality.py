@@ -47,7 +47,7 @@ def logits(directory: Path, kind: str, windows: list[list[int]]) -> list[torch.T
     files, factory, device = ModelFiles.open(directory), _factory(chosen), torch.device("cpu")
     config = registry.load(files)
     tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
-    shards = weights.inspect(files, registry.shapes(config, factory), tied)
+    shards = weights.inspect(files, registry.tensors(config, factory), tied)
     model = registry.build(config, max_len=WINDOW, dtype=dtype, device=device, linear=factory)
     weights.read(files, shards, model.targets(), lambda loaded, total: None)
     model.finish()
