@@ -1,7 +1,5 @@
 """Linear layers loaded dense and kept as int8: a ``LinearFactory``, chosen by ``runner.quantization``."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -17,21 +15,9 @@ def has_native_kernels() -> bool:
 
 
 class Int8Linear(Linear):
-    """y = x W^T + b; W has a scale for each output, x one for each row, found on the way."""
+    """y = x W^T + b; W has a scale for each output, x one for each 64 numbers of a row, found on the way."""
 
-    def __init__(
-        self,
-        prefixes: Sequence[str],
-        in_size: int,
-        out_sizes: Sequence[int],
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
-        weight: Tensor | None = None,
-    ) -> None:
-        super().__init__(prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device, weight=weight)
-        self._quantised: Int8Weight | None = None
+    _quantised: Int8Weight | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         assert self._quantised is not None, "finish() comes before the first call"
