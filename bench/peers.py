@@ -6,6 +6,7 @@ same clock; nobody's tokenizer or sampling counts.
 
 import ctypes
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -128,8 +129,8 @@ class LlamaCpp:
             steps.append(time.perf_counter() - start)
         return prefill, steps
 
-    def _decode(self, rows: list[tuple[int, int, int]], wanted: object) -> None:
-        batch, wanted = self.batch, set(wanted)  # type: ignore[call-overload]
+    def _decode(self, rows: list[tuple[int, int, int]], wanted: Iterable[int]) -> None:
+        batch, wanted = self.batch, set(wanted)
         batch.n_tokens = len(rows)
         for i, (token, position, sequence) in enumerate(rows):
             batch.token[i], batch.pos[i] = token, position

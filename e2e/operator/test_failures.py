@@ -146,7 +146,7 @@ def test_load_progress_and_the_measured_load_time_are_in_the_status(world: World
         for loaded in (2, 3):
             asked = speaker.asked
             speaker.answer |= {"loadedBytes": loaded}
-            eventually("the next question", lambda asked=asked: speaker.asked > asked)  # type: ignore[misc]
+            eventually("the next question", lambda asked=asked: speaker.asked > asked)  # type: ignore[misc]  # mypy infers no lambda that has a default
         assert world.writes()[f"patch llmdeployments/status {namespace}/m"] - written <= 1
 
         speaker.answer |= {"phase": "serving", "loadedBytes": 100, "loadSeconds": 12.7, "version": "0.1.0"}

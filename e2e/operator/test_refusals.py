@@ -73,7 +73,7 @@ def test_what_no_watch_tells_of_is_named_and_heals_when_it_is_gone(world: World,
     world.wait_condition(namespace, "taken", "Stalled", "False")
     assert world.has_children(namespace, "taken")
     for place in (crowded, hooked):
-        eventually("all children", lambda place=place: world.has_children(place, "m"))  # type: ignore[misc]
+        eventually("all children", lambda place=place: world.has_children(place, "m"))  # type: ignore[misc]  # mypy infers no lambda that has a default
         world.wait_condition(place, "m", "Degraded", "False")
 
 

@@ -35,7 +35,7 @@ def test_ten_restarts_write_nothing_but_the_lease(
             eventually("it has looked at all of them", lambda: has_looked(operator, len(MODELS)))
             eventually(
                 "it has asked the pods that are not ready",
-                lambda asked=asked: all(s.asked > n for s, n in zip(speakers, asked, strict=True)),  # type: ignore[misc]
+                lambda asked=asked: all(s.asked > n for s, n in zip(speakers, asked, strict=True)),  # type: ignore[misc]  # mypy infers no lambda that has a default
             )
             operator.stop()
 
@@ -66,7 +66,7 @@ def settled(world: World, namespace: str) -> Iterator[tuple[Speaker, ...]]:
     with speaking(progress) as loading, speaking(mismatch) as wrong:
         for name in MODELS:
             world.deploy(namespace, name)
-            eventually("all children", lambda name=name: world.has_children(namespace, name))  # type: ignore[misc]
+            eventually("all children", lambda name=name: world.has_children(namespace, name))  # type: ignore[misc]  # mypy infers no lambda that has a default
         world.make_pod(namespace, "serving", pods.ready())
         world.make_pod(namespace, "failing", pods.terminated(66, "ModelNotFound", restarts=3))
         world.make_pod(namespace, "loading", pods.loading(ip=loading.ip))
@@ -75,7 +75,7 @@ def settled(world: World, namespace: str) -> Iterator[tuple[Speaker, ...]]:
             world.roll_out(namespace, name, ready=int(name == "serving"), replicas=1)
             eventually(
                 f"the rollout of {name} is in its status",
-                lambda name=name: world.status(namespace, name).get("replicas") == 1,  # type: ignore[misc]
+                lambda name=name: world.status(namespace, name).get("replicas") == 1,  # type: ignore[misc]  # mypy infers no lambda that has a default
             )
         world.wait_condition(namespace, "failing", "Stalled", "True")
         world.wait_condition(namespace, "wrong", "Degraded", "True", "CanaryMismatch")
@@ -83,7 +83,7 @@ def settled(world: World, namespace: str) -> Iterator[tuple[Speaker, ...]]:
         world.wait_condition(namespace, "serving", "Ready", "True")
         eventually("the ready pod is released", lambda: not protecting(world, namespace, "serving"))
         for name in ("serving", "failing", "wrong"):
-            eventually(f"the Event of {name}", lambda name=name: world.events(namespace, name))  # type: ignore[misc]
+            eventually(f"the Event of {name}", lambda name=name: world.events(namespace, name))  # type: ignore[misc]  # mypy infers no lambda that has a default
         yield loading, wrong
 
 

@@ -35,12 +35,12 @@ def test_every_deleted_or_edited_child_is_back_within_two_seconds(
     took: dict[str, float] = {}
 
     for kind in CHILD_KINDS:
-        before = eventually(f"the {kind} is there", lambda kind=kind: child(kube, llm, kind))  # type: ignore[misc]
+        before = eventually(f"the {kind} is there", lambda kind=kind: child(kube, llm, kind))  # type: ignore[misc]  # mypy infers no lambda that has a default
         kube.delete(kind, before["metadata"]["name"], llm.namespace, "--wait=false", "--cascade=orphan")
         start = time.monotonic()
         eventually(
             f"the deleted {kind} is back",
-            lambda kind=kind, uid=before["metadata"]["uid"]: (  # type: ignore[misc]
+            lambda kind=kind, uid=before["metadata"]["uid"]: (  # type: ignore[misc]  # mypy infers no lambda that has a default
                 (now := child(kube, llm, kind)) and now["metadata"]["uid"] != uid
             ),
             poll=0.05,
@@ -48,14 +48,14 @@ def test_every_deleted_or_edited_child_is_back_within_two_seconds(
         took[f"delete {kind}"] = time.monotonic() - start
 
     for kind, edit in EDITS.items():
-        before = eventually(f"the {kind} is there", lambda kind=kind: child(kube, llm, kind))  # type: ignore[misc]
+        before = eventually(f"the {kind} is there", lambda kind=kind: child(kube, llm, kind))  # type: ignore[misc]  # mypy infers no lambda that has a default
         kube.patch(kind, before["metadata"]["name"], llm.namespace, edit)
         start = time.monotonic()
         eventually(
             f"the edited {kind} is as before",
             lambda kind=kind, before=before: (
                 (now := child(kube, llm, kind)) and covers(now, before, edit_of=EDITS[kind])
-            ),  # type: ignore[misc]
+            ),  # type: ignore[misc]  # mypy infers no lambda that has a default
             poll=0.05,
         )
         took[f"edit {kind}"] = time.monotonic() - start

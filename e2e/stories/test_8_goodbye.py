@@ -21,7 +21,7 @@ def test_deleting_the_deployment_deletes_everything_it_owned(
     for kind in (*CHILD_KINDS, "replicaset", "pod"):
         eventually(
             f"no {kind} is left",
-            lambda kind=kind: not kube.list(kind, llm.namespace, f"{NAME_LABEL}={llm.name}"),  # type: ignore[misc]
+            lambda kind=kind: not kube.list(kind, llm.namespace, f"{NAME_LABEL}={llm.name}"),  # type: ignore[misc]  # mypy infers no lambda that has a default
             timeout=120,
         )
 

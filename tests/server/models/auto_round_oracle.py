@@ -32,9 +32,9 @@ _absent = _Absent("datasets")
 _absent.__spec__ = importlib.machinery.ModuleSpec("datasets", None)
 sys.modules["datasets"] = _absent
 
-from auto_round import AutoRound  # noqa: E402
-from auto_round.export.export_to_awq.utils import dequantize_gemm  # noqa: E402
-from auto_round_extension.torch.qlinear_torch_zp import QuantLinear  # noqa: E402
+from auto_round import AutoRound  # noqa: E402  # after the stand-in above
+from auto_round.export.export_to_awq.utils import dequantize_gemm  # noqa: E402  # after the stand-in above
+from auto_round_extension.torch.qlinear_torch_zp import QuantLinear  # noqa: E402  # after the stand-in above
 
 GROUP = 128
 
