@@ -1,0 +1,161 @@
+"""Turns a frozen dataclass of settings into flags, environment variables and their help, and reads them.
+
+Called by `config`, which says what the settings are. A flag beats its variable: `--max-num-seqs` is
+`QUIRE_MAX_NUM_SEQS`. Knows of no setting but `model`, the one argument; imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from quire_server.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+ENV_PREFIX = "QUIRE_"
+
+Parser = Callable[[str], Any]
+
+
+def integer(low: int, high: int = 2**53) -> Parser:
+    """A whole number between two bounds."""
+
+    def parse(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError(f"must be between {low} and {high}")
+        return value
+
+    return parse
+
+
+def seconds(low: float) -> Parser:
+    """A span of time, at least `low`."""
+
+    def parse(text: str) -> float:
+        value = float(text)
+        if not low <= value <= 10**7:
+            raise ValueError(f"must be between {low:g} and 10000000 seconds")
+        return value
+
+    return parse
+
+
+def one_of(*choices: str) -> Parser:
+    """One of some words."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def boolean(text: str) -> bool:
+    """true or false."""
+    if text not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text == "true"
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names separated by commas."""
+    found = tuple(name.strip() for name in text.split(","))
+    if not all(found):
+        raise ValueError("must be names separated by commas")
+    return found
+
+
+def nonempty(text: str) -> str:
+    """Any text but none."""
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
+def path(text: str) -> Path:
+    """A path; an empty one would be the current directory."""
+    return Path(nonempty(text))
+
+
+def setting(default: Any, parse: Parser, about: str) -> Any:
+    """A field of a settings dataclass: its default, how its text is read, and its help."""
+    return field(default=default, metadata={"parse": parse, "help": about})
+
+
+def read(
+    settings: type[DataclassInstance],
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    other_variables: Collection[str],
+) -> dict[str, Any]:
+    """What was set, by field. Raises ConfigError, for unknown QUIRE_* variables as well."""
+    flags = vars(build_parser(settings).parse_args(argv))
+    fields = [one for one in dataclasses.fields(settings) if one.name != "model"]
+    known = {ENV_PREFIX + one.name.upper() for one in fields}
+    _refuse_unknown_variables(environ, known.union(other_variables))
+    values: dict[str, Any] = {"model": Path(flags["model"])}
+    for one in fields:
+        variable = ENV_PREFIX + one.name.upper()
+        if flags[one.name] is not None:
+            values[one.name] = _parse(_flag(one.name), one, flags[one.name])
+        elif variable in environ:
+            values[one.name] = _parse(variable, one, environ[variable])
+    return values
+
+
+def build_parser(settings: type[DataclassInstance]) -> argparse.ArgumentParser:
+    """The command line; values stay text here, so that flags and variables are parsed by the same code."""
+    parser = _Parser(prog="quire-server serve", allow_abbrev=False, description="Serve one model.")
+    parser.add_argument("model", metavar="MODEL", help="directory of the model")
+    for setting in dataclasses.fields(settings):
+        if setting.name == "model":
+            continue
+        about = f"{setting.metadata['help']} [{ENV_PREFIX}{setting.name.upper()}]"
+        if setting.default not in (None, ()):
+            about += f" (default: {str(setting.default).lower() if _is_switch(setting) else setting.default})"
+        if _is_switch(setting):
+            on, off = _flag(setting.name), "--no-" + _flag(setting.name)[2:]
+            parser.add_argument(on, dest=setting.name, action="store_const", const="true", help=about)
+            parser.add_argument(off, dest=setting.name, action="store_const", const="false")
+        else:
+            parser.add_argument(_flag(setting.name), dest=setting.name, help=about)
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Usage errors are ConfigErrors like all others; `--help` shows every flag."""
+        raise ConfigError(f"{message} (see quire-server serve --help)")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _is_switch(setting: dataclasses.Field[Any]) -> bool:
+    return isinstance(setting.default, bool)
+
+
+def _parse(source: str, setting: dataclasses.Field[Any], text: str) -> Any:
+    try:
+        return setting.metadata["parse"](text)
+    except ValueError as error:
+        why = str(error) if str(error).startswith("must") else "must be a number"
+        raise ConfigError(f"{source}={text!r}: {why}") from None
+
+
+def _refuse_unknown_variables(environ: Mapping[str, str], known: set[str]) -> None:
+    for name in sorted(environ):
+        if name.startswith(ENV_PREFIX) and name not in known:
+            raise ConfigError(
+                f"unknown environment variable {name}: remove it, or see quire-server serve --help"
+            )
