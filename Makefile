@@ -51,10 +51,10 @@ endif
 soak: $(READY) ## Twenty minutes of overload, fifty killed engines
 	SOAK_MINUTES=20 SOAK_KILLS=50 $(PYTEST) -q -m soak tests/soak
 
-bench: $(READY) ## Speed on this machine, beside transformers and llama.cpp (built from source the first time)
+bench: $(READY) ## Speed on this machine, beside transformers and llama.cpp (ONLY=decode, batching ...: a part)
 	@$(PYTHON) -c 'import llama_cpp' 2>/dev/null || .venv/bin/uv pip install --python $(PYTHON) --quiet \
 		--require-hashes -r requirements/peers.txt
-	PYTHONPATH=. OMP_NUM_THREADS=2 $(PYTHON) bench/cpu.py
+	OMP_NUM_THREADS=2 $(PYTHON) -m bench.cpu $(if $(ONLY),--only $(ONLY))
 
 images: $(READY) ## Build both images and push them to the cluster's registry (or QUIRE_REGISTRY)
 	@$(PYTHON) -m e2e.images push

@@ -1,5 +1,5 @@
 """KV memory that holds no token, and requests that run at once, paged and contiguous, at the same memory:
-python bench/kv_waste.py [--write]
+python -m bench.kv_waste [--write]
 
 The real scheduler and block manager decide over a stated trace; no model runs, since lengths are all that
 counts. Contiguous means what servers without paging do: a request reserves its longest possible context when
@@ -32,7 +32,7 @@ def trace() -> list[tuple[int, int]]:
 
 
 def paged(lengths: list[tuple[int, int]]) -> tuple[float, float, int]:
-    """(share of allocated slots that hold no token, requests at once, preemptions)."""
+    """(Share of allocated slots that hold no token, requests at once, preemptions)."""
     config = SchedulerConfig(256, 2048, MAX_MODEL_LEN, NUM_BLOCKS, BLOCK_SIZE, enable_prefix_caching=False)
     scheduler = Scheduler(config, eos_token_ids=[STOP])
     ends: dict[str, int] = {}
@@ -54,10 +54,10 @@ def paged(lengths: list[tuple[int, int]]) -> tuple[float, float, int]:
             if samples
         ]
         if scheduler.num_waiting:  # while more wait than run: what is measured is the memory
-            held = sum(sequence.capacity for sequence in scheduler._running)
-            used = sum(len(sequence.tokens) for sequence in scheduler._running)
+            held = sum(sequence.capacity for sequence in scheduler._running.sequences)
+            used = sum(len(sequence.tokens) for sequence in scheduler._running.sequences)
             waste.append(1 - used / held)
-            running.append(len(scheduler._running))
+            running.append(scheduler.num_running)
         scheduler.commit(step, StepResult(step.step_id, tuple(tokens)))
     return fmean(waste), fmean(running), scheduler.stats.preemptions
 
@@ -106,7 +106,7 @@ def main() -> None:
     report = (
         f"# KV memory without a token\n\n{REQUESTS} requests; prompts of {fmean(prompts):.0f} tokens, "
         f"answers of {fmean(answers):.0f}, max_tokens {MAX_TOKENS}; no model, the scheduler alone.\n"
-        f"Command: `python bench/kv_waste.py --write`.\n\n{table()}\n"
+        f"Command: `python -m bench.kv_waste --write`.\n\n{table()}\n"
     )
     print(report)
     if arguments.write:

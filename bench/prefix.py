@@ -1,5 +1,5 @@
 """What the prefix cache costs when nothing hits, and what it saves when something does, A/B in one run with
-SmolLM2-135M: python bench/prefix.py [--write]
+SmolLM2-135M: python -m bench.prefix [--write]
 
 The cost is CPU time of deciding (schedule and commit), with the cache on and off, as a share of the whole
 time of the same steps: on a shared machine the difference of two wall times would measure the neighbours.
@@ -30,12 +30,15 @@ class Run:
     hits: int = 0
 
 
-def prompts(rng: random.Random, count: int, length: int) -> list[tuple[int, ...]]:
-    return [tuple(rng.randrange(1000, 40000) for _ in range(length)) for _ in range(count)]
+def prompts(runner: ModelRunner, rng: random.Random, count: int, length: int) -> list[tuple[int, ...]]:
+    vocab_size = runner.model_config.vocab_size
+    return [tuple(rng.randrange(vocab_size) for _ in range(length)) for _ in range(count)]
 
 
-def scheduler(runner: ModelRunner, *, caching: bool, **tiers: int) -> Scheduler:
-    config = SchedulerConfig(16, LONG, runner.max_model_len, runner.num_blocks, 16, caching, **tiers)
+def scheduler(runner: ModelRunner, *, caching: bool, host: int = 0) -> Scheduler:
+    config = SchedulerConfig(
+        16, LONG, runner.max_model_len, runner.num_blocks, 16, caching, num_host_slots=host
+    )
     return Scheduler(config, eos_token_ids=())
 
 
@@ -69,7 +72,7 @@ def cost(runner: ModelRunner) -> str:
     runs: dict[bool, list[Run]] = {True: [], False: []}
     for _ in range(REPEATS + 1):
         for caching, decider in deciders.items():
-            runs[caching].append(run(runner, decider, prompts(rng, STREAMS, PROMPT), ANSWER))
+            runs[caching].append(run(runner, decider, prompts(runner, rng, STREAMS, PROMPT), ANSWER))
     on, off = (median(r.deciding for r in runs[caching][1:]) for caching in (True, False))
     assert not any(r.hits for r in runs[True])
     whole = median(r.whole for r in runs[False][1:])
@@ -86,12 +89,12 @@ def saving(runner: ModelRunner) -> str:
     rng = random.Random(2)
     names = ("computed", "device", "host")
     times: dict[str, list[float]] = {name: [] for name in names}
-    decider = scheduler(runner, caching=True, num_host_slots=runner.num_host_slots)
+    decider = scheduler(runner, caching=True, host=runner.num_host_slots)
     for _ in range(REPEATS):
-        (prompt,) = prompts(rng, 1, LONG)
+        (prompt,) = prompts(runner, rng, 1, LONG)
         for name in names:
             if name == "host":  # others push it out of the device
-                run(runner, decider, prompts(rng, runner.num_blocks * 16 // LONG, LONG - 1), 1)
+                run(runner, decider, prompts(runner, rng, runner.num_blocks * 16 // LONG, LONG - 1), 1)
             result = run(runner, decider, [prompt], 1)
             assert (result.hits > 0) == (name != "computed")
             times[name].append(result.first_token)
@@ -102,10 +105,8 @@ def saving(runner: ModelRunner) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="store the table in bench/results/prefix.md")
-    arguments = parser.parse_args()
+def report(directory: Path) -> str:
+    """The whole page."""
     options = RunnerOptions(
         dtype="float32",
         max_model_len=LONG + 128,
@@ -113,18 +114,25 @@ def main() -> None:
         num_blocks_override=LONG // 16 + 16,
         kv_offload_host_bytes=1 << 30,
     )
-    runner = ModelRunner.load(models.smollm2(), options, lambda loaded, total: None)
-    report = (
+    runner = ModelRunner.load(directory, options, lambda loaded, total: None)
+    return (
         "# The prefix cache: cost and saving\n\n"
         f"SmolLM2-135M, {runner.dtype}, {STREAMS} requests of {PROMPT} + {ANSWER} tokens; "
-        f"medians of {REPEATS}.\nCommand: `PYTHONPATH=. python bench/prefix.py --write`.\n\n"
+        f"medians of {REPEATS}.\nCommand: `python -m bench.prefix --write`.\n\n"
         f"| | |\n|---|---:|\n{cost(runner)}\n{saving(runner)}\n"
     )
-    print(report)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="store the table in bench/results/prefix.md")
+    arguments = parser.parse_args()
+    text = report(models.smollm2())
+    print(text)
     if arguments.write:
         path = Path(__file__).parent / "results" / "prefix.md"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(report)
+        path.write_text(text)
 
 
 if __name__ == "__main__":

@@ -4,47 +4,65 @@ The text is Python's own language reference as the standard library ships it (py
 downloaded. Imported by ``cpu.py``.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
+from bench.compare import table
 from quire_server.core.model_files import ModelFiles
-from quire_server.layers import int8_linear, linear
+from quire_server.core.step import Step
+from quire_server.layers.int8_linear import Int8Linear
+from quire_server.layers.linear import Linear, LinearFactory
 from quire_server.models import registry, weights
+from quire_server.models.config import ModelConfig
+from quire_server.models.decoder import Decoder
 from quire_server.runner.batch import Spans, build
 from quire_server.runner.kv_cache import allocate
 from quire_server.runner.rows import Rows
 
 WINDOW, WINDOWS = 512, 6
-KINDS = {
-    "float32": (torch.float32, linear.Linear),
-    "bfloat16": (torch.bfloat16, linear.Linear),
-    "bfloat16, int8 with lm_head": (torch.bfloat16, int8_linear.Int8Linear),
-    "bfloat16, int8 but lm_head": (torch.bfloat16, None),
+
+
+def _all_but_head(
+    prefixes: Sequence[str],
+    in_size: int,
+    out_sizes: Sequence[int],
+    *,
+    bias: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    weight: Tensor | None = None,
+) -> Linear:
+    """A LinearFactory."""
+    made = Linear if list(prefixes) == ["lm_head"] else Int8Linear
+    return made(prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device, weight=weight)
+
+
+KINDS: dict[str, tuple[torch.dtype, LinearFactory]] = {
+    "float32": (torch.float32, Linear),
+    "bfloat16": (torch.bfloat16, Linear),
+    "bfloat16, int8 with lm_head": (torch.bfloat16, Int8Linear),
+    "bfloat16, int8 but lm_head": (torch.bfloat16, _all_but_head),
 }
 
 
-def texts(directory: Path) -> list[list[int]]:
+def texts(directory: Path, count: int) -> list[list[int]]:
+    """Windows of token ids."""
     prose = "\n".join(topics[name] for name in sorted(topics))
-    ids = Tokenizer.from_file(str(directory / "tokenizer.json")).encode(prose[: WINDOW * WINDOWS * 8]).ids
-    return [ids[i * WINDOW : (i + 1) * WINDOW] for i in range(WINDOWS)]
-
-
-def _factory(kind: object):
-    if kind is not None:
-        return kind
-    return lambda prefixes, *a, **k: (linear.Linear if prefixes == ["lm_head"] else int8_linear.Int8Linear)(
-        prefixes, *a, **k
-    )
+    ids = Tokenizer.from_file(str(directory / "tokenizer.json")).encode(prose[: WINDOW * count * 8]).ids
+    return [ids[i * WINDOW : (i + 1) * WINDOW] for i in range(count)]
 
 
 @torch.inference_mode()
-def logits(directory: Path, kind: str, windows: list[list[int]]) -> list[torch.Tensor]:
+def logits(directory: Path, kind: str, windows: list[list[int]]) -> list[Tensor]:
     """float32 [WINDOW, vocab] for each window, by the server's own model."""
-    dtype, chosen = KINDS[kind]
-    files, factory, device = ModelFiles.open(directory), _factory(chosen), torch.device("cpu")
+    dtype, factory = KINDS[kind]
+    files, device = ModelFiles.open(directory), torch.device("cpu")
     config = registry.load(files)
     tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
     shards = weights.inspect(files, registry.tensors(config, factory), tied)
@@ -54,33 +72,21 @@ def logits(directory: Path, kind: str, windows: list[list[int]]) -> list[torch.T
     return [_run(model, config, window, dtype) for window in windows]
 
 
-def _run(model, config, window: list[int], dtype: torch.dtype) -> torch.Tensor:
+def _run(model: Decoder, config: ModelConfig, window: list[int], dtype: torch.dtype) -> Tensor:
     caches = allocate(config, WINDOW // 16, 16, dtype=dtype, device=torch.device("cpu"))
     rows = Rows(1, WINDOW, 16)
     rows.tokens[0] = window
     rows.block_table[0] = range(WINDOW // 16)
-    step = _Step((0,), (0,), (WINDOW,), (True,))
+    step = Step(1, (), (), rows=(0,), starts=(0,), num_tokens=(WINDOW,), samples=(True,))
     batch = build(step, Spans.of(step), rows, config.num_kv_heads, (None,))
-    return model(_with_all_samples(batch), caches)
+    return model(replace(batch, sample_rows=torch.arange(WINDOW)), caches)
 
 
-class _Step:
-    def __init__(self, rows, starts, num_tokens, samples) -> None:
-        self.rows, self.starts, self.num_tokens, self.samples = rows, starts, num_tokens, samples
-
-
-def _with_all_samples(batch):
-    return type(batch)(
-        **{name: getattr(batch, name) for name in batch.__slots__ if name != "sample_rows"},
-        sample_rows=torch.arange(WINDOW),
-    )
-
-
-def compare(directory: Path) -> str:
+def compare(directory: Path, count: int = WINDOWS) -> str:
     """A table over the kinds of arithmetic."""
-    windows = texts(directory)
-    lines = ["| arithmetic | perplexity | likeliest token as float32 |", "|---|---:|---:|"]
-    truth: list[torch.Tensor] = []
+    windows = texts(directory, count)
+    rows = list[list[str]]()
+    truth: list[Tensor] = []
     for kind in KINDS:
         outputs = logits(directory, kind, windows)
         losses = [
@@ -92,5 +98,8 @@ def compare(directory: Path) -> str:
             (output.argmax(-1) == best).float().mean() for output, best in zip(outputs, truth, strict=True)
         ]
         perplexity, agreement = torch.stack(losses).mean().exp().item(), torch.stack(same).mean().item()
-        lines.append(f"| {kind} | {perplexity:.3f} | {100 * agreement:.1f} % |")
-    return "\n".join([*lines, "", f"{WINDOWS} windows of {WINDOW} tokens of Python's language reference."])
+        rows.append([kind, f"{perplexity:.3f}", f"{100 * agreement:.1f} %"])
+    heads = ["arithmetic", "perplexity", "likeliest token as float32"]
+    return table(heads, rows) + (
+        f"\n\n{len(windows)} windows of {WINDOW} tokens of Python's language reference."
+    )

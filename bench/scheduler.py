@@ -1,4 +1,4 @@
-"""What a step costs beside the model: python bench/scheduler.py [--write]
+"""What a step costs beside the model: python -m bench.scheduler [--write]
 
 Decides and commits steps of 256 running requests whose tokens come from nowhere, and prints one table row for
 each policy: medians over the steps, in microseconds. --write stores the table in bench/results/. Never
@@ -61,6 +61,7 @@ def table() -> str:
         gc.collect()
         gc.freeze()  # as the engine does before it serves
         schedule, commit = zip(*measure(scheduler), strict=True)
+        gc.unfreeze()
         both = sorted(map(sum, zip(schedule, commit, strict=True)))
         median, tail = statistics.median(both), both[len(both) * 9 // 10]
         parts = f"{statistics.median(schedule):.0f} | {statistics.median(commit):.0f}"
@@ -75,7 +76,7 @@ def main() -> None:
     write = parser.parse_args().write
     text = (
         f"# What a step costs beside the model\n\n{RUNNING} running, {WAITING} waiting, {STEPS} steps; "
-        f"medians; `python bench/scheduler.py --write`, Python {platform.python_version()}.\n\n{table()}\n"
+        f"medians; `python -m bench.scheduler --write`, Python {platform.python_version()}.\n\n{table()}\n"
     )
     print(text)
     if write:

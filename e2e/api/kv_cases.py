@@ -31,8 +31,18 @@ KV_CASES: dict[str, dict[str, Any]] = {
     },
     "spec#2": {
         "field": "spec.engine",
-        "accepted": (_tiers(hostOffload="1.5Gi"), _tiers(hostOffload=2**30)),
-        "refused": (_tiers(hostOffload="2Gi"), _tiers(hostOffload=2**31)),
+        "accepted": (
+            _tiers(hostOffload="1.5Gi"),
+            _tiers(hostOffload=2**30),
+            _tiers(memory="1Gi", hostOffload="1023Mi"),
+            _tiers(memory=2**30, hostOffload="1999m"),
+        ),
+        "refused": (
+            _tiers(hostOffload="2Gi"),
+            _tiers(hostOffload=2**31),
+            _tiers(memory="1Gi", hostOffload="1Gi"),
+            _tiers(memory="1.5Gi", hostOffload=2**29),
+        ),
     },
     "spec.engine.kvCache#0": {
         "field": "spec.engine.kvCache.diskOffload",

@@ -129,21 +129,23 @@ def _compile(program: Program, bin_dir: Path) -> None:
     began = shown = time.monotonic()
     new = bin_dir / f".{program.name}.new"
     flags = ["-trimpath", "-buildvcs=false", "-ldflags", " ".join(("-s -w", *program.ldflags))]
-    process = subprocess.Popen(
+    said: list[str] = []
+    with subprocess.Popen(
         ["go", "build", "-v", *flags, "-o", str(new), program.package],
         cwd=SOURCES / program.name,
         env={**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"},
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert process.stderr is not None
-    said: list[str] = []
-    for line in process.stderr:
-        said.append(line)
-        if time.monotonic() - shown >= 5:
-            shown = time.monotonic()
-            print(f"  {program.name}: {len(said)} steps, {shown - began:.0f} s: {line.strip()}", flush=True)
-    if process.wait() != 0:
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            said.append(line)
+            if time.monotonic() - shown >= 5:
+                shown = time.monotonic()
+                print(
+                    f"  {program.name}: {len(said)} steps, {shown - began:.0f} s: {line.strip()}", flush=True
+                )
+    if process.returncode != 0:
         raise BuildError(f"{program.name} did not build:\n{''.join(said[-20:])}")
     # A rename, so that a build killed half-way leaves no half binary and a running program keeps its own.
     new.rename(bin_dir / program.name)

@@ -79,4 +79,4 @@ def _by_torch(x: Tensor, groups: Tensor, scales: Tensor, bias: Tensor | None) ->
 def _grouped(rows: Tensor) -> Tensor:
     """[R, in] -> [groups, R, 64], the last group filled up with zeros."""
     padded = functional.pad(rows, (0, -rows.shape[1] % GROUP))
-    return padded.view(rows.shape[0], -1, GROUP).transpose(0, 1)
+    return padded.view(rows.shape[0], padded.shape[1] // GROUP, GROUP).transpose(0, 1)

@@ -6,7 +6,7 @@ import torch
 from quire_kernels import int8_linear, quantise_int8
 from quire_kernels.int8_linear import int8_linear_reference, pack_int8, quantise_rows
 
-SHAPES = [(1, 64, 48), (3, 64, 16), (8, 576, 960), (19, 128, 80)]
+SHAPES = [(0, 64, 48), (1, 64, 48), (3, 64, 16), (8, 576, 960), (19, 128, 80)]
 DTYPES = [torch.float32, torch.bfloat16]
 
 

@@ -17,7 +17,9 @@ LONG, SHORT = 1200, 4
 
 @pytest.fixture(scope="module")
 def narrow(tiny, tmp_path_factory):
-    """A server that runs one request at a time and lets three wait, two of them with the same key."""
+    """A server that runs one request at a time and lets three wait, two of them with the same key; its cache
+    holds 1,600 tokens.
+    """
     directory = tmp_path_factory.mktemp("narrow")
     keys = directory / "keys"
     keys.mkdir()
@@ -26,6 +28,8 @@ def narrow(tiny, tmp_path_factory):
     flags = {
         "--api-keys-dir": keys,
         "--max-num-seqs": 1,
+        "--num-gpu-blocks-override": 100,
+        "--block-size": 16,
         "--max-num-queued-reqs": 3,
         "--max-num-reqs-per-key": 2,
         "--scheduling-policy": "priority",
@@ -38,6 +42,11 @@ def narrow(tiny, tmp_path_factory):
 def ask(server, client, num_tokens=SHORT, **more):
     body = {**CHAT, "max_tokens": num_tokens, "ignore_eos": True, **more}
     return server.post("/v1/chat/completions", body, key=client)
+
+
+def complete(server, client, prompt, **more):
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": SHORT, "ignore_eos": True, **more}
+    return server.post("/v1/completions", body, key=client)
 
 
 @contextlib.contextmanager
@@ -103,6 +112,38 @@ def test_a_full_queue_is_a_503_that_says_when_to_come_back(narrow):
         assert int(refused.headers["retry-after"]) >= 1
         assert queued.result().status_code == 200
     assert narrow.metric("llm_requests_refused_total", reason="queue_full") == 1
+
+
+def test_prompts_that_wait_for_a_row_are_not_refused_for_the_memory_that_they_do_not_have(narrow):
+    prompts = {"alice": [7] * 600, "carol": [8] * 600}
+    with busy(narrow, "bob"), concurrent.futures.ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(complete, narrow, client, prompts[client]) for client in (*prompts, "alice")]
+        assert [one.result().status_code for one in waiting] == [200, 200, 200]
+
+
+def test_a_prompt_without_room_beside_a_running_answer_is_a_503_and_an_urgent_one_is_served(narrow):
+    prompt = [7] * 1500
+    with busy(narrow, "bob", priority="low"):
+        refused = complete(narrow, "alice", prompt)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "memory_pressure")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert complete(narrow, "alice", prompt, priority="high").status_code == 200
+    assert complete(narrow, "alice", prompt).status_code == 200
+    assert narrow.metric("llm_requests_refused_total", reason="memory_pressure") == 1
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_answers_that_can_never_fit_the_cache_together_are_a_400_and_no_503_for_ever(narrow, is_busy):
+    with busy(narrow, "bob") if is_busy else contextlib.nullcontext():
+        refused = complete(narrow, "alice", [7] * 900, n=2)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] == "n"
+    assert (
+        "1800 tokens" in error["message"] and "holds 1600" in error["message"] and "n=1" in error["message"]
+    )
+    many = complete(narrow, "alice", [[7] * 900, [7] * 800])
+    assert (many.status_code, many.json()["error"]["param"]) == (400, "prompt")
 
 
 def test_a_high_priority_overtakes_a_running_low_one_which_still_says_the_same(narrow):

@@ -135,6 +135,12 @@ def _check_kv_cache(spec: Spec) -> None:
                 f"spec.engine.kvCache.{field}",
                 "the weights need room beside it: give more than 0 and less than resources.memory",
             )
+    together = sum(quantity.parse(size) for size in (cache.memory, cache.host_offload) if size)
+    if cache.host_offload and together >= memory:
+        raise SpecError(
+            "spec.engine.kvCache.hostOffload",
+            "the weights need room beside it and kvCache.memory: together give less than resources.memory",
+        )
     if cache.disk_offload and quantity.parse(cache.disk_offload) <= 0:
         raise SpecError("spec.engine.kvCache.diskOffload", "give a positive quantity such as 20Gi")
     if cache.disk_offload and not cache.host_offload:

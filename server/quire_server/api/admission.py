@@ -2,7 +2,8 @@
 
 Called by `completions` for each request. Sheds in three ways, each a 503 with its reason: `queue_full` (by
 requests or by prompt tokens), `load_shed` (with a rising probability, low priorities first) and
-`memory_pressure`. A client beyond its own limit gets a 429. Readiness never depends on any of it.
+`memory_pressure` (what runs holds the KV cache, as the engine says; what waits holds none of it). A client
+beyond its own limit gets a 429. Readiness never depends on any of it.
 """
 
 from __future__ import annotations
@@ -82,6 +83,20 @@ def shed_reason(load: Load, newcomer: Newcomer, dice: float) -> str | None:
     return None
 
 
+def is_short_of_memory(info: EngineInfo, stats: EngineStats, newcomer: Newcomer, prompt_tokens: int) -> bool:
+    """Whether a newcomer's prompts would take the KV cache beyond MEMORY_LIMIT, beside what others hold now.
+
+    Blocks that several answers share count once, and requests that wait hold none. Where nothing runs, a
+    request may fill the cache; an urgent one can take the blocks of others, so it is let in to wait for them.
+    """
+    used = stats.kv_utilization * info.kv_capacity
+    return (
+        stats.running > 0
+        and newcomer.priority >= 0
+        and used + prompt_tokens > MEMORY_LIMIT * info.kv_capacity
+    )
+
+
 def too_many_tokens(load: Load, prompt_tokens: int) -> bool:
     """Whether a prompt goes over the limit of tokens; one that finds nobody waiting may be of any length."""
     limit = load.max_queued_tokens
@@ -95,26 +110,20 @@ class Place:
         self._house = house
         self.newcomer = newcomer
         self._unbegun = {0: newcomer.prompt_tokens}  # prompt tokens by answer, as far as they are known
-        self._tokens = newcomer.prompt_tokens
         self._num_begun = 0
 
     def hold(self, prompt_tokens: Sequence[int]) -> None:
         """Now the prompts are known, one for each answer; raises ApiError when there is no room for them."""
-        self._house.release_tokens(self._tokens, sum(self._unbegun.values()))
-        self._tokens, self._unbegun = 0, {}
-        self._house.check_tokens(sum(prompt_tokens))
-        self._tokens, self._unbegun = sum(prompt_tokens), dict(enumerate(prompt_tokens))
-        self._house.take_tokens(self._tokens)
+        self._house.queue_tokens(-sum(self._unbegun.values()))
+        self._unbegun = {}
+        self._house.check_tokens(self.newcomer, sum(prompt_tokens))
+        self._unbegun = dict(enumerate(prompt_tokens))
+        self._house.queue_tokens(sum(prompt_tokens))
 
     def begin(self, answer: int) -> None:
         """The first token of an answer came: its prompt waits no longer."""
         self._num_begun += 1
-        self._house.release_tokens(0, self._unbegun.pop(answer))
-
-    def grow(self, num_tokens: int) -> None:
-        """Tokens were added to the KV cache."""
-        self._tokens += num_tokens
-        self._house.tokens += num_tokens
+        self._house.queue_tokens(-self._unbegun.pop(answer))
 
     def retry_after(self) -> int:
         """As of Admission."""
@@ -122,7 +131,7 @@ class Place:
 
     def leave(self) -> None:
         """Give everything back."""
-        self._house.release_tokens(self._tokens, sum(self._unbegun.values()))
+        self._house.queue_tokens(-sum(self._unbegun.values()))
         self._house.part(self.newcomer, self._num_begun)
 
 
@@ -140,7 +149,6 @@ class Admission:
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
         self.in_house = 0
-        self.tokens = 0
         self.queued_tokens = 0
 
     def reserve(self, newcomer: Newcomer, info: EngineInfo, stats: EngineStats) -> Place:
@@ -154,11 +162,14 @@ class Admission:
             if load.queued_tokens and load.max_queued_tokens:
                 message += f", with {load.queued_tokens} prompt tokens, of at most {load.max_queued_tokens}"
             raise overloaded(reason, message, self.retry_after())
-        self._check_memory(newcomer.prompt_tokens)
+        if (
+            newcomer.prompt_tokens < info.kv_capacity
+        ):  # or it is for the tokenizer to say whether it ever fits
+            self._check_memory(newcomer, newcomer.prompt_tokens)
         self.in_house += newcomer.num_answers
         self._per_client[newcomer.client] += newcomer.num_answers
         self._changed(0)
-        self.take_tokens(newcomer.prompt_tokens)
+        self.queue_tokens(newcomer.prompt_tokens)
         return Place(self, newcomer)
 
     def load(self, info: EngineInfo, stats: EngineStats) -> Load:
@@ -181,25 +192,18 @@ class Admission:
         seconds = 1 + load.depth // load.max_running if measured is None else math.ceil(measured)
         return min(max(seconds, 1), _MAX_RETRY_AFTER)
 
-    def check_tokens(self, prompt_tokens: int) -> None:
-        """Raises ApiError when prompts of so many tokens have no room."""
+    def check_tokens(self, newcomer: Newcomer, prompt_tokens: int) -> None:
+        """Raises ApiError when a newcomer's prompts, of so many tokens, have no room."""
         assert self._info is not None
         if too_many_tokens(self.load(self._info, self._stats), prompt_tokens):
             limit = self._limits.max_queued_tokens
             message = f"{self.queued_tokens} prompt tokens are waiting, of at most {limit}"
             raise overloaded("queue_full", message, self.retry_after())
-        self._check_memory(prompt_tokens)
+        self._check_memory(newcomer, prompt_tokens)
 
-    def take_tokens(self, num_tokens: int) -> None:
-        """Prompts came in."""
-        self.tokens += num_tokens
+    def queue_tokens(self, num_tokens: int) -> None:
+        """So many prompt tokens wait from now on; fewer than none: wait no longer."""
         self.queued_tokens += num_tokens
-        self._on_change(self.in_house, self.queued_tokens)
-
-    def release_tokens(self, num_tokens: int, num_queued: int) -> None:
-        """Prompts left, or wait no longer."""
-        self.tokens -= num_tokens
-        self.queued_tokens -= num_queued
         self._on_change(self.in_house, self.queued_tokens)
 
     def part(self, newcomer: Newcomer, num_served: int) -> None:
@@ -222,10 +226,13 @@ class Admission:
             message = f"{present} requests with this key are running or waiting, of at most {limit}"
             raise limited(message, self.retry_after())
 
-    def _check_memory(self, prompt_tokens: int) -> None:
-        """A request that is alone may fill the cache; one that has company must leave room."""
-        assert self._info is not None
-        limit = int(self._info.kv_capacity * MEMORY_LIMIT)
-        if self.tokens and self.tokens + prompt_tokens > limit:
-            message = f"the KV cache has room for {limit} tokens and {self.tokens} are in use"
+    def _check_memory(self, newcomer: Newcomer, prompt_tokens: int) -> None:
+        info = self._info
+        assert info is not None
+        if is_short_of_memory(info, self._stats, newcomer, prompt_tokens):
+            used = self._stats.kv_utilization
+            message = (
+                f"{used:.0%} of the KV cache is in use by running requests, and a prompt of {prompt_tokens} "
+                f"tokens would take it beyond {MEMORY_LIMIT:.0%} of {info.kv_capacity} tokens"
+            )
             raise overloaded("memory_pressure", message, self.retry_after())

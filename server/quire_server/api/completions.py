@@ -206,6 +206,7 @@ def _requests(
     visit: Visit, generation: Generation, prompts: Sequence[Prompt], info: EngineInfo
 ) -> list[Request]:
     """The engine's requests: n for each prompt, each n-th with a seed of its own."""
+    _check_room(generation.n, [len(prompt) for prompt in prompts], info)
     requests: list[Request] = []
     for prompt in prompts:
         max_tokens = _max_tokens(generation, len(prompt), min(info.max_model_len, info.kv_capacity))
@@ -256,3 +257,21 @@ def _max_tokens(generation: Generation, prompt_length: int, limit: int) -> int:
             code="context_length_exceeded",
         )
     return generation.max_tokens
+
+
+def _check_room(num_answers: int, prompt_lengths: Sequence[int], info: EngineInfo) -> None:
+    """Raises where the prompts of all answers are more than the whole KV cache: no waiting changes that. One
+    prompt alone is for `_max_tokens` to judge.
+    """
+    once = sum(prompt_lengths)
+    needed = num_answers * once
+    if num_answers * len(prompt_lengths) == 1 or needed <= info.kv_capacity:
+        return
+    most = info.kv_capacity // once
+    raise bad_field(
+        "n" if most else "prompt",
+        f"{num_answers} x {once} prompt tokens take {needed} tokens of KV cache, before any of max_tokens, "
+        f"and the whole cache holds {info.kv_capacity}; shorten the prompt, or "
+        + (f"ask for at most n={most}" if most else "send fewer prompts in one request"),
+        code="context_length_exceeded",
+    )

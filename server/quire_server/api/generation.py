@@ -115,5 +115,4 @@ def _count(desk: Desk, index: int, num_tokens: int, last_token_at: float | None)
         desk.metrics.tokens_generated(num_tokens, None)
     else:
         desk.metrics.tokens_generated(num_tokens, (now - last_token_at) / num_tokens)
-    desk.place.grow(num_tokens)
     return now

@@ -1,6 +1,7 @@
 """From a request to a waiting sequence: its place in the order, its seed, its limits.
 
-Called by the scheduler when a request arrives and when an answer ends, which teaches how long answers are.
+Called by the scheduler when a request arrives, when it has to wait again, and when an answer ends, which
+teaches how long answers are.
 """
 
 import hashlib
@@ -39,6 +40,14 @@ class Arrivals:
             tokens=list(prompt),
             chain=PrefixChain(request.cache_salt),
         )
+
+    def interrupted(self, sequence: Sequence) -> None:
+        """A sequence lost its row and is about to wait again: what it has said by now is the least that its
+        answer can be, so one that was expected to be shorter moves back to where it belongs.
+        """
+        request, (arrival, number) = sequence.request, sequence.order
+        so_far = len(sequence.tokens) - len(request.prompt_token_ids)
+        sequence.order = max(arrival, policy.virtual_arrival(self._config.policy, request, so_far)), number
 
     def answered(self, sequence: Sequence) -> None:
         """The answer of a sequence ended by itself."""

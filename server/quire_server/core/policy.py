@@ -1,13 +1,13 @@
 """Who goes first. A policy is one pure function: a request's *virtual arrival*, in seconds; earlier goes
 first.
 
-Called by ``arrivals`` once for each request. The key never changes afterwards, so nothing is ever sorted
-again, and aging comes for free: a head start of a minute is made up for by waiting a minute. Two promises
-follow without a line of code:
+Called by ``arrivals`` when a request comes, and again when it loses its place. The key of what waits or runs
+never changes, so nothing is ever sorted again, and aging comes for free: a head start of a minute is made up
+for by waiting a minute. Two promises follow without a line of code:
 
 - a request is overtaken only by those that arrive less than ``max_head_start`` seconds after it;
 - preemption cannot go in circles: it takes from the later one for the sake of the earlier one, in one total
-  order that is fixed for good.
+  order in which nobody ever moves ahead.
 
 Virtual times are fair queueing's idea (Demers, Keshav, Shenker, SIGCOMM 1989). Knows neither clock nor queue.
 """

@@ -97,25 +97,48 @@ def test_places_are_reserved_at_once_and_given_back():
     assert max(seen) == 3 and house.in_house == 3
 
 
-def test_memory_pressure_is_for_those_who_have_company():
-    house = make_house()
-    alone = knock(house, INFO)
-    alone.hold([90])
-    late = knock(house, INFO)
-    alone.grow(9)
-    with pytest.raises(ApiError) as refused:
-        late.hold([1])
-    assert refused.value.body["error"]["code"] == "memory_pressure"
-    late.leave()
-    alone.leave()
-    assert (house.in_house, house.tokens, house.queued_tokens) == (0, 0, 0)
-    knock(house, INFO).hold([99])
+def using(share, running=1):
+    """What the engine says when running answers hold that much of its cache."""
+    return EngineStats(running=running, kv_utilization=share)
 
 
-def test_memory_pressure_is_seen_before_a_prompt_is_tokenised():
+@pytest.mark.parametrize(
+    ("share", "prompt_tokens", "is_let_in"),
+    [(0.5, 45, True), (0.5, 46, False), (0.96, 0, False), (0.0, 95, True)],
+)
+def test_a_prompt_that_would_take_the_cache_beyond_95_percent_is_refused(share, prompt_tokens, is_let_in):
     house = make_house()
-    knock(house, INFO).hold([50])
-    assert refusal(house, info=INFO, prompt_tokens=60).body["error"]["code"] == "memory_pressure"
+    if is_let_in:
+        knock(house, INFO, using(share), 0, prompt_tokens=prompt_tokens).hold([prompt_tokens])
+        return
+    refused = refusal(house, info=INFO, stats=using(share), priority=0, prompt_tokens=prompt_tokens)
+    assert (refused.status, refused.body["error"]["code"]) == (503, "memory_pressure")
+    assert retry_after(refused) >= 1
+    late = knock(house, INFO, IDLE, 0)  # nothing runs yet; nothing is known of its prompt
+    house.reserve(Newcomer(priority=-1), INFO, using(share))
+    with pytest.raises(ApiError, match=f"{share:.0%} of the KV cache"):
+        late.hold([prompt_tokens])
+
+
+def test_prompts_that_only_wait_take_no_memory_from_anybody():
+    house = make_house(max_queued=100)
+    for _ in range(20):  # twice what the cache holds
+        knock(house, INFO, using(0.5), 0, prompt_tokens=10).hold([10])
+    assert house.queued_tokens == 200
+
+
+def test_where_nothing_runs_a_prompt_may_fill_the_cache():
+    knock(make_house(), INFO, using(0.25, running=0), 0).hold([99])  # what is in use is only pinned
+
+
+def test_an_urgent_request_is_let_in_to_take_the_memory_of_others():
+    knock(make_house(), INFO, using(0.99), -1).hold([50])
+
+
+def test_whether_a_prompt_ever_fits_is_not_decided_by_guessing_its_length():
+    house = make_house()
+    knock(house, INFO, using(0.5), 0, prompt_tokens=100)
+    assert refusal(house, info=INFO, stats=using(0.5), priority=0, prompt_tokens=99).status == 503
 
 
 def test_prompt_tokens_wait_until_the_answer_begins():
@@ -131,7 +154,7 @@ def test_prompt_tokens_wait_until_the_answer_begins():
     second.leave()
     first.begin(0)
     knock(house, prompt_tokens=11).hold([55])
-    assert (house.queued_tokens, house.tokens) == (100, 145)
+    assert house.queued_tokens == 100
     first.leave()
     assert house.queued_tokens == 55
 
@@ -234,9 +257,8 @@ def test_whoever_comes_and_goes_in_any_order_leaves_an_empty_house(visiting, rng
             continue
         for answer in range(min(num_begun, num_answers)):
             place.begin(answer)
-            place.grow(1)
         if rng.random() < 0.5:
             inside.pop(rng.randrange(len(inside))).leave()
     while inside:
         inside.pop(rng.randrange(len(inside))).leave()
-    assert (house.in_house, house.tokens, house.queued_tokens, dict(house._per_client)) == (0, 0, 0, {})
+    assert (house.in_house, house.queued_tokens, dict(house._per_client)) == (0, 0, {})

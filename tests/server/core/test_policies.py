@@ -37,6 +37,14 @@ def run(scheduler: Scheduler, runner: FakeRunner, steps: int = 1) -> list[str]:
     return ended
 
 
+def ends(scheduler: Scheduler, runner: FakeRunner) -> list[str]:
+    """All requests in the order in which they end."""
+    ended = []
+    while scheduler.has_work:
+        ended += run(scheduler, runner)
+    return ended
+
+
 def order(policy: Policy, **requests: dict[str, object]) -> list[str]:
     """The order in which requests end that wait together for one row."""
     scheduler, runner = engine(policy=policy, max_num_seqs=1)
@@ -87,6 +95,16 @@ def test_answers_that_ended_early_make_later_ones_of_their_kind_short() -> None:
     assert 15 < lengths.expect(12, 400) < 30
     assert lengths.expect(900, 300) == 300, "never more than was asked for"
     assert 20 < lengths.expect(100_000, 500) < 400, "an unknown kind is like all the others"
+
+
+def test_an_answer_that_outlives_its_estimate_no_longer_passes_for_short_once_it_lost_its_place() -> None:
+    scheduler, runner = engine(policy=Policy.SJF, max_num_seqs=2, num_blocks=10)
+    scheduler._arrivals._lengths.learn(1, 32, 2)  # such answers were short so far
+    for name in ("first", "outlived"):
+        scheduler.add(request(name, [1], 32))
+    scheduler.add(request("short", [2], 2, arrival=1.0))
+    assert ends(scheduler, runner) == ["short", "first", "outlived"]
+    assert scheduler.stats.preemptions, "the two were to outgrow the cache"
 
 
 def test_shortest_first_shortens_the_mean_wait_of_a_full_server() -> None:

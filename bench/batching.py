@@ -1,0 +1,172 @@
+"""What batching gains, and where it stops gaining. Imported by ``cpu.py``.
+
+The classic trace (of every eight requests seven want 50 tokens and one 500) by static and by continuous
+batching, requests together and one after the other, and the batch from 1 to 128 with the parts of a step.
+"""
+
+import random
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.compare import REPEATS, table
+from bench.engine import Quire, prompts, request
+from bench.plateau import plateau
+from quire_server.core.limits import Batching
+from quire_server.core.scheduler import Scheduler, SchedulerConfig
+from quire_server.core.step import StepResult
+
+BATCH, SHORT, LONG, PROMPT = 8, 50, 500, 16
+TEN = 10
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+EIGHT = [*[SHORT] * (BATCH - 1), LONG]
+
+
+def batching(directory: Path, eights: int = 8, sizes: Sequence[int] = SIZES) -> str:
+    """All of it, as Markdown."""
+    engine = Quire(directory, max_streams=max(TEN, *sizes))
+    return "\n\n".join(
+        [
+            "### The classic trace: of every eight requests seven want 50 tokens and one 500",
+            classic(engine, eights),
+            "### The same trace without a model: how many requests, and in which order",
+            steps_alone(16 * eights),
+            "### Ten equal requests",
+            ten(engine),
+            "### The batch from 1 to 128",
+            plateau(engine, sizes),
+        ]
+    )
+
+
+# ---------------------------------------------------------------- the classic trace
+
+
+@dataclass
+class Trace:
+    """What one way of batching made of it. Figures while requests waited; ``whole`` also has the end."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    steps: int = 0
+    whole: float = 0.0
+    by_rows: dict[int, list[float]] = field(default_factory=dict)  # seconds of steps that only decode
+
+
+def classic(engine: Quire, eights: int) -> str:
+    """The three ways in turns. Static batches are all alike: three of them stand for any number."""
+    answers = EIGHT * eights
+    few = EIGHT * min(3, eights)
+    ways = {
+        "static, the batch computed to its end": (few, Batching.STATIC, True),
+        "`--batching static`: who has ended costs nothing": (few, Batching.STATIC, False),
+        "continuous": (answers, Batching.CONTINUOUS, False),
+    }
+    runs: dict[str, list[Trace]] = {name: [] for name in ways}
+    for _ in range(2):
+        for name, (wanted, mode, is_padded) in ways.items():
+            runs[name].append(_traced(engine, wanted, mode, is_padded=is_padded))
+    rates = {name: statistics.median(t.tokens / t.seconds for t in made) for name, made in runs.items()}
+    rows = [
+        [
+            name,
+            f"{runs[name][0].tokens / runs[name][0].steps:.2f}",
+            _milliseconds(runs[name], BATCH),
+            _milliseconds(runs[name], 1),
+            f"{rate:.0f}",
+            f"{rates['continuous'] / rate:.2f}x",
+        ]
+        for name, rate in rates.items()
+    ]
+    whole = statistics.median(sum(answers) / t.whole for t in runs["continuous"])
+    return (
+        table(["batch of 8", "tokens a step", "ms at 8 rows", "ms at 1 row", "tok/s", "continuous is"], rows)
+        + f"\n\nWhile requests wait; prompts of {PROMPT} tokens. All {len(answers)} requests to the last, "
+        f"when nobody waits any more and rows stay empty: continuous makes {whole:.0f} tok/s."
+    )
+
+
+def _traced(engine: Quire, answers: list[int], mode: Batching, *, is_padded: bool) -> Trace:
+    """``is_padded``: all compute as many tokens as the longest of their batch, as generate() does."""
+    scheduler = engine.scheduler(streams=BATCH, batching=mode)
+    texts = prompts(1, len(answers), PROMPT, engine.vocab_size)
+    for number, (prompt, wanted) in enumerate(zip(texts, answers, strict=True)):
+        scheduler.add(request(number, prompt, LONG if is_padded else wanted))
+    made, total = Trace(), 0
+    num_waiting = scheduler.num_waiting
+    for step, seconds in engine.steps(scheduler):
+        made.whole += seconds
+        total += sum(step.samples)
+        if num_waiting or mode is Batching.STATIC:
+            made.steps, made.tokens, made.seconds = made.steps + 1, total, made.whole
+        num_waiting = scheduler.num_waiting
+        if step.total_tokens == len(step.rows):
+            made.by_rows.setdefault(len(step.rows), []).append(seconds)
+    if is_padded:
+        made.tokens = sum(answers)
+    return made
+
+
+def _milliseconds(runs: Iterable[Trace], rows: int) -> str:
+    """Median of the steps that only decode."""
+    seconds = [taken for run in runs for taken in run.by_rows.get(rows, ())]
+    return f"{statistics.median(seconds) * 1e3:.1f}" if seconds else ""
+
+
+def steps_alone(most: int = 128) -> str:
+    """Up to ``most`` eights. Steps of the scheduler alone, static / continuous."""
+    rng, rows, sizes = random.Random(0), [], [most // 16, most // 4, most]
+    for title, arrange in (
+        ("the long one last of each eight", lambda a: a),
+        ("shuffled", lambda a: rng.sample(a, len(a))),
+        ("by length", sorted),
+    ):
+        ratios = []
+        for eights in sizes:
+            answers = arrange(EIGHT * eights)
+            static, continuous = (
+                _count_steps(answers, mode) for mode in (Batching.STATIC, Batching.CONTINUOUS)
+            )
+            ratios.append(f"{static / continuous:.2f}x")
+        rows.append([title, *ratios])
+    limit = BATCH * LONG / sum(EIGHT)
+    heads = ["steps, static / continuous", *(f"{BATCH * eights:,} requests" for eights in sizes)]
+    return table(heads, rows) + (
+        f"\n\nThe limit is {limit:.2f}x: a static batch takes {LONG} steps for its {sum(EIGHT)} tokens, and "
+        f"continuous batching with all rows full {sum(EIGHT) / BATCH:.0f}. What is missing is the end, where "
+        "long requests go on alone. Shuffled, a third of the static batches have no long request; by length, "
+        "static batches waste nothing."
+    )
+
+
+def _count_steps(answers: Iterable[int], mode: Batching) -> int:
+    config = SchedulerConfig(BATCH, 4096, PROMPT + LONG, BATCH * (PROMPT + LONG), 16, False, batching=mode)
+    scheduler, steps = Scheduler(config, eos_token_ids=()), 0
+    for number, wanted in enumerate(answers):
+        scheduler.add(request(number, [1] * PROMPT, wanted))
+    while (step := scheduler.schedule()) is not None:
+        scheduler.commit(step, StepResult(step.step_id, (1,) * sum(step.samples)))
+        steps += 1
+    return steps
+
+
+# ---------------------------------------------------------------- ten requests
+
+
+def ten(engine: Quire) -> str:
+    """Ten equal requests, together and one after the other, in turns."""
+    texts = prompts(2, TEN, 128, engine.vocab_size)
+    together, alone = list[float](), list[float]()
+    for _ in range(REPEATS):
+        for times, streams in ((together, TEN), (alone, 1)):
+            scheduler = engine.scheduler(streams=streams)
+            for number, prompt in enumerate(texts):
+                scheduler.add(request(number, prompt, 64))
+            times.append(sum(seconds for _, seconds in engine.steps(scheduler)))
+    one, other = statistics.median(alone), statistics.median(together)
+    rows = [
+        ["one after the other", f"{one:.2f} s", f"{640 / one:.0f}", ""],
+        ["together", f"{other:.2f} s", f"{640 / other:.0f}", f"{one / other:.1f}x"],
+    ]
+    return table(["10 requests of 128 + 64 tokens", "all done after", "tok/s", "faster"], rows)

@@ -1,0 +1,99 @@
+"""Quire's scheduler and runner in this process, without HTTP: what every bench that needs a model measures.
+Knows no other engine.
+"""
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from quire_server.core.limits import Batching
+from quire_server.core.request import Request, SamplingParams
+from quire_server.core.scheduler import Scheduler, SchedulerConfig
+from quire_server.core.step import Step
+from quire_server.runner.model_runner import ModelRunner, RunnerOptions
+
+CONTEXT = 1024 + 160
+MAX_STREAMS = 32
+CHUNK = 1024
+BLOCK = 16
+
+
+def request(number: int, prompt: list[int], new_tokens: int) -> Request:
+    """Greedy, and never ended by what is said."""
+    return Request(str(number), tuple(prompt), SamplingParams(new_tokens, temperature=0.0), 0.0)
+
+
+def prompts(seed: int, count: int, length: int, vocab_size: int) -> list[list[int]]:
+    """Random tokens: no two prompts share a prefix."""
+    rng = random.Random(seed)
+    return [[rng.randrange(vocab_size) for _ in range(length)] for _ in range(count)]
+
+
+class Quire:
+    """One loaded model; every run gets a scheduler of its own."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        dtype: str = "auto",
+        quantization: str = "auto",
+        max_streams: int = MAX_STREAMS,
+    ) -> None:
+        options = RunnerOptions(
+            dtype=dtype,
+            quantization=quantization,
+            block_size=BLOCK,
+            max_model_len=CONTEXT,
+            max_num_batched_tokens=CHUNK,
+            max_num_seqs=max_streams,
+            kv_cache_memory_bytes=3 << 30,
+        )
+        self.runner = ModelRunner.load(directory, options, lambda loaded, total: None)
+        self._max_streams = max_streams
+
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids there are."""
+        return self.runner.model_config.vocab_size
+
+    def scheduler(
+        self,
+        *,
+        streams: int | None = None,
+        chunk: int = CHUNK,
+        prefix_caching: bool = False,
+        batching: Batching = Batching.CONTINUOUS,
+    ) -> Scheduler:
+        """An empty one over all of the runner's blocks, with at most ``streams`` requests at once."""
+        runner = self.runner
+        config = SchedulerConfig(
+            streams or self._max_streams,
+            chunk,
+            runner.max_model_len,
+            runner.num_blocks,
+            BLOCK,
+            prefix_caching,
+            batching=batching,
+        )
+        return Scheduler(config, eos_token_ids=())
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def run(self, prompts: list[list[int]], answers: list[int]) -> tuple[float, list[tuple[int, float]]]:
+        """As ``peers.Engine``: all prompts in the first step."""
+        scheduler = self.scheduler(chunk=max(CHUNK, sum(map(len, prompts))))
+        for number, (prompt, new_tokens) in enumerate(zip(prompts, answers, strict=True)):
+            scheduler.add(request(number, prompt, new_tokens))
+        steps = [(len(step.rows), seconds) for step, seconds in self.steps(scheduler)]
+        return steps[0][1], steps[1:]
+
+    def steps(self, scheduler: Scheduler) -> Iterator[tuple[Step, float]]:
+        """Run until nothing is left: each step and its seconds, deciding included."""
+        start = time.perf_counter()
+        while (step := scheduler.schedule()) is not None:
+            scheduler.commit(step, self.runner.run(step))
+            yield step, time.perf_counter() - start
+            start = time.perf_counter()

@@ -1,0 +1,78 @@
+"""Every part of `make bench` runs, here on a random model: what nobody has run for a month still works.
+
+Only llama.cpp is left out, which takes minutes to build.
+"""
+
+import pytest
+
+from bench import kv_waste, prefix, quality, scheduler
+from bench.batching import batching
+from bench.compare import Comparison
+from bench.engine import Quire
+from bench.interference import interference
+from bench.peers import Transformers
+from bench.prefix_hit import prefix_hit
+from tests.server import tiny_model
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def comparison(directory):
+    theirs, ours = Transformers(directory), Quire(directory, quantization="int8")
+    makers = {"transformers": theirs, "llama.cpp's place": theirs, "quire auto int8": ours}
+    return Comparison({name: lambda streams, engine=engine: engine for name, engine in makers.items()}, 250)
+
+
+def columns(text):
+    """Cells of every line of a table, by the first one."""
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_engines_are_compared(comparison):
+    for text in (comparison.decode(16, (1, 3), 4, repeats=1), comparison.prefill((16,))):
+        assert {"transformers", "quire auto int8", "int8 / best llama.cpp"} <= set(columns(text))
+
+
+def test_streams_leave_and_each_number_of_them_is_measured(comparison):
+    table = columns(comparison.decode_leaving(16, (1, 2, 4), steps_each=3))
+    assert table["tok/s: median (best step)"] == ["x1", "x2", "x4"]
+
+
+@pytest.mark.parametrize("engine", [Transformers, Quire])
+def test_each_step_counts_those_who_take_it(engine, directory):
+    _, steps = engine(directory).run([[7] * 16, [8] * 16, [9] * 16], [6, 4, 4])
+    assert [rows for rows, _ in steps] == [3, 3, 3, 1, 1]
+
+
+def test_batching_is_measured(directory):
+    text = batching(directory, eights=1, sizes=(1, 2))
+    assert columns(text)["continuous"][-1] == "1.00x"
+
+
+def test_a_long_prompt_among_streams_is_measured(directory):
+    assert "one chunk" in interference(directory, pieces=1)
+
+
+def test_prefixes_are_measured(directory):
+    assert "the 1,024 cached" in prefix_hit(directory)
+
+
+def test_quality_is_measured(directory):
+    assert columns(quality.compare(directory, count=1))["float32"][1] == "100.0 %"
+
+
+def test_scheduling_is_measured():
+    assert "fcfs" in columns(scheduler.table())
+
+
+def test_kv_memory_is_measured():
+    assert len(columns(kv_waste.table())) == 5
+
+
+def test_the_prefix_cache_is_measured(directory):
+    assert "tokens a second" in prefix.report(directory)
