@@ -56,6 +56,7 @@ PROGRAMS = (
     ),
     Program(name="pause"),
     Program(name="coredns"),
+    Program(name="otelcol"),
     Program(
         name="kubeconform",
         package="github.com/yannh/kubeconform/cmd/kubeconform",
