@@ -88,6 +88,12 @@ class ServeConfig:
     max_num_reqs_per_key: int | None = setting(
         None, integer(1, 10**6), "requests of one API key that run or wait; more are answered 429"
     )
+    max_requests_per_minute_per_key: int | None = setting(
+        None, integer(1, 10**6), "requests of one API key in a minute; more are answered 429"
+    )
+    max_tokens_per_minute_per_key: int | None = setting(
+        None, integer(1, 10**9), "tokens of one API key in a minute, of prompts and answers"
+    )
     request_timeout_seconds: float | None = setting(
         None, seconds(0.001), "longest time from a request to its last token (default: no limit)"
     )
@@ -131,8 +137,14 @@ def _check(config: ServeConfig) -> None:
     """What no single value shows."""
     if config.port == config.health_port:
         raise ConfigError(f"--port and --health-port are both {config.port}: choose two different ports")
-    if config.max_num_reqs_per_key is not None and config.api_keys_dir is None:
-        raise ConfigError("--max-num-reqs-per-key needs API keys to tell clients apart: give --api-keys-dir")
+    if config.api_keys_dir is None:
+        for flag, limit in (
+            ("--max-num-reqs-per-key", config.max_num_reqs_per_key),
+            ("--max-requests-per-minute-per-key", config.max_requests_per_minute_per_key),
+            ("--max-tokens-per-minute-per-key", config.max_tokens_per_minute_per_key),
+        ):
+            if limit is not None:
+                raise ConfigError(f"{flag} needs API keys to tell clients apart: give --api-keys-dir")
     if config.kv_offload_host_bytes == 0 and config.kv_offload_disk_path is not None:
         raise ConfigError(
             "--kv-offload-disk-path needs --kv-offload-host-bytes: blocks reach the disk through the host"

@@ -28,8 +28,10 @@ from quire_server.api.admission import Admission, Limits
 from quire_server.api.app import create_app
 from quire_server.api.auth import Keys
 from quire_server.api.connections import Connection
+from quire_server.api.deep_check import DeepCheck
 from quire_server.api.drain import Drain, DrainLimits
 from quire_server.api.house import House, sampling_defaults
+from quire_server.api.rates import RateLimits, Rates
 from quire_server.config import ServeConfig
 from quire_server.core.errors import ConfigError, QuireServerError
 from quire_server.core.model_files import ModelFiles
@@ -85,9 +87,10 @@ def build_house(settings: ServeConfig, run_dir: Path) -> House:
     """All parts of the API process."""
     metrics = Metrics(settings.served_names[0])
     files = ModelFiles.open(settings.model)
+    engine = EngineClient(run_dir / SOCKET_NAME, lambda outbox: _report(metrics, outbox))
     return House(
         served_names=settings.served_names,
-        engine=EngineClient(run_dir / SOCKET_NAME, lambda outbox: _report(metrics, outbox)),
+        engine=engine,
         tokenizer=Tokenizer.load(settings.model),
         template=ChatTemplate.load(settings.model, settings.chat_template),
         defaults=sampling_defaults(files),
@@ -97,6 +100,14 @@ def build_house(settings: ServeConfig, run_dir: Path) -> House:
         keys=Keys(settings.api_keys_dir, time.monotonic),
         state=SharedState.open(run_dir),
         thresholds=Thresholds(settings.stall_timeout_seconds, settings.canary_interval_seconds),
+        deep_check=DeepCheck(engine),
+        rates=Rates(
+            RateLimits(
+                settings.max_requests_per_minute_per_key,
+                settings.max_tokens_per_minute_per_key,
+            ),
+            time.monotonic,
+        ),
         with_priorities=settings.scheduling_policy == Policy.PRIORITY,
         request_timeout=settings.request_timeout_seconds or math.inf,
     )

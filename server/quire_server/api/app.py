@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire_server.api import completions, public
-from quire_server.api.auth import PUBLIC_PATHS
+from quire_server.api.auth import PUBLIC_PATHS, require_key
 from quire_server.api.drain import RETRY_AFTER_SECONDS
 from quire_server.api.errors import ApiError, from_exception, overloaded
+from quire_server.api.health_route import health
 from quire_server.api.house import House
 from quire_server.api.reply import ClientGoneError, Reply
 
@@ -30,7 +31,7 @@ ROUTES: dict[str, tuple[str, Handler]] = {
     "/tokenize": ("POST", public.tokenize),
     "/detokenize": ("POST", public.detokenize),
     "/reset_prefix_cache": ("POST", public.reset_prefix_cache),
-    "/health": ("GET", public.health),
+    "/health": ("GET", health),
     "/metrics": ("GET", public.exposition),
     "/version": ("GET", public.version),
 }
@@ -66,23 +67,12 @@ async def _dispatch(house: House, reply: Reply) -> None:
             raise overloaded(
                 "draining", "The server is going away; ask again elsewhere.", RETRY_AFTER_SECONDS
             )
-        _authenticate(house, reply)
+        require_key(house.keys, scope)
     method, handler = _route(path)
     allowed = ("GET", "HEAD") if method == "GET" else (method,)
     if scope["method"] not in allowed:
         raise ApiError(405, f"{path} is for {method}.", headers=(("allow", ", ".join(allowed)),))
     await handler(house, reply)
-
-
-def _authenticate(house: House, reply: Reply) -> None:
-    """Deny by default. Two Authorization headers are nobody's habit but a smuggler's."""
-    if not house.keys.required:
-        return
-    headers = [value for name, value in reply.scope["headers"] if name == b"authorization"]
-    client = house.keys.client_of(headers[0]) if len(headers) == 1 else None
-    if client is None:
-        raise public.unauthorized()
-    reply.scope["quire.client"] = client
 
 
 def _route(path: str) -> tuple[str, Handler]:

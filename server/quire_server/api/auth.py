@@ -13,6 +13,10 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from starlette.types import Scope
+
+from quire_server.api.errors import ApiError
+
 logger = logging.getLogger(__name__)
 
 PUBLIC_PATHS = frozenset({"/health", "/metrics"})
@@ -69,3 +73,21 @@ class Keys:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key.strip()).digest()
+
+
+def require_key(keys: Keys, scope: Scope) -> None:
+    """Note the client's name in the scope, or raise a 401. Two Authorization headers are nobody's habit but a
+    smuggler's.
+    """
+    if not keys.required:
+        return
+    headers = [value for name, value in scope["headers"] if name == b"authorization"]
+    client = keys.client_of(headers[0]) if len(headers) == 1 else None
+    if client is None:
+        raise ApiError(
+            401,
+            "A valid API key is needed: Authorization: Bearer KEY",
+            code="invalid_api_key",
+            headers=(("www-authenticate", "Bearer"),),
+        )
+    scope["quire.client"] = client

@@ -40,9 +40,16 @@ class Visit:
         self.house = house
         self.reply = reply
         self.arrived_at = time.monotonic()
-        self.request_id = uuid.uuid4().hex
+        self.response_id = uuid.uuid4().hex  # a client may use its request id twice
         self.prompt_tokens = 0
         self.completion_tokens = 0
+        self.tokens_charged = 0  # to the client's rate, before anything was known for certain
+
+    @property
+    def client(self) -> str:
+        """The name of the API key, empty where there are none."""
+        name: str = self.reply.scope.get("quire.client", "")
+        return name
 
 
 async def chat(house: House, reply: Reply) -> None:
@@ -74,10 +81,11 @@ async def _account(visit: Visit, handle: Handler) -> None:
         if answer.code in metrics.REFUSALS:
             house.metrics.refused(answer.code)
         if answer.status == 500:
-            logger.exception("request failed", extra={"request_id": visit.request_id})
+            logger.exception("request failed", extra={"request_id": reply.request_id})
         await reply.error(answer)
     finally:
         house.drain.num_requests -= 1
+        house.rates.spend(visit.client, visit.prompt_tokens + visit.completion_tokens - visit.tokens_charged)
         seconds = time.monotonic() - visit.arrived_at
         house.metrics.request_ended(status, seconds)
         if house.drain.begun and status == "success":
@@ -85,8 +93,9 @@ async def _account(visit: Visit, handle: Handler) -> None:
         logger.info(
             "request",
             extra={
-                "request_id": visit.request_id,
-                "client": reply.scope.get("quire.client", ""),
+                "request_id": reply.request_id,
+                "response_id": visit.response_id,
+                "client": visit.client,
                 "path": reply.scope["path"],
                 "status": status,
                 "prompt_tokens": visit.prompt_tokens,
@@ -118,22 +127,25 @@ async def _chat(visit: Visit) -> None:
 
 def _reserve(visit: Visit, call: ChatCall | CompletionCall, num_answers: int, info: EngineInfo) -> Place:
     """A place in the house, for a request that it serves."""
-    house, generation = visit.house, call.generation
+    house, generation, client = visit.house, call.generation, visit.client
     house.check_model(generation.model)
     house.check_priority(generation.priority)
     newcomer = Newcomer(
-        client=visit.reply.scope.get("quire.client", ""),
+        client=client,
         num_answers=num_answers,
         prompt_tokens=call.rough_tokens,
         priority=generation.priority,
     )
+    house.rates.enter(client, call.rough_tokens)
+    visit.tokens_charged = call.rough_tokens
+    visit.reply.headers += house.rates.headers(client)
     return house.admission.reserve(newcomer, info, house.engine.stats)
 
 
 async def _chat_answer(visit: Visit, call: ChatCall, place: Place, info: EngineInfo) -> None:
     generation = call.generation
     prompt = await visit.house.tokenize_chat(call.messages)
-    header = Header(f"chatcmpl-{visit.request_id}", int(time.time()), generation.model)
+    header = Header(f"chatcmpl-{visit.response_id}", int(time.time()), generation.model)
     shape = ChatShape(header, visit.house.tokenizer, generation.logprobs is not None)
     await _generate(visit, generation, [prompt], place, info, shape, leads=("",) * generation.n)
 
@@ -163,7 +175,7 @@ async def _completion_answer(visit: Visit, call: CompletionCall, place: Place, i
             for source in call.prompts
         ]
     each = tuple(lead for lead in leads for _ in range(generation.n))
-    header = Header(f"cmpl-{visit.request_id}", int(time.time()), generation.model)
+    header = Header(f"cmpl-{visit.response_id}", int(time.time()), generation.model)
     with_logprobs = generation.logprobs is not None
     shape = CompletionShape(header, house.tokenizer, with_logprobs=with_logprobs, leads=each)
     await _generate(visit, generation, prompts, place, info, shape, leads=each)
@@ -223,7 +235,7 @@ def _requests(
                 min_tokens=generation.min_tokens,
                 logprobs=generation.logprobs,
             )
-            name = f"{visit.request_id}-{len(requests)}"
+            name = f"{visit.response_id}-{len(requests)}"
             requests.append(
                 Request(
                     name,

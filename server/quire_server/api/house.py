@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from quire_server.api.admission import Admission
 from quire_server.api.auth import Keys
 from quire_server.api.calls import SamplingDefaults
+from quire_server.api.deep_check import DeepCheck
 from quire_server.api.drain import Drain
 from quire_server.api.errors import ApiError, bad_field, overloaded
+from quire_server.api.rates import Rates
 from quire_server.core.errors import ModelCorruptError, RequestError
 from quire_server.core.model_files import ModelFiles
 from quire_server.engine.client import EngineClient
@@ -71,6 +73,8 @@ class House:
     keys: Keys
     state: SharedState
     thresholds: Thresholds
+    deep_check: DeepCheck
+    rates: Rates
     with_priorities: bool = False
     request_timeout: float = math.inf
     side_door: SideDoor = field(default_factory=SideDoor)

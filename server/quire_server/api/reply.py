@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import uuid
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
@@ -18,6 +20,7 @@ from quire_server.api.errors import ApiError
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 _BODY_TIMEOUT_SECONDS = 30.0
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _SEND_TIMEOUT_SECONDS = 60.0
 
 
@@ -37,6 +40,8 @@ class Reply:
         self._receive = receive
         self._send = _bounded(send)
         self.started = False
+        self.request_id = _request_id(scope)
+        self.headers = [("x-request-id", self.request_id)]  # of the response, whatever it will be
 
     async def body(self) -> bytes:
         """The request's body; raises ApiError when it is too long or too slow, ClientGoneError."""
@@ -121,8 +126,18 @@ class Reply:
 
     async def _start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         self.started = True
-        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        encoded = [
+            (name.encode("latin-1"), value.encode("latin-1")) for name, value in (*self.headers, *headers)
+        ]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own, where it sent one that can be logged and sent back; else a new one."""
+    given = [value for name, value in scope["headers"] if name == b"x-request-id"]
+    if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]):
+        return str(given[0].decode("ascii"))
+    return uuid.uuid4().hex
 
 
 def _bounded(send: Send) -> Send:

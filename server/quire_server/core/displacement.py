@@ -7,7 +7,7 @@ that never changes, so two sequences can never displace each other in turn.
 
 from quire_server.core.kv_manager import KVManager
 from quire_server.core.limits import Batching, SchedulerConfig
-from quire_server.core.policy import Policy
+from quire_server.core.policy import TOP_PRIORITY, Policy
 from quire_server.core.running import Running
 from quire_server.core.sequence import Sequence
 
@@ -18,7 +18,8 @@ def victims(first: Sequence, running: Running, kv: KVManager, config: SchedulerC
     Blocks that victims share with others count as theirs; where that was too hopeful, the next step finds
     the rest.
     """
-    if config.policy is not Policy.PRIORITY or config.batching is Batching.STATIC:
+    is_urgent = config.policy is Policy.PRIORITY or first.request.priority == TOP_PRIORITY
+    if not is_urgent or config.batching is Batching.STATIC:
         return []
     going, num_reclaimed, match = list[Sequence](), 0, None
     for last in reversed(running.sequences):

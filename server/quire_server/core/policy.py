@@ -31,7 +31,7 @@ SECONDS_PER_LEVEL = 10.0
 #: Levels, as vLLM counts them: lower goes first, 0 is normal.
 MIN_PRIORITY, MAX_PRIORITY = -100, 100
 CLASSES: Mapping[str, int] = {"high": -10, "normal": 0, "low": 10}
-#: Before everyone else under every policy. Not for clients: the health canary's.
+#: Before everyone else under every policy. Not for clients: for health checks.
 TOP_PRIORITY = -(1 << 31)
 
 #: Seconds that a request stands back for each token of its expected answer, up to a limit.

@@ -14,7 +14,7 @@ import math
 import time
 
 from quire_server.core.errors import RequestError
-from quire_server.core.policy import MAX_PRIORITY, MIN_PRIORITY
+from quire_server.core.policy import MAX_PRIORITY, MIN_PRIORITY, TOP_PRIORITY
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.scheduler import Scheduler
 from quire_server.core.step import StepEvents, TokenEvent
@@ -107,8 +107,8 @@ class Engine:
         """What the API process has checked already; the engine believes nobody."""
         if request.request_id in self._owners:
             raise RequestError("the request id is taken")
-        if not MIN_PRIORITY <= request.priority <= MAX_PRIORITY:
-            raise RequestError("the priority is not for clients", param="priority")
+        if not (MIN_PRIORITY <= request.priority <= MAX_PRIORITY or request.priority == TOP_PRIORITY):
+            raise RequestError("there is no such priority", param="priority")
         if not math.isfinite(request.arrival):
             raise RequestError("the time of arrival is no number")
         prompt = request.prompt_token_ids

@@ -1,0 +1,55 @@
+"""/health: the numbers behind its checks, and the completion that it makes on demand."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.server.conftest import KEY
+from tests.server.launch import Server
+
+
+def health(server, query=""):
+    return httpx.get(server.url + "/health" + query, headers={"authorization": f"Bearer {KEY}"}, timeout=40)
+
+
+def test_each_check_has_its_numbers(server):
+    numbers = health(server).json()["numbers"]
+    assert set(numbers) == set(health(server).json()["checks"])
+    assert numbers["queue_ok"].items() >= {"waiting": 0, "max_queued": 512, "limit": 0.8}.items()
+    assert numbers["model_loaded"]["loaded_bytes"] == numbers["model_loaded"]["total_bytes"] > 0
+    assert 0 <= numbers["memory_ok"]["kv_utilization"] <= numbers["memory_ok"]["limit"] == 0.95
+    assert numbers["progress_ok"]["phase"] == "serving"
+    assert 0 <= numbers["progress_ok"]["seconds_without_progress"] < numbers["progress_ok"]["limit"] == 30
+
+
+def test_sixty_four_deep_checks_at_once_cost_one_completion(server):
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda _: health(server, "?deep=true"), range(64)))
+    assert {answer.status_code for answer in answers} == {200}
+    told = [answer.json()["numbers"]["completion_ok"] for answer in answers]
+    assert all(one["tokens"] == 4 and not one["failure"] for one in told)
+    assert len({one["seconds"] for one in told}) == 1, "all of them heard of the same one"
+
+
+@pytest.fixture
+def crowded(tiny, tmp_path):
+    """A server with one row, and somebody in it whose answer takes long."""
+    flags = ("--max-num-seqs", "1", "--max-num-queued-reqs", "0", "--num-gpu-blocks-override", "100")
+    with Server(tiny, tmp_path, *flags) as server:
+        server.wait_ready()
+        body = {"model": "tiny", "prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
+            assert answer.status_code == 200, answer.read()
+            lines = answer.iter_lines()  # which hangs up when it is forgotten
+            next(lines)
+            yield server
+            del lines
+
+
+def test_a_full_house_is_checked_before_its_guests(crowded):
+    refused = crowded.post("/v1/completions", {"model": "tiny", "prompt": "Once", "max_tokens": 1})
+    assert refused.json()["error"]["code"] == "queue_full"
+    body = health(crowded, "?deep=true").json()
+    assert body["checks"]["completion_ok"]
+    assert crowded.statusz()["running"] + crowded.statusz()["queued"] >= 1, "the guest was still there"
