@@ -5,7 +5,6 @@ Every block gets a checksum when it leaves the device and has to show it again o
 not is not copied. Decides nothing: which slots hold what is the scheduler's business.
 """
 
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire_server.core.step import Copies, CopyOutcome, Step
-from quire_server.runner.disk import Disk
+from quire_server.runner.disk import Disk, checksum
 
 _IDLE_WAIT_SECONDS = 0.02  # for the disk, in a step that computes nothing
 
@@ -78,10 +77,10 @@ class Tiers:
         for layer, cache in enumerate(self._kv_caches):
             self._host[slots, layer] = cache[:, blocks].transpose(0, 1).to(self._host.device)
         for _, slot in pairs:
-            self._host_sums[slot] = zlib.crc32(self._bytes[slot])
+            self._host_sums[slot] = checksum(self._bytes[slot].data)
 
     def _load(self, pairs: Sequence[tuple[int, int]]) -> list[int]:
-        failed = [block for slot, block in pairs if zlib.crc32(self._bytes[slot]) != self._host_sums[slot]]
+        failed = [block for slot, block in pairs if checksum(self._bytes[slot].data) != self._host_sums[slot]]
         sound = [pair for pair in pairs if pair[1] not in failed]
         if sound:
             slots, blocks = (torch.tensor(side) for side in zip(*sound, strict=True))
@@ -98,11 +97,11 @@ class Tiers:
         """Host slots that reads have filled, and those that they have not."""
         arrived: list[int] = []
         missed: list[int] = []
-        for slot, data, checksum in self._disk.collect(timeout) if self._disk is not None else ():
+        for slot, data, its_sum in self._disk.collect(timeout) if self._disk is not None else ():
             if data is None:
                 missed.append(slot)
                 continue
             self._bytes[slot] = np.frombuffer(data, np.uint8)
-            self._host_sums[slot] = checksum
+            self._host_sums[slot] = its_sum
             arrived.append(slot)
         return arrived, missed

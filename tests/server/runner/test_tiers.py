@@ -78,6 +78,21 @@ def test_no_answer_comes_from_anothers_prompt(
     assert (kv.prefix_hits > 0) == (kv.disk_loaded > 0) == caching and kv.corrupt == 0
 
 
+@pytest.mark.parametrize("size", [100, 4096, 5 * 4096, 7 * 4096 + 24])
+def test_no_single_fault_of_memory_or_disk_leaves_the_checksum_as_it_was(size: int) -> None:
+    rng = random.Random(size)
+    block = rng.randbytes(size)
+    known = disk.checksum(block)
+    faults = [block[: size // 2] + bytes(size - size // 2), block[8:] + block[:8], bytes(size)]
+    for bit in rng.sample(range(8 * size), 200):
+        faults.append(bytearray(block))
+        faults[-1][bit // 8] ^= 1 << bit % 8
+    if size > 4096:
+        faults += [block[4096:8192] + block[:4096] + block[8192:], block[:4096] * 2 + block[8192:]]
+    assert disk.checksum(bytearray(block)) == known
+    assert known not in [disk.checksum(bytes(fault)) for fault in faults]
+
+
 def test_a_block_that_changed_on_the_host_is_computed_again(
     runner: ModelRunner, alone: list[list[int]]
 ) -> None:

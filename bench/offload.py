@@ -1,0 +1,136 @@
+"""What a KV block costs on its way to the host and back, beside computing it again, with SmolLM2-135M:
+OMP_NUM_THREADS=2 PYTHONPATH=. python bench/offload.py [--write]
+
+The engine's thread copies before it computes, so the cost of a copy is a pause of every running answer. Taken
+from one run: copies alone, a decode step beside them, and a preempted request that goes on, swapped and
+recomputed, each the time until its next token. Never imported.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from e2e import models
+from quire_server.core.limits import PreemptionMode
+from quire_server.core.request import Request, SamplingParams
+from quire_server.core.scheduler import Scheduler, SchedulerConfig
+from quire_server.core.step import Copies, Step
+from quire_server.runner.model_runner import ModelRunner, RunnerOptions
+from quire_server.runner.tiers import Tiers
+
+BLOCK, STREAMS, COPIED, REPEATS = 16, 8, 64, 5
+LENGTHS = (16, 64, 256, 1024)
+
+
+def milliseconds(what: Callable[[], object]) -> float:
+    """Median of some runs, after one that warms."""
+    times = []
+    for _ in range(REPEATS + 1):
+        begin = time.perf_counter()
+        what()
+        times.append((time.perf_counter() - begin) * 1e3)
+    return median(times[1:])
+
+
+def copying(tiers: Tiers, count: int, block_bytes: int) -> str:
+    """Of so many blocks in one step."""
+    pairs = tuple((n, n) for n in random.Random(0).sample(range(COPIED), count))
+    steps = {
+        "save": Step(1, (), (), (), (), (), (), Copies((), pairs, (), ())),
+        "load": Step(1, (), (), (), (), (), (), Copies((), (), pairs, ())),
+    }
+    each = {name: milliseconds(lambda step=step: tiers.copy(step)) / count for name, step in steps.items()}
+    return "\n".join(
+        f"| {name} {count} at once, each | {ms:.3f} ms ({block_bytes / ms / 1e6:.1f} GB/s) |"
+        for name, ms in each.items()
+    )
+
+
+class Engine:
+    """The real scheduler and runner."""
+
+    def __init__(self, runner: ModelRunner, mode: PreemptionMode) -> None:
+        slots = runner.num_host_slots if mode is PreemptionMode.SWAP else 0
+        self._runner = runner
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                STREAMS, 512, runner.max_model_len, runner.num_blocks, BLOCK,
+                enable_prefix_caching=False, num_host_slots=slots, preemption_mode=mode,
+            ),
+            eos_token_ids=(),
+        )  # fmt: skip
+
+    def add(self, name: str, length: int) -> None:
+        rng = random.Random(name)
+        prompt = tuple(rng.randrange(1000, 40000) for _ in range(length))
+        self.scheduler.add(Request(name, prompt, SamplingParams(4096 - length, temperature=0.0), 0.0))
+
+    def step(self) -> list[str]:
+        """Whose tokens came."""
+        step = self.scheduler.schedule()
+        assert step is not None
+        return [event.request_id for event in self.scheduler.commit(step, self._runner.run(step))]
+
+    def until(self, name: str) -> float:
+        """Milliseconds until a request has its next token."""
+        begin = time.perf_counter()
+        while name not in self.step():
+            pass
+        return (time.perf_counter() - begin) * 1e3
+
+
+def decode(runner: ModelRunner) -> float:
+    """Milliseconds of a step of STREAMS answers."""
+    engine = Engine(runner, PreemptionMode.RECOMPUTE)
+    for number in range(STREAMS):
+        engine.add(str(number), 128)
+    engine.until(str(STREAMS - 1))
+    return milliseconds(engine.step)
+
+
+def going_on(runner: ModelRunner, mode: PreemptionMode, length: int) -> float:
+    """Milliseconds from the preemption of a request of that length, alone, until its next token."""
+    engine, times = Engine(runner, mode), []
+    engine.add("only", length)
+    for _ in range(REPEATS + 1):
+        engine.until("only")
+        (sequence,) = engine.scheduler._running.sequences
+        engine.scheduler._preempt(sequence)
+        times.append(engine.until("only"))
+    return median(times[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="store the table in bench/results/offload.md")
+    arguments = parser.parse_args()
+    options = RunnerOptions(
+        max_model_len=2048, max_num_batched_tokens=512, num_blocks_override=256, kv_offload_host_bytes=1 << 28
+    )
+    runner = ModelRunner.load(models.smollm2(), options, lambda loaded, total: None)
+    block_bytes = runner.kv_cache_bytes // runner.num_blocks
+    step = decode(runner)
+    modes = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE
+    rows = [(length, *(going_on(runner, mode, length) for mode in modes)) for length in LENGTHS]
+    report = (
+        "# A block's way to the host and back\n\n"
+        f"SmolLM2-135M, {runner.dtype}, linear layers {runner.quantization}, blocks of {BLOCK} tokens and "
+        f"{block_bytes / 1024:.0f} KiB; medians of {REPEATS}.\n"
+        "Command: `OMP_NUM_THREADS=2 PYTHONPATH=. python bench/offload.py --write`.\n\n| | |\n|---|---:|\n"
+        + "\n".join(copying(runner._tiers, count, block_bytes) for count in (1, 8, COPIED))
+        + f"\n| a decode step of {STREAMS} answers | {step:.1f} ms |\n\n"
+        "Preempted and gone on, the copy to the host included:\n\n"
+        "| tokens | swapped | recomputed |\n|---:|---:|---:|\n"
+        + "\n".join(f"| {length} | {swap:.1f} ms | {again:.1f} ms |" for length, swap, again in rows)
+        + "\n"
+    )
+    print(report)
+    if arguments.write:
+        (Path(__file__).parent / "results" / "offload.md").write_text(report)
+
+
+if __name__ == "__main__":
+    main()
