@@ -14,11 +14,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from quire_server import metrics
 from quire_server.api import calls
 from quire_server.api.admission import Newcomer, Place
-from quire_server.api.calls import ChatCall, CompletionCall, Generation
+from quire_server.api.calls import ChatCall, CompletionCall
 from quire_server.api.delivery import Streamed, Whole
 from quire_server.api.errors import ENGINE_UNAVAILABLE, ApiError, bad_field, from_exception, overloaded
 from quire_server.api.fields import INT64, parse_object
 from quire_server.api.generation import Desk, answer_all
+from quire_server.api.generation_fields import Generation
 from quire_server.api.house import House
 from quire_server.api.reply import ClientGoneError, CutError, Reply
 from quire_server.api.shapes import ChatShape, CompletionShape, Header, Shape

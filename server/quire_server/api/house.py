@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from quire_server.api.admission import Admission
 from quire_server.api.auth import Keys
-from quire_server.api.calls import SamplingDefaults
 from quire_server.api.drain import Drain
 from quire_server.api.errors import ApiError, bad_field, overloaded
+from quire_server.api.generation_fields import SamplingDefaults
 from quire_server.core.errors import ModelCorruptError, RequestError
 from quire_server.core.model_files import ModelFiles
 from quire_server.engine.client import EngineClient

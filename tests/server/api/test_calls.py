@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_server.api.calls import SamplingDefaults, parse_chat, parse_completion
+from quire_server.api.calls import parse_chat, parse_completion
 from quire_server.api.errors import ApiError
 from quire_server.api.fields import parse_object
+from quire_server.api.generation_fields import SamplingDefaults
 
 VOCAB = 100
 PLAIN = SamplingDefaults()

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from quire_server.api import public
-from quire_server.api.calls import SamplingDefaults
 from quire_server.api.errors import ApiError
+from quire_server.api.generation_fields import SamplingDefaults
 from quire_server.api.house import House, sampling_defaults
 from quire_server.core.errors import ModelCorruptError
 from quire_server.core.model_files import ModelFiles
