@@ -29,11 +29,13 @@ from quire_server.api.app import create_app
 from quire_server.api.auth import Keys
 from quire_server.api.connections import Connection
 from quire_server.api.drain import Drain, DrainLimits
-from quire_server.api.house import House, sampling_defaults
+from quire_server.api.house import House
+from quire_server.api.sampling_defaults import SamplingDefaults, sampling_defaults
 from quire_server.config import ServeConfig
 from quire_server.core.errors import ConfigError, QuireServerError
 from quire_server.core.model_files import ModelFiles
 from quire_server.core.policy import Policy
+from quire_server.core.watermark import WatermarkMode
 from quire_server.engine.client import EngineClient
 from quire_server.engine.inbox import SOCKET_NAME
 from quire_server.engine.messages import Outbox
@@ -90,7 +92,7 @@ def build_house(settings: ServeConfig, run_dir: Path) -> House:
         engine=EngineClient(run_dir / SOCKET_NAME, lambda outbox: _report(metrics, outbox)),
         tokenizer=Tokenizer.load(settings.model),
         template=ChatTemplate.load(settings.model, settings.chat_template),
-        defaults=sampling_defaults(files),
+        defaults=sampling_defaults(files) if settings.generation_config == "auto" else SamplingDefaults(),
         metrics=metrics,
         admission=Admission(_limits(settings), time.monotonic, metrics.admitted),
         drain=Drain(DrainLimits(settings.drain_timeout_seconds, settings.pre_stop_seconds), time.monotonic),
@@ -99,6 +101,7 @@ def build_house(settings: ServeConfig, run_dir: Path) -> House:
         thresholds=Thresholds(settings.stall_timeout_seconds, settings.canary_interval_seconds),
         with_priorities=settings.scheduling_policy == Policy.PRIORITY,
         request_timeout=settings.request_timeout_seconds or math.inf,
+        watermark=WatermarkMode(settings.watermark),
     )
 
 

@@ -6,30 +6,25 @@ they change nothing. Pure: no tokenizer, no engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire_server.api.chat_messages import parse_messages
 from quire_server.api.errors import bad_field
 from quire_server.api.fields import INT64, Fields, is_token_ids
-from quire_server.api.generation_fields import Generation, SamplingDefaults, parse_generation
+from quire_server.api.generation_fields import Generation, parse_generation
+from quire_server.api.sampling_defaults import SamplingDefaults
+from quire_server.api.sampling_fields import MAX_LOGPROBS
 
 MAX_CHOICES = 64
-MAX_LOGPROBS = 20
 CHARACTERS_PER_TOKEN = 4
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default of /v1/completions
 
 # Known fields that this server does not implement, with the values that ask for nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "frequency_penalty": (0.0,),
-    "presence_penalty": (0.0,),
-    "repetition_penalty": (1.0,),
-    "min_p": (0.0,),
-    "logit_bias": ({},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "metadata": ({},),
-    "skip_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
+    "spaces_between_special_tokens": (True,),
 }
 _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
     **_NEUTRAL,
@@ -69,6 +64,11 @@ class CompletionCall:
     generation: Generation
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether the echoed prompt comes with its log-probabilities."""
+        return self.echo and self.generation.sampling.logprobs is not None
+
+    @property
     def rough_tokens(self) -> int:
         """As of ChatCall."""
         texts = sum(len(prompt) for prompt in self.prompts if isinstance(prompt, str))
@@ -100,9 +100,9 @@ def parse_completion(body: dict[str, object], defaults: SamplingDefaults, vocab_
     prompts = _prompts(fields, vocab_size)
     echo = fields.boolean("echo", default=False)
     logprobs = fields.integer("logprobs", None, 0, MAX_LOGPROBS)
-    if echo and logprobs is not None:
-        raise fields.error("logprobs", "is not supported together with echo")
-    max_tokens = fields.integer("max_tokens", _COMPLETION_MAX_TOKENS, 1, INT64)
+    max_tokens = fields.integer("max_tokens", _COMPLETION_MAX_TOKENS, 0, INT64)
+    if max_tokens == 0 and not echo:
+        raise fields.error("max_tokens", "must be at least 1, except with echo")
     for name, allowed in _NEUTRAL_COMPLETION.items():
         fields.only(name, allowed)
     generation = parse_generation(fields, defaults, vocab_size, max_tokens, logprobs)
@@ -110,7 +110,18 @@ def parse_completion(body: dict[str, object], defaults: SamplingDefaults, vocab_
         raise bad_field(
             "n", f"{len(prompts)} prompts times {generation.n} answers are more than {MAX_CHOICES}"
         )
+    if echo and logprobs is not None:
+        generation = _with_prompt_logprobs(fields, generation, logprobs)
     return CompletionCall(prompts, echo, generation)
+
+
+def _with_prompt_logprobs(fields: Fields, generation: Generation, logprobs: int) -> Generation:
+    """The echoed prompt's log-probabilities are the answer's: as many, and told with them."""
+    if generation.stream or generation.n > 1:
+        raise fields.error("logprobs", "is not supported together with echo and stream or n")
+    if generation.sampling.prompt_logprobs not in (None, logprobs):
+        raise fields.error("prompt_logprobs", "must be what logprobs is, where echo is true")
+    return replace(generation, sampling=replace(generation.sampling, prompt_logprobs=logprobs))
 
 
 def _prompts(fields: Fields, vocab_size: int) -> tuple[str | tuple[int, ...], ...]:

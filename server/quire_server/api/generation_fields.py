@@ -7,43 +7,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_server.api.fields import INT64, Fields
+from quire_server.api.fields import Fields
+from quire_server.api.sampling_defaults import SamplingDefaults
+from quire_server.api.sampling_fields import parse_sampling
 from quire_server.core.policy import CLASSES, MAX_PRIORITY, MIN_PRIORITY
+from quire_server.core.request import SamplingParams
 
 MAX_N = 16
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 256
-MAX_STOP_TOKENS = 64
+MAX_STRINGS = 16
+MAX_STRING_LENGTH = 256
 MAX_TIMEOUT = 86_400.0
 _MAX_NAME = 256
 _CACHE_TTLS = {"5m": 300.0, "1h": 3600.0}
 
 
 @dataclass(frozen=True)
-class SamplingDefaults:
-    """What the model's generation_config.json says about sampling."""
+class TextRules:
+    """How the answer's tokens become text, and which strings end it."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False  # the stop string or token is a part of the text
+    skip_special_tokens: bool = True
+    min_tokens: int = 0  # a stop string counts when a later token completes it
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What is common to both kinds: how to sample, when to stop, how to deliver."""
+    """What is common to both kinds. ``sampling`` lacks what depends on the prompt, the tokenizer and the
+    server, see `parse_sampling`.
+    """
 
     model: str
+    sampling: SamplingParams
+    text: TextRules
     max_tokens: int | None
-    min_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int | None
-    stop: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
-    ignore_eos: bool
+    bad_words: tuple[str, ...]
+    watermark: bool | None  # None: as the server does by default
     n: int
-    logprobs: int | None  # number of alternatives, None for no log-probabilities
     stream: bool
     include_usage: bool
     cache_salt: str
@@ -63,28 +63,22 @@ def parse_generation(
     model = fields.text("model", "", _MAX_NAME)
     if not model:
         raise fields.error("model", "is required")
-    stream = fields.boolean("stream", default=False)
-    stop = _stop(fields)
-    min_tokens = fields.integer("min_tokens", 0, 0, INT64) or 0
-    if min_tokens and stop:
-        raise fields.error("min_tokens", "is not supported together with stop")
-    if max_tokens is not None and min_tokens > max_tokens:
+    sampling = parse_sampling(fields, defaults, vocab_size, logprobs)
+    if max_tokens is not None and sampling.min_tokens > max_tokens:
         raise fields.error("min_tokens", "is more than max_tokens")
-    top_k = fields.integer("top_k", defaults.top_k, -1, INT64) or 0
+    n = fields.integer("n", 1, 1, MAX_N) or 1
+    stream = fields.boolean("stream", default=False)
+    if sampling.prompt_logprobs is not None and (stream or n > 1):
+        raise fields.error("prompt_logprobs", "is not supported together with stream or n")
     fields.text("user", "", _MAX_NAME)  # for the client's own records; nothing here depends on it
     generation = Generation(
         model=model,
+        sampling=sampling,
+        text=_text_rules(fields, sampling.min_tokens),
         max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        temperature=fields.number("temperature", defaults.temperature, 0.0, 2.0),
-        top_p=_top_p(fields, defaults.top_p),
-        top_k=min(max(top_k, 0), vocab_size),
-        seed=fields.integer("seed", None, -INT64, INT64 - 1),
-        stop=stop,
-        stop_token_ids=fields.integers("stop_token_ids", MAX_STOP_TOKENS, vocab_size),
-        ignore_eos=fields.boolean("ignore_eos", default=False),
-        n=fields.integer("n", 1, 1, MAX_N) or 1,
-        logprobs=logprobs,
+        bad_words=_strings(fields, "bad_words"),
+        watermark=_watermark(fields),
+        n=n,
         stream=stream,
         include_usage=_include_usage(fields, stream),
         cache_salt=fields.text("cache_salt", "", _MAX_NAME),
@@ -96,10 +90,32 @@ def parse_generation(
     return generation
 
 
-def _top_p(fields: Fields, default: float) -> float:
-    value = fields.number("top_p", default, 0.0, 1.0)
-    if value == 0:
-        raise fields.error("top_p", "must be more than 0")
+def _text_rules(fields: Fields, min_tokens: int) -> TextRules:
+    return TextRules(
+        stop=_strings(fields, "stop"),
+        include_stop=fields.boolean("include_stop_str_in_output", default=False),
+        skip_special_tokens=fields.boolean("skip_special_tokens", default=True),
+        min_tokens=min_tokens,
+    )
+
+
+def _strings(fields: Fields, name: str) -> tuple[str, ...]:
+    """A string or a list of strings."""
+    value = fields.take(name)
+    if value is None:
+        return ()
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or len(strings) > MAX_STRINGS:
+        raise fields.error(name, f"must be a string or a list of at most {MAX_STRINGS} strings")
+    if not all(isinstance(one, str) and 0 < len(one) <= MAX_STRING_LENGTH for one in strings):
+        raise fields.error(name, f"must hold strings of 1 to {MAX_STRING_LENGTH} characters")
+    return tuple(strings)
+
+
+def _watermark(fields: Fields) -> bool | None:
+    value = fields.take("watermark")
+    if value is not None and not isinstance(value, bool):
+        raise fields.error("watermark", "must be true or false")
     return value
 
 
@@ -123,18 +139,6 @@ def _timeout(fields: Fields) -> float | None:
     if value == 0:
         raise fields.error("timeout", "must be more than 0 seconds")
     return None if value < 0 else value
-
-
-def _stop(fields: Fields) -> tuple[str, ...]:
-    value = fields.take("stop")
-    if value is None:
-        return ()
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
-        raise fields.error("stop", f"must be a string or a list of at most {MAX_STOPS} strings")
-    if not all(isinstance(stop, str) and 0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
-        raise fields.error("stop", f"must hold strings of 1 to {MAX_STOP_LENGTH} characters")
-    return tuple(stops)
 
 
 def _cache_ttl(fields: Fields) -> float:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from quire_server.api.calls import parse_chat, parse_completion
 from quire_server.api.errors import ApiError
 from quire_server.api.fields import parse_object
-from quire_server.api.generation_fields import SamplingDefaults
+from quire_server.api.sampling_defaults import SamplingDefaults
 
 VOCAB = 100
 PLAIN = SamplingDefaults()
@@ -26,14 +26,16 @@ def completion(**fields):
 
 
 def test_a_bare_chat_takes_the_model_s_defaults():
-    generation = chat(SamplingDefaults(temperature=0.6, top_p=0.9, top_k=40)).generation
-    assert (generation.temperature, generation.top_p, generation.top_k) == (0.6, 0.9, 40)
+    generation = chat(SamplingDefaults(0.6, 0.9, 40, 0.1, 1.2)).generation
+    sampling = generation.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.6, 0.9, 40)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.2)
     assert (generation.max_tokens, generation.n, generation.stream) == (None, 1, False)
 
 
 def test_what_a_client_says_beats_the_defaults():
-    generation = chat(SamplingDefaults(0.6, 0.9, 40), temperature=0, top_p=1, top_k=-1).generation
-    assert (generation.temperature, generation.top_p, generation.top_k) == (0.0, 1.0, 0)
+    sampling = chat(SamplingDefaults(0.6, 0.9, 40), temperature=0, top_p=1, top_k=-1).generation.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 1.0, 0)
 
 
 def test_everything_that_real_clients_send_by_default_is_accepted():
@@ -133,8 +135,30 @@ def test_a_prompt_is_text_or_token_ids_one_or_many(prompt, prompts):
         ("logprobs", 1),
         ("stream", "true"),
         ("stream_options", {"include_usage": True}),  # without stream
-        ("frequency_penalty", 0.5),
-        ("logit_bias", {"1": 2}),
+        ("frequency_penalty", 2.5),
+        ("presence_penalty", -2.5),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 11),
+        ("min_p", 1.5),
+        ("logit_bias", {str(VOCAB): 2}),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", {"1": True}),
+        ("logit_bias", {"-1": 2}),
+        ("logit_bias", {"²": 2}),
+        ("logit_bias", {"one": 2}),
+        ("logit_bias", [1]),
+        ("logit_bias", {str(i): 0 for i in range(1025)}),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [VOCAB]),
+        ("allowed_token_ids", "1"),
+        ("bad_words", [""]),
+        ("bad_words", ["a"] * 17),
+        ("bad_words", [5]),
+        ("watermark", 1),
+        ("prompt_logprobs", 21),
+        ("prompt_logprobs", -1),
+        ("include_stop_str_in_output", 1),
+        ("skip_special_tokens", "no"),
         ("response_format", {"type": "json_object"}),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
@@ -167,6 +191,7 @@ def test_a_bad_or_unsupported_value_is_a_400_that_names_the_field(field, value):
         ("prompt", None, "prompt"),
         ("logprobs", True, "logprobs"),
         ("logprobs", 21, "logprobs"),
+        ("max_tokens", 0, "max_tokens"),
         ("best_of", 2, "best_of"),
         ("suffix", "x", "suffix"),
         ("messages", [], "messages"),
@@ -198,6 +223,23 @@ def test_a_bad_message_is_named_by_its_place(message, where):
     with pytest.raises(ApiError) as refused:
         chat(messages=[message])
     assert refused.value.body["error"]["param"] == where
+
+
+@pytest.mark.parametrize(
+    "more", [{"stream": True}, {"n": 2}, {"prompt_logprobs": 3}], ids=["stream", "n", "another number"]
+)
+def test_an_echoed_prompt_has_the_answer_s_log_probabilities_or_the_request_is_refused(more):
+    call = completion(echo=True, logprobs=2, max_tokens=0)
+    assert (call.scores_prompt, call.generation.sampling.prompt_logprobs) == (True, 2)
+    with pytest.raises(ApiError, match="logprobs"):
+        completion(echo=True, logprobs=2, **more)
+
+
+def test_prompt_logprobs_are_for_one_whole_answer():
+    assert chat(prompt_logprobs=0).generation.sampling.prompt_logprobs == 0
+    for more in ({"stream": True}, {"n": 2}):
+        with pytest.raises(ApiError, match="prompt_logprobs"):
+            chat(prompt_logprobs=1, **more)
 
 
 def test_the_two_names_of_max_tokens_may_not_contradict():
@@ -236,7 +278,8 @@ junk = st.recursive(
 NAMES = (
     "model messages prompt n stop stop_token_ids logprobs top_logprobs seed temperature top_p top_k "
     "max_tokens min_tokens stream stream_options user echo tools cache_salt ignore_eos logit_bias "
-    "priority timeout surprise cache_control"
+    "priority timeout surprise cache_control min_p presence_penalty frequency_penalty repetition_penalty "
+    "bad_words allowed_token_ids prompt_logprobs watermark include_stop_str_in_output skip_special_tokens"
 )
 names = st.sampled_from(NAMES.split(" "))
 

@@ -9,8 +9,8 @@ import pytest
 
 from quire_server.api import public
 from quire_server.api.errors import ApiError
-from quire_server.api.generation_fields import SamplingDefaults
-from quire_server.api.house import House, sampling_defaults
+from quire_server.api.house import House
+from quire_server.api.sampling_defaults import SamplingDefaults, sampling_defaults
 from quire_server.core.errors import ModelCorruptError
 from quire_server.core.model_files import ModelFiles
 
