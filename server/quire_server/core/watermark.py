@@ -82,11 +82,7 @@ class Detection:
     green_fraction: float
     z_score: float  # standard deviations above what chance gives
     p_value: float  # probability of so many green tokens by chance
-
-    @property
-    def verdict(self) -> str:
-        """In one or two words."""
-        return "watermarked" if self.z_score >= Z_LIMIT else "not watermarked"
+    verdict: str
 
 
 def detect(tokens: Sequence[int], watermark: Watermark) -> Detection:
@@ -94,14 +90,24 @@ def detect(tokens: Sequence[int], watermark: Watermark) -> Detection:
     pairs = set(zip(tokens, tokens[1:], strict=False))
     count, gamma = len(pairs), watermark.gamma
     green = sum(watermark.is_green(previous, token) for previous, token in pairs)
-    spread = math.sqrt(count * gamma * (1 - gamma))
     return Detection(
         num_tokens=count,
         num_green=green,
         green_fraction=green / count if count else 0.0,
-        z_score=(green - gamma * count) / spread if count else 0.0,
+        z_score=_z_score(green, count, gamma),
         p_value=_binomial_tail(green, count, gamma),
+        verdict=_verdict(green, count, gamma),
     )
+
+
+def _z_score(green: int, count: int, gamma: float) -> float:
+    return (green - gamma * count) / math.sqrt(count * gamma * (1 - gamma)) if count else 0.0
+
+
+def _verdict(green: int, count: int, gamma: float) -> str:
+    if _z_score(count, count, gamma) < Z_LIMIT:
+        return "too short to tell"  # not even if every token were green
+    return "watermarked" if _z_score(green, count, gamma) >= Z_LIMIT else "not watermarked"
 
 
 def _binomial_tail(successes: int, trials: int, probability: float) -> float:

@@ -135,30 +135,6 @@ def test_a_prompt_is_text_or_token_ids_one_or_many(prompt, prompts):
         ("logprobs", 1),
         ("stream", "true"),
         ("stream_options", {"include_usage": True}),  # without stream
-        ("frequency_penalty", 2.5),
-        ("presence_penalty", -2.5),
-        ("repetition_penalty", 0),
-        ("repetition_penalty", 11),
-        ("min_p", 1.5),
-        ("logit_bias", {str(VOCAB): 2}),
-        ("logit_bias", {"1": 101}),
-        ("logit_bias", {"1": True}),
-        ("logit_bias", {"-1": 2}),
-        ("logit_bias", {"²": 2}),
-        ("logit_bias", {"one": 2}),
-        ("logit_bias", [1]),
-        ("logit_bias", {str(i): 0 for i in range(1025)}),
-        ("allowed_token_ids", []),
-        ("allowed_token_ids", [VOCAB]),
-        ("allowed_token_ids", "1"),
-        ("bad_words", [""]),
-        ("bad_words", ["a"] * 17),
-        ("bad_words", [5]),
-        ("watermark", 1),
-        ("prompt_logprobs", 21),
-        ("prompt_logprobs", -1),
-        ("include_stop_str_in_output", 1),
-        ("skip_special_tokens", "no"),
         ("response_format", {"type": "json_object"}),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
@@ -223,23 +199,6 @@ def test_a_bad_message_is_named_by_its_place(message, where):
     with pytest.raises(ApiError) as refused:
         chat(messages=[message])
     assert refused.value.body["error"]["param"] == where
-
-
-@pytest.mark.parametrize(
-    "more", [{"stream": True}, {"n": 2}, {"prompt_logprobs": 3}], ids=["stream", "n", "another number"]
-)
-def test_an_echoed_prompt_has_the_answer_s_log_probabilities_or_the_request_is_refused(more):
-    call = completion(echo=True, logprobs=2, max_tokens=0)
-    assert (call.scores_prompt, call.generation.sampling.prompt_logprobs) == (True, 2)
-    with pytest.raises(ApiError, match="logprobs"):
-        completion(echo=True, logprobs=2, **more)
-
-
-def test_prompt_logprobs_are_for_one_whole_answer():
-    assert chat(prompt_logprobs=0).generation.sampling.prompt_logprobs == 0
-    for more in ({"stream": True}, {"n": 2}):
-        with pytest.raises(ApiError, match="prompt_logprobs"):
-            chat(prompt_logprobs=1, **more)
 
 
 def test_the_two_names_of_max_tokens_may_not_contradict():

@@ -31,6 +31,12 @@ def test_what_is_set_is_honoured(tmp_path):
     assert defaults(tmp_path, **settings) == SamplingDefaults(0.6, 0.9, 40)
 
 
+def test_all_that_a_model_may_say_of_sampling_is_taken(tmp_path):
+    settings = {"min_p": 0.05, "repetition_penalty": 1.1, "max_new_tokens": 2048}
+    found = defaults(tmp_path, **settings)
+    assert (found.min_p, found.repetition_penalty, found.max_tokens) == (0.05, 1.1, 2048)
+
+
 def test_a_model_that_does_not_sample_is_greedy(tmp_path):
     assert defaults(tmp_path, do_sample=False).temperature == 0.0
 
