@@ -1,5 +1,5 @@
 """The command line: `quire-server serve MODEL`, `quire-server import-gguf FILE OUT_DIR`, `quire-server
---version`.
+detect-watermark`, `quire-server --version`.
 
 Decides which program runs and turns its errors into exit codes. Stays light: as `serve` it becomes pid 1.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from quire_server import __version__, config, exits, log
@@ -20,6 +20,7 @@ from quire_server.supervisor import main as supervisor
 _USAGE = """\
 usage: quire-server serve MODEL [flags]            serve a model (quire-server serve --help lists the flags)
        quire-server import-gguf FILE OUT_DIR       convert a GGUF file into a model directory
+       quire-server detect-watermark --help        say whether a text carries a watermark
        quire-server --version
 """
 
@@ -35,7 +36,12 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         case ["serve", *arguments]:
             return _serve(arguments, environ)
         case ["import-gguf", file, out_dir]:
-            return _import_gguf(Path(file), Path(out_dir))
+            # By name: the importer brings torch along, which pid 1 of a server must not load.
+            importer = importlib.import_module("quire_server.models.import_gguf")
+            return _finished(lambda: importer.run(Path(file), Path(out_dir)))
+        case ["detect-watermark", *arguments]:
+            detector = importlib.import_module("quire_server.text.detect_watermark")
+            return _finished(lambda: detector.main(arguments))
         case ["--version"]:
             sys.stdout.write(f"quire-server {__version__}\n")
             return 0
@@ -46,11 +52,10 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     return exits.EXIT_CODES[Reason.CONFIG_ERROR]
 
 
-def _import_gguf(file: Path, out_dir: Path) -> int:
-    # By name: the importer brings torch along, which pid 1 of a server must not load.
-    importer = importlib.import_module("quire_server.models.import_gguf")
+def _finished(work: Callable[[], None]) -> int:
+    """The exit code of a command that is not a server."""
     try:
-        importer.run(file, out_dir)
+        work()
     except QuireServerError as error:
         sys.stderr.write(f"quire-server: {error}\n")
         return exits.failure_of(error).exit_code

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from quire_server import faults, flags
 from quire_server.core.errors import ConfigError
-from quire_server.flags import boolean, integer, names, nonempty, one_of, path, seconds, setting
+from quire_server.flags import boolean, integer, names, nonempty, number, one_of, path, seconds, setting
 
 _NOT_SETTINGS = frozenset({"QUIRE_FAULT", "QUIRE_ALLOW_FAULTS"})
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -112,6 +112,17 @@ class ServeConfig:
     pre_stop_seconds: float = setting(
         0.0, seconds(0), "how long the pod has left its Service when SIGTERM comes"
     )
+    generation_config: str = setting(
+        "auto",
+        one_of("auto", "none"),
+        "where sampling's defaults come from: the model's generation_config.json, or OpenAI",
+    )
+    watermark: str = setting(
+        "off", one_of("off", "on-request", "always"), "which answers carry a watermark; see detect-watermark"
+    )
+    watermark_key_path: Path | None = setting(None, path, "file with the secret key of watermarks")
+    watermark_gamma: float = setting(0.5, number(0.01, 0.99), "share of the vocabulary that is green")
+    watermark_delta: float = setting(2.0, number(0.0, 100.0), "what is added to the logits of green tokens")
     seed: int = setting(0, integer(0, 2**63 - 1), "seed of requests that bring none")
     chat_template: Path | None = setting(
         None, path, "file with a chat template that replaces the model's own"
@@ -151,6 +162,8 @@ def _check(config: ServeConfig) -> None:
         )
     if (config.kv_offload_disk_path is None) != (config.kv_offload_disk_bytes == 0):
         raise ConfigError("--kv-offload-disk-path and --kv-offload-disk-bytes need each other: give both")
+    if (config.watermark == "off") != (config.watermark_key_path is None):
+        raise ConfigError("--watermark and --watermark-key-path need each other: give both, or neither")
     if config.kv_offload_host_bytes == 0 and config.preemption_mode == "swap":
         raise ConfigError("--preemption-mode swap needs --kv-offload-host-bytes: room for swapped blocks")
     tokens = config.max_num_batched_tokens

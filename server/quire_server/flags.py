@@ -47,6 +47,18 @@ def seconds(low: float) -> Parser:
     return parse
 
 
+def number(low: float, high: float) -> Parser:
+    """A number between two bounds."""
+
+    def parse(text: str) -> float:
+        value = float(text)
+        if not low <= value <= high:
+            raise ValueError(f"must be between {low:g} and {high:g}")
+        return value
+
+    return parse
+
+
 def one_of(*choices: str) -> Parser:
     """One of some words."""
 

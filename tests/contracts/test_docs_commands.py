@@ -8,7 +8,8 @@ import pytest
 
 from e2e.api.specs import merged, minimal
 from quire_operator import spec
-from quire_server.api.calls import SamplingDefaults, parse_chat, parse_completion
+from quire_server.api.calls import parse_chat, parse_completion
+from quire_server.api.sampling_defaults import SamplingDefaults
 
 PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
 TEXTS = {page.name: page.read_text() for page in PAGES}

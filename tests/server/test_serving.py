@@ -149,7 +149,7 @@ def test_many_clients_at_once_each_get_their_own_answer(server):
     [
         ({"temperature": 3}, "temperature"),
         ({"n": 1000}, "n"),
-        ({"logit_bias": {"1": 5}}, "logit_bias"),
+        ({"logit_bias": {"1": 500}}, "logit_bias"),
         ({"surprise": 1}, "surprise"),
         ({"max_tokens": 100_000}, "max_tokens"),
         ({"stream": True, "max_tokens": 0}, "max_tokens"),

@@ -30,12 +30,14 @@ from quire_server.api.auth import Keys
 from quire_server.api.connections import Connection
 from quire_server.api.deep_check import DeepCheck
 from quire_server.api.drain import Drain, DrainLimits
-from quire_server.api.house import House, sampling_defaults
+from quire_server.api.house import House
 from quire_server.api.rates import RateLimits, Rates
+from quire_server.api.sampling_defaults import SamplingDefaults, sampling_defaults
 from quire_server.config import ServeConfig
 from quire_server.core.errors import ConfigError, QuireServerError
 from quire_server.core.model_files import ModelFiles
 from quire_server.core.policy import Policy
+from quire_server.core.watermark import WatermarkMode
 from quire_server.engine.client import EngineClient
 from quire_server.engine.inbox import SOCKET_NAME
 from quire_server.engine.messages import Outbox
@@ -93,7 +95,7 @@ def build_house(settings: ServeConfig, run_dir: Path) -> House:
         engine=engine,
         tokenizer=Tokenizer.load(settings.model),
         template=ChatTemplate.load(settings.model, settings.chat_template),
-        defaults=sampling_defaults(files),
+        defaults=sampling_defaults(files) if settings.generation_config == "auto" else SamplingDefaults(),
         metrics=metrics,
         admission=Admission(_limits(settings), time.monotonic, metrics.admitted),
         drain=Drain(DrainLimits(settings.drain_timeout_seconds, settings.pre_stop_seconds), time.monotonic),
@@ -110,6 +112,7 @@ def build_house(settings: ServeConfig, run_dir: Path) -> House:
         ),
         with_priorities=settings.scheduling_policy == Policy.PRIORITY,
         request_timeout=settings.request_timeout_seconds or math.inf,
+        watermark=WatermarkMode(settings.watermark),
     )
 
 

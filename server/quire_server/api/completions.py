@@ -14,22 +14,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from quire_server import metrics
 from quire_server.api import calls
 from quire_server.api.admission import Newcomer, Place
-from quire_server.api.calls import ChatCall, CompletionCall, Generation
+from quire_server.api.calls import ChatCall, CompletionCall
 from quire_server.api.delivery import Streamed, Whole
-from quire_server.api.errors import ENGINE_UNAVAILABLE, ApiError, bad_field, from_exception, overloaded
-from quire_server.api.fields import INT64, parse_object
+from quire_server.api.engine_requests import Prompt, engine_requests
+from quire_server.api.errors import ENGINE_UNAVAILABLE, ApiError, from_exception, overloaded
+from quire_server.api.fields import parse_object
 from quire_server.api.generation import Desk, answer_all
+from quire_server.api.generation_fields import Generation
 from quire_server.api.house import House
 from quire_server.api.reply import ClientGoneError, CutError, Reply
 from quire_server.api.shapes import ChatShape, CompletionShape, Header, Shape
-from quire_server.core.errors import PromptTooLongError
-from quire_server.core.request import Request, SamplingParams
 from quire_server.engine.client import DeadlineExceededError
 from quire_server.engine.messages import EngineInfo
 
 logger = logging.getLogger(__name__)
 
-Prompt = tuple[int, ...]
 Handler = Callable[["Visit"], Awaitable[None]]
 
 
@@ -146,7 +145,10 @@ async def _chat_answer(visit: Visit, call: ChatCall, place: Place, info: EngineI
     generation = call.generation
     prompt = await visit.house.tokenize_chat(call.messages)
     header = Header(f"chatcmpl-{visit.response_id}", int(time.time()), generation.model)
-    shape = ChatShape(header, visit.house.tokenizer, generation.logprobs is not None)
+    asked = generation.sampling
+    shape = ChatShape(
+        header, visit.house.tokenizer, asked.logprobs is not None, asked.prompt_logprobs is not None
+    )
     await _generate(visit, generation, [prompt], place, info, shape, leads=("",) * generation.n)
 
 
@@ -176,8 +178,15 @@ async def _completion_answer(visit: Visit, call: CompletionCall, place: Place, i
         ]
     each = tuple(lead for lead in leads for _ in range(generation.n))
     header = Header(f"cmpl-{visit.response_id}", int(time.time()), generation.model)
-    with_logprobs = generation.logprobs is not None
-    shape = CompletionShape(header, house.tokenizer, with_logprobs=with_logprobs, leads=each)
+    asked = generation.sampling
+    shape = CompletionShape(
+        header,
+        house.tokenizer,
+        with_logprobs=asked.logprobs is not None,
+        leads=each,
+        scored=prompts if call.scores_prompt else (),
+        with_prompt_logprobs=asked.prompt_logprobs is not None and not call.scores_prompt,
+    )
     await _generate(visit, generation, prompts, place, info, shape, leads=each)
 
 
@@ -192,13 +201,30 @@ async def _generate(
     leads: tuple[str, ...],
 ) -> None:
     house = visit.house
-    requests = _requests(visit, generation, prompts, info)
+    requests = engine_requests(
+        visit.response_id,
+        visit.arrived_at,
+        generation,
+        prompts,
+        tokenizer=house.tokenizer,
+        context=min(info.max_model_len, info.kv_capacity),
+        kv_capacity=info.kv_capacity,
+        default_max_tokens=house.defaults.max_tokens,
+        watermark=house.watermarks(generation.watermark),
+    )
     place.hold([len(request.prompt_token_ids) for request in requests])
     visit.prompt_tokens = sum(len(prompt) for prompt in prompts)
     house.metrics.prompt_taken(visit.prompt_tokens)
     timeout = min(generation.timeout or house.request_timeout, house.request_timeout)
     desk = Desk(
-        house.engine, house.tokenizer, house.metrics, place, visit.arrived_at, timeout, generation.stop
+        house.engine,
+        house.tokenizer,
+        house.metrics,
+        place,
+        visit.arrived_at,
+        timeout,
+        generation.text,
+        scores_only=generation.max_tokens == 0,
     )
     delivery = (
         Streamed(visit.reply, shape, len(requests), include_usage=generation.include_usage)
@@ -212,78 +238,3 @@ async def _generate(
     finally:
         visit.completion_tokens = delivery.completion_tokens
     await delivery.finish(visit.prompt_tokens)
-
-
-def _requests(
-    visit: Visit, generation: Generation, prompts: Sequence[Prompt], info: EngineInfo
-) -> list[Request]:
-    """The engine's requests: n for each prompt, each n-th with a seed of its own."""
-    _check_room(generation.n, [len(prompt) for prompt in prompts], info)
-    requests: list[Request] = []
-    for prompt in prompts:
-        max_tokens = _max_tokens(generation, len(prompt), min(info.max_model_len, info.kv_capacity))
-        for number in range(generation.n):
-            seed = None if generation.seed is None else (generation.seed + number) % INT64
-            sampling = SamplingParams(
-                max_tokens=max_tokens,
-                temperature=generation.temperature,
-                top_k=generation.top_k,
-                top_p=generation.top_p,
-                seed=seed,
-                stop_token_ids=generation.stop_token_ids,
-                ignore_eos=generation.ignore_eos,
-                min_tokens=generation.min_tokens,
-                logprobs=generation.logprobs,
-            )
-            name = f"{visit.response_id}-{len(requests)}"
-            requests.append(
-                Request(
-                    name,
-                    prompt,
-                    sampling,
-                    arrival=visit.arrived_at,
-                    priority=generation.priority,
-                    cache_salt=generation.cache_salt,
-                    cache_ttl=generation.cache_ttl,
-                )
-            )
-    return requests
-
-
-def _max_tokens(generation: Generation, prompt_length: int, limit: int) -> int:
-    """What the context leaves for the answer; raises where the request can never fit."""
-    if prompt_length == 0:
-        raise bad_field("prompt", "is empty")
-    room = limit - prompt_length
-    if room < 1:
-        raise PromptTooLongError(
-            f"The prompt has {prompt_length} tokens and the context is {limit} tokens: shorten the prompt."
-        )
-    if generation.max_tokens is None:
-        return room
-    if generation.max_tokens > room:
-        raise bad_field(
-            "max_tokens",
-            f"{generation.max_tokens} with a prompt of {prompt_length} tokens is more than the context of "
-            f"{limit} tokens; ask for at most {room}",
-            code="context_length_exceeded",
-        )
-    return generation.max_tokens
-
-
-def _check_room(num_answers: int, prompt_lengths: Sequence[int], info: EngineInfo) -> None:
-    """Raises where the prompts of all answers are more than the whole KV cache: no waiting changes that. One
-    prompt alone is for `_max_tokens` to judge.
-    """
-    once = sum(prompt_lengths)
-    needed = num_answers * once
-    if num_answers * len(prompt_lengths) == 1 or needed <= info.kv_capacity:
-        return
-    most = info.kv_capacity // once
-    raise bad_field(
-        "n" if most else "prompt",
-        f"{num_answers} x {once} prompt tokens take {needed} tokens of KV cache, before any of max_tokens, "
-        f"and the whole cache holds {info.kv_capacity}; shorten the prompt, or "
-        + (f"ask for at most n={most}" if most else "send fewer prompts in one request"),
-        code="context_length_exceeded",
-    )

@@ -52,8 +52,7 @@ class Whole:
 
     async def finish(self, prompt_tokens: int) -> None:
         """Send everything."""
-        choices = [self._shape.choice(index, answer) for index, answer in enumerate(self._answers)]
-        body = {**self._shape.envelope(chunk=False), "choices": choices}
+        body = self._shape.whole(self._answers)
         await self._reply.json({**body, "usage": self._tally.usage(prompt_tokens)})
 
 
@@ -87,7 +86,10 @@ class Streamed:
             self._held[piece.index] = []
             await self._send([choice])
         if piece.finish_reason is not None:
-            await self._send([self._shape.closing(piece.index, piece.finish_reason)])
+            closing = self._shape.closing(piece.index, piece.finish_reason)
+            if piece.stop_reason is not None:
+                closing["stop_reason"] = piece.stop_reason
+            await self._send([closing])
 
     async def finish(self, prompt_tokens: int) -> None:
         """Send the usage, if asked for, and the end."""

@@ -1,7 +1,7 @@
 """Reads a JSON object field by field and refuses what is left: unknown fields are a 400, never ignored.
 
-Called by `calls`. A null is the same as an absent field, as OpenAI's clients send it. Each error names its
-field.
+Called by `calls` and `generation_fields`. A null is the same as an absent field, as OpenAI's clients send
+it. Each error names its field.
 """
 
 from __future__ import annotations

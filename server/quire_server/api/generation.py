@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire_server.api.admission import Place
+from quire_server.api.generation_fields import TextRules
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.step import TokenEvent, TokenLogprobs
 from quire_server.engine.client import DeadlineExceededError, EngineClient
@@ -30,6 +31,8 @@ class Piece:
     num_tokens: int
     num_cached_tokens: int
     finish_reason: str | None  # set on the last piece
+    stop_reason: str | int | None = None  # the stop string or stop token that the client named
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 Emit = Callable[[Piece], Awaitable[None]]
@@ -45,7 +48,8 @@ class Desk:
     place: Place
     arrived_at: float
     timeout: float  # seconds from the arrival on; may be infinite
-    stop: tuple[str, ...]
+    rules: TextRules
+    scores_only: bool = False  # no token was asked for: the one that the engine cannot but give is dropped
 
 
 async def answer_all(desk: Desk, requests: Sequence[Request], emit: Emit) -> None:
@@ -62,7 +66,14 @@ async def answer_all(desk: Desk, requests: Sequence[Request], emit: Emit) -> Non
 
 
 async def _answer(desk: Desk, index: int, request: Request, emit: Emit) -> None:
-    detokenizer = IncrementalDetokenizer(desk.tokenizer, desk.stop)
+    rules = desk.rules
+    detokenizer = IncrementalDetokenizer(
+        desk.tokenizer,
+        rules.stop,
+        skip_special_tokens=rules.skip_special_tokens,
+        include_stop=rules.include_stop,
+        min_tokens=rules.min_tokens,
+    )
     last_token_at: float | None = None
     deadline = desk.arrived_at + desk.timeout
     async with desk.engine.submit(request, deadline) as events:
@@ -76,20 +87,36 @@ async def _answer(desk: Desk, index: int, request: Request, emit: Emit) -> None:
                 # What has been said is worth something: the answer ends here, as if by its length.
                 event = TokenEvent(request.request_id, (), finish_reason=FinishReason.LENGTH)
                 desk.metrics.answer_cut()
-            piece = _piece(index, event, detokenizer, one_by_one=bool(desk.stop))
+            piece = _scored(index, event) if desk.scores_only else _piece(index, event, detokenizer, rules)
             finish_reason = piece.finish_reason
+            if piece.stop_reason is None and piece.finish_reason == FinishReason.STOP:
+                piece = replace(piece, stop_reason=_stop_token(desk, request, event))
             if piece.num_tokens:
                 last_token_at = _count(desk, index, piece.num_tokens, last_token_at)
             await emit(piece)
     desk.metrics.choice_finished(finish_reason)
 
 
-def _piece(index: int, event: TokenEvent, detokenizer: IncrementalDetokenizer, *, one_by_one: bool) -> Piece:
+def _scored(index: int, event: TokenEvent) -> Piece:
+    """Of an event whose tokens nobody asked for."""
+    reason = None if event.finish_reason is None else str(FinishReason.LENGTH)
+    return Piece(index, "", (), 0, event.num_cached_tokens, reason, prompt_logprobs=event.prompt_logprobs)
+
+
+def _stop_token(desk: Desk, request: Request, event: TokenEvent) -> int | None:
+    """The stop token that ended the text, unless it is the model's own end."""
+    sampling, token_id = request.sampling, event.token_ids[-1]
+    is_own = not sampling.ignore_eos and token_id in desk.tokenizer.eos_token_ids
+    return token_id if token_id in sampling.stop_token_ids and not is_own else None
+
+
+def _piece(index: int, event: TokenEvent, detokenizer: IncrementalDetokenizer, rules: TextRules) -> Piece:
     """The text of an event. With stop strings token by token, so that none after the stop is counted."""
     ids = event.token_ids
-    spoken = ids[:-1] if event.finish_reason is FinishReason.STOP else ids  # the stop token is no text
+    is_ended = event.finish_reason is FinishReason.STOP
+    spoken = ids[:-1] if is_ended and not rules.include_stop else ids  # the stop token is no text
     text, used = "", len(ids)
-    if one_by_one:
+    if rules.stop:
         for position, token_id in enumerate(spoken):
             text += detokenizer.push((token_id,))
             if detokenizer.stopped is not None:
@@ -103,7 +130,16 @@ def _piece(index: int, event: TokenEvent, detokenizer: IncrementalDetokenizer, *
     if detokenizer.stopped is not None:
         reason = str(FinishReason.STOP)
     logprobs = (event.logprobs or ())[: min(used, len(spoken))]
-    return Piece(index, text, logprobs, used, event.num_cached_tokens, reason)
+    return Piece(
+        index,
+        text,
+        logprobs,
+        used,
+        event.num_cached_tokens,
+        reason,
+        detokenizer.stopped,
+        event.prompt_logprobs,
+    )
 
 
 def _count(desk: Desk, index: int, num_tokens: int, last_token_at: float | None) -> float:

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 
 from quire_server.api.admission import Admission
 from quire_server.api.auth import Keys
-from quire_server.api.calls import SamplingDefaults
 from quire_server.api.deep_check import DeepCheck
 from quire_server.api.drain import Drain
 from quire_server.api.errors import ApiError, bad_field, overloaded
 from quire_server.api.rates import Rates
-from quire_server.core.errors import ModelCorruptError, RequestError
-from quire_server.core.model_files import ModelFiles
+from quire_server.api.sampling_defaults import SamplingDefaults
+from quire_server.core.errors import RequestError
+from quire_server.core.watermark import WatermarkMode
 from quire_server.engine.client import EngineClient
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import SharedState
@@ -77,6 +77,7 @@ class House:
     rates: Rates
     with_priorities: bool = False
     request_timeout: float = math.inf
+    watermark: WatermarkMode = WatermarkMode.OFF
     side_door: SideDoor = field(default_factory=SideDoor)
     created: int = field(default_factory=lambda: int(time.time()))
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "text"))
@@ -95,6 +96,14 @@ class House:
         """Raises a 400 where a priority would be ignored."""
         if priority and not self.with_priorities:
             raise bad_field("priority", "this server runs without --scheduling-policy priority; leave it out")
+
+    def watermarks(self, wanted: bool | None) -> bool:
+        """Whether an answer gets a watermark. Raises a 400 where the client's word would be ignored."""
+        if wanted and self.watermark is WatermarkMode.OFF:
+            raise bad_field("watermark", "this server runs without --watermark; leave it out")
+        if wanted is False and self.watermark is WatermarkMode.ALWAYS:
+            raise bad_field("watermark", "every answer of this server has one; leave it out")
+        return self.watermark is WatermarkMode.ALWAYS or bool(wanted)
 
     async def tokenize(self, text: str, *, special: bool) -> tuple[int, ...]:
         """Token ids of a text."""
@@ -123,27 +132,3 @@ class House:
         except RequestError as error:
             raise ApiError(400, str(error), param=error.param or "messages") from None
         return await self.tokenize(text, special=False)
-
-
-def sampling_defaults(files: ModelFiles) -> SamplingDefaults:
-    """What generation_config.json sets; a model that says `do_sample: false` is greedy by default."""
-    name = "generation_config.json"
-    if not files.exists(name):
-        return SamplingDefaults()
-    settings = files.read_json(name)
-    default = SamplingDefaults()
-    temperature = 0.0 if settings.get("do_sample") is False else default.temperature
-    return SamplingDefaults(
-        temperature=_number(settings, "temperature", temperature, 2.0),
-        top_p=_number(settings, "top_p", default.top_p, 1.0) or default.top_p,
-        top_k=int(_number(settings, "top_k", default.top_k, 2**31)),
-    )
-
-
-def _number(settings: dict[str, object], name: str, default: float, high: float) -> float:
-    value = settings.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
-        raise ModelCorruptError(f"generation_config.json: {name} must be a number between 0 and {high:g}.")
-    return float(value)

@@ -6,6 +6,7 @@ leave here and nowhere else. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,13 +43,22 @@ class Answer:
     def __init__(self, lead: str = "") -> None:
         self.text = lead
         self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
 
     def add(self, piece: Piece) -> None:
         """Take in what the answer gained."""
         self.text += piece.text
         self.logprobs += piece.logprobs
+        self.prompt_logprobs += piece.prompt_logprobs
         self.finish_reason = piece.finish_reason
+        self.stop_reason = piece.stop_reason
+
+    def ending(self) -> Json:
+        """Why it ended; vLLM's field only where it says something."""
+        ending: Json = {"finish_reason": self.finish_reason}
+        return ending if self.stop_reason is None else {**ending, "stop_reason": self.stop_reason}
 
 
 class Shape(Protocol):
@@ -63,8 +73,8 @@ class Shape(Protocol):
     def closing(self, index: int, finish_reason: str) -> Json:
         """The choice of an answer's last chunk: no text, only the reason."""
 
-    def choice(self, index: int, answer: Answer) -> Json:
-        """A choice of the whole response."""
+    def whole(self, answers: Sequence[Answer]) -> Json:
+        """The whole response, but for its usage."""
 
     def envelope(self, *, chunk: bool) -> Json:
         """What all bodies of one response share."""
@@ -96,6 +106,7 @@ class ChatShape:
     header: Header
     tokenizer: Tokenizer
     with_logprobs: bool
+    with_prompt_logprobs: bool = False
 
     def opening(self, index: int) -> list[Json]:
         """The role comes first, alone."""
@@ -115,8 +126,16 @@ class ChatShape:
             "index": index,
             "message": {"role": "assistant", "content": answer.text, "refusal": None},
             "logprobs": self._logprobs(answer.logprobs),
-            "finish_reason": answer.finish_reason,
+            **answer.ending(),
         }
+
+    def whole(self, answers: Sequence[Answer]) -> Json:
+        """vLLM's prompt_logprobs stand beside the choices."""
+        body = self.envelope(chunk=False)
+        body["choices"] = [self.choice(index, answer) for index, answer in enumerate(answers)]
+        if self.with_prompt_logprobs:
+            body["prompt_logprobs"] = _prompt_logprobs(answers[0].prompt_logprobs, self.tokenizer)
+        return body
 
     def envelope(self, *, chunk: bool) -> Json:
         """The body without choices."""
@@ -141,6 +160,20 @@ def _finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
+def _prompt_logprobs(told: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> list[Json | None]:
+    """vLLM's: null for the first token, then by token id. Only the likeliest ones have a rank."""
+
+    def entry(token_id: int, logprob: float, rank: int | None) -> Json:
+        text = tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+        return {"logprob": _finite(logprob), "rank": rank, "decoded_token": text}
+
+    positions: list[Json | None] = [None]
+    for one in told:
+        ranked: Json = {str(token): entry(token, value, i) for i, (token, value) in enumerate(one.top, 1)}
+        positions.append({str(one.token_id): entry(one.token_id, one.logprob, None), **ranked})
+    return positions
+
+
 def _chunk_choice(index: int, delta: Json) -> Json:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
@@ -149,13 +182,22 @@ class CompletionShape:
     """/v1/completions. Remembers how much text each answer has, for `text_offset`."""
 
     def __init__(
-        self, header: Header, tokenizer: Tokenizer, *, with_logprobs: bool, leads: tuple[str, ...]
+        self,
+        header: Header,
+        tokenizer: Tokenizer,
+        *,
+        with_logprobs: bool,
+        leads: tuple[str, ...],
+        scored: Sequence[tuple[int, ...]] = (),
+        with_prompt_logprobs: bool = False,
     ) -> None:
         self._header = header
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
         self._leads = leads  # what each answer begins with: its prompt where echo was asked for
-        self._offsets = [len(lead) for lead in leads]
+        self._scored = scored  # the echoed prompts, where log-probabilities begin with theirs
+        self._offsets = [0 if scored else len(lead) for lead in leads]
+        self._with_prompt_logprobs = with_prompt_logprobs
 
     def opening(self, index: int) -> list[Json]:
         """The echoed prompt, if any."""
@@ -172,7 +214,18 @@ class CompletionShape:
 
     def choice(self, index: int, answer: Answer) -> Json:
         """A whole text."""
-        return self._choice(index, answer.text, self._logprobs(index, answer.logprobs), answer.finish_reason)
+        told, first = answer.logprobs, None
+        if self._scored:
+            told, first = answer.prompt_logprobs + told, self._scored[index][0]
+        choice = self._choice(index, answer.text, self._logprobs(index, told, first), None) | answer.ending()
+        if self._with_prompt_logprobs:
+            choice["prompt_logprobs"] = _prompt_logprobs(answer.prompt_logprobs, self._tokenizer)
+        return choice
+
+    def whole(self, answers: Sequence[Answer]) -> Json:
+        """The choices are all there is."""
+        choices = [self.choice(index, answer) for index, answer in enumerate(answers)]
+        return {**self.envelope(chunk=False), "choices": choices}
 
     def envelope(self, *, chunk: bool) -> Json:
         """The body without choices; chunks are called the same."""
@@ -181,21 +234,29 @@ class CompletionShape:
     def _choice(self, index: int, text: str, logprobs: Json | None, finish_reason: str | None) -> Json:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    def _logprobs(self, index: int, logprobs: list[TokenLogprobs]) -> Json | None:
+    def _logprobs(self, index: int, logprobs: list[TokenLogprobs], first: int | None = None) -> Json | None:
+        """``first``: a token before the others of which there is nothing to tell."""
         if not self._with_logprobs:
             return None
-        tokens, offsets = [self._name(one.token_id) for one in logprobs], []
+        unknown = [] if first is None else [first]
+        tokens: list[str] = [self._name(token) for token in (*unknown, *(one.token_id for one in logprobs))]
+        offsets = []
         for token in tokens:
             offsets.append(self._offsets[index])
             self._offsets[index] += len(token)
         return {
             "tokens": tokens,
-            "token_logprobs": [_finite(one.logprob) for one in logprobs],
-            "top_logprobs": [
-                {self._name(token): _finite(value) for token, value in one.top} for one in logprobs
-            ],
+            "token_logprobs": [*(None for _ in unknown), *(_finite(one.logprob) for one in logprobs)],
+            "top_logprobs": [*(None for _ in unknown), *map(self._top, logprobs)],
             "text_offset": offsets,
         }
+
+    def _top(self, one: TokenLogprobs) -> Json:
+        """By text: of two tokens that read the same the likelier counts. The token itself is always there."""
+        top: Json = {}
+        for token, value in (*one.top, (one.token_id, one.logprob)):
+            top.setdefault(self._name(token), _finite(value))
+        return top
 
     def _name(self, token_id: int) -> str:
         return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")

@@ -39,6 +39,7 @@ class Arrivals:
             min_total=len(prompt) + sampling.min_tokens,
             tokens=list(prompt),
             chain=PrefixChain(request.cache_salt),
+            num_to_report=0 if sampling.prompt_logprobs is None else len(prompt) - 1,
         )
 
     def interrupted(self, sequence: Sequence) -> None:

@@ -31,6 +31,13 @@ def columns(
     return [s.request.request_id for s in plain], [s.tokens[-1] for s in plain]
 
 
+def report(sequence: Sequence, result: StepResult) -> list[TokenEvent]:
+    """What is new of what the step says of prompt tokens; after a preemption it says some again."""
+    told = result.prompt_logprobs.get(sequence.row, ())[sequence.num_reported - sequence.num_computed :]
+    sequence.num_reported += len(told)
+    return [TokenEvent(sequence.request.request_id, (), prompt_logprobs=told)] if told else []
+
+
 def event(sequence: Sequence, reason: FinishReason | None, result: StepResult) -> TokenEvent:
     """All there is to say of a sequence's newest token."""
     logprobs = result.logprobs.get(sequence.row) if result.logprobs else None

@@ -69,9 +69,11 @@ class KVManager:
 
     def match(self, sequence: Sequence) -> Match | None:
         """The longest prefix that is cached, short of the last token. None: a part of it is on its way from
-        the disk, ask again after the next step. Takes nothing.
+        the disk, ask again after the next step. Takes nothing. Who is to be told of the prompt's positions
+        computes them.
         """
-        found = self._walk(sequence) if self._caching else ({}, {}, [])
+        is_told = sequence.num_reported >= sequence.num_to_report
+        found = self._walk(sequence) if self._caching and is_told else ({}, {}, [])
         if found is None:
             return None
         hits, loads, numbers = found

@@ -19,23 +19,49 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose the next token, and when to stop.
+    """How to choose the next token, and when to stop. docs/sampling.md says in which order it is applied.
 
-    ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off. Stop strings are matched by the API
-    process (it has the text); the engine knows ids only. ``logprobs`` n = the chosen token's and the n
-    likeliest ones'.
+    ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``repetition_penalty`` 1 are off.
+    Penalties are OpenAI's (presence, frequency: over the answer so far) and CTRL's (repetition: over prompt
+    and answer). Stop strings are matched by the API process (it has the text); the engine knows ids only.
+    ``logprobs`` n = the chosen token's and the n likeliest ones'; ``prompt_logprobs`` the same of each prompt
+    token but the first.
     """
 
     max_tokens: int
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     seed: int | None = None
-    stop: tuple[str, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    allowed_token_ids: tuple[int, ...] = ()  # none: all are
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that the answer shall not contain
+    watermark: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def named_token_ids(self) -> list[int]:
+        """Every token id in here that becomes an index."""
+        biased = [token_id for token_id, _ in self.logit_bias]
+        banned = [token_id for word in self.bad_words for token_id in word]
+        return [*biased, *banned, *self.allowed_token_ids]
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether logits are changed before the temperature, beyond what ``min_tokens`` asks for."""
+        return (
+            self.watermark
+            or (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+            or bool(self.logit_bias or self.allowed_token_ids or self.bad_words)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 
 from quire_server.core import displacement, fitting, stopping
 from quire_server.core.arrivals import Arrivals
-from quire_server.core.decodes import columns, count, event
+from quire_server.core.decodes import columns, count, event, report
 from quire_server.core.handover import Chunk, started_row, step_of
 from quire_server.core.kv_manager import KVManager, Match
 from quire_server.core.limits import Batching, SchedulerConfig, SchedulerStats
@@ -156,6 +156,7 @@ class Scheduler:
             if missing and not missing.isdisjoint(sequence.block_ids):
                 self._restart(sequence)
                 continue
+            others += report(sequence, result)
             sequence.num_computed += num_tokens
             if result.failures and (why := result.failures.get(sequence.row)) is not None:
                 self.kv.distrust(sequence)

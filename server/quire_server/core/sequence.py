@@ -45,6 +45,8 @@ class Sequence:
     capacity: int = 0  # len(block_ids) * block_size
     row: int = -1  # the runner's row; means something only while RUNNING
     watch_from: int = 0  # num_computed from which on a commit has more to do than to count
+    num_to_report: int = 0  # positions of the prompt whose log-probabilities were asked for
+    num_reported: int = 0  # of these
     num_cached_tokens: int | None = None  # of the first admission; later ones only find what was preempted
     swapped: list[int] = field(default_factory=list)  # host slots that hold its blocks while it waits
     num_swapped: int = 0  # tokens in them

@@ -84,6 +84,8 @@ class StepResult:
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # by row, where asked for
     failures: Mapping[int, str] = field(default_factory=dict)  # by row: why no token could be sampled
     copied: CopyOutcome | None = None  # None: nothing to say
+    # By row, where asked for: of the prompt token after each position that was computed, in order.
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
 
 
 class TokenEvent(NamedTuple):
@@ -98,6 +100,7 @@ class TokenEvent(NamedTuple):
     finish_reason: FinishReason | None = None
     error: str | None = None
     num_cached_tokens: int = 0  # of the prompt; the last event has it, those before may
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of its next tokens, the first one left out
 
 
 def failure(request_id: str, message: str) -> TokenEvent:

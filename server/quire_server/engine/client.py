@@ -74,6 +74,7 @@ class Answer:
             merged = event._replace(
                 token_ids=merged.token_ids + event.token_ids,
                 logprobs=(merged.logprobs or ()) + (event.logprobs or ()),
+                prompt_logprobs=merged.prompt_logprobs + event.prompt_logprobs,
             )
         return merged
 

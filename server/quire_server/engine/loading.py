@@ -13,6 +13,7 @@ from quire_server.config import ServeConfig
 from quire_server.core.limits import Batching, PreemptionMode
 from quire_server.core.policy import Policy
 from quire_server.core.scheduler import SchedulerConfig
+from quire_server.core.watermark import Watermark, read_key
 from quire_server.engine.pulse import Pulse
 from quire_server.faults import Faults
 from quire_server.runner.model_runner import ModelRunner, RunnerOptions
@@ -38,6 +39,7 @@ def load(config: ServeConfig, pulse: Pulse, faults: Faults) -> ModelRunner:
         kv_offload_host_bytes=config.kv_offload_host_bytes,
         kv_offload_disk_path=config.kv_offload_disk_path,
         kv_offload_disk_bytes=config.kv_offload_disk_bytes,
+        watermark=_watermark(config),
     )
     return ModelRunner.load(config.model, options, _faulty_progress(pulse, faults))
 
@@ -59,6 +61,12 @@ def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfi
         policy=Policy(config.scheduling_policy),
         batching=Batching(config.batching),
     )
+
+
+def _watermark(config: ServeConfig) -> Watermark | None:
+    if config.watermark_key_path is None:
+        return None
+    return Watermark(read_key(config.watermark_key_path), config.watermark_gamma, config.watermark_delta)
 
 
 def _step_tokens(config: ServeConfig) -> int:

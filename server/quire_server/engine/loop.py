@@ -114,6 +114,9 @@ class Engine:
         prompt = request.prompt_token_ids
         if not prompt or min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
             raise RequestError("a token id is outside of the vocabulary", param="prompt")
+        named = request.sampling.named_token_ids
+        if named and (min(named) < 0 or max(named) >= self._info.vocab_size):
+            raise RequestError("a token id of the sampling parameters is outside of the vocabulary")
 
     def _work(self, socket: EngineSocket) -> None:
         scheduler = self._scheduler

@@ -90,6 +90,10 @@ class Decoder:
 
     def __call__(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> Tensor:
         """Logits float32 [S, vocab] of the rows to sample."""
+        return self.logits(self.states(batch, kv_caches), batch.sample_rows)
+
+    def states(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """[T, hidden] of every token: what the last layer adds, and the stream that it is to be added to."""
         residual = functional.embedding(batch.token_ids, self.embedding)
         if self._embedding_scale != 1.0:
             residual *= self._embedding_scale
@@ -100,8 +104,13 @@ class Decoder:
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             hidden = layer(hidden, residual, rotary[layer.rope], batch, kv_cache)
         assert hidden is not None
-        if batch.sample_rows.shape[0] < hidden.shape[0]:
-            hidden, residual = hidden[batch.sample_rows], residual[batch.sample_rows]
+        return hidden, residual
+
+    def logits(self, states: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
+        """float32 [S, vocab] of rows i64 [S] of the states. Asked for all rows at once, it spends them."""
+        hidden, residual = states
+        if rows.shape[0] < hidden.shape[0]:
+            hidden, residual = hidden[rows], residual[rows]
         logits = self.head(self.norm(hidden, residual)).float()
         cap = self.config.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

@@ -19,7 +19,7 @@ from quire_server.layers.int8_linear import has_native_kernels
 from quire_server.models import registry, weights
 from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
-from quire_server.runner import batch, kv_cache, quantization, sampler
+from quire_server.runner import batch, kv_cache, prompt_logprobs, quantization, sampler
 from quire_server.runner.disk import Disk
 from quire_server.runner.options import RunnerOptions
 from quire_server.runner.rows import Rows
@@ -60,6 +60,7 @@ class ModelRunner:
         self.num_host_slots = num_host_slots
         self.num_disk_slots = disk.num_slots if disk is not None else 0
         self._tiers = Tiers(kv_caches, num_host_slots, disk) if num_host_slots else None
+        self._watermark = options.watermark
         self._suspect: set[int] = set()  # blocks of failed rows, not yet zeroed
 
     @classmethod
@@ -135,20 +136,27 @@ class ModelRunner:
         forward_batch = batch.build(
             step, spans, rows, self.model_config.num_kv_heads, self.model_config.windows
         )
-        logits = self._model(forward_batch, self._kv_caches)
+        states = self._model.states(forward_batch, self._kv_caches)
+        reports = bool((rows.num_prompt_logprobs[spans.rows] >= 0).any())
+        told = prompt_logprobs.compute(self._model, states, spans, rows) if reports else {}
+        logits = self._model.logits(states, forward_batch.sample_rows)
         is_sampled = np.array(step.samples, bool)
         row_ids, lengths = spans.rows[is_sampled], spans.ends[is_sampled]
         if not row_ids.size:
-            return StepResult(step.step_id, ())
+            return StepResult(step.step_id, (), prompt_logprobs=told)
         wants_logprobs = bool((rows.num_logprobs[row_ids] >= 0).any())
-        raw = logits.clone() if wants_logprobs else logits  # the sampler bans tokens in place
-        tokens, failures = sampler.sample(logits, rows, row_ids, lengths, self.model_config.eos_token_ids)
+        raw = logits.clone() if wants_logprobs else logits  # the sampler changes them in place
+        tokens, failed = sampler.sample(
+            logits, rows, row_ids, lengths, self.model_config.eos_token_ids, self._watermark
+        )
         inside = lengths < self.max_model_len
-        rows.tokens[row_ids[inside], lengths[inside]] = np.array(tokens, np.int64)[inside]
+        rows.tokens[row_ids[inside], lengths[inside]] = tokens[inside]
+        failures = {int(row_ids[index]): why for index, why in failed.items()}
         for row in failures:
             self._suspect.update(rows.block_table[row, : rows.num_blocks[row]].tolist())
-        logprobs = sampler.logprobs(raw, tokens, rows, row_ids) if wants_logprobs else {}
-        return StepResult(step.step_id, tuple(tokens), logprobs, failures)
+        found = sampler.logprobs(raw, tokens, rows.num_logprobs[row_ids]) if wants_logprobs else {}
+        logprobs = {int(row_ids[index]): one for index, one in found.items()}
+        return StepResult(step.step_id, tuple(tokens.tolist()), logprobs, failures, prompt_logprobs=told)
 
     def _cleanse(self, step: Step) -> None:
         """Zero the blocks of failed rows when they come to a new owner, not before: some may be shared.

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire_server.core.watermark import Watermark
+
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
@@ -21,3 +23,4 @@ class RunnerOptions:
     kv_offload_host_bytes: int = 0
     kv_offload_disk_path: Path | None = None
     kv_offload_disk_bytes: int = 0
+    watermark: Watermark | None = None  # of the requests that ask for one

@@ -19,9 +19,12 @@ class Rows:
         self.temperature = np.zeros(num_rows, np.float32)
         self.top_k = np.zeros(num_rows, np.int64)
         self.top_p = np.ones(num_rows, np.float32)
+        self.min_p = np.zeros(num_rows, np.float32)
+        self.adjusts = np.zeros(num_rows, bool)  # whether a processor changes the row's logits
         self.seed = np.zeros(num_rows, np.int64)
         self.min_total = np.zeros(num_rows, np.int64)  # below so many tokens no stop token may be sampled
         self.num_logprobs = np.full(num_rows, -1, np.int64)  # -1: none wanted
+        self.num_prompt_logprobs = np.full(num_rows, -1, np.int64)
         self.started: list[StartedRow | None] = [None] * num_rows
 
     def apply(self, step: Step) -> None:
@@ -43,6 +46,9 @@ class Rows:
         self.temperature[row] = sampling.temperature
         self.top_k[row] = sampling.top_k
         self.top_p[row] = sampling.top_p
+        self.min_p[row] = sampling.min_p
+        self.adjusts[row] = sampling.adjusts_logits
         self.seed[row] = np.uint64(started.seed & 0xFFFFFFFFFFFFFFFF).astype(np.int64)
         self.min_total[row] = started.num_prompt_tokens + sampling.min_tokens
         self.num_logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
+        self.num_prompt_logprobs[row] = -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs

@@ -8,10 +8,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_server.core.step import TokenLogprobs
+from quire_server.core.watermark import Watermark
 from quire_server.layers.sampling import gumbel_sample, token_logprobs, topk_topp_threshold
+from quire_server.runner.logits_processors import adjust
 from quire_server.runner.rows import Rows
 
 _GREEDY_BELOW = 1e-5  # a smaller temperature would overflow and picks the likeliest token anyhow
+
+_NOT_FINITE = "The model computed no finite number for the next token."
+_NONE_ALLOWED = "Every token is excluded by what the request allows and bans; ask for less."
 
 
 def sample(
@@ -20,8 +25,18 @@ def sample(
     row_ids: NDArray[np.int64],
     lengths: NDArray[np.int64],
     eos_ids: Collection[int],
-) -> tuple[list[int], dict[int, str]]:
-    """(token id per row, failures by row id). logits f32 [S, V]; ``lengths`` = tokens of each row so far."""
+    watermark: Watermark | None = None,
+) -> tuple[NDArray[np.int64], dict[int, str]]:
+    """(token ids i64 [S], failures by position). logits f32 [S, V], changed in place.
+
+    The context of position i is ``rows.tokens[row_ids[i], : lengths[i]]``; a row may occur more than once.
+    """
+    for index in np.flatnonzero(rows.adjusts[row_ids]):
+        row, length = row_ids[index], lengths[index]
+        started = rows.started[row]
+        assert started is not None
+        context = rows.tokens[row, :length]
+        adjust(logits[index], context, started.num_prompt_tokens, started.sampling, watermark)
     for index in np.flatnonzero(lengths < rows.min_total[row_ids]):
         if banned := _stop_ids(rows, int(row_ids[index]), eos_ids, logits.shape[1]):
             logits[index, banned] = float("-inf")
@@ -34,25 +49,27 @@ def sample(
     failures = {}
     if not bool(best.values.isfinite().all()):  # NaN is the maximum of any row that has one
         for index in np.flatnonzero(~best.values.isfinite().numpy()):
-            failures[int(row_ids[index])] = "The model computed no finite number for the next token."
+            is_excluded = bool(best.values[index] == float("-inf"))
+            failures[int(index)] = _NONE_ALLOWED if is_excluded else _NOT_FINITE
             tokens[index] = 0
-    return tokens.tolist(), failures
+    return tokens.numpy(), failures
 
 
 def logprobs(
-    logits: Tensor, tokens: list[int], rows: Rows, row_ids: NDArray[np.int64]
+    logits: Tensor, tokens: NDArray[np.int64], wanted: NDArray[np.int64]
 ) -> dict[int, TokenLogprobs]:
-    """By row id, for the rows that asked; of the model's own distribution."""
-    wanted = rows.num_logprobs[row_ids]
+    """By position: of the token there and of the ``wanted`` likeliest ones (i64 [S], -1: nothing), by the
+    model's own distribution; logits f32 [S, V].
+    """
     asking = np.flatnonzero(wanted >= 0)
     if not asking.size:
         return {}
-    chosen = torch.tensor([tokens[index] for index in asking])
     widest = min(int(wanted.max()), logits.shape[1])
+    chosen = torch.from_numpy(tokens[asking])
     values, top_values, top_ids = (part.tolist() for part in token_logprobs(logits[asking], chosen, widest))
     return {
-        int(row_ids[index]): TokenLogprobs(
-            tokens[index],
+        int(index): TokenLogprobs(
+            int(tokens[index]),
             values[place],
             tuple(zip(top_ids[place][: wanted[index]], top_values[place][: wanted[index]], strict=True)),
         )
@@ -64,9 +81,14 @@ def _draw(logits: Tensor, rows: Rows, row_ids: NDArray[np.int64], lengths: NDArr
     temperature = torch.from_numpy(rows.temperature[row_ids])
     top_k = torch.from_numpy(rows.top_k[row_ids]).clamp(max=logits.shape[1])
     top_p = torch.from_numpy(rows.top_p[row_ids])
+    min_p = torch.from_numpy(rows.min_p[row_ids])
     threshold = None
     if bool((top_k > 0).any()) or bool((top_p < 1).any()):
         threshold = topk_topp_threshold(logits / temperature[:, None], top_k, top_p)
+    if bool((min_p > 0).any()):
+        # p >= min_p * p_max, in logits; ratios are the same whatever top-k and top-p left.
+        floor = logits.amax(dim=-1) / temperature + min_p.log()
+        threshold = floor if threshold is None else torch.maximum(threshold, floor)
     seeds, positions = torch.from_numpy(rows.seed[row_ids]), torch.from_numpy(lengths)
     return gumbel_sample(logits, temperature, seeds, positions, threshold=threshold)
 

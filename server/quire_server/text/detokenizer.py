@@ -3,7 +3,8 @@ choice.
 
 What is held back is what cannot be known yet: an unfinished character, and a tail that may be the beginning
 of a stop string; never more. The stop that is *completed* first ends the text (of two at once, the one that
-began first), so the result does not depend on how the tokens were grouped.
+began first), so the result does not depend on how the tokens were grouped. One that the first ``min_tokens``
+tokens complete is text like any other.
 """
 
 from collections.abc import Sequence
@@ -15,18 +16,31 @@ class IncrementalDetokenizer:
     """``stopped`` is the stop string that ended the text; after that nothing more comes."""
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        skip_special_tokens: bool = True,
+        include_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         self.stopped: str | None = None
         self._decoder = TextDecoder(tokenizer, skip_special_tokens=skip_special_tokens)
         self._stop = tuple(string for string in stop if string)
+        self._include_stop = include_stop
+        self._num_exempt = min_tokens if self._stop else 0  # tokens still to come that complete no stop
         self._held = ""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Text that became certain with these tokens."""
         if self.stopped is not None:
             return ""
-        return self._release(self._decoder.push(token_ids))
+        exempt, token_ids = token_ids[: self._num_exempt], token_ids[self._num_exempt :]
+        text = ""
+        if exempt:
+            self._num_exempt -= len(exempt)
+            text = self._hold(self._held + self._decoder.push(exempt))
+        return text + self._release(self._decoder.push(token_ids))
 
     def finish(self) -> str:
         """Text that was held back: nothing follows any more that could make a stop string of it."""
@@ -41,20 +55,25 @@ class IncrementalDetokenizer:
         if not self._stop:
             return new
         text = self._held + new
-        if (end := self._first_stop(text)) is not None:
+        if (end := self._first_stop(text, len(self._held))) is not None:
             self._held = ""
             return text[:end]
+        return self._hold(text)
+
+    def _hold(self, text: str) -> str:
+        """Keep the tail that may become a stop string; the rest is certain."""
         held = max(_overlap(text, string) for string in self._stop)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
-    def _first_stop(self, text: str) -> int | None:
-        """Where the text ends, if a stop string is in it."""
-        found = [(text.find(s) + len(s), text.find(s), s) for s in self._stop if s in text]
+    def _first_stop(self, text: str, old: int) -> int | None:
+        """Where the text ends, if a stop string does, past the ``old`` first characters."""
+        begins = [(text.find(string, max(0, old - len(string) + 1)), string) for string in self._stop]
+        found = [(begin + len(string), begin, string) for begin, string in begins if begin >= 0]
         if not found:
             return None
-        _, begin, self.stopped = min(found)
-        return begin
+        end, begin, self.stopped = min(found)
+        return end if self._include_stop else begin
 
 
 def _overlap(text: str, string: str) -> int:

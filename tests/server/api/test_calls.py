@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_server.api.calls import SamplingDefaults, parse_chat, parse_completion
+from quire_server.api.calls import parse_chat, parse_completion
 from quire_server.api.errors import ApiError
 from quire_server.api.fields import parse_object
+from quire_server.api.sampling_defaults import SamplingDefaults
 
 VOCAB = 100
 PLAIN = SamplingDefaults()
@@ -25,14 +26,16 @@ def completion(**fields):
 
 
 def test_a_bare_chat_takes_the_model_s_defaults():
-    generation = chat(SamplingDefaults(temperature=0.6, top_p=0.9, top_k=40)).generation
-    assert (generation.temperature, generation.top_p, generation.top_k) == (0.6, 0.9, 40)
+    generation = chat(SamplingDefaults(0.6, 0.9, 40, 0.1, 1.2)).generation
+    sampling = generation.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.6, 0.9, 40)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.2)
     assert (generation.max_tokens, generation.n, generation.stream) == (None, 1, False)
 
 
 def test_what_a_client_says_beats_the_defaults():
-    generation = chat(SamplingDefaults(0.6, 0.9, 40), temperature=0, top_p=1, top_k=-1).generation
-    assert (generation.temperature, generation.top_p, generation.top_k) == (0.0, 1.0, 0)
+    sampling = chat(SamplingDefaults(0.6, 0.9, 40), temperature=0, top_p=1, top_k=-1).generation.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 1.0, 0)
 
 
 def test_everything_that_real_clients_send_by_default_is_accepted():
@@ -132,8 +135,6 @@ def test_a_prompt_is_text_or_token_ids_one_or_many(prompt, prompts):
         ("logprobs", 1),
         ("stream", "true"),
         ("stream_options", {"include_usage": True}),  # without stream
-        ("frequency_penalty", 0.5),
-        ("logit_bias", {"1": 2}),
         ("response_format", {"type": "json_object"}),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
@@ -166,6 +167,7 @@ def test_a_bad_or_unsupported_value_is_a_400_that_names_the_field(field, value):
         ("prompt", None, "prompt"),
         ("logprobs", True, "logprobs"),
         ("logprobs", 21, "logprobs"),
+        ("max_tokens", 0, "max_tokens"),
         ("best_of", 2, "best_of"),
         ("suffix", "x", "suffix"),
         ("messages", [], "messages"),
@@ -235,7 +237,8 @@ junk = st.recursive(
 NAMES = (
     "model messages prompt n stop stop_token_ids logprobs top_logprobs seed temperature top_p top_k "
     "max_tokens min_tokens stream stream_options user echo tools cache_salt ignore_eos logit_bias "
-    "priority timeout surprise cache_control"
+    "priority timeout surprise cache_control min_p presence_penalty frequency_penalty repetition_penalty "
+    "bad_words allowed_token_ids prompt_logprobs watermark include_stop_str_in_output skip_special_tokens"
 )
 names = st.sampled_from(NAMES.split(" "))
 

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from quire_server.api import public
-from quire_server.api.calls import SamplingDefaults
 from quire_server.api.errors import ApiError
-from quire_server.api.house import House, sampling_defaults
+from quire_server.api.house import House
+from quire_server.api.sampling_defaults import SamplingDefaults, sampling_defaults
 from quire_server.core.errors import ModelCorruptError
 from quire_server.core.model_files import ModelFiles
 
@@ -29,6 +29,12 @@ def test_without_the_file_openai_s_defaults_hold(tmp_path):
 def test_what_is_set_is_honoured(tmp_path):
     settings = {"temperature": 0.6, "top_p": 0.9, "top_k": 40, "do_sample": True, "eos_token_id": 2}
     assert defaults(tmp_path, **settings) == SamplingDefaults(0.6, 0.9, 40)
+
+
+def test_all_that_a_model_may_say_of_sampling_is_taken(tmp_path):
+    settings = {"min_p": 0.05, "repetition_penalty": 1.1, "max_new_tokens": 2048}
+    found = defaults(tmp_path, **settings)
+    assert (found.min_p, found.repetition_penalty, found.max_tokens) == (0.05, 1.1, 2048)
 
 
 def test_a_model_that_does_not_sample_is_greedy(tmp_path):

@@ -1,6 +1,7 @@
 """The wire: what is sent arrives equal, and what is not a message is refused and nothing else happens."""
 
 import contextlib
+import dataclasses
 
 import msgpack
 import pytest
@@ -18,7 +19,9 @@ sampling = st.builds(
     max_tokens=st.integers(1, 100),
     temperature=st.floats(0, 2),
     seed=st.none() | st.integers(0, 2**63 - 1),
-    stop=st.lists(st.text(), max_size=2).map(tuple),
+    logit_bias=st.lists(st.tuples(st.integers(0, 9), st.floats(-9, 9)), max_size=2).map(tuple),
+    bad_words=st.lists(tokens, max_size=2).map(tuple),
+    watermark=st.booleans(),
     logprobs=st.none() | st.integers(0, 20),
 )
 requests = st.builds(
@@ -38,6 +41,7 @@ events = st.builds(
     st.none() | st.sampled_from(FinishReason),
     st.none() | st.text(max_size=9),
     st.integers(0, 9),
+    st.lists(logprobs, max_size=2).map(tuple),
 )
 messages = st.one_of(
     st.builds(
@@ -75,7 +79,8 @@ def frame(value):
     return len(body).to_bytes(4, "big") + body
 
 
-GOOD = [2, [[["r", [1, 2], [16, 1.0, 0, 1.0, None, [], [], False, 0, None], 0.0, 0, "", 0.0]], [], False]]
+GOOD = msgpack.unpackb(to_frame(Inbox((Request("r", (1, 2), SamplingParams(16), 0.0),)))[4:])
+IGNORE_EOS = [field.name for field in dataclasses.fields(SamplingParams)].index("ignore_eos")
 
 
 def spoiled(change):
@@ -98,7 +103,7 @@ def spoiled(change):
         spoiled(lambda v: v[1][0][0].__setitem__(1, [1, True])),
         spoiled(lambda v: v[1][0][0].__setitem__(1, [1, "2"])),
         spoiled(lambda v: v[1][0][0][2].__setitem__(0, 1.5)),
-        spoiled(lambda v: v[1][0][0][2].__setitem__(7, 0)),
+        spoiled(lambda v: v[1][0][0][2].__setitem__(IGNORE_EOS, 0)),
     ],
 )
 def test_a_message_of_the_wrong_shape_is_refused(value):

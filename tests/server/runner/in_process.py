@@ -31,6 +31,7 @@ class InProcessEngine:
             SchedulerConfig(**settings), eos_token_ids=runner.model_config.eos_token_ids
         )
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
+        self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self.last: dict[str, TokenEvent] = {}
 
     def generate(
@@ -40,6 +41,7 @@ class InProcessEngine:
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         tokens: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
         self.logprobs = {name: [] for name in tokens}
+        self.prompt_logprobs = {name: [] for name in tokens}
         for name, prompt, params in zip(tokens, prompts, each, strict=True):
             self.scheduler.add(Request(name, tuple(prompt), params, arrival=0.0))
         while (step := self.scheduler.schedule()) is not None:
@@ -47,6 +49,7 @@ class InProcessEngine:
                 assert event.error is None, event.error
                 tokens[event.request_id] += event.token_ids
                 self.logprobs[event.request_id] += event.logprobs or ()
+                self.prompt_logprobs[event.request_id] += event.prompt_logprobs
                 self.last[event.request_id] = event
         self.scheduler.check()
         return list(tokens.values())

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers
 
 from quire_server.text.detokenizer import IncrementalDetokenizer
-from quire_server.text.tokenizer import Tokenizer
+from quire_server.text.tokenizer import TextDecoder, Tokenizer
 
 
 def byte_level_library() -> Library:
@@ -73,6 +73,45 @@ def test_the_text_ends_before_the_stop_string_that_is_complete_first(
         until = text[: ends[0]]
         stopped = max((stop for stop in stops if until.endswith(stop)), key=len)
         assert (out, detokenizer.stopped) == (until.removesuffix(stopped), stopped)
+
+
+@given(
+    st.lists(st.sampled_from([*b"ab", *"é😀".encode()]), max_size=30),
+    st.lists(st.text("abé😀", min_size=1, max_size=3), min_size=1, max_size=3),
+    st.sets(st.integers(0, 30)),
+    st.integers(0, 12),
+    st.booleans(),
+)
+@settings(max_examples=300)
+def test_stops_count_past_min_tokens_and_no_text_waits_longer_than_a_stop_may_need(
+    raw: list[int], stops: list[str], cuts: set[int], min_tokens: int, include: bool
+) -> None:
+    """Tokens are bytes, valid or not, so that characters end anywhere."""
+    ids = [next(i for i in range(256) if TOKENIZER.token_bytes(i) == bytes([byte])) for byte in raw]
+    detokenizer = IncrementalDetokenizer(TOKENIZER, stops, include_stop=include, min_tokens=min_tokens)
+    decoder, whole, out = TextDecoder(TOKENIZER, skip_special_tokens=True), "", ""
+    exempt = len(TextDecoder(TOKENIZER, skip_special_tokens=True).push(ids[:min_tokens]))
+
+    def end(text: str) -> tuple[str, str | None]:
+        for at in range(exempt + 1, len(text) + 1):
+            found = [stop for stop in stops if text[:at].endswith(stop)]
+            if found:
+                stop = max(found, key=len)
+                return text[:at] if include else text[: at - len(stop)], stop
+        return text, None
+
+    for chunk in in_chunks(ids, cuts):
+        out += detokenizer.push(chunk)
+        whole += decoder.push(chunk)
+        text, stopped = end(whole)
+        if stopped is None:
+            held = max(n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n]))
+            text = text[: len(text) - held]
+        assert (out, detokenizer.stopped) == (text, stopped)
+        if stopped is not None:
+            return
+    out += detokenizer.finish()
+    assert (out, detokenizer.stopped) == end(whole + decoder.finish())
 
 
 def test_only_a_tail_that_may_become_a_stop_string_is_held_back() -> None:

@@ -1,0 +1,125 @@
+"""From a parsed call and its prompts' tokens to what the engine is asked for: one request for each answer.
+
+Called by `completions`. What a request could not say by itself is settled here: how long the answer may be,
+the seeds of several answers, which tokens bad words are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from quire_server.api.errors import bad_field
+from quire_server.api.fields import INT64
+from quire_server.api.generation_fields import Generation
+from quire_server.core.errors import PromptTooLongError
+from quire_server.core.request import Request
+from quire_server.text.tokenizer import Tokenizer
+
+# Log-probabilities of prompts are kept until the answer is sent: about 100 bytes each.
+MAX_PROMPT_NUMBERS = 1 << 18
+
+Prompt = tuple[int, ...]
+
+
+def engine_requests(
+    name: str,
+    arrived_at: float,
+    generation: Generation,
+    prompts: Sequence[Prompt],
+    *,
+    tokenizer: Tokenizer,
+    context: int,
+    kv_capacity: int,
+    default_max_tokens: int | None,
+    watermark: bool,
+) -> list[Request]:
+    """n for each prompt, each n-th with a seed of its own. ``context``: tokens of prompt and answer;
+    ``kv_capacity``: of everything at once."""
+    asked = replace(
+        generation.sampling,
+        bad_words=bad_word_ids(generation.bad_words, tokenizer),
+        watermark=watermark,
+    )
+    _check_room(generation.n, [len(prompt) for prompt in prompts], kv_capacity)
+    _check_prompt_logprobs(generation, prompts)
+    requests: list[Request] = []
+    for prompt in prompts:
+        max_tokens = _max_tokens(generation, len(prompt), context, default_max_tokens)
+        for number in range(generation.n):
+            seed = None if asked.seed is None else (asked.seed + number) % INT64
+            requests.append(
+                Request(
+                    f"{name}-{len(requests)}",
+                    prompt,
+                    replace(asked, max_tokens=max_tokens, seed=seed),
+                    arrival=arrived_at,
+                    priority=generation.priority,
+                    cache_salt=generation.cache_salt,
+                    cache_ttl=generation.cache_ttl,
+                )
+            )
+    return requests
+
+
+def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[Prompt, ...]:
+    """The tokens of each word as it stands at the beginning of a text, and after a space."""
+    found: dict[Prompt, None] = {}
+    for word in words:
+        bare = word.lstrip()
+        if not bare:
+            raise bad_field("bad_words", "must hold more than white space")
+        for text in (bare, " " + bare):
+            found[tuple(tokenizer.encode(text, add_special_tokens=False))] = None
+    return tuple(ids for ids in found if ids)
+
+
+def _check_prompt_logprobs(generation: Generation, prompts: Sequence[Prompt]) -> None:
+    wanted = generation.sampling.prompt_logprobs
+    if wanted is not None and (numbers := sum(map(len, prompts)) * (wanted + 1)) > MAX_PROMPT_NUMBERS:
+        raise bad_field(
+            "prompt_logprobs",
+            f"would be {numbers} numbers, which is more than {MAX_PROMPT_NUMBERS}; send shorter prompts, or "
+            "ask for fewer of each token",
+        )
+
+
+def _max_tokens(generation: Generation, prompt_length: int, context: int, default: int | None) -> int:
+    """What the context leaves for the answer; raises where the request can never fit. At least 1: what the
+    engine cannot but sample is dropped where nothing was asked for.
+    """
+    if prompt_length == 0:
+        raise bad_field("prompt", "is empty")
+    room = context - prompt_length
+    if room < 1:
+        raise PromptTooLongError(
+            f"The prompt has {prompt_length} tokens and the context is {context} tokens: shorten the prompt."
+        )
+    if generation.max_tokens is None:
+        return min(room, default or room)
+    if generation.max_tokens > room:
+        raise bad_field(
+            "max_tokens",
+            f"{generation.max_tokens} with a prompt of {prompt_length} tokens is more than the context of "
+            f"{context} tokens; ask for at most {room}",
+            code="context_length_exceeded",
+        )
+    return max(1, generation.max_tokens)
+
+
+def _check_room(num_answers: int, prompt_lengths: Sequence[int], kv_capacity: int) -> None:
+    """Raises where the prompts of all answers are more than the whole KV cache: no waiting changes that. One
+    prompt alone is for `_max_tokens` to judge.
+    """
+    once = sum(prompt_lengths)
+    needed = num_answers * once
+    if num_answers * len(prompt_lengths) == 1 or needed <= kv_capacity:
+        return
+    most = kv_capacity // once
+    raise bad_field(
+        "n" if most else "prompt",
+        f"{num_answers} x {once} prompt tokens take {needed} tokens of KV cache, before any of max_tokens, "
+        f"and the whole cache holds {kv_capacity}; shorten the prompt, or "
+        + (f"ask for at most n={most}" if most else "send fewer prompts in one request"),
+        code="context_length_exceeded",
+    )

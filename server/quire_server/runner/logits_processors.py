@@ -1,0 +1,78 @@
+"""What requests ask of logits before the temperature: bias, penalties, bans, watermark. Called by ``sampler``
+for the rows that ask.
+
+Every function changes the logits of one sampled position in place and is a pure function of that position's
+context and the request's parameters: nothing is counted from step to step, so that drafts, rejections and
+preemptions need no bookkeeping. The order is that of docs/sampling.md.
+"""
+
+from collections.abc import Collection
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quire_server.core.request import SamplingParams
+from quire_server.core.watermark import GOLDEN, MIXERS, Watermark
+
+_NEVER = float("-inf")
+
+
+def adjust(
+    logits: Tensor,
+    context: NDArray[np.int64],
+    num_prompt_tokens: int,
+    sampling: SamplingParams,
+    watermark: Watermark | None,
+) -> None:
+    """All of it, in its order. logits f32 [V]; ``context``: the tokens before, prompt first."""
+    answer = context[num_prompt_tokens:]
+    if sampling.logit_bias:
+        ids, biases = zip(*sampling.logit_bias, strict=True)
+        logits[list(ids)] += torch.tensor(biases)
+    if sampling.repetition_penalty != 1.0:
+        penalise_repetition(logits, context, sampling.repetition_penalty)
+    if (sampling.presence_penalty or sampling.frequency_penalty) and answer.size:
+        counts = np.bincount(answer)
+        seen = np.flatnonzero(counts)
+        penalties = sampling.presence_penalty + sampling.frequency_penalty * counts[seen]
+        logits[torch.from_numpy(seen)] -= torch.from_numpy(penalties).float()
+    if sampling.allowed_token_ids:
+        allowed = list(sampling.allowed_token_ids)
+        kept = logits[allowed]
+        logits.fill_(_NEVER)[allowed] = kept
+    if sampling.bad_words and (banned := completing(answer, sampling.bad_words)):
+        logits[banned] = _NEVER
+    if sampling.watermark and watermark is not None:
+        green = green_list(watermark, int(context[-1]), logits.shape[0])
+        logits += torch.from_numpy(green).float().mul_(watermark.delta)
+
+
+def penalise_repetition(logits: Tensor, context: NDArray[np.int64], penalty: float) -> None:
+    """CTRL's (Keskar et al. 2019, arXiv:1909.05858): what was said loses, whichever its logit's sign."""
+    seen = torch.from_numpy(context)  # a token that occurs twice is written twice, with the same value
+    values = logits[seen]
+    logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+
+
+def completing(answer: NDArray[np.int64], bad_words: Collection[tuple[int, ...]]) -> list[int]:
+    """Tokens with which the answer would end in one of these sequences."""
+    return [
+        word[-1]
+        for word in bad_words
+        if len(word) <= len(answer) + 1 and tuple(answer[len(answer) - len(word) + 1 :]) == word[:-1]
+    ]
+
+
+def green_list(watermark: Watermark, previous: int, vocab_size: int) -> NDArray[np.bool_]:
+    """bool [V]: ``watermark.is_green(previous, token)`` of every token."""
+    numbers = np.arange(1, vocab_size + 1, dtype=np.uint64)
+    numbers *= np.uint64(GOLDEN)  # unsigned, so that all of this wraps
+    numbers += np.uint64(watermark.seed(previous))
+    numbers ^= numbers >> np.uint64(30)
+    numbers *= np.uint64(MIXERS[0])
+    numbers ^= numbers >> np.uint64(27)
+    numbers *= np.uint64(MIXERS[1])
+    numbers ^= numbers >> np.uint64(31)
+    return numbers < np.uint64(watermark.limit)

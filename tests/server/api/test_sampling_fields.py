@@ -1,0 +1,98 @@
+"""The fields that say how a token is chosen: bounds, combinations, and what becomes of bad words."""
+
+import pytest
+
+from quire_server.api.engine_requests import bad_word_ids
+from quire_server.api.errors import ApiError
+from tests.server.api.test_calls import VOCAB, chat, completion
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("frequency_penalty", 2.5),
+        ("presence_penalty", -2.5),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 11),
+        ("min_p", 1.5),
+        ("logit_bias", {str(VOCAB): 2}),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", {"1": True}),
+        ("logit_bias", {"-1": 2}),
+        ("logit_bias", {"²": 2}),
+        ("logit_bias", {"one": 2}),
+        ("logit_bias", [1]),
+        ("logit_bias", {str(i): 0 for i in range(1025)}),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [VOCAB]),
+        ("allowed_token_ids", "1"),
+        ("bad_words", [""]),
+        ("bad_words", ["a"] * 17),
+        ("bad_words", [5]),
+        ("watermark", 1),
+        ("prompt_logprobs", 21),
+        ("prompt_logprobs", -1),
+        ("include_stop_str_in_output", 1),
+        ("skip_special_tokens", "no"),
+    ],
+)
+def test_a_value_out_of_its_bounds_is_a_400_that_names_the_field(field, value):
+    for ask in (chat, completion):
+        with pytest.raises(ApiError, match=field) as refused:
+            ask(**{field: value})
+        assert refused.value.body["error"]["param"] == field
+
+
+def test_what_is_asked_for_is_what_the_engine_hears():
+    asked = {
+        "min_p": 0.1,
+        "presence_penalty": -2,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.2,
+        "allowed_token_ids": [5, 6],
+        "stop_token_ids": [7],
+        "prompt_logprobs": 3,
+    }
+    for ask in (chat, completion):
+        sampling = ask(**asked, logit_bias={"9": 1, "3": -100}).generation.sampling
+        for name, value in asked.items():
+            assert getattr(sampling, name) == (tuple(value) if isinstance(value, list) else value)
+        assert sampling.logit_bias == ((3, -100.0), (9, 1.0))
+        assert sampling.adjusts_logits
+        assert not ask().generation.sampling.adjusts_logits, "a plain request costs nothing"
+
+
+def test_stop_strings_and_min_tokens_go_together():
+    rules = chat(stop="x", min_tokens=3, include_stop_str_in_output=True).generation.text
+    assert (rules.stop, rules.min_tokens, rules.include_stop) == (("x",), 3, True)
+
+
+class Words:
+    """A tokenizer that knows letters, and a space before a letter as one token of its own."""
+
+    def encode(self, text, *, add_special_tokens):
+        assert not add_special_tokens
+        return [ord(text[1]) + 1000, *map(ord, text[2:])] if text.startswith(" ") else list(map(ord, text))
+
+
+def test_a_bad_word_is_banned_at_the_beginning_of_a_text_and_after_a_space():
+    assert bad_word_ids(["ab", " ab"], Words()) == ((97, 98), (1097, 98))
+    with pytest.raises(ApiError, match="bad_words"):
+        bad_word_ids(["ab", "  "], Words())
+
+
+@pytest.mark.parametrize(
+    "more", [{"stream": True}, {"n": 2}, {"prompt_logprobs": 3}], ids=["stream", "n", "another number"]
+)
+def test_an_echoed_prompt_has_the_answer_s_log_probabilities_or_the_request_is_refused(more):
+    call = completion(echo=True, logprobs=2, max_tokens=0)
+    assert (call.scores_prompt, call.generation.sampling.prompt_logprobs) == (True, 2)
+    with pytest.raises(ApiError, match="logprobs"):
+        completion(echo=True, logprobs=2, **more)
+
+
+def test_prompt_logprobs_are_for_one_whole_answer():
+    assert chat(prompt_logprobs=0).generation.sampling.prompt_logprobs == 0
+    for more in ({"stream": True}, {"n": 2}):
+        with pytest.raises(ApiError, match="prompt_logprobs"):
+            chat(prompt_logprobs=1, **more)

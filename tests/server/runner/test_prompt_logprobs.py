@@ -1,0 +1,88 @@
+"""Log-probabilities of prompts are transformers' own, whatever chunks, cached prefixes and preemptions do."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from quire_server.core.limits import PreemptionMode
+from quire_server.core.request import SamplingParams
+from quire_server.runner import prompt_logprobs
+from quire_server.runner.model_runner import ModelRunner
+from tests.server.runner import llamas
+from tests.server.runner.in_process import InProcessEngine, greedy, load
+
+SHARED = [random.Random(1).randrange(2, 211) for _ in range(40)]
+PROMPTS = [
+    [*SHARED[: 8 * i], *(random.Random(10 + i).randrange(2, 211) for _ in range(1 + 5 * i))] for i in range(6)
+]
+NUM_TOP = 3
+SCORED = greedy(6, prompt_logprobs=NUM_TOP)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRunner, LlamaForCausalLM]:
+    directory: Path = tmp_path_factory.mktemp("llama")
+    model = llamas.make(directory, "tied")
+    return load(directory, kv_offload_host_bytes=2 << 20), model
+
+
+def expected(model: LlamaForCausalLM, prompt: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        {},
+        {"max_num_batched_tokens": 7, "max_num_seqs": 3},
+        {"max_num_batched_tokens": 1},
+        {"num_blocks": 8, "max_model_len": 120},
+        {
+            "num_blocks": 8,
+            "max_model_len": 120,
+            "num_host_slots": 40,
+            "preemption_mode": PreemptionMode.SWAP,
+        },
+    ],
+    ids=["together", "chunks", "single tokens", "preemption", "swap"],
+)
+@pytest.mark.parametrize("workspace", [1, 1 << 30], ids=["a position at a time", "all at once"])
+def test_every_prompt_token_has_the_probability_that_transformers_gives_it(
+    tiny: tuple[ModelRunner, LlamaForCausalLM],
+    condition: dict[str, object],
+    workspace: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner, model = tiny
+    monkeypatch.setattr(prompt_logprobs, "_WORKSPACE_BYTES", workspace)
+    engine = InProcessEngine(runner, **condition)
+    plain = engine.generate(PROMPTS, greedy(6))  # which fills the prefix cache, too
+    assert engine.generate(PROMPTS, SCORED) == plain
+    for index, prompt in enumerate(PROMPTS):
+        told = engine.prompt_logprobs[str(index)]
+        assert [one.token_id for one in told] == prompt[1:]
+        oracle = expected(model, prompt)
+        for position, one in enumerate(told):
+            assert one.logprob == pytest.approx(oracle[position, one.token_id].item(), abs=1e-4)
+            best = oracle[position].topk(NUM_TOP)
+            assert [value for _, value in one.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+def test_a_neighbour_that_asks_for_nothing_is_told_nothing_and_hits_the_cache(
+    tiny: tuple[ModelRunner, LlamaForCausalLM],
+) -> None:
+    engine = InProcessEngine(tiny[0])
+    engine.generate([SHARED], SCORED)
+    engine.generate([SHARED, SHARED], [SCORED, greedy(6)])
+    assert [len(engine.prompt_logprobs[name]) for name in ("0", "1")] == [len(SHARED) - 1, 0]
+    assert [engine.last[name].num_cached_tokens for name in ("0", "1")] == [0, 32]
+
+
+def test_a_prompt_of_one_token_has_nothing_to_tell(tiny: tuple[ModelRunner, LlamaForCausalLM]) -> None:
+    engine = InProcessEngine(tiny[0])
+    engine.generate([[5]], SamplingParams(2, temperature=0.0, ignore_eos=True, prompt_logprobs=0))
+    assert engine.prompt_logprobs["0"] == []
