@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from quire_server.core.errors import ModelCorruptError
 from quire_server.runner import kv_cache
 from tests.server.models import compressed_tensors_oracle as compressed
-from tests.server.runner import llamas
+from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 from tests.server.runner.test_parity import CONDITIONS, prompts
 from tests.server.runner.test_quantized_parity import assert_same_answers, tiny_llama
@@ -24,7 +24,7 @@ BYTES = pytest.mark.parametrize("dtype", ["fp8", "int8"])
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llama")
-    llamas.make(path, "llama3 rope, own head size")
+    families.make(path, "Llama, llama3 rope, own head size")
     return path
 
 
@@ -100,9 +100,9 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_scales_of_the_checkpoint_round_as_compressed_tensors_does(scaled: Path) -> None:
     model = compressed.reference(scaled)
-    exact = llamas.answers(model, [[7] * 40], 30)
+    exact = families.answers(model, [[7] * 40], 30)
     compressed.round_kv(model, (0.011, 0.013))
-    assert llamas.answers(model, [[7] * 40], 30) != exact  # it does round
+    assert families.answers(model, [[7] * 40], 30) != exact  # it does round
     assert_same_answers(scaled, model, kv_cache_dtype="fp8")
     unrounded = compressed.reference(scaled)
     assert_same_answers(scaled, unrounded)
