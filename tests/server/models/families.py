@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -9,29 +10,33 @@ import transformers
 from tests.server.models.variants import SIZES, VARIANTS
 
 
-def config(variant: str) -> transformers.PretrainedConfig:
+def config(prefix: str, settings: dict[str, Any]) -> transformers.PretrainedConfig:
     """In transformers' own words."""
-    prefix, settings = VARIANTS[variant]
     kind = getattr(transformers, f"{prefix}TextConfig" if prefix == "Gemma3" else f"{prefix}Config")
     return kind(**(SIZES | settings))
 
 
-def make(directory: Path, variant: str) -> transformers.PreTrainedModel:
+def build(directory: Path, prefix: str, settings: dict[str, Any]) -> transformers.PreTrainedModel:
     """Write the model to the directory; return it."""
-    torch.manual_seed(len(variant))
-    kind = getattr(transformers, f"{VARIANTS[variant][0]}ForCausalLM")
+    torch.manual_seed(7)
+    kind = getattr(transformers, f"{prefix}ForCausalLM")
     # Eager attention alone applies the soft caps.
-    model = kind._from_config(config(variant), attn_implementation="eager").eval()
+    model = kind._from_config(config(prefix, settings), attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-            elif "embed" in name and "Gemma" in variant:
+            elif "embed" in name and "Gemma" in prefix:
                 parameter.mul_(0.1)  # Gemma scales embeddings up: they would drown what the layers add
             elif "gate.weight" in name or "experts" in name:
                 parameter.normal_(0, 0.25)
     model.save_pretrained(directory)
     return model
+
+
+def make(directory: Path, variant: str) -> transformers.PreTrainedModel:
+    """One of the variants that the parity matrix runs."""
+    return build(directory, *VARIANTS[variant])
 
 
 @torch.inference_mode()
