@@ -17,6 +17,7 @@ import peers
 import quality
 import torch
 from interference import interference
+from kv_dtypes import speeds
 from prefix_hit import prefix_hit
 
 from e2e import models
@@ -125,6 +126,7 @@ SECTIONS = {
     ),
     "prefill": ("Prefill of one prompt", prefill),
     "prefix": ("Time to the first token with a cached prefix of 1,024 tokens", lambda: prefix_hit(DIRECTORY)),
+    "kv-dtypes": ("Decode after 1,024 tokens over a KV cache of each dtype", lambda: speeds(DIRECTORY)),
     "interference": ("8 streams while a 10,000-token prompt comes in", lambda: interference(DIRECTORY)),
     "quality": ("What int8 costs in quality", lambda: quality.compare(DIRECTORY)),
 }
