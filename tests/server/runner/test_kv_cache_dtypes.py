@@ -96,7 +96,7 @@ def _distributions(engine: InProcessEngine, name: str) -> torch.Tensor:
 def _assert_same_up_to_a_tie(
     ours: torch.Tensor, expected: torch.Tensor, answer: list[int], wanted: list[int]
 ) -> None:
-    """Sums in another order differ in the last bit, which may round an element the other way, by a whole step:
+    """Sums in another order differ in the last bit, which may round an element the other way by a whole step:
     probabilities move a little, and two tokens that are almost equally likely may change places.
     """
     same = [a == b for a, b in zip(answer, wanted, strict=True)]

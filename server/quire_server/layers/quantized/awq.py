@@ -37,6 +37,6 @@ class AWQ:
         """f32 [out, in]."""
         quantized = unpack(tensors["qweight"], 4, _ORDER)
         zeros = unpack(tensors["qzeros"], 4, _ORDER)
-        grouped = quantized.unflatten(0, (zeros.shape[0], -1))
+        grouped = quantized.view(zeros.shape[0], -1, quantized.shape[1])
         weight = (grouped - zeros[:, None]).float() * tensors["scales"][:, None]
         return weight.flatten(0, 1).T
