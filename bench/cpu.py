@@ -17,6 +17,7 @@ from bench.batching import batching
 from bench.compare import REPEATS, Comparison, Maker
 from bench.engine import Quire
 from bench.interference import interference
+from bench.kv_dtypes import speeds
 from bench.llama import LlamaCpp, requantised
 from bench.peers import Engine, Transformers
 from bench.prefix_hit import prefix_hit
@@ -60,6 +61,10 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "prefix": (
         "Time to the first token with a cached prefix of 1,024 tokens",
         lambda: prefix_hit(models.smollm2()),
+    ),
+    "kv-dtypes": (
+        "Decode after 1,024 tokens over a KV cache of each dtype",
+        lambda: speeds(models.smollm2()),
     ),
     "interference": (
         "8 streams while a 10,000-token prompt comes in",

@@ -1,5 +1,5 @@
 """What a KV block costs on its way to the host and back, beside computing it again, with SmolLM2-135M:
-OMP_NUM_THREADS=2 PYTHONPATH=. python bench/offload.py [--write]
+OMP_NUM_THREADS=2 python -m bench.offload [--write]
 
 The engine's thread copies before it computes, so the cost of a copy is a pause of every running answer. Taken
 from one run: copies alone, a decode step beside them, and a preempted request that goes on, swapped and
@@ -7,6 +7,7 @@ recomputed, each the time until its next token. Never imported.
 """
 
 import argparse
+import functools
 import random
 import time
 from collections.abc import Callable
@@ -35,14 +36,15 @@ def milliseconds(what: Callable[[], object]) -> float:
     return median(times[1:])
 
 
-def copying(tiers: Tiers, count: int, block_bytes: int) -> str:
+def copying(tiers: Tiers | None, count: int, block_bytes: int) -> str:
     """Of so many blocks in one step."""
+    assert tiers is not None, "the runner was given a host tier"
     pairs = tuple((n, n) for n in random.Random(0).sample(range(COPIED), count))
     steps = {
         "save": Step(1, (), (), (), (), (), (), Copies((), pairs, (), ())),
         "load": Step(1, (), (), (), (), (), (), Copies((), (), pairs, ())),
     }
-    each = {name: milliseconds(lambda step=step: tiers.copy(step)) / count for name, step in steps.items()}
+    each = {name: milliseconds(functools.partial(tiers.copy, step)) / count for name, step in steps.items()}
     return "\n".join(
         f"| {name} {count} at once, each | {ms:.3f} ms ({block_bytes / ms / 1e6:.1f} GB/s) |"
         for name, ms in each.items()
@@ -119,7 +121,7 @@ def main() -> None:
         "# A block's way to the host and back\n\n"
         f"SmolLM2-135M, {runner.dtype}, linear layers {runner.quantization}, blocks of {BLOCK} tokens and "
         f"{block_bytes / 1024:.0f} KiB; medians of {REPEATS}.\n"
-        "Command: `OMP_NUM_THREADS=2 PYTHONPATH=. python bench/offload.py --write`.\n\n| | |\n|---|---:|\n"
+        "Command: `OMP_NUM_THREADS=2 python -m bench.offload --write`.\n\n| | |\n|---|---:|\n"
         + "\n".join(copying(runner._tiers, count, block_bytes) for count in (1, 8, COPIED))
         + f"\n| a decode step of {STREAMS} answers | {step:.1f} ms |\n\n"
         "Preempted and gone on, the copy to the host included:\n\n"

@@ -72,10 +72,11 @@ def _weights(group: Fields, layout: str) -> WeightFormat:
         raise ConfigError(
             f"{weights.where}: type {kind} contradicts format {layout}. Quantise the model again."
         )
-    if not weights.flag("symmetric", True) or weights.flag("dynamic"):
+    has_zeros = not weights.flag("symmetric", True)
+    if (has_zeros and kind == "float") or weights.flag("dynamic"):
         raise ConfigError(
-            f"{weights.where}: only weights that are symmetric and static are supported. Use a release of "
-            "the model with such weights."
+            f"{weights.where}: only weights that are static, and symmetric if they are float, are supported. "
+            "Use a release of the model with such weights."
         )
     weights.choice("actorder", ("static", "weight"), "weight")  # a matter of the quantiser alone
     strategy = weights.choice("strategy", ("tensor", "channel", "group", "block"), "tensor")
@@ -88,8 +89,8 @@ def _weights(group: Fields, layout: str) -> WeightFormat:
                 f"{group.where}: strategy {strategy} with static activations {bool(activations)} is not "
                 "supported in format pack-quantized; supported: channel and group, without. Use such a model."
             )
-        return Packed(bits, scale[1])
-    return Scaled(FP8 if kind == "float" else INT8, scale, "weight_scale", activations)
+        return Packed(bits, scale[1], has_zeros)
+    return Scaled(FP8 if kind == "float" else INT8, scale, "weight_scale", activations, has_zeros)
 
 
 def _group_scale(weights: Fields) -> tuple[int | None, int | None]:

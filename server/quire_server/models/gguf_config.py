@@ -1,10 +1,11 @@
-"""GGUF metadata -> the config.json of a Llama model.
+"""GGUF metadata -> config.json.
 
-Called by ``import_gguf``. Reads llama.cpp's keys, refuses what our Llama cannot compute, writes what
-``models.config`` parses.
+Called by ``import_gguf``. A table says what each architecture's keys are called in config.json; what neither
+it nor the list of harmless keys has is refused, as ``models.fields`` does with config.json itself.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import gguf
@@ -16,6 +17,67 @@ from quire_server.models.fields import Fields
 from quire_server.models.rope_config import Rope
 
 ROPE_FACTORS = "rope_freqs.weight"
+_LONG_FACTORS = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
+ROPE_TENSORS = frozenset({ROPE_FACTORS, *_LONG_FACTORS.values()})  # they end up in config.json
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What llama.cpp's converter does to an architecture, so that it can be undone.
+
+    ``settings``: key of config.json -> key of GGUF, where the file has it. ``flags``: key of config.json ->
+    the tensor whose presence it tells of. ``fixed``: what is in llama.cpp's code and in no file.
+    """
+
+    architecture: str  # in transformers' words
+    settings: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    has_interleaved_heads: bool = False  # rows of q and k: rotary pairs side by side, not half a head apart
+    has_offset_norms: bool = False  # the file holds 1 + w
+    widest: int | None = None  # Gemma: with so many layers, scores are scaled by hidden / heads
+
+
+_WINDOW = {"sliding_window": "attention.sliding_window"}
+_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
+_GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+_CAPS = {key: key for key in ("attn_logit_softcapping", "final_logit_softcapping")}
+_PER_TOKEN = {"num_experts_per_tok": "expert_used_count"}
+_MIXTRAL = "llama with experts"  # llama.cpp calls both llama
+
+FAMILIES: Mapping[str, Family] = {
+    "gemma2": Family(
+        "Gemma2ForCausalLM", _WINDOW | _CAPS, fixed=_GELU, has_offset_norms=True, widest=46
+    ),
+    "gemma3": Family(
+        "Gemma3ForCausalLM",
+        _WINDOW | _CAPS | {"rope_local_base_freq": "rope.freq_base_swa"},
+        fixed=_GELU,
+        has_offset_norms=True,
+        widest=62,
+    ),
+    "llama": Family(
+        "LlamaForCausalLM", flags=_BIAS | {"mlp_bias": "blk.0.ffn_gate.bias"}, has_interleaved_heads=True
+    ),
+    _MIXTRAL: Family(
+        "MixtralForCausalLM",
+        _PER_TOKEN | {"num_local_experts": "expert_count"},
+        has_interleaved_heads=True,
+    ),
+    "phi3": Family("Phi3ForCausalLM", _WINDOW),
+    "qwen2": Family("Qwen2ForCausalLM"),
+    "qwen3": Family("Qwen3ForCausalLM", flags=_BIAS),
+    "qwen3moe": Family(
+        "Qwen3MoeForCausalLM",
+        _PER_TOKEN | {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"},
+        flags=_BIAS,
+        fixed={"norm_topk_prob": True},
+    ),
+}  # fmt: skip
+
+_HARMLESS = frozenset(
+    {"expert_count", "mm.tokens_per_image", "rope.scaling.finetuned", "tensor_data_layout", "vocab_size"}
+)
 
 # GGUF keeps only the factors that Llama 3's scaling gave, not its parameters; these are the published ones.
 _LLAMA3_SCALINGS = tuple(
@@ -31,18 +93,21 @@ _LLAMA3_SCALINGS = tuple(
 
 
 class Metadata:
-    """The key-value part of a GGUF file, typed on the way out."""
+    """The key-value part of a GGUF file, typed on the way out. It remembers what it was asked for."""
 
     def __init__(self, reader: gguf.GGUFReader) -> None:
         self._fields = reader.fields
+        self._asked: set[str] = set()
+        self.architecture = str(self.need("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value, or the default when the key is absent."""
-        field = self._fields.get(key)
-        if field is None:
+        self._asked.add(key)
+        found = self._fields.get(key)
+        if found is None:
             return default
         try:
-            return field.contents()
+            return found.contents()
         except (ValueError, IndexError, UnicodeDecodeError):
             raise ModelCorruptError(f"GGUF key {key} cannot be read. Download the file again.") from None
 
@@ -53,63 +118,121 @@ class Metadata:
             raise ModelCorruptError(f"The GGUF file has no {key}. Download it again, or convert it again.")
         return value
 
+    def own(self, key: str, default: Any = None) -> Any:
+        """The value of a key that begins with the architecture's name."""
+        return self.get(f"{self.architecture}.{key}", default)
+
+    def number(self, key: str, kind: type = int, default: Any = None) -> Any:
+        """One number of the architecture's own; required unless there is a default."""
+        name = f"{self.architecture}.{key}"
+        value = self.need(name) if default is None else self.get(name, default)
+        if isinstance(value, list | str) or not isinstance(value, int | float):
+            raise ConfigError(
+                f"GGUF key {name} is {str(value)[:40]!r}; supported: one number for all layers."
+            )
+        return kind(value)
+
+    def refuse_unread(self) -> None:
+        """ConfigError when the architecture has a setting that was never asked for."""
+        prefix = f"{self.architecture}."
+        for key in sorted(self._fields.keys() - self._asked):
+            if key.startswith(prefix) and key.removeprefix(prefix) not in _HARMLESS:
+                raise ConfigError(
+                    f"GGUF key {key[:80]} is not supported: it may change what the model computes. Serve the "
+                    "model's safetensors release instead."
+                )
+
+
+def family(metadata: Metadata) -> Family:
+    """What is to be undone in this file."""
+    name = metadata.architecture
+    if name == "llama" and metadata.own("expert_count", 0):
+        name = _MIXTRAL
+    if name not in FAMILIES:
+        raise ConfigError(
+            f"GGUF architecture {name[:60]!r} is not supported; supported: {', '.join(FAMILIES)}. Serve the "
+            "model's safetensors release instead."
+        )
+    return FAMILIES[name]
+
 
 def config(metadata: Metadata, tensors: Mapping[str, gguf.ReaderTensor]) -> dict[str, Any]:
     """config.json in the words of transformers."""
-    architecture = metadata.need("general.architecture")
-    if architecture != "llama" or metadata.get("llama.expert_count", 0):
-        raise ConfigError(f"GGUF architecture {architecture!r} is not supported; supported: dense llama.")
-    for name in ("token_embd.weight", "blk.0.ffn_gate.weight"):
-        if name not in tensors:
-            raise ModelCorruptError(f"The GGUF file has no tensor {name}. Download it again.")
-    hidden = int(metadata.need("llama.embedding_length"))
-    heads = int(metadata.need("llama.attention.head_count"))
-    head_size = int(metadata.get("llama.attention.key_length", hidden // max(heads, 1)))
-    theta = float(metadata.get("llama.rope.freq_base", 10000.0))
-    biased = "blk.0.attn_q.bias" in tensors
-    eos = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
-    result = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    described = family(metadata)
+    if "token_embd.weight" not in tensors:
+        raise ModelCorruptError("The GGUF file has no tensor token_embd.weight. Download it again.")
+    hidden, heads = metadata.number("embedding_length"), metadata.number("attention.head_count")
+    layers = metadata.number("block_count")
+    head_size = metadata.number("attention.key_length", default=hidden // max(heads, 1))
+    rotated = metadata.number("rope.dimension_count", default=head_size)
+    if metadata.number("attention.value_length", default=head_size) != head_size:
+        raise ConfigError("The GGUF file's keys and values differ in size, which is not supported.")
+    theta = metadata.number("rope.freq_base", float, 10000.0)
+    result: dict[str, Any] = {
+        "architectures": [described.architecture],
         "hidden_act": "silu",
         "hidden_size": hidden,
-        "intermediate_size": int(tensors["blk.0.ffn_gate.weight"].shape[1]),
-        "num_hidden_layers": int(metadata.need("llama.block_count")),
+        "intermediate_size": metadata.number("feed_forward_length"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": int(metadata.get("llama.attention.head_count_kv", heads)),
+        "num_key_value_heads": metadata.number("attention.head_count_kv", default=heads),
         "head_dim": head_size,
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
-        "max_position_embeddings": int(metadata.need("llama.context_length")),
+        "max_position_embeddings": metadata.number("context_length"),
         # llama.cpp stores float32; the nearest short decimal is what the model's author wrote.
-        "rms_norm_eps": float(f"{metadata.need('llama.attention.layer_norm_rms_epsilon'):.6g}"),
+        "rms_norm_eps": float(f"{metadata.number('attention.layer_norm_rms_epsilon', float):.6g}"),
         "rope_theta": theta,
-        "rope_scaling": _rope_scaling(metadata, tensors, head_size, theta),
-        "attention_bias": biased,
-        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+        "partial_rotary_factor": rotated / max(head_size, 1),
+        "rope_scaling": _rope_scaling(metadata, tensors, rotated, theta),
         "tie_word_embeddings": "output.weight" not in tensors,
-        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": sorted({int(token) for token in eos if token is not None}),
         "torch_dtype": "bfloat16",
     }
-    if not result["eos_token_id"]:
-        raise ModelCorruptError("The GGUF file names no end-of-text token (tokenizer.ggml.eos_token_id).")
+    result |= {**described.fixed, **_tokens(metadata)}
+    for key, name in described.settings.items():
+        if (value := metadata.own(name)) is not None:
+            result[key] = value or None  # 0: switched off
+    result |= {key: name in tensors for key, name in described.flags.items()}
+    if described.widest is not None:
+        result["query_pre_attn_scalar"] = hidden / max(heads, 1) if layers == described.widest else head_size
+    original = metadata.own("rope.scaling.original_context_length")
+    if described.architecture == "Phi3ForCausalLM" and original is not None:
+        result["original_max_position_embeddings"] = original
+    metadata.refuse_unread()
     return result
 
 
+def _tokens(metadata: Metadata) -> dict[str, Any]:
+    eos = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    ids = sorted({int(token) for token in eos if token is not None})
+    if not ids:
+        raise ModelCorruptError("The GGUF file names no end-of-text token (tokenizer.ggml.eos_token_id).")
+    return {"bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"), "eos_token_id": ids}
+
+
 def _rope_scaling(
-    metadata: Metadata, tensors: Mapping[str, gguf.ReaderTensor], head_size: int, theta: float
+    metadata: Metadata, tensors: Mapping[str, gguf.ReaderTensor], rotated: int, theta: float
 ) -> dict[str, Any] | None:
-    kind = metadata.get("llama.rope.scaling.type", "none")
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": float(metadata.need("llama.rope.scaling.factor"))}
+    kind = metadata.own("rope.scaling.type", "none")
+    metadata.own("rope.scaling.attn_factor")  # follows from the two contexts
+    if all(name in tensors for name in _LONG_FACTORS.values()):
+        factors = {key: tensors[name].data.tolist() for key, name in _LONG_FACTORS.items()}
+        return {"rope_type": "longrope"} | factors
+    if kind in ("linear", "yarn"):
+        scaling = {"rope_type": kind, "factor": metadata.number("rope.scaling.factor", float)}
+        if kind == "yarn":
+            original = metadata.number("rope.scaling.original_context_length")
+            scaling["original_max_position_embeddings"] = original
+        return scaling
     if kind != "none":
-        raise ConfigError(f"RoPE scaling {kind!r} is not supported; supported: none, linear, llama3.")
-    if ROPE_FACTORS not in tensors:
-        return None
-    factors = torch.from_numpy(tensors[ROPE_FACTORS].data.copy()).float()
-    plain = rope.inverse_frequencies(Rope(head_size, theta))
+        raise ConfigError(f"RoPE scaling {kind!r} is not supported; supported: none, linear, yarn.")
+    return None if ROPE_FACTORS not in tensors else _llama3(tensors[ROPE_FACTORS], rotated, theta)
+
+
+def _llama3(stored: gguf.ReaderTensor, rotated: int, theta: float) -> dict[str, Any]:
+    factors = torch.from_numpy(stored.data.copy()).float()
+    plain = rope.inverse_frequencies(Rope(rotated, theta))
     for scaling in _LLAMA3_SCALINGS:
-        described = rope_config.parse_inner(Fields(scaling), head_size, 8192, theta=theta)
+        described = rope_config.parse_inner(Fields(scaling), rotated, 8192, theta=theta)
         scaled = rope.inverse_frequencies(described)
         if factors.shape == plain.shape and torch.allclose(plain / scaled, factors, rtol=1e-3):
             return scaling

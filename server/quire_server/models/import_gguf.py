@@ -1,16 +1,19 @@
 """GGUF in, model directory out: ``quire-server import-gguf FILE OUT_DIR``.
 
 Runs once, as its own short process, so that the server itself never parses GGUF. Everything is dequantised,
-one tensor at a time; q and k go back from llama.cpp's interleaved rotary order to halves. The directory
-appears under its name only when it is complete, manifest included.
+one tensor at a time, and what llama.cpp's converter changed is undone, as ``gguf_config.FAMILIES`` says. The
+directory appears under its name only when it is complete, manifest included.
 """
 
 import json
+import math
 import os
+import re
 import shutil
 import struct
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,23 +23,9 @@ import torch
 from quire_server.core import model_files
 from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from quire_server.models import gguf_config, gguf_tokenizer, registry
+from quire_server.models.config import ModelConfig
 
-_BLOCK_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")  # GGUF stacks the experts of a layer
 _DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
@@ -74,10 +63,41 @@ def _opened(path: Path) -> gguf.GGUFReader:
         raise ModelCorruptError(f"{path} is damaged or no GGUF file ({error}). Download it again.") from None
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a tensor of the checkpoint is in the file. ``index``: in a stack of experts."""
+
+    tensor: gguf.ReaderTensor
+    index: int | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = tuple(int(size) for size in reversed(self.tensor.shape))
+        return shape if self.index is None else shape[1:]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floats stay what they are; bfloat16 loses far less than quantising lost before."""
+        kinds = {gguf.GGMLQuantizationType.F32: torch.float32, gguf.GGMLQuantizationType.F16: torch.float16}
+        return kinds.get(self.tensor.tensor_type, torch.bfloat16)
+
+    def values(self) -> torch.Tensor:
+        data = self.tensor.data if self.index is None else self.tensor.data[self.index]
+        try:
+            values = gguf.quants.dequantize(data, self.tensor.tensor_type)
+        except (NotImplementedError, ValueError) as error:
+            raise ConfigError(
+                f"Tensor {self.tensor.name}: {error}. Use a GGUF file of another quantisation."
+            ) from None
+        if values.shape != self.shape:
+            raise ModelCorruptError(f"Tensor {self.tensor.name} is damaged. Download the file again.")
+        return torch.from_numpy(values.copy() if not values.flags.writeable else values)
+
+
 def _write_directory(reader: gguf.GGUFReader, directory: Path) -> None:
     metadata = gguf_config.Metadata(reader)
-    config = gguf_config.config(metadata, {tensor.name: tensor for tensor in reader.tensors})
-    heads = (config["num_attention_heads"], config["num_key_value_heads"])
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    config = gguf_config.config(metadata, tensors)
     tokenizer, tokenizer_config = gguf_tokenizer.build(metadata)
     documents = {
         "config.json": config,
@@ -90,82 +110,77 @@ def _write_directory(reader: gguf.GGUFReader, directory: Path) -> None:
     for name, document in documents.items():
         (directory / name).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     tokenizer.save(str(directory / "tokenizer.json"))
-    tensors = [t for t in reader.tensors if t.name != gguf_config.ROPE_FACTORS]
-    wanted = registry.tensors(registry.parse(config, tuple(config["eos_token_id"])))
-    _check(tensors, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
+    model = registry.parse(config, tuple(config["eos_token_id"]))
+    shapes = {name: tuple(tensor.shape) for name, tensor in registry.tensors(model).items()}
+    sources = _sources(metadata.architecture, model.num_layers, tensors, shapes)
     with (directory / "model.safetensors").open("wb") as file:
-        _write_safetensors(file, tensors, heads)
+        _write_safetensors(file, sources, model, gguf_config.family(metadata))
     model_files.write_manifest(directory)
 
 
-def _check(tensors: list[gguf.ReaderTensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Exactly the tensors of the model that config.json describes."""
-    found = {_name(tensor.name): _shape(tensor) for tensor in tensors}
-    for name in sorted(found.keys() | shapes.keys()):
-        if found.get(name) != shapes.get(name):
+def _sources(
+    architecture: str,
+    num_layers: int,
+    tensors: Mapping[str, gguf.ReaderTensor],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, _Source]:
+    """Exactly the tensors of the model that config.json describes. The names are those of the ``gguf``
+    package, which llama.cpp's converter uses.
+    """
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[architecture], num_layers)
+    sources: dict[str, _Source] = {}
+    for name, shape in shapes.items():
+        expert = _EXPERT.search(name)
+        stacked = _EXPERT.sub(".experts.", name)
+        found = tensors.get(names.get_name(stacked, try_suffixes=(".weight", ".bias")) or "")
+        source = None if found is None else _Source(found, None if expert is None else int(expert[1]))
+        if source is None or source.shape != shape or not _holds(source):
             raise ModelCorruptError(
-                f"Tensor {name} has shape {found.get(name)}, and the metadata asks for {shapes.get(name)}. "
+                f"Tensor {name} has shape {source and source.shape}, and the metadata asks for {shape}. "
                 "Download the file again."
             )
+        sources[name] = source
+    used = {source.tensor.name for source in sources.values()} | gguf_config.ROPE_TENSORS
+    if unknown := sorted(tensors.keys() - used):
+        raise ConfigError(
+            f"Tensor {unknown[0]!r} belongs to no {architecture} model; this GGUF file's variant is not "
+            "supported."
+        )
+    return sources
 
 
-def _shape(tensor: gguf.ReaderTensor) -> tuple[int, ...]:
-    return tuple(int(size) for size in reversed(tensor.shape))
+def _holds(source: _Source) -> bool:
+    """Whether the stack is as high as the metadata says."""
+    return source.index is None or source.index < int(source.tensor.shape[-1])
 
 
-def _write_safetensors(file: BinaryIO, tensors: list[gguf.ReaderTensor], heads: tuple[int, int]) -> None:
+def _write_safetensors(
+    file: BinaryIO, sources: Mapping[str, _Source], model: ModelConfig, family: gguf_config.Family
+) -> None:
     """Header first (every size is known), then one tensor after the other: memory holds one at a time."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for tensor in tensors:
-        shape, dtype = _shape(tensor), _stored_dtype(tensor)
-        end = offset + int(tensor.n_elements) * dtype.itemsize
-        header[_name(tensor.name)] = {
-            "dtype": _DTYPE_NAMES[dtype],
-            "shape": shape,
+    for name, source in sources.items():
+        end = offset + math.prod(source.shape) * source.dtype.itemsize
+        header[name] = {
+            "dtype": _DTYPE_NAMES[source.dtype],
+            "shape": source.shape,
             "data_offsets": [offset, end],
         }
         offset = end
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
     file.write(struct.pack("<Q", len(encoded)) + encoded)
-    for tensor in tensors:
-        values = _dequantised(tensor)
-        if tensor.name.endswith(("attn_q.weight", "attn_q.bias")):
-            values = _halves(values, heads[0])
-        elif tensor.name.endswith(("attn_k.weight", "attn_k.bias")):
-            values = _halves(values, heads[1])
-        stored = values.to(_stored_dtype(tensor)).contiguous()
+    heads = {"q_proj": model.num_heads, "k_proj": model.num_kv_heads}
+    for name, source in sources.items():
+        values, part = source.values(), name.split(".")[-2]
+        if family.has_interleaved_heads and part in heads:
+            values = _halves(values, heads[part])
+        if family.has_offset_norms and part.endswith("norm"):
+            values = values - 1
+        stored = values.to(source.dtype).contiguous()
         file.write(stored.view(torch.uint8).numpy().data)
-
-
-def _name(name: str) -> str:
-    if name in _TOP_NAMES:
-        return _TOP_NAMES[name]
-    match name.split("."):
-        case ["blk", layer, part, ("weight" | "bias") as kind] if layer.isdecimal() and part in _BLOCK_NAMES:
-            return f"model.layers.{layer}.{_BLOCK_NAMES[part]}.{kind}"
-    raise ConfigError(
-        f"Tensor {name!r} belongs to no Llama model; this GGUF file's variant is not supported."
-    )
-
-
-def _stored_dtype(tensor: gguf.ReaderTensor) -> torch.dtype:
-    """Floats stay what they are; bfloat16 loses far less than quantising lost before."""
-    kinds = {gguf.GGMLQuantizationType.F32: torch.float32, gguf.GGMLQuantizationType.F16: torch.float16}
-    return kinds.get(tensor.tensor_type, torch.bfloat16)
-
-
-def _dequantised(tensor: gguf.ReaderTensor) -> torch.Tensor:
-    try:
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-    except (NotImplementedError, ValueError) as error:
-        raise ConfigError(
-            f"Tensor {tensor.name}: {error}. Use a GGUF file of another quantisation."
-        ) from None
-    if values.shape != _shape(tensor):
-        raise ModelCorruptError(f"Tensor {tensor.name} is damaged. Download the file again.")
-    return torch.from_numpy(values.copy() if not values.flags.writeable else values)
 
 
 def _halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:

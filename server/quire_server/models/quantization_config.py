@@ -15,7 +15,7 @@ from quire_server.layers.quantized.skipping import Skipped, checked
 from quire_server.models import compressed_tensors_config
 from quire_server.models.fields import Fields
 
-GROUP_SIZES = (32, 64, 128)
+GROUP_SIZES = (-1, 32, 64, 128)  # -1: a whole row
 # GPTQ, AWQ and FP8 are for the matrices of the blocks; their files need not say that these are left out.
 _NEVER = frozenset({"lm_head", "mlp.gate", "block_sparse_moe.gate"})
 # How the quantiser worked, with what data, and how its own server is to be tuned.
@@ -107,14 +107,14 @@ def _four_bits(fields: Fields, key: str) -> None:
         )
 
 
-def _group_size(fields: Fields, key: str) -> int:
+def _group_size(fields: Fields, key: str) -> int | None:
     size = fields.integer(key, 1 << 20, smallest=-1)
     if size not in GROUP_SIZES:
         raise ConfigError(
             f"{fields.where}: {key} {size} is not supported; supported: {', '.join(map(str, GROUP_SIZES))}. "
             "Use a release of the model with such groups."
         )
-    return size
+    return None if size == -1 else size
 
 
 def _refuse(fields: Fields, key: str) -> None:

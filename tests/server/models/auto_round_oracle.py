@@ -33,7 +33,10 @@ _absent.__spec__ = importlib.machinery.ModuleSpec("datasets", None)
 sys.modules["datasets"] = _absent
 
 from auto_round import AutoRound  # noqa: E402  # after the stand-in above
-from auto_round.export.export_to_awq.utils import dequantize_gemm  # noqa: E402  # after the stand-in above
+from auto_round.export.export_to_awq.utils import (  # noqa: E402  # after the stand-in above
+    WQLinear_GEMM,
+    dequantize_gemm,
+)
 from auto_round_extension.torch.qlinear_torch_zp import QuantLinear  # noqa: E402  # after the stand-in above
 
 GROUP = 128
@@ -86,10 +89,42 @@ def dequantised(directory: Path) -> dict[str, torch.Tensor]:
     return {f"{prefix}.weight": make(prefix, tensors) for prefix in prefixes}
 
 
-def gptq(prefix: str, tensors: dict[str, Any]) -> torch.Tensor:
+def pack_gptq(weight: torch.Tensor, group: int) -> dict[str, torch.Tensor]:
+    """One matrix, rounded to the nearest, in auto-round's layout."""
+    (out, size), linear = weight.shape, _linear(weight)
+    scales, zeros = _grid(weight, group)
+    layer = QuantLinear(4, group, size, out, False)
+    layer.pack(linear, scales, zeros)
+    groups = torch.arange(size, dtype=torch.int32) // (size if group == -1 else group)
+    parts = {name: getattr(layer, name) for name in ("qweight", "qzeros", "scales")}
+    return parts | {"g_idx": groups}
+
+
+def pack_awq(weight: torch.Tensor, group: int) -> dict[str, torch.Tensor]:
+    """The same for AWQ."""
+    scales, zeros = (part.T.contiguous() for part in _grid(weight, group))
+    layer = WQLinear_GEMM.from_linear(_linear(weight), 4, group, scales=scales, zeros=zeros)
+    return {name: getattr(layer, name) for name in ("qweight", "qzeros", "scales")}
+
+
+def _linear(weight: torch.Tensor) -> torch.nn.Linear:
+    linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight.data.copy_(weight)
+    return linear
+
+
+def _grid(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and zeros [out, groups] that reach from the smallest to the largest of a group."""
+    tiles = weight.unflatten(1, (-1, weight.shape[1] if group == -1 else group))
+    low, high = tiles.amin(-1), tiles.amax(-1)
+    scales = ((high - low) / 15).half().float()
+    return scales, (-low / scales).round().clamp(1, 15)
+
+
+def gptq(prefix: str, tensors: dict[str, Any], group: int = GROUP) -> torch.Tensor:
     """auto-round's layer, fed with the unit matrix."""
     packed, scales, groups = (tensors[f"{prefix}.{part}"] for part in ("qweight", "scales", "g_idx"))
-    layer = QuantLinear(4, GROUP, packed.shape[0] * 8, packed.shape[1], False)
+    layer = QuantLinear(4, group, packed.shape[0] * 8, packed.shape[1], False)
     layer.qweight, layer.qzeros = packed, tensors[f"{prefix}.qzeros"]
     layer.scales, layer.dequant_dtype = scales.float(), torch.int32
     if not torch.equal(groups, groups.sort().values):
@@ -97,10 +132,11 @@ def gptq(prefix: str, tensors: dict[str, Any]) -> torch.Tensor:
     return layer(torch.eye(packed.shape[0] * 8)).T.contiguous()
 
 
-def awq(prefix: str, tensors: dict[str, Any]) -> torch.Tensor:
+def awq(prefix: str, tensors: dict[str, Any], group: int = GROUP) -> torch.Tensor:
     """auto-round's copy of AutoAWQ's arithmetic."""
     packed, zeros, scales = (tensors[f"{prefix}.{part}"] for part in ("qweight", "qzeros", "scales"))
-    return dequantize_gemm(packed, zeros, scales.float(), 4, GROUP).T.contiguous()
+    size = packed.shape[0] if group == -1 else group
+    return dequantize_gemm(packed, zeros, scales.float(), 4, size).T.contiguous()
 
 
 if __name__ == "__main__":

@@ -30,6 +30,10 @@ SCHEMES: dict[str, dict[str, Any]] = {
     },
     "int8 w8a16": {"weights": _INT8 | {"strategy": "channel"}},
     "int8 w8a16 by group": {"weights": _INT8 | {"strategy": "group", "group_size": 32}},
+    "int8 w8a16 asymmetric": {"weights": _INT8 | {"strategy": "channel", "symmetric": False}},
+    "int4 w4a16 asymmetric": {
+        "weights": _INT8 | {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}
+    },
     "int4 w4a16": {"weights": _INT8 | {"num_bits": 4, "strategy": "group", "group_size": 128}},
     "fp8 by channel": {"weights": _FP8 | {"strategy": "channel"}, "input_activations": _FP8 | _TOKEN},
     "fp8 by tensor, static": {
@@ -65,20 +69,28 @@ def write(
         if kv_scales is not None and hasattr(module, "k_scale"):
             module.k_scale.data.fill_(kv_scales[0])
             module.v_scale.data.fill_(kv_scales[1])
+    set_scales(model)
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(directory)
+    compressor.update_config(directory)
+
+
+def set_scales(model: torch.nn.Module) -> None:
+    """By the largest value, and by the smallest where there are zeros."""
+    for module in model.modules():
         if not hasattr(module, "weight_scale"):
             continue
         arguments, scale = module.quantization_scheme.weights, module.weight_scale
         rows = module.weight.shape[0] // scale.shape[0] if scale.ndim == 2 else module.weight.shape[0]
         columns = module.weight.shape[1] // scale.shape[-1]
         tiles = module.weight.detach().unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
-        scales, _ = calculate_qparams(tiles.amin((1, 3)), tiles.amax((1, 3)), arguments)
+        scales, zeros = calculate_qparams(tiles.amin((1, 3)), tiles.amax((1, 3)), arguments)
         scale.data.copy_(scales.reshape(scale.shape))
+        if not arguments.symmetric:
+            module.weight_zero_point.data.copy_(zeros.reshape(scale.shape))
         if hasattr(module, "input_scale"):
             module.input_scale.data.fill_(0.05)
-    compressor = ModelCompressor.from_pretrained_model(model)
-    compressor.compress_model(model)
-    model.save_pretrained(directory)
-    compressor.update_config(directory)
 
 
 def write_transformers_fp8(source: Path, directory: Path, blocks: list[int] | None) -> None:

@@ -45,7 +45,7 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(architecture: str) ->
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_old_and_new_words_for_the_rotation_mean_the_same(variant: str) -> None:
     architecture = f"{VARIANTS[variant][0]}ForCausalLM"
-    new = families.config(variant).to_dict() | {"architectures": [architecture]}
+    new = families.config(*VARIANTS[variant]).to_dict() | {"architectures": [architecture]}
     old = dict(new)
     ropes = old.pop("rope_parameters")
     if "full_attention" in ropes:

@@ -4,123 +4,90 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import transformers
 
 from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
-from quire_server.models import gguf_config, import_gguf, rope, rope_config
-from quire_server.models.fields import Fields
-from quire_server.models.rope_config import Rope
+from quire_server.models import gguf_config, import_gguf
 from quire_server.text.tokenizer import Tokenizer
+from tests.server.models import families, gguf_files
+from tests.server.models.gguf_files import VOCAB
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
-HEADS, KV_HEADS, HIDDEN, INNER, VOCAB = 4, 2, 64, 96, 300
+SIZES: dict[str, Any] = {"vocab_size": VOCAB, "num_hidden_layers": 2, "rms_norm_eps": 1e-5, "head_dim": 16}
 LLAMA3 = {
     "rope_type": "llama3",
+    "rope_theta": 500000.0,
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-
-
-def interleaved(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """llama.cpp's order of q and k, as its converter makes it."""
-    return (
-        rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
-        .swapaxes(1, 2)
-        .reshape(rows.shape)
-    )
-
-
-def original(**changes: Any) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    settings = {
-        "vocab_size": VOCAB,
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "num_hidden_layers": 2,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.2,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-    }
-    return LlamaForCausalLM(LlamaConfig(**(settings | changes))).eval()
-
-
-def write(path: Path, model: LlamaForCausalLM, **metadata: Any) -> Path:
-    """As llama.cpp's converter would; ``metadata`` overrides."""
-    writer = gguf.GGUFWriter(path, metadata.get("architecture", "llama"))
-    writer.add_block_count(2)
-    writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_freq_base(model.config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(1e-5)
-    add_tokenizer(writer, metadata)
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and model.config.tie_word_embeddings:
-            continue
-        if "q_proj" in name or "k_proj" in name:
-            tensor = interleaved(tensor, HEADS if "q_proj" in name else KV_HEADS)
-        writer.add_tensor(gguf_name(name), tensor.detach().contiguous().numpy())
-    if model.config.rope_parameters["rope_type"] == "llama3":
-        theta = model.config.rope_parameters["rope_theta"]
-        plain = rope.inverse_frequencies(Rope(HIDDEN // HEADS, theta))
-        described = rope_config.parse_inner(Fields(LLAMA3), HIDDEN // HEADS, 8192, theta=theta)
-        writer.add_tensor(gguf_config.ROPE_FACTORS, (plain / rope.inverse_frequencies(described)).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def add_tokenizer(writer: gguf.GGUFWriter, metadata: dict[str, Any]) -> None:
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(256 - len(printable))]
-    tokens = ["<end>", "<user>", *alphabet, "he", "12"]
-    tokens += [f"<unused{i}>" for i in range(VOCAB - len(tokens))]
-    types = [3, 4] + [1] * (VOCAB - 2)
-    writer.add_tokenizer_model(metadata.get("tokenizer", "gpt2"))
-    writer.add_tokenizer_pre(metadata.get("pre", "smollm"))
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges(metadata.get("merges", ["h e", "1 2"]))
-    writer.add_eos_token_id(metadata.get("eos", 0))
-    writer.add_bos_token_id(1)
-    writer.add_chat_template("{{ messages[0].content }}")
-
-
-def gguf_name(name: str) -> str:
-    back = {value: key for key, value in import_gguf._TOP_NAMES.items()}
-    if name in back:
-        return back[name]
-    _, _, layer, *middle, kind = name.split(".")
-    parts = {value: key for key, value in import_gguf._BLOCK_NAMES.items()}
-    return f"blk.{layer}.{parts['.'.join(middle)]}.{kind}"
-
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "tied": {},
-    "untied with biases": {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
-    "llama3 rope": {"rope_parameters": LLAMA3 | {"rope_theta": 500000.0}},
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.2, 1.4, 1.5, 1.7, 2.0],
+    "long_factor": [2.0] * 6,
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 128,
+}
+GEMMA = {"sliding_window": 6, "query_pre_attn_scalar": 16, "tie_word_embeddings": True}
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama, tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama, biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, llama3 rope": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama with experts": ("Mixtral", {"num_local_experts": 4}),
+    "qwen2, yarn": ("Qwen2", {"rope_parameters": YARN}),
+    "qwen3": ("Qwen3", {"head_dim": 24}),
+    "qwen3moe": ("Qwen3Moe", EXPERTS | {"norm_topk_prob": True}),
+    "gemma2": ("Gemma2", GEMMA),
+    "gemma3": ("Gemma3", GEMMA | {"num_hidden_layers": 7, "rope_parameters": GEMMA3_ROPES}),
+    "phi3": ("Phi3", {"sliding_window": 6}),
+    "phi3, longrope": ("Phi3", {"rope_parameters": LONG}),
 }
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_the_imported_model_answers_as_the_original(tmp_path: Path, changes: dict[str, Any]) -> None:
-    model = original(**changes)
-    out = tmp_path / "out"
-    import_gguf.run(write(tmp_path / "model.gguf", model), out)
-    prompt = [5, 17, 200, 33, 8]
+def factors(prefix: str, settings: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The tensors that llama.cpp's converter computes from rope scalings, as transformers computes them."""
+    config = families.config(prefix, SIZES | settings)
+    kind = config.rope_parameters.get("rope_type")
+    if kind == "llama3":
+        scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+        plain = 1.0 / LLAMA3["rope_theta"] ** (torch.arange(0, 16, 2) / 16)
+        return {"rope_freqs.weight": (plain / scaled).numpy()}
+    if kind == "longrope":
+        return {f"rope_factors_{k}.weight": np.float32(LONG[f"{k}_factor"]) for k in ("long", "short")}
+    return {}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("original")
+    families.build(path, "Llama", SIZES)
+    return path
+
+
+def imported(tmp_path: Path, variant: str) -> tuple[transformers.PreTrainedModel, Path]:
+    prefix, settings = VARIANTS[variant]
+    model = families.build(tmp_path / "original", prefix, SIZES | settings)
+    extra = factors(prefix, settings)
+    gguf_files.write(tmp_path / "model.gguf", tmp_path / "original", extra=extra)
+    import_gguf.run(tmp_path / "model.gguf", tmp_path / "out")
+    return model, tmp_path / "out"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_imported_model_answers_as_the_original(tmp_path: Path, variant: str) -> None:
+    model, out = imported(tmp_path, variant)
+    prompt = [5, 17, 200, 33, 8, 91, 12, 64, 150, 7]
     with torch.inference_mode():
         logits = model(torch.tensor([prompt])).logits[0, -1]
     engine = InProcessEngine(load(out))
@@ -133,8 +100,31 @@ def test_the_imported_model_answers_as_the_original(tmp_path: Path, changes: dic
     }  # fmt: skip
 
 
-def test_the_imported_tokenizer_splits_digits_and_knows_its_special_tokens(tmp_path: Path) -> None:
-    import_gguf.run(write(tmp_path / "model.gguf", original()), tmp_path / "out")
+def test_every_architecture_of_the_table_is_among_them() -> None:
+    assert {variant.split(",")[0] for variant in VARIANTS} == set(gguf_config.FAMILIES)
+
+
+# transformers' loader knows no experts under the name llama.
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "llama with experts"])
+def test_the_weights_are_those_that_transformers_reads_from_the_same_file(
+    tmp_path: Path, variant: str
+) -> None:
+    _, out = imported(tmp_path, variant)
+    kind = getattr(transformers, f"{VARIANTS[variant][0]}ForCausalLM")
+    # Ours, since what it makes of the metadata itself lacks sizes of heads.
+    config = kind.config_class.from_pretrained(out, pad_token_id=0)
+    read = kind.from_pretrained(tmp_path, gguf_file="model.gguf", config=config, dtype=torch.float32)
+    loaded = kind.from_pretrained(out, config=config, dtype=torch.float32)
+    ours, theirs = loaded.state_dict(), read.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], atol=1e-6, rtol=0, msg=name)
+
+
+def test_the_imported_tokenizer_splits_digits_and_knows_its_special_tokens(
+    original: Path, tmp_path: Path
+) -> None:
+    import_gguf.run(gguf_files.write(tmp_path / "model.gguf", original), tmp_path / "out")
     tokenizer = Tokenizer.load(tmp_path / "out")
     ids = tokenizer.encode("he 12<end><user>é\n")
     text = [tokenizer.token_bytes(token_id) for token_id in ids]
@@ -146,6 +136,29 @@ def test_the_imported_tokenizer_splits_digits_and_knows_its_special_tokens(tmp_p
     assert config["chat_template"] == "{{ messages[0].content }}"
 
 
+TEXTS = [
+    "the cat",
+    "There is a cat in there, eating.  Two   spaces!",
+    "ä ß é 漢\n\tx",
+    "1 2 12",
+    "",
+    "a</s>",
+]
+
+
+@pytest.mark.parametrize("variant", ["llama, tied", "gemma2", "phi3"])
+def test_sentencepiece_vocabularies_cut_text_as_transformers_does(tmp_path: Path, variant: str) -> None:
+    prefix, settings = VARIANTS[variant]
+    families.build(tmp_path / "original", prefix, SIZES | settings | {"vocab_size": 310})
+    gguf_files.write(tmp_path / "model.gguf", tmp_path / "original", tokenizer="llama")
+    import_gguf.run(tmp_path / "model.gguf", tmp_path / "out")
+    ours = Tokenizer.load(tmp_path / "out")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    for text in TEXTS:
+        assert ours.encode(text) == theirs(text).input_ids, text
+        assert ours.decode(ours.encode(text)) == text.replace("</s>", ""), text
+
+
 def test_smollm2_keeps_the_digits_of_its_original_apart(smollm2: Path) -> None:
     tokenizer = Tokenizer.load(smollm2)
     text = "In 2024, 3.14159!"
@@ -153,9 +166,20 @@ def test_smollm2_keeps_the_digits_of_its_original_apart(smollm2: Path) -> None:
     assert pieces == ["In", " ", "2", "0", "2", "4", ",", " ", "3", ".", "1", "4", "1", "5", "9", "!"]
 
 
+ALL = "gemma2, gemma3, llama, llama with experts, phi3, qwen2, qwen3, qwen3moe"
 REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "another architecture": ({"architecture": "mamba"}, ConfigError, "mamba.*supported"),
-    "another tokenizer": ({"tokenizer": "llama"}, ConfigError, "byte-level BPE"),
+    "another architecture": ({"architecture": "mamba"}, ConfigError, f"'mamba'.*supported: {ALL}"),
+    "a setting that nobody knows": (
+        {"own": {"residual_scale": 0.5}},
+        ConfigError,
+        r"llama\.residual_scale is not supported",
+    ),
+    "a part that nobody knows": (
+        {"extra": {"blk.0.attn_sinks.weight": np.zeros(4, np.float32)}},
+        ConfigError,
+        "'blk.0.attn_sinks.weight' belongs to no llama model",
+    ),
+    "another tokenizer": ({"tokenizer": "rwkv"}, ConfigError, "'rwkv'.*supported: gpt2, llama"),
     "another pre-tokenizer": ({"pre": "poro"}, ConfigError, "poro"),
     "merges of unknown tokens": ({"merges": ["nope never"]}, ModelCorruptError, "merges"),
     "an eos outside the vocabulary": ({"eos": 9999}, ModelCorruptError, "9999"),
@@ -164,17 +188,17 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize(("metadata", "error", "message"), REFUSALS.values(), ids=REFUSALS)
 def test_what_cannot_be_imported_leaves_nothing_behind(
-    tmp_path: Path, metadata: dict[str, Any], error: type[Exception], message: str
+    original: Path, tmp_path: Path, metadata: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    path = write(tmp_path / "model.gguf", original(), **metadata)
+    path = gguf_files.write(tmp_path / "model.gguf", original, **metadata)
     with pytest.raises(error, match=message):
         import_gguf.run(path, tmp_path / "out")
     assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.0001, 0.01, 0.2, 0.9, 0.999])
-def test_a_truncated_file_is_corrupt(tmp_path: Path, share: float) -> None:
-    path = write(tmp_path / "model.gguf", original())
+def test_a_truncated_file_is_corrupt(original: Path, tmp_path: Path, share: float) -> None:
+    path = gguf_files.write(tmp_path / "model.gguf", original)
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
     with pytest.raises(ModelCorruptError, match="Download"):
@@ -182,13 +206,18 @@ def test_a_truncated_file_is_corrupt(tmp_path: Path, share: float) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_random_damage_to_the_header_raises_nothing_but_our_own_errors(tmp_path: Path) -> None:
-    good = write(tmp_path / "model.gguf", original()).read_bytes()
+@pytest.mark.parametrize("tokenizer", ["gpt2", "llama"])
+def test_random_damage_to_the_header_raises_nothing_but_our_own_errors(
+    tokenizer: str, tmp_path: Path
+) -> None:
+    families.build(tmp_path / "original", "Gemma2", SIZES | GEMMA | {"vocab_size": 310})
+    path = gguf_files.write(tmp_path / "model.gguf", tmp_path / "original", tokenizer=tokenizer)
+    good = path.read_bytes()
     rng = np.random.default_rng(0)
     damaged = tmp_path / "damaged.gguf"
     for round_ in range(60):
         data = bytearray(good)
-        for position in rng.integers(0, 6000, 4):
+        for position in rng.integers(0, 8000, 4):
             data[position] = rng.integers(0, 256)
         damaged.write_bytes(data)
         try:
@@ -197,8 +226,8 @@ def test_random_damage_to_the_header_raises_nothing_but_our_own_errors(tmp_path:
             assert not (tmp_path / f"out{round_}").exists()
 
 
-def test_an_existing_directory_is_not_touched(tmp_path: Path) -> None:
-    path = write(tmp_path / "model.gguf", original())
+def test_an_existing_directory_is_not_touched(original: Path, tmp_path: Path) -> None:
+    path = gguf_files.write(tmp_path / "model.gguf", original)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("precious")
     with pytest.raises(ConfigError, match="exists already"):

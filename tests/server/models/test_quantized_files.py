@@ -84,10 +84,10 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "gptq of 8 bits": (GPTQ, {"bits": 8}, "bits 8 is not supported; supported: 4"),
     "gptq without bits": (GPTQ, {"bits": None}, "'bits' is 'None'"),
-    "gptq without groups": (
+    "gptq in groups of nothing": (
         GPTQ,
-        {"group_size": -1},
-        "group_size -1 is not supported; supported: 32, 64, 128",
+        {"group_size": 0},
+        "group_size 0 is not supported; supported: -1, 32, 64, 128",
     ),
     "gptq in groups of 100": (GPTQ, {"group_size": 100}, "group_size 100 is not supported"),
     "gptq laid out for a kernel": (
@@ -126,7 +126,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "weights: num_bits 4 of type int in format int-quantized",
     ),
     "int8 that is float": (INT8, weights(type="float"), "type float contradicts format int-quantized"),
-    "int8 with zeros": (INT8, weights(symmetric=False), "weights: only weights that are symmetric"),
+    "float with zeros": (
+        INT8 | {"format": "float-quantized"},
+        weights(type="float", symmetric=False),
+        "weights: only weights that are static, and symmetric if they are float",
+    ),
     "int8 by token": (INT8, weights(strategy="token"), "strategy 'token' is not supported"),
     "int8 in groups of nothing": (INT8, weights(strategy="group", group_size=0), "'group_size' is '0'"),
     "int8 with act-order": (INT8, weights(actorder="group"), "actorder 'group' is not supported"),

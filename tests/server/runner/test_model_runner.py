@@ -10,7 +10,7 @@ from quire_server.core.errors import ConfigError, ModelNotFoundError
 from quire_server.core.request import FinishReason, Request, SamplingParams
 from quire_server.runner import memory
 from quire_server.runner.model_runner import ModelRunner
-from tests.server.runner import llamas
+from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
 PROMPTS = [[random.Random(i).randrange(2, 211) for _ in range(3 + i * 2 % 23)] for i in range(24)]
@@ -31,7 +31,7 @@ SAMPLING = [
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llama")
-    llamas.make(path, "tied")
+    families.make(path, "Llama, tied")
     return path
 
 

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from quire_server.core.limits import PreemptionMode
-from tests.server.runner import llamas
+from tests.server.models import families
+from tests.server.models.variants import VARIANTS
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
 LENGTH = 20
@@ -66,17 +67,17 @@ def prompts() -> list[list[int]]:
     return own + [shared[:cut] + own[i][:3] for i, cut in enumerate((16, 31, 48, 64))] + [shared, shared]
 
 
-@pytest.fixture(scope="module", params=llamas.VARIANTS)
+@pytest.fixture(scope="module", params=[name for name in VARIANTS if name.startswith("Llama")])
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     directory = tmp_path_factory.mktemp("llama")
-    model = llamas.make(directory, request.param)
+    model = families.make(directory, request.param)
     runner = load(
         directory,
         kv_offload_host_bytes=_OFFLOAD_BYTES,
         kv_offload_disk_path=directory,
         kv_offload_disk_bytes=_OFFLOAD_BYTES,
     )
-    yield runner, llamas.answers(model, prompts(), LENGTH), model
+    yield runner, families.answers(model, prompts(), LENGTH), model
     runner.close()
 
 
@@ -129,7 +130,7 @@ def smollm2_prompts(smollm2: Path) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def smollm2_answers(smollm2: Path, smollm2_prompts: list[list[int]]) -> list[list[int]]:
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
-    return llamas.answers(model, smollm2_prompts, 16)
+    return families.answers(model, smollm2_prompts, 16)
 
 
 @pytest.fixture(scope="module")

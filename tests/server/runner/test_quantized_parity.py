@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.server.models import compressed_tensors_oracle as compressed
-from tests.server.runner import llamas
+from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
 ROOT = Path(__file__).parents[3]
@@ -54,7 +54,7 @@ def tiny_llama(directory: Path, **settings: object) -> Path:
 def assert_same_answers(directory: Path, model: LlamaForCausalLM, **options: object) -> None:
     """Tokens, and every log probability of the first."""
     engine = InProcessEngine(load(directory, **options), max_num_batched_tokens=24)
-    assert engine.generate(PROMPTS, greedy(LENGTH)) == llamas.answers(model, PROMPTS, LENGTH)
+    assert engine.generate(PROMPTS, greedy(LENGTH)) == families.answers(model, PROMPTS, LENGTH)
     engine.generate(PROMPTS[1:2], greedy(1, logprobs=211))
     with torch.inference_mode():
         expected = torch.log_softmax(model(torch.tensor([PROMPTS[1]])).logits[0, -1], dim=-1)

@@ -15,7 +15,7 @@ from quire_server.core.limits import PreemptionMode
 from quire_server.core.request import Request
 from quire_server.runner import disk
 from quire_server.runner.model_runner import ModelRunner
-from tests.server.runner import llamas
+from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
 RNG = random.Random(11)
@@ -31,7 +31,7 @@ SIZE = 1 << 20
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llama")
-    llamas.make(path, "tied")
+    families.make(path, "Llama, tied")
     return path
 
 

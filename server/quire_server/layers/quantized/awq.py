@@ -19,13 +19,13 @@ _ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where column j of a word is: the inverse of
 
 @dataclass(frozen=True, slots=True)
 class AWQ:
-    """Zeros are always stored, also by symmetric quantisers."""
+    """Zeros are always stored, also by symmetric quantisers. ``group_size`` None: one group."""
 
-    group_size: int
+    group_size: int | None
 
     def tensors(self, name: str, in_size: int, out_size: int) -> dict[str, TensorSpec]:
         """qweight, qzeros, scales."""
-        groups = divide(name, "inputs", in_size, self.group_size)
+        groups = divide(name, "inputs", in_size, self.group_size or in_size)
         words = divide(name, "outputs", out_size, 8)
         return {
             "qweight": TensorSpec((in_size, words), torch.int32),
@@ -37,6 +37,6 @@ class AWQ:
         """f32 [out, in]."""
         quantized = unpack(tensors["qweight"], 4, _ORDER)
         zeros = unpack(tensors["qzeros"], 4, _ORDER)
-        grouped = quantized.view(zeros.shape[0], self.group_size, -1)
+        grouped = quantized.view(zeros.shape[0], -1, quantized.shape[1])
         weight = (grouped - zeros[:, None]).float() * tensors["scales"][:, None]
         return weight.flatten(0, 1).T

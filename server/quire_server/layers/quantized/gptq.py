@@ -20,15 +20,15 @@ from quire_server.layers.quantized.format import REMEDY, TensorSpec, divide, unp
 
 @dataclass(frozen=True, slots=True)
 class GPTQ:
-    """``has_act_order``: groups may be any assignment of rows."""
+    """``has_act_order``: groups may be any assignment of rows. ``group_size`` None: one group."""
 
-    group_size: int
+    group_size: int | None
     has_act_order: bool = False
     zero_offset: int = 1  # 0 in gptq_v2
 
     def tensors(self, name: str, in_size: int, out_size: int) -> dict[str, TensorSpec]:
         """qweight, qzeros, scales, g_idx."""
-        groups = divide(name, "inputs", in_size, self.group_size)
+        groups = divide(name, "inputs", in_size, self.group_size or in_size)
         words = divide(name, "outputs", out_size, 8)
         return {
             "qweight": TensorSpec((in_size // 8, out_size), torch.int32),
@@ -40,7 +40,7 @@ class GPTQ:
     def dequantize(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """f32 [out, in]."""
         scales, groups = tensors["scales"], tensors["g_idx"].long()
-        plain = torch.arange(groups.shape[0], device=groups.device) // self.group_size
+        plain = torch.arange(groups.shape[0], device=groups.device) // (self.group_size or len(groups))
         if self.has_act_order:
             if int(groups.min()) < 0 or int(groups.max()) >= scales.shape[0]:
                 raise ModelCorruptError(

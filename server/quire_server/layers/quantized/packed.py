@@ -1,9 +1,10 @@
-"""The "pack-quantized" format of compressed-tensors: symmetric 4 or 8 bit integers in 32 bit words.
+"""The "pack-quantized" format of compressed-tensors: 4 or 8 bit integers in 32 bit words.
 
-W [out, in] = (u - 2^(bits - 1)) * s[:, k // group_size], or s [out, 1] for whole rows.
+W [out, in] = (u - z) * s[:, k // group_size], or s [out, 1] for whole rows; z is 2^(bits - 1), or stored.
 
 * ``weight_packed`` i32 [out, in * bits / 32]: u along the inputs, the first in the lowest bits.
 * ``weight_scale`` float [out, groups]; ``weight_shape`` i64 [2]: out, in.
+* ``weight_zero_point`` i32 [out * bits / 32, groups], where zeros are stored: z along the outputs, like u.
 """
 
 from collections.abc import Mapping
@@ -22,23 +23,32 @@ class Packed:
 
     bits: int
     group_size: int | None
+    has_zeros: bool = False
 
     def tensors(self, name: str, in_size: int, out_size: int) -> dict[str, TensorSpec]:
         """weight_packed, weight_scale, weight_shape."""
         words = divide(name, "inputs", in_size * self.bits, 32)
         groups = divide(name, "inputs", in_size, self.group_size or in_size)
-        return {
+        specs = {
             "weight_packed": TensorSpec((out_size, words), torch.int32),
             "weight_scale": TensorSpec((out_size, groups), torch.float32),
             "weight_shape": TensorSpec((2,), torch.int64),
         }
+        if self.has_zeros:
+            rows = -(-out_size * self.bits // 32)
+            specs["weight_zero_point"] = TensorSpec((rows, groups), torch.int32)
+        return specs
 
     def dequantize(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """f32 [out, in]."""
         scale = tensors["weight_scale"]
-        quantized = unpack(tensors["weight_packed"], self.bits) - (1 << (self.bits - 1))
+        quantized = unpack(tensors["weight_packed"], self.bits)
         if (shape := tensors["weight_shape"].tolist()) != list(quantized.shape):
             raise ModelCorruptError(
                 f"{name}.weight_shape says {shape}; config.json asks for {list(quantized.shape)}. {REMEDY}"
             )
-        return (quantized.float().view(*scale.shape, -1) * scale[:, :, None]).flatten(1)
+        zeros = torch.full_like(scale, 1 << (self.bits - 1), dtype=torch.int32)
+        if self.has_zeros:
+            zeros = unpack(tensors["weight_zero_point"].T, self.bits).T[: len(scale)]
+        centred = quantized.view(*scale.shape, -1) - zeros[:, :, None]
+        return (centred.float() * scale[:, :, None]).flatten(1)

@@ -1,6 +1,7 @@
 """A byte a weight, and scales: FP8 (e4m3) and int8, as compressed-tensors, AutoFP8 and transformers do it.
 
 W [out, in] = q * s, with one s for all of it, for each row (channel), or for each rectangle (block, group).
+Where int8 has zeros, W = (q - z) * s, with a ``weight_zero_point`` of the scale's shape.
 Scales of activations are read past: they say how a kernel may round what it multiplies, and this path rounds
 nothing.
 """
@@ -14,6 +15,7 @@ from torch import Tensor
 from quire_server.layers.quantized.format import TensorSpec
 
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
+_ZEROS = "weight_zero_point"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +26,32 @@ class Scaled:
     block: tuple[int | None, int | None]
     scale_name: str = "weight_scale"
     activations: tuple[str, ...] = ()  # one number each, not used
+    has_zeros: bool = False
 
     def tensors(self, name: str, in_size: int, out_size: int) -> dict[str, TensorSpec]:
         """weight, its scale, and those of activations."""
         row_block, column_block = self.block
         rows = -(-out_size // (row_block or out_size))
         columns = -(-in_size // (column_block or in_size))
-        return {
+        specs = {
             "weight": TensorSpec((out_size, in_size), self.dtype),
             self.scale_name: TensorSpec((rows, columns), torch.float32),
         } | {suffix: TensorSpec((), torch.float32) for suffix in self.activations}
+        if self.has_zeros:
+            specs[_ZEROS] = TensorSpec((rows, columns), self.dtype)
+        return specs
 
     def dequantize(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """f32 [out, in]."""
-        weight, scale = tensors["weight"], tensors[self.scale_name]
+        weight = tensors["weight"].float()
+        if self.has_zeros:
+            weight -= self._spread(tensors[_ZEROS].float(), weight)
+        return weight * self._spread(tensors[self.scale_name], weight)
+
+    def _spread(self, values: Tensor, weight: Tensor) -> Tensor:
+        """One value for each element, or what broadcasts to that."""
         for dimension, block in enumerate(self.block):
             if block is not None and block != 1:
-                scale = scale.repeat_interleave(block, dimension).narrow(
-                    dimension, 0, weight.shape[dimension]
-                )
-        return weight.float() * scale
+                repeated = values.repeat_interleave(block, dimension)
+                values = repeated.narrow(dimension, 0, weight.shape[dimension])
+        return values

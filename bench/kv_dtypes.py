@@ -1,0 +1,101 @@
+"""Decode speed over a KV cache of each dtype: python -m bench.kv_dtypes [--write]
+
+Sixteen streams of 1,024 tokens, of which half end first and then all but one; the three caches take their
+steps in turns, so that a busy moment of the machine meets all of them. ``speeds`` is called by ``cpu.py``
+too.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+from e2e import models
+from quire_server.core.request import Request, SamplingParams
+from quire_server.core.scheduler import Scheduler, SchedulerConfig
+from quire_server.runner.model_runner import ModelRunner, RunnerOptions
+
+DTYPES = ("auto", "fp8", "int8")
+CONTEXT, STEPS = 1024, 48
+STREAMS = (16, 8, 1)  # at once, one after the other
+
+
+class Streams:
+    """One engine with all of the requests; ``seconds``: of each decode step, by the number of its streams."""
+
+    def __init__(self, directory: Path, kv_cache_dtype: str) -> None:
+        options = RunnerOptions(
+            dtype="auto",
+            quantization="int8",
+            kv_cache_dtype=kv_cache_dtype,
+            max_model_len=2 * CONTEXT,
+            max_num_batched_tokens=CONTEXT,
+            max_num_seqs=STREAMS[0],
+            kv_cache_memory_bytes=2 << 30,
+        )
+        self._runner = ModelRunner.load(directory, options, lambda loaded, total: None)
+        config = SchedulerConfig(STREAMS[0], CONTEXT, 2 * CONTEXT, self._runner.num_blocks, 16, False)
+        self._scheduler = Scheduler(config, eos_token_ids=())
+        rng = random.Random(3)
+        for number in range(STREAMS[0]):
+            prompt = tuple(rng.randrange(1000, 40000) for _ in range(CONTEXT))
+            phases = sum(number < count for count in STREAMS)
+            sampling = SamplingParams(STEPS * phases, temperature=0.0)
+            self._scheduler.add(Request(str(number), prompt, sampling, 0.0))
+        self.seconds: dict[int, list[float]] = defaultdict(list)
+
+    def step(self) -> bool:
+        """Whether there was one to take."""
+        start = time.perf_counter()
+        step = self._scheduler.schedule()
+        if step is None:
+            return False
+        self._scheduler.commit(step, self._runner.run(step))
+        if step.total_tokens == len(step.rows):
+            self.seconds[len(step.rows)].append(time.perf_counter() - start)
+        return True
+
+
+def speeds(directory: Path) -> str:
+    """Tokens a second of all streams, from the median step."""
+    engines = {dtype: Streams(directory, dtype) for dtype in DTYPES}
+    stepped = [True]
+    while any(stepped):
+        stepped = [engine.step() for engine in engines.values()]
+    counts = sorted(STREAMS)
+    lines = ["| KV cache |" + "".join(f" x{count} |" for count in counts), "|---|" + "---:|" * len(counts)]
+    rates = {
+        dtype: [count / statistics.median(engine.seconds[count]) for count in counts]
+        for dtype, engine in engines.items()
+    }
+    for dtype, own in rates.items():
+        cells = [f"{a:.0f} ({a / b:.2f}x)" for a, b in zip(own, rates["auto"], strict=True)]
+        lines.append(f"| {dtype} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="store the table in bench/results/kv_dtypes.md")
+    arguments = parser.parse_args()
+    torch.set_num_threads(2)
+    processors = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = next(line for line in processors if line.startswith("model name")).split(":")[1].strip()
+    report = (
+        "# Decode over a KV cache of each dtype\n\nSmolLM2-135M-Instruct, int8 weights, bfloat16 otherwise "
+        f"(so is the cache of `auto`); contexts of {CONTEXT} to {CONTEXT + 3 * STEPS} tokens; output "
+        f"tokens a second of all streams, from the median of about {STEPS} steps in turns; 2 threads of "
+        f"{processor}; torch {torch.__version__}. Command: `python -m bench.kv_dtypes --write`."
+        f"\n\n{speeds(models.smollm2())}\n"
+    )
+    print(report)
+    if arguments.write:
+        (Path(__file__).parent / "results" / "kv_dtypes.md").write_text(report)
+
+
+if __name__ == "__main__":
+    main()
