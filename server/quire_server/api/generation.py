@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quire_server.api.admission import Place
 from quire_server.core.request import FinishReason, Request
@@ -20,11 +21,10 @@ from quire_server.text.detokenizer import IncrementalDetokenizer
 from quire_server.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class Piece:
-    """What one answer gained."""
+class Piece(NamedTuple):
+    """What one answer gained. A NamedTuple, as TokenEvent: there is one for each token."""
 
-    index: int
+    answer: int  # which of the request's
     text: str
     logprobs: tuple[TokenLogprobs, ...]
     num_tokens: int

@@ -19,6 +19,7 @@ from quire_server.api.errors import ApiError
 MAX_BODY_BYTES = 4 * 1024 * 1024
 _BODY_TIMEOUT_SECONDS = 30.0
 _SEND_TIMEOUT_SECONDS = 60.0
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class ClientGoneError(Exception):
@@ -78,6 +79,10 @@ class Reply:
 
     async def event(self, data: object) -> None:
         """One server-sent event; the first one begins the stream."""
+        await self.encoded_event(to_json(data))
+
+    async def encoded_event(self, data: bytes) -> None:
+        """As `event`, of what is JSON already."""
         if not self.started:
             await self._start(
                 200,
@@ -87,7 +92,7 @@ class Reply:
                     ("x-accel-buffering", "no"),
                 ],
             )
-        payload = b"data: " + to_json(data) + b"\n\n"
+        payload = b"data: " + data + b"\n\n"
         await self._send({"type": "http.response.body", "body": payload, "more_body": True})
 
     async def end_stream(self) -> None:
@@ -140,4 +145,4 @@ def _bounded(send: Send) -> Send:
 
 def to_json(body: object) -> bytes:
     """Compact JSON."""
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(body).encode()
