@@ -18,6 +18,7 @@ import quality
 import torch
 from interference import interference
 from prefix_hit import prefix_hit
+from through_http import through_http
 
 from e2e import models
 
@@ -126,6 +127,10 @@ SECTIONS = {
     "prefill": ("Prefill of one prompt", prefill),
     "prefix": ("Time to the first token with a cached prefix of 1,024 tokens", lambda: prefix_hit(DIRECTORY)),
     "interference": ("8 streams while a 10,000-token prompt comes in", lambda: interference(DIRECTORY)),
+    "http": (
+        "Through HTTP: 32 clients, prompts of 128 tokens, 128 new ones",
+        lambda: through_http(DIRECTORY),
+    ),
     "quality": ("What int8 costs in quality", lambda: quality.compare(DIRECTORY)),
 }
 
