@@ -61,7 +61,7 @@ def _run(model, config, window: list[int], dtype: torch.dtype) -> torch.Tensor:
     rows.block_table[0] = range(WINDOW // 16)
     step = _Step((0,), (0,), (WINDOW,), (True,))
     batch = build(step, Spans.of(step), rows, config.num_kv_heads, (None,))
-    return model(_with_all_samples(batch), caches)
+    return model(_with_all_samples(batch), caches).float()
 
 
 class _Step:

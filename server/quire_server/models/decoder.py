@@ -10,10 +10,10 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from quire_server.core.errors import ModelCorruptError
 from quire_server.layers.attention import Attention
+from quire_server.layers.embedding import take_rows
 from quire_server.layers.forward_batch import ForwardBatch
 from quire_server.layers.linear import LinearFactory, LinearLayer
 from quire_server.layers.norm import RMSNorm
@@ -89,12 +89,13 @@ class Decoder:
         return [self.head, *(linear for layer in self.layers for linear in layer.linears)]
 
     def __call__(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> Tensor:
-        """Logits float32 [S, vocab] of the rows to sample."""
-        residual = functional.embedding(batch.token_ids, self.embedding)
+        """Logits [S, vocab] of the rows to sample, in the model's dtype; float32 where they are capped."""
+        residual = take_rows(self.embedding, batch.token_ids)
         if self._embedding_scale != 1.0:
             residual *= self._embedding_scale
         rotary = {
-            kind: (cos[batch.positions], sin[batch.positions]) for kind, (cos, sin) in self._tables.items()
+            kind: (take_rows(cos, batch.positions), take_rows(sin, batch.positions))
+            for kind, (cos, sin) in self._tables.items()
         }
         hidden: Tensor | None = None
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
@@ -102,9 +103,9 @@ class Decoder:
         assert hidden is not None
         if batch.sample_rows.shape[0] < hidden.shape[0]:
             hidden, residual = hidden[batch.sample_rows], residual[batch.sample_rows]
-        logits = self.head(self.norm(hidden, residual)).float()
+        logits = self.head(self.norm(hidden, residual))
         cap = self.config.logit_softcap
-        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+        return logits if cap is None else logits.float().div_(cap).tanh_().mul_(cap)
 
 
 class Layer:

@@ -4,6 +4,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -57,11 +58,13 @@ def build(
         prefill_table=prefill_table,
         prefill_lens=prefill_lens,
         prefill_bounds=prefill_bounds,
-        cache_rows=kv_cache_rows(slots, num_kv_heads, rows.block_size),
+        cache_rows=cache(partial(kv_cache_rows, slots, *shape)),
         plans={
             window: AttentionPlan(
-                decode_gather(decode_table, decode_lens, *shape, window=window),
-                prefill_spans(prefill_table, prefill_lens, prefill_bounds, *shape, window=window),
+                cache(partial(decode_gather, decode_table, decode_lens, *shape, window=window)),
+                cache(
+                    partial(prefill_spans, prefill_table, prefill_lens, prefill_bounds, *shape, window=window)
+                ),
             )
             for window in windows
         },

@@ -15,6 +15,7 @@ from torch import Tensor
 from quire_server.core.errors import ConfigError
 from quire_server.core.model_files import ModelFiles
 from quire_server.core.step import Step, StepResult
+from quire_server.layers.forward_batch import ForwardBatch
 from quire_server.layers.int8_linear import has_native_kernels
 from quire_server.models import registry, weights
 from quire_server.models.config import ModelConfig
@@ -23,6 +24,7 @@ from quire_server.runner import batch, kv_cache, quantization, sampler
 from quire_server.runner.disk import Disk
 from quire_server.runner.options import RunnerOptions
 from quire_server.runner.rows import Rows
+from quire_server.runner.static_decode import StaticDecode
 from quire_server.runner.tiers import Tiers
 
 __all__ = ["ModelRunner", "RunnerOptions"]
@@ -57,6 +59,7 @@ class ModelRunner:
         self._model = model
         self._kv_caches = kv_caches
         self._rows = Rows(options.max_num_seqs, max_model_len, options.block_size)
+        self._static_decode = StaticDecode.of(model, kv_caches, *self._rows.block_table.shape)
         self.num_host_slots = num_host_slots
         self.num_disk_slots = disk.num_slots if disk is not None else 0
         self._tiers = Tiers(kv_caches, num_host_slots, disk) if num_host_slots else None
@@ -135,7 +138,7 @@ class ModelRunner:
         forward_batch = batch.build(
             step, spans, rows, self.model_config.num_kv_heads, self.model_config.windows
         )
-        logits = self._model(forward_batch, self._kv_caches)
+        logits = self._forward(forward_batch)
         is_sampled = np.array(step.samples, bool)
         row_ids, lengths = spans.rows[is_sampled], spans.ends[is_sampled]
         if not row_ids.size:
@@ -149,6 +152,12 @@ class ModelRunner:
             self._suspect.update(rows.block_table[row, : rows.num_blocks[row]].tolist())
         logprobs = sampler.logprobs(raw, tokens, rows, row_ids) if wants_logprobs else {}
         return StepResult(step.step_id, tuple(tokens), logprobs, failures)
+
+    def _forward(self, forward_batch: ForwardBatch) -> Tensor:
+        static = self._static_decode
+        if static is not None and static.takes(forward_batch):
+            return static(forward_batch).float()
+        return self._model(forward_batch, self._kv_caches).float()
 
     def _cleanse(self, step: Step) -> None:
         """Zero the blocks of failed rows when they come to a new owner, not before: some may be shared.
