@@ -15,7 +15,6 @@ from torch import Tensor
 from quire_server.core.errors import ConfigError
 from quire_server.core.model_files import ModelFiles
 from quire_server.core.step import Step, StepResult
-from quire_server.layers.forward_batch import ForwardBatch
 from quire_server.layers.int8_linear import has_native_kernels
 from quire_server.models import registry, weights
 from quire_server.models.config import ModelConfig
@@ -135,10 +134,7 @@ class ModelRunner:
     def _compute(self, step: Step) -> StepResult:
         rows = self._rows
         spans = batch.Spans.of(step)
-        forward_batch = batch.build(
-            step, spans, rows, self.model_config.num_kv_heads, self.model_config.windows
-        )
-        logits = self._forward(forward_batch)
+        logits = self._forward(step, spans)
         is_sampled = np.array(step.samples, bool)
         row_ids, lengths = spans.rows[is_sampled], spans.ends[is_sampled]
         if not row_ids.size:
@@ -153,10 +149,11 @@ class ModelRunner:
         logprobs = sampler.logprobs(raw, tokens, rows, row_ids) if wants_logprobs else {}
         return StepResult(step.step_id, tuple(tokens), logprobs, failures)
 
-    def _forward(self, forward_batch: ForwardBatch) -> Tensor:
-        static = self._static_decode
-        if static is not None and static.takes(forward_batch):
-            return static(forward_batch).float()
+    def _forward(self, step: Step, spans: batch.Spans) -> Tensor:
+        if self._static_decode is not None and self._static_decode.takes(step):
+            return self._static_decode(spans, self._rows).float()
+        config = self.model_config
+        forward_batch = batch.build(step, spans, self._rows, config.num_kv_heads, config.windows)
         return self._model(forward_batch, self._kv_caches).float()
 
     def _cleanse(self, step: Step) -> None:

@@ -8,16 +8,29 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from quire_server.core.step import Step
 from quire_server.layers.forward_batch import AttentionPlan, ForwardBatch
 from quire_server.layers.recording import Recording, record
 from quire_server.models.decoder import Decoder
+from quire_server.runner.batch import Spans
+from quire_server.runner.rows import Rows
 
 
 class StaticDecode:
     """A batch of the most rows, recorded once; a step fills the first of them."""
 
     def __init__(self, batch: ForwardBatch, recording: Recording) -> None:
-        self._batch, self._recording = batch, recording
+        self._recording = recording
+        self._token_ids, self._positions, self._slots, self._lengths, self._table = (
+            tensor.numpy()
+            for tensor in (
+                batch.token_ids,
+                batch.positions,
+                batch.slots,
+                batch.decode_lens,
+                batch.decode_table,
+            )
+        )
 
     @classmethod
     def of(
@@ -28,23 +41,22 @@ class StaticDecode:
         recording = record(lambda: model(batch, kv_caches))
         return None if recording is None else cls(batch, recording)
 
-    def takes(self, batch: ForwardBatch) -> bool:
+    def takes(self, step: Step) -> bool:
         """Whether all rows decode and all want a token."""
-        return batch.num_decodes == batch.token_ids.shape[0] == batch.sample_rows.shape[0]
+        return step.total_tokens == len(step.rows) and all(step.samples)
 
-    def __call__(self, batch: ForwardBatch) -> Tensor:
-        """Logits [rows, vocab], valid until the next call: ``model(batch, kv_caches)`` to the bit."""
-        mine, rows = self._batch, batch.num_decodes
-        for target, source in (
-            (mine.token_ids, batch.token_ids),
-            (mine.positions, batch.positions),
-            (mine.slots, batch.slots),
-            (mine.decode_lens, batch.decode_lens),
-        ):
-            target[:rows] = source
-        mine.decode_table[:rows, : batch.decode_table.shape[1]] = batch.decode_table
-        self._recording.replay(rows)
-        return self._recording.result[:rows]
+    def __call__(self, spans: Spans, rows: Rows) -> Tensor:
+        """Logits [rows, vocab], valid until the next call: those of the model for ``batch.build`` of the
+        same, to the bit.
+        """
+        count, table = len(spans.rows), rows.table(spans.rows, spans.ends)
+        self._token_ids[:count] = rows.tokens[spans.rows, spans.starts]
+        self._positions[:count] = spans.starts
+        self._slots[:count] = rows.slots(spans.rows, spans.starts)
+        self._lengths[:count] = spans.ends
+        self._table[:count, : table.shape[1]] = table
+        self._recording.replay(count)
+        return self._recording.result[:count]
 
 
 def _batch(model: Decoder, rows: int, blocks: int) -> ForwardBatch:

@@ -49,7 +49,7 @@ def caches_of(model: Decoder, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     return made
 
 
-def decodes(model: Decoder, lengths: list[int]) -> batch.ForwardBatch:
+def decodes(lengths: list[int]) -> tuple[Step, Rows]:
     """A step in which so many rows, with contexts of these lengths, take one token."""
     rows, blocks = Rows(MAX_ROWS, MAX_LEN, BLOCK), iter(torch.randperm(32).tolist())
     started = tuple(
@@ -68,8 +68,7 @@ def decodes(model: Decoder, lengths: list[int]) -> batch.ForwardBatch:
     starts = tuple(length - 1 for length in lengths)
     step = Step(0, started, (), tuple(range(count)), starts, (1,) * count, (True,) * count)
     rows.apply(step)
-    config = model.config
-    return batch.build(step, batch.Spans.of(step), rows, config.num_kv_heads, config.windows)
+    return step, rows
 
 
 @torch.inference_mode()
@@ -82,9 +81,11 @@ def test_logits_and_cache_are_those_of_the_layers_one_by_one(family: str, dtype:
     assert (static is not None) == has_native_kernels()
     for lengths in ([33, 1, 64, 16, 17, 5], [40], [9, 50]) if static else ():
         theirs = tuple(cache.clone() for cache in mine)
-        step = decodes(model, lengths)
+        step, rows = decodes(lengths)
+        spans, config = batch.Spans.of(step), model.config
+        by_layers = batch.build(step, spans, rows, config.num_kv_heads, config.windows)
         assert static.takes(step)
-        assert torch.equal(static(step), model(step, theirs))
+        assert torch.equal(static(spans, rows), model(by_layers, theirs))
         assert all(torch.equal(*pair) for pair in zip(mine, theirs, strict=True))
 
 
