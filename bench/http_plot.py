@@ -8,7 +8,7 @@ from html import escape
 
 SHARES = (0.5, 0.9, 0.95, 0.99)
 _COLOURS = ("#1b5e8c", "#3d8fc4", "#e0902f", "#b8382f")
-_LEFT, _RIGHT, _TOP, _ROW, _WIDTH = 300, 30, 50, 44, 900
+_LEFT, _RIGHT, _TOP, _ROW, _WIDTH = 340, 70, 50, 44, 960
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -63,9 +63,13 @@ def _row(label: str, points: list[tuple[float, float]], y: int) -> list[str]:
     ]
     for (at, _), colour in reversed(list(zip(points, _COLOURS, strict=True))):
         parts.append(f'<circle cx="{at:.1f}" cy="{y}" r="6" fill="{colour}"/>')
-    parts.append(_text(first[0] - 10, y + 5, f"{first[1]:.3g}", anchor="end"))
-    parts.append(_text(last[0] + 10, y + 5, f"{last[1]:.3g}"))
+    parts.append(_text(first[0] - 10, y + 5, _figure(first[1]), anchor="end"))
+    parts.append(_text(last[0] + 10, y + 5, _figure(last[1])))
     return parts
+
+
+def _figure(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
