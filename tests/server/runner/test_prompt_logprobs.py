@@ -11,7 +11,7 @@ from quire_server.core.limits import PreemptionMode
 from quire_server.core.request import SamplingParams
 from quire_server.runner import prompt_logprobs
 from quire_server.runner.model_runner import ModelRunner
-from tests.server.runner import llamas
+from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
 SHARED = [random.Random(1).randrange(2, 211) for _ in range(40)]
@@ -25,7 +25,7 @@ SCORED = greedy(6, prompt_logprobs=NUM_TOP)
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRunner, LlamaForCausalLM]:
     directory: Path = tmp_path_factory.mktemp("llama")
-    model = llamas.make(directory, "tied")
+    model = families.make(directory, "Llama, tied")
     return load(directory, kv_offload_host_bytes=2 << 20), model
 
 
