@@ -58,7 +58,10 @@ FAMILIES: Mapping[str, Family] = {
         widest=62,
     ),
     "llama": Family(
-        "LlamaForCausalLM", "llama", flags=_BIAS | {"mlp_bias": "blk.0.ffn_gate.bias"}, has_interleaved_heads=True
+        "LlamaForCausalLM",
+        "llama",
+        flags=_BIAS | {"mlp_bias": "blk.0.ffn_gate.bias"},
+        has_interleaved_heads=True,
     ),
     _MIXTRAL: Family(
         "MixtralForCausalLM", "mixtral",
