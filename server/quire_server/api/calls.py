@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from quire_server.api.chat_messages import parse_messages
 from quire_server.api.errors import bad_field
 from quire_server.api.fields import INT64, Fields, is_token_ids
+from quire_server.api.grammar_fields import check_form, parse_form
 from quire_server.core.policy import CLASSES, MAX_PRIORITY, MIN_PRIORITY
+from quire_server.text.grammar_compiler import Wanted
 
 MAX_N = 16
 MAX_CHOICES = 64
@@ -39,7 +41,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
     **_NEUTRAL,
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -84,6 +85,7 @@ class Generation:
     priority: int  # lower is more urgent, 0 is normal
     timeout: float | None  # seconds from arrival to the last token
     cache_ttl: float  # seconds for which the prompt is pinned in the prefix cache, 0 for not at all
+    form: Wanted | None  # what the answer has to look like
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,9 @@ def _generation(
         priority=_priority(fields),
         timeout=_timeout(fields),
         cache_ttl=_cache_ttl(fields),
+        form=parse_form(fields),
     )
+    check_form(generation.form, ignore_eos=generation.ignore_eos)
     fields.end()
     return generation
 

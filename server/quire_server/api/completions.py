@@ -23,7 +23,7 @@ from quire_server.api.house import House
 from quire_server.api.reply import ClientGoneError, CutError, Reply
 from quire_server.api.shapes import ChatShape, CompletionShape, Header, Shape
 from quire_server.core.errors import PromptTooLongError
-from quire_server.core.request import Request, SamplingParams
+from quire_server.core.request import Grammar, Request, SamplingParams
 from quire_server.engine.client import DeadlineExceededError
 from quire_server.engine.messages import EngineInfo
 
@@ -180,7 +180,8 @@ async def _generate(
     leads: tuple[str, ...],
 ) -> None:
     house = visit.house
-    requests = _requests(visit, generation, prompts, info)
+    grammar = await house.compile(generation.form)
+    requests = _requests(visit, generation, prompts, info, grammar)
     place.hold([len(request.prompt_token_ids) for request in requests])
     visit.prompt_tokens = sum(len(prompt) for prompt in prompts)
     house.metrics.prompt_taken(visit.prompt_tokens)
@@ -203,7 +204,11 @@ async def _generate(
 
 
 def _requests(
-    visit: Visit, generation: Generation, prompts: Sequence[Prompt], info: EngineInfo
+    visit: Visit,
+    generation: Generation,
+    prompts: Sequence[Prompt],
+    info: EngineInfo,
+    grammar: Grammar | None,
 ) -> list[Request]:
     """The engine's requests: n for each prompt, each n-th with a seed of its own."""
     requests: list[Request] = []
@@ -221,6 +226,7 @@ def _requests(
                 ignore_eos=generation.ignore_eos,
                 min_tokens=generation.min_tokens,
                 logprobs=generation.logprobs,
+                grammar=grammar,
             )
             name = f"{visit.request_id}-{len(requests)}"
             requests.append(

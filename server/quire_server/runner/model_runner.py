@@ -21,9 +21,12 @@ from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
 from quire_server.runner import batch, kv_cache, quantization, sampler
 from quire_server.runner.disk import Disk
+from quire_server.runner.grammars import Grammars, told
 from quire_server.runner.options import RunnerOptions
 from quire_server.runner.rows import Rows
 from quire_server.runner.tiers import Tiers
+from quire_server.text.grammar import Vocabulary
+from quire_server.text.tokenizer import Tokenizer
 
 __all__ = ["ModelRunner", "RunnerOptions"]
 
@@ -41,6 +44,7 @@ class ModelRunner:
         kv_caches: tuple[Tensor, ...],
         options: RunnerOptions,
         *,
+        grammars: Grammars,
         num_blocks: int,
         max_model_len: int,
         dtype: str,
@@ -49,6 +53,7 @@ class ModelRunner:
         disk: Disk | None = None,
     ) -> None:
         self.model_config = model.config
+        self.grammars = grammars
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
         self.dtype = dtype
@@ -104,6 +109,7 @@ class ModelRunner:
             model,
             caches,
             options,
+            grammars=Grammars(lambda: _vocabulary(model_dir, config)),
             num_blocks=num_blocks,
             max_model_len=max_model_len,
             dtype=dtype_name,
@@ -142,7 +148,10 @@ class ModelRunner:
             return StepResult(step.step_id, ())
         wants_logprobs = bool((rows.num_logprobs[row_ids] >= 0).any())
         raw = logits.clone() if wants_logprobs else logits  # the sampler bans tokens in place
-        tokens, failures = sampler.sample(logits, rows, row_ids, lengths, self.model_config.eos_token_ids)
+        eos_ids = self.model_config.eos_token_ids
+        forbidden = self.grammars.constrain(logits, rows, row_ids, lengths, eos_ids)
+        tokens, failures = sampler.sample(logits, rows, row_ids, lengths, eos_ids)
+        failures = told(failures, forbidden, rows)
         inside = lengths < self.max_model_len
         rows.tokens[row_ids[inside], lengths[inside]] = np.array(tokens, np.int64)[inside]
         for row in failures:
@@ -168,6 +177,10 @@ class ModelRunner:
             for cache in self._kv_caches:
                 cache[:, torch.tensor(dirty)] = 0
             self._suspect.difference_update(dirty)
+
+
+def _vocabulary(model_dir: Path, config: ModelConfig) -> Vocabulary:
+    return Vocabulary.of(Tokenizer.load(model_dir), config.eos_token_ids, config.vocab_size)
 
 
 def _disk(config: ModelConfig, options: RunnerOptions, dtype: torch.dtype) -> Disk | None:

@@ -22,6 +22,7 @@ class Rows:
         self.seed = np.zeros(num_rows, np.int64)
         self.min_total = np.zeros(num_rows, np.int64)  # below so many tokens no stop token may be sampled
         self.num_logprobs = np.full(num_rows, -1, np.int64)  # -1: none wanted
+        self.has_grammar = np.zeros(num_rows, bool)
         self.started: list[StartedRow | None] = [None] * num_rows
 
     def apply(self, step: Step) -> None:
@@ -44,5 +45,8 @@ class Rows:
         self.top_k[row] = sampling.top_k
         self.top_p[row] = sampling.top_p
         self.seed[row] = np.uint64(started.seed & 0xFFFFFFFFFFFFFFFF).astype(np.int64)
-        self.min_total[row] = started.num_prompt_tokens + sampling.min_tokens
+        self.has_grammar[row] = sampling.grammar is not None
+        # With a grammar, ``grammars`` sees to it: a complete answer ends, however short it is.
+        min_tokens = 0 if sampling.grammar is not None else sampling.min_tokens
+        self.min_total[row] = started.num_prompt_tokens + min_tokens
         self.num_logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs

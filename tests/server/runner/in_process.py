@@ -41,6 +41,8 @@ class InProcessEngine:
         tokens: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
         self.logprobs = {name: [] for name in tokens}
         for name, prompt, params in zip(tokens, prompts, each, strict=True):
+            if params.grammar is not None:
+                self.runner.grammars.admit(name, self.runner.grammars.build(params.grammar))
             self.scheduler.add(Request(name, tuple(prompt), params, arrival=0.0))
         while (step := self.scheduler.schedule()) is not None:
             for event in self.scheduler.commit(step, self.runner.run(step)):
