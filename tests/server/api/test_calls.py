@@ -134,7 +134,6 @@ def test_a_prompt_is_text_or_token_ids_one_or_many(prompt, prompts):
         ("stream_options", {"include_usage": True}),  # without stream
         ("frequency_penalty", 0.5),
         ("logit_bias", {"1": 2}),
-        ("response_format", {"type": "xml"}),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("best_of", 1),  # of the other route

@@ -75,7 +75,8 @@ def frame(value):
     return len(body).to_bytes(4, "big") + body
 
 
-GOOD = [2, [[["r", [1, 2], [16, 1.0, 0, 1.0, None, [], [], False, 0, None], 0.0, 0, "", 0.0]], [], False]]
+SAMPLING = [16, 1.0, 0, 1.0, None, [], [], False, 0, None, ["regex", "a"]]
+GOOD = [2, [[["r", [1, 2], SAMPLING, 0.0, 0, "", 0.0]], [], False]]
 
 
 def spoiled(change):
@@ -99,6 +100,8 @@ def spoiled(change):
         spoiled(lambda v: v[1][0][0].__setitem__(1, [1, "2"])),
         spoiled(lambda v: v[1][0][0][2].__setitem__(0, 1.5)),
         spoiled(lambda v: v[1][0][0][2].__setitem__(7, 0)),
+        spoiled(lambda v: v[1][0][0][2].__setitem__(10, ["xml", "a"])),
+        spoiled(lambda v: v[1][0][0][2].__setitem__(10, ["regex", b"a"])),
     ],
 )
 def test_a_message_of_the_wrong_shape_is_refused(value):
