@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import time
+from pathlib import Path
 from typing import Literal
 
 import httpx
@@ -12,6 +13,7 @@ from pydantic import BaseModel, Field
 
 from tests.server.conftest import KEY
 from tests.server.text.test_grammar_compiler import HOSTILE
+from tests.server.text.toy import accepts
 
 MESSAGES = [{"role": "user", "content": "Tell me something."}]
 CHAT = {"model": "tiny", "messages": MESSAGES, "max_tokens": 500}
@@ -154,3 +156,20 @@ def test_logprobs_are_the_model_s_own_beside_a_grammar(server):
     assert len(told) == 3
     assert all(-50 < entry["logprob"] < 0 for entry in told)
     assert any(top["token"] not in ("a", "b") for entry in told for top in entry["top_logprobs"])
+
+
+def test_the_requests_and_the_grammar_of_the_page_do_what_it_says(server):
+    page = (Path(__file__).parents[2] / "docs/structured-output.md").read_text()
+    requests = re.findall(r"curl [^\n]*/v1/(\S+) [^`]*?-d '(\{.*?\})'", page, flags=re.DOTALL)
+    said = []
+    for path, body in requests:
+        answer = ask(
+            server, f"/v1/{path}", **{**json.loads(body), "model": "tiny", "max_tokens": 500, "seed": 1}
+        )
+        [choice] = answer.json()["choices"]
+        assert choice["finish_reason"] == "stop"
+        said.append(choice.get("text") or choice["message"]["content"])
+    assert json.loads(said[0]).keys() == {"legs"}
+    assert re.fullmatch(r"[0-2]\d:[0-5]\d", said[1])
+    [grammar] = re.findall(r"```ebnf\n(.*?)```", page, flags=re.DOTALL)
+    assert accepts("grammar", grammar, "1+(22+3)") and not accepts("grammar", grammar, "1+")

@@ -155,8 +155,8 @@ def _offer_end(
 
 
 def _apply(logits: Tensor, entries: NDArray[np.int64], masks: NDArray[np.uint32]) -> None:
-    bits = np.unpackbits(masks.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
-    forbidden = torch.from_numpy(bits == 0).to(logits.device)
+    bits = np.unpackbits(~masks.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+    forbidden = torch.from_numpy(bits.view(np.bool_)).to(logits.device)
     if len(entries) == len(logits):
         logits.masked_fill_(forbidden, float("-inf"))
     else:

@@ -17,7 +17,7 @@ MEMORY = 512 << 20
 Answering = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def serve(prepare: Callable[[dict[str, Any]], Answering]) -> None:
+def serve(prepare: Callable[[dict[str, Any]], Answering], setup_seconds: float = SECONDS) -> None:
     """The first line goes to ``prepare``, every other one to what that returned."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -25,7 +25,7 @@ def serve(prepare: Callable[[dict[str, Any]], Answering]) -> None:
     answering: Answering | None = None
     answer: dict[str, Any]
     for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, setup_seconds if answering is None else SECONDS)
         question = json.loads(line)
         try:
             if answering is None:

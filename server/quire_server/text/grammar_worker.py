@@ -15,6 +15,7 @@ from quire_server.core.request import GrammarKind
 from quire_server.text import child_loop, grammar
 
 _TRIAL_TOKENS = 16
+_SETUP_SECONDS = 60.0  # the vocabulary is ours, and may have 256,000 tokens
 
 
 def prepare(setup: dict[str, Any]) -> child_loop.Answering:
@@ -49,4 +50,4 @@ def _try(matcher: LLMatcher, vocabulary: grammar.Vocabulary) -> None:
 
 
 if __name__ == "__main__":
-    child_loop.serve(prepare)
+    child_loop.serve(prepare, _SETUP_SECONDS)
