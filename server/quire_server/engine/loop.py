@@ -225,4 +225,5 @@ class Engine:
             preemptions=counters.preemptions,
             kv=self._scheduler.kv.stats(),
             blocks_unaccounted=self._unaccounted,
+            speculation=counters.speculation,
         )
