@@ -55,6 +55,7 @@ bench: $(READY) ## Speed on this machine, beside transformers and llama.cpp (bui
 	@$(PYTHON) -c 'import llama_cpp' 2>/dev/null || .venv/bin/uv pip install --python $(PYTHON) --quiet \
 		--require-hashes -r requirements/peers.txt
 	PYTHONPATH=. OMP_NUM_THREADS=2 $(PYTHON) bench/cpu.py
+	PYTHONPATH=. OMP_NUM_THREADS=2 $(PYTHON) bench/speculation.py
 
 images: $(READY) ## Build both images and push them to the cluster's registry (or QUIRE_REGISTRY)
 	@$(PYTHON) -m e2e.images push

@@ -1,5 +1,5 @@
 """The command line: `quire-server serve MODEL`, `quire-server import-gguf FILE OUT_DIR`, `quire-server
---version`.
+draft-alignment --model DIR --draft DIR TEXT_FILE`, `quire-server --version`.
 
 Decides which program runs and turns its errors into exit codes. Stays light: as `serve` it becomes pid 1.
 """
@@ -20,6 +20,8 @@ from quire_server.supervisor import main as supervisor
 _USAGE = """\
 usage: quire-server serve MODEL [flags]            serve a model (quire-server serve --help lists the flags)
        quire-server import-gguf FILE OUT_DIR       convert a GGUF file into a model directory
+       quire-server draft-alignment --model DIR --draft DIR TEXT_FILE
+                                                   how often a draft model would be right
        quire-server --version
 """
 
@@ -36,6 +38,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             return _serve(arguments, environ)
         case ["import-gguf", file, out_dir]:
             return _import_gguf(Path(file), Path(out_dir))
+        case ["draft-alignment", "--model", model, "--draft", draft, text_file]:
+            return _draft_alignment(Path(model), Path(draft), Path(text_file))
         case ["--version"]:
             sys.stdout.write(f"quire-server {__version__}\n")
             return 0
@@ -51,6 +55,16 @@ def _import_gguf(file: Path, out_dir: Path) -> int:
     importer = importlib.import_module("quire_server.models.import_gguf")
     try:
         importer.run(file, out_dir)
+    except QuireServerError as error:
+        sys.stderr.write(f"quire-server: {error}\n")
+        return exits.failure_of(error).exit_code
+    return 0
+
+
+def _draft_alignment(model: Path, draft: Path, text_file: Path) -> int:
+    alignment = importlib.import_module("quire_server.runner.alignment")  # as above
+    try:
+        alignment.run(model, draft, text_file, sys.stdout.write)
     except QuireServerError as error:
         sys.stderr.write(f"quire-server: {error}\n")
         return exits.failure_of(error).exit_code

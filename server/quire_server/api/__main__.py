@@ -121,6 +121,7 @@ def _report(metrics: Metrics, outbox: Outbox) -> None:
             preemptions=stats.preemptions,
             kv=stats.kv,
             blocks_unaccounted=stats.blocks_unaccounted,
+            speculation=stats.speculation,
         )
     )
 

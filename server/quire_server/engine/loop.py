@@ -245,4 +245,5 @@ class Engine:
             preemptions=counters.preemptions,
             kv=self._scheduler.kv.stats(),
             blocks_unaccounted=self._unaccounted,
+            speculation=counters.speculation,
         )

@@ -21,3 +21,4 @@ class RunnerOptions:
     kv_offload_host_bytes: int = 0
     kv_offload_disk_path: Path | None = None
     kv_offload_disk_bytes: int = 0
+    speculative_model: Path | None = None

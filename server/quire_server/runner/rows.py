@@ -26,12 +26,17 @@ class Rows:
         self.started: list[StartedRow | None] = [None] * num_rows
 
     def apply(self, step: Step) -> None:
-        """Take in rows that start and tables that grow."""
+        """Take in rows that start, tables that grow, and drafts, which stand after a row's newest token."""
         for started in step.started:
             self._start(started)
         for row, block_id in step.grown:
             self.block_table[row, self.num_blocks[row]] = block_id
             self.num_blocks[row] += 1
+        if step.drafts:
+            newest = dict(zip(step.rows, step.starts, strict=True))
+            for row, drafts in step.drafts:
+                begin = newest[row] + 1
+                self.tokens[row, begin : begin + len(drafts)] = drafts
 
     def _start(self, started: StartedRow) -> None:
         row, sampling, table = started.row, started.sampling, started.block_ids

@@ -21,7 +21,9 @@ def sample(
     lengths: NDArray[np.int64],
     eos_ids: Collection[int],
 ) -> tuple[list[int], dict[int, str]]:
-    """(token id per row, failures by row id). logits f32 [S, V]; ``lengths`` = tokens of each row so far."""
+    """(token id per entry, failures by row id). logits f32 [S, V]; an entry's context is the first
+    ``lengths`` tokens of its row; a row has several entries while drafts are checked.
+    """
     for index in np.flatnonzero(lengths < rows.min_total[row_ids]):
         if banned := _stop_ids(rows, int(row_ids[index]), eos_ids, logits.shape[1]):
             logits[index, banned] = float("-inf")
@@ -41,8 +43,8 @@ def sample(
 
 def logprobs(
     logits: Tensor, tokens: list[int], rows: Rows, row_ids: NDArray[np.int64]
-) -> dict[int, TokenLogprobs]:
-    """By row id, for the rows that asked; of the model's own distribution."""
+) -> dict[int, tuple[TokenLogprobs, ...]]:
+    """By row id, for the rows that asked, an entry for each position; of the model's own distribution."""
     wanted = rows.num_logprobs[row_ids]
     asking = np.flatnonzero(wanted >= 0)
     if not asking.size:
@@ -50,14 +52,12 @@ def logprobs(
     chosen = torch.tensor([tokens[index] for index in asking])
     widest = min(int(wanted.max()), logits.shape[1])
     values, top_values, top_ids = (part.tolist() for part in token_logprobs(logits[asking], chosen, widest))
-    return {
-        int(row_ids[index]): TokenLogprobs(
-            tokens[index],
-            values[place],
-            tuple(zip(top_ids[place][: wanted[index]], top_values[place][: wanted[index]], strict=True)),
-        )
-        for place, index in enumerate(asking)
-    }
+    found: dict[int, tuple[TokenLogprobs, ...]] = {}
+    for place, index in enumerate(asking):
+        top = zip(top_ids[place][: wanted[index]], top_values[place][: wanted[index]], strict=True)
+        row = int(row_ids[index])
+        found[row] = (*found.get(row, ()), TokenLogprobs(tokens[index], values[place], tuple(top)))
+    return found
 
 
 def _draw(logits: Tensor, rows: Rows, row_ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:

@@ -28,7 +28,11 @@ class InProcessEngine:
         } | limits
         self.runner = runner
         self.scheduler = Scheduler(
-            SchedulerConfig(**settings), eos_token_ids=runner.model_config.eos_token_ids
+            SchedulerConfig(**settings),
+            eos_token_ids=runner.model_config.eos_token_ids,
+            clock=lambda: (
+                0.0
+            ),  # what a step costs is then assumed, so that drafts do not depend on the machine
         )
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.last: dict[str, TokenEvent] = {}
