@@ -21,8 +21,6 @@ from quire_server.core.step import StartedRow
 from quire_server.runner.rows import Rows
 from quire_server.text import grammar as texts
 
-_NOTHING_LEFT = "The grammar, together with bad_words and logit_bias, leaves no token."
-
 
 class Matcher:
     """A grammar and the generated tokens that it has consumed."""
@@ -128,12 +126,6 @@ class Grammars:
             return f"The grammar is too complex at this point: {matcher.error}"
         _offer_end(mask, matcher, started, length, eos_ids)
         return ""
-
-
-def told(failures: dict[int, str], forbidden: dict[int, str], rows: Rows) -> dict[int, str]:
-    """The sampler's failures and ours. Where it found no token in a row with a grammar, that is why."""
-    explained = {row: _NOTHING_LEFT if rows.has_grammar[row] else why for row, why in failures.items()}
-    return explained | forbidden
 
 
 def _offer_end(

@@ -22,7 +22,7 @@ from quire_server.runner import batch, drafts, kv_cache, sampler
 from quire_server.runner.checkpoint import Checkpoint
 from quire_server.runner.disk import Disk
 from quire_server.runner.draft_model import DraftModel
-from quire_server.runner.grammars import Grammars, told
+from quire_server.runner.grammars import Grammars
 from quire_server.runner.options import RunnerOptions
 from quire_server.runner.rows import Rows
 from quire_server.runner.tiers import Tiers
@@ -187,7 +187,7 @@ class ModelRunner:
         rows, eos_ids = self._rows, self.model_config.eos_token_ids
         forbidden = self.grammars.constrain(logits, rows, row_ids, lengths, eos_ids)
         tokens, failures = sampler.sample(logits, rows, row_ids, lengths, eos_ids)
-        failures = told(failures, forbidden, rows)
+        failures |= forbidden
         inside = lengths < self.max_model_len
         rows.tokens[row_ids[inside], lengths[inside]] = np.array(tokens, np.int64)[inside]
         return tokens, failures
