@@ -56,6 +56,7 @@ bench: $(READY) $(LOADGEN) ## Speed on this machine, beside transformers and lla
 	@$(PYTHON) -c 'import llama_cpp' 2>/dev/null || .venv/bin/uv pip install --python $(PYTHON) --quiet \
 		--require-hashes -r requirements/peers.txt
 	OMP_NUM_THREADS=2 $(PYTHON) -m bench.cpu $(if $(ONLY),--only $(ONLY))
+	OMP_NUM_THREADS=2 $(PYTHON) -m bench.speculation
 
 images: $(READY) ## Build both images and push them to the cluster's registry (or QUIRE_REGISTRY)
 	@$(PYTHON) -m e2e.images push

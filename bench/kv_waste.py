@@ -54,10 +54,11 @@ def paged(lengths: list[tuple[int, int]]) -> tuple[float, float, int]:
             if samples
         ]
         if scheduler.num_waiting:  # while more wait than run: what is measured is the memory
-            held = sum(sequence.capacity for sequence in scheduler._running.sequences)
-            used = sum(len(sequence.tokens) for sequence in scheduler._running.sequences)
+            sequences = scheduler._life.running.sequences
+            held = sum(sequence.capacity for sequence in sequences)
+            used = sum(len(sequence.tokens) for sequence in sequences)
             waste.append(1 - used / held)
-            running.append(scheduler.num_running)
+            running.append(len(sequences))
         scheduler.commit(step, StepResult(step.step_id, tuple(tokens)))
     return fmean(waste), fmean(running), scheduler.stats.preemptions
 

@@ -41,8 +41,8 @@ def copying(tiers: Tiers | None, count: int, block_bytes: int) -> str:
     assert tiers is not None, "the runner was given a host tier"
     pairs = tuple((n, n) for n in random.Random(0).sample(range(COPIED), count))
     steps = {
-        "save": Step(1, (), (), (), (), (), (), Copies((), pairs, (), ())),
-        "load": Step(1, (), (), (), (), (), (), Copies((), (), pairs, ())),
+        "save": Step(1, (), (), (), (), (), (), copies=Copies((), pairs, (), ())),
+        "load": Step(1, (), (), (), (), (), (), copies=Copies((), (), pairs, ())),
     }
     each = {name: milliseconds(functools.partial(tiers.copy, step)) / count for name, step in steps.items()}
     return "\n".join(
@@ -99,8 +99,8 @@ def going_on(runner: ModelRunner, mode: PreemptionMode, length: int) -> float:
     engine.add("only", length)
     for _ in range(REPEATS + 1):
         engine.until("only")
-        (sequence,) = engine.scheduler._running.sequences
-        engine.scheduler._preempt(sequence)
+        (sequence,) = engine.scheduler._life.running.sequences
+        engine.scheduler._life.preempt(sequence)
         times.append(engine.until("only"))
     return median(times[1:])
 

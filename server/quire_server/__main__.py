@@ -1,5 +1,5 @@
 """The command line: `quire-server serve MODEL`, `quire-server import-gguf FILE OUT_DIR`, `quire-server
-detect-watermark`, `quire-server --version`.
+detect-watermark`, `quire-server draft-alignment --model DIR --draft DIR TEXT_FILE`, `quire-server --version`.
 
 Decides which program runs and turns its errors into exit codes. Stays light: as `serve` it becomes pid 1.
 """
@@ -21,6 +21,8 @@ _USAGE = """\
 usage: quire-server serve MODEL [flags]            serve a model (quire-server serve --help lists the flags)
        quire-server import-gguf FILE OUT_DIR       convert a GGUF file into a model directory
        quire-server detect-watermark --help        say whether a text carries a watermark
+       quire-server draft-alignment --model DIR --draft DIR TEXT_FILE
+                                                   how often a draft model would be right
        quire-server --version
 """
 
@@ -42,6 +44,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         case ["detect-watermark", *arguments]:
             detector = importlib.import_module("quire_server.text.detect_watermark")
             return _finished(lambda: detector.main(arguments))
+        case ["draft-alignment", "--model", model, "--draft", draft, text_file]:
+            return _draft_alignment(Path(model), Path(draft), Path(text_file))
         case ["--version"]:
             sys.stdout.write(f"quire-server {__version__}\n")
             return 0
@@ -56,6 +60,16 @@ def _finished(work: Callable[[], None]) -> int:
     """The exit code of a command that is not a server."""
     try:
         work()
+    except QuireServerError as error:
+        sys.stderr.write(f"quire-server: {error}\n")
+        return exits.failure_of(error).exit_code
+    return 0
+
+
+def _draft_alignment(model: Path, draft: Path, text_file: Path) -> int:
+    alignment = importlib.import_module("quire_server.runner.alignment")  # as above
+    try:
+        alignment.run(model, draft, text_file, sys.stdout.write)
     except QuireServerError as error:
         sys.stderr.write(f"quire-server: {error}\n")
         return exits.failure_of(error).exit_code

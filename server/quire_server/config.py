@@ -79,6 +79,19 @@ class ServeConfig:
         one_of("continuous", "static"),
         "static: nobody joins a batch that runs; to compare with",
     )
+    speculative_method: str = setting(
+        "none",
+        one_of("none", "ngram", "draft-model"),
+        "where drafts of several tokens come from: what followed earlier in the text, or a smaller model",
+    )
+    num_speculative_tokens: int = setting(4, integer(1, 16), "most tokens of one draft")
+    speculative_model: Path | None = setting(
+        None, path, "directory of the draft model; it needs the model's tokenizer"
+    )
+    prompt_lookup_min: int = setting(
+        2, integer(1, 32), "fewest tokens in a row that have to recur for a draft"
+    )
+    prompt_lookup_max: int = setting(4, integer(1, 32), "most tokens in a row that are looked up first")
     max_num_queued_reqs: int = setting(
         512, integer(0, 10**6), "requests that may wait; more are answered 503"
     )
@@ -166,6 +179,15 @@ def _check(config: ServeConfig) -> None:
         raise ConfigError("--watermark and --watermark-key-path need each other: give both, or neither")
     if config.kv_offload_host_bytes == 0 and config.preemption_mode == "swap":
         raise ConfigError("--preemption-mode swap needs --kv-offload-host-bytes: room for swapped blocks")
+    if (config.speculative_method == "draft-model") != (config.speculative_model is not None):
+        raise ConfigError(
+            "--speculative-method draft-model and --speculative-model need each other: give both, or neither"
+        )
+    if config.prompt_lookup_min > config.prompt_lookup_max:
+        raise ConfigError(
+            f"--prompt-lookup-min {config.prompt_lookup_min} is more than --prompt-lookup-max "
+            f"{config.prompt_lookup_max}: lower the first or raise the second"
+        )
     tokens = config.max_num_batched_tokens
     if tokens is not None and tokens < config.max_num_seqs:
         raise ConfigError(

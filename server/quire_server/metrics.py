@@ -13,7 +13,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from quire_server.core.kv_stats import KVStats
+from quire_server.core.speculation_stats import SpeculationStats
 from quire_server.kv_metrics import KVCollector
+from quire_server.speculation_metrics import SpeculationCollector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 #: How a request can end. shed: 503 by overload or drain; limited: 429; aborted: the client hung up;
@@ -50,6 +52,7 @@ class StepFacts:
     preemptions: int
     kv: KVStats
     blocks_unaccounted: int = 0
+    speculation: SpeculationStats = SpeculationStats()
 
 
 class Metrics:
@@ -62,6 +65,8 @@ class Metrics:
         self._last = StepFacts(0, 0, 0.0, 0, 0, KVStats())
         self._kv_cache = KVCollector(self._ours.values, self._vllm.values)
         self._registry.register(self._kv_cache)
+        self._speculation = SpeculationCollector(self._ours.values, self._vllm.values)
+        self._registry.register(self._speculation)
         self._make_histograms(self._ours, self._vllm)
         self._make_gauges(self._ours, self._vllm)
         self._make_counters(self._ours, self._vllm)
@@ -203,6 +208,7 @@ class Metrics:
         """The engine reported."""
         last, self._last = self._last, facts
         self._kv_cache.stats = facts.kv
+        self._speculation.stats = facts.speculation
         for gauges, value in (
             (self._queue, facts.waiting),
             (self._running, facts.running),

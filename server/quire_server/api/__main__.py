@@ -45,6 +45,7 @@ from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import SharedState
 from quire_server.metrics import Metrics, StepFacts
 from quire_server.text.chat import ChatTemplate
+from quire_server.text.grammar_compiler import GrammarCompiler
 from quire_server.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -83,18 +84,21 @@ def _run(settings: ServeConfig, run_dir: Path) -> None:
             runner.run(_serve(house, listener, stuck=stuck))
     finally:
         house.template.close()
+        house.grammars.close()
 
 
 def build_house(settings: ServeConfig, run_dir: Path) -> House:
     """All parts of the API process."""
     metrics = Metrics(settings.served_names[0])
     files = ModelFiles.open(settings.model)
+    tokenizer = Tokenizer.load(settings.model)
     engine = EngineClient(run_dir / SOCKET_NAME, lambda outbox: _report(metrics, outbox))
     return House(
         served_names=settings.served_names,
         engine=engine,
-        tokenizer=Tokenizer.load(settings.model),
+        tokenizer=tokenizer,
         template=ChatTemplate.load(settings.model, settings.chat_template),
+        grammars=GrammarCompiler(tokenizer),
         defaults=sampling_defaults(files) if settings.generation_config == "auto" else SamplingDefaults(),
         metrics=metrics,
         admission=Admission(_limits(settings), time.monotonic, metrics.admitted),
@@ -131,6 +135,7 @@ def _report(metrics: Metrics, outbox: Outbox) -> None:
             preemptions=stats.preemptions,
             kv=stats.kv,
             blocks_unaccounted=stats.blocks_unaccounted,
+            speculation=stats.speculation,
         )
     )
 

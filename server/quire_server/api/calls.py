@@ -28,7 +28,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
     **_NEUTRAL,
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),

@@ -201,6 +201,7 @@ async def _generate(
     leads: tuple[str, ...],
 ) -> None:
     house = visit.house
+    grammar = await house.compile(generation.form)
     requests = engine_requests(
         visit.response_id,
         visit.arrived_at,
@@ -210,6 +211,7 @@ async def _generate(
         context=min(info.max_model_len, info.kv_capacity),
         kv_capacity=info.kv_capacity,
         default_max_tokens=house.defaults.max_tokens,
+        grammar=grammar,
         watermark=house.watermarks(generation.watermark),
     )
     place.hold([len(request.prompt_token_ids) for request in requests])

@@ -13,7 +13,7 @@ from quire_server.api.errors import bad_field
 from quire_server.api.fields import INT64
 from quire_server.api.generation_fields import Generation
 from quire_server.core.errors import PromptTooLongError
-from quire_server.core.request import Request
+from quire_server.core.request import Grammar, Request
 from quire_server.text.tokenizer import Tokenizer
 
 # Log-probabilities of prompts are kept until the answer is sent: about 100 bytes each.
@@ -33,6 +33,7 @@ def engine_requests(
     kv_capacity: int,
     default_max_tokens: int | None,
     watermark: bool,
+    grammar: Grammar | None,
 ) -> list[Request]:
     """n for each prompt, each n-th with a seed of its own. ``context``: tokens of prompt and answer;
     ``kv_capacity``: of everything at once."""
@@ -40,6 +41,7 @@ def engine_requests(
         generation.sampling,
         bad_words=bad_word_ids(generation.bad_words, tokenizer),
         watermark=watermark,
+        grammar=grammar,
     )
     _check_room(generation.n, [len(prompt) for prompt in prompts], kv_capacity)
     _check_prompt_logprobs(generation, prompts)

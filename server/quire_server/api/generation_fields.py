@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire_server.api.fields import Fields
+from quire_server.api.grammar_fields import check_form, parse_form
 from quire_server.api.sampling_defaults import SamplingDefaults
 from quire_server.api.sampling_fields import parse_sampling
 from quire_server.core.policy import CLASSES, MAX_PRIORITY, MIN_PRIORITY
 from quire_server.core.request import SamplingParams
+from quire_server.text.grammar_compiler import Wanted
 
 MAX_N = 16
 MAX_STRINGS = 16
@@ -50,6 +52,7 @@ class Generation:
     priority: int  # lower is more urgent, 0 is normal
     timeout: float | None  # seconds from arrival to the last token
     cache_ttl: float  # seconds for which the prompt is pinned in the prefix cache, 0 for not at all
+    form: Wanted | None  # what the answer has to look like
 
 
 def parse_generation(
@@ -85,7 +88,9 @@ def parse_generation(
         priority=_priority(fields),
         timeout=_timeout(fields),
         cache_ttl=_cache_ttl(fields),
+        form=parse_form(fields),
     )
+    check_form(generation.form, ignore_eos=sampling.ignore_eos)
     fields.end()
     return generation
 

@@ -22,12 +22,14 @@ from quire_server.api.errors import ApiError, bad_field, overloaded
 from quire_server.api.rates import Rates
 from quire_server.api.sampling_defaults import SamplingDefaults
 from quire_server.core.errors import RequestError
+from quire_server.core.request import Grammar
 from quire_server.core.watermark import WatermarkMode
 from quire_server.engine.client import EngineClient
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import SharedState
 from quire_server.metrics import Metrics
 from quire_server.text.chat import ChatTemplate
+from quire_server.text.grammar_compiler import GrammarCompiler, Wanted
 from quire_server.text.tokenizer import Tokenizer
 
 # Shorter texts are tokenised on the spot: a thread costs more than the few hundred microseconds it saves.
@@ -66,6 +68,7 @@ class House:
     engine: EngineClient
     tokenizer: Tokenizer
     template: ChatTemplate
+    grammars: GrammarCompiler
     defaults: SamplingDefaults
     metrics: Metrics
     admission: Admission
@@ -79,8 +82,10 @@ class House:
     request_timeout: float = math.inf
     watermark: WatermarkMode = WatermarkMode.OFF
     side_door: SideDoor = field(default_factory=SideDoor)
+    grammar_door: SideDoor = field(default_factory=SideDoor)
     created: int = field(default_factory=lambda: int(time.time()))
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "text"))
+    _grammar_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "grammar"))
 
     def check_model(self, name: str) -> None:
         """Raises a 404 that names the models there are."""
@@ -132,3 +137,13 @@ class House:
         except RequestError as error:
             raise ApiError(400, str(error), param=error.param or "messages") from None
         return await self.tokenize(text, special=False)
+
+    async def compile(self, form: Wanted | None) -> Grammar | None:
+        """What the engine takes. A hostile one holds up nobody but others that are not known yet."""
+        if form is None:
+            return None
+        if (known := self.grammars.known(form)) is not None:
+            return known
+        async with self.grammar_door.pass_through():
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._grammar_thread, self.grammars.compile, form)

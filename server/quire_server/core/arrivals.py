@@ -36,7 +36,8 @@ class Arrivals:
             seed=self._drawn(request.request_id) if sampling.seed is None else sampling.seed,
             stop_ids=eos_ids.union(sampling.stop_token_ids),
             max_total=min(len(prompt) + sampling.max_tokens, self._config.max_model_len),
-            min_total=len(prompt) + sampling.min_tokens,
+            # With a grammar the runner offers no stop token too early, and one that it has to offer counts.
+            min_total=len(prompt) + (sampling.min_tokens if sampling.grammar is None else 0),
             tokens=list(prompt),
             chain=PrefixChain(request.cache_salt),
             num_to_report=0 if sampling.prompt_logprobs is None else len(prompt) - 1,

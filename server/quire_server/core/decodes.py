@@ -38,13 +38,13 @@ def report(sequence: Sequence, result: StepResult) -> list[TokenEvent]:
     return [TokenEvent(sequence.request.request_id, (), prompt_logprobs=told)] if told else []
 
 
-def event(sequence: Sequence, reason: FinishReason | None, result: StepResult) -> TokenEvent:
-    """All there is to say of a sequence's newest token."""
-    logprobs = result.logprobs.get(sequence.row) if result.logprobs else None
+def event(sequence: Sequence, num_tokens: int, reason: FinishReason | None, result: StepResult) -> TokenEvent:
+    """All there is to say of a sequence's newest tokens."""
+    logprobs = result.logprobs.get(sequence.row, ())[:num_tokens] if result.logprobs else ()
     return TokenEvent(
         sequence.request.request_id,
-        (sequence.tokens[-1],),
-        (logprobs,) if logprobs else None,
+        tuple(sequence.tokens[-num_tokens:]),
+        logprobs or None,
         reason,
         None,
         sequence.num_cached_tokens or 0,

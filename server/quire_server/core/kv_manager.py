@@ -118,6 +118,11 @@ class KVManager:
         sequence.has_fetched = False
         self._forget_swapped(sequence, after_step=True)
 
+    @property
+    def has_spare(self) -> bool:
+        """Whether a block may go to somebody who could do without."""
+        return self._blocks.num_free > self._watermark
+
     def grow(self, sequence: Sequence) -> int | None:
         """A block more at the end of the table, or None when none is free."""
         if self._blocks.num_pinned:

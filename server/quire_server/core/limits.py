@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from quire_server.core.policy import Policy
+from quire_server.core.speculation_stats import SpeculationStats
 
 
 class Batching(StrEnum):
@@ -18,6 +19,26 @@ class PreemptionMode(StrEnum):
 
     RECOMPUTE = "recompute"
     SWAP = "swap"
+
+
+class SpeculativeMethod(StrEnum):
+    """Values of ``--speculative-method``: where drafts come from."""
+
+    NONE = "none"
+    NGRAM = "ngram"
+    DRAFT_MODEL = "draft-model"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """At most ``num_tokens`` drafts for each request and step; a look-up compares the last ``lookup_max``
+    tokens, and as few as ``lookup_min``.
+    """
+
+    method: SpeculativeMethod
+    num_tokens: int
+    lookup_min: int = 2
+    lookup_max: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +63,7 @@ class SchedulerConfig:
     seed: int = 0  # seeds the requests that bring no seed of their own
     policy: Policy = Policy.FCFS
     batching: Batching = Batching.CONTINUOUS
+    speculation: SpeculationConfig | None = None
 
     @property
     def token_budget(self) -> int:
@@ -51,8 +73,9 @@ class SchedulerConfig:
         return max(self.max_num_batched_tokens, self.max_model_len + self.max_num_seqs)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """Counters since the start; the engine process exports them."""
 
     preemptions: int = 0
+    speculation: SpeculationStats = SpeculationStats()

@@ -17,6 +17,23 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class GrammarKind(StrEnum):
+    """What a client may describe an answer by: vLLM's words."""
+
+    JSON = "json"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the answer has to look like. ``text`` is compiled: ``text.grammar`` wrote and reads it."""
+
+    kind: GrammarKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose the next token, and when to stop. docs/sampling.md says in which order it is applied.
@@ -46,6 +63,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     @property
     def named_token_ids(self) -> list[int]:

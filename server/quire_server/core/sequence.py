@@ -7,6 +7,7 @@ Owned and changed by the scheduler alone; ``stopping`` reads it. What the client
 from dataclasses import dataclass, field
 from enum import Enum
 
+from quire_server.core.drafting import Drafting
 from quire_server.core.prefix_chain import PrefixChain
 from quire_server.core.request import Request
 
@@ -51,6 +52,7 @@ class Sequence:
     swapped: list[int] = field(default_factory=list)  # host slots that hold its blocks while it waits
     num_swapped: int = 0  # tokens in them
     has_fetched: bool = False  # it waited for the disk once; it does not do so again
+    drafting: Drafting | None = None  # from its first chance to draft on
 
     def become(self, status: Status) -> None:
         """The only place where a status changes."""

@@ -50,7 +50,12 @@ class CopyOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass. Rows that lack a single token come first, so that decodes are a slice."""
+    """One forward pass. Rows that lack a single token come first, then those with drafts, then chunks of
+    prompts: the rows all of whose tokens are sampled are a slice.
+
+    Drafts are the tokens after a row's newest, to be checked: with k of them a row computes and samples 1 +
+    k. Where the draft model has to find them, ``wishes`` says how many; it may find fewer.
+    """
 
     step_id: int
     started: tuple[StartedRow, ...]
@@ -58,7 +63,9 @@ class Step:
     rows: tuple[int, ...]
     starts: tuple[int, ...]  # position of the first token that each row computes
     num_tokens: tuple[int, ...]
-    samples: tuple[bool, ...]  # whether the row's last token is its newest, so that a token is sampled
+    samples: tuple[int, ...]  # at how many of the row's last tokens a next one is sampled; 0 within a prompt
+    drafts: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (row, tokens)
+    wishes: tuple[tuple[int, int], ...] = ()  # (row, number of tokens)
     copies: Copies | None = None
 
     @property
@@ -77,15 +84,19 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the runner sampled: one entry per row with ``samples`` set, in the Step's order."""
+    """What the runner sampled: ``samples`` entries for each row, in the Step's order, or 1 + the number of
+    drafts that the draft model found.
+    """
 
     step_id: int
     token_ids: tuple[int, ...]
-    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # by row, where asked for
+    logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # by row, where asked for
     failures: Mapping[int, str] = field(default_factory=dict)  # by row: why no token could be sampled
     copied: CopyOutcome | None = None  # None: nothing to say
     # By row, where asked for: of the prompt token after each position that was computed, in order.
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    drafts: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (row, tokens) that were checked
+    draft_seconds: float = 0.0  # that the draft model took for them; 0 = not to be learnt from
 
 
 class TokenEvent(NamedTuple):

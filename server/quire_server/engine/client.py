@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _RETRY_SECONDS = 0.05
 _READ_SIZE = 1 << 18
 _LONGEST_TIMER = 86_400.0  # event loops take no infinite delays
-_MESSAGE_TOKENS = MAX_FRAME_BYTES // 8  # a token takes five bytes at most, and the rest is small
+_MESSAGE_TOKENS = MAX_FRAME_BYTES // 8  # a token takes five bytes at most; of the rest, see _size
 
 
 class EngineGoneError(QuireServerError):
@@ -210,9 +210,15 @@ def _messages(requests: Sequence[Request], aborts: Sequence[str]) -> Iterator[In
     batch: list[Request] = []
     num_tokens = 0
     for request in requests:
-        num_tokens += len(request.prompt_token_ids)
+        num_tokens += _size(request)
         if batch and num_tokens > _MESSAGE_TOKENS:
             yield Inbox(tuple(batch))
-            batch, num_tokens = [], len(request.prompt_token_ids)
+            batch, num_tokens = [], _size(request)
         batch.append(request)
     yield Inbox(tuple(batch), tuple(aborts))
+
+
+def _size(request: Request) -> int:
+    """Of a request on the wire, in tokens: its prompt and its grammar; all else is small."""
+    grammar = request.sampling.grammar
+    return len(request.prompt_token_ids) + (0 if grammar is None else len(grammar.text))

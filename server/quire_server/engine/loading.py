@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from quire_server.config import ServeConfig
-from quire_server.core.limits import Batching, PreemptionMode
+from quire_server.core.limits import Batching, PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.policy import Policy
 from quire_server.core.scheduler import SchedulerConfig
 from quire_server.core.watermark import Watermark, read_key
@@ -40,6 +40,7 @@ def load(config: ServeConfig, pulse: Pulse, faults: Faults) -> ModelRunner:
         kv_offload_disk_path=config.kv_offload_disk_path,
         kv_offload_disk_bytes=config.kv_offload_disk_bytes,
         watermark=_watermark(config),
+        speculative_model=config.speculative_model,
     )
     return ModelRunner.load(config.model, options, _faulty_progress(pulse, faults))
 
@@ -60,6 +61,16 @@ def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfi
         seed=config.seed,
         policy=Policy(config.scheduling_policy),
         batching=Batching(config.batching),
+        speculation=_speculation(config),
+    )
+
+
+def _speculation(config: ServeConfig) -> SpeculationConfig | None:
+    method = SpeculativeMethod(config.speculative_method)
+    if method is SpeculativeMethod.NONE:
+        return None
+    return SpeculationConfig(
+        method, config.num_speculative_tokens, config.prompt_lookup_min, config.prompt_lookup_max
     )
 
 

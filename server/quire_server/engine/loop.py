@@ -17,8 +17,9 @@ from quire_server.core.errors import RequestError
 from quire_server.core.policy import MAX_PRIORITY, MIN_PRIORITY, TOP_PRIORITY
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.scheduler import Scheduler
-from quire_server.core.step import StepEvents, TokenEvent
+from quire_server.core.step import StepEvents, TokenEvent, failure
 from quire_server.engine.canary import Canary
+from quire_server.engine.grammar_room import LOOK_SECONDS, GrammarRoom
 from quire_server.engine.inbox import EngineSocket, Mail, Peer
 from quire_server.engine.messages import EngineInfo, EngineStats, Outbox
 from quire_server.engine.pulse import Pulse
@@ -47,6 +48,7 @@ class Engine:
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
+        self._grammar_room = GrammarRoom(runner.grammars)
         self._info = info
         self._pulse = pulse
         self._faults = faults
@@ -74,8 +76,11 @@ class Engine:
         self._pulse.serving()
         while True:
             busy = self._scheduler.has_work
-            mail = socket.poll(0.0 if busy else _TICK_SECONDS)
+            patience = LOOK_SECONDS if self._grammar_room else _TICK_SECONDS
+            mail = socket.poll(0.0 if busy else patience)
             self._take(mail, socket)
+            if self._grammar_room:
+                self._take_ready(socket)
             self._audit()
             if self._scheduler.has_work:
                 self._work(socket)
@@ -89,7 +94,10 @@ class Engine:
         for peer, request in mail.requests:
             try:
                 self._check(request)
-                self._scheduler.add(request)
+                if (grammar := request.sampling.grammar) is None:
+                    self._scheduler.add(request)
+                else:
+                    self._grammar_room.enter(request, grammar)
             except RequestError as error:
                 event = TokenEvent(request.request_id, (), finish_reason=FinishReason.ERROR, error=str(error))
                 refused.append((peer, event))
@@ -102,6 +110,15 @@ class Engine:
             self._scheduler.abort(request_id)
         for peer, event in refused:
             socket.send(peer, Outbox((event,), self._stats()))
+
+    def _take_ready(self, socket: EngineSocket) -> None:
+        """Requests whose grammar can be followed now."""
+        for request, why in self._grammar_room.ready():
+            if not why:
+                self._scheduler.add(request)
+            elif (owner := self._owners.get(request.request_id)) is not None:
+                self._forget(request.request_id)
+                socket.send(owner, Outbox((failure(request.request_id, why),), self._stats()))
 
     def _check(self, request: Request) -> None:
         """What the API process has checked already; the engine believes nobody."""
@@ -117,6 +134,8 @@ class Engine:
         named = request.sampling.named_token_ids
         if named and (min(named) < 0 or max(named) >= self._info.vocab_size):
             raise RequestError("a token id of the sampling parameters is outside of the vocabulary")
+        if request.sampling.grammar is not None and request.sampling.ignore_eos:
+            raise RequestError("a grammar needs the token that ends a text", param="ignore_eos")
 
     def _work(self, socket: EngineSocket) -> None:
         scheduler = self._scheduler
@@ -209,6 +228,7 @@ class Engine:
                     return tuple(tokens)
 
     def _forget(self, request_id: str) -> None:
+        self._grammar_room.leave(request_id)
         peer = self._owners.pop(request_id, None)
         if peer is not None:
             peer.requests.discard(request_id)
@@ -228,4 +248,5 @@ class Engine:
             preemptions=counters.preemptions,
             kv=self._scheduler.kv.stats(),
             blocks_unaccounted=self._unaccounted,
+            speculation=counters.speculation,
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 from quire_server.core.kv_stats import KVStats
 from quire_server.core.request import Request
+from quire_server.core.speculation_stats import SpeculationStats
 from quire_server.core.step import TokenEvent
 from quire_server.engine.codec import CodecError, decoder, encode, unpack
 
@@ -47,6 +48,7 @@ class EngineStats:
     preemptions: int = 0
     kv: KVStats = KVStats()
     blocks_unaccounted: int = 0  # nobody's: 0, or the books are wrong
+    speculation: SpeculationStats = SpeculationStats()
 
 
 @dataclass(frozen=True)

@@ -19,38 +19,59 @@ from quire_server.runner.rows import Rows
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """The step's rows as arrays."""
+    """The step's rows as arrays, and each position at which a token is sampled."""
 
     rows: NDArray[np.int64]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
+    sampled: NDArray[np.int64]  # index among the step's tokens
+    sampled_rows: NDArray[np.int64]
+    sampled_lengths: NDArray[np.int64]  # tokens up to there
 
     @classmethod
     def of(cls, step: Step) -> "Spans":
         """From the step's tuples."""
-        starts = np.array(step.starts, np.int64)
-        return cls(np.array(step.rows, np.int64), starts, starts + np.array(step.num_tokens, np.int64))
+        rows, starts = np.array(step.rows, np.int64), np.array(step.starts, np.int64)
+        counts, samples = np.array(step.num_tokens, np.int64), np.array(step.samples, np.int64)
+        ends, last = starts + counts, np.cumsum(counts) - 1
+        if samples.max(initial=0) <= 1:
+            is_sampled = samples > 0
+            return cls(rows, starts, ends, last[is_sampled], rows[is_sampled], ends[is_sampled])
+        # With drafts: a row's last position is its last sample, those before go back from it.
+        back = np.repeat(np.cumsum(samples), samples) - np.arange(1, samples.sum() + 1)
+        return cls(
+            rows,
+            starts,
+            ends,
+            np.repeat(last, samples) - back,
+            np.repeat(rows, samples),
+            np.repeat(ends, samples) - back,
+        )
 
 
 def build(
     step: Step, spans: Spans, rows: Rows, num_kv_heads: int, windows: Iterable[int | None]
 ) -> ForwardBatch:
-    """The tensors of one step; all of them views of fresh host arrays. ``windows``: those of all layers."""
+    """The tensors of one step; all of them views of fresh host arrays. ``windows``: those of all layers.
+
+    A row with drafts is so many decodes, each of its own length over the same blocks.
+    """
     counts = spans.ends - spans.starts
     token_rows = np.repeat(spans.rows, counts)
     bounds = np.concatenate(([0], np.cumsum(counts)))
     positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - spans.starts, counts)
     slots = torch.from_numpy(rows.slots(token_rows, positions))
-    decodes = _leading_ones(step.num_tokens)
-    decode_table, decode_lens = _tables(rows, spans, slice(0, decodes))
-    prefill_table, prefill_lens = _tables(rows, spans, slice(decodes, None))
-    prefill_bounds = torch.from_numpy(bounds[decodes:] - decodes)
+    whole = _leading_whole(step)
+    decodes = int(bounds[whole])
+    decode_table, decode_lens = _tables(rows, token_rows[:decodes], positions[:decodes] + 1)
+    prefill_table, prefill_lens = _tables(rows, spans.rows[whole:], spans.ends[whole:])
+    prefill_bounds = torch.from_numpy(bounds[whole:] - decodes)
     shape = (num_kv_heads, rows.block_size)
     return ForwardBatch(
         token_ids=torch.from_numpy(rows.tokens[token_rows, positions]),
         positions=torch.from_numpy(positions),
         slots=slots,
-        sample_rows=torch.from_numpy((bounds[1:] - 1)[np.array(step.samples, bool)]),
+        sample_rows=torch.from_numpy(spans.sampled),
         num_decodes=decodes,
         decode_table=decode_table,
         decode_lens=decode_lens,
@@ -70,10 +91,14 @@ def build(
     )
 
 
-def _leading_ones(num_tokens: tuple[int, ...]) -> int:
-    return next((index for index, count in enumerate(num_tokens) if count != 1), len(num_tokens))
+def _leading_whole(step: Step) -> int:
+    """How many rows, from the first on, have one token or sample at each."""
+    counts = zip(step.num_tokens, step.samples, strict=True)
+    return next(
+        (index for index, (count, samples) in enumerate(counts) if count != 1 and count != samples),
+        len(step.rows),
+    )
 
 
-def _tables(rows: Rows, spans: Spans, part: slice) -> tuple[Tensor, Tensor]:
-    lengths = spans.ends[part]
-    return torch.from_numpy(rows.table(spans.rows[part], lengths)), torch.from_numpy(lengths)
+def _tables(rows: Rows, row_ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(rows.table(row_ids, lengths)), torch.from_numpy(lengths)

@@ -27,8 +27,11 @@ def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int
     return 2 * config.num_layers * config.num_kv_heads * block_size * row
 
 
-def plan(config: ModelConfig, options: RunnerOptions, dtype: torch.dtype) -> tuple[int, int]:
-    """(number of blocks, longest context). Never more blocks than all sequences at full length could use."""
+def plan(config: ModelConfig, options: RunnerOptions, each: int) -> tuple[int, int]:
+    """(number of blocks, longest context). Never more blocks than all sequences at full length could use.
+
+    ``each``: bytes of a block, the draft model's included, for it keeps its own under the same number.
+    """
     size, wanted_len = options.block_size, options.max_model_len
     if wanted_len is not None and wanted_len > config.max_position:
         raise ConfigError(
@@ -36,7 +39,6 @@ def plan(config: ModelConfig, options: RunnerOptions, dtype: torch.dtype) -> tup
         )
     longest = wanted_len or config.max_position
     useful = options.max_num_seqs * -(-longest // size)
-    each = block_bytes(config, size, dtype)
     if options.num_blocks_override is not None:
         num_blocks = options.num_blocks_override
     elif options.kv_cache_memory_bytes is not None:

@@ -10,27 +10,29 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_server.core.errors import ConfigError
-from quire_server.core.model_files import ModelFiles
 from quire_server.core.step import Step, StepResult, TokenLogprobs
 from quire_server.layers.int8_linear import has_native_kernels
-from quire_server.models import registry, weights
 from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
-from quire_server.runner import batch, kv_cache, prompt_logprobs, quantization, sampler
+from quire_server.runner import batch, drafts, kv_cache, prompt_logprobs, sampler
+from quire_server.runner.checkpoint import Checkpoint
 from quire_server.runner.disk import Disk
+from quire_server.runner.draft_model import DraftModel
+from quire_server.runner.grammars import Grammars
 from quire_server.runner.options import RunnerOptions
 from quire_server.runner.rows import Rows
 from quire_server.runner.static_decode import StaticDecode
 from quire_server.runner.tiers import Tiers
+from quire_server.text.grammar import Vocabulary
+from quire_server.text.tokenizer import Tokenizer
 
 __all__ = ["ModelRunner", "RunnerOptions"]
 
 logger = logging.getLogger(__name__)
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class ModelRunner:
@@ -42,19 +44,23 @@ class ModelRunner:
         kv_caches: tuple[Tensor, ...],
         options: RunnerOptions,
         *,
+        grammars: Grammars,
         num_blocks: int,
         max_model_len: int,
         dtype: str,
         quantization: str,
         num_host_slots: int = 0,
         disk: Disk | None = None,
+        draft: Decoder | None = None,
+        draft_caches: tuple[Tensor, ...] = (),
     ) -> None:
         self.model_config = model.config
+        self.grammars = grammars
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
         self.dtype = dtype
         self.quantization = quantization
-        self.kv_cache_bytes = sum(cache.nbytes for cache in kv_caches)
+        self.kv_cache_bytes = sum(cache.nbytes for cache in (*kv_caches, *draft_caches))
         self._model = model
         self._kv_caches = kv_caches
         self._rows = Rows(options.max_num_seqs, max_model_len, options.block_size)
@@ -64,41 +70,54 @@ class ModelRunner:
         self._tiers = Tiers(kv_caches, num_host_slots, disk) if num_host_slots else None
         self._watermark = options.watermark
         self._suspect: set[int] = set()  # blocks of failed rows, not yet zeroed
+        self._draft_model = (
+            None
+            if draft is None
+            else DraftModel(
+                draft,
+                draft_caches,
+                self._rows,
+                vocab_size=model.config.vocab_size,
+                step_tokens=options.max_num_batched_tokens,
+            )
+        )
 
     @classmethod
     def load(
         cls, model_dir: Path, options: RunnerOptions, on_progress: Callable[[int, int], None]
     ) -> "ModelRunner":
         """Read, check and place the model; on_progress(loaded bytes, total bytes) between chunks."""
-        files = ModelFiles.open(model_dir)
-        config = registry.load(files)
-        device, dtype_name = _device(options.device), _dtype_name(options.dtype, config.dtype)
-        dtype = _DTYPES[dtype_name]
-        chosen, linear = quantization.choose(
-            options.quantization,
-            checkpoint=config.quantization,
-            dtype_is_auto=options.dtype == "auto",
-            dtype=dtype_name,
-        )
-        tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
-        shards = weights.inspect(files, registry.tensors(config, linear), tied)
+        device = _device(options.device)
+        found = Checkpoint.open(model_dir, dtype=options.dtype, quantization_name=options.quantization)
+        draft = drafts.open_draft(found, options)
+        config = found.config
         # Settings that cannot work fail before the long part; what is left after it decides.
-        stored = kv_cache.storage_dtype(options.kv_cache_dtype, dtype)
-        _, longest = kv_cache.plan(config, options, stored)
+        stored = kv_cache.storage_dtype(options.kv_cache_dtype, found.dtype)
+        block_bytes = kv_cache.block_bytes(config, options.block_size, stored)
+        if draft is not None:
+            block_bytes += draft.block_bytes
+        _, longest = kv_cache.plan(config, options, block_bytes)
         num_host_slots = kv_cache.offload_slots(
             options.kv_offload_host_bytes, "host", config, options, stored
         )
         disk = _disk(config, options, stored)
-        model = registry.build(config, max_len=longest, dtype=dtype, device=device, linear=linear)
-        weights.read(files, shards, model.targets(), on_progress)
-        model.finish()
-        num_blocks, max_model_len = kv_cache.plan(config, options, stored)
+        total = found.size + (draft.checkpoint.size if draft is not None else 0)
+        model = found.read(max_len=longest, device=device, on_progress=lambda n, _: on_progress(n, total))
+        draft_model = None
+        if draft is not None:
+            draft_model = draft.checkpoint.read(
+                max_len=longest,
+                device=device,
+                on_progress=lambda n, _: on_progress(found.size + n, total),
+            )
+        num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes)
         caches = kv_cache.allocate(config, num_blocks, options.block_size, dtype=stored, device=device)
         logger.info(
             "model loaded",
             extra={
-                "dtype": dtype_name,
-                "quantization": chosen,
+                "dtype": found.dtype_name,
+                "quantization": found.quantization,
+                "draft_model": "none" if draft is None else draft.checkpoint.arithmetic,
                 "threads": torch.get_num_threads(),
                 "native_kernels": has_native_kernels(),
             },
@@ -107,12 +126,15 @@ class ModelRunner:
             model,
             caches,
             options,
+            grammars=Grammars(lambda: _vocabulary(model_dir, config)),
             num_blocks=num_blocks,
             max_model_len=max_model_len,
-            dtype=dtype_name,
-            quantization=chosen,
+            dtype=found.dtype_name,
+            quantization=found.quantization,
             num_host_slots=num_host_slots,
             disk=disk,
+            draft=draft_model,
+            draft_caches=() if draft is None else draft.allocate(num_blocks, device),
         )
 
     def close(self) -> None:
@@ -122,36 +144,42 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, step: Step) -> StepResult:
-        """One forward pass, and a token for each row that wants one."""
+        """One forward pass, and the tokens of each row that wants some; drafts that are wished for come
+        first.
+        """
         self._rows.apply(step)
         assert step.copies is None or self._tiers is not None, (
             "the scheduler has tiers and the runner has none"
         )
         copied = self._tiers.copy(step) if self._tiers is not None else None
         self._cleanse(step)
-        result = self._compute(step) if step.rows else StepResult(step.step_id, ())
+        if self._draft_model is None:
+            result = self._compute(step)
+        else:
+            self._draft_model.follow(step)
+            drafted, seconds = self._draft_model.propose(step, lambda *entries: self._choose(*entries)[0])
+            result = dataclasses.replace(self._compute(drafted), drafts=drafted.drafts, draft_seconds=seconds)
         return result if copied is None else dataclasses.replace(result, copied=copied)
 
     def _compute(self, step: Step) -> StepResult:
+        if not step.rows:
+            return StepResult(step.step_id, ())
         rows = self._rows
         spans = batch.Spans.of(step)
         logits, told = self._forward(step, spans)
-        is_sampled = np.array(step.samples, bool)
-        row_ids, lengths = spans.rows[is_sampled], spans.ends[is_sampled]
+        row_ids, lengths = spans.sampled_rows, spans.sampled_lengths
         if not row_ids.size:
             return StepResult(step.step_id, (), prompt_logprobs=told)
         wants_logprobs = bool((rows.num_logprobs[row_ids] >= 0).any())
         raw = logits.clone() if wants_logprobs else logits  # the sampler changes them in place
-        tokens, failed = sampler.sample(
-            logits, rows, row_ids, lengths, self.model_config.eos_token_ids, self._watermark
-        )
-        inside = lengths < self.max_model_len
-        rows.tokens[row_ids[inside], lengths[inside]] = tokens[inside]
-        failures = {int(row_ids[index]): why for index, why in failed.items()}
+        tokens, failures = self._choose(logits, row_ids, lengths)
         for row in failures:
             self._suspect.update(rows.block_table[row, : rows.num_blocks[row]].tolist())
         found = sampler.logprobs(raw, tokens, rows.num_logprobs[row_ids]) if wants_logprobs else {}
-        logprobs = {int(row_ids[index]): one for index, one in found.items()}
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        for index, one in found.items():
+            row = int(row_ids[index])
+            logprobs[row] = (*logprobs.get(row, ()), one)
         return StepResult(step.step_id, tuple(tokens.tolist()), logprobs, failures, prompt_logprobs=told)
 
     def _forward(self, step: Step, spans: batch.Spans) -> tuple[Tensor, dict[int, tuple[TokenLogprobs, ...]]]:
@@ -164,6 +192,20 @@ class ModelRunner:
         reports = bool((rows.num_prompt_logprobs[spans.rows] >= 0).any())
         told = prompt_logprobs.compute(self._model, states, spans, rows) if reports else {}
         return self._model.logits(states, forward_batch.sample_rows).float(), told
+
+    def _choose(
+        self, logits: Tensor, row_ids: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], dict[int, str]]:
+        """(tokens, failures by row): sample at each position, and write the tokens behind their contexts.
+        Drafts are sampled by the same rule, so that the two agree wherever the models do.
+        """
+        rows, eos_ids = self._rows, self.model_config.eos_token_ids
+        forbidden = self.grammars.constrain(logits, rows, row_ids, lengths, eos_ids)
+        tokens, failed = sampler.sample(logits, rows, row_ids, lengths, eos_ids, self._watermark)
+        failures = {int(row_ids[index]): why for index, why in failed.items()} | forbidden
+        inside = lengths < self.max_model_len
+        rows.tokens[row_ids[inside], lengths[inside]] = tokens[inside]
+        return tokens, failures
 
     def _cleanse(self, step: Step) -> None:
         """Zero the blocks of failed rows when they come to a new owner, not before: some may be shared.
@@ -185,6 +227,10 @@ class ModelRunner:
             self._suspect.difference_update(dirty)
 
 
+def _vocabulary(model_dir: Path, config: ModelConfig) -> Vocabulary:
+    return Vocabulary.of(Tokenizer.load(model_dir), config.eos_token_ids, config.vocab_size)
+
+
 def _disk(config: ModelConfig, options: RunnerOptions, dtype: torch.dtype) -> Disk | None:
     if (path := options.kv_offload_disk_path) is None:
         return None
@@ -201,13 +247,3 @@ def _device(name: str) -> torch.device:
     if name not in ("auto", "cpu"):
         raise ConfigError(f"Device {name!r} is not supported by this version; supported: auto, cpu.")
     return torch.device("cpu")
-
-
-def _dtype_name(wanted: str, stored: str) -> str:
-    """auto: the checkpoint's, where the CPU computes in it; float32 elsewhere."""
-    if wanted == "auto":
-        has_bf16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-        return "bfloat16" if stored != "float32" and has_bf16 else "float32"
-    if wanted not in _DTYPES:
-        raise ConfigError(f"dtype {wanted!r} is not supported; supported: auto, {', '.join(_DTYPES)}.")
-    return wanted

@@ -24,3 +24,4 @@ class RunnerOptions:
     kv_offload_disk_path: Path | None = None
     kv_offload_disk_bytes: int = 0
     watermark: Watermark | None = None  # of the requests that ask for one
+    speculative_model: Path | None = None

@@ -26,15 +26,21 @@ class Rows:
         self.min_total = np.zeros(num_rows, np.int64)  # below so many tokens no stop token may be sampled
         self.num_logprobs = np.full(num_rows, -1, np.int64)  # -1: none wanted
         self.num_prompt_logprobs = np.full(num_rows, -1, np.int64)
+        self.has_grammar = np.zeros(num_rows, bool)
         self.started: list[StartedRow | None] = [None] * num_rows
 
     def apply(self, step: Step) -> None:
-        """Take in rows that start and tables that grow."""
+        """Take in rows that start, tables that grow, and drafts, which stand after a row's newest token."""
         for started in step.started:
             self._start(started)
         for row, block_id in step.grown:
             self.block_table[row, self.num_blocks[row]] = block_id
             self.num_blocks[row] += 1
+        if step.drafts:
+            newest = dict(zip(step.rows, step.starts, strict=True))
+            for row, drafts in step.drafts:
+                begin = newest[row] + 1
+                self.tokens[row, begin : begin + len(drafts)] = drafts
 
     def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where the tokens at these positions of these rows lie in the cache."""
@@ -61,6 +67,9 @@ class Rows:
         self.min_p[row] = sampling.min_p
         self.adjusts[row] = sampling.adjusts_logits
         self.seed[row] = np.uint64(started.seed & 0xFFFFFFFFFFFFFFFF).astype(np.int64)
-        self.min_total[row] = started.num_prompt_tokens + sampling.min_tokens
+        self.has_grammar[row] = sampling.grammar is not None
+        # With a grammar, ``grammars`` sees to it: a complete answer ends, however short it is.
+        min_tokens = 0 if sampling.grammar is not None else sampling.min_tokens
+        self.min_total[row] = started.num_prompt_tokens + min_tokens
         self.num_logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
         self.num_prompt_logprobs[row] = -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs

@@ -5,16 +5,13 @@ sandbox with no globals but Jinja's harmless ones, 2 s and 512 MiB per rendering
 anything else when it goes over them: the child dies, this request fails, the next one gets a new child.
 """
 
-import json
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from quire_server.core.errors import ChatTemplateError, ConfigError, ModelCorruptError
 from quire_server.core.model_files import ModelFiles
+from quire_server.text.child import Child
 
 _TEMPLATE_LIMIT = 1 << 20
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -24,11 +21,11 @@ class ChatTemplate:
     """Safe to share between threads; one rendering at a time."""
 
     def __init__(self, source: str, variables: Mapping[str, str], origin: str) -> None:
-        self._setup = {"template": source, "variables": dict(variables)}
-        self._lock = threading.Lock()
-        self._worker: subprocess.Popen[bytes] | None = None
+        self._worker = Child(
+            "quire_server.text.chat_worker", {"template": source, "variables": dict(variables)}
+        )
         self._source = source
-        if source and (error := self._ask().get("error")):
+        if source and (error := self._worker.ask().get("error")):
             self.close()
             raise ModelCorruptError(f"{origin}: the chat template cannot be used: {error}")
 
@@ -60,7 +57,7 @@ class ChatTemplate:
                 param="messages",
             )
         question = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
-        answer = self._ask(question)
+        answer = self._worker.ask(question)
         if "error" in answer:
             raise ChatTemplateError(
                 f"The chat template cannot render these messages: {answer['error']}", param="messages"
@@ -69,57 +66,7 @@ class ChatTemplate:
 
     def close(self) -> None:
         """End the child. (It also ends by itself when this process does.)"""
-        with self._lock:
-            self._stop()
-
-    def _ask(self, question: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The worker's answer to a rendering, or to its setup when there is no question."""
-        with self._lock:
-            try:
-                if self._worker is not None and self._worker.poll() is not None:
-                    self._stop()  # ended while nobody asked (out of memory, say): not this request's fault
-                if self._worker is None:
-                    self._worker = _spawn()
-                    answer = _exchange(self._worker, self._setup)
-                    if "error" in answer:
-                        self._stop()  # or it would take the next messages for a template
-                    if question is None or "error" in answer:
-                        return answer
-                assert question is not None
-                return _exchange(self._worker, question)
-            except (EOFError, BrokenPipeError):
-                self._stop()
-                return {"error": "it takes too long, or too much memory."}
-            except BaseException:
-                self._stop()  # interrupted between question and answer: the pipe is out of step
-                raise
-
-    def _stop(self) -> None:
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker.communicate()
-            self._worker = None
-
-
-def _spawn() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        # -P: the current directory (a model's, perhaps) holds no modules of ours.
-        [sys.executable, "-Pm", "quire_server.text.chat_worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def _exchange(worker: subprocess.Popen[bytes], question: Mapping[str, Any]) -> dict[str, Any]:
-    assert worker.stdin is not None and worker.stdout is not None
-    worker.stdin.write(json.dumps(question).encode() + b"\n")
-    worker.stdin.flush()
-    line = worker.stdout.readline()
-    if not line.endswith(b"\n"):
-        raise EOFError
-    answer: dict[str, Any] = json.loads(line)
-    return answer
+        self._worker.close()
 
 
 def _template_text(value: Any) -> str:

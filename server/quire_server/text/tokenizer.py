@@ -50,14 +50,7 @@ class Tokenizer:
     def load(cls, model_dir: Path) -> "Tokenizer":
         """Read and check tokenizer.json."""
         files = ModelFiles.open(model_dir)
-        data = files.read("tokenizer.json", _LIMIT)
-        try:
-            library = tokenizers.Tokenizer.from_str(data.decode())
-        except Exception as error:  # the library raises bare Exception for every kind of bad file
-            raise ModelCorruptError(
-                f"tokenizer.json cannot be used: {str(error)[:200]}. Download the model again."
-            ) from None
-        return cls(library, eos_token_ids(files))
+        return cls(_read(files), eos_token_ids(files))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids; special tokens in the text are recognised (chat templates write them)."""
@@ -103,6 +96,28 @@ class TextDecoder:
     def finish(self) -> str:
         """A replacement character for what stayed unfinished."""
         return self._utf8.decode(b"", final=True)
+
+
+def refuse_other_vocabulary(model: ModelFiles, draft: ModelFiles) -> None:
+    """Raise ConfigError unless every token has the same id in both: a draft is a list of ids."""
+    ours, theirs = (_read(files).get_vocab(with_added_tokens=True) for files in (model, draft))
+    if ours == theirs:
+        return
+    token = min(ours.items() ^ theirs.items(), key=lambda item: item[1])[0]
+    ids = f"{ours.get(token, 'none')} of the model and {theirs.get(token, 'none')} of the draft"
+    raise ConfigError(
+        f"The draft model has another tokenizer: {token[:40]!r} is token {ids}. Take one of the same family."
+    )
+
+
+def _read(files: ModelFiles) -> tokenizers.Tokenizer:
+    data = files.read("tokenizer.json", _LIMIT)
+    try:
+        return tokenizers.Tokenizer.from_str(data.decode())
+    except Exception as error:  # the library raises bare Exception for every kind of bad file
+        raise ModelCorruptError(
+            f"tokenizer.json cannot be used: {str(error)[:200]}. Download the model again."
+        ) from None
 
 
 def _decoder_parts(library: tokenizers.Tokenizer) -> frozenset[str]:

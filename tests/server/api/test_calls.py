@@ -135,7 +135,6 @@ def test_a_prompt_is_text_or_token_ids_one_or_many(prompt, prompts):
         ("logprobs", 1),
         ("stream", "true"),
         ("stream_options", {"include_usage": True}),  # without stream
-        ("response_format", {"type": "json_object"}),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("best_of", 1),  # of the other route

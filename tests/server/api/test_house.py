@@ -87,7 +87,7 @@ class NoEngine:
 @pytest.fixture
 def house():
     parts = {field.name: None for field in dataclasses.fields(House) if not field.name.startswith("_")}
-    del parts["created"], parts["side_door"]
+    del parts["created"], parts["side_door"], parts["grammar_door"]
     house = House(**{**parts, "engine": NoEngine(), "tokenizer": SlowTokenizer()})
     yield house
     house.tokenizer.go_on.set()

@@ -2,6 +2,7 @@
 visible, in every tier.
 """
 
+import random
 import zlib
 from collections.abc import Iterable
 
@@ -76,6 +77,8 @@ class FakeRunner:
         self.host: list[Block] = [[None] * config.block_size for _ in range(config.num_host_slots)]
         self.disk = FakeDisk(config.num_disk_slots)
         self.corrupt_loads = False  # checksums of blocks from the host are wrong
+        self.accuracy = 0.7  # of each token that the draft model says
+        self._chance = random.Random(0)
         self.rows: dict[int, StartedRow] = {}
         self.tokens: dict[int, list[int]] = {}
         self.tables: dict[int, list[int]] = {}
@@ -90,24 +93,46 @@ class FakeRunner:
             self.tables[row].append(block_id)
         assert all(step.num_tokens)
         assert step.total_tokens <= self.config.token_budget
-        decodes = [n == 1 and samples for n, samples in zip(step.num_tokens, step.samples, strict=True)]
-        assert decodes == sorted(decodes, reverse=True), "decodes first"
-        sampled = []
+        wholly = [n == samples for n, samples in zip(step.num_tokens, step.samples, strict=True)]
+        assert wholly == sorted(wholly, reverse=True), "rows that sample at every token come first"
+        wished = {row: self._draft(row, count) for row, count in step.wishes}
+        drafts = {**dict(step.drafts), **wished}
+        spans = []
         # Every row writes before any row reads, as on a device: a block shared too early shows.
-        for row, start, n in zip(step.rows, step.starts, step.num_tokens, strict=True):
-            for position in range(start, start + n):
-                block = self.tables[row][position // self.config.block_size]
-                self.kv[block][position % self.config.block_size] = self.tokens[row][position]
         for row, start, n, samples in zip(step.rows, step.starts, step.num_tokens, step.samples, strict=True):
-            if samples:
-                context = [slot for block in self.tables[row] for slot in self.kv[block]][: start + n]
-                is_void = not set(outcome.failed).isdisjoint(self.tables[row])
-                assert is_void or context == self.tokens[row], (
-                    "the blocks hold something else than the tokens"
-                )
-                sampled.append(next_token(t for t in context if t is not None))
-                self.tokens[row].append(sampled[-1])
-        return StepResult(step.step_id, tuple(sampled), copied=outcome)
+            mine = drafts.get(row, ())
+            end = start + (1 + len(mine) if row in wished else n)
+            assert row not in drafts or (samples == n and start + 1 == len(self.tokens[row]))
+            written = self.tokens[row] + list(mine)
+            for position in range(start, end):
+                block = self.tables[row][position // self.config.block_size]
+                self.kv[block][position % self.config.block_size] = written[position]
+            spans.append((row, end, 1 + len(mine) if samples else 0, written))
+        sampled: list[int] = []
+        for row, end, count, written in spans:
+            new = [self._sample(row, written[: end - count + 1 + i], outcome) for i in range(count)]
+            sampled += new
+            for index, token in enumerate(new):
+                self.tokens[row].append(token)
+                if index + 1 == count or written[end - count + 1 + index] != token:
+                    break
+        return StepResult(
+            step.step_id, tuple(sampled), copied=outcome, drafts=tuple((row, d) for row, d in wished.items())
+        )
+
+    def _sample(self, row: int, tokens: list[int], outcome: CopyOutcome) -> int:
+        held = [slot for block in self.tables[row] for slot in self.kv[block]][: len(tokens)]
+        is_void = not set(outcome.failed).isdisjoint(self.tables[row])
+        assert is_void or held == tokens, "the blocks hold something else than the tokens"
+        return next_token(token for token in held if token is not None)
+
+    def _draft(self, row: int, count: int) -> tuple[int, ...]:
+        """What a draft model would say: as many as it likes, each right by chance."""
+        tokens = list(self.tokens[row])
+        for _ in range(self._chance.randint(0, count)):
+            is_right = self._chance.random() < self.accuracy
+            tokens.append(next_token(tokens) if is_right else self._chance.randrange(VOCAB_SIZE))
+        return tuple(tokens[len(self.tokens[row]) :])
 
     def _copy(self, step: Step) -> CopyOutcome:
         copies = step.copies or Copies((), (), (), ())

@@ -17,7 +17,6 @@ from quire_server.core.policy import (
     virtual_arrival,
 )
 from quire_server.core.scheduler import Scheduler
-from quire_server.core.waiting import WaitingQueue
 from tests.server.core.fake_runner import EOS, FakeRunner, answer, config, drain, request
 
 
@@ -260,9 +259,8 @@ def test_one_key_for_good() -> None:
 
 
 def test_requests_that_gave_up_leave_nothing_behind_even_if_their_turn_never_comes() -> None:
-    waiting = WaitingQueue()
     scheduler, _ = engine(max_num_seqs=1)
-    scheduler._waiting = waiting
+    waiting = scheduler._life.waiting
     scheduler.add(request("first", [1]))
     for i in range(1000):
         scheduler.add(request(f"r{i}", [1], arrival=1.0))

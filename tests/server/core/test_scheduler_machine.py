@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from quire_server.core.limits import Batching
+from quire_server.core.limits import Batching, SpeculationConfig, SpeculativeMethod
 from quire_server.core.policy import CLASSES, TOP_PRIORITY, Policy
 from quire_server.core.scheduler import Scheduler
 from tests.server.core.fake_runner import EOS, FakeRunner, answer, config, is_error, request
@@ -25,6 +25,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked=st.booleans(),
         policy=st.sampled_from(Policy),
         batching=st.sampled_from([Batching.CONTINUOUS, Batching.CONTINUOUS, Batching.STATIC]),
+        method=st.sampled_from(SpeculativeMethod),
+        num_drafts=st.integers(1, 8),
+        accuracy=st.sampled_from([0.0, 0.5, 1.0]),
     )
     def begin(
         self,
@@ -36,7 +39,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked: bool,
         policy: Policy,
         batching: Batching,
+        method: SpeculativeMethod,
+        num_drafts: int,
+        accuracy: float,
     ) -> None:
+        drafting = SpeculationConfig(method, num_drafts, lookup_min=1)
         self.config = config(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -48,9 +55,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             watermark=0.1,
             policy=policy,
             batching=batching,
+            speculation=None if method is SpeculativeMethod.NONE else drafting,
         )
         self.scheduler = Scheduler(self.config, eos_token_ids=[EOS])
         self.runner = FakeRunner(self.config)
+        self.runner.accuracy = accuracy
         self.live: dict[str, tuple[list[int], int]] = {}
         self.tokens: dict[str, list[int]] = {}
         self.count = self.steps_since_news = 0

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from quire_server.core.errors import RequestError
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import StepResult
 from quire_server.engine.inbox import EngineSocket
@@ -22,6 +23,26 @@ LIMITS = SchedulerConfig(
 INFO = EngineInfo(max_model_len=64, vocab_size=VOCAB, num_blocks=32, block_size=8, max_num_seqs=4)
 
 
+class FakeGrammars:
+    """Builds a matcher when the test lets it; the text of a grammar may be an error."""
+
+    def __init__(self):
+        self.may_build = threading.Event()
+        self.admitted = set()
+
+    def build(self, grammar):
+        assert self.may_build.wait(10)
+        if grammar.text.startswith("error"):
+            raise RequestError(grammar.text)
+        return grammar.text
+
+    def admit(self, request_id, matcher):
+        self.admitted.add(request_id)
+
+    def forget(self, request_id):
+        self.admitted.discard(request_id)
+
+
 class CountingRunner:
     """Answers each row with its last token plus one (plus `skew`, which is what a broken device does)."""
 
@@ -29,6 +50,7 @@ class CountingRunner:
         self.tokens = {}
         self.skew = 0
         self.delay = 0.0
+        self.grammars = FakeGrammars()
 
     def run(self, step):
         time.sleep(self.delay)

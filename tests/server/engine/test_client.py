@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import time
+from dataclasses import replace
 
 import pytest
 
-from quire_server.core.request import Request, SamplingParams
+from quire_server.core.request import Grammar, GrammarKind, Request, SamplingParams
 from quire_server.engine.client import DeadlineExceededError, EngineClient, EngineGoneError, RequestLostError
 from quire_server.engine.inbox import SOCKET_NAME
 from quire_server.engine.messages import MAX_FRAME_BYTES
@@ -92,6 +93,16 @@ async def test_requests_that_fill_more_than_a_frame_together_cost_nobody_the_con
         outcomes = await asyncio.gather(*long_ones, return_exceptions=True)
         assert [type(one) for one in outcomes] == [RequestLostError] * 4
         assert len(await other) == 60
+
+
+async def test_large_grammars_that_come_at_once_cost_nobody_the_connection(rig):
+    rig.runner.grammars.may_build.set()
+    grammar = Grammar(GrammarKind.JSON, "x" * (256 << 10))
+    async with connected(rig) as client:
+        requests = [ask(f"r{i}") for i in range(MAX_FRAME_BYTES // len(grammar.text) + 4)]
+        each = [replace(one, sampling=replace(one.sampling, grammar=grammar)) for one in requests]
+        answers = await asyncio.gather(*(tokens_of(client, one) for one in each))
+    assert all(len(tokens) == len(answers[0]) > 0 for tokens in answers)
 
 
 async def test_every_open_request_ends_when_the_engine_ends(rig):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_server.core.request import FinishReason, Request, SamplingParams
+from quire_server.core.request import FinishReason, Grammar, GrammarKind, Request, SamplingParams
 from quire_server.core.step import TokenEvent, TokenLogprobs
 from quire_server.engine.codec import CodecError
 from quire_server.engine.messages import EngineInfo, EngineStats, FrameReader, Inbox, Outbox, to_frame
@@ -79,8 +79,10 @@ def frame(value):
     return len(body).to_bytes(4, "big") + body
 
 
-GOOD = msgpack.unpackb(to_frame(Inbox((Request("r", (1, 2), SamplingParams(16), 0.0),)))[4:])
+ASKED = SamplingParams(16, grammar=Grammar(GrammarKind.REGEX, "a"))
+GOOD = msgpack.unpackb(to_frame(Inbox((Request("r", (1, 2), ASKED, 0.0),)))[4:])
 IGNORE_EOS = [field.name for field in dataclasses.fields(SamplingParams)].index("ignore_eos")
+GRAMMAR = [field.name for field in dataclasses.fields(SamplingParams)].index("grammar")
 
 
 def spoiled(change):
@@ -104,6 +106,8 @@ def spoiled(change):
         spoiled(lambda v: v[1][0][0].__setitem__(1, [1, "2"])),
         spoiled(lambda v: v[1][0][0][2].__setitem__(0, 1.5)),
         spoiled(lambda v: v[1][0][0][2].__setitem__(IGNORE_EOS, 0)),
+        spoiled(lambda v: v[1][0][0][2].__setitem__(GRAMMAR, ["xml", "a"])),
+        spoiled(lambda v: v[1][0][0][2].__setitem__(GRAMMAR, ["regex", b"a"])),
     ],
 )
 def test_a_message_of_the_wrong_shape_is_refused(value):

@@ -28,7 +28,11 @@ class InProcessEngine:
         } | limits
         self.runner = runner
         self.scheduler = Scheduler(
-            SchedulerConfig(**settings), eos_token_ids=runner.model_config.eos_token_ids
+            SchedulerConfig(**settings),
+            eos_token_ids=runner.model_config.eos_token_ids,
+            clock=lambda: (
+                0.0
+            ),  # what a step costs is then assumed, so that drafts do not depend on the machine
         )
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
@@ -43,6 +47,8 @@ class InProcessEngine:
         self.logprobs = {name: [] for name in tokens}
         self.prompt_logprobs = {name: [] for name in tokens}
         for name, prompt, params in zip(tokens, prompts, each, strict=True):
+            if params.grammar is not None:
+                self.runner.grammars.admit(name, self.runner.grammars.build(params.grammar))
             self.scheduler.add(Request(name, tuple(prompt), params, arrival=0.0))
         while (step := self.scheduler.schedule()) is not None:
             for event in self.scheduler.commit(step, self.runner.run(step)):

@@ -1,0 +1,215 @@
+"""Speculative decoding on a CPU: bench/speculation.py [--only SECTION ...]
+
+Tokens a step against the expectation, and tokens a second against the same server without drafts, on a text
+that repeats itself and on an open one; and what the draft's noise costs beside rejection sampling. Each
+section leaves a table in bench/results/speculation/; bench/results/speculation.md is all of them. Run by
+`make bench`.
+"""
+
+import argparse
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import quality
+import torch
+from tokenizers import Tokenizer
+
+from e2e import models
+from quire_server.core.draft_length import expected_tokens
+from quire_server.core.limits import SpeculationConfig, SpeculativeMethod
+from quire_server.core.request import Request, SamplingParams
+from quire_server.core.scheduler import Scheduler, SchedulerConfig
+from quire_server.core.speculation_stats import SpeculationStats
+from quire_server.runner import alignment, drafts
+from quire_server.runner.checkpoint import Checkpoint
+from quire_server.runner.model_runner import ModelRunner, RunnerOptions
+
+RESULTS = Path(__file__).parent / "results"
+DIRECTORY = models.smollm2()
+LENGTH, LONGEST = 96, 8
+CODE = """class Point:
+    def __init__(self, x, y):
+        self.x = x
+        self.y = y
+
+    def move(self, dx, dy):
+        self.x += dx
+        self.y += dy
+
+    def distance(self, other):
+        return ((self.x - other.x) ** 2 + (self.y - other.y) ** 2) ** 0.5
+"""
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+TEXTS = {
+    "repetitive": CHAT.format(f"Repeat this code, with z beside x and y:\n{CODE}") + CODE[:40],
+    "open": CHAT.format("Tell me a story of a lighthouse keeper who finds a strange shell."),
+}
+
+
+def load(*, dtype: str, quantization: str, draft: Path | None = None) -> ModelRunner:
+    options = RunnerOptions(
+        dtype=dtype,
+        quantization=quantization,
+        max_model_len=1024,
+        max_num_seqs=8,
+        kv_cache_memory_bytes=1 << 30,
+        speculative_model=draft,
+    )
+    return ModelRunner.load(DIRECTORY, options, lambda loaded, total: None)
+
+
+def run(
+    runner: ModelRunner, text: str, method: SpeculativeMethod, count: int, *, fixed: bool, streams: int = 1
+) -> tuple[float, SpeculationStats, list[list[int]]]:
+    """(tokens a second after the prompts, what became of drafts, answers)."""
+    speculation = None if method is SpeculativeMethod.NONE else SpeculationConfig(method, count)
+    config = SchedulerConfig(
+        8, 512, runner.max_model_len, runner.num_blocks, 16, False, speculation=speculation
+    )
+    scheduler = Scheduler(config, eos_token_ids=())
+    if fixed and scheduler._speculator is not None:
+        scheduler._speculator._costs.of_a_draft = lambda rows: 0.0  # free drafts are never given up
+    prompt = tuple(Tokenizer.from_file(str(DIRECTORY / "tokenizer.json")).encode(text).ids)
+    for index in range(streams):
+        greedy = SamplingParams(LENGTH, temperature=0.0, ignore_eos=True)
+        scheduler.add(Request(str(index), prompt[index:], greedy, 0.0))
+    answers: list[list[int]] = [[] for _ in range(streams)]
+    begin, at_begin = 0.0, 0
+    while (step := scheduler.schedule()) is not None:
+        for event in scheduler.commit(step, runner.run(step)):
+            answers[int(event.request_id)] += event.token_ids
+        if not begin and all(answers):
+            begin, at_begin = time.perf_counter(), sum(map(len, answers))
+    seconds = time.perf_counter() - begin
+    return (sum(map(len, answers)) - at_begin) / seconds, scheduler.stats.speculation, answers
+
+
+def acceptance(stats: SpeculationStats) -> float:
+    """Of a draft that had its chance: all before it were right."""
+    tried = stats.drafts + sum(stats.accepted_per_position[:-1])
+    return stats.accepted_tokens / tried if tried else 0.0
+
+
+def sweep(runner: ModelRunner, method: SpeculativeMethod, repeats: int) -> str:
+    """K from 1 to 8, always drafting; then as served, when drafting has to pay."""
+    lines = [
+        "| text | K | acceptance | tokens a drafted step | expected | tok/s | without | speed |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, text in TEXTS.items():
+        run(runner, text, SpeculativeMethod.NONE, 0, fixed=False)  # warm
+        for count, fixed in [*((k, True) for k in range(1, LONGEST + 1)), (4, False), (8, False)]:
+            plain, drafted = [], []
+            for _ in range(repeats):
+                rate, _, truth = run(runner, text, SpeculativeMethod.NONE, 0, fixed=False)
+                plain.append(rate)
+                rate, stats, answers = run(runner, text, method, count, fixed=fixed)
+                drafted.append(rate)
+            differ = sum(ours != theirs for ours, theirs in zip(answers, truth, strict=True))
+            brought = 1 + stats.accepted_tokens / max(1, stats.drafts)
+            rate = acceptance(stats)
+            ours, theirs = max(drafted), max(plain)
+            expected = f"{expected_tokens(rate, count):.2f}" if fixed else ""
+            lines.append(
+                f"| {name} | {count if fixed else f'adaptive, up to {count}'} | {rate:.2f} | {brought:.2f} | "
+                f"{expected} | {ours:.1f} | {theirs:.1f} | {ours / theirs:.2f}x"
+                f"{' (other answer)' if differ else ''} |"
+            )
+            print(lines[-1], file=sys.stderr, flush=True)
+    return "\n".join(lines)
+
+
+def streams() -> str:
+    """Eight requests at once, as served."""
+    runner = load(dtype="auto", quantization="auto")
+    lines = ["| text | tok/s | without | speed |", "|---|---:|---:|---:|"]
+    for name, text in TEXTS.items():
+        rates: dict[SpeculativeMethod, list[float]] = {}
+        for _ in range(3):
+            for method in (SpeculativeMethod.NONE, SpeculativeMethod.NGRAM):
+                rates.setdefault(method, []).append(run(runner, text, method, 4, fixed=False, streams=8)[0])
+        plain, drafted = (max(values) for values in rates.values())
+        lines.append(f"| {name} | {drafted:.1f} | {plain:.1f} | {drafted / plain:.2f}x |")
+        print(lines[-1], file=sys.stderr, flush=True)
+    return "\n".join(lines)
+
+
+def noise() -> str:
+    """The same noise (this server) beside rejection sampling, for drafts of three qualities."""
+    windows = [window[: alignment.WINDOW] for window in quality.texts(DIRECTORY)[:3]]
+    truth = Checkpoint.open(DIRECTORY, dtype="float32", quantization_name="none")
+    ours = alignment._read(truth)
+    lines = [
+        "| draft of the float32 model | greedy | same noise | rejection |",
+        "|---|---:|---:|---:|",
+    ]
+    for name, found, kept in qualities(truth):
+        theirs = alignment._read(found)
+        theirs[0].layers = theirs[0].layers[:kept]
+        sums, count = torch.zeros(3), 0
+        for window in windows:
+            pairs = [alignment._logits(decoder, window, of) for decoder, of in (ours, theirs)]
+            for p, q in zip(*(logits.split(32) for logits in pairs), strict=True):
+                sums += torch.stack([values.sum() for values in alignment.agreement(p, q)])
+            count += len(window)
+        cells = " | ".join(f"{100 * value:.1f} %" for value in (sums / count).tolist())
+        lines.append(f"| {name} | {cells} |")
+        print(lines[-1], file=sys.stderr, flush=True)
+    return "\n".join(lines)
+
+
+def qualities(truth: Checkpoint) -> Iterator[tuple[str, Checkpoint, int]]:
+    layers = truth.config.num_layers
+    yield "its int8 copy", drafts.open_as_draft(DIRECTORY), layers
+    for dropped in (2, 6):
+        yield f"without its last {dropped} layers", truth, layers - dropped
+
+
+@torch.inference_mode()
+def ngram() -> str:
+    return sweep(load(dtype="auto", quantization="auto"), SpeculativeMethod.NGRAM, repeats=3)
+
+
+@torch.inference_mode()
+def draft_model() -> str:
+    runner = load(dtype="float32", quantization="none", draft=DIRECTORY)
+    return sweep(runner, SpeculativeMethod.DRAFT_MODEL, repeats=2)
+
+
+SECTIONS = {
+    "ngram": ("From the prompt (n-gram), int8 model, one stream", ngram),
+    "streams": (
+        "From the prompt, int8 model, eight streams, up to 4 drafts",
+        torch.inference_mode()(streams),
+    ),
+    "draft-model": ("An int8 copy drafts for the float32 model, one stream", draft_model),
+    "noise": ("Acceptance by the same noise and by rejection, temperature 1", torch.inference_mode()(noise)),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    folder = RESULTS / "speculation"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in parser.parse_args().only:
+        title, measure = SECTIONS[name]
+        (folder / f"{name}.md").write_text(f"## {title}\n\n{measure()}\n")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = next(line for line in lines if line.startswith("model name")).split(":")[1].strip()
+    head = (
+        "# Speculative decoding of SmolLM2-135M-Instruct\n\n"
+        f"{processor}, {torch.get_num_threads()} threads; Python {platform.python_version()}, "
+        f"torch {metadata.version('torch')}. Greedy, {LENGTH} tokens; the best of 2 or 3 runs in turns with "
+        "the same server without drafts. Command: `make bench`.\n"
+    )
+    parts = [path.read_text() for name in SECTIONS if (path := folder / f"{name}.md").exists()]
+    (RESULTS / "speculation.md").write_text("\n".join([head, *parts]))
+
+
+if __name__ == "__main__":
+    main()

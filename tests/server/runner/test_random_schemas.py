@@ -1,0 +1,113 @@
+"""A hundred random JSON schemas, each followed by a model that knows nothing: every answer validates."""
+
+import json
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from quire_server.core.request import FinishReason, Grammar, GrammarKind, SamplingParams
+from quire_server.text import grammar as texts
+from quire_server.text.tokenizer import Tokenizer
+from tests.server import tiny_model
+from tests.server.runner.in_process import InProcessEngine, load
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=5)
+LENGTHS = st.tuples(st.integers(0, 3), st.integers(3, 12))
+SCALARS = st.none() | st.booleans() | st.integers(-(10**6), 10**6) | NAMES
+PATTERNS = ["^[a-f]{2,4}$", "^x+$", r"^\d{3}-\d{2}$", "^(yes|no)?$", r"^\w{1,8}\s$"]
+FORMATS = ["date", "time", "uuid", "ipv4"]
+
+
+def bounded(low, high, kind):
+    return st.tuples(st.integers(low, high), st.integers(low, high)).map(
+        lambda ends: {"type": kind, "minimum": min(ends), "maximum": max(ends)}
+    )
+
+
+LEAVES = st.one_of(
+    st.just({"type": "null"}),
+    st.just({"type": "boolean"}),
+    st.just({"type": ["null", "boolean"]}),
+    bounded(-1000, 1000, "integer"),
+    bounded(-1000, 1000, "number"),
+    LENGTHS.map(lambda ends: {"type": "string", "minLength": ends[0], "maxLength": ends[1]}),
+    st.sampled_from(PATTERNS).map(lambda pattern: {"type": "string", "pattern": pattern}),
+    st.sampled_from(FORMATS).map(lambda name: {"type": "string", "format": name}),
+    st.lists(SCALARS, min_size=1, max_size=4).map(lambda values: {"enum": values}),
+    SCALARS.map(lambda value: {"const": value}),
+    st.just({"$ref": "#/$defs/shared"}),
+)
+
+
+def objects(inner):
+    return st.dictionaries(NAMES, inner, max_size=4).flatmap(
+        lambda properties: st.sets(st.sampled_from(sorted(properties) or [""])).map(
+            lambda required: {
+                "type": "object",
+                "properties": properties,
+                "required": sorted(required & properties.keys()),
+                "additionalProperties": False,
+            }
+        )
+    )
+
+
+def arrays(inner):
+    return st.tuples(inner, st.integers(0, 2), st.integers(2, 3)).map(
+        lambda parts: {"type": "array", "items": parts[0], "minItems": parts[1], "maxItems": parts[2]}
+    )
+
+
+def tuples(inner):
+    return st.lists(inner, min_size=1, max_size=3).map(
+        lambda items: {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
+    )
+
+
+def choices(inner):
+    return st.lists(inner, min_size=1, max_size=3).map(lambda options: {"anyOf": options})
+
+
+SCHEMAS = st.recursive(
+    LEAVES,
+    lambda inner: objects(inner) | arrays(inner) | tuples(inner) | choices(inner),
+    max_leaves=8,
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("schemas") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def runner(tiny):
+    return load(tiny)
+
+
+def test_an_answer_to_each_of_a_hundred_random_schemas_validates(runner, tiny):
+    tokenizer = Tokenizer.load(tiny)
+    found = {}
+
+    @settings(
+        max_examples=150, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(SCHEMAS, st.sampled_from([{"type": "boolean"}, {"enum": ["a", "b"]}, {"type": "null"}]))
+    def collect(schema, shared):
+        found[json.dumps(schema)] = {**schema, "$defs": {"shared": shared}}
+
+    collect()
+    asked = list(found.values())[:100]
+    assert len(asked) == 100
+    forms = [Grammar(GrammarKind.JSON, texts.compiled(GrammarKind.JSON, json.dumps(one))) for one in asked]
+    engine = InProcessEngine(runner)
+    sampling = [SamplingParams(1500, seed=index, grammar=form) for index, form in enumerate(forms)]
+    answers = engine.generate([[1, 2, 3]] * len(asked), sampling)
+    for index, (schema, tokens) in enumerate(zip(asked, answers, strict=True)):
+        text = tokenizer.decode(tokens)
+        assert engine.last[str(index)].finish_reason is FinishReason.STOP, (schema, text)
+        validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+        validator.validate(json.loads(text))
