@@ -7,17 +7,19 @@ section leaves a table in bench/results/speculation/; bench/results/speculation.
 """
 
 import argparse
+import dataclasses
 import platform
+import statistics
 import sys
 import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-import quality
 import torch
 from tokenizers import Tokenizer
 
+from bench import quality
 from e2e import models
 from quire_server.core.draft_length import expected_tokens
 from quire_server.core.limits import SpeculationConfig, SpeculativeMethod
@@ -112,7 +114,7 @@ def sweep(runner: ModelRunner, method: SpeculativeMethod, repeats: int) -> str:
             differ = sum(ours != theirs for ours, theirs in zip(answers, truth, strict=True))
             brought = 1 + stats.accepted_tokens / max(1, stats.drafts)
             rate = acceptance(stats)
-            ours, theirs = max(drafted), max(plain)
+            ours, theirs = statistics.median(drafted), statistics.median(plain)
             expected = f"{expected_tokens(rate, count):.2f}" if fixed else ""
             lines.append(
                 f"| {name} | {count if fixed else f'adaptive, up to {count}'} | {rate:.2f} | {brought:.2f} | "
@@ -132,7 +134,7 @@ def streams() -> str:
         for _ in range(3):
             for method in (SpeculativeMethod.NONE, SpeculativeMethod.NGRAM):
                 rates.setdefault(method, []).append(run(runner, text, method, 4, fixed=False, streams=8)[0])
-        plain, drafted = (max(values) for values in rates.values())
+        plain, drafted = (statistics.median(values) for values in rates.values())
         lines.append(f"| {name} | {drafted:.1f} | {plain:.1f} | {drafted / plain:.2f}x |")
         print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join(lines)
@@ -150,6 +152,7 @@ def noise() -> str:
     for name, found, kept in qualities(truth):
         theirs = alignment._read(found)
         theirs[0].layers = theirs[0].layers[:kept]
+        theirs[0].config = dataclasses.replace(theirs[0].config, layers=theirs[0].config.layers[:kept])
         sums, count = torch.zeros(3), 0
         for window in windows:
             pairs = [alignment._logits(decoder, window, of) for decoder, of in (ours, theirs)]
@@ -204,8 +207,8 @@ def main() -> None:
     head = (
         "# Speculative decoding of SmolLM2-135M-Instruct\n\n"
         f"{processor}, {torch.get_num_threads()} threads; Python {platform.python_version()}, "
-        f"torch {metadata.version('torch')}. Greedy, {LENGTH} tokens; the best of 2 or 3 runs in turns with "
-        "the same server without drafts. Command: `make bench`.\n"
+        f"torch {metadata.version('torch')}. Greedy, {LENGTH} tokens; medians of 3 runs (a draft model: 2) "
+        "in turns with the same server without drafts. Command: `make bench`.\n"
     )
     parts = [path.read_text() for name in SECTIONS if (path := folder / f"{name}.md").exists()]
     (RESULTS / "speculation.md").write_text("\n".join([head, *parts]))

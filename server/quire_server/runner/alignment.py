@@ -122,4 +122,4 @@ def _logits(decoder: Decoder, window: list[int], found: Checkpoint) -> Tensor:
     step = Step(0, (), (), (0,), (0,), (len(window),), (len(window),))
     forward_batch = batch.build(step, batch.Spans.of(step), rows, config.num_kv_heads, config.windows)
     forward_batch.token_ids.clamp_(max=config.vocab_size - 1)
-    return decoder(forward_batch, caches)
+    return decoder(forward_batch, caches).float()

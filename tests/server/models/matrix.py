@@ -6,7 +6,7 @@ Read by test_parity_matrix, which runs it, and by docs/generate.py, which publis
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 
-from quire_server.core.limits import PreemptionMode
+from quire_server.core.limits import PreemptionMode, SpeculationConfig, SpeculativeMethod
 from tests.server.models.variants import VARIANTS
 
 Case = Mapping[str, str]
@@ -34,6 +34,11 @@ BATCH: dict[str, dict[str, object]] = {
     "3 requests": {"max_num_seqs": 3},
     "8 requests": {"max_num_seqs": 8},
 }
+SPECULATION: dict[str, dict[str, object]] = {
+    "no drafts": {},
+    "drafts from the prompt": {"speculation": SpeculationConfig(SpeculativeMethod.NGRAM, 4, lookup_min=1)},
+    "drafts of a draft model": {"speculation": SpeculationConfig(SpeculativeMethod.DRAFT_MODEL, 3)},
+}
 
 AXES: dict[str, tuple[str, ...]] = {
     "family": tuple(VARIANTS),
@@ -41,6 +46,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "prefix": tuple(PREFIX),
     "preemption": tuple(PREEMPTION),
     "batch": tuple(BATCH),
+    "speculation": tuple(SPECULATION),
 }
 
 
@@ -52,7 +58,11 @@ def is_possible(case: Case) -> bool:
 def settings(case: Case) -> dict[str, object]:
     """For the scheduler."""
     return (
-        CHUNK[case["chunk"]] | PREFIX[case["prefix"]] | PREEMPTION[case["preemption"]] | BATCH[case["batch"]]
+        CHUNK[case["chunk"]]
+        | PREFIX[case["prefix"]]
+        | PREEMPTION[case["preemption"]]
+        | BATCH[case["batch"]]
+        | SPECULATION[case["speculation"]]
     )
 
 

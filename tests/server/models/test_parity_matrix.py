@@ -55,7 +55,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
                 "too uniform to prove anything"
             )
             by_prompt = dict(zip(map(tuple, prompts), answers, strict=True))
-            made[variant] = Tiny(directory, load(directory, kv_offload_host_bytes=4 << 20), model, by_prompt)
+            runner = load(directory, kv_offload_host_bytes=4 << 20, speculative_model=directory)
+            made[variant] = Tiny(directory, runner, model, by_prompt)
         return made[variant]
 
     return get
@@ -71,6 +72,9 @@ def test_the_answers_are_those_of_transformers(tiny: Callable[[str], Tiny], case
         engine.generate([SHARED], greedy(1))
     assert engine.generate(prompts, greedy(LENGTH)) == [ours.answers[tuple(prompt)] for prompt in prompts]
 
+    assert (case["speculation"] == "no drafts") <= (engine.scheduler.stats.speculation.drafts == 0)
+    if case["speculation"] == "drafts of a draft model" and case["chunk"] != "chunks of 3":
+        assert engine.scheduler.stats.speculation.accepted_tokens > 0
     is_preempted = case["preemption"] != "no preemption"
     assert is_preempted == (engine.scheduler.stats.preemptions > 0)
     assert (case["preemption"] == "preemption, swapped") == (engine.scheduler.kv.stats().swaps > 0)
