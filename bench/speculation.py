@@ -74,7 +74,8 @@ def run(
     )
     scheduler = Scheduler(config, eos_token_ids=())
     if fixed and scheduler._speculator is not None:
-        scheduler._speculator._costs.of_a_draft = lambda rows: 0.0  # free drafts are never given up
+        # Free drafts are never given up.
+        scheduler._speculator._costs.of_a_draft = lambda num_rows: 0.0  # type: ignore[method-assign]
     prompt = tuple(Tokenizer.from_file(str(DIRECTORY / "tokenizer.json")).encode(text).ids)
     for index in range(streams):
         greedy = SamplingParams(LENGTH, temperature=0.0, ignore_eos=True)
@@ -142,7 +143,7 @@ def streams() -> str:
 
 def noise() -> str:
     """The same noise (this server) beside rejection sampling, for drafts of three qualities."""
-    windows = [window[: alignment.WINDOW] for window in quality.texts(DIRECTORY)[:3]]
+    windows = [window[: alignment.WINDOW] for window in quality.texts(DIRECTORY, 3)]
     truth = Checkpoint.open(DIRECTORY, dtype="float32", quantization_name="none")
     ours = alignment._read(truth)
     lines = [
@@ -156,7 +157,7 @@ def noise() -> str:
         sums, count = torch.zeros(3), 0
         for window in windows:
             pairs = [alignment._logits(decoder, window, of) for decoder, of in (ours, theirs)]
-            for p, q in zip(*(logits.split(32) for logits in pairs), strict=True):
+            for p, q in zip(*(torch.split(logits, 32) for logits in pairs), strict=True):
                 sums += torch.stack([values.sum() for values in alignment.agreement(p, q)])
             count += len(window)
         cells = " | ".join(f"{100 * value:.1f} %" for value in (sums / count).tolist())
