@@ -165,6 +165,10 @@ def _repaired(entry: Body, path: str) -> Body:
             if "hostOffload" not in entry:
                 entry.pop("diskOffload", None)
                 entry.pop("preemptionMode", None)
+        case "engine.speculation":
+            entry.pop("draftModelPath", None)
+            if entry.get("method") == "DraftModel":
+                entry["draftModelPath"] = "drafts/small"
         case "health":
             if entry.get("loadStallTimeoutSeconds", 300) > entry.get("startupTimeoutSeconds", 1800):
                 entry["loadStallTimeoutSeconds"] = 10
