@@ -1,4 +1,4 @@
-"""Accepted and refused objects for the rules of `engine.kvCache`. Part of `cases`."""
+"""Accepted and refused objects for the rules of kvCache and speculation in `engine`. Part of `cases`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ def _cache(memory: str | int, of: str = "2Gi", **fields: str | int) -> Body:
 
 def _tiers(**fields: str | int) -> Body:
     return minimal(engine={"kvCache": fields}, resources={"memory": "2Gi"})
+
+
+def _drafts(**fields: str | int) -> Body:
+    return minimal(engine={"speculation": fields})
 
 
 _NO_SIZES = ("0", 0, -1, "1e3", "1 Gi", "lots", "")
@@ -71,5 +75,30 @@ KV_CASES: dict[str, dict[str, Any]] = {
         "field": "spec.engine.kvCache.diskOffload",
         "accepted": (_tiers(hostOffload="1Gi", diskOffload="1.5Ti"),),
         "refused": tuple(_tiers(hostOffload="1Gi", diskOffload=size) for size in _NO_SIZES),
+    },
+    "spec.engine.speculation#0": {
+        "field": "spec.engine.speculation.draftModelPath",
+        "accepted": (
+            _drafts(),
+            _drafts(method="NGram", numTokens=8),
+            _drafts(method="DraftModel", draftModelPath="llama/1b"),
+            _drafts(method="None", draftModelPath=""),
+        ),
+        "refused": (
+            _drafts(method="DraftModel"),
+            _drafts(method="DraftModel", draftModelPath=""),
+            _drafts(method="NGram", draftModelPath="llama/1b"),
+            _drafts(draftModelPath="llama/1b"),
+        ),
+    },
+    "spec.engine.speculation.draftModelPath#0": {
+        "field": "spec.engine.speculation.draftModelPath",
+        "accepted": (
+            _drafts(method="DraftModel", draftModelPath="."),
+            _drafts(method="DraftModel", draftModelPath="a/..b"),
+        ),
+        "refused": tuple(
+            _drafts(method="DraftModel", draftModelPath=path) for path in ("/a", "..", "a/../../b")
+        ),
     },
 }

@@ -169,6 +169,10 @@ def _repaired(entry: Body, path: str) -> Body:
         case "engine.watermark":
             if "keySecretRef" not in entry:
                 entry.pop("mode", None)
+        case "engine.speculation":
+            entry.pop("draftModelPath", None)
+            if entry.get("method") == "DraftModel":
+                entry["draftModelPath"] = "drafts/small"
         case "health":
             if entry.get("loadStallTimeoutSeconds", 300) > entry.get("startupTimeoutSeconds", 1800):
                 entry["loadStallTimeoutSeconds"] = 10

@@ -66,3 +66,8 @@ def selector_labels(name: str) -> dict[str, str]:
 def selector(name: str) -> str:
     """The same selector as text, for status.selector and for list calls."""
     return ",".join(f"{key}={value}" for key, value in selector_labels(name).items())
+
+
+def model_path(path: str) -> str:
+    """Where a directory of the model's volume is in the pod; the empty path is the volume's root."""
+    return f"{PATH_MODELS}/{path}" if path else PATH_MODELS

@@ -16,6 +16,8 @@ from quire_operator.spec.tree import Watermark
 
 _HASH_LENGTH = 10
 
+_METHODS = {"None": "", "NGram": "ngram", "DraftModel": "draft-model"}
+
 
 def build(model: LLMDeployment) -> Manifest:
     return {
@@ -37,6 +39,7 @@ def _data(model: LLMDeployment) -> dict[str, str]:
     """What the user set or the API defaults; about the rest the server decides."""
     engine, health, drain = model.spec.engine, model.spec.health, model.spec.drain
     block_size, cache = engine.kv_cache.block_size, engine.kv_cache.memory
+    drafts, draft_path = _METHODS[engine.speculation.method], engine.speculation.draft_model_path
     return compact(
         {
             "QUIRE_API_KEYS_DIR": names.PATH_API_KEYS if model.spec.security.api_keys_secret_ref else "",
@@ -60,12 +63,15 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_MAX_NUM_QUEUED_TOKENS": _number(engine.max_queued_tokens),
             "QUIRE_MAX_NUM_REQS_PER_KEY": _number(engine.max_requests_per_key),
             "QUIRE_MAX_NUM_SEQS": _number(engine.max_num_seqs),
+            "QUIRE_NUM_SPECULATIVE_TOKENS": _number(engine.speculation.num_tokens) if drafts else "",
             "QUIRE_PREEMPTION_MODE": engine.kv_cache.preemption_mode.lower(),
             "QUIRE_PRE_STOP_SECONDS": _number(drain.pre_stop_seconds),
             "QUIRE_QUANTIZATION": engine.quantization.lower(),
             "QUIRE_REQUEST_TIMEOUT_SECONDS": _number(engine.request_timeout_seconds),
             "QUIRE_SCHEDULING_POLICY": engine.scheduling_policy.lower(),
             "QUIRE_SERVED_MODEL_NAME": ",".join(model.served_names),
+            "QUIRE_SPECULATIVE_METHOD": drafts,
+            "QUIRE_SPECULATIVE_MODEL": names.model_path(draft_path) if draft_path else "",
             "QUIRE_STALL_TIMEOUT_SECONDS": _number(health.stall_timeout_seconds),
             "QUIRE_STARTUP_TIMEOUT_SECONDS": _number(health.startup_timeout_seconds),
             **_watermark(engine.watermark),

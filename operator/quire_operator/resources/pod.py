@@ -61,7 +61,7 @@ def _container(model: LLMDeployment, settings: Settings, config_map: str) -> Man
         "name": names.CONTAINER,
         "image": settings.engine_image,
         "imagePullPolicy": settings.engine_image_pull_policy,
-        "args": ["serve", _model_path(model), *model.spec.engine.extra_args],
+        "args": ["serve", names.model_path(model.spec.model.source.pvc.path), *model.spec.engine.extra_args],
         "envFrom": [{"configMapRef": {"name": config_map}}],
         **compact({"env": _environment(model, settings), "lifecycle": lifecycle}),
         "ports": [
@@ -89,11 +89,6 @@ def _container(model: LLMDeployment, settings: Settings, config_map: str) -> Man
         },
         "volumeMounts": _volume_mounts(model),
     }
-
-
-def _model_path(model: LLMDeployment) -> str:
-    path = model.spec.model.source.pvc.path
-    return f"{names.PATH_MODELS}/{path}" if path else names.PATH_MODELS
 
 
 def _environment(model: LLMDeployment, settings: Settings) -> list[dict[str, str]]:

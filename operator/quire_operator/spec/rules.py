@@ -12,7 +12,16 @@ from collections.abc import Iterable, Mapping
 
 from quire_operator import names, quantity
 from quire_operator.errors import SpecError
-from quire_operator.spec.tree import AUTO, LABEL_KEY, LabelSelector, Peer, Resources, Spec, Toleration
+from quire_operator.spec.tree import (
+    AUTO,
+    LABEL_KEY,
+    LabelSelector,
+    Peer,
+    Resources,
+    Spec,
+    Speculation,
+    Toleration,
+)
 
 NAME_MAX_LENGTH = 40
 NAME_PATTERN = r"[a-z]([-a-z0-9]*[a-z0-9])?"
@@ -42,6 +51,7 @@ RESERVED_FLAGS = (
     "max-num-queued-tokens",
     "max-num-reqs-per-key",
     "max-num-seqs",
+    "num-speculative-tokens",
     "port",
     "preemption-mode",
     "pre-stop-seconds",
@@ -49,6 +59,8 @@ RESERVED_FLAGS = (
     "request-timeout-seconds",
     "scheduling-policy",
     "served-model-name",
+    "speculative-method",
+    "speculative-model",
     "stall-timeout-seconds",
     "startup-timeout-seconds",
     "termination-log",
@@ -73,7 +85,8 @@ def check_name(name: object) -> None:
 
 def check(spec: Spec) -> None:
     """Every rule, in the order of the fields."""
-    _check_path(spec.model.source.pvc.path)
+    _check_path("spec.model.source.pvc.path", spec.model.source.pvc.path)
+    _check_speculation(spec.engine.speculation)
     _check_extra_args(spec.engine.extra_args)
     _check_env([variable.name for variable in spec.engine.env])
     _check_resources(spec.resources)
@@ -89,11 +102,16 @@ def check(spec: Spec) -> None:
         )
 
 
-def _check_path(path: str) -> None:
+def _check_path(field: str, path: str) -> None:
     if path.startswith("/") or ".." in path.split("/"):
-        raise SpecError(
-            "spec.model.source.pvc.path", "give a path relative to the root of the volume, without '..'"
-        )
+        raise SpecError(field, "give a path relative to the root of the volume, without '..'")
+
+
+def _check_speculation(speculation: Speculation) -> None:
+    field, path = "spec.engine.speculation.draftModelPath", speculation.draft_model_path
+    if (speculation.method == "DraftModel") != bool(path):
+        raise SpecError(field, "method DraftModel and draftModelPath need each other: set both, or neither")
+    _check_path(field, path)
 
 
 def _check_extra_args(arguments: Iterable[str]) -> None:

@@ -115,6 +115,13 @@ class EnvVar:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Speculation:
+    method: str = _choice("None", "NGram", "DraftModel")
+    num_tokens: int = _number(1, 16, 4)
+    draft_model_path: str = _text(PRINTABLE, 512)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Engine:
     max_model_len: int | None = _optional_number(1, 16_777_216)
     max_num_seqs: int | None = _optional_number(1, 4096)
@@ -130,6 +137,7 @@ class Engine:
     scheduling_policy: str = _choice("FCFS", "Priority", "SJF")
     generation_config: str = _choice("Auto", "None")
     watermark: Watermark = Watermark()
+    speculation: Speculation = Speculation()
     extra_args: tuple[str, ...] = _texts(NO_NUL, 1024, 64)
     env: tuple[EnvVar, ...] = _list(64)
 

@@ -21,6 +21,7 @@ HARD = matrix.settings(
         "prefix": "prefix miss",
         "preemption": "preemption, swapped",
         "batch": "3 requests",
+        "speculation": "no drafts",
     }
 )
 

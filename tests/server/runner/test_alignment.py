@@ -14,7 +14,7 @@ from quire_server.runner import alignment
 from quire_server.runner.alignment import Alignment, agreement
 from quire_server.runner.checkpoint import Checkpoint
 from tests.server import tiny_model
-from tests.server.runner import llamas
+from tests.server.models import families
 from tests.server.runner.in_process import load
 
 
@@ -67,9 +67,9 @@ def test_a_draft_with_another_tokenizer_is_refused(
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("tied", "linear rope, all kv heads"):
-        llamas.make(tmp_path / name, name)
-    paths = ["--model", str(tmp_path / "tied"), "--draft", str(tmp_path / "nowhere"), "none.txt"]
+    for name in ("Llama, tied", "Llama, linear rope, all kv heads"):
+        families.make(tmp_path / name, name)
+    paths = ["--model", str(tmp_path / "Llama, tied"), "--draft", str(tmp_path / "nowhere"), "none.txt"]
     assert run(["draft-alignment", *paths], {}) != 0
     assert "none.txt" in capsys.readouterr().err
     (tmp_path / "text").write_text("a")
@@ -78,11 +78,11 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_two_checkpoints_with_other_numbers_agree_less(tmp_path: Path) -> None:
-    for name in ("tied", "linear rope, all kv heads"):
-        llamas.make(tmp_path / name, name)
+    for name in ("Llama, tied", "Llama, linear rope, all kv heads"):
+        families.make(tmp_path / name, name)
     model, other = (
         Checkpoint.open(tmp_path / name, dtype="float32", quantization_name="none")
-        for name in ("tied", "linear rope, all kv heads")
+        for name in ("Llama, tied", "Llama, linear rope, all kv heads")
     )
     tokens = [int(token) for token in torch.randint(2, 211, (300,))]
     assert alignment.measure(model, model, tokens).coupled == pytest.approx(1.0)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from quire_server.core.errors import ConfigError
 from quire_server.core.limits import PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.request import FinishReason, Request, SamplingParams
 from quire_server.runner.model_runner import ModelRunner
-from tests.server.runner import llamas
+from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
 LENGTH = 40
@@ -61,14 +62,14 @@ def prompts() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llama")
-    llamas.make(path, "tied")
+    families.make(path, "Llama, tied")
     return path
 
 
 @pytest.fixture(scope="module")
 def expected(directory: Path) -> list[list[int]]:
-    model = llamas.LlamaForCausalLM.from_pretrained(directory)
-    return llamas.answers(model, prompts(), LENGTH)
+    model = LlamaForCausalLM.from_pretrained(directory)
+    return families.answers(model, prompts(), LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def runner(directory: Path) -> ModelRunner:
 def wrong_draft(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     """Its draft is another model altogether: mostly wrong."""
     other = tmp_path_factory.mktemp("other")
-    llamas.make(other, "untied, one kv head, biases")
+    families.make(other, "Llama, one kv head, biases")
     return load(directory, speculative_model=other)
 
 
@@ -166,10 +167,10 @@ def test_aborted_neighbours_leave_no_trace(runner: ModelRunner, expected: list[l
 
 
 def test_a_draft_with_other_tokens_is_refused(directory: Path, tmp_path: Path) -> None:
-    config = llamas.LlamaConfig(
+    config = LlamaConfig(
         vocab_size=99, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2
     )
-    llamas.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="99 tokens and the model 211"):
         load(directory, speculative_model=tmp_path)
 
@@ -198,7 +199,7 @@ def test_many_draws_are_distributed_as_the_model_says(tmp_path: Path, speculatio
     models = {}
     for name, seed in (("model", 1), ("draft", 2)):
         torch.manual_seed(seed)
-        config = llamas.LlamaConfig(
+        config = LlamaConfig(
             vocab_size=7,
             hidden_size=32,
             intermediate_size=32,
@@ -209,7 +210,7 @@ def test_many_draws_are_distributed_as_the_model_says(tmp_path: Path, speculatio
             eos_token_id=None,
             bos_token_id=None,
         )
-        models[name] = llamas.LlamaForCausalLM(config).eval()
+        models[name] = LlamaForCausalLM(config).eval()
         models[name].save_pretrained(tmp_path / name)
     prompt, count = [1, 2, 3, 1, 2, 3, 1, 2], 4000
     engine = InProcessEngine(
