@@ -3,12 +3,12 @@
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 SHARES = (0.5, 0.9, 0.95, 0.99)
 _COLOURS = ("#1b5e8c", "#3d8fc4", "#e0902f", "#b8382f")
-_LEFT, _RIGHT, _TOP, _ROW, _WIDTH = 300, 30, 50, 44, 900
+_LEFT, _RIGHT, _TOP, _ROW, _WIDTH = 340, 70, 50, 44, 960
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -38,7 +38,7 @@ def percentiles(latencies: Mapping[str, Sequence[float]]) -> str:
 
 
 def _legend() -> list[str]:
-    parts = []
+    parts: list[str] = []
     for number, (share, colour) in enumerate(zip(SHARES, _COLOURS, strict=True)):
         at = _LEFT + 80 * number
         parts.append(f'<circle cx="{at + 6}" cy="20" r="6" fill="{colour}"/>')
@@ -46,8 +46,8 @@ def _legend() -> list[str]:
     return parts
 
 
-def _axis(low, high, x, height: int) -> list[str]:
-    parts = []
+def _axis(low: int, high: int, x: Callable[[float], float], height: int) -> list[str]:
+    parts: list[str] = []
     for power in range(low, high + 1):
         at = x(10.0**power)
         parts.append(f'<line x1="{at:.0f}" x2="{at:.0f}" y1="{_TOP}" y2="{height - 36}" stroke="#ddd"/>')
@@ -63,9 +63,13 @@ def _row(label: str, points: list[tuple[float, float]], y: int) -> list[str]:
     ]
     for (at, _), colour in reversed(list(zip(points, _COLOURS, strict=True))):
         parts.append(f'<circle cx="{at:.1f}" cy="{y}" r="6" fill="{colour}"/>')
-    parts.append(_text(first[0] - 10, y + 5, f"{first[1]:.3g}", anchor="end"))
-    parts.append(_text(last[0] + 10, y + 5, f"{last[1]:.3g}"))
+    parts.append(_text(first[0] - 10, y + 5, _figure(first[1]), anchor="end"))
+    parts.append(_text(last[0] + 10, y + 5, _figure(last[1])))
     return parts
+
+
+def _figure(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
