@@ -8,6 +8,7 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 READY := .venv/.ready
 LOADGEN := .cache/guidellm/.ready
+CLIENTS := .cache/clients/.ready
 # A cluster of the user's, as e2e.cluster.foreign_kubeconfig has it: empty where KUBECONFIG names our own.
 FOREIGN := $(filter-out $(abspath .cluster/kubeconfig),$(abspath $(KUBECONFIG)))
 COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
@@ -18,7 +19,7 @@ COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platfo
 help: ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
-setup: $(READY) ## .venv, system packages, the cluster's programs; quick when all is there
+setup: $(READY) $(CLIENTS) ## .venv, system packages, the cluster's programs; quick when all is there
 	@$(PYTHON) -m e2e.cluster $(if $(FOREIGN),build,setup)
 
 up: $(READY) ## A real cluster with Quire on it, a model and its answer (KUBECONFIG=... uses yours)
@@ -72,11 +73,18 @@ lock: $(READY) ## Resolve pyproject.toml into requirements/*.txt
 		--group test --group lint --group docs --group bench -o requirements/dev.txt
 	$(COMPILE) --group peers --constraint requirements/dev.txt -o requirements/peers.txt
 	$(COMPILE) --group loadgen -o requirements/loadgen.txt
+	$(COMPILE) --group clients -o requirements/clients.txt
 
 # guidellm, the load generator of `make bench`. Most of it is torch, which uv has already and links.
 $(LOADGEN): requirements/loadgen.txt | $(READY)
 	@[ -x $(@D)/bin/python ] || python3 -m venv $(@D)
 	@.venv/bin/uv pip sync --python $(@D)/bin/python --quiet --require-hashes requirements/loadgen.txt
+	@touch $@
+
+# LangChain and lm-eval: what strangers talk to a server with.
+$(CLIENTS): requirements/clients.txt | $(READY)
+	@[ -x $(@D)/bin/python ] || python3 -m venv $(@D)
+	@.venv/bin/uv pip sync --python $(@D)/bin/python --quiet --require-hashes requirements/clients.txt
 	@touch $@
 
 # uv, locked by hash, makes the rest. An editable install needs no network: its build backend is in dev.txt.

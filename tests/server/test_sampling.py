@@ -64,6 +64,17 @@ def test_an_echoed_prompt_has_the_log_probabilities_that_evaluations_add_up(
             assert (value == max(top.values())) == (oracle[position].argmax().item() == token)
 
 
+def test_after_an_echoed_prompt_the_token_that_ends_the_answer_is_weighed_though_it_is_no_text(
+    server, tokenizer
+):
+    ids, (end,) = tokenizer.encode(PROMPT), tokenizer.eos_token_ids
+    ended = {"ignore_eos": False, "logit_bias": {str(end): 100}, "logprobs": 1}
+    one = choice(server, echo=True, max_tokens=1, **ended)
+    assert (one["text"], one["finish_reason"]) == (PROMPT, "stop")
+    assert len(one["logprobs"]["token_logprobs"]) == len(ids) + 1
+    assert choice(server, **ended)["logprobs"]["tokens"] == []
+
+
 def test_prompt_logprobs_come_in_vllm_s_shape_on_both_routes(server, tokenizer, oracle):
     ids = tokenizer.encode(PROMPT)
     told = choice(server, prompt_logprobs=2)["prompt_logprobs"]

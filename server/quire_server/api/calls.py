@@ -120,7 +120,9 @@ def _with_prompt_logprobs(fields: Fields, generation: Generation, logprobs: int)
         raise fields.error("logprobs", "is not supported together with echo and stream or n")
     if generation.sampling.prompt_logprobs not in (None, logprobs):
         raise fields.error("prompt_logprobs", "must be what logprobs is, where echo is true")
-    return replace(generation, sampling=replace(generation.sampling, prompt_logprobs=logprobs))
+    # lm-eval takes the last token for the answer and the others for the prompt, so none may be missing.
+    text = replace(generation.text, weigh_stop=True)
+    return replace(generation, sampling=replace(generation.sampling, prompt_logprobs=logprobs), text=text)
 
 
 def _prompts(fields: Fields, vocab_size: int) -> tuple[str | tuple[int, ...], ...]:

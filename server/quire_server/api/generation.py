@@ -129,7 +129,8 @@ def _piece(index: int, event: TokenEvent, detokenizer: IncrementalDetokenizer, r
         text += detokenizer.finish()
     if detokenizer.stopped is not None:
         reason = str(FinishReason.STOP)
-    logprobs = (event.logprobs or ())[: min(used, len(spoken))]
+    weighed = ids if rules.weigh_stop else spoken
+    logprobs = (event.logprobs or ())[: min(used, len(weighed))]
     return Piece(
         index,
         text,

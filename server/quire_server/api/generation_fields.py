@@ -31,6 +31,7 @@ class TextRules:
     include_stop: bool = False  # the stop string or token is a part of the text
     skip_special_tokens: bool = True
     min_tokens: int = 0  # a stop string counts when a later token completes it
+    weigh_stop: bool = False  # the stop token, though no text, has its log-probability too
 
 
 @dataclass(frozen=True)

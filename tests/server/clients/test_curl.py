@@ -1,0 +1,117 @@
+"""curl: every request on a page is sent as it stands there, and answered."""
+
+import json
+import re
+import shlex
+import subprocess
+
+import pytest
+
+from tests.server.clients.conftest import MODEL, ROOT, SHOWN_URL, blocks
+from tests.server.conftest import KEY
+
+PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").glob("*.md")))]
+COMMANDS = [
+    pytest.param(command, id=f"{page} {number}")
+    for page in PAGES
+    for number, command in enumerate(
+        found
+        for language in ("", "bash", "sh")
+        for block in blocks(page, language)
+        for found in re.findall(r"^curl [^\n]*/v1/.*?(?<=')$", block, flags=re.M | re.S)
+    )
+]
+CHAT = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "Hi"}],
+    "temperature": 0,
+    "ignore_eos": True,
+}
+
+
+def words(command, url):
+    return [
+        re.sub(rf"{SHOWN_URL}|http://{MODEL}(?=/)", url, word)
+        for word in shlex.split(command.replace("\\\n", " "))
+    ]
+
+
+def run(command):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def curl(server, body, *flags, key=KEY):
+    url = server.url + "/v1/chat/completions"
+    return ["curl", *flags, url, "-H", f"Authorization: Bearer {key}", "--json", json.dumps(body)]
+
+
+def events(text):
+    *lines, last = [line for line in text.split("\n\n") if line]
+    assert last == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_request_on_a_page_is_answered(smol, command):
+    output = run(words(command, smol.url))
+    answers = events(output) if '"stream": true' in command else [json.loads(output)]
+    assert all("choices" in answer for answer in answers), output
+    assert answers[0]["model"] == MODEL
+    if "capital of France?" in command:
+        assert "Paris" in output
+
+
+def test_there_are_requests_to_send():
+    pages = {param.id.split()[0] for param in COMMANDS}
+    assert {"README.md", "docs/clients.md", "docs/sampling.md"} <= pages
+    assert len(COMMANDS) >= 9
+
+
+def test_a_stream_shows_while_the_answer_is_written_and_ends_with_its_usage(server):
+    body = {**CHAT, "max_tokens": 1000, "stream": True, "stream_options": {"include_usage": True}}
+    with subprocess.Popen(curl(server, body, "-sN"), stdout=subprocess.PIPE, text=True) as reader:
+        first = reader.stdout.readline()
+        still_running = server.metric("llm_running_requests")
+        rest = reader.stdout.read()
+    assert still_running == 1
+    *_, closing, usage = events(first + rest)
+    assert closing["choices"][0]["finish_reason"] == "length"
+    assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 1000)
+
+
+@pytest.mark.parametrize(
+    ("fields", "key", "status", "param", "code"),
+    [
+        ({"temperature": 3}, KEY, 400, "temperature", None),
+        ({"surprise": 1, "stream": True}, KEY, 400, "surprise", None),
+        ({"model": "gpt-9"}, KEY, 404, "model", "model_not_found"),
+        ({}, "nobody-s-key", 401, None, "invalid_api_key"),
+    ],
+)
+def test_an_error_has_its_status_and_a_body_that_says_what_is_wrong(server, fields, key, status, param, code):
+    written = run(curl(server, {**CHAT, **fields}, "-s", "-w", "\n%{http_code} %{content_type}", key=key))
+    body, told = written.rsplit("\n", 1)
+    error = json.loads(body)["error"]
+    assert told == f"{status} application/json"
+    assert (error["param"], error["code"]) == (param, code)
+    assert error["message"] and error["type"]
+
+
+def test_fail_with_body_ends_with_22_where_there_is_no_answer(server):
+    done = subprocess.run(
+        curl(server, {}, "-s", "--fail-with-body"), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 22
+    assert json.loads(done.stdout)["error"]["param"] == "messages"
+
+
+def test_a_key_opens_what_is_closed_without_it_and_health_is_open(server):
+    def status(path, *flags):
+        return run(["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", server.url + path, *flags])
+
+    assert status("/v1/models") == "401"
+    assert status("/v1/models", "-H", f"Authorization: Bearer {KEY}") == "200"
+    assert status("/v1/models", "-u", f"alice:{KEY}") == "401"
+    assert status("/health") == "200"
