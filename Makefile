@@ -7,6 +7,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 READY := .venv/.ready
+LOADGEN := .cache/guidellm/.ready
 # A cluster of the user's, as e2e.cluster.foreign_kubeconfig has it: empty where KUBECONFIG names our own.
 FOREIGN := $(filter-out $(abspath .cluster/kubeconfig),$(abspath $(KUBECONFIG)))
 COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
@@ -51,7 +52,7 @@ endif
 soak: $(READY) ## Twenty minutes of overload, fifty killed engines
 	SOAK_MINUTES=20 SOAK_KILLS=50 $(PYTEST) -q -m soak tests/soak
 
-bench: $(READY) ## Speed on this machine, beside transformers and llama.cpp (ONLY=decode, batching ...: a part)
+bench: $(READY) $(LOADGEN) ## Speed on this machine, beside transformers and llama.cpp (ONLY=decode, batching ...: a part)
 	@$(PYTHON) -c 'import llama_cpp' 2>/dev/null || .venv/bin/uv pip install --python $(PYTHON) --quiet \
 		--require-hashes -r requirements/peers.txt
 	OMP_NUM_THREADS=2 $(PYTHON) -m bench.cpu $(if $(ONLY),--only $(ONLY))
@@ -69,6 +70,13 @@ lock: $(READY) ## Resolve pyproject.toml into requirements/*.txt
 	$(COMPILE) pyproject.toml --extra operator --extra server \
 		--group test --group lint --group docs --group bench -o requirements/dev.txt
 	$(COMPILE) --group peers --constraint requirements/dev.txt -o requirements/peers.txt
+	$(COMPILE) --group loadgen -o requirements/loadgen.txt
+
+# guidellm, the load generator of `make bench`. Most of it is torch, which uv has already and links.
+$(LOADGEN): requirements/loadgen.txt | $(READY)
+	@[ -x $(@D)/bin/python ] || python3 -m venv $(@D)
+	@.venv/bin/uv pip sync --python $(@D)/bin/python --quiet --require-hashes requirements/loadgen.txt
+	@touch $@
 
 # uv, locked by hash, makes the rest. An editable install needs no network: its build backend is in dev.txt.
 $(READY): requirements/uv.txt requirements/dev.txt pyproject.toml $(wildcard kernels/quire_kernels/csrc/*)

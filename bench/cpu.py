@@ -21,6 +21,7 @@ from bench.kv_dtypes import speeds
 from bench.llama import LlamaCpp, requantised
 from bench.peers import Engine, Transformers
 from bench.prefix_hit import prefix_hit
+from bench.through_http import through_http
 from e2e import models
 
 RESULTS = Path(__file__).parent / "results"
@@ -69,6 +70,10 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "interference": (
         "8 streams while a 10,000-token prompt comes in",
         lambda: interference(models.smollm2()),
+    ),
+    "http": (
+        "Through HTTP: 32 clients, prompts of 128 tokens, 128 new ones",
+        lambda: through_http(models.smollm2()),
     ),
     "quality": ("What int8 costs in quality", lambda: quality.compare(models.smollm2())),
 }

@@ -79,7 +79,7 @@ def _run(model: Decoder, config: ModelConfig, window: list[int], dtype: torch.dt
     rows.block_table[0] = range(WINDOW // 16)
     step = Step(1, (), (), rows=(0,), starts=(0,), num_tokens=(WINDOW,), samples=(True,))
     batch = build(step, Spans.of(step), rows, config.num_kv_heads, (None,))
-    return model(replace(batch, sample_rows=torch.arange(WINDOW)), caches)
+    return model(replace(batch, sample_rows=torch.arange(WINDOW)), caches).float()
 
 
 def compare(directory: Path, count: int = WINDOWS) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from e2e.api.engine_cases import ENGINE_CASES
 from e2e.api.kv_cases import KV_CASES
 from e2e.api.specs import Body, merged, minimal, schemas
 
@@ -118,7 +119,7 @@ CASES: dict[str, Cases] = (
             field="spec.engine.extraArgs[0]",
             accepted=(
                 _arguments("--seed", "1"),
-                _arguments("--max-num-batched-tokens=512"),
+                _arguments("--max-num-batched-tokens=512", "--watermark-gamma=0.25"),
                 _arguments("--hostile", "-x"),
                 _arguments("$(id)", "a\nb", "--x=--host"),
             ),
@@ -128,7 +129,7 @@ CASES: dict[str, Cases] = (
                 _arguments("--port=1"),
                 _arguments("--health-port=1\n2"),
                 _arguments("--served-model-name", "x"),
-                _arguments("--scheduling-policy", "sjf"),
+                _arguments("--scheduling-policy", "sjf", "--watermark=always"),
                 _arguments("--no-enable-prefix-caching"),
                 _arguments("--api-keys-dir=/tmp"),
                 _arguments("--drain-timeout-seconds=1"),
@@ -295,5 +296,5 @@ CASES: dict[str, Cases] = (
             ),
         }.items()
     }
-    | {case_id: Cases(**arguments) for case_id, arguments in KV_CASES.items()}
+    | {case_id: Cases(**arguments) for case_id, arguments in (KV_CASES | ENGINE_CASES).items()}
 )

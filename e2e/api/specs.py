@@ -112,6 +112,7 @@ _OVERRIDES: dict[str, st.SearchStrategy[Any]] = {
             {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}},
         ]
     ),
+    "spec.engine.watermark.keySecretRef.key": st.sampled_from(["key", "A.b_c-d", ".hidden"]),
     "cidr": st.sampled_from(["10.0.0.0/8", "192.168.1.7/32", "fd00::/8", "::/0", "0.0.0.0/0"]),
     "key": _KEYS,
 }
@@ -165,6 +166,9 @@ def _repaired(entry: Body, path: str) -> Body:
             if "hostOffload" not in entry:
                 entry.pop("diskOffload", None)
                 entry.pop("preemptionMode", None)
+        case "engine.watermark":
+            if "keySecretRef" not in entry:
+                entry.pop("mode", None)
         case "health":
             if entry.get("loadStallTimeoutSeconds", 300) > entry.get("startupTimeoutSeconds", 1800):
                 entry["loadStallTimeoutSeconds"] = 10

@@ -15,8 +15,10 @@ from quire_kernels.native import NATIVE
 from quire_kernels.paged_decode_attention import DecodeGather, decode_gather, paged_decode_attention
 from quire_kernels.paged_prefill_attention import PrefillSpan, paged_prefill_attention, prefill_spans
 from quire_kernels.qk_norm import qk_norm
+from quire_kernels.recording import Recording, record
 from quire_kernels.rope_kv_write import kv_cache_rows, rope_kv_write
 from quire_kernels.silu_mul import silu_mul
+from quire_kernels.take_rows import take_rows
 from quire_kernels.topk_topp_threshold import topk_topp_threshold
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "KVScales",
     "Int8Weight",
     "PrefillSpan",
+    "Recording",
     "add_rmsnorm",
     "decode_gather",
     "gelu_tanh_mul",
@@ -41,8 +44,10 @@ __all__ = [
     "prefill_spans",
     "qk_norm",
     "quantise_int8",
+    "record",
     "rope_kv_write",
     "silu_mul",
+    "take_rows",
     "token_logprobs",
     "topk_topp_threshold",
 ]

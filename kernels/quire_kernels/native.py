@@ -1,38 +1,85 @@
 """The CPU kernels of csrc/, where they were built (`native_build`) and the CPU has AVX-512 VNNI.
 
-Called by the ops, each of which asks `native` whether its tensors suit and otherwise computes by torch. The
-library shares torch's OpenMP threads: `torch.set_num_threads` counts for both.
+Called by `recording`, and by the ops, each of which asks `native` whether its tensors suit and otherwise
+computes by torch. The library shares torch's OpenMP threads: `torch.set_num_threads` counts for both.
 """
 
 import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from quire_kernels.recorder import Call, Recorder
+
 _LIBRARY = Path(__file__).with_name("libquire_cpu.so")
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _HEAD_SIZES = (64, 96, 128, 256)
 _MAX_BLOCK, _MAX_GROUP = 64, 64
+_INT8_GROUP, _INT8_GROUP_BYTES = 64, 8
+# Products or numbers below which a second thread costs more than it brings.
+_SMALL_LINEAR, _SMALL_ATTENTION, _SMALL_PASS = 200_000, 65_536, 16_384
 
-_P, _I, _F, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-_SIGNATURES = {
-    "quire_int8_linear": [_P] * 5 + [_I] * 3 + [_D],
-    "quire_add_rmsnorm": [_P] * 4 + [_I] * 2 + [_F, _D],
-    "quire_silu_mul": [_P] * 2 + [_I] * 2 + [_D],
-    "quire_rope_kv_write": [_P] * 7 + [_I] * 5 + [_D],
-    "quire_decode_attention": [_P] * 6 + [_I] * 7 + [_F, _D],
+_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+def _arguments(pointers: str, numbers: str, floats: str = "") -> type[ctypes.Structure]:
+    """As the kernel's .c file declares them: pointers, then whole numbers, then floats."""
+    typed = ((pointers, _P), (numbers, _I), (floats, _F))
+    fields = [(name, kind) for names, kind in typed for name in names.split()]
+    return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+
+
+_KERNELS = {
+    "int8_linear": _arguments("x packed weight_scales bias y scratch", "in out dtype"),
+    "add_rmsnorm": _arguments("x residual weight y", "size dtype", "eps"),
+    "silu_mul": _arguments("gate_up y", "size dtype"),
+    "rope_kv_write": _arguments(
+        "qkv cos sin slots k_cache v_cache q", "heads kv_heads head_size block_size dtype"
+    ),
+    "take_rows": _arguments("table index y", "size"),
+    "decode_attention": _arguments(
+        "q k_cache v_cache table lengths out",
+        "heads kv_heads head_size block_size table_width window dtype",
+        "scale",
+    ),
 }
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (("kernel", _P), ("arguments", _P))
 
 
 class Native:
     """Typed calls; callers have checked with ``takes`` and ``attends`` what the C code takes for granted."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        for name, signature in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = signature, None
-        self._library = library
+        self._kernels = {
+            name: (_address(library, f"quire_{name}"), arguments) for name, arguments in _KERNELS.items()
+        }
+        self._run = library.quire_run
+        self._run.argtypes, self._run.restype = [_P, _I, _I, ctypes.c_int], None
+        self._recorder: Recorder | None = None
+
+    @contextmanager
+    def recorded_by(self, recorder: Recorder) -> Iterator[None]:
+        """Within it, calls are handed over and not made: what they return is memory without a result."""
+        self._recorder = recorder
+        try:
+            yield
+        finally:
+            self._recorder = None
+
+    def array_of(self, calls: Sequence[Call]) -> "ctypes.Array[_Call]":
+        """For ``run``; points to the arguments of the calls, which must live as long."""
+        made = [_Call(call.kernel, ctypes.addressof(call.arguments)) for call in calls]
+        return (_Call * len(made))(*made)
+
+    def run(self, calls: "ctypes.Array[_Call]", rows: int, *, is_large: bool) -> None:
+        """Make the calls one after the other, each over the same number of rows."""
+        self._run(calls, len(calls), rows, is_large)
 
     def takes(self, *tensors: Tensor | None) -> bool:
         """One dtype that the kernels know, on the CPU, contiguous, rows of whole registers."""
@@ -43,32 +90,38 @@ class Native:
             for t in given
         )
 
-    def attends(self, q: Tensor, k_cache: Tensor) -> bool:
+    def attends(self, q: Tensor, k_cache: Tensor, out: Tensor | None) -> bool:
         """Whether decode attention over this cache can be computed."""
         num_kv_heads, block_size, head_size = k_cache.shape[1:]
         return (
             q.dtype == k_cache.dtype
             and q.dtype in _DTYPES
+            and q.device.type == "cpu"
             and head_size in _HEAD_SIZES
             and block_size % 4 == 0
             and block_size <= _MAX_BLOCK
             and q.shape[1] <= _MAX_GROUP * num_kv_heads
             and k_cache.is_contiguous()
             and q.is_contiguous()
+            and (out is None or out.is_contiguous())
         )
 
     def int8_linear(self, x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, in] -> [T, out]; ``packed`` [out / 16, in / 4, 16, 4], scales and bias float32 [out]."""
         rows, in_size = x.shape
         out_size = scales.shape[0]
-        y = torch.empty(rows, out_size, dtype=x.dtype)
-        self._library.quire_int8_linear(
+        y = self._empty((rows, out_size), x.dtype)
+        scratch = self._empty((rows, in_size + in_size // _INT8_GROUP * _INT8_GROUP_BYTES), torch.int8)
+        self._call(
+            "int8_linear",
+            rows,
+            rows * in_size * out_size > _SMALL_LINEAR,
             x.data_ptr(),
             packed.data_ptr(),
             scales.data_ptr(),
             None if bias is None else bias.data_ptr(),
             y.data_ptr(),
-            rows,
+            scratch.data_ptr(),
             in_size,
             out_size,
             _DTYPES[x.dtype],
@@ -77,25 +130,39 @@ class Native:
 
     def add_rmsnorm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """As ``add_rmsnorm_reference``."""
-        y = torch.empty_like(x)
-        self._library.quire_add_rmsnorm(
+        rows, size = x.shape
+        y = self._empty((rows, size), x.dtype)
+        self._call(
+            "add_rmsnorm",
+            rows,
+            rows * size > _SMALL_PASS,
             x.data_ptr(),
             None if residual is None else residual.data_ptr(),
             weight.data_ptr(),
             y.data_ptr(),
-            *x.shape,
-            eps,
+            size,
             _DTYPES[x.dtype],
+            eps,
         )
         return y
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """As ``silu_mul_reference``."""
         rows, width = gate_up.shape
-        y = torch.empty(rows, width // 2, dtype=gate_up.dtype)
-        self._library.quire_silu_mul(
-            gate_up.data_ptr(), y.data_ptr(), rows, width // 2, _DTYPES[gate_up.dtype]
-        )
+        size = width // 2
+        y = self._empty((rows, size), gate_up.dtype)
+        is_large = rows * size > _SMALL_PASS
+        dtype = _DTYPES[gate_up.dtype]
+        self._call("silu_mul", rows, is_large, gate_up.data_ptr(), y.data_ptr(), size, dtype)
+        return y
+
+    def take_rows(self, table: Tensor, index: Tensor) -> Tensor:
+        """As ``take_rows_reference``; nobody checks the index."""
+        rows, size = index.shape[0], table.shape[1]
+        y = self._empty((rows, size), table.dtype)
+        is_large = rows * size > _SMALL_PASS
+        row_bytes = size * table.itemsize
+        self._call("take_rows", rows, is_large, table.data_ptr(), index.data_ptr(), y.data_ptr(), row_bytes)
         return y
 
     def rope_kv_write(
@@ -105,8 +172,11 @@ class Native:
         num_kv_heads, block_size, head_size = k_cache.shape[1:]
         tokens, width = qkv.shape
         num_heads = width // head_size - 2 * num_kv_heads
-        q = torch.empty(tokens, num_heads, head_size, dtype=qkv.dtype)
-        self._library.quire_rope_kv_write(
+        q = self._empty((tokens, num_heads, head_size), qkv.dtype)
+        self._call(
+            "rope_kv_write",
+            tokens,
+            tokens * width > _SMALL_PASS,
             qkv.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
@@ -114,7 +184,6 @@ class Native:
             k_cache.data_ptr(),
             v_cache.data_ptr(),
             q.data_ptr(),
-            tokens,
             num_heads,
             num_kv_heads,
             head_size,
@@ -132,28 +201,53 @@ class Native:
         seq_lens: Tensor,
         scale: float,
         window: int | None,
-        out: Tensor,
-    ) -> None:
+        out: Tensor | None = None,
+    ) -> Tensor:
         """As ``paged_decode_attention_reference`` without a soft cap; a table of one row is everybody's."""
         sequences, num_heads, head_size = q.shape
         num_kv_heads, block_size = k_cache.shape[1:3]
-        self._library.quire_decode_attention(
+        if out is None:
+            out = self._empty(q.shape, q.dtype)
+        table = block_table.contiguous()
+        self._call(
+            "decode_attention",
+            sequences,
+            q.numel() * table.shape[-1] * block_size > _SMALL_ATTENTION,
             q.data_ptr(),
             k_cache.data_ptr(),
             v_cache.data_ptr(),
-            block_table.contiguous().data_ptr(),
+            table.data_ptr(),
             seq_lens.data_ptr(),
             out.data_ptr(),
-            sequences,
             num_heads,
             num_kv_heads,
             head_size,
             block_size,
-            block_table.shape[1] if block_table.dim() == 2 else 0,
+            table.shape[1] if table.dim() == 2 else 0,
             window or 0,
-            scale,
             _DTYPES[q.dtype],
+            scale,
         )
+        return out
+
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        if self._recorder is not None:
+            return self._recorder.empty(shape, dtype)
+        return torch.empty(shape, dtype=dtype)
+
+    def _call(self, name: str, rows: int, is_large: bool, *values: float | None) -> None:
+        kernel, structure = self._kernels[name]
+        arguments = structure(*values)
+        if self._recorder is not None:
+            self._recorder.calls.append(Call(kernel, arguments, is_large))
+        else:
+            self._run(ctypes.byref(_Call(kernel, ctypes.addressof(arguments))), 1, rows, is_large)
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    address = ctypes.cast(getattr(library, name), _P).value
+    assert address is not None
+    return address
 
 
 def _load() -> Native | None:

@@ -1,6 +1,8 @@
 """Attention of one new token per sequence over its paged cache. Called once per layer by attention."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -38,16 +40,18 @@ def paged_decode_attention(
     softcap: float | None = None,
     scales: KVScales | None = None,
     out: Tensor | None = None,
-    gather: tuple[DecodeGather, ...] | None = None,
+    gather: Callable[[], tuple[DecodeGather, ...]] | None = None,
 ) -> Tensor:
     """Attention for q [B, Hq, D] -> [B, Hq, D].
 
     ``block_table`` i64 [B, blocks] names each sequence's blocks in order (entries past its end may repeat
     any of its own), ``seq_lens`` i64 [B] counts its tokens, the new one included. Only the last ``window`` of
     them are looked at; ``softcap`` bounds the scores by tanh; ``scales``
-    are those of quantised caches. ``gather`` spares the CPU some arithmetic per
+    are those of quantised caches. ``gather``, asked where torch computes, spares it some arithmetic per
     layer: ``decode_gather`` of the same table and window.
     """
+    if NATIVE is not None and softcap is None and NATIVE.attends(q, k_cache, out):
+        return NATIVE.decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale, window, out)
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
     if q.device.type != "cpu":
@@ -55,14 +59,11 @@ def paged_decode_attention(
             q, k_cache, v_cache, block_table, seq_lens, scale, window=window, softcap=softcap, scales=scales
         )
         return out.copy_(reference)
-    if NATIVE is not None and softcap is None and NATIVE.attends(q, k_cache) and out.is_contiguous():
-        NATIVE.decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale, window, out)
-        return out
     _, num_kv_heads, block_size, head_size = k_cache.shape
     if gather is None:
-        gather = decode_gather(block_table, seq_lens, num_kv_heads, block_size, window=window)
+        gather = partial(decode_gather, block_table, seq_lens, num_kv_heads, block_size, window=window)
     caches = with_scales(k_cache, v_cache, scales)
-    for part in gather:
+    for part in gather():
         count = part.last - part.first
         shape = (count, num_kv_heads, -1, head_size)
         # The query heads that share a KV head are rows of one small matrix: no repeated keys.

@@ -2,7 +2,9 @@
 attention.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,14 +39,15 @@ def paged_prefill_attention(
     softcap: float | None = None,
     scales: KVScales | None = None,
     out: Tensor | None = None,
-    spans: tuple[PrefillSpan, ...] | None = None,
+    spans: Callable[[], tuple[PrefillSpan, ...]] | None = None,
 ) -> Tensor:
     """Attention for packed q [T, Hq, D] -> [T, Hq, D]; each chunk is the end of its sequence.
 
     ``cu_q`` i64 [B + 1] bounds the chunks in q, ``seq_lens`` i64 [B] counts each sequence's tokens up to
     the end of its chunk; ``block_table``, ``window`` (the token itself counts) and ``softcap`` and
     ``scales`` as for decode.
-    ``spans`` spares the CPU some arithmetic per layer: ``prefill_spans`` of the same table and window.
+    ``spans``, asked where torch computes, spares it some arithmetic per layer: ``prefill_spans`` of the same
+    table and window.
     """
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -62,7 +65,7 @@ def paged_prefill_attention(
             scales=scales,
         )
         return out.copy_(reference)
-    if NATIVE is not None and softcap is None and NATIVE.attends(q, k_cache) and out.is_contiguous():
+    if NATIVE is not None and softcap is None and NATIVE.attends(q, k_cache, out):
         bounds = cu_q.tolist()
         for row, length in enumerate(seq_lens.tolist()):
             part = slice(bounds[row], bounds[row + 1])
@@ -74,9 +77,9 @@ def paged_prefill_attention(
         return out
     _, num_kv_heads, block_size, head_size = k_cache.shape
     if spans is None:
-        spans = prefill_spans(block_table, seq_lens, cu_q, num_kv_heads, block_size, window=window)
+        spans = partial(prefill_spans, block_table, seq_lens, cu_q, num_kv_heads, block_size, window=window)
     caches = with_scales(k_cache, v_cache, scales)
-    for span in spans:
+    for span in spans():
         shape = (1, num_kv_heads, -1, head_size)
         queries = q[None, span.first : span.last].transpose(1, 2)
         k, v = (

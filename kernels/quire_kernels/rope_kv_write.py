@@ -2,6 +2,8 @@
 attention.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -19,15 +21,15 @@ def rope_kv_write(
     v_cache: Tensor,
     *,
     scales: KVScales | None = None,
-    cache_rows: Tensor | None = None,
+    cache_rows: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """Rotate q and k of qkv [T, (Hq + 2 Hkv) D], store k and v, return q [T, Hq, D].
 
     ``cos`` and ``sin`` are float32 [P, R / 2] for the first R <= D of a head's dimensions (the others stay as
     they are), looked up at ``positions`` i64 [T]; without positions they
-    are the tokens' own rows already. ``slots`` i64 [T] is block_id * block_size + offset. ``cache_rows``
-    spares the CPU some arithmetic per layer: ``kv_cache_rows`` of the same slots. With ``scales``, k and v
-    are quantised to the type of the caches.
+    are the tokens' own rows already. ``slots`` i64 [T] is block_id * block_size + offset. ``cache_rows``,
+    asked where torch computes, spares it some arithmetic per layer: ``kv_cache_rows`` of the same slots. With
+    ``scales``, k and v are quantised to the type of the caches.
     """
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
@@ -47,17 +49,16 @@ def rope_kv_write(
     if 2 * half < head_size:
         rotated[..., 2 * half :] = x[..., 2 * half :]
     rotated = rotated.to(qkv.dtype)
-    if cache_rows is None:
-        cache_rows = kv_cache_rows(slots, num_kv_heads, block_size)
+    places = kv_cache_rows(slots, num_kv_heads, block_size) if cache_rows is None else cache_rows()
     num_heads = num_rotated - num_kv_heads
     if scales is not None:
         fixed_k, fixed_v = scales.fixed or (None, None)
         keys, values = rotated[:, num_heads:], heads[:, num_rotated:]
-        write_kv(k_cache, scales.keys, fixed_k, cache_rows, keys.reshape(-1, head_size))
-        write_kv(v_cache, scales.values, fixed_v, cache_rows, values.reshape(-1, head_size))
+        write_kv(k_cache, scales.keys, fixed_k, places, keys.reshape(-1, head_size))
+        write_kv(v_cache, scales.values, fixed_v, places, values.reshape(-1, head_size))
         return rotated[:, :num_heads]
-    k_cache.view(-1, head_size).index_copy_(0, cache_rows, rotated[:, num_heads:].reshape(-1, head_size))
-    v_cache.view(-1, head_size).index_copy_(0, cache_rows, heads[:, num_rotated:].reshape(-1, head_size))
+    k_cache.view(-1, head_size).index_copy_(0, places, rotated[:, num_heads:].reshape(-1, head_size))
+    v_cache.view(-1, head_size).index_copy_(0, places, heads[:, num_rotated:].reshape(-1, head_size))
     return rotated[:, :num_heads]
 
 

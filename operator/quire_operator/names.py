@@ -44,6 +44,7 @@ PATH_API_KEYS = "/etc/quire/keys"
 PATH_HOME = "/home/quire"
 PATH_KV_OFFLOAD = "/var/cache/quire/kv"
 PATH_SHARED_MEMORY = "/dev/shm"
+PATH_WATERMARK = "/etc/quire/watermark"
 PATH_TERMINATION_LOG = "/dev/termination-log"
 
 USER_ID = 65532

@@ -17,7 +17,7 @@ def test_it_equals_its_reference_however_the_sequences_are_grouped(lengths: list
     k_cache, v_cache, table, seq_lens = cache(lengths)
     q = torch.randn(len(lengths), HEADS, SIZE)
     parts = decode_gather(table, seq_lens, KV_HEADS, BLOCK, max_blocks=limit)
-    result = paged_decode_attention(q, k_cache, v_cache, table, seq_lens, 0.3, gather=parts)
+    result = paged_decode_attention(q, k_cache, v_cache, table, seq_lens, 0.3, gather=lambda: parts)
     expected = paged_decode_attention_reference(q, k_cache, v_cache, table, seq_lens, 0.3)
     torch.testing.assert_close(result, expected)
     torch.testing.assert_close(paged_decode_attention(q, k_cache, v_cache, table, seq_lens, 0.3), expected)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from pathlib import Path
 
 import httpx
 import openai
@@ -274,3 +275,10 @@ def test_resetting_the_prefix_cache_needs_a_key_and_forgets_everything(server):
     assert server.post("/reset_prefix_cache", {}).status_code == 401
     assert server.post("/reset_prefix_cache", {}, key=KEY).status_code == 200
     assert cached_tokens(server, text) == 0
+
+
+def test_the_engine_s_threads_wait_awake_for_each_other_but_not_for_ever(server):
+    """Asleep, they cost a third of the speed; spinning without end, a pod that waits would cost CPUs."""
+    environ = Path(f"/proc/{server.children()['engine']}/environ").read_bytes().decode().split("\0")
+    (spins,) = (one.partition("=")[2] for one in environ if one.startswith("GOMP_SPINCOUNT="))
+    assert 0 < int(spins) <= 100_000

@@ -7,11 +7,13 @@
 
 enum { FEW = 4 }; /* sequences below which the KV heads of each are shared out to the threads */
 
-struct call {
+/* q, out [sequences, heads, head_size]; caches [blocks, kv_heads, block_size, head_size]; head_size 64, 96, 128 or
+ * 256; block_size a multiple of 4; table [sequences, table_width], or everybody's where that is 0; window 0 = all. */
+struct attention {
     const void *q, *k_cache, *v_cache;
     const int64_t *table, *lengths;
     void *out;
-    int64_t sequences, heads, kv_heads, block_size, table_width, window;
+    int64_t heads, kv_heads, head_size, block_size, table_width, window, dtype;
     float scale;
 };
 
@@ -101,12 +103,12 @@ INLINE float exponentials(float *scores, int64_t first, int64_t last, int64_t pa
 }
 
 /* Where a block's rows of one KV head begin, in numbers. */
-INLINE int64_t place(const struct call *a, const int64_t *table, int64_t block, int64_t kv_head, int64_t size) {
+INLINE int64_t place(const struct attention *a, const int64_t *table, int64_t block, int64_t kv_head, int64_t size) {
     return (table[block] * a->kv_heads + kv_head) * a->block_size * size;
 }
 
 /* The rows of one block and head as float32, the ones after them asked for: next head, next block, or ``after``. */
-INLINE const float *rows(const struct call *a, const void *cache, const int64_t *table, int64_t block, int64_t last,
+INLINE const float *rows(const struct attention *a, const void *cache, const int64_t *table, int64_t block, int64_t last,
                          int64_t kv_head, int64_t from, int64_t to, const void *after, struct scratch *work,
                          int dtype, int64_t size) {
     int64_t next_head = kv_head + 1 < to ? kv_head + 1 : from, next = kv_head + 1 < to ? block : block + 1;
@@ -116,7 +118,7 @@ INLINE const float *rows(const struct call *a, const void *cache, const int64_t 
 }
 
 /* One sequence, KV heads [from, to): block by block with the heads inside, which is the order of memory. */
-INLINE void task(const struct call *a, int64_t sequence, int64_t from, int64_t to, struct scratch *work, int dtype,
+INLINE void task(const struct attention *a, int64_t sequence, int64_t from, int64_t to, struct scratch *work, int dtype,
                  const int64_t size) {
     const int64_t group = a->heads / a->kv_heads, length = a->lengths[sequence], width = a->block_size;
     const int64_t start = a->window && length > a->window ? length - a->window : 0;
@@ -155,44 +157,32 @@ INLINE void task(const struct call *a, int64_t sequence, int64_t from, int64_t t
                     dtype);
 }
 
-INLINE void attend(const struct call *a, int dtype, const int64_t size) {
-    int64_t longest = 0, total = 0;
-    for (int64_t i = 0; i < a->sequences; i++) {
-        total += a->lengths[i];
+INLINE void attend(const struct attention *a, int64_t sequences, int dtype, const int64_t size) {
+    int64_t longest = 0;
+    for (int64_t i = 0; i < sequences; i++)
         if (a->lengths[i] > longest) longest = a->lengths[i];
-    }
     const int64_t reach = (longest + 2 * a->block_size + 31) / 16 * 16;
-    const int64_t heads_each = a->sequences < FEW ? 1 : a->kv_heads, parts = a->kv_heads / heads_each;
+    const int64_t heads_each = sequences < FEW ? 1 : a->kv_heads, parts = a->kv_heads / heads_each;
     const int64_t heads = heads_each * a->heads / a->kv_heads;
-#pragma omp parallel if (total * a->heads * size > 65536)
-    {
-        float *memory = malloc((heads * (reach + 2 * size + 1) + a->block_size * size) * sizeof(float));
-        struct scratch work = {.scores = memory, .reach = reach, .q = memory + heads * reach};
-        work.sums = work.q + heads * size, work.block = work.sums + heads * size;
-        work.totals = work.block + a->block_size * size;
+    float *memory = malloc((heads * (reach + 2 * size + 1) + a->block_size * size) * sizeof(float));
+    struct scratch work = {.scores = memory, .reach = reach, .q = memory + heads * reach};
+    work.sums = work.q + heads * size, work.block = work.sums + heads * size;
+    work.totals = work.block + a->block_size * size;
 #pragma omp for schedule(dynamic)
-        for (int64_t index = 0; index < a->sequences * parts; index++)
-            task(a, index / parts, index % parts * heads_each, (index % parts + 1) * heads_each, &work, dtype, size);
-        free(memory);
-    }
+    for (int64_t index = 0; index < sequences * parts; index++)
+        task(a, index / parts, index % parts * heads_each, (index % parts + 1) * heads_each, &work, dtype, size);
+    free(memory);
 }
 
 #define SIZES(f) f(64) f(96) f(128) f(256)
-#define ATTEND(size)                                                                                                  \
-    case size:                                                                                                        \
-        if (dtype == BFLOAT16)                                                                                        \
-            attend(&a, BFLOAT16, size);                                                                               \
-        else                                                                                                          \
-            attend(&a, FLOAT32, size);                                                                                \
+#define ATTEND(size)                               \
+    case size:                                     \
+        if (a->dtype == BFLOAT16)                  \
+            attend(a, sequences, BFLOAT16, size);  \
+        else                                       \
+            attend(a, sequences, FLOAT32, size);   \
         break;
 
-/* q, out [sequences, heads, head_size]; caches [blocks, kv_heads, block_size, head_size]; head_size 64, 96,
- * 128 or 256; block_size a multiple of 4; window 0 = all. */
-EXPORT void quire_decode_attention(const void *q, const void *k_cache, const void *v_cache, const int64_t *table,
-                                   const int64_t *lengths, void *out, int64_t sequences, int64_t heads,
-                                   int64_t kv_heads, int64_t head_size, int64_t block_size, int64_t table_width,
-                                   int64_t window, float scale, int dtype) {
-    struct call a = {q,     k_cache,  v_cache,    table,       lengths, out,  sequences,
-                     heads, kv_heads, block_size, table_width, window,  scale};
-    switch (head_size) { SIZES(ATTEND) }
+EXPORT void quire_decode_attention(const struct attention *a, int64_t sequences) {
+    switch (a->head_size) { SIZES(ATTEND) }
 }

@@ -1,7 +1,7 @@
 /* The small operations between the matrices: each is one pass over its rows. */
 #include "vectors.h"
 
-enum { SMALL = 16384 }; /* elements below which a second thread costs more than it brings */
+#include <string.h>
 
 INLINE void norm_row(const void *x, void *residual, const void *weight, void *y, int64_t size, float eps, int dtype) {
     __m512 squares = _mm512_setzero_ps();
@@ -21,41 +21,56 @@ INLINE void norm_row(const void *x, void *residual, const void *weight, void *y,
     }
 }
 
-INLINE void norm(const void *x, void *residual, const void *weight, void *y, int64_t rows, int64_t size, float eps,
-                 int dtype) {
-#pragma omp parallel for schedule(static) if (rows * size > SMALL)
+/* All [rows, size], size a multiple of 16; residual may be null. */
+struct norm {
+    const void *x;
+    void *residual;
+    const void *weight;
+    void *y;
+    int64_t size, dtype;
+    float eps;
+};
+
+INLINE void norm(const struct norm *a, int64_t rows, int dtype) {
+#pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
-        void *stream = residual ? (void *)at(residual, row * size, dtype) : NULL;
-        norm_row(at(x, row * size, dtype), stream, weight, (void *)at(y, row * size, dtype), size, eps, dtype);
+        const int64_t first = row * a->size;
+        void *stream = a->residual ? (void *)at(a->residual, first, dtype) : NULL;
+        norm_row(at(a->x, first, dtype), stream, a->weight, (void *)at(a->y, first, dtype), a->size, a->eps, dtype);
     }
 }
 
-/* All [rows, size], size a multiple of 16; residual may be null. */
-EXPORT void quire_add_rmsnorm(const void *x, void *residual, const void *weight, void *y, int64_t rows, int64_t size,
-                              float eps, int dtype) {
-    if (dtype == BFLOAT16)
-        norm(x, residual, weight, y, rows, size, eps, BFLOAT16);
+EXPORT void quire_add_rmsnorm(const struct norm *a, int64_t rows) {
+    if (a->dtype == BFLOAT16)
+        norm(a, rows, BFLOAT16);
     else
-        norm(x, residual, weight, y, rows, size, eps, FLOAT32);
-}
-
-INLINE void gate(const void *gate_up, void *y, int64_t rows, int64_t size, int dtype) {
-#pragma omp parallel for schedule(static) if (rows * size > SMALL)
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t i = 0; i < size; i += 16) {
-            __m512 x = load16(gate_up, row * 2 * size + i, dtype);
-            __m512 up = load16(gate_up, row * 2 * size + size + i, dtype);
-            __m512 bound = _mm512_add_ps(exp16(_mm512_sub_ps(_mm512_setzero_ps(), x)), _mm512_set1_ps(1.0f));
-            store16(y, row * size + i, _mm512_mul_ps(rounded16(_mm512_div_ps(x, bound), dtype), up), dtype);
-        }
+        norm(a, rows, FLOAT32);
 }
 
 /* gate_up [rows, 2 size] -> y [rows, size]: silu(gate) * up; size a multiple of 16. */
-EXPORT void quire_silu_mul(const void *gate_up, void *y, int64_t rows, int64_t size, int dtype) {
-    if (dtype == BFLOAT16)
-        gate(gate_up, y, rows, size, BFLOAT16);
+struct gate {
+    const void *gate_up;
+    void *y;
+    int64_t size, dtype;
+};
+
+INLINE void gate(const struct gate *a, int64_t rows, int dtype) {
+    const int64_t size = a->size;
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < size; i += 16) {
+            __m512 x = load16(a->gate_up, row * 2 * size + i, dtype);
+            __m512 up = load16(a->gate_up, row * 2 * size + size + i, dtype);
+            __m512 bound = _mm512_add_ps(exp16(_mm512_sub_ps(_mm512_setzero_ps(), x)), _mm512_set1_ps(1.0f));
+            store16(a->y, row * size + i, _mm512_mul_ps(rounded16(_mm512_div_ps(x, bound), dtype), up), dtype);
+        }
+}
+
+EXPORT void quire_silu_mul(const struct gate *a, int64_t rows) {
+    if (a->dtype == BFLOAT16)
+        gate(a, rows, BFLOAT16);
     else
-        gate(gate_up, y, rows, size, FLOAT32);
+        gate(a, rows, FLOAT32);
 }
 
 INLINE void rotate_head(const void *x, void *y, const float *cos, const float *sin, int64_t half, int dtype) {
@@ -67,33 +82,51 @@ INLINE void rotate_head(const void *x, void *y, const float *cos, const float *s
     }
 }
 
-INLINE void rope(const void *qkv, const float *cos, const float *sin, const int64_t *slots, void *k_cache,
-                 void *v_cache, void *q_out, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_size,
-                 int64_t block_size, int dtype) {
-    const int64_t half = head_size / 2, width = (heads + 2 * kv_heads) * head_size;
-#pragma omp parallel for schedule(static) if (tokens * width > SMALL)
+/* qkv [tokens, (heads + 2 kv_heads) head_size] -> q, and k and v to their slots; head_size a multiple of 32. */
+struct rope {
+    const void *qkv;
+    const float *cos, *sin;
+    const int64_t *slots;
+    void *k_cache, *v_cache, *q;
+    int64_t heads, kv_heads, head_size, block_size, dtype;
+};
+
+INLINE void rope(const struct rope *a, int64_t tokens, int dtype) {
+    const int64_t size = a->head_size, half = size / 2, width = (a->heads + 2 * a->kv_heads) * size;
+#pragma omp for schedule(static)
     for (int64_t token = 0; token < tokens; token++) {
-        const float *c = cos + token * half, *s = sin + token * half;
-        for (int64_t head = 0; head < heads; head++)
-            rotate_head(at(qkv, token * width + head * head_size, dtype),
-                        (void *)at(q_out, (token * heads + head) * head_size, dtype), c, s, half, dtype);
-        int64_t block = slots[token] / block_size, offset = slots[token] % block_size;
-        for (int64_t head = 0; head < kv_heads; head++) {
-            int64_t target = ((block * kv_heads + head) * block_size + offset) * head_size;
-            int64_t key = token * width + (heads + head) * head_size;
-            rotate_head(at(qkv, key, dtype), (void *)at(k_cache, target, dtype), c, s, half, dtype);
-            for (int64_t i = 0; i < head_size; i += 16)
-                store16(v_cache, target + i, load16(qkv, key + kv_heads * head_size + i, dtype), dtype);
+        const float *c = a->cos + token * half, *s = a->sin + token * half;
+        for (int64_t head = 0; head < a->heads; head++)
+            rotate_head(at(a->qkv, token * width + head * size, dtype),
+                        (void *)at(a->q, (token * a->heads + head) * size, dtype), c, s, half, dtype);
+        int64_t block = a->slots[token] / a->block_size, offset = a->slots[token] % a->block_size;
+        for (int64_t head = 0; head < a->kv_heads; head++) {
+            int64_t target = ((block * a->kv_heads + head) * a->block_size + offset) * size;
+            int64_t key = token * width + (a->heads + head) * size;
+            rotate_head(at(a->qkv, key, dtype), (void *)at(a->k_cache, target, dtype), c, s, half, dtype);
+            for (int64_t i = 0; i < size; i += 16)
+                store16(a->v_cache, target + i, load16(a->qkv, key + a->kv_heads * size + i, dtype), dtype);
         }
     }
 }
 
-/* qkv [tokens, (heads + 2 kv_heads) head_size] -> q_out, and k and v to their slots; head_size a multiple of 32. */
-EXPORT void quire_rope_kv_write(const void *qkv, const float *cos, const float *sin, const int64_t *slots,
-                                void *k_cache, void *v_cache, void *q_out, int64_t tokens, int64_t heads,
-                                int64_t kv_heads, int64_t head_size, int64_t block_size, int dtype) {
-    if (dtype == BFLOAT16)
-        rope(qkv, cos, sin, slots, k_cache, v_cache, q_out, tokens, heads, kv_heads, head_size, block_size, BFLOAT16);
+EXPORT void quire_rope_kv_write(const struct rope *a, int64_t tokens) {
+    if (a->dtype == BFLOAT16)
+        rope(a, tokens, BFLOAT16);
     else
-        rope(qkv, cos, sin, slots, k_cache, v_cache, q_out, tokens, heads, kv_heads, head_size, block_size, FLOAT32);
+        rope(a, tokens, FLOAT32);
+}
+
+/* y [rows, size] = table[index]; size in bytes. */
+struct take {
+    const char *table;
+    const int64_t *index;
+    char *y;
+    int64_t size;
+};
+
+EXPORT void quire_take_rows(const struct take *a, int64_t rows) {
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++)
+        memcpy(a->y + row * a->size, a->table + a->index[row] * a->size, a->size);
 }

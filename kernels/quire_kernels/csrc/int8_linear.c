@@ -7,7 +7,7 @@
  */
 #include "vectors.h"
 
-enum { LANES = 16, PANELS = 3, ROWS = 8, GROUP = 64, AHEAD = 1024 };
+enum { LANES = 16, ROWS = 8, GROUP = 64, AHEAD = 8192 };
 
 /* One row, a scale for each group of its numbers; ``offsets`` are what the weights' offset 128 adds to the sums. */
 INLINE void quantise_row(const void *x, int64_t size, int8_t *q, float *scales, int32_t *offsets, int dtype) {
@@ -32,14 +32,22 @@ INLINE void quantise_row(const void *x, int64_t size, int8_t *q, float *scales, 
     }
 }
 
-struct problem {
+/* x, y: [rows, in], [rows, out]; in a multiple of 64, out of 16; bias may be null. ``scratch``: as many bytes as x
+ * has numbers, and 8 for each group of them. */
+struct linear {
+    const void *x;
     const uint8_t *packed;
     const float *weight_scales, *bias;
-    const int8_t *q;
-    const float *row_scales; /* [rows, groups], as the offsets */
-    const int32_t *offsets;
     void *y;
-    int64_t in, out;
+    int8_t *scratch;
+    int64_t in, out, dtype;
+};
+
+/* x quantised. */
+struct rows {
+    const int8_t *q;
+    const float *scales; /* [rows, groups], as the offsets */
+    const int32_t *offsets;
 };
 
 /* Assembly, for gcc 12 makes of the intrinsic a copy and a store to the stack each time. */
@@ -48,104 +56,77 @@ INLINE __m512i multiply_add(__m512i sums, __m512i weights, const int8_t *q) {
     return sums;
 }
 
-INLINE __m512 add_group(const struct problem *p, int64_t index, __m512i sums, __m512 total) {
-    __m512 value = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_set1_epi32(p->offsets[index])));
-    return _mm512_add_ps(total, _mm512_mul_ps(value, _mm512_set1_ps(p->row_scales[index])));
+INLINE __m512 add_group(const struct rows *x, int64_t index, __m512i sums, __m512 total) {
+    __m512 value = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_set1_epi32(x->offsets[index])));
+    return _mm512_add_ps(total, _mm512_mul_ps(value, _mm512_set1_ps(x->scales[index])));
 }
 
-INLINE void finish(const struct problem *p, int64_t row, int64_t panel, __m512 total, int dtype) {
+INLINE void finish(const struct linear *a, int64_t row, int64_t panel, __m512 total, int dtype) {
     const int64_t column = panel * LANES;
-    __m512 value = _mm512_mul_ps(total, _mm512_loadu_ps(p->weight_scales + column));
-    if (p->bias) value = _mm512_add_ps(value, _mm512_loadu_ps(p->bias + column));
-    store16(p->y, row * p->out + column, value, dtype);
+    __m512 value = _mm512_mul_ps(total, _mm512_loadu_ps(a->weight_scales + column));
+    if (a->bias) value = _mm512_add_ps(value, _mm512_loadu_ps(a->bias + column));
+    store16(a->y, row * a->out + column, value, dtype);
 }
 
-/* Up to 8 rows times 3 panels, a group's sums in registers: named ones, for an array would live on the stack, which
- * is good enough for the totals, touched once a group. */
+/* Up to 8 rows times one panel: the weights are read in the order of memory, which keeps one stream of them coming
+ * from far ahead. A group's sums are in registers: named ones, for an array would live on the stack, which is good
+ * enough for the totals, touched once a group. */
 #define EACH_ROW(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7)
-#define DECLARE(r) __m512i a##r = zero, b##r = zero, c##r = zero;
-#define MULTIPLY(r)                                                       \
-    if (r < rows) {                                                       \
-        a##r = multiply_add(a##r, wa, q + r * p->in + k);                 \
-        if (panels > 1) b##r = multiply_add(b##r, wb, q + r * p->in + k); \
-        if (panels > 2) c##r = multiply_add(c##r, wc, q + r * p->in + k); \
-    }
-#define ADD_GROUP(r)                                                                                  \
-    if (r < rows) {                                                                                   \
-        totals[r][0] = add_group(p, (row + r) * groups + group, a##r, totals[r][0]);                  \
-        if (panels > 1) totals[r][1] = add_group(p, (row + r) * groups + group, b##r, totals[r][1]);  \
-        if (panels > 2) totals[r][2] = add_group(p, (row + r) * groups + group, c##r, totals[r][2]);  \
-    }
+#define DECLARE(r) __m512i sums##r = _mm512_setzero_si512();
+#define MULTIPLY(r) \
+    if (r < rows) sums##r = multiply_add(sums##r, w, q + r * a->in + k);
+#define ADD_GROUP(r) \
+    if (r < rows) totals[r] = add_group(x, (row + r) * groups + group, sums##r, totals[r]);
 
-INLINE void tile(const struct problem *p, int64_t row, int64_t panel, int rows, int panels, int dtype) {
-    const __m512i zero = _mm512_setzero_si512();
-    const int64_t stride = p->in * LANES, groups = p->in / GROUP;
-    const uint8_t *weights = p->packed + panel * stride;
-    const int8_t *q = p->q + row * p->in;
-    __m512 totals[ROWS][PANELS];
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < panels; c++) totals[r][c] = _mm512_setzero_ps();
+INLINE void tile(const struct linear *a, const struct rows *x, int64_t row, int64_t panel, int rows, int dtype) {
+    const int64_t groups = a->in / GROUP;
+    const uint8_t *weights = a->packed + panel * a->in * LANES;
+    const int8_t *q = x->q + row * a->in;
+    __m512 totals[ROWS];
+    for (int r = 0; r < rows; r++) totals[r] = _mm512_setzero_ps();
     for (int64_t group = 0; group < groups; group++) {
         EACH_ROW(DECLARE)
         for (int64_t k = group * GROUP; k < (group + 1) * GROUP; k += 4, weights += 4 * LANES) {
-            for (int c = 0; c < panels; c++)
-                _mm_prefetch((const char *)weights + c * stride + AHEAD, _MM_HINT_T0);
-            const __m512i wa = _mm512_loadu_si512(weights);
-            const __m512i wb = panels > 1 ? _mm512_loadu_si512(weights + stride) : zero;
-            const __m512i wc = panels > 2 ? _mm512_loadu_si512(weights + 2 * stride) : zero;
+            _mm_prefetch((const char *)weights + AHEAD, _MM_HINT_T0);
+            const __m512i w = _mm512_loadu_si512(weights);
             EACH_ROW(MULTIPLY)
         }
         EACH_ROW(ADD_GROUP)
     }
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < panels; c++) finish(p, row + r, panel + c, totals[r][c], dtype);
+    for (int r = 0; r < rows; r++) finish(a, row + r, panel, totals[r], dtype);
 }
 
-INLINE void strip(const struct problem *p, int64_t rows, int64_t panel, int panels, int dtype) {
+INLINE void strip(const struct linear *a, const struct rows *x, int64_t rows, int64_t panel, int dtype) {
     int64_t row = 0;
-    for (; row + ROWS <= rows; row += ROWS) tile(p, row, panel, ROWS, panels, dtype);
+    for (; row + ROWS <= rows; row += ROWS) tile(a, x, row, panel, ROWS, dtype);
     switch (rows - row) {
-        case 7: tile(p, row, panel, 7, panels, dtype); break;
-        case 6: tile(p, row, panel, 6, panels, dtype); break;
-        case 5: tile(p, row, panel, 5, panels, dtype); break;
-        case 4: tile(p, row, panel, 4, panels, dtype); break;
-        case 3: tile(p, row, panel, 3, panels, dtype); break;
-        case 2: tile(p, row, panel, 2, panels, dtype); break;
-        case 1: tile(p, row, panel, 1, panels, dtype); break;
+        case 7: tile(a, x, row, panel, 7, dtype); break;
+        case 6: tile(a, x, row, panel, 6, dtype); break;
+        case 5: tile(a, x, row, panel, 5, dtype); break;
+        case 4: tile(a, x, row, panel, 4, dtype); break;
+        case 3: tile(a, x, row, panel, 3, dtype); break;
+        case 2: tile(a, x, row, panel, 2, dtype); break;
+        case 1: tile(a, x, row, panel, 1, dtype); break;
     }
 }
 
-static void linear(const void *x, struct problem *p, int64_t rows, const int dtype) {
-    const int64_t groups = p->in / GROUP;
-    int8_t *q = malloc(rows * (p->in + groups * 8));
-    float *scales = (float *)(q + rows * p->in);
+INLINE void linear(const struct linear *a, int64_t rows, const int dtype) {
+    const int64_t groups = a->in / GROUP;
+    int8_t *q = a->scratch;
+    float *scales = (float *)(q + rows * a->in);
     int32_t *offsets = (int32_t *)(scales + rows * groups);
-    p->q = q, p->row_scales = scales, p->offsets = offsets;
-    const int64_t panels = p->out / LANES, strips = (panels + PANELS - 1) / PANELS;
-#pragma omp parallel if (rows * p->in * p->out > 200000)
-    {
+    const struct rows x = {q, scales, offsets};
 #pragma omp for schedule(static)
-        for (int64_t row = 0; row < rows; row++)
-            quantise_row(at(x, row * p->in, dtype), p->in, q + row * p->in, scales + row * groups,
-                         offsets + row * groups, dtype);
+    for (int64_t row = 0; row < rows; row++)
+        quantise_row(at(a->x, row * a->in, dtype), a->in, q + row * a->in, scales + row * groups,
+                     offsets + row * groups, dtype);
 #pragma omp for schedule(static)
-        for (int64_t index = 0; index < strips; index++) {
-            int64_t panel = index * PANELS;
-            if (panel + PANELS <= panels)
-                strip(p, rows, panel, PANELS, dtype);
-            else
-                for (; panel < panels; panel++) strip(p, rows, panel, 1, dtype);
-        }
-    }
-    free(q);
+    for (int64_t panel = 0; panel < a->out / LANES; panel++) strip(a, &x, rows, panel, dtype);
 }
 
-/* x, y: [rows, in], [rows, out]; in a multiple of 64, out of 16; bias may be null. */
-EXPORT void quire_int8_linear(const void *x, const uint8_t *packed, const float *weight_scales, const float *bias,
-                              void *y, int64_t rows, int64_t in, int64_t out, int dtype) {
-    struct problem p = {packed, weight_scales, bias, NULL, NULL, NULL, y, in, out};
-    if (dtype == BFLOAT16)
-        linear(x, &p, rows, BFLOAT16);
+EXPORT void quire_int8_linear(const struct linear *a, int64_t rows) {
+    if (a->dtype == BFLOAT16)
+        linear(a, rows, BFLOAT16);
     else
-        linear(x, &p, rows, FLOAT32);
+        linear(a, rows, FLOAT32);
 }

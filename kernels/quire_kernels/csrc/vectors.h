@@ -1,6 +1,8 @@
 /* What the CPU kernels share: 16 numbers at a time, stored as float32 or bfloat16, computed in float32.
  *
- * Needs AVX-512 F/BW/DQ/VL; the loader checks the CPU before it loads the library.
+ * Needs AVX-512 F/BW/DQ/VL; the loader checks the CPU before it loads the library. A kernel is a function of its
+ * arguments and a number of rows that all threads of a team call together (`run.c`): what it shares out, it shares
+ * out by `omp for`, whose end all of them wait for.
  */
 #ifndef QUIRE_VECTORS_H
 #define QUIRE_VECTORS_H

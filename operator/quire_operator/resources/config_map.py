@@ -12,6 +12,7 @@ import json
 from quire_operator import names, quantity
 from quire_operator.resources.manifest import Manifest, compact, metadata
 from quire_operator.spec import LLMDeployment
+from quire_operator.spec.tree import Watermark
 
 _HASH_LENGTH = 10
 
@@ -46,6 +47,7 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_DTYPE": engine.dtype.lower(),
             "QUIRE_ENABLE_CHUNKED_PREFILL": _boolean(engine.chunked_prefill),
             "QUIRE_ENABLE_PREFIX_CACHING": _boolean(engine.prefix_caching),
+            "QUIRE_GENERATION_CONFIG": engine.generation_config.lower(),
             "QUIRE_HOST": "0.0.0.0",
             "QUIRE_KV_CACHE_DTYPE": engine.kv_cache.dtype.lower(),
             "QUIRE_KV_CACHE_MEMORY_BYTES": _bytes(cache),
@@ -66,8 +68,18 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_SERVED_MODEL_NAME": ",".join(model.served_names),
             "QUIRE_STALL_TIMEOUT_SECONDS": _number(health.stall_timeout_seconds),
             "QUIRE_STARTUP_TIMEOUT_SECONDS": _number(health.startup_timeout_seconds),
+            **_watermark(engine.watermark),
         }
     )
+
+
+def _watermark(watermark: Watermark) -> dict[str, str]:
+    """The key is mounted by its own name, so that none of the Secret's other entries is."""
+    if watermark.mode == "Off" or watermark.key_secret_ref is None:
+        return {}
+    mode = {"OnRequest": "on-request", "Always": "always"}[watermark.mode]
+    path = f"{names.PATH_WATERMARK}/{watermark.key_secret_ref.key}"
+    return {"QUIRE_WATERMARK": mode, "QUIRE_WATERMARK_KEY_PATH": path}
 
 
 def _number(value: int | None) -> str:

@@ -139,6 +139,7 @@ def _probes(model: LLMDeployment) -> dict[str, Any]:
 
 def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
     keys = {"name": "api-keys", "mountPath": names.PATH_API_KEYS, "readOnly": True}
+    watermark = {"name": "watermark", "mountPath": names.PATH_WATERMARK, "readOnly": True}
     offload = {"name": "kv-offload", "mountPath": names.PATH_KV_OFFLOAD}
     return [
         {"name": "model", "mountPath": names.PATH_MODELS, "readOnly": True},
@@ -147,6 +148,7 @@ def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
         {"name": "shared-memory", "mountPath": names.PATH_SHARED_MEMORY},
         *([offload] if model.spec.engine.kv_cache.disk_offload else []),
         *([keys] if model.spec.security.api_keys_secret_ref else []),
+        *([watermark] if model.spec.engine.watermark.key_secret_ref else []),
     ]
 
 
@@ -169,6 +171,9 @@ def _volumes(model: LLMDeployment) -> list[dict[str, Any]]:
     if model.spec.security.api_keys_secret_ref:
         name = model.spec.security.api_keys_secret_ref.name
         volumes.append({"name": "api-keys", "secret": {"secretName": name}})
+    if reference := model.spec.engine.watermark.key_secret_ref:
+        items = [{"key": reference.key, "path": reference.key}]
+        volumes.append({"name": "watermark", "secret": {"secretName": reference.name, "items": items}})
     return volumes
 
 

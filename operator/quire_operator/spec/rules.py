@@ -27,6 +27,7 @@ RESERVED_FLAGS = (
     "dtype",
     "enable-chunked-prefill",
     "enable-prefix-caching",
+    "generation-config",
     "health-port",
     "help",
     "host",
@@ -51,6 +52,8 @@ RESERVED_FLAGS = (
     "stall-timeout-seconds",
     "startup-timeout-seconds",
     "termination-log",
+    "watermark",
+    "watermark-key-path",
 )
 RESERVED_FLAG_PATTERN = rf"(--(no-)?({'|'.join(RESERVED_FLAGS)})(=(.|\n)*)?|-h+)"
 RESERVED_ENV_PATTERN = r"(QUIRE_|LD_|PYTHON).*"
@@ -76,6 +79,7 @@ def check(spec: Spec) -> None:
     _check_resources(spec.resources)
     _check_kv_cache(spec)
     _check_limit_per_key(spec)
+    _check_watermark(spec)
     _check_scheduling(spec)
     _check_times(spec)
     _check_networking(spec)
@@ -158,6 +162,14 @@ def _check_limit_per_key(spec: Spec) -> None:
         raise SpecError(
             "spec.engine.maxRequestsPerKey",
             "without keys all clients look the same: set security.apiKeysSecretRef, or drop this limit",
+        )
+
+
+def _check_watermark(spec: Spec) -> None:
+    watermark = spec.engine.watermark
+    if watermark.mode != "Off" and watermark.key_secret_ref is None:
+        raise SpecError(
+            "spec.engine.watermark.keySecretRef", "without a key there is no watermark: set it, or mode Off"
         )
 
 

@@ -97,6 +97,18 @@ class KVCache:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SecretKeyRef:
+    name: str = _required_text(DNS_1123_SUBDOMAIN, 253)
+    key: str = _required_text(r"[-._a-zA-Z0-9]+", 253)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watermark:
+    mode: str = _choice("Off", "OnRequest", "Always")
+    key_secret_ref: SecretKeyRef | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnvVar:
     name: str = _required_text(ENV_NAME, 128)
     value: str = _text(NO_NUL, 4096)
@@ -116,6 +128,8 @@ class Engine:
     max_requests_per_key: int | None = _optional_number(1, 100_000)
     request_timeout_seconds: int | None = _optional_number(1, 86_400)
     scheduling_policy: str = _choice("FCFS", "Priority", "SJF")
+    generation_config: str = _choice("Auto", "None")
+    watermark: Watermark = Watermark()
     extra_args: tuple[str, ...] = _texts(NO_NUL, 1024, 64)
     env: tuple[EnvVar, ...] = _list(64)
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections import defaultdict
 
 from quire_server.api.generation import Piece
-from quire_server.api.reply import Reply
+from quire_server.api.reply import Reply, to_json
 from quire_server.api.shapes import Answer, Json, Shape, Usage
 from quire_server.core.step import TokenLogprobs
+
+#: Where the text goes in a chunk that is encoded beforehand. Nothing else there can hold a NUL.
+_PLACE = "\0"
 
 
 class Tally:
@@ -23,7 +26,7 @@ class Tally:
     def count(self, piece: Piece) -> None:
         """Take in a piece."""
         self.completion_tokens += piece.num_tokens
-        self._cached[piece.index] = max(self._cached.get(piece.index, 0), piece.num_cached_tokens)
+        self._cached[piece.answer] = max(self._cached.get(piece.answer, 0), piece.num_cached_tokens)
 
     def usage(self, prompt_tokens: int) -> Json:
         """The usage object. n answers share one prompt, so no more of it is cached than there is."""
@@ -48,7 +51,7 @@ class Whole:
     async def add(self, piece: Piece) -> None:
         """Keep a piece."""
         self._tally.count(piece)
-        self._answers[piece.index].add(piece)
+        self._answers[piece.answer].add(piece)
 
     async def finish(self, prompt_tokens: int) -> None:
         """Send everything."""
@@ -64,6 +67,7 @@ class Streamed:
         self._shape = shape
         self._unopened = set(range(num_answers))
         self._held: dict[int, list[TokenLogprobs]] = defaultdict(list)
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
         self._include_usage = include_usage
         self._tally = Tally()
 
@@ -75,18 +79,20 @@ class Streamed:
     async def add(self, piece: Piece) -> None:
         """Send what the piece brings; log-probabilities wait for the text of their tokens."""
         self._tally.count(piece)
-        if piece.index in self._unopened:
-            self._unopened.discard(piece.index)
-            for choice in self._shape.opening(piece.index):
+        if piece.answer in self._unopened:
+            self._unopened.discard(piece.answer)
+            for choice in self._shape.opening(piece.answer):
                 await self._send([choice])
-        held = self._held[piece.index]
+        held = self._held[piece.answer]
         held += piece.logprobs
-        if piece.text or (held and piece.finish_reason is not None):
-            choice = self._shape.delta(piece.index, piece.text, held)
-            self._held[piece.index] = []
+        if piece.text and not held:
+            await self._reply.encoded_event(self._text_chunk(piece.answer, piece.text))
+        elif piece.text or (held and piece.finish_reason is not None):
+            choice = self._shape.delta(piece.answer, piece.text, held)
+            self._held[piece.answer] = []
             await self._send([choice])
         if piece.finish_reason is not None:
-            closing = self._shape.closing(piece.index, piece.finish_reason)
+            closing = self._shape.closing(piece.answer, piece.finish_reason)
             if piece.stop_reason is not None:
                 closing["stop_reason"] = piece.stop_reason
             await self._send([closing])
@@ -97,8 +103,17 @@ class Streamed:
             await self._send([], usage=self._tally.usage(prompt_tokens))
         await self._reply.end_stream()
 
+    def _text_chunk(self, index: int, text: str) -> bytes:
+        """Almost every chunk is one of these, and nothing but the text differs: the rest is encoded once."""
+        if (frame := self._frames.get(index)) is None:
+            whole = to_json(self._chunk([self._shape.delta(index, _PLACE, [])], None))
+            before, _, after = whole.partition(to_json(_PLACE))
+            frame = self._frames[index] = (before, after)
+        return frame[0] + to_json(text) + frame[1]
+
     async def _send(self, choices: list[Json], usage: Json | None = None) -> None:
+        await self._reply.event(self._chunk(choices, usage))
+
+    def _chunk(self, choices: list[Json], usage: Json | None) -> Json:
         body = {**self._shape.envelope(chunk=True), "choices": choices}
-        if self._include_usage:
-            body["usage"] = usage
-        await self._reply.event(body)
+        return {**body, "usage": usage} if self._include_usage else body

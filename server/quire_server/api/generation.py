@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from quire_server.api.admission import Place
 from quire_server.api.generation_fields import TextRules
@@ -21,11 +22,10 @@ from quire_server.text.detokenizer import IncrementalDetokenizer
 from quire_server.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class Piece:
-    """What one answer gained."""
+class Piece(NamedTuple):
+    """What one answer gained. A NamedTuple, as TokenEvent: there is one for each token."""
 
-    index: int
+    answer: int  # which of the request's
     text: str
     logprobs: tuple[TokenLogprobs, ...]
     num_tokens: int
@@ -90,7 +90,7 @@ async def _answer(desk: Desk, index: int, request: Request, emit: Emit) -> None:
             piece = _scored(index, event) if desk.scores_only else _piece(index, event, detokenizer, rules)
             finish_reason = piece.finish_reason
             if piece.stop_reason is None and piece.finish_reason == FinishReason.STOP:
-                piece = replace(piece, stop_reason=_stop_token(desk, request, event))
+                piece = piece._replace(stop_reason=_stop_token(desk, request, event))
             if piece.num_tokens:
                 last_token_at = _count(desk, index, piece.num_tokens, last_token_at)
             await emit(piece)

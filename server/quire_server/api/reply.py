@@ -22,6 +22,7 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 _BODY_TIMEOUT_SECONDS = 30.0
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _SEND_TIMEOUT_SECONDS = 60.0
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class ClientGoneError(Exception):
@@ -83,6 +84,10 @@ class Reply:
 
     async def event(self, data: object) -> None:
         """One server-sent event; the first one begins the stream."""
+        await self.encoded_event(to_json(data))
+
+    async def encoded_event(self, data: bytes) -> None:
+        """As `event`, of what is JSON already."""
         if not self.started:
             await self._start(
                 200,
@@ -92,7 +97,7 @@ class Reply:
                     ("x-accel-buffering", "no"),
                 ],
             )
-        payload = b"data: " + to_json(data) + b"\n\n"
+        payload = b"data: " + data + b"\n\n"
         await self._send({"type": "http.response.body", "body": payload, "more_body": True})
 
     async def end_stream(self) -> None:
@@ -155,4 +160,4 @@ def _bounded(send: Send) -> Send:
 
 def to_json(body: object) -> bytes:
     """Compact JSON."""
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(body).encode()

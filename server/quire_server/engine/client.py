@@ -56,18 +56,19 @@ class Answer:
 
     def __init__(self) -> None:
         self._events: deque[TokenEvent | QuireServerError] = deque()
-        self._arrived = asyncio.Event()
+        self._arrival: asyncio.Future[None] | None = None  # what the reader waits for, if it does
 
     def put(self, event: TokenEvent | QuireServerError) -> None:
         """Called by the client."""
         self._events.append(event)
-        self._arrived.set()
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
     async def next(self) -> TokenEvent:
         """Everything new, as one event."""
         while not self._events:
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
         merged = self._take()
         while self._events and not isinstance(self._events[0], QuireServerError):
             event = self._take()

@@ -1,5 +1,7 @@
 """Paged attention of one layer: rotate, write to the cache, attend. Called by the models."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -50,35 +52,36 @@ class Attention:
         q = rope_kv_write(
             qkv, *rotary, None, batch.slots, k_cache, v_cache, scales=scales, cache_rows=batch.cache_rows
         )  # [T, Hq, D]
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        decode = partial(
+            paged_decode_attention,
+            k_cache=k_cache,
+            v_cache=v_cache,
+            block_table=batch.decode_table,
+            seq_lens=batch.decode_lens,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            scales=scales,
+            gather=plan.decode_gather,
+        )
         split = batch.num_decodes
+        if split == q.shape[0]:
+            return decode(q).flatten(1)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
         if split:
-            paged_decode_attention(
-                q[:split],
-                k_cache,
-                v_cache,
-                batch.decode_table,
-                batch.decode_lens,
-                self.scale,
-                window=self.window,
-                softcap=self.softcap,
-                scales=scales,
-                out=out[:split],
-                gather=plan.decode_gather,
-            )
-        if split < q.shape[0]:
-            paged_prefill_attention(
-                q[split:],
-                k_cache,
-                v_cache,
-                batch.prefill_table,
-                batch.prefill_lens,
-                batch.prefill_bounds,
-                self.scale,
-                window=self.window,
-                softcap=self.softcap,
-                scales=scales,
-                out=out[split:],
-                spans=plan.prefill_spans,
-            )
+            decode(q[:split], out=out[:split])
+        paged_prefill_attention(
+            q[split:],
+            k_cache,
+            v_cache,
+            batch.prefill_table,
+            batch.prefill_lens,
+            batch.prefill_bounds,
+            self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            scales=scales,
+            out=out[split:],
+            spans=plan.prefill_spans,
+        )
         return out.flatten(1)

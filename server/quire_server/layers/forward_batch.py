@@ -1,6 +1,6 @@
 """The tensors of one step, frozen: what every layer may know of the batch. Built by ``runner.batch``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,10 +10,13 @@ from quire_kernels import DecodeGather, PrefillSpan
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Arithmetic that the kernels would otherwise repeat in each layer with the same window."""
+    """Arithmetic that torch's way of attention would otherwise repeat in each layer with the same window.
 
-    decode_gather: tuple[DecodeGather, ...]
-    prefill_spans: tuple[PrefillSpan, ...]
+    Done when the first of them asks: where native kernels compute, none does.
+    """
+
+    decode_gather: Callable[[], tuple[DecodeGather, ...]]
+    prefill_spans: Callable[[], tuple[PrefillSpan, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,5 +33,5 @@ class ForwardBatch:
     prefill_table: Tensor  # i64 [chunks, blocks]
     prefill_lens: Tensor  # i64 [chunks]
     prefill_bounds: Tensor  # i64 [chunks + 1], relative to num_decodes
-    cache_rows: Tensor  # i64 [T * Hkv], where keys and values go in the flat cache
+    cache_rows: Callable[[], Tensor]  # i64 [T * Hkv], where keys and values go in the flat cache; as lazy
     plans: Mapping[int | None, AttentionPlan]  # by sliding window; None: layers that see everything

@@ -10,10 +10,10 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from quire_server.core.errors import ModelCorruptError
 from quire_server.layers.attention import Attention
+from quire_server.layers.embedding import take_rows
 from quire_server.layers.forward_batch import ForwardBatch
 from quire_server.layers.linear import LinearFactory, LinearLayer
 from quire_server.layers.norm import RMSNorm
@@ -89,16 +89,17 @@ class Decoder:
         return [self.head, *(linear for layer in self.layers for linear in layer.linears)]
 
     def __call__(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> Tensor:
-        """Logits float32 [S, vocab] of the rows to sample."""
+        """Logits [S, vocab] of the rows to sample, in the model's dtype; float32 where they are capped."""
         return self.logits(self.states(batch, kv_caches), batch.sample_rows)
 
     def states(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """[T, hidden] of every token: what the last layer adds, and the stream that it is to be added to."""
-        residual = functional.embedding(batch.token_ids, self.embedding)
+        residual = take_rows(self.embedding, batch.token_ids)
         if self._embedding_scale != 1.0:
             residual *= self._embedding_scale
         rotary = {
-            kind: (cos[batch.positions], sin[batch.positions]) for kind, (cos, sin) in self._tables.items()
+            kind: (take_rows(cos, batch.positions), take_rows(sin, batch.positions))
+            for kind, (cos, sin) in self._tables.items()
         }
         hidden: Tensor | None = None
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
@@ -107,13 +108,13 @@ class Decoder:
         return hidden, residual
 
     def logits(self, states: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
-        """float32 [S, vocab] of rows i64 [S] of the states. Asked for all rows at once, it spends them."""
+        """[S, vocab] of rows i64 [S] of the states. Asked for all rows at once, it spends them."""
         hidden, residual = states
         if rows.shape[0] < hidden.shape[0]:
             hidden, residual = hidden[rows], residual[rows]
-        logits = self.head(self.norm(hidden, residual)).float()
+        logits = self.head(self.norm(hidden, residual))
         cap = self.config.logit_softcap
-        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+        return logits if cap is None else logits.float().div_(cap).tanh_().mul_(cap)
 
 
 class Layer:

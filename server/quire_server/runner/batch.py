@@ -4,6 +4,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -39,8 +40,7 @@ def build(
     token_rows = np.repeat(spans.rows, counts)
     bounds = np.concatenate(([0], np.cumsum(counts)))
     positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - spans.starts, counts)
-    blocks = rows.block_table[token_rows, positions // rows.block_size]
-    slots = torch.from_numpy(blocks * rows.block_size + positions % rows.block_size)
+    slots = torch.from_numpy(rows.slots(token_rows, positions))
     decodes = _leading_ones(step.num_tokens)
     decode_table, decode_lens = _tables(rows, spans, slice(0, decodes))
     prefill_table, prefill_lens = _tables(rows, spans, slice(decodes, None))
@@ -57,11 +57,13 @@ def build(
         prefill_table=prefill_table,
         prefill_lens=prefill_lens,
         prefill_bounds=prefill_bounds,
-        cache_rows=kv_cache_rows(slots, num_kv_heads, rows.block_size),
+        cache_rows=cache(partial(kv_cache_rows, slots, *shape)),
         plans={
             window: AttentionPlan(
-                decode_gather(decode_table, decode_lens, *shape, window=window),
-                prefill_spans(prefill_table, prefill_lens, prefill_bounds, *shape, window=window),
+                cache(partial(decode_gather, decode_table, decode_lens, *shape, window=window)),
+                cache(
+                    partial(prefill_spans, prefill_table, prefill_lens, prefill_bounds, *shape, window=window)
+                ),
             )
             for window in windows
         },
@@ -74,5 +76,4 @@ def _leading_ones(num_tokens: tuple[int, ...]) -> int:
 
 def _tables(rows: Rows, spans: Spans, part: slice) -> tuple[Tensor, Tensor]:
     lengths = spans.ends[part]
-    widest = -(-int(lengths.max(initial=0)) // rows.block_size)
-    return torch.from_numpy(rows.block_table[spans.rows[part], :widest]), torch.from_numpy(lengths)
+    return torch.from_numpy(rows.table(spans.rows[part], lengths)), torch.from_numpy(lengths)

