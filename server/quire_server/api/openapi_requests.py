@@ -124,7 +124,7 @@ def _delivery() -> dict[str, Schema]:
         ),
         "timeout": positive("Seconds from arrival to the last token.", generation_fields.MAX_TIMEOUT),
         "retry_on_timeout": boolean(
-            "Whether to try once more, for half of the tokens, when the time is over before anything was sent.",
+            "Whether to try once more, for half of the tokens, if the time ends before anything is sent.",
             default=False,
         ),
     }

@@ -19,7 +19,7 @@ from quire_server.layers.int8_linear import has_native_kernels
 from quire_server.models import registry, weights
 from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
-from quire_server.runner import batch, kv_cache, prompt_logprobs, quantization, sampler
+from quire_server.runner import batch, kv_cache, out_of_memory, prompt_logprobs, quantization, sampler
 from quire_server.runner.disk import Disk
 from quire_server.runner.options import RunnerOptions
 from quire_server.runner.rows import Rows
@@ -129,7 +129,7 @@ class ModelRunner:
         )
         copied = self._tiers.copy(step) if self._tiers is not None else None
         self._cleanse(step)
-        result = self._compute(step) if step.rows else StepResult(step.step_id, ())
+        result = out_of_memory.compute(step, self._compute) if step.rows else StepResult(step.step_id, ())
         return result if copied is None else dataclasses.replace(result, copied=copied)
 
     def _compute(self, step: Step) -> StepResult:
