@@ -45,10 +45,11 @@ async def health(house: House, reply: Reply) -> None:
 
 def _is_deep(query: bytes) -> bool:
     """A probe that asks for more than it gets would be believed: what is not understood is refused."""
-    asked = [value for name, value in parse_qsl(query, keep_blank_values=True) if name == b"deep"]
-    if len(asked) > 1 or not set(asked) <= {b"true", b"false"}:
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    asked = [value for name, value in pairs if name == "deep"]
+    if len(asked) > 1 or not set(asked) <= {"true", "false"}:
         raise bad_field("deep", "must be true or false")
-    return asked == [b"true"]
+    return asked == ["true"]
 
 
 def _checks(house: House) -> tuple[dict[str, bool | None], dict[str, Json]]:

@@ -185,16 +185,20 @@ def _bounds_of_text(vocab_size: int | None) -> dict[str, Schema]:
 
 
 def _message() -> Schema:
-    part = {
+    part: Schema = {
         "type": "object",
         "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
         "required": ["type", "text"],
         "additionalProperties": False,
     }
-    content = {"anyOf": [{"type": "string"}, {"type": "array", "items": part}], "description": "Text."}
+    content: Schema = {
+        "anyOf": [{"type": "string"}, {"type": "array", "items": part}],
+        "description": "Text.",
+    }
+    role: Schema = {"enum": list(chat_messages.ROLES), "description": "Who speaks."}
     return closed(
         {
-            "role": {"enum": list(chat_messages.ROLES), "description": "Who speaks."},
+            "role": role,
             "content": content,
             "name": text("Who of them.", chat_messages.MAX_NAME),
             "tool_calls": one_of(_NEUTRAL, [[]]),

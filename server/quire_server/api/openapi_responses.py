@@ -67,7 +67,7 @@ def _object(properties: dict[str, Schema]) -> Schema:
 
 
 def _completion(kind: str, choice: Schema, *, is_chunk: bool = False) -> Schema:
-    usage = {"anyOf": [ref("Usage"), {"type": "null"}]} if is_chunk else ref("Usage")
+    usage: Schema = {"anyOf": [ref("Usage"), {"type": "null"}]} if is_chunk else ref("Usage")
     properties: dict[str, Schema] = {
         "id": {"type": "string"},
         "object": {"const": kind},
