@@ -14,7 +14,7 @@ from quire_server.api.json_schema import Schema
 from quire_server.api.openapi_responses import components, ref
 from quire_server.api.sampling_defaults import SamplingDefaults
 
-_ERRORS = {
+ERRORS = {
     "400": "A field is wrong: `param` names it.",
     "401": "No valid API key.",
     "404": "There is no such model.",
@@ -155,7 +155,7 @@ def _answers(content: dict[str, Schema], errors: Sequence[str]) -> dict[str, Sch
     }
     for status in sorted(errors):
         answers[status] = {
-            "description": _ERRORS[status],
+            "description": ERRORS[status],
             "headers": _headers(status),
             "content": {"application/json": {"schema": ref("Error")}},
         }
