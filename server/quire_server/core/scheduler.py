@@ -3,9 +3,8 @@
 The engine loop calls ``schedule``, hands the Step to the runner, and gives the result to ``commit``. Each
 sequence has ``num_computed`` chasing ``len(tokens)``: a decode lacks one token, a prompt many, a prefix hit
 fewer, a preempted sequence all of them again. Running sequences go first (single tokens before chunks of
-prompts), then waiting ones, in the order of the policy. When no block is free, the last
-running sequence gives its blocks back and waits; the first one can therefore always go on. Knows nothing of
-tensors or text.
+prompts), then waiting ones, in the order of the policy. When no block is free, the last running sequence
+gives its blocks back and waits; the first one can therefore always go on. Knows nothing of tensors or text.
 """
 
 import time

@@ -29,7 +29,8 @@ class Family:
     the tensor whose presence it tells of. ``fixed``: what is in llama.cpp's code and in no file.
     """
 
-    architecture: str  # in transformers' words
+    architecture: str  # in transformers' words, as the next one
+    model_type: str
     settings: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -47,28 +48,31 @@ _MIXTRAL = "llama with experts"  # llama.cpp calls both llama
 
 FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(
-        "Gemma2ForCausalLM", _WINDOW | _CAPS, fixed=_GELU, has_offset_norms=True, widest=46
+        "Gemma2ForCausalLM", "gemma2", _WINDOW | _CAPS, fixed=_GELU, has_offset_norms=True, widest=46
     ),
     "gemma3": Family(
-        "Gemma3ForCausalLM",
+        "Gemma3ForCausalLM", "gemma3_text",
         _WINDOW | _CAPS | {"rope_local_base_freq": "rope.freq_base_swa"},
         fixed=_GELU,
         has_offset_norms=True,
         widest=62,
     ),
     "llama": Family(
-        "LlamaForCausalLM", flags=_BIAS | {"mlp_bias": "blk.0.ffn_gate.bias"}, has_interleaved_heads=True
+        "LlamaForCausalLM",
+        "llama",
+        flags=_BIAS | {"mlp_bias": "blk.0.ffn_gate.bias"},
+        has_interleaved_heads=True,
     ),
     _MIXTRAL: Family(
-        "MixtralForCausalLM",
+        "MixtralForCausalLM", "mixtral",
         _PER_TOKEN | {"num_local_experts": "expert_count"},
         has_interleaved_heads=True,
     ),
-    "phi3": Family("Phi3ForCausalLM", _WINDOW),
-    "qwen2": Family("Qwen2ForCausalLM"),
-    "qwen3": Family("Qwen3ForCausalLM", flags=_BIAS),
+    "phi3": Family("Phi3ForCausalLM", "phi3", _WINDOW),
+    "qwen2": Family("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": Family("Qwen3ForCausalLM", "qwen3", flags=_BIAS),
     "qwen3moe": Family(
-        "Qwen3MoeForCausalLM",
+        "Qwen3MoeForCausalLM", "qwen3_moe",
         _PER_TOKEN | {"num_experts": "expert_count", "moe_intermediate_size": "expert_feed_forward_length"},
         flags=_BIAS,
         fixed={"norm_topk_prob": True},
@@ -170,6 +174,7 @@ def config(metadata: Metadata, tensors: Mapping[str, gguf.ReaderTensor]) -> dict
     theta = metadata.number("rope.freq_base", float, 10000.0)
     result: dict[str, Any] = {
         "architectures": [described.architecture],
+        "model_type": described.model_type,
         "hidden_act": "silu",
         "hidden_size": hidden,
         "intermediate_size": metadata.number("feed_forward_length"),

@@ -29,7 +29,7 @@ async def streamed(shape, pieces, num_answers=1, *, include_usage=False):
     async def send(message):
         sent.append(message.get("body", b""))
 
-    delivery = Streamed(Reply({}, None, send), shape, num_answers, include_usage=include_usage)
+    delivery = Streamed(Reply({"headers": []}, None, send), shape, num_answers, include_usage=include_usage)
     for piece in pieces:
         await delivery.add(piece)
     await delivery.finish(prompt_tokens=3)
@@ -45,7 +45,7 @@ def piece(text, index=0, logprobs=(), finish_reason=None):
 def shapes(*, with_logprobs):
     leads = ("", "")
     return [
-        ChatShape(HEADER, Bytes(), with_logprobs),
+        ChatShape(HEADER, Bytes(), with_logprobs, False),
         CompletionShape(HEADER, Bytes(), with_logprobs=with_logprobs, leads=leads),
     ]
 

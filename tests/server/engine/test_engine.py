@@ -144,7 +144,7 @@ def test_an_idle_engine_says_that_its_cache_is_free_again(rig):
         ask("bad", (100,)),
         ask("bad", (-1,)),
         ask("bad", ()),
-        ask("bad", priority=-(1 << 31)),
+        ask("bad", priority=-(1 << 30)),
         ask("bad", arrival=float("nan")),
         ask("bad", tuple(range(64)), 60),
         ask("taken", (1,)),

@@ -22,7 +22,15 @@ SAMPLING = [
         top_p=(1.0, 0.9)[i % 2],
         seed=i,
         ignore_eos=True,
+        min_p=(0.0, 0.05)[i % 5 == 1],
+        repetition_penalty=(1.0, 1.2)[i % 6 == 2],
+        presence_penalty=(0.0, 0.6)[i % 6 == 3],
+        frequency_penalty=(0.0, -0.4)[i % 6 == 4],
+        logit_bias=((5, 2.0), (9, -50.0)) if i % 7 == 3 else (),
+        bad_words=((5,), (7, 8)) if i % 7 == 4 else (),
+        allowed_token_ids=tuple(range(2, 150)) if i % 7 == 5 else (),
         logprobs=2 if i % 5 == 0 else None,
+        prompt_logprobs=1 if i % 11 == 0 else None,
     )
     for i in range(24)
 ]

@@ -11,7 +11,7 @@ from quire_server.core.limits import PreemptionMode
 from quire_server.core.request import SamplingParams
 from quire_server.runner import prompt_logprobs
 from quire_server.runner.model_runner import ModelRunner
-from tests.server.runner import llamas
+from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
 SHARED = [random.Random(1).randrange(2, 211) for _ in range(40)]
@@ -19,13 +19,14 @@ PROMPTS = [
     [*SHARED[: 8 * i], *(random.Random(10 + i).randrange(2, 211) for _ in range(1 + 5 * i))] for i in range(6)
 ]
 NUM_TOP = 3
-SCORED = greedy(6, prompt_logprobs=NUM_TOP)
+LENGTH = 24
+SCORED = greedy(LENGTH, prompt_logprobs=NUM_TOP)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRunner, LlamaForCausalLM]:
     directory: Path = tmp_path_factory.mktemp("llama")
-    model = llamas.make(directory, "tied")
+    model = families.make(directory, "Llama, tied")
     return load(directory, kv_offload_host_bytes=2 << 20), model
 
 
@@ -40,10 +41,10 @@ def expected(model: LlamaForCausalLM, prompt: list[int]) -> torch.Tensor:
         {},
         {"max_num_batched_tokens": 7, "max_num_seqs": 3},
         {"max_num_batched_tokens": 1},
-        {"num_blocks": 8, "max_model_len": 120},
+        {"num_blocks": 8, "max_model_len": 100},
         {
             "num_blocks": 8,
-            "max_model_len": 120,
+            "max_model_len": 100,
             "num_host_slots": 40,
             "preemption_mode": PreemptionMode.SWAP,
         },
@@ -60,8 +61,10 @@ def test_every_prompt_token_has_the_probability_that_transformers_gives_it(
     runner, model = tiny
     monkeypatch.setattr(prompt_logprobs, "_WORKSPACE_BYTES", workspace)
     engine = InProcessEngine(runner, **condition)
-    plain = engine.generate(PROMPTS, greedy(6))  # which fills the prefix cache, too
+    plain = engine.generate(PROMPTS, greedy(LENGTH))  # which fills the prefix cache, too
+    num_preempted = engine.scheduler.stats.preemptions
     assert engine.generate(PROMPTS, SCORED) == plain
+    assert (engine.scheduler.stats.preemptions > num_preempted) == ("num_blocks" in condition)
     for index, prompt in enumerate(PROMPTS):
         told = engine.prompt_logprobs[str(index)]
         assert [one.token_id for one in told] == prompt[1:]
@@ -77,7 +80,7 @@ def test_a_neighbour_that_asks_for_nothing_is_told_nothing_and_hits_the_cache(
 ) -> None:
     engine = InProcessEngine(tiny[0])
     engine.generate([SHARED], SCORED)
-    engine.generate([SHARED, SHARED], [SCORED, greedy(6)])
+    engine.generate([SHARED, SHARED], [SCORED, greedy(LENGTH)])
     assert [len(engine.prompt_logprobs[name]) for name in ("0", "1")] == [len(SHARED) - 1, 0]
     assert [engine.last[name].num_cached_tokens for name in ("0", "1")] == [0, 32]
 

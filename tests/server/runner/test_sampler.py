@@ -107,7 +107,7 @@ def test_several_positions_of_a_row_at_once_are_what_they_are_one_by_one(
         {"temperature": 0.7, "top_k": 9},
         {"temperature": 1.5, "top_p": 0.8},
         {"min_p": 0.1},
-        {"temperature": 1.3, "top_k": 12, "top_p": 0.95, "min_p": 0.05},
+        {"temperature": 1.3, "top_k": 12, "top_p": 0.95, "min_p": 0.3},
     ],
     ids=str,
 )

@@ -1,6 +1,6 @@
 module quire.dev/e2e/otelcol
 
-go 1.24
+go 1.24.0
 
 require (
 	go.opentelemetry.io/collector/component v0.111.0
