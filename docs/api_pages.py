@@ -12,7 +12,7 @@ Schema = dict[str, Any]
 
 HEAD = """# HTTP API
 
-What a server of Quire answers, made from the document that it serves itself at `/openapi.json` by `make docs`.
+What a server answers, made from the document that it serves itself at `/openapi.json`, by `make docs`.
 Names and meanings are OpenAI's, and vLLM's where OpenAI has none. A field that is not listed, or a value out
 of its bounds, is a 400 that names it; a null is the same as an absent field.
 
@@ -20,9 +20,9 @@ of its bounds, is a 400 that names it; a null is the same as an absent field.
 curl -s http://127.0.0.1:8080/openapi.json
 ```
 
-With [keys](operations.md#keys), every route needs `Authorization: Bearer KEY` but those that are public. Every
-answer has an `x-request-id`, the request's own if it sent one. What 429 and 503 mean, and `x-quire-degraded`,
-is in [Overload](overload.md).
+With [keys](operations.md#keys), every route needs `Authorization: Bearer KEY` but those that are public.
+Every answer has an `x-request-id`, the request's own if it sent one. What 429, 503 and
+`x-quire-degraded` mean is in [Overload](overload.md).
 """
 
 
