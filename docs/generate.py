@@ -1,5 +1,5 @@
-"""Writes docs/reference.md from the CRD, docs/failures.md from the operator's table of reasons, and
-docs/matrix.md from the parity matrix of the tests.
+"""Writes docs/reference.md from the CRD, docs/failures.md from the operator's table of reasons,
+docs/api.md from the server's OpenAPI document, and docs/matrix.md from the parity matrix of the tests.
 
 Run by `make docs`, in the repository's root; `--check` (run by tests) fails when a page is not what
 the code gives.
@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from docs import model_matrix
+from docs import api_pages, model_matrix
 from quire_operator.status.reasons import REASONS
 
 DOCS = Path(__file__).parent
@@ -105,6 +105,7 @@ def sentence(text: str) -> str:
 PAGES = {
     DOCS / "reference.md": reference,
     DOCS / "failures.md": failures,
+    DOCS / "api.md": api_pages.page,
     DOCS / "matrix.md": model_matrix.page,
 }
 

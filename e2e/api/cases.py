@@ -99,17 +99,6 @@ CASES: dict[str, Cases] = (
             accepted=(_named("a"), _named("a" * 40), _named("qwen3-32b")),
             refused=(_named("a" * 41), _named("9lives"), _named("a.b")),
         ),
-        "spec#1": Cases(
-            field="spec.engine",
-            accepted=(
-                _engine(maxQueuedTokens=1),
-                minimal(engine={"maxRequestsPerKey": 8}, security={"apiKeysSecretRef": {"name": "keys"}}),
-            ),
-            refused=(
-                _engine(maxRequestsPerKey=8),
-                minimal(engine={"maxRequestsPerKey": 8}, security={"serviceAccountName": "x"}),
-            ),
-        ),
         "spec.model.source.pvc.path#0": Cases(
             field="spec.model.source.pvc.path",
             accepted=(_pvc("a/b"), _pvc(""), _pvc("a/..b"), _pvc("-x $(id); 'y'"), _pvc(".hidden")),

@@ -1,15 +1,27 @@
-"""Accepted and refused objects for the rules of `engine` that are about answers. Part of `cases`."""
+"""Accepted and refused objects for the rules of `engine` about answers and clients. Part of `cases`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from e2e.api.specs import minimal
+from e2e.api.specs import PER_KEY, minimal
 
 _KEY = {"keySecretRef": {"name": "marks", "key": "key"}}
+_KEYS = {"apiKeysSecretRef": {"name": "keys"}}
 
 # By rule: the arguments of `cases.Cases`.
 ENGINE_CASES: dict[str, dict[str, Any]] = {
+    "spec#1": {
+        "field": "spec.engine",
+        "accepted": (
+            minimal(engine={"maxQueuedTokens": 1}),
+            *(minimal(engine={limit: 8}, security=_KEYS) for limit in PER_KEY),
+        ),
+        "refused": (
+            *(minimal(engine={limit: 8}) for limit in PER_KEY),
+            *(minimal(engine={limit: 8}, security={"serviceAccountName": "x"}) for limit in PER_KEY),
+        ),
+    },
     "spec.engine.watermark#0": {
         "field": "spec.engine.watermark.keySecretRef",
         "accepted": (

@@ -24,6 +24,9 @@ CRD: Body = yaml.safe_load((ROOT / "crds" / "llmdeployments.yaml").read_text(enc
 SCHEMA: Body = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 SPEC_SCHEMA: Body = SCHEMA["properties"]["spec"]
 
+#: Limits that mean nothing without API keys.
+PER_KEY = ("maxRequestsPerKey", "maxRequestsPerMinutePerKey", "maxTokensPerMinutePerKey")
+
 MINIMAL: Body = {
     "apiVersion": "serving.quire.dev/v1alpha1",
     "kind": "LLMDeployment",
@@ -156,7 +159,8 @@ def _repaired(entry: Body, path: str) -> Body:
     match path.removeprefix("spec."):
         case "spec":
             if "apiKeysSecretRef" not in entry.get("security", {}):
-                entry.get("engine", {}).pop("maxRequestsPerKey", None)
+                for limit in PER_KEY:
+                    entry.get("engine", {}).pop(limit, None)
         case "model.source.pvc":
             if entry.get("path", "").startswith("/") or ".." in entry.get("path", "").split("/"):
                 del entry["path"]

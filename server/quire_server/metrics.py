@@ -24,6 +24,9 @@ STATUSES = ("success", "client_error", "shed", "limited", "aborted", "cancelled"
 #: Why a request is not served although nothing is wrong with it.
 REFUSALS = ("queue_full", "load_shed", "memory_pressure", "deadline_exceeded", "rate_limit_exceeded")
 
+#: What was done to requests so that they, or the others, get an answer at all.
+DEGRADATIONS = ("deadline", "halved_max_tokens", "out_of_memory")
+
 _TTFT = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 _LATENCY = (0.5, 1, 2, 5, 10, 30, 60)
 _INTER_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -135,6 +138,9 @@ class Metrics:
         )
         self._cut = ours.counter("llm_deadline_cut_answers", "Answers that ended early at their deadline.")
         self._refused = ours.counter_by("llm_requests_refused", "Requests not served, by reason.", "reason")
+        self._degraded = ours.counter_by(
+            "llm_degraded_requests", "Requests that got less than they asked for, by reason.", "reason"
+        )
         self._requests = ours.counter_by("llm_requests", "Requests by how they ended.", "status")
         self._success = vllm.counter_by("vllm:request_success", "Finished answers.", "finished_reason")
         # Series exist from the start: a rate over a series that appears with its first event misses it.
@@ -142,6 +148,8 @@ class Metrics:
             self._requests.labels(**ours.values, status=status)
         for reason in REFUSALS:
             self._refused.labels(**ours.values, reason=reason)
+        for reason in DEGRADATIONS:
+            self._degraded.labels(**ours.values, reason=reason)
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(**vllm.values, finished_reason=reason)
 
@@ -191,6 +199,10 @@ class Metrics:
     def refused(self, reason: str) -> None:
         """A request was not served, for one of REFUSALS."""
         self._refused.labels(**self._ours.values, reason=reason).inc()
+
+    def degraded(self, reason: str) -> None:
+        """A request got less than it asked for, by one of DEGRADATIONS."""
+        self._degraded.labels(**self._ours.values, reason=reason).inc()
 
     def answer_cut(self) -> None:
         """An answer ended at its deadline with what it had."""

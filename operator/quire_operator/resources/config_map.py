@@ -63,6 +63,8 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_MAX_NUM_QUEUED_TOKENS": _number(engine.max_queued_tokens),
             "QUIRE_MAX_NUM_REQS_PER_KEY": _number(engine.max_requests_per_key),
             "QUIRE_MAX_NUM_SEQS": _number(engine.max_num_seqs),
+            "QUIRE_MAX_REQUESTS_PER_MINUTE_PER_KEY": _number(engine.max_requests_per_minute_per_key),
+            "QUIRE_MAX_TOKENS_PER_MINUTE_PER_KEY": _number(engine.max_tokens_per_minute_per_key),
             "QUIRE_NUM_SPECULATIVE_TOKENS": _number(engine.speculation.num_tokens) if drafts else "",
             "QUIRE_PREEMPTION_MODE": engine.kv_cache.preemption_mode.lower(),
             "QUIRE_PRE_STOP_SECONDS": _number(drain.pre_stop_seconds),

@@ -51,6 +51,8 @@ RESERVED_FLAGS = (
     "max-num-queued-tokens",
     "max-num-reqs-per-key",
     "max-num-seqs",
+    "max-requests-per-minute-per-key",
+    "max-tokens-per-minute-per-key",
     "num-speculative-tokens",
     "port",
     "preemption-mode",
@@ -91,7 +93,7 @@ def check(spec: Spec) -> None:
     _check_env([variable.name for variable in spec.engine.env])
     _check_resources(spec.resources)
     _check_kv_cache(spec)
-    _check_limit_per_key(spec)
+    _check_limits_per_key(spec)
     _check_watermark(spec)
     _check_scheduling(spec)
     _check_times(spec)
@@ -175,12 +177,18 @@ def _check_kv_cache(spec: Spec) -> None:
         )
 
 
-def _check_limit_per_key(spec: Spec) -> None:
-    if spec.engine.max_requests_per_key is not None and spec.security.api_keys_secret_ref is None:
-        raise SpecError(
-            "spec.engine.maxRequestsPerKey",
-            "without keys all clients look the same: set security.apiKeysSecretRef, or drop this limit",
-        )
+def _check_limits_per_key(spec: Spec) -> None:
+    engine = spec.engine
+    for name, limit in (
+        ("maxRequestsPerKey", engine.max_requests_per_key),
+        ("maxRequestsPerMinutePerKey", engine.max_requests_per_minute_per_key),
+        ("maxTokensPerMinutePerKey", engine.max_tokens_per_minute_per_key),
+    ):
+        if limit is not None and spec.security.api_keys_secret_ref is None:
+            raise SpecError(
+                f"spec.engine.{name}",
+                "without keys all clients look the same: set security.apiKeysSecretRef, or drop this limit",
+            )
 
 
 def _check_watermark(spec: Spec) -> None:

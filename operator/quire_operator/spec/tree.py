@@ -133,6 +133,8 @@ class Engine:
     max_queue_length: int = _number(1, 100_000, 512)
     max_queued_tokens: int | None = _optional_number(1, 1_000_000_000)
     max_requests_per_key: int | None = _optional_number(1, 100_000)
+    max_requests_per_minute_per_key: int | None = _optional_number(1, 1_000_000)
+    max_tokens_per_minute_per_key: int | None = _optional_number(1, 1_000_000_000)
     request_timeout_seconds: int | None = _optional_number(1, 86_400)
     scheduling_policy: str = _choice("FCFS", "Priority", "SJF")
     generation_config: str = _choice("Auto", "None")

@@ -122,8 +122,9 @@ class Place:
 
     def begin(self, answer: int) -> None:
         """The first token of an answer came: its prompt waits no longer."""
-        self._num_begun += 1
-        self._house.queue_tokens(-self._unbegun.pop(answer))
+        if (prompt_tokens := self._unbegun.pop(answer, None)) is not None:  # a second try begins again
+            self._num_begun += 1
+            self._house.queue_tokens(-prompt_tokens)
 
     def retry_after(self) -> int:
         """As of Admission."""

@@ -34,6 +34,7 @@ ROUTES: dict[str, tuple[str, Handler]] = {
     "/health": ("GET", health),
     "/metrics": ("GET", public.exposition),
     "/version": ("GET", public.version),
+    "/openapi.json": ("GET", public.openapi_document),
 }
 _MODEL_PREFIX = "/v1/models/"
 

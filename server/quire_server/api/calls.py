@@ -17,7 +17,7 @@ from quire_server.api.sampling_fields import MAX_LOGPROBS
 
 MAX_CHOICES = 64
 CHARACTERS_PER_TOKEN = 4
-_COMPLETION_MAX_TOKENS = 16  # OpenAI's default of /v1/completions
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default of /v1/completions
 
 # Known fields that this server does not implement, with the values that ask for nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -26,7 +26,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "metadata": ({},),
     "spaces_between_special_tokens": (True,),
 }
-_NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
+NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
     **_NEUTRAL,
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -37,7 +37,7 @@ _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
 }
-_NEUTRAL_COMPLETION: dict[str, tuple[object, ...]] = {**_NEUTRAL, "best_of": (1,), "suffix": ("",)}
+NEUTRAL_COMPLETION: dict[str, tuple[object, ...]] = {**_NEUTRAL, "best_of": (1,), "suffix": ("",)}
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def parse_chat(body: dict[str, object], defaults: SamplingDefaults, vocab_size: 
     max_tokens = fields.integer("max_tokens", long_name, 1, INT64)
     if long_name is not None and max_tokens != long_name:
         raise fields.error("max_tokens", "contradicts max_completion_tokens; send one of them")
-    for name, allowed in _NEUTRAL_CHAT.items():
+    for name, allowed in NEUTRAL_CHAT.items():
         fields.only(name, allowed)
     logprobs = (top or 0) if wanted else None
     return ChatCall(messages, parse_generation(fields, defaults, vocab_size, max_tokens, logprobs))
@@ -99,10 +99,10 @@ def parse_completion(body: dict[str, object], defaults: SamplingDefaults, vocab_
     prompts = _prompts(fields, vocab_size)
     echo = fields.boolean("echo", default=False)
     logprobs = fields.integer("logprobs", None, 0, MAX_LOGPROBS)
-    max_tokens = fields.integer("max_tokens", _COMPLETION_MAX_TOKENS, 0, INT64)
+    max_tokens = fields.integer("max_tokens", COMPLETION_MAX_TOKENS, 0, INT64)
     if max_tokens == 0 and not echo:
         raise fields.error("max_tokens", "must be at least 1, except with echo")
-    for name, allowed in _NEUTRAL_COMPLETION.items():
+    for name, allowed in NEUTRAL_COMPLETION.items():
         fields.only(name, allowed)
     generation = parse_generation(fields, defaults, vocab_size, max_tokens, logprobs)
     if len(prompts) * generation.n > MAX_CHOICES:

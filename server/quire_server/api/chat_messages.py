@@ -9,8 +9,8 @@ from quire_server.api.errors import bad_field
 from quire_server.api.fields import Fields
 
 MAX_MESSAGES = 4096
-_MAX_NAME = 256
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+MAX_NAME = 256
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 def parse_messages(fields: Fields) -> tuple[dict[str, str], ...]:
@@ -26,10 +26,10 @@ def _message(value: object, where: str) -> dict[str, str]:
         raise bad_field(where, "must be an object")
     fields = Fields(value, f"{where}.")
     role = fields.take("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise fields.error("role", f"must be one of {', '.join(_ROLES)}")
-    message = {"role": _ROLES[role], "content": _content(fields)}
-    name = fields.text("name", "", _MAX_NAME)
+    if not isinstance(role, str) or role not in ROLES:
+        raise fields.error("role", f"must be one of {', '.join(ROLES)}")
+    message = {"role": ROLES[role], "content": _content(fields)}
+    name = fields.text("name", "", MAX_NAME)
     for unused in ("tool_calls", "annotations"):  # empty where a client sends an answer of ours back
         fields.only(unused, ([],))
     fields.end()

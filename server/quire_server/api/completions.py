@@ -15,15 +15,17 @@ from quire_server import metrics
 from quire_server.api import calls
 from quire_server.api.admission import Newcomer, Place
 from quire_server.api.calls import ChatCall, CompletionCall
+from quire_server.api.degradation import HALVED, OUT_OF_MEMORY, Degradation
 from quire_server.api.delivery import Streamed, Whole
 from quire_server.api.engine_requests import Prompt, engine_requests
 from quire_server.api.errors import ENGINE_UNAVAILABLE, ApiError, from_exception, overloaded
 from quire_server.api.fields import parse_object
-from quire_server.api.generation import Desk, answer_all
+from quire_server.api.generation import Desk, answer_all, second_try
 from quire_server.api.generation_fields import Generation
 from quire_server.api.house import House
 from quire_server.api.reply import ClientGoneError, CutError, Reply
 from quire_server.api.shapes import ChatShape, CompletionShape, Header, Shape
+from quire_server.core.request import Request
 from quire_server.engine.client import DeadlineExceededError
 from quire_server.engine.messages import EngineInfo
 
@@ -42,6 +44,7 @@ class Visit:
         self.response_id = uuid.uuid4().hex  # a client may use its request id twice
         self.prompt_tokens = 0
         self.completion_tokens = 0
+        self.degradation = Degradation(reply, house.metrics)
         self.tokens_charged = 0  # to the client's rate, before anything was known for certain
 
     @property
@@ -77,6 +80,8 @@ async def _account(visit: Visit, handle: Handler) -> None:
     except Exception as error:  # the boundary of a request: every error becomes its answer
         answer = from_exception(error)
         status = _status_name(answer)
+        if answer.code == OUT_OF_MEMORY:
+            visit.degradation.note(OUT_OF_MEMORY)
         if answer.code in metrics.REFUSALS:
             house.metrics.refused(answer.code)
         if answer.status == 500:
@@ -105,8 +110,8 @@ async def _account(visit: Visit, handle: Handler) -> None:
 
 
 def _status_name(answer: ApiError) -> str:
-    if answer.status == 503:
-        return "error" if answer.code == ENGINE_UNAVAILABLE else "shed"  # an outage is no policy
+    if answer.status == 503:  # an outage is no policy
+        return "error" if answer.code in (ENGINE_UNAVAILABLE, OUT_OF_MEMORY) else "shed"
     if answer.status == 429:
         return "limited"
     return "client_error" if answer.status < 500 else "error"
@@ -217,26 +222,42 @@ async def _generate(
     place.hold([len(request.prompt_token_ids) for request in requests])
     visit.prompt_tokens = sum(len(prompt) for prompt in prompts)
     house.metrics.prompt_taken(visit.prompt_tokens)
-    timeout = min(generation.timeout or house.request_timeout, house.request_timeout)
+    may_retry = generation.retry_on_timeout
     desk = Desk(
         house.engine,
         house.tokenizer,
         house.metrics,
         place,
         visit.arrived_at,
-        timeout,
+        min(generation.timeout or house.request_timeout, house.request_timeout),
         generation.text,
+        visit.degradation,
+        keeps_begun=not may_retry or generation.stream,
         scores_only=generation.max_tokens == 0,
     )
-    delivery = (
-        Streamed(visit.reply, shape, len(requests), include_usage=generation.include_usage)
-        if generation.stream
-        else Whole(visit.reply, shape, leads)
-    )
+
+    def delivery() -> Whole | Streamed:
+        if not generation.stream:
+            return Whole(visit.reply, shape, leads)
+        return Streamed(visit.reply, shape, len(requests), include_usage=generation.include_usage)
+
     try:
-        await answer_all(desk, requests, delivery.add)
+        try:
+            await _deliver(visit, desk, requests, delivery())
+        except DeadlineExceededError:
+            if not may_retry or visit.reply.started:
+                raise
+            visit.degradation.note(HALVED)
+            await _deliver(visit, *second_try(desk, requests, time.monotonic()), delivery())
     except DeadlineExceededError as error:
         raise overloaded("deadline_exceeded", str(error), place.retry_after()) from None
+
+
+async def _deliver(visit: Visit, desk: Desk, requests: Sequence[Request], delivery: Whole | Streamed) -> None:
+    """Run the answers to their end, and count what they took, sent or not."""
+    before = visit.completion_tokens
+    try:
+        await answer_all(desk, requests, delivery.add)
     finally:
-        visit.completion_tokens = delivery.completion_tokens
+        visit.completion_tokens = before + delivery.completion_tokens
     await delivery.finish(visit.prompt_tokens)

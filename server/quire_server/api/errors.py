@@ -7,7 +7,7 @@ translates the errors of the layers below.
 from __future__ import annotations
 
 from quire_server.core.errors import PromptTooLongError, RequestError
-from quire_server.engine.client import EngineGoneError, RequestLostError
+from quire_server.engine.client import EngineGoneError, RequestLostError, StepOutOfMemoryError
 
 ENGINE_UNAVAILABLE = "engine_unavailable"
 _RETRY_AFTER_LOADING = 5
@@ -60,6 +60,8 @@ def from_exception(error: Exception) -> ApiError:
         return ApiError(400, str(error), param=error.param)
     if isinstance(error, EngineGoneError):
         return overloaded(ENGINE_UNAVAILABLE, str(error), _RETRY_AFTER_LOADING)
+    if isinstance(error, StepOutOfMemoryError):
+        return overloaded("out_of_memory", str(error), _RETRY_AFTER_LOADING)
     if isinstance(error, RequestLostError):
         return ApiError(500, str(error), kind="server_error", code="request_failed")
     return ApiError(500, "The server met an unexpected error.", kind="server_error", code="internal_error")

@@ -39,6 +39,10 @@ class Fields:
         self._values = {name: value for name, value in values.items() if value is not None}
         self._prefix = prefix
 
+    def __contains__(self, name: str) -> bool:
+        """Whether a field is there and not taken yet."""
+        return name in self._values
+
     def take(self, name: str) -> object:
         """Any value, None when absent."""
         return self._values.pop(name, None)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from quire_server.api.admission import Place
+from quire_server.api.degradation import DEADLINE, Degradation
 from quire_server.api.generation_fields import TextRules
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.step import TokenEvent, TokenLogprobs
@@ -49,7 +50,20 @@ class Desk:
     arrived_at: float
     timeout: float  # seconds from the arrival on; may be infinite
     rules: TextRules
+    degradation: Degradation
+    keeps_begun: bool = True  # at its deadline an answer that has begun ends with what it has
     scores_only: bool = False  # no token was asked for: the one that the engine cannot but give is dropped
+
+
+def second_try(desk: Desk, requests: Sequence[Request], now: float) -> tuple[Desk, list[Request]]:
+    """The same for half of the tokens, with as much time again; what has begun by then is kept."""
+    halved = []
+    for request in requests:
+        sampling = request.sampling
+        max_tokens = -(-sampling.max_tokens // 2)
+        sampling = replace(sampling, max_tokens=max_tokens, min_tokens=min(sampling.min_tokens, max_tokens))
+        halved.append(replace(request, request_id=f"{request.request_id}-again", sampling=sampling))
+    return replace(desk, timeout=now - desk.arrived_at + desk.timeout, keeps_begun=True), halved
 
 
 async def answer_all(desk: Desk, requests: Sequence[Request], emit: Emit) -> None:
@@ -82,11 +96,12 @@ async def _answer(desk: Desk, index: int, request: Request, emit: Emit) -> None:
             try:
                 event = await events.next()
             except DeadlineExceededError:
-                if last_token_at is None:
+                if last_token_at is None or not desk.keeps_begun:
                     raise
                 # What has been said is worth something: the answer ends here, as if by its length.
                 event = TokenEvent(request.request_id, (), finish_reason=FinishReason.LENGTH)
                 desk.metrics.answer_cut()
+                desk.degradation.note(DEADLINE)
             piece = _scored(index, event) if desk.scores_only else _piece(index, event, detokenizer, rules)
             finish_reason = piece.finish_reason
             if piece.stop_reason is None and piece.finish_reason == FinishReason.STOP:

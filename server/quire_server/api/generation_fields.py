@@ -19,8 +19,8 @@ MAX_N = 16
 MAX_STRINGS = 16
 MAX_STRING_LENGTH = 256
 MAX_TIMEOUT = 86_400.0
-_MAX_NAME = 256
-_CACHE_TTLS = {"5m": 300.0, "1h": 3600.0}
+MAX_NAME = 256
+CACHE_TTLS = {"5m": 300.0, "1h": 3600.0}
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Generation:
     cache_salt: str
     priority: int  # lower is more urgent, 0 is normal
     timeout: float | None  # seconds from arrival to the last token
+    retry_on_timeout: bool  # once more with half of max_tokens, as long as nothing was sent
     cache_ttl: float  # seconds for which the prompt is pinned in the prefix cache, 0 for not at all
     form: Wanted | None  # what the answer has to look like
 
@@ -64,7 +65,7 @@ def parse_generation(
     logprobs: int | None,
 ) -> Generation:
     """The common fields; the last step of parsing, since it refuses what is left."""
-    model = fields.text("model", "", _MAX_NAME)
+    model = fields.text("model", "", MAX_NAME)
     if not model:
         raise fields.error("model", "is required")
     sampling = parse_sampling(fields, defaults, vocab_size, logprobs)
@@ -74,7 +75,7 @@ def parse_generation(
     stream = fields.boolean("stream", default=False)
     if sampling.prompt_logprobs is not None and (stream or n > 1):
         raise fields.error("prompt_logprobs", "is not supported together with stream or n")
-    fields.text("user", "", _MAX_NAME)  # for the client's own records; nothing here depends on it
+    fields.text("user", "", MAX_NAME)  # for the client's own records; nothing here depends on it
     generation = Generation(
         model=model,
         sampling=sampling,
@@ -85,9 +86,10 @@ def parse_generation(
         n=n,
         stream=stream,
         include_usage=_include_usage(fields, stream),
-        cache_salt=fields.text("cache_salt", "", _MAX_NAME),
+        cache_salt=fields.text("cache_salt", "", MAX_NAME),
         priority=_priority(fields),
         timeout=_timeout(fields),
+        retry_on_timeout=fields.boolean("retry_on_timeout", default=False),
         cache_ttl=_cache_ttl(fields),
         form=parse_form(fields),
     )
@@ -154,11 +156,11 @@ def _cache_ttl(fields: Fields) -> float:
         return 0.0
     if control.take("type") != "ephemeral":
         raise control.error("type", 'must be "ephemeral"')
-    ttl = control.text("ttl", "5m", _MAX_NAME)
-    if ttl not in _CACHE_TTLS:
-        raise control.error("ttl", f"must be one of {', '.join(_CACHE_TTLS)}")
+    ttl = control.text("ttl", "5m", MAX_NAME)
+    if ttl not in CACHE_TTLS:
+        raise control.error("ttl", f"must be one of {', '.join(CACHE_TTLS)}")
     control.end()
-    return _CACHE_TTLS[ttl]
+    return CACHE_TTLS[ttl]
 
 
 def _include_usage(fields: Fields, stream: bool) -> bool:

@@ -6,11 +6,13 @@ Called by `app`. Kubernetes asks the health process instead, which answers when 
 from __future__ import annotations
 
 import time
+from urllib.parse import parse_qsl
 
 from quire_server import __version__
 from quire_server.api.admission import MEMORY_LIMIT, SHED_FROM
 from quire_server.api.auth import require_key
 from quire_server.api.deep_check import INTERVAL_SECONDS, NUM_TOKENS, TIMEOUT_SECONDS
+from quire_server.api.errors import bad_field
 from quire_server.api.house import House
 from quire_server.api.reply import Reply
 from quire_server.health import decision
@@ -23,7 +25,7 @@ async def health(house: House, reply: Reply) -> None:
     checks, numbers = _checks(house)
     serving = checks["model_loaded"] is True and checks["progress_ok"] is True
     body: Json = {}
-    if b"deep=true" in reply.scope["query_string"].split(b"&"):
+    if _is_deep(reply.scope["query_string"]):
         require_key(house.keys, reply.scope)
         outcome = await house.deep_check.outcome()
         checks["completion_ok"] = not outcome.failure
@@ -39,6 +41,15 @@ async def health(house: House, reply: Reply) -> None:
     body["status"] = "degraded" if False in checks.values() else "healthy"
     body |= {"checks": checks, "numbers": numbers, "version": __version__}
     await reply.json(body, 200 if serving else 503)
+
+
+def _is_deep(query: bytes) -> bool:
+    """A probe that asks for more than it gets would be believed: what is not understood is refused."""
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    asked = [value for name, value in pairs if name == "deep"]
+    if len(asked) > 1 or not set(asked) <= {"true", "false"}:
+        raise bad_field("deep", "must be true or false")
+    return asked == ["true"]
 
 
 def _checks(house: House) -> tuple[dict[str, bool | None], dict[str, Json]]:

@@ -1,8 +1,12 @@
-"""The small routes: models, tokenize, detokenize, reset_prefix_cache, metrics, version. Called by `app`."""
+"""The small routes: models, tokenize, detokenize, reset_prefix_cache, metrics, version, openapi.json.
+
+Called by `app`.
+"""
 
 from __future__ import annotations
 
 from quire_server import __version__, metrics
+from quire_server.api import openapi
 from quire_server.api.chat_messages import parse_messages
 from quire_server.api.fields import Fields, parse_object
 from quire_server.api.house import House
@@ -55,6 +59,8 @@ async def detokenize(house: House, reply: Reply) -> None:
     """/detokenize: the text of token ids, special tokens included."""
     fields = Fields(parse_object(await reply.body()))
     _check_model(house, fields)
+    if "tokens" not in fields:
+        raise fields.error("tokens", "is required")
     tokens = fields.integers("tokens", MAX_BODY_BYTES, house.tokenizer.vocab_size)
     fields.end()
     async with house.side_door.pass_through():
@@ -71,6 +77,14 @@ def _check_model(house: House, fields: Fields) -> None:
 async def version(house: House, reply: Reply) -> None:
     """/version."""
     await reply.json({"version": __version__})
+
+
+async def openapi_document(house: House, reply: Reply) -> None:
+    """/openapi.json, of this very server as far as its model is known."""
+    vocab_size = house.engine.info.vocab_size if house.engine.connected else None
+    await reply.json(
+        openapi.document(house.served_names, vocab_size, house.tokenizer.vocab_size, house.defaults)
+    )
 
 
 async def reset_prefix_cache(house: House, reply: Reply) -> None:

@@ -15,8 +15,8 @@ MAX_LOGIT_BIAS = 1024
 MAX_BIAS = 100.0
 MAX_STOP_TOKENS = 64
 MAX_ALLOWED_TOKENS = 4096
-_MAX_PENALTY = 2.0
-_MAX_REPETITION_PENALTY = 10.0
+MAX_PENALTY = 2.0
+MAX_REPETITION_PENALTY = 10.0
 
 
 def parse_sampling(
@@ -31,10 +31,10 @@ def parse_sampling(
         top_k=min(max(top_k, 0), vocab_size),
         min_p=fields.number("min_p", defaults.min_p, 0.0, 1.0),
         seed=fields.integer("seed", None, -INT64, INT64 - 1),
-        presence_penalty=fields.number("presence_penalty", 0.0, -_MAX_PENALTY, _MAX_PENALTY),
-        frequency_penalty=fields.number("frequency_penalty", 0.0, -_MAX_PENALTY, _MAX_PENALTY),
+        presence_penalty=fields.number("presence_penalty", 0.0, -MAX_PENALTY, MAX_PENALTY),
+        frequency_penalty=fields.number("frequency_penalty", 0.0, -MAX_PENALTY, MAX_PENALTY),
         repetition_penalty=_positive(
-            fields, "repetition_penalty", defaults.repetition_penalty, _MAX_REPETITION_PENALTY
+            fields, "repetition_penalty", defaults.repetition_penalty, MAX_REPETITION_PENALTY
         ),
         logit_bias=_logit_bias(fields, vocab_size),
         allowed_token_ids=_allowed(fields, vocab_size),

@@ -99,6 +99,13 @@ class StepResult:
     draft_seconds: float = 0.0  # that the draft model took for them; 0 = not to be learnt from
 
 
+#: The failure of a row that is given up so that its step fits into memory.
+OUT_OF_MEMORY = (
+    "The server had no memory left for the step that computes this request and others, and this was the "
+    "largest of them: send a shorter prompt, or try again later."
+)
+
+
 class TokenEvent(NamedTuple):
     """What happened to one request in one step. A NamedTuple: one is made per token, and it is 3x cheaper.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from quire_server.core.errors import QuireServerError
 from quire_server.core.request import Request
-from quire_server.core.step import TokenEvent
+from quire_server.core.step import OUT_OF_MEMORY, TokenEvent
 from quire_server.engine.codec import CodecError
 from quire_server.engine.messages import (
     MAX_FRAME_BYTES,
@@ -49,6 +49,10 @@ class DeadlineExceededError(QuireServerError):
 
 class RequestLostError(QuireServerError):
     """The engine could not finish this request; the message says why."""
+
+
+class StepOutOfMemoryError(RequestLostError):
+    """This request was the largest of a step for which there was no memory, and was given up for the rest."""
 
 
 class Answer:
@@ -83,6 +87,8 @@ class Answer:
         event = self._events.popleft()
         if isinstance(event, QuireServerError):
             raise event
+        if event.error == OUT_OF_MEMORY:
+            raise StepOutOfMemoryError(event.error)
         if event.error is not None:
             raise RequestLostError(event.error)
         return event

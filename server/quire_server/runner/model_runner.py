@@ -18,7 +18,7 @@ from quire_server.core.step import Step, StepResult, TokenLogprobs
 from quire_server.layers.int8_linear import has_native_kernels
 from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
-from quire_server.runner import batch, drafts, kv_cache, prompt_logprobs, sampler
+from quire_server.runner import batch, drafts, kv_cache, out_of_memory, prompt_logprobs, sampler
 from quire_server.runner.checkpoint import Checkpoint
 from quire_server.runner.disk import Disk
 from quire_server.runner.draft_model import DraftModel
@@ -154,16 +154,15 @@ class ModelRunner:
         copied = self._tiers.copy(step) if self._tiers is not None else None
         self._cleanse(step)
         if self._draft_model is None:
-            result = self._compute(step)
+            result = out_of_memory.compute(step, self._compute)
         else:
             self._draft_model.follow(step)
             drafted, seconds = self._draft_model.propose(step, lambda *entries: self._choose(*entries)[0])
-            result = dataclasses.replace(self._compute(drafted), drafts=drafted.drafts, draft_seconds=seconds)
+            result = out_of_memory.compute(drafted, self._compute)
+            result = dataclasses.replace(result, drafts=drafted.drafts, draft_seconds=seconds)
         return result if copied is None else dataclasses.replace(result, copied=copied)
 
     def _compute(self, step: Step) -> StepResult:
-        if not step.rows:
-            return StepResult(step.step_id, ())
         rows = self._rows
         spans = batch.Spans.of(step)
         logits, told = self._forward(step, spans)

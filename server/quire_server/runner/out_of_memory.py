@@ -1,0 +1,57 @@
+"""When a step needs more memory than there is: it is computed again without its largest row, which fails.
+
+Called by `model_runner`. Nothing that a step writes before it fails is wrong for the second one: keys and
+values are written again at the same places, and a token depends on its row's seed and position only. So the
+other rows of the step get exactly what they would have got.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+
+import torch
+
+from quire_server.core.step import OUT_OF_MEMORY, Step, StepResult
+
+logger = logging.getLogger(__name__)
+
+
+def compute(step: Step, run: Callable[[Step], StepResult]) -> StepResult:
+    """The result of a step, with failures for as many rows as had to go."""
+    if not step.rows:
+        return StepResult(step.step_id, ())
+    try:
+        return run(step)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    # Only here, where no traceback holds the failed step's tensors any longer, is their memory free.
+    index = largest(step)
+    row, num_samples = step.rows[index], step.samples[index]
+    logger.error("out of memory in a step", extra={"rows": len(step.rows), "tokens": step.total_tokens})
+    result = compute(without(step, index), run)
+    place = sum(step.samples[:index])
+    tokens = (*result.token_ids[:place], *(0,) * num_samples, *result.token_ids[place:])
+    failures = {**result.failures, row: OUT_OF_MEMORY}
+    return dataclasses.replace(result, token_ids=tokens, failures=failures)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """torch raises a class of its own for devices, and any RuntimeError for the host's allocator."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def largest(step: Step) -> int:
+    """The row with most tokens in this step; of several, the one with the longest context."""
+    return max(range(len(step.rows)), key=lambda i: (step.num_tokens[i], step.starts[i], i))
+
+
+def without(step: Step, index: int) -> Step:
+    """The same step for all rows but one."""
+    return dataclasses.replace(
+        step,
+        rows=step.rows[:index] + step.rows[index + 1 :],
+        starts=step.starts[:index] + step.starts[index + 1 :],
+        num_tokens=step.num_tokens[:index] + step.num_tokens[index + 1 :],
+        samples=step.samples[:index] + step.samples[index + 1 :],
+    )

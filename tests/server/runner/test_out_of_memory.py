@@ -1,0 +1,90 @@
+"""A step that does not fit into memory costs one request, the largest, and the others nothing at all."""
+
+import pytest
+import torch
+
+from quire_server.core.request import Request, SamplingParams
+from quire_server.core.step import OUT_OF_MEMORY
+from tests.server.runner.in_process import InProcessEngine, greedy, load
+from tests.server.tiny_model import write
+
+PROMPTS = [[5 * i + j for j in range(3 + i)] for i in range(5)]
+LONG = list(range(90))
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    return load(write(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def starve(runner, monkeypatch, most_tokens):
+    """From now on the model asks for 64 TiB in every step with more tokens; returns the list of strikes."""
+    compute, strikes = runner._forward, []
+
+    def hungry(step, spans):
+        if step.total_tokens > most_tokens:
+            strikes.append(step.total_tokens)
+            torch.empty(1 << 46, dtype=torch.uint8)
+        return compute(step, spans)
+
+    monkeypatch.setattr(runner, "_forward", hungry)
+    return strikes
+
+
+@pytest.mark.parametrize("place", range(len(PROMPTS) + 1))
+def test_the_largest_request_fails_and_the_others_of_its_step_answer_as_if_alone(runner, monkeypatch, place):
+    alone = [InProcessEngine(runner).generate([prompt], greedy(12))[0] for prompt in PROMPTS]
+    strikes = starve(runner, monkeypatch, 60)
+    engine = InProcessEngine(runner)
+    prompts = [*PROMPTS[:place], LONG, *PROMPTS[place:]]
+    for name, prompt in enumerate(prompts):
+        engine.scheduler.add(Request(str(name), tuple(prompt), greedy(12), 0.0))
+    answers, errors = {}, {}
+    while (step := engine.scheduler.schedule()) is not None:
+        for event in engine.scheduler.commit(step, runner.run(step)):
+            answers.setdefault(event.request_id, []).extend(event.token_ids)
+            if event.error is not None:
+                errors[event.request_id] = event.error
+    engine.scheduler.check()
+    assert len(strikes) == 1, "the allocation failed for real"
+    assert errors == {str(place): OUT_OF_MEMORY}
+    assert [answers[str(name)] for name in range(len(prompts)) if name != place] == alone
+
+
+def test_sampled_neighbours_keep_their_tokens_too(runner, monkeypatch):
+    sampled = SamplingParams(12, temperature=1.0, seed=7, ignore_eos=True)
+    alone = InProcessEngine(runner).generate([PROMPTS[4]], sampled)[0]
+    starve(runner, monkeypatch, 60)
+    engine = InProcessEngine(runner)
+    for name, prompt in (("long", LONG), ("short", PROMPTS[4])):
+        engine.scheduler.add(Request(name, tuple(prompt), sampled, 0.0))
+    tokens = []
+    while (step := engine.scheduler.schedule()) is not None:
+        for event in engine.scheduler.commit(step, runner.run(step)):
+            tokens += event.token_ids if event.request_id == "short" else ()
+    assert tokens == alone
+
+
+def test_as_many_fail_as_do_not_fit_and_no_more(runner, monkeypatch):
+    strikes = starve(runner, monkeypatch, 3)
+    engine = InProcessEngine(runner)
+    for name in range(5):
+        engine.scheduler.add(Request(str(name), (name + 1,), greedy(8), 0.0))
+    errors = {}
+    while (step := engine.scheduler.schedule()) is not None:
+        for event in engine.scheduler.commit(step, runner.run(step)):
+            if event.finish_reason is not None:
+                errors[event.request_id] = event.error
+    assert len(strikes) == 2
+    assert list(errors.values()).count(None) == 3
+    assert list(errors.values()).count(OUT_OF_MEMORY) == 2
+
+
+def test_what_is_no_lack_of_memory_still_ends_the_process(runner, monkeypatch):
+    def broken(step, spans):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(runner, "_forward", broken)
+    engine = InProcessEngine(runner)
+    with pytest.raises(RuntimeError, match="shapes"):
+        engine.generate([[1, 2]], greedy(2))
