@@ -58,8 +58,8 @@ class Server:
             time.sleep(0.02)
         return value
 
-    def wait_ready(self):
-        self.wait("ready", lambda: self.ended() or self.probe("readyz") == 200, 60)
+    def wait_ready(self, seconds=60):
+        self.wait("ready", lambda: self.ended() or self.probe("readyz") == 200, seconds)
         assert self.process.poll() is None, self.log.read_text()[-3000:]
         return self
 
