@@ -97,6 +97,8 @@ def _object(schema: Schema) -> str:
         return "object of " + "; ".join(
             f"`{name}` ({_kind(one)})" for name, one in schema["properties"].items()
         )
+    if "additionalProperties" not in schema:
+        return "object"
     return f"object of {_kind(schema['additionalProperties'])} by token id"
 
 

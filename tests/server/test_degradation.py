@@ -43,7 +43,7 @@ def test_a_second_try_is_for_half_of_the_tokens_and_says_so(served):
     answer = served.post("/v1/completions", ask)
     assert answer.headers["x-quire-degraded"].split(", ")[0] == "halved_max_tokens"
     assert degraded(served, "halved_max_tokens") == before + 1
-    text = answer.json()["choices"][0]["text"]
+    text = answer.json()["choices"][0]["text"].rstrip("\ufffd")  # a character that the end cut
     assert text and whole.json()["choices"][0]["text"].startswith(text)
     assert answer.json()["usage"]["completion_tokens"] <= 300
 

@@ -14,9 +14,10 @@ from quire_server.core.request import GrammarKind
 from quire_server.text.grammar_compiler import Wanted
 
 _ANY_OBJECT = '{"type": "object"}'
-_KINDS = ("json", "regex", "choice", "grammar", "json_object")
-_MAX_CHOICES = 1000
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+MAX_CHOICES = 1000
+MAX_DESCRIPTION = 1 << 16
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def parse_form(fields: Fields) -> Wanted | None:
@@ -57,9 +58,9 @@ def _json_schema(form: Fields) -> Wanted:
     if described is None:
         raise form.error("json_schema", "is required")
     name = described.take("name")
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+    if not isinstance(name, str) or NAME.fullmatch(name) is None:
         raise described.error("name", "must be 1 to 64 letters, digits, underscores or hyphens")
-    described.text("description", "", 1 << 16)
+    described.text("description", "", MAX_DESCRIPTION)
     described.boolean("strict", default=False)
     schema = described.take("schema")
     if not isinstance(schema, dict):
@@ -72,10 +73,10 @@ def _structured_outputs(fields: Fields) -> Wanted | None:
     outputs = fields.inner("structured_outputs")
     if outputs is None:
         return None
-    given = [(name, value) for name in _KINDS if (value := outputs.take(name)) is not None]
+    given = [(name, value) for name in KINDS if (value := outputs.take(name)) is not None]
     outputs.end()
     if len(given) != 1:
-        raise bad_field("structured_outputs", f"must have exactly one of {', '.join(_KINDS)}")
+        raise bad_field("structured_outputs", f"must have exactly one of {', '.join(KINDS)}")
     name, value = given[0]
     param = f"structured_outputs.{name}"
     if name == "json_object":
@@ -87,7 +88,7 @@ def _structured_outputs(fields: Fields) -> Wanted | None:
 
 def _text(outputs: Fields, name: str, value: object) -> str:
     if name == "choice":
-        return _choices(outputs.error(name, f"must be a list of 1 to {_MAX_CHOICES} strings"), value)
+        return _choices(outputs.error(name, f"must be a list of 1 to {MAX_CHOICES} strings"), value)
     if name == "json" and isinstance(value, dict):
         return json.dumps(value)
     if not isinstance(value, str):
@@ -98,7 +99,7 @@ def _text(outputs: Fields, name: str, value: object) -> str:
 
 
 def _choices(wrong: ApiError, value: object) -> str:
-    if not isinstance(value, list) or not 0 < len(value) <= _MAX_CHOICES:
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_CHOICES:
         raise wrong
     if not all(isinstance(choice, str) for choice in value):
         raise wrong

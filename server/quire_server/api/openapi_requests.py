@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from quire_server.api import calls, chat_messages, generation_fields, sampling_fields
+from quire_server.api import calls, chat_messages, generation_fields, grammar_fields, sampling_fields
 from quire_server.api.fields import INT64
 from quire_server.api.json_schema import (
     Schema,
@@ -95,7 +95,7 @@ def detokenize(models: Sequence[str], vocab_size: int | None) -> Schema:
 
 
 def _common(models: Sequence[str], vocab_size: int | None, defaults: SamplingDefaults) -> dict[str, Schema]:
-    return {"model": _model(models)} | _delivery() | _choice(defaults) | _bounds_of_text(vocab_size)
+    return {"model": _model(models)} | _delivery() | _choice(defaults) | _bounds_of_text(vocab_size) | _form()
 
 
 def _model(models: Sequence[str], *, nullable: bool = False) -> Schema:
@@ -181,6 +181,37 @@ def _bounds_of_text(vocab_size: int | None) -> dict[str, Schema]:
             0,
             sampling_fields.MAX_LOGPROBS,
         ),
+    }
+
+
+def _form() -> dict[str, Schema]:
+    schema: Schema = {"type": "object", "description": "A JSON schema."}
+    described = closed(
+        {
+            "name": {"type": "string", "pattern": f"^{grammar_fields.NAME.pattern}$"},
+            "description": text("For readers.", grammar_fields.MAX_DESCRIPTION),
+            "strict": boolean("Changes nothing: an answer always follows the schema.", default=False),
+            "schema": schema,
+        },
+        ["name", "schema"],
+    )
+    formats = (
+        closed({"type": {"enum": ["text", "json_object"]}}, ["type"]),
+        closed({"type": {"const": "json_schema"}, "json_schema": described}, ["type", "json_schema"]),
+    )
+    string: Schema = {"type": "string"}
+    choices = array(string, 1, grammar_fields.MAX_CHOICES)
+    asked: dict[str, Schema] = {
+        "json": {"anyOf": [schema, string]},
+        "regex": string,
+        "choice": choices,
+        "grammar": string,
+        "json_object": {"const": True},
+    }
+    outputs = (closed({name: asked[name]}, [name]) for name in grammar_fields.KINDS)
+    return {
+        "response_format": any_of("What the answer has to look like.", *formats),
+        "structured_outputs": any_of("The same in vLLM's words; one of them.", *outputs),
     }
 
 
