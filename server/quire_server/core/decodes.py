@@ -48,4 +48,5 @@ def event(sequence: Sequence, reason: FinishReason | None, result: StepResult) -
         reason,
         None,
         sequence.num_cached_tokens or 0,
+        timing=sequence.stamp(is_last=reason is not None),
     )

@@ -47,6 +47,7 @@ class EngineStats:
     preemptions: int = 0
     kv: KVStats = KVStats()
     blocks_unaccounted: int = 0  # nobody's: 0, or the books are wrong
+    step_tokens: int = 0  # tokens computed in the step just done
 
 
 @dataclass(frozen=True)
