@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from e2e.api.kv_cases import KV_CASES
+from e2e.api.log_cases import LOG_CASES
 from e2e.api.specs import Body, merged, minimal, schemas
 
 
@@ -295,5 +296,5 @@ CASES: dict[str, Cases] = (
             ),
         }.items()
     }
-    | {case_id: Cases(**arguments) for case_id, arguments in KV_CASES.items()}
+    | {case_id: Cases(**arguments) for case_id, arguments in (KV_CASES | LOG_CASES).items()}
 )

@@ -165,6 +165,9 @@ def _repaired(entry: Body, path: str) -> Body:
             if "hostOffload" not in entry:
                 entry.pop("diskOffload", None)
                 entry.pop("preemptionMode", None)
+        case "observability.requestLogging":
+            if "redactConfigMapRef" in entry:
+                entry["mode"] = "Content"
         case "health":
             if entry.get("loadStallTimeoutSeconds", 300) > entry.get("startupTimeoutSeconds", 1800):
                 entry["loadStallTimeoutSeconds"] = 10

@@ -140,6 +140,7 @@ def _probes(model: LLMDeployment) -> dict[str, Any]:
 def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
     keys = {"name": "api-keys", "mountPath": names.PATH_API_KEYS, "readOnly": True}
     offload = {"name": "kv-offload", "mountPath": names.PATH_KV_OFFLOAD}
+    redact = {"name": "log-redact", "mountPath": names.PATH_LOG_REDACT, "readOnly": True}
     return [
         {"name": "model", "mountPath": names.PATH_MODELS, "readOnly": True},
         {"name": "tmp", "mountPath": "/tmp"},
@@ -147,6 +148,7 @@ def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
         {"name": "shared-memory", "mountPath": names.PATH_SHARED_MEMORY},
         *([offload] if model.spec.engine.kv_cache.disk_offload else []),
         *([keys] if model.spec.security.api_keys_secret_ref else []),
+        *([redact] if model.spec.observability.request_logging.redact_config_map_ref else []),
     ]
 
 
@@ -169,6 +171,8 @@ def _volumes(model: LLMDeployment) -> list[dict[str, Any]]:
     if model.spec.security.api_keys_secret_ref:
         name = model.spec.security.api_keys_secret_ref.name
         volumes.append({"name": "api-keys", "secret": {"secretName": name}})
+    if ref := model.spec.observability.request_logging.redact_config_map_ref:
+        volumes.append({"name": "log-redact", "configMap": {"name": ref.name}})
     return volumes
 
 

@@ -36,11 +36,15 @@ RESERVED_FLAGS = (
     "kv-offload-disk-path",
     "kv-offload-host-bytes",
     "load-stall-timeout-seconds",
+    "log-redact-path",
+    "log-requests",
+    "max-log-len",
     "max-model-len",
     "max-num-queued-reqs",
     "max-num-queued-tokens",
     "max-num-reqs-per-key",
     "max-num-seqs",
+    "otlp-endpoint",
     "port",
     "preemption-mode",
     "pre-stop-seconds",
@@ -51,6 +55,7 @@ RESERVED_FLAGS = (
     "stall-timeout-seconds",
     "startup-timeout-seconds",
     "termination-log",
+    "trace-sample-ratio",
 )
 RESERVED_FLAG_PATTERN = rf"(--(no-)?({'|'.join(RESERVED_FLAGS)})(=(.|\n)*)?|-h+)"
 RESERVED_ENV_PATTERN = r"(QUIRE_|LD_|PYTHON).*"
@@ -79,6 +84,12 @@ def check(spec: Spec) -> None:
     _check_scheduling(spec)
     _check_times(spec)
     _check_networking(spec)
+    logging = spec.observability.request_logging
+    if logging.redact_config_map_ref is not None and logging.mode != "Content":
+        raise SpecError(
+            "spec.observability.requestLogging.redactConfigMapRef",
+            "nothing is logged that could be redacted: set mode to Content, or drop it",
+        )
     if spec.rollout.max_surge == 0 and spec.rollout.max_unavailable == 0:
         raise SpecError(
             "spec.rollout", "no pod could ever be replaced: set maxSurge or maxUnavailable above 0"
