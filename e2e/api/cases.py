@@ -12,6 +12,7 @@ from typing import Any
 
 from e2e.api.engine_cases import ENGINE_CASES
 from e2e.api.kv_cases import KV_CASES
+from e2e.api.log_cases import LOG_CASES
 from e2e.api.specs import Body, merged, minimal, schemas
 
 
@@ -285,5 +286,5 @@ CASES: dict[str, Cases] = (
             ),
         }.items()
     }
-    | {case_id: Cases(**arguments) for case_id, arguments in (KV_CASES | ENGINE_CASES).items()}
+    | {case_id: Cases(**arguments) for case_id, arguments in (KV_CASES | ENGINE_CASES | LOG_CASES).items()}
 )

@@ -177,6 +177,9 @@ def _repaired(entry: Body, path: str) -> Body:
             entry.pop("draftModelPath", None)
             if entry.get("method") == "DraftModel":
                 entry["draftModelPath"] = "drafts/small"
+        case "observability.requestLogging":
+            if "redactConfigMapRef" in entry:
+                entry["mode"] = "Content"
         case "health":
             if entry.get("loadStallTimeoutSeconds", 300) > entry.get("startupTimeoutSeconds", 1800):
                 entry["loadStallTimeoutSeconds"] = 10

@@ -39,6 +39,7 @@ PORT_HTTP_NAME = "http"
 PORT_HEALTH = 8001
 PORT_HEALTH_NAME = "health"
 
+PATH_LOG_REDACT = "/etc/quire/redact"
 PATH_MODELS = "/models"
 PATH_API_KEYS = "/etc/quire/keys"
 PATH_HOME = "/home/quire"

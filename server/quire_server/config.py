@@ -14,7 +14,7 @@ from pathlib import Path
 
 from quire_server import faults, flags
 from quire_server.core.errors import ConfigError
-from quire_server.flags import boolean, integer, names, nonempty, number, one_of, path, seconds, setting
+from quire_server.flags import boolean, integer, names, nonempty, number, one_of, path, seconds, setting, url
 
 _NOT_SETTINGS = frozenset({"QUIRE_FAULT", "QUIRE_ALLOW_FAULTS"})
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -141,6 +141,23 @@ class ServeConfig:
         None, path, "file with a chat template that replaces the model's own"
     )
     termination_log: Path = setting(Path("/dev/termination-log"), path, "where the reason of a failure goes")
+    otlp_endpoint: str | None = setting(
+        None,
+        url,
+        "OTLP/HTTP address of a collector for traces, such as http://collector:4318 (default: none)",
+    )
+    trace_sample_ratio: float = setting(
+        1.0, number(0.0, 1.0), "share of traces that are kept, of those that begin here"
+    )
+    log_requests: str = setting(
+        "metadata",
+        one_of("off", "metadata", "content"),
+        "what the log says of a request: nothing, who and how much, or its text as well",
+    )
+    log_redact_path: Path | None = setting(
+        None, path, "file of regular expressions, one a line, whose matches are logged as [redacted]"
+    )
+    max_log_len: int = setting(2000, integer(0, 10**6), "characters of a prompt and of an answer in the log")
     log_level: str = setting("info", one_of(*_LOG_LEVELS), "least level that is logged")
 
     @property
@@ -177,6 +194,8 @@ def _check(config: ServeConfig) -> None:
         raise ConfigError("--kv-offload-disk-path and --kv-offload-disk-bytes need each other: give both")
     if (config.watermark == "off") != (config.watermark_key_path is None):
         raise ConfigError("--watermark and --watermark-key-path need each other: give both, or neither")
+    if config.log_redact_path is not None and config.log_requests != "content":
+        raise ConfigError("--log-redact-path needs --log-requests content: nothing else logs text")
     if config.kv_offload_host_bytes == 0 and config.preemption_mode == "swap":
         raise ConfigError("--preemption-mode swap needs --kv-offload-host-bytes: room for swapped blocks")
     if (config.speculative_method == "draft-model") != (config.speculative_model is not None):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlsplit
 
 from quire_server.core.errors import ConfigError
 
@@ -95,6 +96,14 @@ def nonempty(text: str) -> str:
 def path(text: str) -> Path:
     """A path; an empty one would be the current directory."""
     return Path(nonempty(text))
+
+
+def url(text: str) -> str:
+    """The address of an HTTP server, without a query."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError("must be like http://HOST:PORT")
+    return text
 
 
 def setting(default: Any, parse: Parser, about: str) -> Any:

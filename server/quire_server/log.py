@@ -1,7 +1,7 @@
 """JSON logs on stderr, one object a line, so that a log store can index them without a parser.
 
-Called once by each process. Facts travel in `extra` (request_id, client, status, ...); prompts and answers
-never do: nothing here or anywhere else logs request content.
+Called once by each process. Facts travel in `extra` (client, status, ...), those of the request in
+`request_facts`. Prompts and answers are in none of them, but for `api.request_log`, where they are asked for.
 """
 
 from __future__ import annotations
@@ -10,8 +10,16 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+
+
+#: What each log line says of the request that the running task works for: request_id, trace_id, span_id.
+#: Each task has its own.
+request_facts: ContextVar[Mapping[str, str]] = ContextVar("request_facts", default=MappingProxyType({}))
 
 
 class JsonFormatter(logging.Formatter):
@@ -30,6 +38,7 @@ class JsonFormatter(logging.Formatter):
             "process": self._process,
             "logger": record.name,
             "message": record.getMessage(),
+            **request_facts.get(),
         }
         line.update({key: value for key, value in vars(record).items() if key not in _STANDARD})
         if record.exc_info:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 
+from quire_server.answer_metrics import AnswerMetrics
 from quire_server.core.kv_stats import KVStats
 from quire_server.core.speculation_stats import SpeculationStats
+from quire_server.gpu_metrics import GpuCollector
 from quire_server.kv_metrics import KVCollector
+from quire_server.labelled_metrics import VLLM_REQUEST_SECONDS, Exemplar, Labelled
 from quire_server.speculation_metrics import SpeculationCollector
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 #: How a request can end. shed: 503 by overload or drain; limited: 429; aborted: the client hung up;
 #: cancelled: cut by the end of a drain.
 STATUSES = ("success", "client_error", "shed", "limited", "aborted", "cancelled", "error")
@@ -39,9 +42,7 @@ _VLLM_TTFT = (
 _VLLM_INTER_TOKEN = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
 )  # fmt: skip
-_VLLM_E2E = (
-    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
-)  # fmt: skip
+_VLLM_STEP_TOKENS = (1, *(8 * 2**power for power in range(12)))  # 8 to 16384
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,17 @@ class StepFacts:
     kv: KVStats
     blocks_unaccounted: int = 0
     speculation: SpeculationStats = SpeculationStats()
+    step_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class CacheFacts:
+    """The KV cache as it was set up: vLLM's cache_config_info."""
+
+    block_size: int
+    num_gpu_blocks: int
+    cache_dtype: str
+    enable_prefix_caching: bool
 
 
 class Metrics:
@@ -63,18 +75,21 @@ class Metrics:
 
     def __init__(self, model: str) -> None:
         self._registry = CollectorRegistry()
-        self._ours = _Labelled(self._registry, {"model": model})
-        self._vllm = _Labelled(self._registry, {"model_name": model, "engine": "0"})
+        self._ours = Labelled(self._registry, {"model": model})
+        self._vllm = Labelled(self._registry, {"model_name": model, "engine": "0"})
         self._last = StepFacts(0, 0, 0.0, 0, 0, KVStats())
         self._kv_cache = KVCollector(self._ours.values, self._vllm.values)
         self._registry.register(self._kv_cache)
         self._speculation = SpeculationCollector(self._ours.values, self._vllm.values)
         self._registry.register(self._speculation)
+        self.gpus = GpuCollector(self._ours.values)
+        self._registry.register(self.gpus)
+        self.answers: AnswerMetrics | None = None  # from when the engine is known
         self._make_histograms(self._ours, self._vllm)
         self._make_gauges(self._ours, self._vllm)
         self._make_counters(self._ours, self._vllm)
 
-    def _make_histograms(self, ours: _Labelled, vllm: _Labelled) -> None:
+    def _make_histograms(self, ours: Labelled, vllm: Labelled) -> None:
         self._ttft = (
             ours.histogram("llm_ttft_seconds", "Arrival of a request to its first token.", _TTFT),
             vllm.histogram("vllm:time_to_first_token_seconds", "Alias of llm_ttft_seconds.", _VLLM_TTFT),
@@ -86,15 +101,20 @@ class Metrics:
         self._latency = (
             ours.histogram("llm_request_latency_seconds", "Arrival of a request to its end.", _LATENCY),
             vllm.histogram(
-                "vllm:e2e_request_latency_seconds", "Alias of llm_request_latency_seconds.", _VLLM_E2E
+                "vllm:e2e_request_latency_seconds",
+                "Alias of llm_request_latency_seconds.",
+                VLLM_REQUEST_SECONDS,
             ),
         )
         self._batch = ours.histogram("llm_batch_size", "Requests in one step of the engine.", _BATCH)
+        self._step_tokens = vllm.histogram(
+            "vllm:iteration_tokens_total", "Tokens computed in one step of the engine.", _VLLM_STEP_TOKENS
+        )
         self._lag = ours.histogram(
             "llm_event_loop_lag_seconds", "Lateness of timers in the API process.", _LAG
         )
 
-    def _make_gauges(self, ours: _Labelled, vllm: _Labelled) -> None:
+    def _make_gauges(self, ours: Labelled, vllm: Labelled) -> None:
         self._queued_tokens = ours.gauge(
             "llm_queued_prompt_tokens", "Tokens of prompts whose answers have not begun."
         )
@@ -115,7 +135,7 @@ class Metrics:
             vllm.gauge("vllm:kv_cache_usage_perc", "Alias of llm_kv_cache_utilization."),
         )
 
-    def _make_counters(self, ours: _Labelled, vllm: _Labelled) -> None:
+    def _make_counters(self, ours: Labelled, vllm: Labelled) -> None:
         self._generated = (
             ours.counter("llm_tokens_generated", "Tokens generated."),
             vllm.counter("vllm:generation_tokens", "Alias of llm_tokens_generated_total."),
@@ -153,17 +173,35 @@ class Metrics:
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(**vllm.values, finished_reason=reason)
 
-    def exposition(self) -> bytes:
-        """The text of /metrics."""
-        text: bytes = generate_latest(self._registry)
-        return text
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The text of /metrics and its type: OpenMetrics, with exemplars, where ``accept`` asks for it."""
+        types = {one.partition(";")[0].strip() for one in accept.split(",")}
+        if "application/openmetrics-text" not in types:
+            return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
+        # None of our names needs escaping; asked to escape, the library takes the colon out of vLLM's.
+        text: bytes = openmetrics.generate_latest(  # type: ignore[no-untyped-call]  # it is not annotated
+            self._registry, escaping=openmetrics.ALLOWUTF8
+        )
+        return text, "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-    def request_ended(self, status: str, latency: float) -> None:
+    def engine_known(self, max_model_len: int, cache: CacheFacts) -> None:
+        """The engine said what it is; a second one is the same again."""
+        if self.answers is None:
+            self.answers = AnswerMetrics(self._vllm, max_model_len)
+            facts = {
+                "block_size": str(cache.block_size),
+                "cache_dtype": cache.cache_dtype,
+                "enable_prefix_caching": str(cache.enable_prefix_caching),
+                "num_gpu_blocks": str(cache.num_gpu_blocks),
+            }
+            self._vllm.info("vllm:cache_config_info", "1; the labels say how the KV cache is set up.", facts)
+
+    def request_ended(self, status: str, latency: float, exemplar: Exemplar | None = None) -> None:
         """One request is over, with one of STATUSES."""
-        self._requests.labels(**self._ours.values, status=status).inc()
+        self._requests.labels(**self._ours.values, status=status).inc(1, exemplar)
         if status == "success":
             for histogram in self._latency:
-                histogram.observe(latency)
+                histogram.observe(latency, exemplar)
 
     def choice_finished(self, reason: str) -> None:
         """One answer ended with stop, length, abort or error."""
@@ -174,10 +212,10 @@ class Metrics:
         for counter in self._prompt:
             counter.inc(num_tokens)
 
-    def first_token(self, seconds: float) -> None:
+    def first_token(self, seconds: float, exemplar: Exemplar | None = None) -> None:
         """The first token of a request came."""
         for histogram in self._ttft:
-            histogram.observe(seconds)
+            histogram.observe(seconds, exemplar)
 
     def tokens_generated(self, num_tokens: int, seconds_each: float | None) -> None:
         """Tokens came together; `seconds_each` is the gap before each (None for the first of an answer)."""
@@ -233,25 +271,4 @@ class Metrics:
         self._unaccounted.set(facts.blocks_unaccounted)
         if facts.batch_size:
             self._batch.observe(facts.batch_size)
-
-
-class _Labelled:
-    """Makes metrics that carry one fixed set of label values."""
-
-    def __init__(self, registry: CollectorRegistry, values: dict[str, str]) -> None:
-        self._registry = registry
-        self.values = values
-
-    def counter(self, name: str, about: str) -> Counter:
-        return Counter(name, about, list(self.values), registry=self._registry).labels(**self.values)
-
-    def counter_by(self, name: str, about: str, label: str) -> Counter:
-        return Counter(name, about, [*self.values, label], registry=self._registry)
-
-    def gauge(self, name: str, about: str) -> Gauge:
-        return Gauge(name, about, list(self.values), registry=self._registry).labels(**self.values)
-
-    def histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, about, list(self.values), buckets=buckets, registry=self._registry).labels(
-            **self.values
-        )
+            self._step_tokens.observe(facts.step_tokens)

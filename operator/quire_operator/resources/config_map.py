@@ -38,6 +38,7 @@ def _name(model: LLMDeployment) -> str:
 def _data(model: LLMDeployment) -> dict[str, str]:
     """What the user set or the API defaults; about the rest the server decides."""
     engine, health, drain = model.spec.engine, model.spec.health, model.spec.drain
+    tracing, logging = model.spec.observability.tracing, model.spec.observability.request_logging
     block_size, cache = engine.kv_cache.block_size, engine.kv_cache.memory
     drafts, draft_path = _METHODS[engine.speculation.method], engine.speculation.draft_model_path
     return compact(
@@ -58,6 +59,11 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_KV_OFFLOAD_DISK_PATH": names.PATH_KV_OFFLOAD if engine.kv_cache.disk_offload else "",
             "QUIRE_KV_OFFLOAD_HOST_BYTES": _bytes(engine.kv_cache.host_offload),
             "QUIRE_LOAD_STALL_TIMEOUT_SECONDS": _number(health.load_stall_timeout_seconds),
+            "QUIRE_LOG_REDACT_PATH": f"{names.PATH_LOG_REDACT}/patterns"
+            if logging.redact_config_map_ref
+            else "",
+            "QUIRE_LOG_REQUESTS": logging.mode.lower(),
+            "QUIRE_MAX_LOG_LEN": _number(logging.max_characters),
             "QUIRE_MAX_MODEL_LEN": _number(engine.max_model_len),
             "QUIRE_MAX_NUM_QUEUED_REQS": _number(engine.max_queue_length),
             "QUIRE_MAX_NUM_QUEUED_TOKENS": _number(engine.max_queued_tokens),
@@ -66,6 +72,7 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_MAX_REQUESTS_PER_MINUTE_PER_KEY": _number(engine.max_requests_per_minute_per_key),
             "QUIRE_MAX_TOKENS_PER_MINUTE_PER_KEY": _number(engine.max_tokens_per_minute_per_key),
             "QUIRE_NUM_SPECULATIVE_TOKENS": _number(engine.speculation.num_tokens) if drafts else "",
+            "QUIRE_OTLP_ENDPOINT": tracing.endpoint,
             "QUIRE_PREEMPTION_MODE": engine.kv_cache.preemption_mode.lower(),
             "QUIRE_PRE_STOP_SECONDS": _number(drain.pre_stop_seconds),
             "QUIRE_QUANTIZATION": engine.quantization.lower(),
@@ -77,6 +84,7 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_STALL_TIMEOUT_SECONDS": _number(health.stall_timeout_seconds),
             "QUIRE_STARTUP_TIMEOUT_SECONDS": _number(health.startup_timeout_seconds),
             **_watermark(engine.watermark),
+            "QUIRE_TRACE_SAMPLE_RATIO": _ratio(tracing.sampling_rate_per_million) if tracing.endpoint else "",
         }
     )
 
@@ -92,6 +100,10 @@ def _watermark(watermark: Watermark) -> dict[str, str]:
 
 def _number(value: int | None) -> str:
     return "" if value is None else str(value)
+
+
+def _ratio(per_million: int) -> str:
+    return f"{per_million / 1_000_000:g}"
 
 
 def _bytes(value: str) -> str:

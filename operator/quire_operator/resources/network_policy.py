@@ -1,4 +1,5 @@
-"""The NetworkPolicy of the serving pods: who may connect, and that they connect to nobody but DNS.
+"""The NetworkPolicy of the serving pods: who may connect, and that they connect to nobody but DNS and, where
+traces are wanted, their collector.
 
 The API is for the same namespace and for whom the user lets in; the health port is for the operator and for
 monitoring. A model on a volume needs nothing from the network, so a stolen process cannot send anything away.
@@ -6,7 +7,9 @@ monitoring. A model on a volume needs nothing from the network, so a stolen proc
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Any
+from urllib.parse import urlsplit
 
 from quire_operator import names
 from quire_operator.resources.manifest import Manifest, compact, metadata
@@ -35,9 +38,34 @@ def build(model: LLMDeployment, settings: Settings) -> Manifest:
                     "ports": [api, health],
                 },
             ],
-            "egress": [{"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}],
+            "egress": [
+                {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]},
+                *_to_collector(model.spec.observability.tracing.endpoint),
+            ],
         },
     }
+
+
+def _to_collector(endpoint: str) -> list[dict[str, Any]]:
+    """As narrow as the address allows: one address, the namespace of a Service, or, since a policy knows no
+    other names, its port anywhere.
+    """
+    if not endpoint:
+        return []
+    parts = urlsplit(endpoint)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    rule: dict[str, Any] = {"ports": [_tcp(port)]}
+    labels = host.split(".")
+    try:
+        return [{"to": [{"ipBlock": {"cidr": str(ipaddress.ip_network(host))}}], **rule}]
+    except ValueError:
+        pass
+    if len(labels) == 1:
+        return [{"to": [{"podSelector": {}}], **rule}]
+    if len(labels) == 2 or labels[2] == "svc":
+        namespace = {"matchLabels": {_METADATA_NAME: labels[1]}}
+        return [{"to": [{"namespaceSelector": namespace}], **rule}]
+    return [rule]
 
 
 def _tcp(port: int) -> dict[str, Any]:

@@ -136,6 +136,7 @@ def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
     keys = {"name": "api-keys", "mountPath": names.PATH_API_KEYS, "readOnly": True}
     watermark = {"name": "watermark", "mountPath": names.PATH_WATERMARK, "readOnly": True}
     offload = {"name": "kv-offload", "mountPath": names.PATH_KV_OFFLOAD}
+    redact = {"name": "log-redact", "mountPath": names.PATH_LOG_REDACT, "readOnly": True}
     return [
         {"name": "model", "mountPath": names.PATH_MODELS, "readOnly": True},
         {"name": "tmp", "mountPath": "/tmp"},
@@ -144,6 +145,7 @@ def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
         *([offload] if model.spec.engine.kv_cache.disk_offload else []),
         *([keys] if model.spec.security.api_keys_secret_ref else []),
         *([watermark] if model.spec.engine.watermark.key_secret_ref else []),
+        *([redact] if model.spec.observability.request_logging.redact_config_map_ref else []),
     ]
 
 
@@ -169,6 +171,8 @@ def _volumes(model: LLMDeployment) -> list[dict[str, Any]]:
     if reference := model.spec.engine.watermark.key_secret_ref:
         items = [{"key": reference.key, "path": reference.key}]
         volumes.append({"name": "watermark", "secret": {"secretName": reference.name, "items": items}})
+    if ref := model.spec.observability.request_logging.redact_config_map_ref:
+        volumes.append({"name": "log-redact", "configMap": {"name": ref.name}})
     return volumes
 
 

@@ -46,6 +46,9 @@ RESERVED_FLAGS = (
     "kv-offload-disk-path",
     "kv-offload-host-bytes",
     "load-stall-timeout-seconds",
+    "log-redact-path",
+    "log-requests",
+    "max-log-len",
     "max-model-len",
     "max-num-queued-reqs",
     "max-num-queued-tokens",
@@ -54,6 +57,7 @@ RESERVED_FLAGS = (
     "max-requests-per-minute-per-key",
     "max-tokens-per-minute-per-key",
     "num-speculative-tokens",
+    "otlp-endpoint",
     "port",
     "preemption-mode",
     "pre-stop-seconds",
@@ -66,6 +70,7 @@ RESERVED_FLAGS = (
     "stall-timeout-seconds",
     "startup-timeout-seconds",
     "termination-log",
+    "trace-sample-ratio",
     "watermark",
     "watermark-key-path",
 )
@@ -98,6 +103,12 @@ def check(spec: Spec) -> None:
     _check_scheduling(spec)
     _check_times(spec)
     _check_networking(spec)
+    logging = spec.observability.request_logging
+    if logging.redact_config_map_ref is not None and logging.mode != "Content":
+        raise SpecError(
+            "spec.observability.requestLogging.redactConfigMapRef",
+            "nothing is logged that could be redacted: set mode to Content, or drop it",
+        )
     if spec.rollout.max_surge == 0 and spec.rollout.max_unavailable == 0:
         raise SpecError(
             "spec.rollout", "no pod could ever be replaced: set maxSurge or maxUnavailable above 0"

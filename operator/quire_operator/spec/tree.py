@@ -21,6 +21,7 @@ ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 NO_NUL = r"[^\x00]*"
 PRINTABLE = r"[^\x00-\x1f\x7f]*"
 IDENTIFIER = r"[A-Za-z0-9._:-]*"
+HTTP_ADDRESS = r"https?://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(:[0-9]{1,5})?"
 CIDR = r"[0-9a-fA-F:.]+/[0-9]{1,3}"
 
 
@@ -264,14 +265,33 @@ class Networking:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecretRef:
+class ObjectRef:
     name: str = _required_text(DNS_1123_SUBDOMAIN, 253)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Security:
-    api_keys_secret_ref: SecretRef | None = None
+    api_keys_secret_ref: ObjectRef | None = None
     service_account_name: str = _text(DNS_1123_SUBDOMAIN, 253)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracing:
+    endpoint: str = _text(HTTP_ADDRESS, 256)
+    sampling_rate_per_million: int = _number(0, 1_000_000, 1_000_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestLogging:
+    mode: str = _choice("Metadata", "Off", "Content")
+    max_characters: int = _number(0, 1_000_000, 2000)
+    redact_config_map_ref: ObjectRef | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observability:
+    tracing: Tracing = Tracing()
+    request_logging: RequestLogging = RequestLogging()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,4 +316,5 @@ class Spec:
     disruption: Disruption = Disruption()
     networking: Networking = Networking()
     security: Security = Security()
+    observability: Observability = Observability()
     rollout: Rollout = Rollout()

@@ -32,7 +32,9 @@ from quire_server.api.deep_check import DeepCheck
 from quire_server.api.drain import Drain, DrainLimits
 from quire_server.api.house import House
 from quire_server.api.rates import RateLimits, Rates
+from quire_server.api.request_log import RequestLog, RequestLogging, read_patterns
 from quire_server.api.sampling_defaults import SamplingDefaults, sampling_defaults
+from quire_server.api.tracing import Tracing
 from quire_server.config import ServeConfig
 from quire_server.core.errors import ConfigError, QuireServerError
 from quire_server.core.model_files import ModelFiles
@@ -40,10 +42,10 @@ from quire_server.core.policy import Policy
 from quire_server.core.watermark import WatermarkMode
 from quire_server.engine.client import EngineClient
 from quire_server.engine.inbox import SOCKET_NAME
-from quire_server.engine.messages import Outbox
+from quire_server.engine.messages import EngineInfo, Outbox
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import SharedState
-from quire_server.metrics import Metrics, StepFacts
+from quire_server.metrics import CacheFacts, Metrics, StepFacts
 from quire_server.text.chat import ChatTemplate
 from quire_server.text.grammar_compiler import GrammarCompiler
 from quire_server.text.tokenizer import Tokenizer
@@ -85,6 +87,7 @@ def _run(settings: ServeConfig, run_dir: Path) -> None:
     finally:
         house.template.close()
         house.grammars.close()
+        house.tracing.close()
 
 
 def build_house(settings: ServeConfig, run_dir: Path) -> House:
@@ -92,7 +95,13 @@ def build_house(settings: ServeConfig, run_dir: Path) -> House:
     metrics = Metrics(settings.served_names[0])
     files = ModelFiles.open(settings.model)
     tokenizer = Tokenizer.load(settings.model)
-    engine = EngineClient(run_dir / SOCKET_NAME, lambda outbox: _report(metrics, outbox))
+    engine = EngineClient(
+        run_dir / SOCKET_NAME,
+        lambda outbox: _report(metrics, outbox),
+        lambda info: metrics.engine_known(info.max_model_len, _cache_facts(settings, info)),
+    )
+    if settings.device != "cpu":
+        metrics.gpus.watch()
     return House(
         served_names=settings.served_names,
         engine=engine,
@@ -114,9 +123,27 @@ def build_house(settings: ServeConfig, run_dir: Path) -> House:
             ),
             time.monotonic,
         ),
+        tracing=_tracing(settings),
+        request_log=RequestLog(
+            RequestLogging(settings.log_requests),
+            read_patterns(settings.log_redact_path),
+            settings.max_log_len,
+        ),
         with_priorities=settings.scheduling_policy == Policy.PRIORITY,
         request_timeout=settings.request_timeout_seconds or math.inf,
         watermark=WatermarkMode(settings.watermark),
+    )
+
+
+def _tracing(settings: ServeConfig) -> Tracing:
+    if settings.otlp_endpoint is None:
+        return Tracing.off()
+    return Tracing.over_otlp(settings.otlp_endpoint, settings.trace_sample_ratio)
+
+
+def _cache_facts(settings: ServeConfig, info: EngineInfo) -> CacheFacts:
+    return CacheFacts(
+        info.block_size, info.num_blocks, settings.kv_cache_dtype, settings.enable_prefix_caching
     )
 
 
@@ -136,6 +163,7 @@ def _report(metrics: Metrics, outbox: Outbox) -> None:
             kv=stats.kv,
             blocks_unaccounted=stats.blocks_unaccounted,
             speculation=stats.speculation,
+            step_tokens=stats.step_tokens,
         )
     )
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire_server import log
 from quire_server.api import completions, public
 from quire_server.api.auth import PUBLIC_PATHS, require_key
 from quire_server.api.drain import RETRY_AFTER_SECONDS
@@ -46,6 +47,7 @@ def create_app(house: House) -> ASGIApp:
         if scope["type"] != "http":
             raise RuntimeError(f"{scope['type']} is not served")
         reply = Reply(scope, receive, _closing(send) if house.drain.begun else send)
+        log.request_facts.set({"request_id": reply.request_id})  # of this task alone
         try:
             await _dispatch(house, reply)
         except ClientGoneError:

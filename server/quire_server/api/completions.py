@@ -11,12 +11,12 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 
-from quire_server import metrics
-from quire_server.api import calls
+from quire_server import log, metrics
+from quire_server.api import calls, span_attributes, token_timing
 from quire_server.api.admission import Newcomer, Place
 from quire_server.api.calls import ChatCall, CompletionCall
 from quire_server.api.degradation import HALVED, OUT_OF_MEMORY, Degradation
-from quire_server.api.delivery import Streamed, Whole
+from quire_server.api.delivery import Streamed, Tally, Whole
 from quire_server.api.engine_requests import Prompt, engine_requests
 from quire_server.api.errors import ENGINE_UNAVAILABLE, ApiError, from_exception, overloaded
 from quire_server.api.fields import parse_object
@@ -43,9 +43,21 @@ class Visit:
         self.arrived_at = time.monotonic()
         self.response_id = uuid.uuid4().hex  # a client may use its request id twice
         self.prompt_tokens = 0
-        self.completion_tokens = 0
         self.degradation = Degradation(reply, house.metrics)
+        self.earlier_tokens = 0  # of a try that was given up
+        self.tally = Tally()
+        self.is_timed = False
+        self.transcript = house.request_log.open()
+        path = reply.scope["path"]
+        self.span = house.tracing.begin(
+            f"POST {path}", reply.scope["headers"], span_attributes.arrived(path, reply.request_id)
+        )
         self.tokens_charged = 0  # to the client's rate, before anything was known for certain
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens that were generated for it, sent or not."""
+        return self.earlier_tokens + self.tally.completion_tokens
 
     @property
     def client(self) -> str:
@@ -67,37 +79,41 @@ async def complete(house: House, reply: Reply) -> None:
 async def _account(visit: Visit, handle: Handler) -> None:
     """Run a visit; whatever happens, the client hears of it if it is still there, and it is counted once."""
     house, reply, status = visit.house, visit.reply, "error"
+    code: int | None = None
+    error_type = ""
+    log.request_facts.set({"request_id": reply.request_id, **visit.span.ids})
     house.drain.num_requests += 1
     try:
         await handle(visit)
-        status = "success"
+        status, code = "success", 200
     except ClientGoneError:
         status = "aborted"
     except CutError:
-        status = "cancelled"
+        status, error_type = "cancelled", "draining"
         house.metrics.cancelled()
         await reply.error(overloaded("draining", "The server is going away and its time is over.", 1))
     except Exception as error:  # the boundary of a request: every error becomes its answer
         answer = from_exception(error)
-        status = _status_name(answer)
+        status, code = _status_name(answer), answer.status
+        error_type = answer.code or str(code) if code >= 500 else ""
         if answer.code == OUT_OF_MEMORY:
             visit.degradation.note(OUT_OF_MEMORY)
         if answer.code in metrics.REFUSALS:
             house.metrics.refused(answer.code)
         if answer.status == 500:
-            logger.exception("request failed", extra={"request_id": reply.request_id})
+            logger.exception("request failed")
         await reply.error(answer)
     finally:
         house.drain.num_requests -= 1
         house.rates.spend(visit.client, visit.prompt_tokens + visit.completion_tokens - visit.tokens_charged)
         seconds = time.monotonic() - visit.arrived_at
-        house.metrics.request_ended(status, seconds)
+        house.metrics.request_ended(status, seconds, visit.span.exemplar)
+        told = span_attributes.ended(visit.response_id, status, code, visit.prompt_tokens, visit.tally)
+        visit.span.end(told, error_type)
         if house.drain.begun and status == "success":
             house.metrics.drained()
-        logger.info(
-            "request",
-            extra={
-                "request_id": reply.request_id,
+        house.request_log.write(
+            {
                 "response_id": visit.response_id,
                 "client": visit.client,
                 "path": reply.scope["path"],
@@ -106,6 +122,7 @@ async def _account(visit: Visit, handle: Handler) -> None:
                 "completion_tokens": visit.completion_tokens,
                 "seconds": round(seconds, 4),
             },
+            visit.transcript,
         )
 
 
@@ -122,6 +139,8 @@ async def _chat(visit: Visit) -> None:
     body = parse_object(await visit.reply.body())
     info = house.engine.info
     call = calls.parse_chat(body, house.defaults, info.vocab_size)
+    if visit.transcript is not None:
+        visit.transcript.keep_messages(call.messages)
     place = _reserve(visit, call, call.generation.n, info)
     try:
         await visit.reply.run(_chat_answer(visit, call, place, info), house.drain.cut)
@@ -134,6 +153,9 @@ def _reserve(visit: Visit, call: ChatCall | CompletionCall, num_answers: int, in
     house, generation, client = visit.house, call.generation, visit.client
     house.check_model(generation.model)
     house.check_priority(generation.priority)
+    visit.is_timed = token_timing.is_wanted(visit.reply)
+    operation = span_attributes.OPERATIONS[visit.reply.scope["path"]]
+    visit.span.describe(f"{operation} {generation.model}", span_attributes.asked(generation))
     newcomer = Newcomer(
         client=client,
         num_answers=num_answers,
@@ -162,6 +184,8 @@ async def _complete(visit: Visit) -> None:
     body = parse_object(await visit.reply.body())
     info = house.engine.info
     call = calls.parse_completion(body, house.defaults, info.vocab_size)
+    if visit.transcript is not None:
+        visit.transcript.keep_prompts(call.prompts)
     place = _reserve(visit, call, call.generation.n * len(call.prompts), info)
     try:
         await visit.reply.run(_completion_answer(visit, call, place, info), house.drain.cut)
@@ -219,6 +243,8 @@ async def _generate(
         grammar=grammar,
         watermark=house.watermarks(generation.watermark),
     )
+    if house.metrics.answers is not None:
+        house.metrics.answers.asked(generation.n, requests[0].sampling.max_tokens)
     place.hold([len(request.prompt_token_ids) for request in requests])
     visit.prompt_tokens = sum(len(prompt) for prompt in prompts)
     house.metrics.prompt_taken(visit.prompt_tokens)
@@ -232,6 +258,8 @@ async def _generate(
         min(generation.timeout or house.request_timeout, house.request_timeout),
         generation.text,
         visit.degradation,
+        visit.span,
+        is_timed=visit.is_timed,
         keeps_begun=not may_retry or generation.stream,
         scores_only=generation.max_tokens == 0,
     )
@@ -254,10 +282,9 @@ async def _generate(
 
 
 async def _deliver(visit: Visit, desk: Desk, requests: Sequence[Request], delivery: Whole | Streamed) -> None:
-    """Run the answers to their end, and count what they took, sent or not."""
-    before = visit.completion_tokens
-    try:
-        await answer_all(desk, requests, delivery.add)
-    finally:
-        visit.completion_tokens = before + delivery.completion_tokens
+    """Run the answers to their end; what they took counts, sent or not."""
+    visit.earlier_tokens += visit.tally.completion_tokens
+    visit.tally = delivery.tally
+    emit = delivery.add if visit.transcript is None else visit.transcript.beside(delivery.add)
+    await answer_all(desk, requests, emit)
     await delivery.finish(visit.prompt_tokens)

@@ -9,7 +9,7 @@ from collections import defaultdict
 
 from quire_server.api.generation import Piece
 from quire_server.api.reply import Reply, to_json
-from quire_server.api.shapes import Answer, Json, Shape, Usage
+from quire_server.api.shapes import Answer, Json, Shape, Usage, token_timing
 from quire_server.core.step import TokenLogprobs
 
 #: Where the text goes in a chunk that is encoded beforehand. Nothing else there can hold a NUL.
@@ -22,16 +22,22 @@ class Tally:
     def __init__(self) -> None:
         self.completion_tokens = 0
         self._cached: dict[int, int] = {}
+        self.finish_reasons: dict[int, str] = {}  # of the answers that have ended
 
     def count(self, piece: Piece) -> None:
         """Take in a piece."""
         self.completion_tokens += piece.num_tokens
         self._cached[piece.answer] = max(self._cached.get(piece.answer, 0), piece.num_cached_tokens)
+        if piece.finish_reason is not None:
+            self.finish_reasons[piece.answer] = piece.finish_reason
+
+    def cached_tokens(self, prompt_tokens: int) -> int:
+        """n answers share one prompt, so no more of it is cached than there is."""
+        return min(sum(self._cached.values()), prompt_tokens)
 
     def usage(self, prompt_tokens: int) -> Json:
-        """The usage object. n answers share one prompt, so no more of it is cached than there is."""
-        cached = min(sum(self._cached.values()), prompt_tokens)
-        return Usage(prompt_tokens, self.completion_tokens, cached).to_json()
+        """The usage object."""
+        return Usage(prompt_tokens, self.completion_tokens, self.cached_tokens(prompt_tokens)).to_json()
 
 
 class Whole:
@@ -41,22 +47,17 @@ class Whole:
         self._reply = reply
         self._shape = shape
         self._answers = [Answer(lead) for lead in leads]
-        self._tally = Tally()
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens generated so far."""
-        return self._tally.completion_tokens
+        self.tally = Tally()
 
     async def add(self, piece: Piece) -> None:
         """Keep a piece."""
-        self._tally.count(piece)
+        self.tally.count(piece)
         self._answers[piece.answer].add(piece)
 
     async def finish(self, prompt_tokens: int) -> None:
         """Send everything."""
         body = self._shape.whole(self._answers)
-        await self._reply.json({**body, "usage": self._tally.usage(prompt_tokens)})
+        await self._reply.json({**body, "usage": self.tally.usage(prompt_tokens)})
 
 
 class Streamed:
@@ -67,29 +68,29 @@ class Streamed:
         self._shape = shape
         self._unopened = set(range(num_answers))
         self._held: dict[int, list[TokenLogprobs]] = defaultdict(list)
+        self._times: dict[int, list[float]] = defaultdict(list)
         self._frames: dict[int, tuple[bytes, bytes]] = {}
         self._include_usage = include_usage
-        self._tally = Tally()
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens generated so far."""
-        return self._tally.completion_tokens
+        self.tally = Tally()
 
     async def add(self, piece: Piece) -> None:
         """Send what the piece brings; log-probabilities wait for the text of their tokens."""
-        self._tally.count(piece)
+        self.tally.count(piece)
         if piece.answer in self._unopened:
             self._unopened.discard(piece.answer)
             for choice in self._shape.opening(piece.answer):
                 await self._send([choice])
         held = self._held[piece.answer]
         held += piece.logprobs
-        if piece.text and not held:
+        times = self._times[piece.answer]
+        times += piece.token_ms
+        if piece.text and not (held or times):
             await self._reply.encoded_event(self._text_chunk(piece.answer, piece.text))
-        elif piece.text or (held and piece.finish_reason is not None):
+        elif piece.text or ((held or times) and piece.finish_reason is not None):
             choice = self._shape.delta(piece.answer, piece.text, held)
-            self._held[piece.answer] = []
+            if times:
+                choice |= token_timing(times)
+            self._held[piece.answer], self._times[piece.answer] = [], []
             await self._send([choice])
         if piece.finish_reason is not None:
             closing = self._shape.closing(piece.answer, piece.finish_reason)
@@ -100,7 +101,7 @@ class Streamed:
     async def finish(self, prompt_tokens: int) -> None:
         """Send the usage, if asked for, and the end."""
         if self._include_usage:
-            await self._send([], usage=self._tally.usage(prompt_tokens))
+            await self._send([], usage=self.tally.usage(prompt_tokens))
         await self._reply.end_stream()
 
     def _text_chunk(self, index: int, text: str) -> bytes:

@@ -15,8 +15,10 @@ from typing import NamedTuple
 from quire_server.api.admission import Place
 from quire_server.api.degradation import DEADLINE, Degradation
 from quire_server.api.generation_fields import TextRules
+from quire_server.api.tracing import RequestSpan
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.step import TokenEvent, TokenLogprobs
+from quire_server.core.timing import Timing
 from quire_server.engine.client import DeadlineExceededError, EngineClient
 from quire_server.metrics import Metrics
 from quire_server.text.detokenizer import IncrementalDetokenizer
@@ -34,6 +36,7 @@ class Piece(NamedTuple):
     finish_reason: str | None  # set on the last piece
     stop_reason: str | int | None = None  # the stop string or stop token that the client named
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    token_ms: tuple[float, ...] = ()  # since the request's arrival, for each token, where asked for
 
 
 Emit = Callable[[Piece], Awaitable[None]]
@@ -51,7 +54,9 @@ class Desk:
     timeout: float  # seconds from the arrival on; may be infinite
     rules: TextRules
     degradation: Degradation
+    span: RequestSpan
     keeps_begun: bool = True  # at its deadline an answer that has begun ends with what it has
+    is_timed: bool = False  # the client wants to know when each token came
     scores_only: bool = False  # no token was asked for: the one that the engine cannot but give is dropped
 
 
@@ -69,17 +74,23 @@ def second_try(desk: Desk, requests: Sequence[Request], now: float) -> tuple[Des
 async def answer_all(desk: Desk, requests: Sequence[Request], emit: Emit) -> None:
     """Run every answer at once; the first failure ends them all."""
     if len(requests) == 1:
-        await _answer(desk, 0, requests[0], emit)
-        return
-    try:
-        async with asyncio.TaskGroup() as group:
-            for index, request in enumerate(requests):
-                group.create_task(_answer(desk, index, request, emit))
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        lengths = [await _answer(desk, 0, requests[0], emit)]
+    else:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(_answer(desk, index, request, emit))
+                    for index, request in enumerate(requests)
+                ]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        lengths = [task.result() for task in tasks]
+    if desk.metrics.answers is not None:
+        desk.metrics.answers.longest(max(lengths))
 
 
-async def _answer(desk: Desk, index: int, request: Request, emit: Emit) -> None:
+async def _answer(desk: Desk, index: int, request: Request, emit: Emit) -> int:
+    """Run one answer; returns its number of tokens."""
     rules = desk.rules
     detokenizer = IncrementalDetokenizer(
         desk.tokenizer,
@@ -90,7 +101,10 @@ async def _answer(desk: Desk, index: int, request: Request, emit: Emit) -> None:
     )
     last_token_at: float | None = None
     deadline = desk.arrived_at + desk.timeout
-    async with desk.engine.submit(request, deadline) as events:
+    async with (
+        desk.engine.submit(request, deadline, is_timed=desk.is_timed) as events,
+        _Stopwatch(desk, index, len(request.prompt_token_ids)) as watch,
+    ):
         finish_reason: str | None = None
         while finish_reason is None:
             try:
@@ -106,10 +120,50 @@ async def _answer(desk: Desk, index: int, request: Request, emit: Emit) -> None:
             finish_reason = piece.finish_reason
             if piece.stop_reason is None and piece.finish_reason == FinishReason.STOP:
                 piece = piece._replace(stop_reason=_stop_token(desk, request, event))
+            watch.see(event, piece)
+            if events.token_times is not None:
+                piece = piece._replace(token_ms=watch.milliseconds(events.token_times, piece))
             if piece.num_tokens:
                 last_token_at = _count(desk, index, piece.num_tokens, last_token_at)
             await emit(piece)
     desk.metrics.choice_finished(finish_reason)
+    return watch.num_tokens
+
+
+class _Stopwatch:
+    """Where the time of one answer goes: told to its span, and to the metrics when it ends well."""
+
+    def __init__(self, desk: Desk, index: int, prompt_tokens: int) -> None:
+        self._desk = desk
+        self._index = index
+        self._prompt_tokens = prompt_tokens
+        self._timing: Timing | None = None
+        self.num_tokens = 0
+
+    async def __aenter__(self) -> _Stopwatch:
+        return self
+
+    async def __aexit__(self, kind: object, *rest: object) -> None:
+        if self._timing is None:
+            return  # the engine said nothing of it
+        timing, desk = self._timing, self._desk
+        if (
+            timing.finished is None
+        ):  # it was ended on this side: by a stop string, by its deadline, by its client
+            timing = replace(timing, finished=time.monotonic())
+        desk.span.answered(self._index, timing)
+        if kind is None and desk.metrics.answers is not None:
+            desk.metrics.answers.finished(self._prompt_tokens, self.num_tokens, timing, desk.span.exemplar)
+
+    def see(self, event: TokenEvent, piece: Piece) -> None:
+        """Take in what came."""
+        self._timing = event.timing or self._timing
+        self.num_tokens += piece.num_tokens
+
+    def milliseconds(self, times: Sequence[float], piece: Piece) -> tuple[float, ...]:
+        """Of the piece's tokens, since the arrival of the request."""
+        mine = times[self.num_tokens - piece.num_tokens : self.num_tokens]
+        return tuple([round((at - self._desk.arrived_at) * 1000, 3) for at in mine])
 
 
 def _scored(index: int, event: TokenEvent) -> Piece:
@@ -163,7 +217,7 @@ def _count(desk: Desk, index: int, num_tokens: int, last_token_at: float | None)
     now = time.monotonic()
     if last_token_at is None:
         desk.place.begin(index)
-        desk.metrics.first_token(now - desk.arrived_at)
+        desk.metrics.first_token(now - desk.arrived_at, desk.span.exemplar)
         desk.metrics.tokens_generated(num_tokens, None)
     else:
         desk.metrics.tokens_generated(num_tokens, (now - last_token_at) / num_tokens)

@@ -20,7 +20,9 @@ from quire_server.api.deep_check import DeepCheck
 from quire_server.api.drain import Drain
 from quire_server.api.errors import ApiError, bad_field, overloaded
 from quire_server.api.rates import Rates
+from quire_server.api.request_log import RequestLog, RequestLogging
 from quire_server.api.sampling_defaults import SamplingDefaults
+from quire_server.api.tracing import Tracing
 from quire_server.core.errors import RequestError
 from quire_server.core.request import Grammar
 from quire_server.core.watermark import WatermarkMode
@@ -78,6 +80,8 @@ class House:
     thresholds: Thresholds
     deep_check: DeepCheck
     rates: Rates
+    tracing: Tracing = field(default_factory=Tracing.off)
+    request_log: RequestLog = field(default_factory=lambda: RequestLog(RequestLogging.METADATA))
     with_priorities: bool = False
     request_timeout: float = math.inf
     watermark: WatermarkMode = WatermarkMode.OFF

@@ -5,7 +5,7 @@ Called by `app`.
 
 from __future__ import annotations
 
-from quire_server import __version__, metrics
+from quire_server import __version__
 from quire_server.api import openapi
 from quire_server.api.chat_messages import parse_messages
 from quire_server.api.fields import Fields, parse_object
@@ -95,4 +95,6 @@ async def reset_prefix_cache(house: House, reply: Reply) -> None:
 
 async def exposition(house: House, reply: Reply) -> None:
     """/metrics."""
-    await reply.whole(200, house.metrics.exposition(), metrics.CONTENT_TYPE)
+    accept = [value.decode("latin-1") for name, value in reply.scope["headers"] if name == b"accept"]
+    text, content_type = house.metrics.exposition(", ".join(accept))
+    await reply.whole(200, text, content_type)

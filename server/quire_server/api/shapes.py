@@ -44,6 +44,7 @@ class Answer:
         self.text = lead
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.token_ms: list[float] = []
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
 
@@ -52,13 +53,21 @@ class Answer:
         self.text += piece.text
         self.logprobs += piece.logprobs
         self.prompt_logprobs += piece.prompt_logprobs
+        self.token_ms += piece.token_ms
         self.finish_reason = piece.finish_reason
         self.stop_reason = piece.stop_reason
 
     def ending(self) -> Json:
-        """Why it ended; vLLM's field only where it says something."""
+        """Why it ended, and when; what is not OpenAI's only where it says something."""
         ending: Json = {"finish_reason": self.finish_reason}
-        return ending if self.stop_reason is None else {**ending, "stop_reason": self.stop_reason}
+        if self.stop_reason is not None:
+            ending["stop_reason"] = self.stop_reason
+        return ending | token_timing(self.token_ms) if self.token_ms else ending
+
+
+def token_timing(token_ms: list[float]) -> Json:
+    """When each token came, since the request's arrival. Not OpenAI's: their clients pass over it."""
+    return {"quire_timing": {"token_ms": token_ms}}
 
 
 class Shape(Protocol):

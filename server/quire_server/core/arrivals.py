@@ -47,6 +47,7 @@ class Arrivals:
         """A sequence lost its row and is about to wait again: what it has said by now is the least that its
         answer can be, so one that was expected to be shorter moves back to where it belongs.
         """
+        sequence.num_preemptions += 1
         request, (arrival, number) = sequence.request, sequence.order
         so_far = len(sequence.tokens) - len(request.prompt_token_ids)
         sequence.order = max(arrival, policy.virtual_arrival(self._config.policy, request, so_far)), number

@@ -48,4 +48,5 @@ def event(sequence: Sequence, num_tokens: int, reason: FinishReason | None, resu
         reason,
         None,
         sequence.num_cached_tokens or 0,
+        timing=sequence.stamp(is_last=reason is not None),
     )

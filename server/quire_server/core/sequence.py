@@ -4,12 +4,14 @@ Owned and changed by the scheduler alone; ``stopping`` reads it. What the client
 ``core.request``.
 """
 
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 
 from quire_server.core.drafting import Drafting
 from quire_server.core.prefix_chain import PrefixChain
 from quire_server.core.request import Request
+from quire_server.core.timing import Timing
 
 
 class Status(Enum):
@@ -40,6 +42,10 @@ class Sequence:
     tokens: list[int]
     chain: PrefixChain
     status: Status = Status.WAITING
+    queued_at: float = field(default_factory=time.monotonic)
+    scheduled_at: float = 0.0
+    first_token_at: float | None = None
+    num_preemptions: int = 0
     num_computed: int = 0
     num_published: int = 0  # blocks offered to the prefix cache
     block_ids: list[int] = field(default_factory=list)
@@ -58,6 +64,23 @@ class Sequence:
         """The only place where a status changes."""
         assert status in TRANSITIONS[self.status], (self.request.request_id, self.status, status)
         self.status = status
+        if status is Status.RUNNING and self.first_token_at is None:
+            self.scheduled_at = time.monotonic()
+
+    def stamp(self, *, is_last: bool) -> Timing | None:
+        """With the first token and with the last event, where the time went; None in between."""
+        if self.first_token_at is not None and not is_last:
+            return None
+        now = time.monotonic()
+        if self.first_token_at is None:
+            self.first_token_at = now
+        return Timing(
+            self.queued_at,
+            self.scheduled_at,
+            self.first_token_at,
+            now if is_last else None,
+            self.num_preemptions,
+        )
 
     def watch(self, block_size: int) -> None:
         """Say when a commit has to look again: at the next full block, and at the longest answer's end."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire_server.core.request import FinishReason, SamplingParams
+from quire_server.core.timing import Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class TokenEvent(NamedTuple):
     error: str | None = None
     num_cached_tokens: int = 0  # of the prompt; the last event has it, those before may
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of its next tokens, the first one left out
+    timing: Timing | None = None  # of the first and the last event
 
 
 def failure(request_id: str, message: str) -> TokenEvent:

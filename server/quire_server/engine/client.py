@@ -58,13 +58,16 @@ class StepOutOfMemoryError(RequestLostError):
 class Answer:
     """The events of one request. Those that came while nobody looked are given together."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_timed: bool = False) -> None:
+        self.token_times: list[float] | None = [] if is_timed else None  # of every token that came
         self._events: deque[TokenEvent | QuireServerError] = deque()
         self._arrival: asyncio.Future[None] | None = None  # what the reader waits for, if it does
 
     def put(self, event: TokenEvent | QuireServerError) -> None:
         """Called by the client."""
         self._events.append(event)
+        if self.token_times is not None and isinstance(event, TokenEvent):
+            self.token_times += [time.monotonic()] * len(event.token_ids)
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
@@ -80,6 +83,7 @@ class Answer:
                 token_ids=merged.token_ids + event.token_ids,
                 logprobs=(merged.logprobs or ()) + (event.logprobs or ()),
                 prompt_logprobs=merged.prompt_logprobs + event.prompt_logprobs,
+                timing=event.timing or merged.timing,
             )
         return merged
 
@@ -97,9 +101,15 @@ class Answer:
 class EngineClient:
     """One connection to the engine, kept up in the background."""
 
-    def __init__(self, socket_path: Path, on_outbox: Callable[[Outbox], None]) -> None:
+    def __init__(
+        self,
+        socket_path: Path,
+        on_outbox: Callable[[Outbox], None],
+        on_info: Callable[[EngineInfo], None] = lambda info: None,
+    ) -> None:
         self._socket_path = socket_path
         self._on_outbox = on_outbox
+        self._on_info = on_info
         self._answers: dict[str, Answer] = {}
         self._requests: list[Request] = []
         self._aborts: list[str] = []
@@ -133,13 +143,15 @@ class EngineClient:
             await asyncio.sleep(_RETRY_SECONDS)
 
     @contextlib.asynccontextmanager
-    async def submit(self, request: Request, deadline: float = math.inf) -> AsyncIterator[Answer]:
+    async def submit(
+        self, request: Request, deadline: float = math.inf, *, is_timed: bool = False
+    ) -> AsyncIterator[Answer]:
         """The answer of a request; leaving the block early aborts it.
 
         At the deadline (of `time.monotonic`) the answer ends with DeadlineExceededError, whether the engine
         is busy, stuck or gone.
         """
-        answer = Answer()
+        answer = Answer(is_timed=is_timed)
         if self._writer is None or self._info is None:
             raise EngineGoneError("the model is still loading, or the engine has ended")
         self._answers[request.request_id] = answer
@@ -180,6 +192,7 @@ class EngineClient:
     def _receive(self, message: Message) -> None:
         if isinstance(message, EngineInfo):
             self._info = message
+            self._on_info(message)
         elif isinstance(message, Outbox):
             self.stats = message.stats
             if len(message.request_ids) != len(message.token_ids):

@@ -59,6 +59,7 @@ class Engine:
         self._owners: dict[str, Peer] = {}
         self._steps = 0
         self._batch_size = 0
+        self._step_tokens = 0
         self._audited_at = 0.0
         self._unaccounted = 0
 
@@ -185,13 +186,14 @@ class Engine:
         events = scheduler.commit(step, self._runner.run(step))
         self._steps += 1
         self._batch_size = len(step.rows)
+        self._step_tokens = step.total_tokens
         self._pulse.stepped(scheduler.has_work, self._queued, scheduler.num_running, scheduler.kv_utilization)
         return events
 
     def _rest(self, socket: EngineSocket) -> None:
         """Nothing to do: show life, and prove it when it is time."""
         now = time.monotonic()
-        self._batch_size = 0
+        self._batch_size = self._step_tokens = 0
         self._pulse.idle(self._queued, self._scheduler.kv_utilization)
         if now - self._pulse.sample.proof_at >= self._canary_interval and not self._pulse.sample.reason:
             self._prove()
@@ -249,4 +251,5 @@ class Engine:
             kv=self._scheduler.kv.stats(),
             blocks_unaccounted=self._unaccounted,
             speculation=counters.speculation,
+            step_tokens=self._step_tokens,
         )

@@ -49,6 +49,7 @@ class EngineStats:
     kv: KVStats = KVStats()
     blocks_unaccounted: int = 0  # nobody's: 0, or the books are wrong
     speculation: SpeculationStats = SpeculationStats()
+    step_tokens: int = 0  # tokens computed in the step just done
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,7 @@ def test_every_pod_is_restricted(body: specs.Body) -> None:
     assert {key for volume in pod["volumes"] for key in volume} <= {
         "name",
         "persistentVolumeClaim",
+        "configMap",
         "emptyDir",
         "secret",
     }

@@ -1,0 +1,112 @@
+"""What the log says of each request, and what it never says unless the administrator wants it.
+
+Called by `completions`. With `metadata` a line tells who asked and what it cost; only with `content` does it
+hold text, cut to a bound and with every match of the administrator's patterns replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from quire_server.api.generation import Emit, Piece
+from quire_server.core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+REDACTED = "[redacted]"
+_MAX_PATTERNS = 100
+# Patterns see so much more than is logged: what is cut off must not hide what a pattern would have found.
+_SLACK = 4096
+
+
+class RequestLogging(StrEnum):
+    """Values of --log-requests."""
+
+    OFF = "off"
+    METADATA = "metadata"
+    CONTENT = "content"
+
+
+class Transcript:
+    """The text of one request, kept only where it is to be logged."""
+
+    def __init__(self) -> None:
+        self.prompt = ""
+        self._answers: dict[int, str] = defaultdict(str)
+
+    @property
+    def answer(self) -> str:
+        """All answers, one after the other."""
+        return "\n".join(self._answers[index] for index in sorted(self._answers))
+
+    def keep_messages(self, messages: Sequence[Mapping[str, str]]) -> None:
+        """The prompt of a chat."""
+        self.prompt = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+
+    def keep_prompts(self, prompts: Sequence[str | tuple[int, ...]]) -> None:
+        """The prompts of a completion; token ids as such."""
+        self.prompt = "\n".join(prompt if isinstance(prompt, str) else str(prompt) for prompt in prompts)
+
+    def beside(self, emit: Emit) -> Emit:
+        """`emit`, and what it emits is kept."""
+
+        async def keeping(piece: Piece) -> None:
+            self._answers[piece.answer] += piece.text
+            await emit(piece)
+
+        return keeping
+
+
+class RequestLog:
+    """One line for each request."""
+
+    def __init__(
+        self, mode: RequestLogging, patterns: tuple[re.Pattern[str], ...] = (), max_characters: int = 2000
+    ) -> None:
+        self._mode = mode
+        self._patterns = patterns
+        self._max_characters = max_characters
+
+    def open(self) -> Transcript | None:
+        """Something to keep a request's text in; None where nothing is to be kept."""
+        return Transcript() if self._mode is RequestLogging.CONTENT else None
+
+    def write(self, facts: Mapping[str, object], transcript: Transcript | None) -> None:
+        """The line of a request that is over."""
+        if self._mode is RequestLogging.OFF:
+            return
+        content = {}
+        if transcript is not None:
+            content = {"prompt": self._shown(transcript.prompt), "answer": self._shown(transcript.answer)}
+        logger.info("request", extra={**facts, **content})
+
+    def _shown(self, text: str) -> str:
+        shown = text[: self._max_characters + _SLACK]
+        for pattern in self._patterns:
+            shown = pattern.sub(REDACTED, shown)
+        return shown[: self._max_characters]
+
+
+def read_patterns(path: Path | None) -> tuple[re.Pattern[str], ...]:
+    """One regular expression a line; empty lines and those that begin with # are none. Raises ConfigError."""
+    if path is None:
+        return ()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--log-redact-path {path}: {error}; give a text file that can be read") from None
+    sources = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
+    if len(sources) > _MAX_PATTERNS:
+        raise ConfigError(f"--log-redact-path {path}: more than {_MAX_PATTERNS} patterns; join some with |")
+    patterns: list[re.Pattern[str]] = []
+    for number, line in sources:
+        try:
+            patterns.append(re.compile(line))
+        except re.error as error:
+            raise ConfigError(f"--log-redact-path {path}, line {number}: {error}; mend the pattern") from None
+    return tuple(patterns)

@@ -1,0 +1,79 @@
+"""What the log holds of a request, and when each token came: only where somebody asked for it."""
+
+import json
+
+import httpx
+import pytest
+
+from tests.server.launch import Server
+
+ASK = {"model": "tiny", "prompt": "my card is 4111-1111 thanks", "max_tokens": 6, "ignore_eos": True}
+TIMED = {"x-quire-token-timing": "true"}
+
+
+@pytest.fixture(scope="module")
+def talkative(tiny, tmp_path_factory):
+    """A server that logs content."""
+    directory = tmp_path_factory.mktemp("talkative")
+    (directory / "patterns").write_text("# cards\n\\d{4}-\\d{4}\n\n")
+    flags = ("--log-requests", "content", "--log-redact-path", str(directory / "patterns"))
+    with Server(tiny, directory, *flags, "--max-log-len", "30") as server:
+        yield server.wait_ready()
+
+
+def logged(server, answer):
+    def line():
+        lines = [json.loads(line) for line in server.log.read_text().splitlines() if '"request"' in line]
+        wanted = answer.headers["x-request-id"]
+        return next((line for line in lines if line.get("request_id") == wanted), None)
+
+    return server.wait("the request's line", line)
+
+
+def test_content_is_logged_redacted_and_cut(talkative):
+    answer = talkative.post("/v1/completions", ASK | {"temperature": 0})
+    line = logged(talkative, answer)
+    assert line["prompt"] == "my card is [redacted] thanks"
+    assert line["answer"] == answer.json()["choices"][0]["text"][:30]
+    long = talkative.post("/v1/completions", ASK | {"prompt": "x" * 28 + "4111-1111"})
+    assert logged(talkative, long)["prompt"] == "x" * 28 + "[r", "a cut went through what is to be hidden"
+
+
+def test_the_text_of_a_chat_is_logged_with_its_roles(talkative):
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+    assert logged(talkative, talkative.post("/v1/chat/completions", body))["prompt"] == "user: Hello"
+
+
+def ask(server, headers, **fields):
+    return httpx.post(server.url + "/v1/completions", json=ASK | fields, headers=headers, timeout=20)
+
+
+def test_when_each_token_came_is_told_where_it_is_asked_for(talkative):
+    (choice,) = ask(talkative, TIMED).json()["choices"]
+    times = choice["quire_timing"]["token_ms"]
+    assert len(times) == 6 and times[0] > 0 and times == sorted(times)
+    assert "quire_timing" not in ask(talkative, {}).json()["choices"][0]
+
+
+def test_a_stream_tells_the_time_of_every_token_beside_its_text(talkative):
+    text = ask(talkative, TIMED, stream=True).text
+    events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+    times = [
+        at
+        for event in events
+        for choice in event["choices"]
+        for at in choice.get("quire_timing", {"token_ms": []})["token_ms"]
+    ]
+    assert len(times) == 6 and times == sorted(times)
+
+
+def test_openai_s_client_passes_over_the_times(talkative):
+    with talkative.client() as client:
+        answer = client.completions.create(model="tiny", prompt="Once", max_tokens=3, extra_headers=TIMED)
+    assert answer.choices[0].text is not None
+
+
+def test_a_header_that_is_neither_true_nor_false_is_refused_by_name(talkative):
+    answer = ask(talkative, {"x-quire-token-timing": "yes"})
+    assert answer.status_code == 400
+    assert "x-quire-token-timing" in answer.json()["error"]["message"]
