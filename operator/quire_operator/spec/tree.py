@@ -10,6 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire_operator.spec.bounds import (
+    choice,
+    items,
+    mapping,
+    number,
+    optional_number,
+    quantity,
+    required_quantity,
+    required_text,
+    text,
+    texts,
+)
+
 AUTO = "Auto"
 
 # Expressions without anchors: the reader and the CRD match the whole text, and optional text may be empty.
@@ -25,54 +38,10 @@ HTTP_ADDRESS = r"https?://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(:[0-9]{1,5})?"
 CIDR = r"[0-9a-fA-F:.]+/[0-9]{1,3}"
 
 
-def _number(minimum: int, maximum: int, default: int) -> Any:
-    return field(default=default, metadata={"minimum": minimum, "maximum": maximum})
-
-
-def _optional_number(minimum: int, maximum: int) -> Any:
-    return field(default=None, metadata={"minimum": minimum, "maximum": maximum})
-
-
-def _choice(*values: str) -> Any:
-    """An enumeration; the first value is the default."""
-    return field(default=values[0], metadata={"enum": list(values)})
-
-
-def _text(pattern: str, max_length: int) -> Any:
-    """Optional: absent and empty mean the same."""
-    return field(default="", metadata={"pattern": f"^({pattern})?$", "maxLength": max_length})
-
-
-def _required_text(pattern: str, max_length: int) -> Any:
-    return field(metadata={"pattern": f"^{pattern}$", "maxLength": max_length, "minLength": 1})
-
-
-def _texts(pattern: str, max_length: int, max_items: int) -> Any:
-    items = {"pattern": f"^{pattern}$", "maxLength": max_length}
-    return field(default=(), metadata={"maxItems": max_items, "items": items})
-
-
-def _list(max_items: int) -> Any:
-    return field(default=(), metadata={"maxItems": max_items})
-
-
-def _map(pattern: str, max_length: int) -> Any:
-    values = {"pattern": f"^({pattern})?$", "maxLength": max_length}
-    return field(default_factory=dict, metadata={"maxProperties": 32, "additionalProperties": values})
-
-
-def _quantity() -> Any:
-    return field(default="", metadata={"quantity": True})
-
-
-def _required_quantity() -> Any:
-    return field(metadata={"quantity": True})
-
-
 @dataclass(frozen=True, kw_only=True)
 class PersistentVolumeClaim:
-    claim_name: str = _required_text(DNS_1123_SUBDOMAIN, 253)
-    path: str = _text(PRINTABLE, 512)
+    claim_name: str = required_text(DNS_1123_SUBDOMAIN, 253)
+    path: str = text(PRINTABLE, 512)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,113 +52,113 @@ class Source:
 @dataclass(frozen=True, kw_only=True)
 class Model:
     source: Source
-    served_name: str = _text(MODEL_NAME, 128)
-    aliases: tuple[str, ...] = _texts(MODEL_NAME, 128, 16)
+    served_name: str = text(MODEL_NAME, 128)
+    aliases: tuple[str, ...] = texts(MODEL_NAME, 128, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KVCache:
-    memory: str = _quantity()
-    dtype: str = _choice("Auto", "FP8", "Int8")
-    block_size: int | None = _optional_number(1, 256)
-    host_offload: str = _quantity()
-    disk_offload: str = _quantity()
-    preemption_mode: str = _choice("Recompute", "Swap")
+    memory: str = quantity()
+    dtype: str = choice("Auto", "FP8", "Int8")
+    block_size: int | None = optional_number(1, 256)
+    host_offload: str = quantity()
+    disk_offload: str = quantity()
+    preemption_mode: str = choice("Recompute", "Swap")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecretKeyRef:
-    name: str = _required_text(DNS_1123_SUBDOMAIN, 253)
-    key: str = _required_text(r"[-._a-zA-Z0-9]+", 253)
+    name: str = required_text(DNS_1123_SUBDOMAIN, 253)
+    key: str = required_text(r"[-._a-zA-Z0-9]+", 253)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watermark:
-    mode: str = _choice("Off", "OnRequest", "Always")
+    mode: str = choice("Off", "OnRequest", "Always")
     key_secret_ref: SecretKeyRef | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvVar:
-    name: str = _required_text(ENV_NAME, 128)
-    value: str = _text(NO_NUL, 4096)
+    name: str = required_text(ENV_NAME, 128)
+    value: str = text(NO_NUL, 4096)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
-    method: str = _choice("None", "NGram", "DraftModel")
-    num_tokens: int = _number(1, 16, 4)
-    draft_model_path: str = _text(PRINTABLE, 512)
+    method: str = choice("None", "NGram", "DraftModel")
+    num_tokens: int = number(1, 16, 4)
+    draft_model_path: str = text(PRINTABLE, 512)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    max_model_len: int | None = _optional_number(1, 16_777_216)
-    max_num_seqs: int | None = _optional_number(1, 4096)
-    dtype: str = _choice("Auto", "Float32", "BFloat16")
-    quantization: str = _choice("Auto", "None", "Int8")
+    max_model_len: int | None = optional_number(1, 16_777_216)
+    max_num_seqs: int | None = optional_number(1, 4096)
+    dtype: str = choice("Auto", "Float32", "BFloat16")
+    quantization: str = choice("Auto", "None", "Int8")
     kv_cache: KVCache = KVCache()
     prefix_caching: bool = True
     chunked_prefill: bool = True
-    max_queue_length: int = _number(1, 100_000, 512)
-    max_queued_tokens: int | None = _optional_number(1, 1_000_000_000)
-    max_requests_per_key: int | None = _optional_number(1, 100_000)
-    max_requests_per_minute_per_key: int | None = _optional_number(1, 1_000_000)
-    max_tokens_per_minute_per_key: int | None = _optional_number(1, 1_000_000_000)
-    request_timeout_seconds: int | None = _optional_number(1, 86_400)
-    scheduling_policy: str = _choice("FCFS", "Priority", "SJF")
-    generation_config: str = _choice("Auto", "None")
+    max_queue_length: int = number(1, 100_000, 512)
+    max_queued_tokens: int | None = optional_number(1, 1_000_000_000)
+    max_requests_per_key: int | None = optional_number(1, 100_000)
+    max_requests_per_minute_per_key: int | None = optional_number(1, 1_000_000)
+    max_tokens_per_minute_per_key: int | None = optional_number(1, 1_000_000_000)
+    request_timeout_seconds: int | None = optional_number(1, 86_400)
+    scheduling_policy: str = choice("FCFS", "Priority", "SJF")
+    generation_config: str = choice("Auto", "None")
     watermark: Watermark = Watermark()
     speculation: Speculation = Speculation()
-    extra_args: tuple[str, ...] = _texts(NO_NUL, 1024, 64)
-    env: tuple[EnvVar, ...] = _list(64)
+    extra_args: tuple[str, ...] = texts(NO_NUL, 1024, 64)
+    env: tuple[EnvVar, ...] = items(64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    cpu: str = _required_quantity()
-    memory: str = _required_quantity()
+    cpu: str = required_quantity()
+    memory: str = required_quantity()
     shared_memory: str = field(default=AUTO, metadata={"quantity": True, "or": AUTO})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Toleration:
-    key: str = _text(LABEL_KEY, 317)
-    operator: str = _choice("Equal", "Exists")
-    value: str = _text(LABEL_VALUE, 63)
+    key: str = text(LABEL_KEY, 317)
+    operator: str = choice("Equal", "Exists")
+    value: str = text(LABEL_VALUE, 63)
     effect: str = field(default="", metadata={"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]})
-    toleration_seconds: int | None = _optional_number(0, 31_536_000)
+    toleration_seconds: int | None = optional_number(0, 31_536_000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduling:
-    node_selector: Mapping[str, str] = _map(LABEL_VALUE, 63)
-    tolerations: tuple[Toleration, ...] = _list(32)
+    node_selector: Mapping[str, str] = mapping(LABEL_VALUE, 63)
+    tolerations: tuple[Toleration, ...] = items(32)
     affinity: Mapping[str, Any] = field(default_factory=dict)
-    priority_class_name: str = _text(DNS_1123_SUBDOMAIN, 253)
-    runtime_class_name: str = _text(DNS_1123_SUBDOMAIN, 253)
-    scheduler_name: str = _text(DNS_1123_SUBDOMAIN, 253)
-    topology_spread: str = _choice("Auto", "None")
+    priority_class_name: str = text(DNS_1123_SUBDOMAIN, 253)
+    runtime_class_name: str = text(DNS_1123_SUBDOMAIN, 253)
+    scheduler_name: str = text(DNS_1123_SUBDOMAIN, 253)
+    topology_spread: str = choice("Auto", "None")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartupProbe:
-    period_seconds: int = _number(1, 60, 5)
-    timeout_seconds: int = _number(1, 60, 3)
+    period_seconds: int = number(1, 60, 5)
+    timeout_seconds: int = number(1, 60, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadinessProbe:
-    period_seconds: int = _number(1, 60, 5)
-    timeout_seconds: int = _number(1, 60, 3)
-    failure_threshold: int = _number(1, 60, 2)
+    period_seconds: int = number(1, 60, 5)
+    timeout_seconds: int = number(1, 60, 3)
+    failure_threshold: int = number(1, 60, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LivenessProbe:
-    period_seconds: int = _number(1, 60, 10)
-    timeout_seconds: int = _number(1, 60, 5)
-    failure_threshold: int = _number(1, 60, 3)
+    period_seconds: int = number(1, 60, 10)
+    timeout_seconds: int = number(1, 60, 5)
+    failure_threshold: int = number(1, 60, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,48 +170,48 @@ class Probes:
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    startup_timeout_seconds: int = _number(10, 86_400, 1800)
-    load_stall_timeout_seconds: int = _number(5, 86_400, 300)
-    stall_timeout_seconds: int = _number(5, 3600, 60)
-    canary_interval_seconds: int = _number(1, 3600, 60)
+    startup_timeout_seconds: int = number(10, 86_400, 1800)
+    load_stall_timeout_seconds: int = number(5, 86_400, 300)
+    stall_timeout_seconds: int = number(5, 3600, 60)
+    canary_interval_seconds: int = number(1, 3600, 60)
     probes: Probes = Probes()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drain:
-    pre_stop_seconds: int = _number(0, 120, 10)
-    timeout_seconds: int = _number(1, 3600, 120)
+    pre_stop_seconds: int = number(0, 120, 10)
+    timeout_seconds: int = number(1, 3600, 120)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disruption:
-    max_unavailable: int = _number(1, 1000, 1)
+    max_unavailable: int = number(1, 1000, 1)
     protect_while_loading: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    type: str = _choice("ClusterIP", "NodePort", "LoadBalancer")
-    port: int = _number(1, 65_535, 80)
-    annotations: Mapping[str, str] = _map(NO_NUL, 4096)
+    type: str = choice("ClusterIP", "NodePort", "LoadBalancer")
+    port: int = number(1, 65_535, 80)
+    annotations: Mapping[str, str] = mapping(NO_NUL, 4096)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelRequirement:
-    key: str = _required_text(LABEL_KEY, 317)
+    key: str = required_text(LABEL_KEY, 317)
     operator: str = field(metadata={"enum": ["In", "NotIn", "Exists", "DoesNotExist"]})
-    values: tuple[str, ...] = _texts(f"({LABEL_VALUE})?", 63, 32)
+    values: tuple[str, ...] = texts(f"({LABEL_VALUE})?", 63, 32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSelector:
-    match_labels: Mapping[str, str] = _map(LABEL_VALUE, 63)
-    match_expressions: tuple[LabelRequirement, ...] = _list(16)
+    match_labels: Mapping[str, str] = mapping(LABEL_VALUE, 63)
+    match_expressions: tuple[LabelRequirement, ...] = items(16)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IPBlock:
-    cidr: str = _required_text(CIDR, 49)
+    cidr: str = required_text(CIDR, 49)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,8 +223,8 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkPolicy:
-    mode: str = _choice("Restricted", "None")
-    allow_from: tuple[Peer, ...] = _list(32)
+    mode: str = choice("Restricted", "None")
+    allow_from: tuple[Peer, ...] = items(32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,25 +235,25 @@ class Networking:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectRef:
-    name: str = _required_text(DNS_1123_SUBDOMAIN, 253)
+    name: str = required_text(DNS_1123_SUBDOMAIN, 253)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Security:
     api_keys_secret_ref: ObjectRef | None = None
-    service_account_name: str = _text(DNS_1123_SUBDOMAIN, 253)
+    service_account_name: str = text(DNS_1123_SUBDOMAIN, 253)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tracing:
-    endpoint: str = _text(HTTP_ADDRESS, 256)
-    sampling_rate_per_million: int = _number(0, 1_000_000, 1_000_000)
+    endpoint: str = text(HTTP_ADDRESS, 256)
+    sampling_rate_per_million: int = number(0, 1_000_000, 1_000_000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLogging:
-    mode: str = _choice("Metadata", "Off", "Content")
-    max_characters: int = _number(0, 1_000_000, 2000)
+    mode: str = choice("Metadata", "Off", "Content")
+    max_characters: int = number(0, 1_000_000, 2000)
     redact_config_map_ref: ObjectRef | None = None
 
 
@@ -296,10 +265,10 @@ class Observability:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    max_surge: int = _number(0, 100, 1)
-    max_unavailable: int = _number(0, 100, 0)
-    min_ready_seconds: int = _number(0, 300, 0)
-    restart_id: str = _text(IDENTIFIER, 64)
+    max_surge: int = number(0, 100, 1)
+    max_unavailable: int = number(0, 100, 0)
+    min_ready_seconds: int = number(0, 300, 0)
+    restart_id: str = text(IDENTIFIER, 64)
     paused: bool = False
 
 
@@ -308,7 +277,7 @@ class Spec:
     model: Model
     resources: Resources
     engine: Engine = Engine()
-    replicas: int | None = _optional_number(0, 1000)
+    replicas: int | None = optional_number(0, 1000)
     suspend: bool = False
     scheduling: Scheduling = Scheduling()
     health: Health = Health()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from quire_server.core.request import FinishReason, Grammar, GrammarKind, Request, SamplingParams
 from quire_server.core.step import TokenEvent, TokenLogprobs
+from quire_server.core.timing import Timing
 from quire_server.engine.codec import CodecError
 from quire_server.engine.messages import EngineInfo, EngineStats, FrameReader, Inbox, Outbox, to_frame
 
@@ -33,6 +34,8 @@ logprobs = st.builds(
     st.floats(-99, 0),
     st.lists(st.tuples(st.integers(0, 9), st.floats(-9, 0))).map(tuple),
 )
+seconds = st.floats(0, 1e9)
+timings = st.builds(Timing, seconds, seconds, seconds, seconds, st.integers(0, 9))
 events = st.builds(
     TokenEvent,
     st.text(max_size=9),
@@ -42,6 +45,7 @@ events = st.builds(
     st.none() | st.text(max_size=9),
     st.integers(0, 9),
     st.lists(logprobs, max_size=2).map(tuple),
+    st.none() | timings,
 )
 messages = st.one_of(
     st.builds(
