@@ -39,7 +39,7 @@ CIRCUMSTANCES: dict[str, dict[str, object]] = {
 SAMPLING = [
     SamplingParams(
         LENGTH,
-        temperature=(0.0, 0.1, 1.0, 0.1)[i % 4],
+        temperature=(0.0, 0.02, 1.0, 0.02)[i % 4],
         top_k=(0, 5, 0, 40)[i % 4],
         top_p=(1.0, 0.9)[i % 2],
         seed=i,
