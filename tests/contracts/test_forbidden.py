@@ -23,6 +23,8 @@ CALLS = {
     "yaml.load_all",
     "yaml.unsafe_load",
     "torch.load",
+    "torch.jit.load",
+    "yaml.full_load",
 }
 CALLS |= {"numpy.load", "np.load"}
 
@@ -37,7 +39,9 @@ PUBLIC_HOSTS = {"pypi.org", "proxy.golang.org"}
 
 def modules() -> list[Path]:
     return [
-        path for folder in ("operator", "server", "kernels", "e2e") for path in (ROOT / folder).rglob("*.py")
+        path
+        for folder in ("operator", "server", "kernels", "e2e", "bench", "docs", "charts")
+        for path in (ROOT / folder).rglob("*.py")
     ]
 
 
