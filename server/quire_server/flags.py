@@ -101,7 +101,12 @@ def path(text: str) -> Path:
 def url(text: str) -> str:
     """The address of an HTTP server, without a query."""
     parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    try:
+        is_sound = parts.port is None or parts.port > 0
+    except ValueError:  # of a port that is none
+        is_sound = False
+    is_plain = bool(parts.hostname) and not (parts.query or parts.fragment)
+    if parts.scheme not in ("http", "https") or not (is_sound and is_plain):
         raise ValueError("must be like http://HOST:PORT")
     return text
 

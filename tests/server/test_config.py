@@ -84,3 +84,11 @@ def test_what_is_wrong_is_named(argv, environ, named):
 
 def test_variables_of_others_are_no_business_of_ours():
     assert parse_args(["m"], {"PATH": "/bin", "VLLM_PORT": "1", "QUIRE": "x"}) == parse_args(["m"], {})
+
+
+@pytest.mark.parametrize(
+    "address", ["http://host:70000", "http://host:0", "http://host:x", "host:4318", "http://"]
+)
+def test_an_address_that_cannot_be_one_is_refused_with_an_example(address):
+    with pytest.raises(ConfigError, match="must be like http://HOST:PORT"):
+        parse_args(["m", "--otlp-endpoint", address], {})

@@ -13,7 +13,7 @@ def test_what_the_engine_reports_of_drafts_is_on_the_page() -> None:
     metrics.step(StepFacts(1, 0, 0.0, 1, 0, KVStats(), speculation=stats))
     samples = {
         (sample.name, sample.labels.get("position")): sample.value
-        for family in text_string_to_metric_families(metrics.exposition().decode())
+        for family in text_string_to_metric_families(metrics.exposition("")[0].decode())
         for sample in family.samples
     }
     for name, value in (("drafts", 10), ("draft_tokens", 40), ("accepted_tokens", 25)):
