@@ -18,13 +18,13 @@ def runner(tmp_path_factory):
 
 
 def starve(runner, monkeypatch, most_tokens):
-    """From now on the model asks for 64 TiB in every step with more tokens; returns the list of strikes."""
+    """The model asks for 1 EiB, more than any address space, in every step with more tokens; the strikes."""
     compute, strikes = runner._forward, []
 
     def hungry(step, spans):
         if step.total_tokens > most_tokens:
             strikes.append(step.total_tokens)
-            torch.empty(1 << 46, dtype=torch.uint8)
+            torch.empty(1 << 60, dtype=torch.uint8)
         return compute(step, spans)
 
     monkeypatch.setattr(runner, "_forward", hungry)
