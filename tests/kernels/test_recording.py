@@ -1,5 +1,7 @@
 """What is recorded once gives, replayed, what the same calls give when they are made one by one."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -57,3 +59,13 @@ def test_memory_serves_again_once_no_tensor_lies_in_it_and_not_before() -> None:
     assert other.data_ptr() != place
     del part
     assert recorder.empty((2, 16), torch.float32).data_ptr() == place
+
+
+def test_a_recording_does_not_load_torchs_compiler() -> None:
+    """It takes seconds and 120 MB, in every engine and at every start."""
+    program = (
+        "import sys, torch; from quire_kernels import record, silu_mul; "
+        "record(lambda: silu_mul(torch.ones(2, 64).view(2, 64))); "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -125,7 +125,7 @@ def test_a_stuck_engine_is_not_alive_and_says_so_when_it_is_ended(tiny, tmp_path
 
 
 def test_a_slow_load_survives_and_shows_its_progress_then_a_wrong_canary_unreadies_it(tiny, tmp_path):
-    flags = ("--load-stall-timeout-seconds", "6", "--canary-interval-seconds", "1")
+    flags = ("--load-stall-timeout-seconds", "3", "--canary-interval-seconds", "1")
     fault = "slow_load:after=0.8;wrong_canary:after=1"
     with Server(tiny, tmp_path, *flags, fault=fault) as server:
         status = server.wait("a part is loaded", lambda: server.probe("livez") and loaded_part(server))
