@@ -6,7 +6,8 @@ batching, requests together and one after the other, and the batch from 1 to 128
 
 import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,13 +46,33 @@ def batching(directory: Path, eights: int = 8, sizes: Sequence[int] = SIZES) -> 
 
 @dataclass
 class Trace:
-    """What one way of batching made of it. Figures while requests waited; ``whole`` also has the end."""
+    """What one way of batching made of it, in several runs. Seconds are kept by (rows, tokens) of a step: a
+    moment in which the machine did something else then moves no median.
+    """
 
-    tokens: int = 0
-    seconds: float = 0.0
-    steps: int = 0
-    whole: float = 0.0
-    by_rows: dict[int, list[float]] = field(default_factory=dict)  # seconds of steps that only decode
+    runs: int = 0
+    tokens: int = 0  # in one run, of the steps that count
+    waiting: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    end: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def seconds(self, steps: Mapping[tuple[int, int], list[float]]) -> float:
+        """Of one run, were each of its steps as long as the median of its kind."""
+        return sum(len(taken) * statistics.median(taken) for taken in steps.values()) / self.runs
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second while requests wait."""
+        return self.tokens / self.seconds(self.waiting)
+
+    @property
+    def tokens_a_step(self) -> float:
+        """While requests wait."""
+        return self.tokens * self.runs / sum(map(len, self.waiting.values()))
+
+    def milliseconds(self, rows: int) -> str:
+        """A step in which so many requests decode and nothing else happens."""
+        seconds = self.waiting.get((rows, rows))
+        return f"{statistics.median(seconds) * 1e3:.1f}" if seconds else ""
 
 
 def classic(engine: Quire, eights: int) -> str:
@@ -63,55 +84,46 @@ def classic(engine: Quire, eights: int) -> str:
         "`--batching static`: who has ended costs nothing": (few, Batching.STATIC, False),
         "continuous": (answers, Batching.CONTINUOUS, False),
     }
-    runs: dict[str, list[Trace]] = {name: [] for name in ways}
-    for _ in range(2):
+    traces = {name: Trace() for name in ways}
+    for _ in range(REPEATS):
         for name, (wanted, mode, is_padded) in ways.items():
-            runs[name].append(_traced(engine, wanted, mode, is_padded=is_padded))
-    rates = {name: statistics.median(t.tokens / t.seconds for t in made) for name, made in runs.items()}
+            _traced(engine, traces[name], wanted, mode, is_padded=is_padded)
+    continuous = traces["continuous"]
     rows = [
         [
             name,
-            f"{runs[name][0].tokens / runs[name][0].steps:.2f}",
-            _milliseconds(runs[name], BATCH),
-            _milliseconds(runs[name], 1),
-            f"{rate:.0f}",
-            f"{rates['continuous'] / rate:.2f}x",
+            f"{trace.tokens_a_step:.2f}",
+            trace.milliseconds(BATCH),
+            trace.milliseconds(1),
+            f"{trace.rate:.0f}",
+            f"{continuous.rate / trace.rate:.2f}x",
         ]
-        for name, rate in rates.items()
+        for name, trace in traces.items()
     ]
-    whole = statistics.median(sum(answers) / t.whole for t in runs["continuous"])
+    whole = sum(answers) / (continuous.seconds(continuous.waiting) + continuous.seconds(continuous.end))
     return (
         table(["batch of 8", "tokens a step", "ms at 8 rows", "ms at 1 row", "tok/s", "continuous is"], rows)
-        + f"\n\nWhile requests wait; prompts of {PROMPT} tokens; two runs. All {len(answers)} requests "
-        f"to the last, when nobody waits any more and rows stay empty: continuous makes {whole:.0f} tok/s."
+        + f"\n\nWhile requests wait; prompts of {PROMPT} tokens; {REPEATS} runs, each step counted as the "
+        f"median of its kind. All {len(answers)} requests to the last, when nobody waits any more and rows "
+        f"stay empty: continuous makes {whole:.0f} tok/s."
     )
 
 
-def _traced(engine: Quire, answers: list[int], mode: Batching, *, is_padded: bool) -> Trace:
+def _traced(engine: Quire, trace: Trace, answers: list[int], mode: Batching, *, is_padded: bool) -> None:
     """``is_padded``: all compute as many tokens as the longest of their batch, as generate() does."""
     scheduler = engine.scheduler(streams=BATCH, batching=mode)
     texts = prompts(1, len(answers), PROMPT, engine.vocab_size)
     for number, (prompt, wanted) in enumerate(zip(texts, answers, strict=True)):
         scheduler.add(request(number, prompt, LONG if is_padded else wanted))
-    made, total = Trace(), 0
-    num_waiting = scheduler.num_waiting
+    made = 0
+    has_waiting = True
     for step, seconds in engine.steps(scheduler):
-        made.whole += seconds
-        total += sum(step.samples)
-        if num_waiting or mode is Batching.STATIC:
-            made.steps, made.tokens, made.seconds = made.steps + 1, total, made.whole
-        num_waiting = scheduler.num_waiting
-        if step.total_tokens == len(step.rows):
-            made.by_rows.setdefault(len(step.rows), []).append(seconds)
-    if is_padded:
-        made.tokens = sum(answers)
-    return made
-
-
-def _milliseconds(runs: Iterable[Trace], rows: int) -> str:
-    """Median of the steps that only decode."""
-    seconds = [taken for run in runs for taken in run.by_rows.get(rows, ())]
-    return f"{statistics.median(seconds) * 1e3:.1f}" if seconds else ""
+        counts = has_waiting or mode is Batching.STATIC
+        (trace.waiting if counts else trace.end)[len(step.rows), step.total_tokens].append(seconds)
+        made += sum(step.samples) if counts else 0
+        has_waiting = scheduler.num_waiting > 0
+    trace.runs += 1
+    trace.tokens = sum(answers) if is_padded else made
 
 
 def steps_alone(most: int = 128) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from bench import quality
+from bench import kv_waste, offload, prefix, quality, scheduler
 from bench.batching import batching
 from bench.compare import REPEATS, Comparison, Maker
 from bench.engine import Quire
@@ -20,7 +20,6 @@ from bench.interference import interference
 from bench.kv_dtypes import speeds
 from bench.llama import LlamaCpp, requantised
 from bench.peers import Engine, Transformers
-from bench.prefix_hit import prefix_hit
 from bench.through_http import through_http
 from e2e import models
 
@@ -59,10 +58,10 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     ),
     "prefill": ("Prefill of one prompt", lambda: comparison().prefill((128, 1024))),
     "batching": ("Batching", lambda: batching(models.smollm2())),
-    "prefix": (
-        "Time to the first token with a cached prefix of 1,024 tokens",
-        lambda: prefix_hit(models.smollm2()),
-    ),
+    "prefix": ("The prefix cache: cost and saving", lambda: prefix.report(models.smollm2())),
+    "scheduler": ("What a step costs beside the model", scheduler.table),
+    "kv-waste": ("KV memory without a token", kv_waste.table),
+    "offload": ("A block's way to the host and back", lambda: offload.report(models.smollm2())),
     "kv-dtypes": (
         "Decode after 1,024 tokens over a KV cache of each dtype",
         lambda: speeds(models.smollm2()),

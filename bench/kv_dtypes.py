@@ -1,20 +1,15 @@
-"""Decode speed over a KV cache of each dtype: python -m bench.kv_dtypes [--write]
+"""Decode speed over a KV cache of each dtype. Imported by ``cpu.py``.
 
 Sixteen streams of 1,024 tokens, of which half end first and then all but one; the three caches take their
-steps in turns, so that a busy moment of the machine meets all of them. ``speeds`` is called by ``cpu.py``
-too.
+steps in turns, so that a busy moment of the machine meets all of them.
 """
 
-import argparse
 import random
 import statistics
 import time
 from collections import defaultdict
 from pathlib import Path
 
-import torch
-
-from e2e import models
 from quire_server.core.request import Request, SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.runner.model_runner import ModelRunner, RunnerOptions
@@ -75,27 +70,8 @@ def speeds(directory: Path) -> str:
     for dtype, own in rates.items():
         cells = [f"{a:.0f} ({a / b:.2f}x)" for a, b in zip(own, rates["auto"], strict=True)]
         lines.append(f"| {dtype} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="store the table in bench/results/kv_dtypes.md")
-    arguments = parser.parse_args()
-    torch.set_num_threads(2)
-    processors = Path("/proc/cpuinfo").read_text().splitlines()
-    processor = next(line for line in processors if line.startswith("model name")).split(":")[1].strip()
-    report = (
-        "# Decode over a KV cache of each dtype\n\nSmolLM2-135M-Instruct, int8 weights, bfloat16 otherwise "
-        f"(so is the cache of `auto`); contexts of {CONTEXT} to {CONTEXT + 3 * STEPS} tokens; output "
-        f"tokens a second of all streams, from the median of about {STEPS} steps in turns; 2 threads of "
-        f"{processor}; torch {torch.__version__}. Command: `python -m bench.kv_dtypes --write`."
-        f"\n\n{speeds(models.smollm2())}\n"
+    return "\n".join(lines) + (
+        f"\n\nint8 weights, bfloat16 otherwise (so is the cache of `auto`); contexts of {CONTEXT} to "
+        f"{CONTEXT + len(STREAMS) * STEPS} tokens; tok/s of all streams, from the median of about {STEPS} "
+        "steps in turns."
     )
-    print(report)
-    if arguments.write:
-        (Path(__file__).parent / "results" / "kv_dtypes.md").write_text(report)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,12 @@
-"""KV memory that holds no token, and requests that run at once, paged and contiguous, at the same memory:
-python -m bench.kv_waste [--write]
+"""KV memory that holds no token, and requests that run at once, paged and contiguous, at the same memory.
+Imported by ``cpu.py``.
 
 The real scheduler and block manager decide over a stated trace; no model runs, since lengths are all that
 counts. Contiguous means what servers without paging do: a request reserves its longest possible context when
-it starts, either the model's or its prompt plus max_tokens. Never imported.
+it starts, either the model's or its prompt plus max_tokens.
 """
 
-import argparse
 import random
-from pathlib import Path
 from statistics import fmean
 
 from quire_server.core.request import Request, SamplingParams
@@ -84,6 +82,7 @@ def contiguous(lengths: list[tuple[int, int]], reserved: list[int]) -> tuple[flo
 
 
 def table() -> str:
+    """As Markdown."""
     lengths = trace()
     waste, at_once, preemptions = paged(lengths)
     lines = ["| KV memory of 16,384 tokens | waste | requests at once | paged has |", "|---|---:|---:|---:|"]
@@ -96,25 +95,8 @@ def table() -> str:
     ):
         other_waste, others = contiguous(lengths, reserved)
         lines.append(f"| {name} | {other_waste:.1%} | {others:.1f} | {at_once / others:.1f}x |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="store the table in bench/results/kv_waste.md")
-    arguments = parser.parse_args()
-    prompts, answers = zip(*trace(), strict=True)
-    report = (
-        f"# KV memory without a token\n\n{REQUESTS} requests; prompts of {fmean(prompts):.0f} tokens, "
-        f"answers of {fmean(answers):.0f}, max_tokens {MAX_TOKENS}; no model, the scheduler alone.\n"
-        f"Command: `python -m bench.kv_waste --write`.\n\n{table()}\n"
+    prompts, answers = zip(*lengths, strict=True)
+    return "\n".join(lines) + (
+        f"\n\n{REQUESTS} requests; prompts of {fmean(prompts):.0f} tokens, answers of {fmean(answers):.0f}, "
+        f"max_tokens {MAX_TOKENS}; no model, the scheduler alone."
     )
-    print(report)
-    if arguments.write:
-        path = Path(__file__).parent / "results" / "kv_waste.md"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(report)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,11 @@
-"""What a KV block costs on its way to the host and back, beside computing it again, with SmolLM2-135M:
-OMP_NUM_THREADS=2 python -m bench.offload [--write]
+"""What a KV block costs on its way to the host and back, beside computing it again, with SmolLM2-135M.
+Imported by ``cpu.py``.
 
 The engine's thread copies before it computes, so the cost of a copy is a pause of every running answer. Taken
 from one run: copies alone, a decode step beside them, and a preempted request that goes on, swapped and
-recomputed, each the time until its next token. Never imported.
+recomputed, each the time until its next token.
 """
 
-import argparse
 import functools
 import random
 import time
@@ -14,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from e2e import models
 from quire_server.core.limits import PreemptionMode
 from quire_server.core.request import Request, SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
@@ -105,34 +103,23 @@ def going_on(runner: ModelRunner, mode: PreemptionMode, length: int) -> float:
     return median(times[1:])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="store the table in bench/results/offload.md")
-    arguments = parser.parse_args()
+def report(directory: Path) -> str:
+    """As Markdown."""
     options = RunnerOptions(
         max_model_len=2048, max_num_batched_tokens=512, num_blocks_override=256, kv_offload_host_bytes=1 << 28
     )
-    runner = ModelRunner.load(models.smollm2(), options, lambda loaded, total: None)
+    runner = ModelRunner.load(directory, options, lambda loaded, total: None)
     block_bytes = runner.kv_cache_bytes // runner.num_blocks
     step = decode(runner)
     modes = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE
     rows = [(length, *(going_on(runner, mode, length) for mode in modes)) for length in LENGTHS]
-    report = (
-        "# A block's way to the host and back\n\n"
-        f"SmolLM2-135M, {runner.dtype}, linear layers {runner.quantization}, blocks of {BLOCK} tokens and "
-        f"{block_bytes / 1024:.0f} KiB; medians of {REPEATS}.\n"
-        "Command: `OMP_NUM_THREADS=2 python -m bench.offload --write`.\n\n| | |\n|---|---:|\n"
+    return (
+        "| | |\n|---|---:|\n"
         + "\n".join(copying(runner._tiers, count, block_bytes) for count in (1, 8, COPIED))
         + f"\n| a decode step of {STREAMS} answers | {step:.1f} ms |\n\n"
         "Preempted and gone on, the copy to the host included:\n\n"
         "| tokens | swapped | recomputed |\n|---:|---:|---:|\n"
         + "\n".join(f"| {length} | {swap:.1f} ms | {again:.1f} ms |" for length, swap, again in rows)
-        + "\n"
+        + f"\n\n{runner.dtype}, linear layers {runner.quantization}, blocks of {BLOCK} tokens and "
+        f"{block_bytes / 1024:.0f} KiB; medians of {REPEATS}."
     )
-    print(report)
-    if arguments.write:
-        (Path(__file__).parent / "results" / "offload.md").write_text(report)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,24 +1,24 @@
 """What the prefix cache costs when nothing hits, and what it saves when something does, A/B in one run with
-SmolLM2-135M: python -m bench.prefix [--write]
+SmolLM2-135M.
 
 The cost is CPU time of deciding (schedule and commit), with the cache on and off, as a share of the whole
 time of the same steps: on a shared machine the difference of two wall times would measure the neighbours.
-Never imported.
+Imported by ``cpu.py``.
 """
 
-import argparse
 import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from e2e import models
 from quire_server.core.request import Request, SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.runner.model_runner import ModelRunner, RunnerOptions
 
-STREAMS, PROMPT, ANSWER, LONG = 4, 256, 16, 1024
+STREAMS, PROMPT, ANSWER = 4, 256, 16
+PREFIX, TAIL = 1024, 16
+LONG = PREFIX + TAIL
 REPEATS = 3
 
 
@@ -87,28 +87,28 @@ def cost(runner: ModelRunner) -> str:
 def saving(runner: ModelRunner) -> str:
     """Time to the first token of a long prompt: computed, found on the device, found on the host."""
     rng = random.Random(2)
-    names = ("computed", "device", "host")
+    names = ("computed", "prefix on the device", "prefix on the host")
     times: dict[str, list[float]] = {name: [] for name in names}
     decider = scheduler(runner, caching=True, host=runner.num_host_slots)
     for _ in range(REPEATS):
         (prompt,) = prompts(runner, rng, 1, LONG)
         for name in names:
-            if name == "host":  # others push it out of the device
+            if name == names[2]:  # others push it out of the device
                 run(runner, decider, prompts(runner, rng, runner.num_blocks * 16 // LONG, LONG - 1), 1)
             result = run(runner, decider, [prompt], 1)
-            assert (result.hits > 0) == (name != "computed")
+            assert (result.hits > 0) == (name != names[0])
             times[name].append(result.first_token)
     middle = {name: median(values) for name, values in times.items()}
     return "\n".join(
-        f"| first token of {LONG} tokens, {name} | {value * 1e3:.1f} ms ({value / middle['computed']:.1%}) |"
+        f"| first token of {PREFIX:,} + {TAIL} tokens, {name} | {value * 1e3:.1f} ms "
+        f"({value / middle[names[0]]:.1%}) |"
         for name, value in middle.items()
     )
 
 
 def report(directory: Path) -> str:
-    """The whole page."""
+    """As Markdown."""
     options = RunnerOptions(
-        dtype="float32",
         max_model_len=LONG + 128,
         max_num_batched_tokens=LONG,
         num_blocks_override=LONG // 16 + 16,
@@ -116,24 +116,7 @@ def report(directory: Path) -> str:
     )
     runner = ModelRunner.load(directory, options, lambda loaded, total: None)
     return (
-        "# The prefix cache: cost and saving\n\n"
-        f"SmolLM2-135M, {runner.dtype}, {STREAMS} requests of {PROMPT} + {ANSWER} tokens; "
-        f"medians of {REPEATS}.\nCommand: `python -m bench.prefix --write`.\n\n"
-        f"| | |\n|---|---:|\n{cost(runner)}\n{saving(runner)}\n"
+        f"| | |\n|---|---:|\n{cost(runner)}\n{saving(runner)}\n\n"
+        f"{runner.dtype}, linear layers {runner.quantization}, {STREAMS} requests of "
+        f"{PROMPT} + {ANSWER} tokens; medians of {REPEATS}."
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="store the table in bench/results/prefix.md")
-    arguments = parser.parse_args()
-    text = report(models.smollm2())
-    print(text)
-    if arguments.write:
-        path = Path(__file__).parent / "results" / "prefix.md"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-
-
-if __name__ == "__main__":
-    main()

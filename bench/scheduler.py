@@ -1,17 +1,13 @@
-"""What a step costs beside the model: python -m bench.scheduler [--write]
+"""What a step costs beside the model. Imported by ``cpu.py``.
 
-Decides and commits steps of 256 running requests whose tokens come from nowhere, and prints one table row for
-each policy: medians over the steps, in microseconds. --write stores the table in bench/results/. Never
-imported.
+Decides and commits steps of 256 running requests whose tokens come from nowhere: medians over the steps, in
+microseconds, for each policy.
 """
 
-import argparse
 import gc
-import platform
 import statistics
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from quire_server.core.policy import Policy
 from quire_server.core.request import Request, SamplingParams
@@ -52,6 +48,7 @@ def measure(scheduler: Scheduler) -> Iterator[tuple[float, float]]:
 
 
 def table() -> str:
+    """As Markdown."""
     lines = [
         f"| policy | schedule, µs | commit, µs | both, µs | 90 % | {LIMIT:.0f} µs |",
         "|---|---|---|---|---|---|",
@@ -67,23 +64,6 @@ def table() -> str:
         parts = f"{statistics.median(schedule):.0f} | {statistics.median(commit):.0f}"
         met = "met" if median <= LIMIT else "missed"
         lines.append(f"| {policy} | {parts} | {median:.0f} | {tail:.0f} | {met} |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="store the table in bench/results/")
-    write = parser.parse_args().write
-    text = (
-        f"# What a step costs beside the model\n\n{RUNNING} running, {WAITING} waiting, {STEPS} steps; "
-        f"medians; `python -m bench.scheduler --write`, Python {platform.python_version()}.\n\n{table()}\n"
+    return "\n".join(lines) + (
+        f"\n\n{RUNNING} running, {WAITING} waiting, {STEPS} steps without a model; medians."
     )
-    print(text)
-    if write:
-        target = Path(__file__).parent / "results" / "scheduler.md"
-        target.parent.mkdir(exist_ok=True)
-        target.write_text(text)
-
-
-if __name__ == "__main__":
-    main()

@@ -11,7 +11,6 @@ from bench.compare import Comparison
 from bench.engine import Quire
 from bench.interference import interference
 from bench.peers import Transformers
-from bench.prefix_hit import prefix_hit
 from tests.server import tiny_model
 
 
@@ -56,10 +55,6 @@ def test_batching_is_measured(directory):
 
 def test_a_long_prompt_among_streams_is_measured(directory):
     assert "one chunk" in interference(directory, pieces=1)
-
-
-def test_prefixes_are_measured(directory):
-    assert "the 1,024 cached" in prefix_hit(directory)
 
 
 def test_quality_is_measured(directory):
