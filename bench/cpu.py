@@ -51,12 +51,18 @@ def _llama(gguf: Path) -> Maker:
 
 
 SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
-    "decode": ("Decode after prompts of 128 tokens", lambda: comparison().decode(128, STREAMS, 64)),
+    "decode": (
+        f"Decode after prompts of 128 tokens (medians of {REPEATS} runs in turns)",
+        lambda: comparison().decode(128, STREAMS, 64),
+    ),
     "decode-long": (
         "Decode after prompts of 1,024 tokens (one run each; from 32 streams down, 24 steps each)",
         lambda: comparison().decode_leaving(1024, STREAMS, 24),
     ),
-    "prefill": ("Prefill of one prompt", lambda: comparison().prefill((128, 1024))),
+    "prefill": (
+        f"Prefill of one prompt (medians of {REPEATS} runs in turns)",
+        lambda: comparison().prefill((128, 1024)),
+    ),
     "batching": ("Batching", lambda: batching(models.smollm2())),
     "prefix": ("The prefix cache: cost and saving", lambda: prefix.report(models.smollm2())),
     "scheduler": ("What a step costs beside the model", scheduler.table),
@@ -85,8 +91,7 @@ def machine() -> str:
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
     return (
         f"{processor}, {torch.get_num_threads()} threads, wall time; "
-        f"Python {platform.python_version()}, {versions}. "
-        f"Medians of {REPEATS} runs taken in turns. Command: `make bench`."
+        f"Python {platform.python_version()}, {versions}. Command: `make bench`."
     )
 
 
