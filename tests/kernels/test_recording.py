@@ -1,5 +1,7 @@
 """What is recorded once gives, replayed, what the same calls give when they are made one by one."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -57,3 +59,15 @@ def test_memory_serves_again_once_no_tensor_lies_in_it_and_not_before() -> None:
     assert other.data_ptr() != place
     del part
     assert recorder.empty((2, 16), torch.float32).data_ptr() == place
+
+
+def test_recording_does_not_load_the_compiler_of_torch() -> None:
+    """Which would be most of a server's start, and a fifth of its memory."""
+    program = (
+        "import sys, torch, quire_kernels as k\n"
+        "x = torch.ones(2, 64)\n"
+        "assert (k.record(lambda: k.silu_mul(x)) is None) == (k.NATIVE is None)\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
