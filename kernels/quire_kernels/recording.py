@@ -56,7 +56,7 @@ class _NativeOnly(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: skipping would import torch's compiler, seconds and a hundred megabytes for nothing."""
+        """Torch would load its compiler to keep it away from here: a second and 120 MB of every start."""
         return False
 
     def __torch_dispatch__(
