@@ -218,7 +218,7 @@ def _count(desk: Desk, index: int, num_tokens: int, last_token_at: float | None)
     if last_token_at is None:
         desk.place.begin(index)
         desk.metrics.first_token(now - desk.arrived_at, desk.span.exemplar)
-        desk.metrics.tokens_generated(num_tokens, None)
+        desk.metrics.steps.generated(num_tokens, None)
     else:
-        desk.metrics.tokens_generated(num_tokens, (now - last_token_at) / num_tokens)
+        desk.metrics.steps.generated(num_tokens, (now - last_token_at) / num_tokens)
     return now

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
+from quire_server.core.engine_stats import EngineStats
 from quire_server.core.errors import QuireServerError
 from quire_server.core.request import Request
 from quire_server.core.step import OUT_OF_MEMORY, TokenEvent
@@ -23,7 +24,6 @@ from quire_server.engine.codec import CodecError
 from quire_server.engine.messages import (
     MAX_FRAME_BYTES,
     EngineInfo,
-    EngineStats,
     FrameReader,
     Inbox,
     Message,
