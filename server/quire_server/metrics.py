@@ -14,12 +14,12 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from quire_server.answer_metrics import AnswerMetrics
-from quire_server.core.kv_stats import KVStats
-from quire_server.core.speculation_stats import SpeculationStats
+from quire_server.core.engine_stats import EngineStats
 from quire_server.gpu_metrics import GpuCollector
 from quire_server.kv_metrics import KVCollector
 from quire_server.labelled_metrics import VLLM_REQUEST_SECONDS, Exemplar, Labelled
 from quire_server.speculation_metrics import SpeculationCollector
+from quire_server.step_metrics import StepCollector
 
 #: How a request can end. shed: 503 by overload or drain; limited: 429; aborted: the client hung up;
 #: cancelled: cut by the end of a drain.
@@ -32,32 +32,11 @@ DEGRADATIONS = ("deadline", "halved_max_tokens", "out_of_memory")
 
 _TTFT = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 _LATENCY = (0.5, 1, 2, 5, 10, 30, 60)
-_INTER_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _LAG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
-_BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _VLLM_TTFT = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
     1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
 )  # fmt: skip
-_VLLM_INTER_TOKEN = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
-)  # fmt: skip
-_VLLM_STEP_TOKENS = (1, *(8 * 2**power for power in range(12)))  # 8 to 16384
-
-
-@dataclass(frozen=True)
-class StepFacts:
-    """What one message of the engine says: gauges, and counters as totals since its start."""
-
-    running: int
-    waiting: int
-    kv_utilization: float
-    batch_size: int
-    preemptions: int
-    kv: KVStats
-    blocks_unaccounted: int = 0
-    speculation: SpeculationStats = SpeculationStats()
-    step_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,26 +56,23 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._ours = Labelled(self._registry, {"model": model})
         self._vllm = Labelled(self._registry, {"model_name": model, "engine": "0"})
-        self._last = StepFacts(0, 0, 0.0, 0, 0, KVStats())
         self._kv_cache = KVCollector(self._ours.values, self._vllm.values)
         self._registry.register(self._kv_cache)
         self._speculation = SpeculationCollector(self._ours.values, self._vllm.values)
         self._registry.register(self._speculation)
+        self.steps = StepCollector(self._ours.values, self._vllm.values)
+        self._registry.register(self.steps)
         self.gpus = GpuCollector(self._ours.values)
         self._registry.register(self.gpus)
         self.answers: AnswerMetrics | None = None  # from when the engine is known
         self._make_histograms(self._ours, self._vllm)
-        self._make_gauges(self._ours, self._vllm)
+        self._make_gauges(self._ours)
         self._make_counters(self._ours, self._vllm)
 
     def _make_histograms(self, ours: Labelled, vllm: Labelled) -> None:
         self._ttft = (
             ours.histogram("llm_ttft_seconds", "Arrival of a request to its first token.", _TTFT),
             vllm.histogram("vllm:time_to_first_token_seconds", "Alias of llm_ttft_seconds.", _VLLM_TTFT),
-        )
-        self._inter_token = (
-            ours.histogram("llm_inter_token_latency_seconds", "Time between two tokens.", _INTER_TOKEN),
-            vllm.histogram("vllm:inter_token_latency_seconds", "Alias.", _VLLM_INTER_TOKEN),
         )
         self._latency = (
             ours.histogram("llm_request_latency_seconds", "Arrival of a request to its end.", _LATENCY),
@@ -106,49 +82,20 @@ class Metrics:
                 VLLM_REQUEST_SECONDS,
             ),
         )
-        self._batch = ours.histogram("llm_batch_size", "Requests in one step of the engine.", _BATCH)
-        self._step_tokens = vllm.histogram(
-            "vllm:iteration_tokens_total", "Tokens computed in one step of the engine.", _VLLM_STEP_TOKENS
-        )
         self._lag = ours.histogram(
             "llm_event_loop_lag_seconds", "Lateness of timers in the API process.", _LAG
         )
 
-    def _make_gauges(self, ours: Labelled, vllm: Labelled) -> None:
+    def _make_gauges(self, ours: Labelled) -> None:
         self._queued_tokens = ours.gauge(
             "llm_queued_prompt_tokens", "Tokens of prompts whose answers have not begun."
         )
-        self._unaccounted = ours.gauge(
-            "llm_kv_blocks_unaccounted", "KV blocks that are neither free nor anybody's: 0 in a sound server."
-        )
         self._active = ours.gauge("llm_active_requests", "Requests that are admitted and not finished.")
-        self._queue = (
-            ours.gauge("llm_queue_depth", "Requests that wait for the engine."),
-            vllm.gauge("vllm:num_requests_waiting", "Alias of llm_queue_depth."),
-        )
-        self._running = (
-            ours.gauge("llm_running_requests", "Requests that the engine is working on."),
-            vllm.gauge("vllm:num_requests_running", "Alias of llm_running_requests."),
-        )
-        self._kv = (
-            ours.gauge("llm_kv_cache_utilization", "Share of the KV cache in use, 0 to 1."),
-            vllm.gauge("vllm:kv_cache_usage_perc", "Alias of llm_kv_cache_utilization."),
-        )
 
     def _make_counters(self, ours: Labelled, vllm: Labelled) -> None:
-        self._generated = (
-            ours.counter("llm_tokens_generated", "Tokens generated."),
-            vllm.counter("vllm:generation_tokens", "Alias of llm_tokens_generated_total."),
-        )
         self._prompt = (
             ours.counter("llm_prompt_tokens", "Tokens of prompts."),
             vllm.counter("vllm:prompt_tokens", "Alias of llm_prompt_tokens_total."),
-        )
-        self._preemptions = (
-            ours.counter(
-                "llm_preemptions", "Requests that had to give their KV blocks to others for a while."
-            ),
-            vllm.counter("vllm:num_preemptions", "Alias of llm_preemptions_total."),
         )
         self._drained = ours.counter(
             "llm_drained_requests", "Requests that finished while the server drained."
@@ -217,14 +164,6 @@ class Metrics:
         for histogram in self._ttft:
             histogram.observe(seconds, exemplar)
 
-    def tokens_generated(self, num_tokens: int, seconds_each: float | None) -> None:
-        """Tokens came together; `seconds_each` is the gap before each (None for the first of an answer)."""
-        for counter in self._generated:
-            counter.inc(num_tokens)
-        if seconds_each is not None:
-            for histogram in self._inter_token:
-                histogram.observe(seconds_each)
-
     def loop_lag(self, seconds: float) -> None:
         """A timer of the API process was late by so much."""
         self._lag.observe(seconds)
@@ -254,21 +193,8 @@ class Metrics:
         """A request was cut by the end of the drain."""
         self._cancelled.inc()
 
-    def step(self, facts: StepFacts) -> None:
+    def step(self, stats: EngineStats) -> None:
         """The engine reported."""
-        last, self._last = self._last, facts
-        self._kv_cache.stats = facts.kv
-        self._speculation.stats = facts.speculation
-        for gauges, value in (
-            (self._queue, facts.waiting),
-            (self._running, facts.running),
-            (self._kv, facts.kv_utilization),
-        ):
-            for gauge in gauges:
-                gauge.set(value)
-        for counter in self._preemptions:
-            counter.inc(max(0, facts.preemptions - last.preemptions))
-        self._unaccounted.set(facts.blocks_unaccounted)
-        if facts.batch_size:
-            self._batch.observe(facts.batch_size)
-            self._step_tokens.observe(facts.step_tokens)
+        self._kv_cache.stats = stats.kv
+        self._speculation.stats = stats.speculation
+        self.steps.report(stats)

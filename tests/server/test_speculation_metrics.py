@@ -2,15 +2,15 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire_server.core.kv_stats import KVStats
+from quire_server.core.engine_stats import EngineStats
 from quire_server.core.speculation_stats import SpeculationStats
-from quire_server.metrics import Metrics, StepFacts
+from quire_server.metrics import Metrics
 
 
 def test_what_the_engine_reports_of_drafts_is_on_the_page() -> None:
     metrics = Metrics("m")
     stats = SpeculationStats(10, 40, 25, (9, 8, 5, 3), 2)
-    metrics.step(StepFacts(1, 0, 0.0, 1, 0, KVStats(), speculation=stats))
+    metrics.step(EngineStats(speculation=stats))
     samples = {
         (sample.name, sample.labels.get("position")): sample.value
         for family in text_string_to_metric_families(metrics.exposition("")[0].decode())

@@ -42,10 +42,10 @@ from quire_server.core.policy import Policy
 from quire_server.core.watermark import WatermarkMode
 from quire_server.engine.client import EngineClient
 from quire_server.engine.inbox import SOCKET_NAME
-from quire_server.engine.messages import EngineInfo, Outbox
+from quire_server.engine.messages import EngineInfo
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import SharedState
-from quire_server.metrics import CacheFacts, Metrics, StepFacts
+from quire_server.metrics import CacheFacts, Metrics
 from quire_server.text.chat import ChatTemplate
 from quire_server.text.grammar_compiler import GrammarCompiler
 from quire_server.text.tokenizer import Tokenizer
@@ -97,7 +97,7 @@ def build_house(settings: ServeConfig, run_dir: Path) -> House:
     tokenizer = Tokenizer.load(settings.model)
     engine = EngineClient(
         run_dir / SOCKET_NAME,
-        lambda outbox: _report(metrics, outbox),
+        lambda outbox: metrics.step(outbox.stats),
         lambda info: metrics.engine_known(info.max_model_len, _cache_facts(settings, info)),
     )
     if settings.device != "cpu":
@@ -149,23 +149,6 @@ def _cache_facts(settings: ServeConfig, info: EngineInfo) -> CacheFacts:
 
 def _limits(settings: ServeConfig) -> Limits:
     return Limits(settings.max_num_queued_reqs, settings.max_num_queued_tokens, settings.max_num_reqs_per_key)
-
-
-def _report(metrics: Metrics, outbox: Outbox) -> None:
-    stats = outbox.stats
-    metrics.step(
-        StepFacts(
-            running=stats.running,
-            waiting=stats.waiting,
-            kv_utilization=stats.kv_utilization,
-            batch_size=stats.batch_size,
-            preemptions=stats.preemptions,
-            kv=stats.kv,
-            blocks_unaccounted=stats.blocks_unaccounted,
-            speculation=stats.speculation,
-            step_tokens=stats.step_tokens,
-        )
-    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

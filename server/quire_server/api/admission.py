@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from quire_server.api.errors import limited, overloaded
 from quire_server.api.service_rate import ServiceRate
-from quire_server.engine.messages import EngineInfo, EngineStats
+from quire_server.core.engine_stats import EngineStats
+from quire_server.engine.messages import EngineInfo
 
 SHED_FROM = 0.8
 #: All low priorities are shed before the first normal one; high ones are only ever refused by a full queue.

@@ -59,6 +59,10 @@ class Visit:
         """Tokens that were generated for it, sent or not."""
         return self.earlier_tokens + self.tally.completion_tokens
 
+    def lose(self, num_tokens: int) -> None:
+        """Tokens that came for an answer that was cut before they were said."""
+        self.tally.completion_tokens += num_tokens
+
     @property
     def client(self) -> str:
         """The name of the API key, empty where there are none."""
@@ -259,7 +263,9 @@ async def _generate(
         generation.text,
         visit.degradation,
         visit.span,
+        visit.lose,
         is_timed=visit.is_timed,
+        is_whole=not generation.stream and visit.transcript is None,
         keeps_begun=not may_retry or generation.stream,
         scores_only=generation.max_tokens == 0,
     )

@@ -1,6 +1,6 @@
 """uvicorn's HTTP protocol with what a public server needs besides: a limit on headers and on what stands
-around a body, a limit on waiting for headers and for a body that was answered before it came, and the age
-and idleness of each connection, which the drain asks for.
+around a body, limits on waiting for headers, for a body that was answered before it came, and for a client
+that reads nothing, and the age and idleness of each connection, which the drain asks for.
 
 Used by the API process only.
 """
@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 
 MAX_HEADER_BYTES = 64 * 1024
 _TIMEOUT_SECONDS = 30.0
+_UNREAD_SECONDS = 60.0  # a client that reads nothing for so long must not keep its place in the house
 # Bytes on the wire that a byte of body may cost: a chunk of one byte takes six ("1\r\nx\r\n").
 _WIRE_BYTES_PER_BODY_BYTE = 8
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
@@ -40,6 +41,7 @@ class Connection(HttpToolsProtocol):
         self._header_bytes = 0
         self._framing_left = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
         super().__init__(config, server_state, {**app_state, "opened_at": self.opened_at}, _loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
@@ -50,7 +52,19 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """No timer outlives its connection."""
         self._stop_timer()
+        self._stop_unread_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client has to read before there is more for it."""
+        super().pause_writing()
+        self._stop_unread_timer()
+        self._unread_timer = self.loop.call_later(_UNREAD_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It did."""
+        self._stop_unread_timer()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Count bytes of headers before they are parsed: the parser itself would take any amount."""
@@ -118,6 +132,11 @@ class Connection(HttpToolsProtocol):
         self._timer = None
         if not self.transport.is_closing():
             self.transport.close()
+
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -27,7 +27,8 @@ class Tally:
     def count(self, piece: Piece) -> None:
         """Take in a piece."""
         self.completion_tokens += piece.num_tokens
-        self._cached[piece.answer] = max(self._cached.get(piece.answer, 0), piece.num_cached_tokens)
+        if piece.num_cached_tokens:
+            self._cached[piece.answer] = max(self._cached.get(piece.answer, 0), piece.num_cached_tokens)
         if piece.finish_reason is not None:
             self.finish_reasons[piece.answer] = piece.finish_reason
 

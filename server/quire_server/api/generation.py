@@ -55,8 +55,10 @@ class Desk:
     rules: TextRules
     degradation: Degradation
     span: RequestSpan
+    lose: Callable[[int], None]  # told of tokens that came for an answer that was cut before they were said
     keeps_begun: bool = True  # at its deadline an answer that has begun ends with what it has
     is_timed: bool = False  # the client wants to know when each token came
+    is_whole: bool = False  # nobody sees a part of an answer before its end
     scores_only: bool = False  # no token was asked for: the one that the engine cannot but give is dropped
 
 
@@ -99,18 +101,15 @@ async def _answer(desk: Desk, index: int, request: Request, emit: Emit) -> int:
         include_stop=rules.include_stop,
         min_tokens=rules.min_tokens,
     )
-    last_token_at: float | None = None
-    deadline = desk.arrived_at + desk.timeout
-    async with (
-        desk.engine.submit(request, deadline, is_timed=desk.is_timed) as events,
-        _Stopwatch(desk, index, len(request.prompt_token_ids)) as watch,
-    ):
+    deadline, is_whole = desk.arrived_at + desk.timeout, desk.is_whole and not rules.stop
+    watch = _Stopwatch(desk, index, len(request.prompt_token_ids))
+    async with desk.engine.submit(request, deadline, watch.came, is_whole=is_whole) as events, watch:
         finish_reason: str | None = None
         while finish_reason is None:
             try:
                 event = await events.next()
             except DeadlineExceededError:
-                if last_token_at is None or not desk.keeps_begun:
+                if not watch.has_begun or not desk.keeps_begun:
                     raise
                 # What has been said is worth something: the answer ends here, as if by its length.
                 event = TokenEvent(request.request_id, (), finish_reason=FinishReason.LENGTH)
@@ -121,10 +120,8 @@ async def _answer(desk: Desk, index: int, request: Request, emit: Emit) -> int:
             if piece.stop_reason is None and piece.finish_reason == FinishReason.STOP:
                 piece = piece._replace(stop_reason=_stop_token(desk, request, event))
             watch.see(event, piece)
-            if events.token_times is not None:
-                piece = piece._replace(token_ms=watch.milliseconds(events.token_times, piece))
-            if piece.num_tokens:
-                last_token_at = _count(desk, index, piece.num_tokens, last_token_at)
+            if desk.is_timed:
+                piece = piece._replace(token_ms=watch.milliseconds(piece))
             await emit(piece)
     desk.metrics.choice_finished(finish_reason)
     return watch.num_tokens
@@ -138,12 +135,38 @@ class _Stopwatch:
         self._index = index
         self._prompt_tokens = prompt_tokens
         self._timing: Timing | None = None
-        self.num_tokens = 0
+        self._last_token_at = 0.0
+        self._times: list[float] = []  # of the tokens that came, where the client wants to know
+        self._num_came = 0
+        self.num_tokens = 0  # that were said
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a token came."""
+        return self._num_came > 0
+
+    def came(self, num_tokens: int, at: float) -> None:
+        """The engine sent tokens: for the metrics, whenever they will be looked at."""
+        desk = self._desk
+        if desk.scores_only:
+            return
+        if self._num_came:
+            desk.metrics.steps.generated(num_tokens, (at - self._last_token_at) / num_tokens)
+        else:
+            desk.place.begin(self._index)
+            desk.metrics.first_token(at - desk.arrived_at, desk.span.exemplar)
+            desk.metrics.steps.generated(num_tokens, None)
+        self._num_came += num_tokens
+        self._last_token_at = at
+        if desk.is_timed:
+            self._times += [at] * num_tokens
 
     async def __aenter__(self) -> _Stopwatch:
         return self
 
     async def __aexit__(self, kind: object, *rest: object) -> None:
+        if kind is not None:
+            self._desk.lose(self._num_came - self.num_tokens)
         if self._timing is None:
             return  # the engine said nothing of it
         timing, desk = self._timing, self._desk
@@ -160,9 +183,9 @@ class _Stopwatch:
         self._timing = event.timing or self._timing
         self.num_tokens += piece.num_tokens
 
-    def milliseconds(self, times: Sequence[float], piece: Piece) -> tuple[float, ...]:
+    def milliseconds(self, piece: Piece) -> tuple[float, ...]:
         """Of the piece's tokens, since the arrival of the request."""
-        mine = times[self.num_tokens - piece.num_tokens : self.num_tokens]
+        mine = self._times[self.num_tokens - piece.num_tokens : self.num_tokens]
         return tuple([round((at - self._desk.arrived_at) * 1000, 3) for at in mine])
 
 
@@ -210,15 +233,3 @@ def _piece(index: int, event: TokenEvent, detokenizer: IncrementalDetokenizer, r
         detokenizer.stopped,
         event.prompt_logprobs,
     )
-
-
-def _count(desk: Desk, index: int, num_tokens: int, last_token_at: float | None) -> float:
-    """Report new tokens; returns when they came."""
-    now = time.monotonic()
-    if last_token_at is None:
-        desk.place.begin(index)
-        desk.metrics.first_token(now - desk.arrived_at, desk.span.exemplar)
-        desk.metrics.tokens_generated(num_tokens, None)
-    else:
-        desk.metrics.tokens_generated(num_tokens, (now - last_token_at) / num_tokens)
-    return now

@@ -14,14 +14,13 @@ import uuid
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from quire_server.api.errors import ApiError
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 _BODY_TIMEOUT_SECONDS = 30.0
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_SEND_TIMEOUT_SECONDS = 60.0
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
@@ -39,7 +38,7 @@ class Reply:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self._receive = receive
-        self._send = _bounded(send)
+        self._send = send
         self.started = False
         self.request_id = _request_id(scope)
         self.headers = [("x-request-id", self.request_id)]  # of the response, whatever it will be
@@ -143,19 +142,6 @@ def _request_id(scope: Scope) -> str:
     if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]):
         return str(given[0].decode("ascii"))
     return uuid.uuid4().hex
-
-
-def _bounded(send: Send) -> Send:
-    """A client that reads nothing for so long has gone: it must not keep its place in the house."""
-
-    async def bounded(message: Message) -> None:
-        try:
-            async with asyncio.timeout(_SEND_TIMEOUT_SECONDS):
-                await send(message)
-        except TimeoutError:
-            raise ClientGoneError from None
-
-    return bounded
 
 
 def to_json(body: object) -> bytes:

@@ -2,11 +2,10 @@
 ``metrics``.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class KVStats:
+class KVStats(NamedTuple):
     """Gauges in blocks, and counters since the start. ``prefix_*`` count tokens, the rest blocks."""
 
     prefix_queries: int = 0

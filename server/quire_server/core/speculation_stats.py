@@ -2,11 +2,10 @@
 by ``speculation_metrics``.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class SpeculationStats:
+class SpeculationStats(NamedTuple):
     """Counters since the start. A draft is one proposal of several tokens for one request."""
 
     drafts: int = 0

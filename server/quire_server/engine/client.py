@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
+from quire_server.core.engine_stats import EngineStats
 from quire_server.core.errors import QuireServerError
 from quire_server.core.request import Request
 from quire_server.core.step import OUT_OF_MEMORY, TokenEvent
@@ -23,7 +24,6 @@ from quire_server.engine.codec import CodecError
 from quire_server.engine.messages import (
     MAX_FRAME_BYTES,
     EngineInfo,
-    EngineStats,
     FrameReader,
     Inbox,
     Message,
@@ -37,6 +37,9 @@ _RETRY_SECONDS = 0.05
 _READ_SIZE = 1 << 18
 _LONGEST_TIMER = 86_400.0  # event loops take no infinite delays
 _MESSAGE_TOKENS = MAX_FRAME_BYTES // 8  # a token takes five bytes at most; of the rest, see _size
+
+
+OnTokens = Callable[[int, float], None]  # (how many, when they came by `time.monotonic`)
 
 
 class EngineGoneError(QuireServerError):
@@ -56,26 +59,43 @@ class StepOutOfMemoryError(RequestLostError):
 
 
 class Answer:
-    """The events of one request. Those that came while nobody looked are given together."""
+    """The events of one request. Those that came while nobody looked are given together.
 
-    def __init__(self, *, is_timed: bool = False) -> None:
-        self.token_times: list[float] | None = [] if is_timed else None  # of every token that came
+    ``on_tokens`` is told at once of tokens, and when they came. The reader of a whole answer is not woken for
+    tokens alone.
+    """
+
+    def __init__(self, request_id: str, on_tokens: OnTokens, *, is_whole: bool) -> None:
+        self._request_id = request_id
+        self._on_tokens = on_tokens
+        self._is_whole = is_whole
         self._events: deque[TokenEvent | QuireServerError] = deque()
+        self._tokens: list[int] = []  # that came after the events
         self._arrival: asyncio.Future[None] | None = None  # what the reader waits for, if it does
 
-    def put(self, event: TokenEvent | QuireServerError) -> None:
+    def put_token(self, token_id: int, at: float) -> None:
         """Called by the client."""
+        self._tokens.append(token_id)
+        self._on_tokens(1, at)
+        if not self._is_whole:
+            self._wake()
+
+    def put(self, event: TokenEvent | QuireServerError, at: float = 0.0) -> None:
+        """Called by the client; ``at`` (of `time.monotonic`) counts for tokens only."""
+        if self._tokens:
+            self._events.append(self._plain())
         self._events.append(event)
-        if self.token_times is not None and isinstance(event, TokenEvent):
-            self.token_times += [time.monotonic()] * len(event.token_ids)
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+        if isinstance(event, TokenEvent) and event.token_ids:
+            self._on_tokens(len(event.token_ids), at)
+        self._wake()
 
     async def next(self) -> TokenEvent:
         """Everything new, as one event."""
-        while not self._events:
+        while not self._events and (self._is_whole or not self._tokens):
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
+        if not self._events:
+            return self._plain()
         merged = self._take()
         while self._events and not isinstance(self._events[0], QuireServerError):
             event = self._take()
@@ -86,6 +106,14 @@ class Answer:
                 timing=event.timing or merged.timing,
             )
         return merged
+
+    def _plain(self) -> TokenEvent:
+        tokens, self._tokens = self._tokens, []
+        return TokenEvent(self._request_id, tuple(tokens))
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
     def _take(self) -> TokenEvent:
         event = self._events.popleft()
@@ -144,14 +172,19 @@ class EngineClient:
 
     @contextlib.asynccontextmanager
     async def submit(
-        self, request: Request, deadline: float = math.inf, *, is_timed: bool = False
+        self,
+        request: Request,
+        deadline: float = math.inf,
+        on_tokens: OnTokens = lambda num_tokens, at: None,
+        *,
+        is_whole: bool = False,
     ) -> AsyncIterator[Answer]:
-        """The answer of a request; leaving the block early aborts it.
+        """The answer of a request; leaving the block early aborts it. For the rest see Answer.
 
         At the deadline (of `time.monotonic`) the answer ends with DeadlineExceededError, whether the engine
         is busy, stuck or gone.
         """
-        answer = Answer(is_timed=is_timed)
+        answer = Answer(request.request_id, on_tokens, is_whole=is_whole)
         if self._writer is None or self._info is None:
             raise EngineGoneError("the model is still loading, or the engine has ended")
         self._answers[request.request_id] = answer
@@ -194,18 +227,18 @@ class EngineClient:
             self._info = message
             self._on_info(message)
         elif isinstance(message, Outbox):
-            self.stats = message.stats
+            self.stats, now = message.stats, time.monotonic()
             if len(message.request_ids) != len(message.token_ids):
                 raise CodecError("the engine sent columns of different lengths")
             for request_id, token_id in zip(message.request_ids, message.token_ids, strict=True):
                 if (answer := self._answers.get(request_id)) is not None:
-                    answer.put(TokenEvent(request_id, (token_id,)))
+                    answer.put_token(token_id, now)
             for event in message.events:
                 answer = self._answers.get(event.request_id)
                 if answer is not None:
                     if event.finish_reason is not None:
                         del self._answers[event.request_id]
-                    answer.put(event)
+                    answer.put(event, now)
             self._on_outbox(message)
         else:
             raise CodecError("the engine sent what only the API process sends")

@@ -13,6 +13,7 @@ import logging
 import math
 import time
 
+from quire_server.core.engine_stats import EngineStats
 from quire_server.core.errors import RequestError
 from quire_server.core.policy import MAX_PRIORITY, MIN_PRIORITY, TOP_PRIORITY
 from quire_server.core.request import FinishReason, Request
@@ -21,7 +22,7 @@ from quire_server.core.step import StepEvents, TokenEvent, failure
 from quire_server.engine.canary import Canary
 from quire_server.engine.grammar_room import LOOK_SECONDS, GrammarRoom
 from quire_server.engine.inbox import EngineSocket, Mail, Peer
-from quire_server.engine.messages import EngineInfo, EngineStats, Outbox
+from quire_server.engine.messages import EngineInfo, Outbox
 from quire_server.engine.pulse import Pulse
 from quire_server.faults import Faults
 from quire_server.runner.model_runner import ModelRunner

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quire_server.core.kv_stats import KVStats
+from quire_server.core.engine_stats import EngineStats
 from quire_server.core.request import Request
-from quire_server.core.speculation_stats import SpeculationStats
 from quire_server.core.step import TokenEvent
 from quire_server.engine.codec import CodecError, decoder, encode, unpack
 
@@ -35,21 +34,6 @@ class EngineInfo:
     def kv_capacity(self) -> int:
         """Tokens that the KV cache can hold."""
         return self.num_blocks * self.block_size
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """Gauges and lifetime counters of the engine."""
-
-    running: int = 0
-    waiting: int = 0
-    kv_utilization: float = 0.0
-    batch_size: int = 0  # requests in the step just done, 0 when none was
-    preemptions: int = 0
-    kv: KVStats = KVStats()
-    blocks_unaccounted: int = 0  # nobody's: 0, or the books are wrong
-    speculation: SpeculationStats = SpeculationStats()
-    step_tokens: int = 0  # tokens computed in the step just done
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Text that became certain with these tokens."""
+        if not self._stop:
+            return self._decoder.push(token_ids)
         if self.stopped is not None:
             return ""
         exempt, token_ids = token_ids[: self._num_exempt], token_ids[self._num_exempt :]

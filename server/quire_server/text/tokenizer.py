@@ -69,8 +69,12 @@ class Tokenizer:
         """The bytes that this token stands for; none for an id outside the vocabulary."""
         return self._bytes.get(token_id, b"")
 
+    def spoken_bytes(self, token_id: int) -> bytes:
+        """The same, but none for a control token, which is left out of text."""
+        return b"" if token_id in self._special else self._bytes.get(token_id, b"")
+
     def is_special(self, token_id: int) -> bool:
-        """Whether the token is a control token, left out of text."""
+        """Whether the token is a control token."""
         return token_id in self._special
 
 
@@ -78,20 +82,12 @@ class TextDecoder:
     """Bytes of tokens -> text, holding back at most an unfinished UTF-8 character."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+        self._bytes_of = tokenizer.spoken_bytes if skip_special_tokens else tokenizer.token_bytes
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Text that is complete with these tokens."""
-        tokenizer = self._tokenizer
-        return self._utf8.decode(
-            b"".join(
-                tokenizer.token_bytes(token_id)
-                for token_id in token_ids
-                if not (self._skip and tokenizer.is_special(token_id))
-            )
-        )
+        return self._utf8.decode(b"".join([self._bytes_of(token_id) for token_id in token_ids]))
 
     def finish(self) -> str:
         """A replacement character for what stayed unfinished."""

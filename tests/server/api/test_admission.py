@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from quire_server.api.admission import Admission, Limits, Load, Newcomer, shed_reason
 from quire_server.api.errors import ApiError
 from quire_server.api.service_rate import ServiceRate
-from quire_server.engine.messages import EngineInfo, EngineStats
+from quire_server.core.engine_stats import EngineStats
+from quire_server.engine.messages import EngineInfo
 
 INFO = EngineInfo(max_model_len=1000, vocab_size=9, num_blocks=10, block_size=10, max_num_seqs=2)
 LARGE = EngineInfo(max_model_len=1000, vocab_size=9, num_blocks=10**6, block_size=10, max_num_seqs=2)

@@ -23,6 +23,9 @@ class Transport(asyncio.Transport):
     def close(self):
         self.closed = True
 
+    def abort(self):
+        self.closed = True
+
     def is_closing(self):
         return self.closed
 
@@ -118,3 +121,18 @@ async def test_a_connection_whose_body_came_after_its_answer_is_idle_like_any_ot
     assert not client.transport.closed
     client.loop.pass_(100)
     assert client.transport.closed
+
+
+async def test_a_client_that_reads_nothing_loses_its_connection_and_a_slow_one_does_not(client):
+    client.connection.data_received(POST + b"0123456789")
+    for _ in range(3):
+        client.connection.pause_writing()
+        client.loop.pass_(50)
+        client.connection.resume_writing()
+    client.loop.pass_(100)
+    assert not client.transport.closed
+    client.connection.pause_writing()
+    client.loop.pass_(100)
+    assert client.transport.closed
+    client.connection.resume_writing()
+    await client.answered()

@@ -6,10 +6,11 @@ import socket
 
 import pytest
 
+from quire_server.core.engine_stats import EngineStats
 from quire_server.core.request import FinishReason, Request, SamplingParams
 from quire_server.core.step import StepEvents
 from quire_server.engine.inbox import SOCKET_NAME
-from quire_server.engine.messages import EngineInfo, EngineStats, FrameReader, Inbox, Outbox, to_frame
+from quire_server.engine.messages import EngineInfo, FrameReader, Inbox, Outbox, to_frame
 from quire_server.faults import Fault, Faults
 from quire_server.health.heartbeat import Phase
 

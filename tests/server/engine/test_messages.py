@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire_server.core.engine_stats import EngineStats
 from quire_server.core.request import FinishReason, Grammar, GrammarKind, Request, SamplingParams
 from quire_server.core.step import TokenEvent, TokenLogprobs
 from quire_server.core.timing import Timing
 from quire_server.engine.codec import CodecError
-from quire_server.engine.messages import EngineInfo, EngineStats, FrameReader, Inbox, Outbox, to_frame
+from quire_server.engine.messages import EngineInfo, FrameReader, Inbox, Outbox, to_frame
 
 tokens = st.lists(st.integers(0, 2**31), max_size=6).map(tuple)
 sampling = st.builds(
