@@ -83,8 +83,6 @@ def guidellm(load: Load, *, stream: bool) -> Run:
 
 
 def _scenario(load: Load, folder: Path, *, stream: bool) -> dict[str, object]:
-    # It asks for usage in every chunk by default, which vLLM has and OpenAI has not.
-    options = {"stream_options": {"continuous_usage_stats": None}} if stream else {}
     return {
         "backend": {
             "kind": "openai_http",
@@ -92,7 +90,7 @@ def _scenario(load: Load, folder: Path, *, stream: bool) -> dict[str, object]:
             "model": load.served_name,
             "request_format": "/v1/completions",
             "stream": stream,
-            "extras": {"body": {"temperature": 0, **options}},
+            "extras": {"body": {"temperature": 0}},
         },
         "profile": {"kind": "concurrent", "streams": [load.clients]},
         "constraints": [{"kind": "max_requests", "count": len(load.prompts)}],

@@ -154,6 +154,11 @@ class Metrics:
         """One answer ended with stop, length, abort or error."""
         self._success.labels(**self._vllm.values, finished_reason=reason).inc()
 
+    def asked(self, num_answers: int, max_tokens: int) -> None:
+        """A request's parameters are settled."""
+        if self.answers is not None:
+            self.answers.asked(num_answers, max_tokens)
+
     def prompt_taken(self, num_tokens: int) -> None:
         """A prompt went to the engine."""
         for counter in self._prompt:

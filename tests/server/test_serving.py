@@ -64,6 +64,19 @@ def test_the_chunks_follow_openai_s_conventions(server):
     assert len({event["id"] for event in events}) == 1
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("include", [{}, {"include_usage": True}])  # the latter is what guidellm sends
+def test_with_continuous_usage_stats_every_chunk_counts_its_answer_s_tokens(server, path, include):
+    options = {"stream_options": {"continuous_usage_stats": True, **include}}
+    *chunks, last = events_of(ask(server, path, stream=True, n=2, **options))
+    for index in range(2):
+        mine = [chunk["usage"] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        counts = [usage["completion_tokens"] for usage in mine]
+        assert counts == sorted(counts) and counts[-1] == 12
+        assert {usage["prompt_tokens"] for usage in mine} == {last["usage"]["prompt_tokens"]}
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 24
+
+
 def test_without_include_usage_no_chunk_mentions_usage(server):
     assert all("usage" not in event for event in events_of(ask(server, stream=True)))
 

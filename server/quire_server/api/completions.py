@@ -247,10 +247,9 @@ async def _generate(
         grammar=grammar,
         watermark=house.watermarks(generation.watermark),
     )
-    if house.metrics.answers is not None:
-        house.metrics.answers.asked(generation.n, requests[0].sampling.max_tokens)
-    place.hold([len(request.prompt_token_ids) for request in requests])
-    visit.prompt_tokens = sum(len(prompt) for prompt in prompts)
+    house.metrics.asked(generation.n, requests[0].sampling.max_tokens)
+    place.hold(lengths := [len(request.prompt_token_ids) for request in requests])
+    visit.prompt_tokens = sum(map(len, prompts))
     house.metrics.prompt_taken(visit.prompt_tokens)
     may_retry = generation.retry_on_timeout
     desk = Desk(
@@ -271,9 +270,10 @@ async def _generate(
     )
 
     def delivery() -> Whole | Streamed:
-        if not generation.stream:
-            return Whole(visit.reply, shape, leads)
-        return Streamed(visit.reply, shape, len(requests), include_usage=generation.include_usage)
+        if generation.stream:
+            usage, counting = generation.include_usage, lengths if generation.continuous_usage else ()
+            return Streamed(visit.reply, shape, len(lengths), include_usage=usage, counting=counting)
+        return Whole(visit.reply, shape, leads)
 
     try:
         try:

@@ -5,7 +5,8 @@ Called by `completions`. Both are fed the same pieces; only here is decided what
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from quire_server.api.generation import Piece
 from quire_server.api.reply import Reply, to_json
@@ -62,9 +63,21 @@ class Whole:
 
 
 class Streamed:
-    """Server-sent events, one for each piece that has text."""
+    """Server-sent events, one for each piece that has text.
 
-    def __init__(self, reply: Reply, shape: Shape, num_answers: int, *, include_usage: bool) -> None:
+    ``counting``: the prompt tokens of each answer, where every chunk shall tell its answer's usage so far
+    (vLLM's continuous_usage_stats); else nothing.
+    """
+
+    def __init__(
+        self,
+        reply: Reply,
+        shape: Shape,
+        num_answers: int,
+        *,
+        include_usage: bool,
+        counting: Sequence[int] = (),
+    ) -> None:
         self._reply = reply
         self._shape = shape
         self._unopened = set(range(num_answers))
@@ -72,6 +85,8 @@ class Streamed:
         self._times: dict[int, list[float]] = defaultdict(list)
         self._frames: dict[int, tuple[bytes, bytes]] = {}
         self._include_usage = include_usage
+        self._counting = counting
+        self._counts: Counter[int] = Counter()  # completion tokens of each answer, where they are told
         self.tally = Tally()
 
     async def add(self, piece: Piece) -> None:
@@ -80,30 +95,43 @@ class Streamed:
         if piece.answer in self._unopened:
             self._unopened.discard(piece.answer)
             for choice in self._shape.opening(piece.answer):
-                await self._send([choice])
+                await self._send([choice], self._usage(piece.answer))
+        if self._counting:
+            self._counts[piece.answer] += piece.num_tokens
         held = self._held[piece.answer]
         held += piece.logprobs
         times = self._times[piece.answer]
         times += piece.token_ms
-        if piece.text and not (held or times):
+        if piece.text and not (held or times or self._counting):
             await self._reply.encoded_event(self._text_chunk(piece.answer, piece.text))
         elif piece.text or ((held or times) and piece.finish_reason is not None):
             choice = self._shape.delta(piece.answer, piece.text, held)
             if times:
                 choice |= token_timing(times)
             self._held[piece.answer], self._times[piece.answer] = [], []
-            await self._send([choice])
+            await self._send([choice], self._usage(piece.answer))
         if piece.finish_reason is not None:
             closing = self._shape.closing(piece.answer, piece.finish_reason)
             if piece.stop_reason is not None:
                 closing["stop_reason"] = piece.stop_reason
-            await self._send([closing])
+            await self._send([closing], self._usage(piece.answer))
 
     async def finish(self, prompt_tokens: int) -> None:
         """Send the usage, if asked for, and the end."""
         if self._include_usage:
-            await self._send([], usage=self.tally.usage(prompt_tokens))
+            await self._send([], self.tally.usage(prompt_tokens))
         await self._reply.end_stream()
+
+    def _usage(self, index: int) -> Json | None:
+        """Of one answer so far."""
+        if not self._counting:
+            return None
+        prompt, completion = self._counting[index], self._counts[index]
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
 
     def _text_chunk(self, index: int, text: str) -> bytes:
         """Almost every chunk is one of these, and nothing but the text differs: the rest is encoded once."""
@@ -113,7 +141,7 @@ class Streamed:
             frame = self._frames[index] = (before, after)
         return frame[0] + to_json(text) + frame[1]
 
-    async def _send(self, choices: list[Json], usage: Json | None = None) -> None:
+    async def _send(self, choices: list[Json], usage: Json | None) -> None:
         await self._reply.event(self._chunk(choices, usage))
 
     def _chunk(self, choices: list[Json], usage: Json | None) -> Json:

@@ -49,6 +49,7 @@ class Generation:
     n: int
     stream: bool
     include_usage: bool
+    continuous_usage: bool  # usage in every chunk, not only at the end
     cache_salt: str
     priority: int  # lower is more urgent, 0 is normal
     timeout: float | None  # seconds from arrival to the last token
@@ -76,6 +77,7 @@ def parse_generation(
     if sampling.prompt_logprobs is not None and (stream or n > 1):
         raise fields.error("prompt_logprobs", "is not supported together with stream or n")
     fields.text("user", "", MAX_NAME)  # for the client's own records; nothing here depends on it
+    include_usage, continuous_usage = _stream_usage(fields, stream)
     generation = Generation(
         model=model,
         sampling=sampling,
@@ -85,7 +87,8 @@ def parse_generation(
         watermark=_watermark(fields),
         n=n,
         stream=stream,
-        include_usage=_include_usage(fields, stream),
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
         cache_salt=fields.text("cache_salt", "", MAX_NAME),
         priority=_priority(fields),
         timeout=_timeout(fields),
@@ -163,13 +166,15 @@ def _cache_ttl(fields: Fields) -> float:
     return CACHE_TTLS[ttl]
 
 
-def _include_usage(fields: Fields, stream: bool) -> bool:
+def _stream_usage(fields: Fields, stream: bool) -> tuple[bool, bool]:
+    """Whether a stream ends with its usage, and whether every chunk before tells it, too."""
     options = fields.inner("stream_options")
     if options is None:
-        return False
+        return False, False
     if not stream:
         raise fields.error("stream_options", "needs stream to be true")
     include = options.boolean("include_usage", default=False)
+    continuous = options.boolean("continuous_usage_stats", default=False)
     options.only("include_obfuscation", (False,))
     options.end()
-    return include
+    return include or continuous, continuous

@@ -110,7 +110,14 @@ def _delivery() -> dict[str, Schema]:
     ttl = one_of("How long it is kept.", list(generation_fields.CACHE_TTLS), "5m")
     control = closed({"type": {"const": "ephemeral"}, "ttl": ttl}, ["type"])
     usage = boolean("Whether the stream ends with token counts.", default=False)
-    options = closed({"include_usage": usage, "include_obfuscation": one_of(_NEUTRAL, [False])})
+    continuous = boolean("Whether every chunk has the token counts so far, too.", default=False)
+    options = closed(
+        {
+            "include_usage": usage,
+            "continuous_usage_stats": continuous,
+            "include_obfuscation": one_of(_NEUTRAL, [False]),
+        }
+    )
     level = {"type": "integer", "minimum": MIN_PRIORITY, "maximum": MAX_PRIORITY}
     return {
         "n": integer("How many answers.", 1, generation_fields.MAX_N, 1),

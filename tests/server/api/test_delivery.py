@@ -22,14 +22,15 @@ class Bytes:
         return bytes([token_id])
 
 
-async def streamed(shape, pieces, num_answers=1, *, include_usage=False):
+async def streamed(shape, pieces, num_answers=1, *, include_usage=False, counting=()):
     """The JSON of each event but the last, which says that it is done."""
     sent = []
 
     async def send(message):
         sent.append(message.get("body", b""))
 
-    delivery = Streamed(Reply({"headers": []}, None, send), shape, num_answers, include_usage=include_usage)
+    reply = Reply({"headers": []}, None, send)
+    delivery = Streamed(reply, shape, num_answers, include_usage=include_usage, counting=counting)
     for piece in pieces:
         await delivery.add(piece)
     await delivery.finish(prompt_tokens=3)
@@ -71,3 +72,20 @@ async def test_logprobs_come_with_the_text_of_their_tokens():
         found = [chunk["choices"][0]["logprobs"] for chunk in chunks]
         lengths = [len(each.get("content", each.get("tokens"))) for each in found if each]
         assert lengths == [0, 2, 0]
+
+
+@pytest.mark.parametrize("with_logprobs", [False, True])
+async def test_continuous_usage_is_each_answer_s_own_so_far_and_the_last_chunk_s_is_of_all(with_logprobs):
+    pieces = [piece("a"), piece("b", 1), piece("c"), piece("d", 1, finish_reason="stop")]
+    pieces.append(piece("", finish_reason="length"))
+    for shape in shapes(with_logprobs=with_logprobs):
+        *chunks, last = await streamed(shape, pieces, 2, include_usage=True, counting=[3, 4])
+        told = {0: [], 1: []}
+        for chunk in chunks:
+            usage = chunk["usage"]
+            assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+            told[chunk["choices"][0]["index"]].append((usage["prompt_tokens"], usage["completion_tokens"]))
+        opening = int(isinstance(shape, ChatShape))
+        assert told[0] == [(3, 0)] * opening + [(3, 1), (3, 2), (3, 3)]
+        assert told[1] == [(4, 0)] * opening + [(4, 1), (4, 2), (4, 2)]
+        assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 5)
