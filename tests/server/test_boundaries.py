@@ -61,6 +61,27 @@ def test_a_value_beyond_its_bounds_is_a_400_that_names_the_field(server, client,
         assert client.post(path, content=with_field(path, name, value)).status_code == 400
 
 
+@pytest.mark.parametrize(("path", "name"), CASES, ids=[f"{path}:{name}" for path, name in CASES])
+def test_a_value_within_its_bounds_harms_nobody(server, client, path, name):
+    """Some are refused for what the server or its model is; none ends the engine."""
+    schema = field_values.properties(client.get("/openapi.json").json(), path)[name]
+    allowed = [json.dumps(value).encode() for value in field_values.accepted(schema)]
+    allowed += [value for value in NUMBERS if Draft202012Validator(schema).is_valid(json.loads(value))]
+    for value in allowed:
+        answer = client.post(path, content=with_field(path, name, value))
+        assert answer.status_code in (200, 400, 404, 503), (value[:40], answer.text)
+    answer = client.post(path, json={"model": "tiny"} | MINIMAL[path])
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("least", [2**63, 2**62, 3000])
+def test_a_shortest_answer_longer_than_any_is_refused_by_name(client, least):
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "min_tokens": least}
+    answer = client.post("/v1/chat/completions", json=chat)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "min_tokens"), answer.text
+    assert client.post("/v1/chat/completions", json=chat | {"min_tokens": 1, "max_tokens": 1}).is_success
+
+
 def test_refused_requests_leave_no_memory_behind_and_reach_no_engine(server, client):
     def resident():
         pids = server.children()

@@ -37,9 +37,9 @@ def test_an_answer_that_its_deadline_cuts_says_so(served):
 def test_a_second_try_is_for_half_of_the_tokens_and_says_so(served):
     """The first try takes the time for which it waits; the second one begins with what it said."""
     before = degraded(served, "halved_max_tokens")
-    whole = served.post("/v1/completions", LONG | {"max_tokens": 600})
-    took = whole.elapsed.total_seconds()
-    ask = LONG | {"max_tokens": 600, "timeout": took * 0.75, "retry_on_timeout": True}
+    tries = [served.post("/v1/completions", LONG | {"max_tokens": 600}) for _ in range(2)]
+    whole, took = tries[0], min(one.elapsed.total_seconds() for one in tries)  # a busy machine is slower once
+    ask = LONG | {"max_tokens": 600, "timeout": took / 2, "retry_on_timeout": True}
     answer = served.post("/v1/completions", ask)
     assert answer.headers["x-quire-degraded"].split(", ")[0] == "halved_max_tokens"
     assert degraded(served, "halved_max_tokens") == before + 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.server import listening
 from tests.server.conftest import KEY
 
 ASK = {"model": "tiny", "prompt": "Once", "max_tokens": 2}
@@ -51,20 +52,8 @@ def test_nonsense_on_the_engine_s_socket_harms_nobody(server):
 
 
 def test_it_listens_only_where_it_was_told_to(server):
-    inodes = set()
-    for pid in [server.process.pid, *server.children().values()]:
-        for fd in Path(f"/proc/{pid}/fd").iterdir():
-            target = os.readlink(fd)
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
-    listening = set()
-    for table in ("tcp", "tcp6", "udp", "udp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[9] in inodes and (fields[3] == "0A" or table.startswith("udp")):
-                listening.add(fields[1])
-    loopback = "0100007F"
-    assert listening == {f"{loopback}:{server.port:04X}", f"{loopback}:{server.health_port:04X}"}
+    found = {address for family, address in listening.addresses(server) if family == socket.AF_INET}
+    assert found == {("127.0.0.1", server.port), ("127.0.0.1", server.health_port)}
 
 
 @pytest.mark.parametrize(

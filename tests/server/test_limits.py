@@ -11,15 +11,15 @@ from tests.server.launch import Server
 ASK = {"model": "tiny", "prompt": "Once", "max_tokens": 5, "ignore_eos": True}
 
 
-@pytest.fixture
-def metered(tiny, tmp_path):
-    """A server where a key may ask for five requests and two hundred tokens a minute."""
-    keys = tmp_path / "keys"
-    keys.mkdir()
-    for client in ("alice", "bob"):
-        (keys / client).write_text(client)
+@pytest.fixture(scope="module")
+def metered(tiny, tmp_path_factory):
+    """A server where a key may ask for five requests and two hundred tokens a minute; each test its key."""
+    directory = tmp_path_factory.mktemp("metered")
+    (directory / "keys").mkdir()
+    for client in ("alice", "bob", "carol", "dave"):
+        (directory / "keys" / client).write_text(client)
     flags = ("--max-requests-per-minute-per-key", "5", "--max-tokens-per-minute-per-key", "200")
-    with Server(tiny, tmp_path, "--api-keys-dir", str(keys), *flags) as server:
+    with Server(tiny, directory, "--api-keys-dir", str(directory / "keys"), *flags) as server:
         yield server.wait_ready()
 
 
@@ -38,8 +38,8 @@ def test_the_sixth_request_of_a_minute_is_refused_and_the_neighbour_s_first_is_n
 
 
 def test_tokens_of_answers_count_although_nobody_could_foresee_them(metered):
-    assert metered.post("/v1/completions", ASK | {"max_tokens": 400}, key="alice").status_code == 200
-    answer = metered.post("/v1/completions", ASK, key="alice")
+    assert metered.post("/v1/completions", ASK | {"max_tokens": 400}, key="carol").status_code == 200
+    answer = metered.post("/v1/completions", ASK, key="carol")
     assert answer.status_code == 429
     assert "tokens a minute" in answer.json()["error"]["message"]
     assert answer.headers["x-ratelimit-remaining-tokens"] == "0"
@@ -56,7 +56,7 @@ def test_every_answer_and_its_log_line_carry_one_request_id(server, given):
 
 
 def test_the_log_line_of_a_request_has_its_id(metered):
-    headers = {"authorization": "Bearer bob", "x-request-id": "find-me"}
+    headers = {"authorization": "Bearer dave", "x-request-id": "find-me"}
     answer = httpx.post(metered.url + "/v1/completions", json=ASK, headers=headers)
 
     def line():
@@ -64,5 +64,5 @@ def test_the_log_line_of_a_request_has_its_id(metered):
         return next((line for line in lines if line.get("request_id") == "find-me"), None)
 
     found = metered.wait("the request is in the log", line)
-    assert (found["client"], found["status"]) == ("bob", "success")
+    assert (found["client"], found["status"]) == ("dave", "success")
     assert answer.json()["id"] == f"cmpl-{found['response_id']}"

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from tests.server.launch import Server, free_ports
+from tests.server.launch import NO_TLS, Server, free_ports
 from tests.server.otlp import Spans, attributes
 
 SECRET = "xylophone"
@@ -46,6 +46,7 @@ def ask(server, sampled=True, path="/v1/chat/completions", headers=None, **field
         json=ASK | fields,
         headers={"traceparent": traceparent, **(headers or {})},
         timeout=20,
+        verify=NO_TLS,
     )
     return answer, trace_id, span_id
 

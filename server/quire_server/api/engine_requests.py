@@ -48,6 +48,8 @@ def engine_requests(
     requests: list[Request] = []
     for prompt in prompts:
         max_tokens = _max_tokens(generation, len(prompt), context, default_max_tokens)
+        if asked.min_tokens > max_tokens:
+            raise bad_field("min_tokens", f"is more than the {max_tokens} tokens that the answer may have")
         for number in range(generation.n):
             seed = None if asked.seed is None else (asked.seed + number) % INT64
             requests.append(
