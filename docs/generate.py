@@ -1,5 +1,6 @@
 """Writes docs/reference.md from the CRD, docs/failures.md from the operator's table of reasons,
-docs/api.md from the server's OpenAPI document, and docs/matrix.md from the parity matrix of the tests.
+docs/api.md from the server's OpenAPI document, docs/server.md from its flags, and docs/matrix.md from the
+parity matrix of the tests.
 
 Run by `make docs`, in the repository's root; `--check` (run by tests) fails when a page is not what
 the code gives.
@@ -14,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from docs import api_pages, model_matrix
+from docs import api_pages, flag_pages, model_matrix
 from quire_operator.status.reasons import REASONS
 
 DOCS = Path(__file__).parent
@@ -106,6 +107,7 @@ PAGES = {
     DOCS / "reference.md": reference,
     DOCS / "failures.md": failures,
     DOCS / "api.md": api_pages.page,
+    DOCS / "server.md": flag_pages.page,
     DOCS / "matrix.md": model_matrix.page,
 }
 

@@ -3,10 +3,12 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import yaml
 
+from e2e.api import specs
 from quire_operator import resources, spec
 from quire_operator.settings import Settings
 
@@ -39,3 +41,22 @@ def test_every_link_between_pages_leads_to_a_file():
         if not (page.parent / target).exists()
     ]
     assert broken == []
+
+
+def test_every_page_is_in_the_navigation_and_on_the_first_page():
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    assert {page for entry in nav for page in entry.values() if isinstance(page, str)} == pages
+    decisions = {path.name for path in (ROOT / "docs" / "adr").glob("*.md")}
+    assert {page.removeprefix("adr/") for entry in nav for page in entry.get("Decisions", ())} == decisions
+    linked = set(re.findall(r"\]\((\w[\w-]*\.md)\)", (ROOT / "docs" / "index.md").read_text()))
+    assert linked == pages - {"index.md"}
+
+
+def test_every_flag_that_the_operator_sets_for_a_user_has_its_field_on_the_page():
+    page = (ROOT / "docs" / "server.md").read_text()
+    rows = re.findall(r"^\| `--([\w-]+)` \|.*\| ([^|]*) \|$", page, flags=re.M)
+    of_the_pod = {"device", "health-port", "host", "port", "termination-log"}
+    assert {flag for flag, field in rows if field == "*operator*"} == of_the_pod
+    fields = {path.removeprefix("spec.") for path, _ in specs.schemas() if path.startswith("spec.")}
+    assert {field.strip("`") for _, field in rows} - {"", "*operator*"} <= fields

@@ -174,7 +174,7 @@ def drive(server):
 
 
 def drafted_in_vain(server):
-    """How often drafting has paused, after an answer of which nothing recurs; what a step costs decides, too."""
+    """How often drafting has paused, after an answer in which nothing recurs."""
     server.post("/v1/completions", ASK | {"prompt": "x", "temperature": 2})
     return server.metric("llm_spec_decode_pauses_total")
 

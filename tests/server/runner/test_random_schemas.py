@@ -21,9 +21,12 @@ FORMATS = ["date", "time", "uuid", "ipv4"]
 
 
 def bounded(low, high, kind):
-    return st.tuples(st.integers(low, high), st.integers(low, high)).map(
-        lambda ends: {"type": kind, "minimum": min(ends), "maximum": max(ends)}
+    ends = st.tuples(st.integers(low, high), st.integers(low, high)).map(sorted)
+    closed = ends.map(lambda ends: {"type": kind, "minimum": ends[0], "maximum": ends[1]})
+    inside = ends.map(
+        lambda ends: {"type": kind, "exclusiveMinimum": ends[0], "exclusiveMaximum": ends[1] + 9}
     )
+    return closed | inside
 
 
 LEAVES = st.one_of(
@@ -32,6 +35,8 @@ LEAVES = st.one_of(
     st.just({"type": ["null", "boolean"]}),
     bounded(-1000, 1000, "integer"),
     bounded(-1000, 1000, "number"),
+    st.integers(2, 9).map(lambda n: {"type": "integer", "minimum": 0, "maximum": 10 * n, "multipleOf": n}),
+    st.just({"type": "integer", "minimum": 3, "allOf": [{"maximum": 300}]}),
     LENGTHS.map(lambda ends: {"type": "string", "minLength": ends[0], "maxLength": ends[1]}),
     st.sampled_from(PATTERNS).map(lambda pattern: {"type": "string", "pattern": pattern}),
     st.sampled_from(FORMATS).map(lambda name: {"type": "string", "format": name}),
@@ -39,6 +44,13 @@ LEAVES = st.one_of(
     SCALARS.map(lambda value: {"const": value}),
     st.just({"$ref": "#/$defs/shared"}),
 )
+
+
+def maps(inner):
+    """Names that the answer chooses."""
+    return st.tuples(inner, st.integers(1, 2)).map(
+        lambda parts: {"type": "object", "additionalProperties": parts[0], "maxProperties": parts[1]}
+    )
 
 
 def objects(inner):
@@ -72,9 +84,32 @@ def choices(inner):
 
 SCHEMAS = st.recursive(
     LEAVES,
-    lambda inner: objects(inner) | arrays(inner) | tuples(inner) | choices(inner),
+    lambda inner: objects(inner) | maps(inner) | arrays(inner) | tuples(inner) | choices(inner),
     max_leaves=8,
 )
+
+
+KEYWORDS = {
+    *("type", "enum", "const", "anyOf", "allOf", "$ref", "properties", "required", "additionalProperties"),
+    *("maxProperties", "items", "prefixItems", "minItems", "maxItems", "minLength", "maxLength", "pattern"),
+    *("format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+
+
+def inner_schemas(schema):
+    inside = [schema.get("items"), schema.get("additionalProperties"), *schema.get("prefixItems", ())]
+    inside += [*schema.get("properties", {}).values(), *schema.get("anyOf", ()), *schema.get("allOf", ())]
+    return [one for one in inside if isinstance(one, dict)]
+
+
+def keywords(schema):
+    yield from schema
+    for inner in inner_schemas(schema):
+        yield from keywords(inner)
+
+
+def depth(schema):
+    return 1 + max(map(depth, inner_schemas(schema)), default=0)
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +137,9 @@ def test_an_answer_to_each_of_a_hundred_random_schemas_validates(runner, tiny):
     collect()
     asked = list(found.values())[:100]
     assert len(asked) == 100
+    for keyword in KEYWORDS:
+        assert sum(keyword in set(keywords(schema)) for schema in asked) >= 3, f"hardly any {keyword}"
+    assert sum(depth(schema) >= 3 for schema in asked) >= 10, "too flat"
     forms = [Grammar(GrammarKind.JSON, texts.compiled(GrammarKind.JSON, json.dumps(one))) for one in asked]
     engine = InProcessEngine(runner)
     sampling = [SamplingParams(1500, seed=index, grammar=form) for index, form in enumerate(forms)]
