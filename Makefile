@@ -38,7 +38,7 @@ check: $(READY) ## ruff, mypy, import contracts, tests/contracts
 	$(PYTEST) -q tests/contracts
 
 unit: setup ## Every test that needs no cluster
-	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 -m "not api and not cluster and not soak" tests
+	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 -m "not api and not cluster and not soak and not kernels" tests
 
 # API servers and nodes of the tests' own stand side by side: most of the time somebody waits for a lease or a
 # restart. The stories come one after the other, for some count everything that happens on the cluster.
@@ -48,6 +48,7 @@ ifdef FOREIGN
 else
 	$(PYTEST) -q -n 4 --dist loadfile -m "api or cluster" tests/chart tests/cluster e2e/api e2e/operator
 endif
+	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 -m kernels tests/kernels
 	$(PYTHON) -m e2e.up
 	$(PYTEST) -m cluster e2e/stories
 	$(PYTEST) -q -m soak tests/soak

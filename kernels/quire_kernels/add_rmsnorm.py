@@ -6,6 +6,9 @@ from torch.nn import functional
 
 from quire_kernels.native import NATIVE
 
+if torch.cuda.is_available():
+    from quire_kernels.add_rmsnorm_triton import add_rmsnorm_triton
+
 
 def add_rmsnorm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """RMS norm of ``x + residual``; the sum is left in ``residual``. All [tokens, hidden], weight [hidden].
@@ -13,6 +16,8 @@ def add_rmsnorm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) 
     Without a residual (first layer) it is the norm of ``x``. A float32 weight is applied before the result is
     rounded to ``x``'s dtype (as Gemma does), a weight of that dtype after (as Llama does).
     """
+    if x.is_cuda:
+        return add_rmsnorm_triton(x, residual, weight, eps)
     if NATIVE is not None and NATIVE.takes(x, residual, weight):
         return NATIVE.add_rmsnorm(x, residual, weight, eps)
     if x.device.type == "cpu" and x.dtype == torch.float32:

@@ -1,0 +1,28 @@
+"""How near is near: the bounds of every kernel's tests, of the largest and of the mean deviation."""
+
+import torch
+from torch import Tensor
+
+# Of the largest expected number. A rounding of bfloat16 is up to 2 ** -9 of the number itself.
+BOUNDS = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
+
+
+def assert_near(
+    actual: Tensor, expected: Tensor, rms: float | None = None, largest: float | None = None
+) -> None:
+    """Deviation over root mean square <= ``rms``, over the largest <= ``largest``; not-a-numbers in the same
+    places. By default what one rounding of the dtype explains.
+    """
+    assert actual.shape == expected.shape and actual.dtype == expected.dtype
+    actual, expected, dtype = actual.cpu().double(), expected.cpu().double(), actual.dtype
+    assert torch.equal(actual.isnan(), expected.isnan())
+    there = ~expected.isnan()
+    actual, expected = actual[there], expected[there]
+    if not expected.numel():
+        return
+    apart = (actual - expected).abs()
+    rms = BOUNDS[dtype] / 2 if rms is None else rms
+    largest = BOUNDS[dtype] if largest is None else largest
+    found_rms = apart.square().mean().sqrt() / expected.square().mean().sqrt().clamp(min=1e-30)
+    found_largest = apart.max() / expected.abs().max().clamp(min=1e-30)
+    assert found_rms <= rms and found_largest <= largest, (float(found_rms), float(found_largest))

@@ -1,0 +1,74 @@
+"""The committed table of machine code is of the kernels as they are, and none of it slow by construction."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import triton
+import triton.language as tl
+
+from bench import aot
+from quire_kernels.configuration import Configuration
+
+REMEDY = "run `python -m bench.aot` and commit bench/results/aot.json"
+
+
+def test_every_configuration_is_in_the_table_as_its_source_is_now() -> None:
+    table, wanted = aot.table(), aot.wanted()
+    assert table.keys() == wanted.keys(), REMEDY
+    stale = [key for key, each in wanted.items() if table[key].source != aot.source_of(each, key[1])]
+    assert stale == [], REMEDY
+
+
+def test_nothing_spills_and_everything_fits() -> None:
+    wanted = aot.wanted()
+    assert [text for key, row in aot.table().items() for text in aot.faults(row, wanted[key])] == []
+
+
+@pytest.mark.kernels
+@pytest.mark.timeout(600)
+def test_the_table_is_what_the_compiler_gives() -> None:
+    assert {row.key: row for row in aot.compile_all(aot.wanted())} == aot.table(), REMEDY
+
+
+@triton.jit
+def _helper(x):
+    return x * 2
+
+
+@triton.jit
+def _greedy(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+    tl.store(y_ptr + at, tl.sort(x), mask=at < n)
+
+
+@pytest.fixture
+def greedy() -> Iterator[Configuration]:
+    types = {"x_ptr": "*fp32", "y_ptr": "*fp32", "n": "i32"}
+    return Configuration("greedy", _greedy, types, {"BLOCK": 16384}, warps=1, gpus=(90,))
+
+
+def test_a_kernel_that_spills_and_what_got_worse_are_named(greedy: Configuration) -> None:
+    row = aot.compiled(replace(greedy, constants={"BLOCK": 512}, registers=24, expects=("mma",)), 90)
+    assert row.spills > 0 and row.registers <= 24
+    assert any("spill" in text for text in aot.faults(row, greedy))
+    assert any("no mma" in text for text in aot.faults(row, replace(greedy, expects=("mma",))))
+    better = replace(row, registers=row.registers - 1, spills=0)
+    assert len(aot.worse(row, better)) == 2 and aot.worse(better, row) == []
+
+
+def test_the_hash_is_of_what_is_compiled(greedy: Configuration) -> None:
+    now = aot.source_of(greedy, 90)
+    changed = [
+        replace(greedy, warps=2),
+        replace(greedy, constants={"BLOCK": 2048}),
+        replace(greedy, kernel=_helper),
+    ]
+    assert now == aot.source_of(replace(greedy, expects=("mma",)), 90)
+    assert len({now, aot.source_of(greedy, 80), *(aot.source_of(each, 90) for each in changed)}) == 5
+
+
+def test_an_argument_without_a_type_is_named(greedy: Configuration) -> None:
+    with pytest.raises(ValueError, match=r"greedy: .*'n'"):
+        aot.compiled(replace(greedy, types={"x_ptr": "*fp32", "y_ptr": "*fp32"}), 90)
