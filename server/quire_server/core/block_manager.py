@@ -54,6 +54,17 @@ class BlockManager:
         pinned, references = self._pinned, self._references
         return self.num_free - num_new - sum(references[b] == 0 and b not in pinned for b in hits)
 
+    def freed_by(self, table: Iterable[int], given_back: Counter[int]) -> list[int]:
+        """Blocks that would come free with a table, after those references that ``given_back`` counts by
+        block; it gains the table's. What others use or a pin keeps stays.
+        """
+        freed = []
+        for block_id in table:
+            given_back[block_id] += 1
+            if given_back[block_id] == self._references[block_id] and block_id not in self._pinned:
+                freed.append(block_id)
+        return freed
+
     def share(self, block_ids: Iterable[int]) -> None:
         """One reference more to each of these published blocks."""
         for block_id in block_ids:

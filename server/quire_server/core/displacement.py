@@ -5,6 +5,8 @@ shorter job, is no reason to compute anything twice. It takes places only from t
 that never changes, so two sequences can never displace each other in turn.
 """
 
+from collections import Counter
+
 from quire_server.core.kv_manager import KVManager
 from quire_server.core.limits import Batching, SchedulerConfig
 from quire_server.core.policy import TOP_PRIORITY, Policy
@@ -15,22 +17,30 @@ from quire_server.core.sequence import Sequence
 def victims(first: Sequence, running: Running, kv: KVManager, config: SchedulerConfig) -> list[Sequence]:
     """The fewest, from behind, whose row and blocks let ``first`` run in this step; none if that cannot be.
 
-    Blocks that victims share with others count as theirs; where that was too hopeful, the next step finds
-    the rest.
+    Whoever stays may need a block for its next token in this very step: those are not to be had.
     """
     is_urgent = config.policy is Policy.PRIORITY or first.request.priority == TOP_PRIORITY
     if not is_urgent or config.batching is Batching.STATIC:
         return []
-    going, num_reclaimed, match = list[Sequence](), 0, None
+    going, given_back, num_reclaimed, match = list[Sequence](), Counter[int](), 0, None
     for last in reversed(running.sequences):
         if last.order < first.order or last.request.priority <= first.request.priority:
             return []
-        if (match := match or kv.match(first)) is None:
-            return []  # a part of its prefix is on its way from the disk
-        if (going or not running.is_full) and kv.fits(match, alone=False, reclaimed=num_reclaimed):
+        if match is None:
+            if (match := kv.match(first)) is None:
+                return []  # a part of its prefix is on its way from the disk
+            num_growing = sum(_grows(sequence) for sequence in running.sequences)
+        has_row = going or not running.is_full
+        if has_row and kv.fits(match, alone=False, reclaimed=num_reclaimed - num_growing):
             break
         going.append(last)
-        num_reclaimed += len(last.block_ids)
+        num_growing -= _grows(last)
+        num_reclaimed += kv.reclaimable(last, given_back, match)
     staying = running.sequences[: len(running.sequences) - len(going)]
     wanted = sum(len(sequence.tokens) - sequence.num_computed for sequence in staying)
     return going if wanted < config.token_budget else []  # a row without a turn is no help
+
+
+def _grows(sequence: Sequence) -> bool:
+    """Whether its next token needs a block more."""
+    return sequence.num_computed == sequence.capacity

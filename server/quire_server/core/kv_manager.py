@@ -6,6 +6,7 @@ order. The device's pool is ``block_manager``'s business, what lies below it tha
 meet: a block from a lower tier is treated as one that the step computes, so it is published after it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -96,6 +97,13 @@ class KVManager:
                 self.yield_pins() and self._blocks.num_free_after(match.hits.values(), match.num_new) >= 0
             )
         return spare >= self._watermark
+
+    def reclaimable(self, sequence: Sequence, given_back: Counter[int], match: Match) -> int:
+        """Blocks that its table would give to ``match``, after the tables in ``given_back``, which gains it.
+        What the match shares anyway is none of them.
+        """
+        hits = set(match.hits.values())
+        return sum(block_id not in hits for block_id in self._blocks.freed_by(sequence.block_ids, given_back))
 
     def start(self, sequence: Sequence, match: Match) -> None:
         """Give a sequence its table. ``match`` is of this very moment, and fits."""
