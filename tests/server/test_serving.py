@@ -246,14 +246,18 @@ def test_a_client_that_hangs_up_frees_the_engine(server, stream):
     body = json.dumps({**CHAT, **RAW, "max_tokens": 1500, "stream": stream}).encode()
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
+        f"X-Request-Id: hung-up-{stream}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
         connection.sendall(head.encode() + body)
         server.wait("it runs", lambda: server.metric("vllm:num_requests_running") == 1, 5)
+        begun = server.metric("llm_tokens_generated_total") + 5
+        server.wait("it speaks", lambda: server.metric("llm_tokens_generated_total") > begun, 5)
     server.wait("it was aborted", lambda: aborted() == before + 1, 2)
     server.wait("nothing runs", lambda: server.metric("vllm:num_requests_running") == 0, 2)
     assert server.metric("llm_active_requests") == 0
+    (line,) = [line for line in server.log.read_text().splitlines() if f'"hung-up-{stream}"' in line]
+    assert json.loads(line)["completion_tokens"] > 5, "tokens that were not sent count as well"
 
 
 def cached_tokens(server, text, **fields):

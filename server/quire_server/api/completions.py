@@ -251,8 +251,29 @@ async def _generate(
     place.hold(lengths := [len(request.prompt_token_ids) for request in requests])
     visit.prompt_tokens = sum(map(len, prompts))
     house.metrics.prompt_taken(visit.prompt_tokens)
-    may_retry = generation.retry_on_timeout
-    desk = Desk(
+    desk = _desk(visit, generation, place)
+
+    def delivery() -> Whole | Streamed:
+        if not generation.stream:
+            return Whole(visit.reply, shape, leads)
+        usage, counting = generation.include_usage, lengths if generation.continuous_usage else ()
+        return Streamed(visit.reply, shape, len(lengths), include_usage=usage, counting=counting)
+
+    try:
+        try:
+            await _deliver(visit, desk, requests, delivery())
+        except DeadlineExceededError:
+            if not generation.retry_on_timeout or visit.reply.started:
+                raise
+            visit.degradation.note(HALVED)
+            await _deliver(visit, *second_try(desk, requests, time.monotonic()), delivery())
+    except DeadlineExceededError as error:
+        raise overloaded("deadline_exceeded", str(error), place.retry_after()) from None
+
+
+def _desk(visit: Visit, generation: Generation, place: Place) -> Desk:
+    house = visit.house
+    return Desk(
         house.engine,
         house.tokenizer,
         house.metrics,
@@ -265,26 +286,9 @@ async def _generate(
         visit.lose,
         is_timed=visit.is_timed,
         is_whole=not generation.stream and visit.transcript is None,
-        keeps_begun=not may_retry or generation.stream,
+        keeps_begun=not generation.retry_on_timeout or generation.stream,
         scores_only=generation.max_tokens == 0,
     )
-
-    def delivery() -> Whole | Streamed:
-        if generation.stream:
-            usage, counting = generation.include_usage, lengths if generation.continuous_usage else ()
-            return Streamed(visit.reply, shape, len(lengths), include_usage=usage, counting=counting)
-        return Whole(visit.reply, shape, leads)
-
-    try:
-        try:
-            await _deliver(visit, desk, requests, delivery())
-        except DeadlineExceededError:
-            if not may_retry or visit.reply.started:
-                raise
-            visit.degradation.note(HALVED)
-            await _deliver(visit, *second_try(desk, requests, time.monotonic()), delivery())
-    except DeadlineExceededError as error:
-        raise overloaded("deadline_exceeded", str(error), place.retry_after()) from None
 
 
 async def _deliver(visit: Visit, desk: Desk, requests: Sequence[Request], delivery: Whole | Streamed) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from json.encoder import encode_basestring
 
 from quire_server.api.generation import Piece
 from quire_server.api.reply import Reply, to_json
@@ -139,7 +140,7 @@ class Streamed:
             whole = to_json(self._chunk([self._shape.delta(index, _PLACE, [])], None))
             before, _, after = whole.partition(to_json(_PLACE))
             frame = self._frames[index] = (before, after)
-        return frame[0] + to_json(text) + frame[1]
+        return frame[0] + encode_basestring(text).encode() + frame[1]
 
     async def _send(self, choices: list[Json], usage: Json | None) -> None:
         await self._reply.event(self._chunk(choices, usage))

@@ -33,6 +33,7 @@ class Peer:
     reader: FrameReader = field(default_factory=FrameReader)
     unsent: bytearray = field(default_factory=bytearray)
     requests: set[str] = field(default_factory=set)
+    is_full: bool = False  # its connection: the rest waits until it can be written to
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,10 @@ class EngineSocket:
             pass
         except OSError:
             peer.unsent.clear()  # the next read finds the connection closed and drops the peer
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
-        self._selector.modify(peer.connection, wanted, peer)
+        if bool(peer.unsent) != peer.is_full:
+            peer.is_full = not peer.is_full
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.is_full else 0)
+            self._selector.modify(peer.connection, wanted, peer)
 
     def _drop(self, peer: Peer, why: str) -> set[str]:
         """Close the connection; its requests are to be aborted."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire_server.core.engine_stats import EngineStats
 from quire_server.core.request import Request
@@ -45,8 +45,7 @@ class Inbox:
     reset_cache: bool = False
 
 
-@dataclass(frozen=True)
-class Outbox:
+class Outbox(NamedTuple):
     """From the engine: what one step did, or (with no events) its sign of life.
 
     Most requests gained a token and nothing else: those are two columns of equal length.

@@ -5,8 +5,8 @@ Called by `loading` and `loop`. Cheap enough for every step; the health process 
 
 from __future__ import annotations
 
-import dataclasses
 import time
+from typing import Any
 
 from quire_server.health.heartbeat import Heartbeat, Phase, SharedState
 
@@ -94,6 +94,6 @@ class Pulse:
         if reason != self._sample.reason:
             self._write(reason=reason)
 
-    def _write(self, **changes: object) -> None:
-        self._sample = dataclasses.replace(self._sample, written_at=time.monotonic(), **changes)  # type: ignore[arg-type]  # field names are checked by replace
+    def _write(self, **changes: Any) -> None:
+        self._sample = self._sample._replace(written_at=time.monotonic(), **changes)
         self._state.write_heartbeat(self._sample)

@@ -6,7 +6,6 @@ to end. Knows no clock, file or socket.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from quire_server.health.heartbeat import Control, Heartbeat, Phase
@@ -85,7 +84,7 @@ def seconds_without_progress(sample: Heartbeat, now: float) -> float:
 def statusz(sample: Heartbeat | None, verdict: Verdict, now: float, version: str) -> dict[str, object]:
     """The public status document."""
     if sample is None:
-        sample = dataclasses.replace(_UNBORN, written_at=now, started_at=now)
+        sample = _UNBORN._replace(written_at=now, started_at=now)
     return {
         "phase": verdict.phase,
         "reason": verdict.reason,

@@ -13,7 +13,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _FILE = "heartbeat"
 _FILE_SIZE = 4096
@@ -32,9 +32,8 @@ class Phase(enum.IntEnum):
     SERVING = 3
 
 
-@dataclass(frozen=True)
-class Heartbeat:
-    """What the engine last said about itself."""
+class Heartbeat(NamedTuple):
+    """What the engine last said about itself. A NamedTuple: one is made with every step."""
 
     written_at: float
     phase: Phase
@@ -53,22 +52,7 @@ class Heartbeat:
 
     def pack(self) -> bytes:
         """The slot's bytes."""
-        return _HEARTBEAT.pack(
-            self.written_at,
-            self.phase,
-            self.work_pending,
-            self.queued,
-            self.running,
-            self.steps,
-            self.loaded_bytes,
-            self.total_bytes,
-            self.started_at,
-            self.load_seconds,
-            self.progress_at,
-            self.proof_at,
-            self.kv_utilization,
-            self.reason.encode("ascii"),
-        )
+        return _HEARTBEAT.pack(*self[:-1], self.reason.encode("ascii"))
 
     @classmethod
     def unpack(cls, payload: bytes) -> Heartbeat:

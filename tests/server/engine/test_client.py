@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import time
 from dataclasses import replace
 
@@ -54,6 +55,20 @@ async def test_what_came_while_nobody_looked_comes_together(rig):
         rest = await answer.next()
     assert list(first.token_ids + rest.token_ids) == list(range(6, 36))
     assert rest.finish_reason == "length"
+
+
+async def test_tokens_of_a_whole_answer_are_told_as_they_come_and_given_at_its_end(rig):
+    rig.runner.delay = 0.005
+    told, events = [], []
+    async with connected(rig) as client:
+        request = ask("a", max_tokens=30)
+        async with client.submit(request, math.inf, lambda *one: told.append(one), is_whole=True) as answer:
+            while not events or events[-1].finish_reason is None:
+                events.append(await answer.next())
+    assert [token for event in events for token in event.token_ids] == list(range(6, 36))
+    assert len(events) <= 2, "the first token, and all others"
+    assert [num_tokens for num_tokens, _ in told] == [1] * 30
+    assert told[-1][1] - told[0][1] > 29 * rig.runner.delay / 2, "they were told together"
 
 
 async def test_leaving_early_aborts_the_request(rig):

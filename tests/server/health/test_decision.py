@@ -1,7 +1,5 @@
 """The verdict of the probes, as a table."""
 
-import dataclasses
-
 import pytest
 
 from quire_server.health.decision import Thresholds, judge, statusz
@@ -28,7 +26,7 @@ IDLE = Heartbeat(
 
 
 def beat(**changes):
-    return dataclasses.replace(IDLE, **changes)
+    return IDLE._replace(**changes)
 
 
 BUSY = {"work_pending": True, "running": 3}

@@ -1,6 +1,5 @@
 """When a load is over, and what a dead child means, as tables."""
 
-import dataclasses
 import signal
 
 import pytest
@@ -26,8 +25,8 @@ LOADING = Heartbeat(
     kv_utilization=0.0,
     reason="",
 )
-WARMING = dataclasses.replace(LOADING, phase=Phase.WARMING)
-SERVING = dataclasses.replace(LOADING, phase=Phase.SERVING)
+WARMING = LOADING._replace(phase=Phase.WARMING)
+SERVING = LOADING._replace(phase=Phase.SERVING)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,7 @@ SERVING = dataclasses.replace(LOADING, phase=Phase.SERVING)
         (LOADING, 59.9, None),
         (LOADING, 60.0, Reason.LOAD_STALLED),
         (WARMING, 60.0, Reason.LOAD_STALLED),
-        (dataclasses.replace(LOADING, progress_at=999.0), 1000.0, Reason.STARTUP_TIMEOUT),
+        (LOADING._replace(progress_at=999.0), 1000.0, Reason.STARTUP_TIMEOUT),
         (SERVING, 5000.0, None),
     ],
 )
