@@ -1,10 +1,13 @@
 """What the log holds of a request, and when each token came: only where somebody asked for it."""
 
 import json
+import logging
 
 import httpx
 import pytest
 
+from quire_server.api.request_log import RequestLog, RequestLogging
+from tests.server.conftest import KEY
 from tests.server.launch import Server
 
 ASK = {"model": "tiny", "prompt": "my card is 4111-1111 thanks", "max_tokens": 6, "ignore_eos": True}
@@ -42,6 +45,26 @@ def test_content_is_logged_redacted_and_cut(talkative):
 def test_the_text_of_a_chat_is_logged_with_its_roles(talkative):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
     assert logged(talkative, talkative.post("/v1/chat/completions", body))["prompt"] == "user: Hello"
+
+
+def test_by_default_the_log_holds_nothing_that_a_client_said_or_heard(server):
+    secret = "swordfish-4711"
+    answer = server.post("/v1/completions", ASK | {"prompt": secret, "max_tokens": 30}, key=KEY)
+    assert not {"prompt", "answer"} & logged(server, answer).keys()
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": secret}], "max_tokens": 3}
+    for body in (chat, chat | {"surprise": secret}, chat | {"messages": secret}, chat | {"user": [secret]}):
+        logged(server, server.post("/v1/chat/completions", body, key=KEY))
+    assert secret not in server.log.read_text()
+
+
+@pytest.mark.parametrize("mode", list(RequestLogging))
+def test_a_log_that_is_off_has_no_line_and_only_content_has_text(mode, caplog):
+    caplog.set_level(logging.INFO)
+    log = RequestLog(mode)
+    transcript = log.open()
+    assert (transcript is not None) == (mode is RequestLogging.CONTENT)
+    log.write({"path": "/v1/completions"}, transcript)
+    assert len(caplog.records) == (mode is not RequestLogging.OFF)
 
 
 def ask(server, headers, **fields):

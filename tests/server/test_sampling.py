@@ -111,9 +111,43 @@ def test_bias_allowance_and_bans_decide_what_is_said(server, tokenizer):
 def test_a_request_that_excludes_every_token_fails_and_the_next_one_is_answered(server, tokenizer):
     (only,) = tokenizer.encode("a")
     response = ask(server, allowed_token_ids=[only], bad_words=["a"])
-    assert response.status_code >= 400
-    assert "excluded" in response.json()["error"]["message"]
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "bad_words")
     assert choice(server)["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"bad_words": ["aa"], "allowed_token_ids": "a"}, "a"),
+        ({"structured_outputs": {"regex": "a{3}b"}, "bad_words": ["b"], "ignore_eos": False}, "aaa"),
+        ({"structured_outputs": {"regex": "a{3}"}, "allowed_token_ids": "a", "ignore_eos": False}, "aaa"),
+    ],
+    ids=["a bad word", "a grammar and a bad word", "a grammar that may not end"],
+)
+def test_an_answer_that_cannot_go_on_ends_with_an_error_of_its_own(server, tokenizer, fields, said):
+    if "allowed_token_ids" in fields:
+        fields = fields | {"allowed_token_ids": tokenizer.encode(fields["allowed_token_ids"])}
+    plain = choice(server)
+    answer = ask(server, **fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "no_token_possible")
+    assert "allow more, or ban less" in error["message"]
+    *chunks, last, done = ask(server, **fields, stream=True).text.strip().split("\n\n")
+    assert (json.loads(last.removeprefix("data: "))["error"], done) == (error, "data: [DONE]")
+    texts = [json.loads(chunk.removeprefix("data: "))["choices"][0]["text"] for chunk in chunks]
+    assert "".join(texts) == said
+    assert choice(server) == plain
+    assert server.metric("llm_running_requests") == 0
+
+
+def test_a_bias_against_every_token_changes_nothing(server, tokenizer):
+    every = {str(token): -100 for token in range(tokenizer.vocab_size)}
+    assert choice(server, logit_bias=every)["text"] == choice(server)["text"]
+
+
+def test_the_smallest_penalty_is_one_that_a_model_can_bear(server):
+    assert choice(server, repetition_penalty=0.01)["finish_reason"] == "length"
+    assert ask(server, repetition_penalty=0.009).json()["error"]["param"] == "repetition_penalty"
 
 
 def test_what_ended_the_text_is_told(server, tokenizer):

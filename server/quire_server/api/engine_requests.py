@@ -13,7 +13,8 @@ from quire_server.api.errors import bad_field
 from quire_server.api.fields import INT64
 from quire_server.api.generation_fields import Generation
 from quire_server.core.errors import PromptTooLongError
-from quire_server.core.request import Grammar, Request
+from quire_server.core.request import Grammar, Request, SamplingParams
+from quire_server.engine.messages import EngineInfo
 from quire_server.text.tokenizer import Tokenizer
 
 # Log-probabilities of prompts are kept until the answer is sent: about 100 bytes each.
@@ -29,23 +30,23 @@ def engine_requests(
     prompts: Sequence[Prompt],
     *,
     tokenizer: Tokenizer,
-    context: int,
-    kv_capacity: int,
+    info: EngineInfo,
     default_max_tokens: int | None,
     watermark: bool,
     grammar: Grammar | None,
 ) -> list[Request]:
-    """n for each prompt, each n-th with a seed of its own. ``context``: tokens of prompt and answer;
-    ``kv_capacity``: of everything at once."""
+    """n for each prompt, each n-th with a seed of its own."""
     asked = replace(
         generation.sampling,
         bad_words=bad_word_ids(generation.bad_words, tokenizer),
         watermark=watermark,
         grammar=grammar,
     )
-    _check_room(generation.n, [len(prompt) for prompt in prompts], kv_capacity)
+    _check_choice(asked, tokenizer.eos_token_ids, info.vocab_size)
+    _check_room(generation.n, [len(prompt) for prompt in prompts], info.kv_capacity)
     _check_prompt_logprobs(generation, prompts)
     requests: list[Request] = []
+    context = min(info.max_model_len, info.kv_capacity)  # tokens of prompt and answer
     for prompt in prompts:
         max_tokens = _max_tokens(generation, len(prompt), context, default_max_tokens)
         if asked.min_tokens > max_tokens:
@@ -76,6 +77,31 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[Prompt, ..
         for text in (bare, " " + bare):
             found[tuple(tokenizer.encode(text, add_special_tokens=False))] = None
     return tuple(ids for ids in found if ids)
+
+
+def _check_choice(asked: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises where no token can be an answer's first. Where none can be a later one, or one that the grammar
+    allows, the engine finds out.
+    """
+    banned = {word[0] for word in asked.bad_words if len(word) == 1}
+    ends = {*asked.stop_token_ids, *(() if asked.ignore_eos else eos_token_ids)}
+    if not asked.min_tokens or asked.grammar is not None:  # a grammar may end before min_tokens
+        ends = set()
+    if not _leaves(banned, asked.allowed_token_ids, vocab_size):
+        raise bad_field("bad_words", "excludes every token that is allowed; ban fewer, or allow others")
+    if not _leaves(banned | ends, asked.allowed_token_ids, vocab_size):
+        raise bad_field(
+            "min_tokens",
+            "every token that is allowed would end the answer, which min_tokens forbids; allow others, or "
+            "leave min_tokens out",
+        )
+
+
+def _leaves(excluded: set[int], allowed: Sequence[int], vocab_size: int) -> bool:
+    """Whether there is another token."""
+    if allowed:
+        return not excluded.issuperset(allowed)
+    return len(excluded) < vocab_size or not excluded.issuperset(range(vocab_size))
 
 
 def _check_prompt_logprobs(generation: Generation, prompts: Sequence[Prompt]) -> None:

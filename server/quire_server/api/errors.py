@@ -7,7 +7,12 @@ translates the errors of the layers below.
 from __future__ import annotations
 
 from quire_server.core.errors import PromptTooLongError, RequestError
-from quire_server.engine.client import EngineGoneError, RequestLostError, StepOutOfMemoryError
+from quire_server.engine.client import (
+    EngineGoneError,
+    RequestImpossibleError,
+    RequestLostError,
+    StepOutOfMemoryError,
+)
 
 ENGINE_UNAVAILABLE = "engine_unavailable"
 _RETRY_AFTER_LOADING = 5
@@ -62,6 +67,8 @@ def from_exception(error: Exception) -> ApiError:
         return overloaded(ENGINE_UNAVAILABLE, str(error), _RETRY_AFTER_LOADING)
     if isinstance(error, StepOutOfMemoryError):
         return overloaded("out_of_memory", str(error), _RETRY_AFTER_LOADING)
+    if isinstance(error, RequestImpossibleError):
+        return ApiError(400, str(error), code="no_token_possible")
     if isinstance(error, RequestLostError):
         return ApiError(500, str(error), kind="server_error", code="request_failed")
     return ApiError(500, "The server met an unexpected error.", kind="server_error", code="internal_error")

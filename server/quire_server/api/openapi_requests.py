@@ -138,7 +138,7 @@ def _delivery() -> dict[str, Schema]:
 
 
 def _choice(defaults: SamplingDefaults) -> dict[str, Schema]:
-    penalty, repetition = sampling_fields.MAX_PENALTY, sampling_fields.MAX_REPETITION_PENALTY
+    penalty = sampling_fields.MAX_PENALTY
     return {
         "temperature": number("0 takes the likeliest token.", 0, 2, defaults.temperature),
         "top_p": positive("Only the likeliest tokens that together have this share.", 1, defaults.top_p),
@@ -147,9 +147,10 @@ def _choice(defaults: SamplingDefaults) -> dict[str, Schema]:
         "seed": integer("The same seed gives the same answer, whatever the batch.", -INT64, INT64 - 1),
         "presence_penalty": number("Against tokens that the answer has.", -penalty, penalty, 0.0),
         "frequency_penalty": number("The same, by how often.", -penalty, penalty, 0.0),
-        "repetition_penalty": positive(
+        "repetition_penalty": number(
             "Divides the scores of tokens that prompt or answer have.",
-            repetition,
+            sampling_fields.MIN_REPETITION_PENALTY,
+            sampling_fields.MAX_REPETITION_PENALTY,
             defaults.repetition_penalty,
         ),
         "watermark": boolean("Whether the answer gets a watermark; needs `--watermark`."),

@@ -16,7 +16,7 @@ MAX_BIAS = 100.0
 MAX_STOP_TOKENS = 64
 MAX_ALLOWED_TOKENS = 4096
 MAX_PENALTY = 2.0
-MAX_REPETITION_PENALTY = 10.0
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 10.0  # nearer to 0, logits become infinite
 
 
 def parse_sampling(
@@ -33,8 +33,11 @@ def parse_sampling(
         seed=fields.integer("seed", None, -INT64, INT64 - 1),
         presence_penalty=fields.number("presence_penalty", 0.0, -MAX_PENALTY, MAX_PENALTY),
         frequency_penalty=fields.number("frequency_penalty", 0.0, -MAX_PENALTY, MAX_PENALTY),
-        repetition_penalty=_positive(
-            fields, "repetition_penalty", defaults.repetition_penalty, MAX_REPETITION_PENALTY
+        repetition_penalty=fields.number(
+            "repetition_penalty",
+            defaults.repetition_penalty,
+            MIN_REPETITION_PENALTY,
+            MAX_REPETITION_PENALTY,
         ),
         logit_bias=_logit_bias(fields, vocab_size),
         allowed_token_ids=_allowed(fields, vocab_size),

@@ -23,7 +23,15 @@ from quire_server.core.request import FinishReason, Request
 from quire_server.core.sequence import Sequence, Status
 from quire_server.core.speculation import Speculator, held
 from quire_server.core.speculation_stats import SpeculationStats
-from quire_server.core.step import StartedRow, Step, StepEvents, StepResult, TokenEvent, failure
+from quire_server.core.step import (
+    IMPOSSIBLE,
+    StartedRow,
+    Step,
+    StepEvents,
+    StepResult,
+    TokenEvent,
+    failure,
+)
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
 
@@ -162,7 +170,8 @@ class Scheduler:
                 self._life.restart(sequence)
                 continue
             if result.failures and (why := result.failures.get(sequence.row)) is not None:
-                self.kv.distrust(sequence)
+                if why not in IMPOSSIBLE:
+                    self.kv.distrust(sequence)
                 self._life.finish(sequence)
                 others.append(failure(sequence.request.request_id, why))
                 continue

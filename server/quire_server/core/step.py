@@ -105,6 +105,13 @@ OUT_OF_MEMORY = (
     "The server had no memory left for the step that computes this request and others, and this was the "
     "largest of them: send a shorter prompt, or try again later."
 )
+#: Failures that a request has brought upon itself: nothing that was computed for it is wrong.
+NOTHING_ALLOWED = (
+    "Every token is excluded at this point of the answer by what the request allows, bans and asks for "
+    "(allowed_token_ids, bad_words, min_tokens, its grammar): allow more, or ban less."
+)
+GRAMMAR_TOO_COMPLEX = "The grammar is too complex at this point of the answer: send a simpler one."
+IMPOSSIBLE = frozenset({NOTHING_ALLOWED, GRAMMAR_TOO_COMPLEX})
 
 
 class TokenEvent(NamedTuple):

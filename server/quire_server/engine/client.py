@@ -19,7 +19,7 @@ from pathlib import Path
 from quire_server.core.engine_stats import EngineStats
 from quire_server.core.errors import QuireServerError
 from quire_server.core.request import Request
-from quire_server.core.step import OUT_OF_MEMORY, TokenEvent
+from quire_server.core.step import IMPOSSIBLE, OUT_OF_MEMORY, TokenEvent
 from quire_server.engine.codec import CodecError
 from quire_server.engine.messages import (
     MAX_FRAME_BYTES,
@@ -56,6 +56,10 @@ class RequestLostError(QuireServerError):
 
 class StepOutOfMemoryError(RequestLostError):
     """This request was the largest of a step for which there was no memory, and was given up for the rest."""
+
+
+class RequestImpossibleError(RequestLostError):
+    """What the request asks for left no token that could come next, or none that could be found."""
 
 
 class Answer:
@@ -121,6 +125,8 @@ class Answer:
             raise event
         if event.error == OUT_OF_MEMORY:
             raise StepOutOfMemoryError(event.error)
+        if event.error in IMPOSSIBLE:
+            raise RequestImpossibleError(event.error)
         if event.error is not None:
             raise RequestLostError(event.error)
         return event

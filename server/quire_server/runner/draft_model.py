@@ -8,6 +8,7 @@ same noise (ADR 0013). Decides nothing: how many drafts are wished for is the sc
 """
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,11 +20,13 @@ from torch.nn import functional
 
 from quire_server.core.step import Step
 from quire_server.models.decoder import Decoder
-from quire_server.runner import batch
+from quire_server.runner import batch, out_of_memory
 from quire_server.runner.rows import Rows
 
 #: (logits [S, V], rows [S], lengths of their contexts [S]) -> token ids, which it has written to the rows.
 Choose = Callable[[Tensor, NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
+
+logger = logging.getLogger(__name__)
 
 _FEW = 2  # tokens that a row lacks after a draft: its own last one, and the model's
 
@@ -73,8 +76,20 @@ class DraftModel:
 
     def propose(self, step: Step, choose: Choose) -> tuple[Step, float]:
         """The step with drafts instead of wishes, and the seconds that they took: 0 when contexts had to be
-        read first, which says nothing about the next time. A row whose context takes longer gets none yet.
+        read first, which says nothing about the next time. A row whose context takes longer gets none yet,
+        and no row gets any where there is no memory for them: they would only have saved time.
         """
+        try:
+            return self._propose(step, choose)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory.is_out_of_memory(error):
+                raise
+        logger.error("out of memory in the draft model", extra={"rows": len(step.wishes)})
+        for row, _ in step.wishes:
+            self._forget(row)
+        return _with_drafts(step, {row: [] for row, _ in step.wishes}), 0.0
+
+    def _propose(self, step: Step, choose: Choose) -> tuple[Step, float]:
         began_at = time.perf_counter()
         newest = dict(zip(step.rows, step.starts, strict=True))
         wishes = dict(step.wishes)
@@ -91,6 +106,12 @@ class DraftModel:
         self._guesses.update({row: (newest[row] + 1, tokens) for row, tokens in drafts.items() if tokens})
         seconds = time.perf_counter() - began_at if is_usual else 0.0
         return _with_drafts(step, drafts), seconds
+
+    def _forget(self, row: int) -> None:
+        """Nobody knows what of the row's context is in the cache."""
+        self._is_full[self._rows.block_table[row, : self._rows.num_blocks[row]]] = False
+        self._ready[row] = 0
+        self._guesses.pop(row, None)
 
     def _lacking(self, lengths: dict[int, int]) -> list[_Piece]:
         """What of each row's context is still to be computed, as far as a step goes; single tokens first."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire_server.core.errors import RequestError
 from quire_server.core.request import Grammar
-from quire_server.core.step import StartedRow
+from quire_server.core.step import GRAMMAR_TOO_COMPLEX, StartedRow
 from quire_server.runner.rows import Rows
 from quire_server.text import grammar as texts
 
@@ -30,9 +30,9 @@ class Matcher:
         self._consumed = np.empty(0, np.int64)
 
     @property
-    def error(self) -> str:
-        """Why nothing can be said any more: the grammar turned out too complex, say."""
-        return texts.reason(self._library.get_error()) if self._library.is_error() else ""
+    def is_lost(self) -> bool:
+        """Whether nothing can be said any more: the grammar turned out to be too complex."""
+        return self._library.is_error()
 
     @property
     def may_end(self) -> bool:
@@ -88,24 +88,25 @@ class Grammars:
         lengths: NDArray[np.int64],
         eos_ids: Iterable[int],
     ) -> dict[int, str]:
-        """Set the logits [S, V] of what a grammar forbids to -inf; returns failures by row id.
+        """Set the logits [S, V] of what a grammar forbids to -inf; returns failures by position.
 
-        One entry for each sampled position; the entries of a row have growing ``lengths``. Only the first
-        one's context is certain: where a later one's is forbidden, its draft is going to be rejected.
+        One entry for each sampled position; the entries of a row have growing ``lengths``. Where there is a
+        failure, and behind it, everything is allowed: a later entry's context may be a draft that the grammar
+        forbids, and that is going to be rejected.
         """
         if not self._matchers:
             return {}
         entries = np.flatnonzero(rows.has_grammar[row_ids])
         failures: dict[int, str] = {}
         masks = np.full((len(entries), -(-logits.shape[1] // 32)), 0xFFFFFFFF, np.uint32)
-        seen: set[int] = set()
+        lost: set[int] = set()
         for mask, index in zip(masks, entries, strict=True):
             row = int(row_ids[index])
-            if row not in failures and (why := self._fill(mask, rows, row, int(lengths[index]), eos_ids)):
-                if row not in seen:
-                    failures[row] = why
+            if row not in lost and (why := self._fill(mask, rows, row, int(lengths[index]), eos_ids)):
+                failures[int(index)] = why
+                lost.add(row)
+            if row in lost:
                 mask[:] = 0xFFFFFFFF
-            seen.add(row)
         _apply(logits, entries, masks)
         return failures
 
@@ -119,11 +120,12 @@ class Grammars:
         if matcher is None:
             return "The request has ended."
         follows = matcher.follow(rows.tokens[row, started.num_prompt_tokens : length])
+        if follows:
+            matcher.fill(mask)
+        if matcher.is_lost:
+            return GRAMMAR_TOO_COMPLEX
         if not follows:
-            return matcher.error or "The tokens so far are not what the grammar allows."
-        matcher.fill(mask)
-        if matcher.error:
-            return f"The grammar is too complex at this point: {matcher.error}"
+            return "The tokens so far are not what the grammar allows."
         _offer_end(mask, matcher, started, length, eos_ids)
         return ""
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_server.core.errors import ConfigError
-from quire_server.core.step import Step, StepResult, TokenLogprobs
+from quire_server.core.step import IMPOSSIBLE, Step, StepResult, TokenLogprobs
 from quire_server.layers.int8_linear import has_native_kernels
 from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
@@ -172,7 +172,7 @@ class ModelRunner:
         wants_logprobs = bool((rows.num_logprobs[row_ids] >= 0).any())
         raw = logits.clone() if wants_logprobs else logits  # the sampler changes them in place
         tokens, failures = self._choose(logits, row_ids, lengths)
-        for row in failures:
+        for row in (row for row, why in failures.items() if why not in IMPOSSIBLE):
             self._suspect.update(rows.block_table[row, : rows.num_blocks[row]].tolist())
         found = sampler.logprobs(raw, tokens, rows.num_logprobs[row_ids]) if wants_logprobs else {}
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
@@ -201,7 +201,11 @@ class ModelRunner:
         rows, eos_ids = self._rows, self.model_config.eos_token_ids
         forbidden = self.grammars.constrain(logits, rows, row_ids, lengths, eos_ids)
         tokens, failed = sampler.sample(logits, rows, row_ids, lengths, eos_ids, self._watermark)
-        failures = {int(row_ids[index]): why for index, why in failed.items()} | forbidden
+        failures = {
+            int(row_ids[index]): why
+            for index, why in (forbidden | failed).items()
+            if why == sampler.NOT_FINITE or rows.holds(index, row_ids, lengths, tokens, eos_ids)
+        }
         inside = lengths < self.max_model_len
         rows.tokens[row_ids[inside], lengths[inside]] = tokens[inside]
         return tokens, failures

@@ -3,6 +3,8 @@
 Owned by ``model_runner``; read by ``batch`` (tokens, block tables) and ``sampler`` (parameters).
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,6 +48,27 @@ class Rows:
         """Where the tokens at these positions of these rows lie in the cache."""
         blocks: NDArray[np.int64] = self.block_table[rows, positions // self.block_size]
         return blocks * self.block_size + positions % self.block_size
+
+    def holds(
+        self,
+        index: int,
+        row_ids: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        eos_ids: Iterable[int],
+    ) -> bool:
+        """Whether a sampled position is going to be a part of the answer: each draft in its context is what
+        was sampled in its place, at the positions before, and none of them ends the answer.
+        """
+        row = row_ids[index]
+        before = np.flatnonzero((row_ids == row) & (lengths < lengths[index]))
+        if not before.size:
+            return True
+        started = self.started[row]
+        assert started is not None
+        ends = {*started.sampling.stop_token_ids, *(() if started.sampling.ignore_eos else eos_ids)}
+        sampled = tokens[before].tolist()
+        return self.tokens[row, lengths[before]].tolist() == sampled and ends.isdisjoint(sampled)
 
     def table(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         """The block tables of these rows, as wide as the longest has to be for so many tokens."""

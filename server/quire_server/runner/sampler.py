@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_server.core.step import TokenLogprobs
+from quire_server.core.step import NOTHING_ALLOWED, TokenLogprobs
 from quire_server.core.watermark import Watermark
 from quire_server.layers.sampling import gumbel_sample, token_logprobs, topk_topp_threshold
 from quire_server.runner.logits_processors import adjust
@@ -15,8 +15,8 @@ from quire_server.runner.rows import Rows
 
 _GREEDY_BELOW = 1e-5  # a smaller temperature would overflow and picks the likeliest token anyhow
 
-_NOT_FINITE = "The model computed no finite number for the next token."
-_NONE_ALLOWED = "Every token is excluded by what the request allows and bans; ask for less."
+#: Whatever it was sampled for: the cache cannot be believed any more.
+NOT_FINITE = "The model computed no finite number for the next token."
 
 
 def sample(
@@ -51,7 +51,7 @@ def sample(
     is_sound = np.isfinite(best)
     if not is_sound.all():
         for index in np.flatnonzero(~is_sound):
-            failures[int(index)] = _NONE_ALLOWED if best[index] == float("-inf") else _NOT_FINITE
+            failures[int(index)] = NOTHING_ALLOWED if best[index] == float("-inf") else NOT_FINITE
             tokens[index] = 0
     return tokens, failures
 

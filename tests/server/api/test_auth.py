@@ -1,9 +1,12 @@
 """API keys out of a directory."""
 
+import hmac
 import os
+from types import SimpleNamespace
 
 import pytest
 
+from quire_server.api import auth
 from quire_server.api.auth import Keys
 
 
@@ -77,3 +80,20 @@ def test_a_removed_key_stops_within_seconds(tmp_path, clock):
     (tmp_path / "alice").unlink()
     clock.now += 3
     assert keys.client_of(bearer("k")) is None
+
+
+def test_how_long_it_takes_to_refuse_a_key_says_nothing_about_the_others(tmp_path, clock, monkeypatch):
+    for client in ("alice", "bob", "carol"):
+        (tmp_path / client).write_text(f"{client}-key")
+    compared = []
+
+    def compare(digest, presented):
+        compared.append(len(presented))
+        return hmac.compare_digest(digest, presented)
+
+    monkeypatch.setattr(auth, "hmac", SimpleNamespace(compare_digest=compare))
+    keys = Keys(tmp_path, clock)
+    for key in ("alice-key", "carol-key", "x", "alice-ke", "alice-key" * 99):
+        compared.clear()
+        keys.client_of(bearer(key))
+        assert compared == [32] * 3, "each key, by digests of one length, whatever was found before"

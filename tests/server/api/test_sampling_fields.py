@@ -2,8 +2,11 @@
 
 import pytest
 
-from quire_server.api.engine_requests import bad_word_ids
+from quire_server.api.calls import parse_completion
+from quire_server.api.engine_requests import bad_word_ids, engine_requests
 from quire_server.api.errors import ApiError
+from quire_server.api.sampling_defaults import SamplingDefaults
+from quire_server.engine.messages import EngineInfo
 from tests.server.api.test_calls import VOCAB, chat, completion
 
 
@@ -79,6 +82,51 @@ def test_a_bad_word_is_banned_at_the_beginning_of_a_text_and_after_a_space():
     assert bad_word_ids(["ab", " ab"], Words()) == ((97, 98), (1097, 98))
     with pytest.raises(ApiError, match="bad_words"):
         bad_word_ids(["ab", "  "], Words())
+
+
+class Letters(Words):
+    eos_token_ids = (0,)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"allowed_token_ids": [97], "bad_words": ["a"]}, "bad_words"),
+        ({"allowed_token_ids": [97, 98], "bad_words": ["a", "b"], "min_tokens": 2}, "bad_words"),
+        ({"bad_words": ["a", "b"]}, None),
+        ({"allowed_token_ids": [0], "min_tokens": 1}, "min_tokens"),
+        ({"allowed_token_ids": [0, 5], "stop_token_ids": [5], "min_tokens": 1}, "min_tokens"),
+        ({"allowed_token_ids": [0, 97], "bad_words": ["a"], "min_tokens": 1}, "min_tokens"),
+        ({"allowed_token_ids": [0, 97], "bad_words": ["a"]}, None),
+        ({"allowed_token_ids": [0], "min_tokens": 1, "ignore_eos": True}, None),
+        ({"allowed_token_ids": [97], "bad_words": ["aa"]}, None),
+        ({"stop_token_ids": [1, 2], "min_tokens": 1, "vocab_size": 3}, "min_tokens"),
+        ({"stop_token_ids": [1], "min_tokens": 1, "vocab_size": 3}, None),
+    ],
+)
+def test_fields_that_leave_no_first_token_are_refused_by_name(fields, named):
+    vocab_size = fields.pop("vocab_size", 100)
+    call = parse_completion({"model": "m", "prompt": "hi", **fields}, SamplingDefaults(), vocab_size)
+
+    def requests():
+        return engine_requests(
+            "x",
+            0.0,
+            call.generation,
+            [(1, 2)],
+            tokenizer=Letters(),
+            info=EngineInfo(64, vocab_size, 32, 8, 4),
+            default_max_tokens=None,
+            grammar=None,
+            watermark=False,
+        )
+
+    if named is None:
+        assert len(requests()) == 1
+        return
+    with pytest.raises(ApiError) as refused:
+        requests()
+    assert (refused.value.status, refused.value.body["error"]["param"]) == (400, named)
 
 
 @pytest.mark.parametrize(

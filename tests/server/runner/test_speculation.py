@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from quire_server.core.errors import ConfigError
 from quire_server.core.limits import PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.request import FinishReason, Request, SamplingParams
+from quire_server.core.step import NOTHING_ALLOWED
 from quire_server.runner.model_runner import ModelRunner
 from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
@@ -151,6 +152,44 @@ def test_a_stop_token_ends_the_answer_in_the_middle_of_accepted_drafts(
         assert engine.generate([prompts()[3]], sampling) == [expected[3][: cut + 1]]
         assert engine.last["0"].finish_reason is FinishReason.STOP
         assert engine.generate([prompts()[3]], greedy(cut)) == [expected[3][:cut]]
+
+
+def outcome(
+    engine: InProcessEngine, prompt: list[int], sampling: SamplingParams
+) -> tuple[list[int], str | None]:
+    """The tokens of a request that may fail, and its error."""
+    tokens: list[int] = []
+    engine.scheduler.add(Request("x", tuple(prompt), sampling, 0.0))
+    while (step := engine.scheduler.schedule()) is not None:
+        for event in engine.scheduler.commit(step, engine.runner.run(step)):
+            tokens += event.token_ids
+            if event.finish_reason is not None:
+                return tokens, event.error
+    raise AssertionError("it never ended")
+
+
+def test_a_draft_behind_which_nothing_is_allowed_fails_nobody_unless_it_is_taken(runner: ModelRunner) -> None:
+    a, b, c = 5, 6, 7
+    only = greedy(12, logit_bias=((a, 100.0),), allowed_token_ids=(a, b), bad_words=((c, a), (c, b)))
+    engine = InProcessEngine(runner, speculation=NGRAM)
+    assert outcome(engine, [a, c, a, c], only) == ([a] * 12, None)
+    assert engine.scheduler.stats.speculation.draft_tokens > 0
+    ending = greedy(12, allowed_token_ids=(a,), bad_words=((a,) * 6,))
+    assert outcome(InProcessEngine(runner), [a] * 8, ending) == ([a] * 5, NOTHING_ALLOWED)
+    engine = InProcessEngine(runner, speculation=NGRAM)
+    tokens, error = outcome(engine, [a] * 8, ending)
+    assert (tokens, error) == ([a] * len(tokens), NOTHING_ALLOWED)
+    engine.scheduler.check()
+
+
+def test_an_impossible_request_takes_nothing_out_of_the_prefix_cache(runner: ModelRunner) -> None:
+    engine = InProcessEngine(runner)
+    prompt = prompts()[-1]
+    engine.generate([prompt], greedy(2))
+    impossible = greedy(9, allowed_token_ids=(5,), bad_words=((5, 5),))
+    assert outcome(engine, prompt, impossible)[1] == NOTHING_ALLOWED
+    engine.generate([prompt], greedy(2))
+    assert engine.last["0"].num_cached_tokens >= 16
 
 
 def test_aborted_neighbours_leave_no_trace(runner: ModelRunner, expected: list[list[int]]) -> None:
