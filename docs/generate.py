@@ -1,6 +1,6 @@
 """Writes docs/reference.md from the CRD, docs/failures.md from the operator's table of reasons,
-docs/api.md from the server's OpenAPI document, docs/server.md from its flags, and docs/matrix.md from the
-parity matrix of the tests.
+docs/api.md from the server's OpenAPI document, docs/server.md from its flags, docs/matrix.md from the parity
+matrix of the tests, and the tables of docs/kernels.md from bench/results/aot.json.
 
 Run by `make docs`, in the repository's root; `--check` (run by tests) fails when a page is not what
 the code gives.
@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from docs import api_pages, flag_pages, model_matrix
+from docs import api_pages, flag_pages, kernel_tables, model_matrix
 from quire_operator.status.reasons import REASONS
 
 DOCS = Path(__file__).parent
@@ -109,6 +109,7 @@ PAGES = {
     DOCS / "api.md": api_pages.page,
     DOCS / "server.md": flag_pages.page,
     DOCS / "matrix.md": model_matrix.page,
+    DOCS / "kernels.md": kernel_tables.page,
 }
 
 

@@ -14,7 +14,6 @@ from quire_kernels.logprobs import token_logprobs
 from quire_kernels.native import NATIVE
 from quire_kernels.paged_decode_attention import DecodeGather, decode_gather, paged_decode_attention
 from quire_kernels.paged_prefill_attention import PrefillSpan, paged_prefill_attention, prefill_spans
-from quire_kernels.qk_norm import qk_norm
 from quire_kernels.recording import Recording, record
 from quire_kernels.rope_kv_write import kv_cache_rows, rope_kv_write
 from quire_kernels.silu_mul import silu_mul
@@ -42,7 +41,6 @@ __all__ = [
     "paged_decode_attention",
     "paged_prefill_attention",
     "prefill_spans",
-    "qk_norm",
     "quantise_int8",
     "record",
     "rope_kv_write",

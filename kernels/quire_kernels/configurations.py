@@ -2,6 +2,22 @@
 docs and the tuning, and by nothing that serves.
 """
 
-from quire_kernels import add_rmsnorm_triton
+from quire_kernels import (
+    add_rmsnorm_triton,
+    gelu_tanh_mul_triton,
+    gumbel_sample_triton,
+    paged_decode_attention_triton,
+    rope_kv_write_triton,
+    silu_mul_triton,
+    topk_topp_threshold_triton,
+)
 
-CONFIGURATIONS = (*add_rmsnorm_triton.CONFIGURATIONS,)
+CONFIGURATIONS = (
+    *add_rmsnorm_triton.CONFIGURATIONS,
+    *silu_mul_triton.CONFIGURATIONS,
+    *gelu_tanh_mul_triton.CONFIGURATIONS,
+    *rope_kv_write_triton.CONFIGURATIONS,
+    *paged_decode_attention_triton.CONFIGURATIONS,
+    *gumbel_sample_triton.CONFIGURATIONS,
+    *topk_topp_threshold_triton.CONFIGURATIONS,
+)

@@ -4,9 +4,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+if torch.cuda.is_available():
+    from quire_kernels.gelu_tanh_mul_triton import gelu_tanh_mul_triton
+
 
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     """gelu(gate) * up, by the tanh approximation: [tokens, 2 * intermediate] -> [tokens, intermediate]."""
+    if gate_up.is_cuda:
+        return gelu_tanh_mul_triton(gate_up)
     if gate_up.device.type == "cpu" and gate_up.dtype == torch.float32:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.gelu(gate, approximate="tanh").mul_(up)

@@ -8,6 +8,9 @@ result does not depend on batch neighbours, chunking or preemption, and every de
 import torch
 from torch import Tensor
 
+if torch.cuda.is_available():
+    from quire_kernels.gumbel_sample_triton import gumbel_sample_triton
+
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -21,6 +24,8 @@ def gumbel_sample(
     ``temperature`` f32 [B] must be positive (a greedy row needs no noise); ``seeds`` and ``positions`` i64
     [B]. Tokens whose logits / temperature lie below ``threshold`` f32 [B] are never drawn.
     """
+    if logits.is_cuda:
+        return gumbel_sample_triton(logits, temperature, seeds, positions, threshold=threshold)
     return gumbel_sample_reference(logits, temperature, seeds, positions, threshold)
 
 

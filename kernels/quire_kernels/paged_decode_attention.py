@@ -12,6 +12,9 @@ from quire_kernels.capped_attention import capped_attention, capped_scores
 from quire_kernels.kv_quantization import KVScales, gather_kv, read_kv, with_scales
 from quire_kernels.native import NATIVE
 
+if torch.cuda.is_available():
+    from quire_kernels.paged_decode_attention_triton import paged_decode_attention_triton
+
 # Sequences are gathered together up to so many blocks, padding included: it bounds the work space.
 MAX_GATHERED_BLOCKS = 1024
 
@@ -50,15 +53,23 @@ def paged_decode_attention(
     are those of quantised caches. ``gather``, asked where torch computes, spares it some arithmetic per
     layer: ``decode_gather`` of the same table and window.
     """
+    if q.is_cuda:
+        return paged_decode_attention_triton(
+            q,
+            k_cache,
+            v_cache,
+            block_table,
+            seq_lens,
+            scale,
+            window=window,
+            softcap=softcap,
+            scales=scales,
+            out=out,
+        )
     if NATIVE is not None and softcap is None and NATIVE.attends(q, k_cache, out):
         return NATIVE.decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale, window, out)
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    if q.device.type != "cpu":
-        reference = paged_decode_attention_reference(
-            q, k_cache, v_cache, block_table, seq_lens, scale, window=window, softcap=softcap, scales=scales
-        )
-        return out.copy_(reference)
     _, num_kv_heads, block_size, head_size = k_cache.shape
     if gather is None:
         gather = partial(decode_gather, block_table, seq_lens, num_kv_heads, block_size, window=window)

@@ -1,5 +1,5 @@
-"""RMS norm of every query and key head, in place, before the rotation (Qwen 3, Gemma 3). Called once per
-layer by attention.
+"""RMS norm of every query and key head, in place, before the rotation (Qwen 3, Gemma 3). Called by
+`rope_kv_write`.
 """
 
 import torch

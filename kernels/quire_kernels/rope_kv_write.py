@@ -1,5 +1,5 @@
-"""Rotary embedding of q and k, and the write of k and v to the paged cache. Called once per layer by
-attention.
+"""Norms and rotary embedding of q and k, and the write of k and v to the paged cache. Called once per layer
+by attention.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,10 @@ from torch import Tensor
 
 from quire_kernels.kv_quantization import KVScales, quantize_kv, write_kv
 from quire_kernels.native import NATIVE
+from quire_kernels.qk_norm import qk_norm
+
+if torch.cuda.is_available():
+    from quire_kernels.rope_kv_write_triton import rope_kv_write_triton
 
 
 def rope_kv_write(
@@ -21,6 +25,7 @@ def rope_kv_write(
     v_cache: Tensor,
     *,
     scales: KVScales | None = None,
+    norms: tuple[Tensor, Tensor, float] | None = None,
     cache_rows: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """Rotate q and k of qkv [T, (Hq + 2 Hkv) D], store k and v, return q [T, Hq, D].
@@ -29,13 +34,19 @@ def rope_kv_write(
     they are), looked up at ``positions`` i64 [T]; without positions they
     are the tokens' own rows already. ``slots`` i64 [T] is block_id * block_size + offset. ``cache_rows``,
     asked where torch computes, spares it some arithmetic per layer: ``kv_cache_rows`` of the same slots. With
-    ``scales``, k and v are quantised to the type of the caches.
+    ``scales``, k and v are quantised to the type of the caches. ``norms``, the weights of q and of k and
+    their eps, are ``qk_norm``'s: before the rotation, and on the CPU in ``qkv`` itself.
     """
+    if qkv.is_cuda:
+        return rope_kv_write_triton(
+            qkv, cos, sin, positions, slots, k_cache, v_cache, scales=scales, norms=norms
+        )
+    num_kv_heads, block_size, head_size = k_cache.shape[1:]
+    if norms is not None:
+        q_weight, k_weight, eps = norms
+        qk_norm(qkv, q_weight, k_weight, eps, num_kv_heads)
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
-    if qkv.device.type != "cpu":
-        return rope_kv_write_reference(qkv, cos, sin, slots, k_cache, v_cache, scales=scales)
-    num_kv_heads, block_size, head_size = k_cache.shape[1:]
     heads = qkv.view(qkv.shape[0], -1, head_size)
     num_rotated = heads.shape[1] - num_kv_heads
     half = cos.shape[-1]

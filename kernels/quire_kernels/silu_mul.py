@@ -6,9 +6,14 @@ from torch.nn import functional
 
 from quire_kernels.native import NATIVE
 
+if torch.cuda.is_available():
+    from quire_kernels.silu_mul_triton import silu_mul_triton
+
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up for gate_up [tokens, 2 * intermediate] -> [tokens, intermediate]."""
+    if gate_up.is_cuda:
+        return silu_mul_triton(gate_up)
     if NATIVE is not None and NATIVE.takes(gate_up):
         return NATIVE.silu_mul(gate_up)
     if gate_up.device.type == "cpu" and gate_up.dtype == torch.float32:

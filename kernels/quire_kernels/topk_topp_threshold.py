@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+if torch.cuda.is_available():
+    from quire_kernels.topk_topp_threshold_triton import topk_topp_threshold_triton
+
 _CANDIDATES = 1024  # enough for almost every nucleus; a flatter distribution is sorted whole
 
 
@@ -12,6 +15,8 @@ def topk_topp_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     ``top_k`` i64 [B], 0 = off; ``top_p`` f32 [B], 1 = off. Top-p counts the mass that top-k left. Ties at
     the cut are all kept, so that the answer does not depend on a sorting order.
     """
+    if scaled.is_cuda:
+        return topk_topp_threshold_triton(scaled, top_k, top_p)
     if scaled.shape[1] <= _CANDIDATES:
         return topk_topp_threshold_reference(scaled, top_k, top_p)
     # Always as many candidates, so that no row's arithmetic depends on its neighbours.

@@ -11,7 +11,6 @@ from quire_kernels import (
     open_kv_cache,
     paged_decode_attention,
     paged_prefill_attention,
-    qk_norm,
     rope_kv_write,
 )
 from quire_server.layers.forward_batch import ForwardBatch
@@ -45,12 +44,21 @@ class Attention:
     ) -> Tensor:
         """qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D]. ``rotary``: cos and sin of the batch's own positions."""
         k_cache, v_cache, scales = open_kv_cache(kv_cache, self.kv_scales)
+        norms = None
         if self.norms is not None:
             q_norm, k_norm = self.norms
-            qk_norm(qkv, q_norm.weight, k_norm.weight, q_norm.eps, k_cache.shape[1])
+            norms = (q_norm.weight, k_norm.weight, q_norm.eps)
         plan = batch.plans[self.window]
         q = rope_kv_write(
-            qkv, *rotary, None, batch.slots, k_cache, v_cache, scales=scales, cache_rows=batch.cache_rows
+            qkv,
+            *rotary,
+            None,
+            batch.slots,
+            k_cache,
+            v_cache,
+            scales=scales,
+            norms=norms,
+            cache_rows=batch.cache_rows,
         )  # [T, Hq, D]
         decode = partial(
             paged_decode_attention,

@@ -1,0 +1,126 @@
+"""One launch gives what norms, rotation, quantisation and write give one after the other."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire_kernels.kv_quantization import KVScales, kv_row_size, open_kv_cache
+from quire_kernels.qk_norm import qk_norm_reference
+from quire_kernels.rope_kv_write import rope_kv_write_reference
+from quire_kernels.rope_kv_write_triton import rope_kv_write_triton
+from tests.kernels.gpu.closeness import assert_near
+
+# tokens, query heads, KV heads, head size, turned, block size, dtype, cache, type of the norms, by position
+CASES = [
+    (1, 4, 4, 64, 64, 16, torch.bfloat16, torch.bfloat16, None, True),
+    (5, 6, 2, 80, 32, 16, torch.bfloat16, torch.int8, None, False),
+    (123, 3, 1, 64, 64, 64, torch.float32, torch.float32, torch.float32, True),
+    (5, 8, 1, 96, 96, 16, torch.bfloat16, torch.float8_e4m3fn, torch.bfloat16, False),
+    (257, 8, 2, 16, 16, 16, torch.float16, torch.float16, None, False),
+    (5, 8, 2, 128, 64, 64, torch.float32, torch.int8, torch.float32, True),
+    (5, 4, 1, 256, 256, 64, torch.bfloat16, torch.bfloat16, torch.float32, False),
+    (1, 9, 3, 64, 64, 16, torch.float32, torch.float8_e4m3fn, None, True),
+]
+BLOCKS = 20
+
+
+def caches(
+    kv_heads: int,
+    block_size: int,
+    head_size: int,
+    dtype: torch.dtype,
+    device: str,
+    fixed: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor, KVScales | None]:
+    """The whole, and what ``open_kv_cache`` makes of it."""
+    shape = (2, BLOCKS, kv_heads, block_size, kv_row_size(head_size, dtype))
+    whole = torch.zeros(shape, device=device).to(dtype)
+    scale = None if fixed is None else torch.tensor(fixed, device=device)
+    return whole, *open_kv_cache(whole, None if scale is None else (scale, scale * 2))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "kv_heads", "size", "turned", "block", "dtype", "cache", "norm", "by_position"), CASES
+)
+def test_it_equals_norm_rotation_and_write_one_by_one(
+    tokens: int, heads: int, kv_heads: int, size: int, turned: int, block: int, dtype: torch.dtype,
+    cache: torch.dtype, norm: torch.dtype | None, by_position: bool, device: str,
+) -> None:  # fmt: skip
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * size + 8, device=device).to(dtype)[:, :-8]
+    angles = torch.rand(300, turned // 2, device=device) * 6
+    cos, sin = angles.cos(), angles.sin()
+    positions = torch.randint(300, (tokens,), device=device)
+    slots = torch.randperm(BLOCKS * block, device=device)[:tokens]
+    weights = [torch.randn(size, device=device).to(norm) for _ in range(2)] if norm else None
+    ours, *our_parts = caches(kv_heads, block, size, cache, device)
+    theirs, *their_parts = caches(kv_heads, block, size, cache, device)
+    normed = qkv.contiguous().clone()
+    if weights:
+        qk_norm_reference(normed, *weights, 1e-6, kv_heads)
+    their_cos, their_sin = cos[positions], sin[positions]
+    expected = rope_kv_write_reference(
+        normed, their_cos, their_sin, slots, *their_parts[:2], scales=their_parts[2]
+    )
+    given = rope_kv_write_triton(
+        qkv,
+        *((cos, sin, positions) if by_position else (their_cos, their_sin, None)),
+        slots,
+        *our_parts[:2],
+        scales=our_parts[2],
+        norms=(*weights, 1e-6) if weights else None,
+    )
+    assert_near(given, expected)
+    if our_parts[2] is None:
+        assert_near(our_parts[0], their_parts[0])
+        assert torch.equal(our_parts[1], their_parts[1])
+        return
+    assert_near(our_parts[2].keys, their_parts[2].keys, largest=1e-2)
+    assert torch.equal(our_parts[2].values, their_parts[2].values)
+    # A last bit may fall to the other side of a rounding of keys; values are those very ones.
+    bound = 1 if cache == torch.int8 else 32
+    assert ((our_parts[0].float() - their_parts[0].float()).abs() <= bound).all()
+    assert torch.equal(our_parts[1].float(), their_parts[1].float())
+
+
+@pytest.mark.parametrize("cache", [torch.float32, torch.int8])
+def test_padding_is_not_stored_and_no_other_slot_is_touched(cache: torch.dtype, device: str) -> None:
+    whole, k_cache, v_cache, scales = caches(2, 16, 32, cache, device)
+    slots = torch.tensor([7, -1, 40, -1], device=device)
+    angles = torch.rand(4, 16, device=device)
+    qkv = torch.randn(4, 8 * 32, device=device)
+    given = rope_kv_write_triton(
+        qkv, angles.cos(), angles.sin(), None, slots, k_cache, v_cache, scales=scales
+    )
+    assert given.isfinite().all()
+    for part in (k_cache, v_cache):
+        touched = (part.float() != 0).any(-1).nonzero().tolist()
+        assert touched == [[0, 0, 7], [0, 1, 7], [2, 0, 8], [2, 1, 8]]
+
+
+def test_given_scales_saturate_and_what_is_not_finite_is_not_hidden(device: str) -> None:
+    _, k_cache, v_cache, scales = caches(1, 16, 16, torch.float8_e4m3fn, device, fixed=0.01)
+    assert scales is not None
+    qkv = torch.full((3, 3 * 16), 100.0, device=device)
+    qkv[1, -1], qkv[2, 20] = float("nan"), float("inf")
+    angles = torch.zeros(3, 8, device=device)
+    rope_kv_write_triton(
+        qkv, angles.cos(), angles.sin(), None, torch.arange(3, device=device), k_cache, v_cache, scales=scales
+    )
+    keys = k_cache[0, 0, :3].float() * scales.keys[0, 0, :3, None]
+    values = v_cache[0, 0, :3].float() * scales.values[0, 0, :3, None]
+    torch.testing.assert_close(keys[0], torch.full((16,), 4.48, device=device))
+    torch.testing.assert_close(values[0], torch.full((16,), 8.96, device=device))
+    assert keys[1].isfinite().all() and values[1].isnan().all()
+    assert keys[2].isnan().all() and values[2].isfinite().all()
+
+
+def test_shapes_that_do_not_fit_are_refused(device: str) -> None:
+    _, k_cache, v_cache, _ = caches(2, 16, 32, torch.float32, device)
+    angles, slots = torch.rand(1, 16, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    with pytest.raises(ValueError, match="no fit: qkv of 128"):
+        rope_kv_write_triton(
+            torch.randn(1, 128, device=device), angles, angles, None, slots, k_cache, v_cache
+        )
+    odd = k_cache.transpose(1, 2).contiguous().transpose(1, 2)
+    with pytest.raises(ValueError, match="in one piece"):
+        rope_kv_write_triton(torch.randn(1, 256, device=device), angles, angles, None, slots, odd, odd)
