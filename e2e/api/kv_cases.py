@@ -19,6 +19,7 @@ def _drafts(**fields: str | int) -> Body:
     return minimal(engine={"speculation": fields})
 
 
+_HUGE = "9" * 18 + "Ti"
 _NO_SIZES = ("0", 0, -1, "1e3", "1 Gi", "lots", "")
 
 # By rule: the arguments of `cases.Cases`.
@@ -31,7 +32,13 @@ KV_CASES: dict[str, dict[str, Any]] = {
             _cache("1999m", "64Mi"),
             minimal(engine={"kvCache": {}}),
         ),
-        "refused": (_cache("2Gi"), _cache("3Gi"), _cache(2**31), _cache("0.1Ti", "100Gi")),
+        "refused": (
+            _cache("2Gi"),
+            _cache("3Gi"),
+            _cache(2**31),
+            _cache("0.1Ti", "100Gi"),
+            _cache(_HUGE, "64Ti"),
+        ),
     },
     "spec#2": {
         "field": "spec.engine",
@@ -46,6 +53,7 @@ KV_CASES: dict[str, dict[str, Any]] = {
             _tiers(hostOffload=2**31),
             _tiers(memory="1Gi", hostOffload="1Gi"),
             _tiers(memory="1.5Gi", hostOffload=2**29),
+            _tiers(hostOffload=_HUGE),
         ),
     },
     "spec.engine.kvCache#0": {
@@ -73,8 +81,11 @@ KV_CASES: dict[str, dict[str, Any]] = {
     },
     "spec.engine.kvCache.diskOffload#0": {
         "field": "spec.engine.kvCache.diskOffload",
-        "accepted": (_tiers(hostOffload="1Gi", diskOffload="1.5Ti"),),
-        "refused": tuple(_tiers(hostOffload="1Gi", diskOffload=size) for size in _NO_SIZES),
+        "accepted": tuple(_tiers(hostOffload="1Gi", diskOffload=size) for size in ("1.5Ti", "64Ti", 2**46)),
+        "refused": tuple(
+            _tiers(hostOffload="1Gi", diskOffload=size)
+            for size in (*_NO_SIZES, _HUGE, "64.001Ti", 2**46 + 1, 2**63 - 1)
+        ),
     },
     "spec.engine.speculation#0": {
         "field": "spec.engine.speculation.draftModelPath",

@@ -56,7 +56,7 @@ class ServeConfig:
     kv_offload_disk_path: Path | None = setting(
         None, path, "directory of a local disk for KV blocks that the host's memory evicts"
     )
-    kv_offload_disk_bytes: int = setting(0, integer(0), "bytes of that disk")
+    kv_offload_disk_bytes: int = setting(0, integer(0, 64 << 40), "bytes of that disk")
     preemption_mode: str = setting(
         "recompute",
         one_of("recompute", "swap"),

@@ -115,6 +115,18 @@ def test_everything_is_bounded() -> None:
     assert set(unbounded) <= {"status.lastFailure.exitCode"}
 
 
+@pytest.mark.parametrize(
+    "path", [path for path, schema in ALL.items() if schema.get("x-kubernetes-int-or-string")]
+)
+def test_a_quantity_has_an_upper_bound(path: str) -> None:
+    patch: Any = "9" * 18 + "Ti"
+    for name in reversed(path.split(".")):
+        patch = {name: patch}
+    room = specs.minimal(engine={"kvCache": {"hostOffload": "1Gi"}}, resources={"memory": "64Ti"})
+    with pytest.raises(SpecError, match=path):
+        spec.parse(specs.merged(room, patch))
+
+
 def _is_bounded(schema: specs.Body) -> bool:
     match schema.get("type"):
         case "string":

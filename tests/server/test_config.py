@@ -62,6 +62,7 @@ def test_the_model_directory_names_the_model_by_default():
             {},
             "--kv-offload-disk-bytes",
         ),
+        (["m", "--kv-offload-disk-bytes", str(2**46 + 1)], {}, "--kv-offload-disk-bytes"),
         (["m", "--preemption-mode", "swap"], {}, "--kv-offload-host-bytes"),
         (["m", "--speculative-method", "draft-model"], {}, "--speculative-model"),
         (["m", "--speculative-model", "/d"], {}, "--speculative-method"),

@@ -79,6 +79,7 @@ RESERVED_ENV_PATTERN = r"(QUIRE_|LD_|PYTHON).*"
 
 MAX_CPU = "1024"
 MIN_MEMORY, MAX_MEMORY = "64Mi", "64Ti"
+MAX_DISK = "64Ti"
 
 
 def check_name(name: object) -> None:
@@ -176,8 +177,10 @@ def _check_kv_cache(spec: Spec) -> None:
             "spec.engine.kvCache.hostOffload",
             "the weights need room beside it and kvCache.memory: together give less than resources.memory",
         )
-    if cache.disk_offload and quantity.parse(cache.disk_offload) <= 0:
-        raise SpecError("spec.engine.kvCache.diskOffload", "give a positive quantity such as 20Gi")
+    if cache.disk_offload and not 0 < quantity.parse(cache.disk_offload) <= quantity.parse(MAX_DISK):
+        raise SpecError(
+            "spec.engine.kvCache.diskOffload", f"give a positive quantity up to {MAX_DISK}, such as 20Gi"
+        )
     if cache.disk_offload and not cache.host_offload:
         raise SpecError(
             "spec.engine.kvCache.diskOffload", "blocks reach the disk through the host: set hostOffload too"

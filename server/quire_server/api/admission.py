@@ -189,10 +189,10 @@ class Admission:
         """Seconds in which what waits now will have been served, at the rate at which answers leave."""
         assert self._info is not None
         load = self.load(self._info, self._stats)
-        measured = self._rate.seconds_for(max(load.depth, 1))
         # Nothing measured yet: a second for each time that the running ones have to make room.
-        seconds = 1 + load.depth // load.max_running if measured is None else math.ceil(measured)
-        return min(max(seconds, 1), _MAX_RETRY_AFTER)
+        guess = 1 + load.depth // load.max_running
+        seconds = self._rate.seconds_for(self._clock(), max(load.depth, 1), guess)
+        return math.ceil(min(max(seconds, 1), _MAX_RETRY_AFTER))
 
     def check_tokens(self, newcomer: Newcomer, prompt_tokens: int) -> None:
         """Raises ApiError when a newcomer's prompts, of so many tokens, have no room."""

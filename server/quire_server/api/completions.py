@@ -52,7 +52,7 @@ class Visit:
         self.span = house.tracing.begin(
             f"POST {path}", reply.scope["headers"], span_attributes.arrived(path, reply.request_id)
         )
-        self.tokens_charged = 0  # to the client's rate, before anything was known for certain
+        self.charged_tokens: int | None = None  # to the client's rate, before anything was known for certain
 
     @property
     def completion_tokens(self) -> int:
@@ -68,6 +68,15 @@ class Visit:
         """The name of the API key, empty where there are none."""
         name: str = self.reply.scope.get("quire.client", "")
         return name
+
+    def settle(self, code: int | None) -> None:
+        """Charge the client's rate for what it took in the end: nothing, where it was refused unserved."""
+        if self.charged_tokens is None:
+            return
+        if code == 503 and not self.prompt_tokens:
+            self.house.rates.refund(self.client)
+        tokens = self.prompt_tokens + self.completion_tokens - self.charged_tokens
+        self.house.rates.spend(self.client, tokens)
 
 
 async def chat(house: House, reply: Reply) -> None:
@@ -109,7 +118,7 @@ async def _account(visit: Visit, handle: Handler) -> None:
         await reply.error(answer)
     finally:
         house.drain.num_requests -= 1
-        house.rates.spend(visit.client, visit.prompt_tokens + visit.completion_tokens - visit.tokens_charged)
+        visit.settle(code)
         seconds = time.monotonic() - visit.arrived_at
         house.metrics.request_ended(status, seconds, visit.span.exemplar)
         told = span_attributes.ended(visit.response_id, status, code, visit.prompt_tokens, visit.tally)
@@ -167,9 +176,10 @@ def _reserve(visit: Visit, call: ChatCall | CompletionCall, num_answers: int, in
         priority=generation.priority,
     )
     house.rates.enter(client, call.rough_tokens)
-    visit.tokens_charged = call.rough_tokens
+    visit.charged_tokens = call.rough_tokens
+    place = house.admission.reserve(newcomer, info, house.engine.stats)
     visit.reply.headers += house.rates.headers(client)
-    return house.admission.reserve(newcomer, info, house.engine.stats)
+    return place
 
 
 async def _chat_answer(visit: Visit, call: ChatCall, place: Place, info: EngineInfo) -> None:

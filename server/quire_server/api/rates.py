@@ -1,8 +1,9 @@
 """How much one client may ask for in a minute, in requests and in tokens: a bucket for each, filled evenly.
 
-Called by `completions`. A request is charged when it comes; tokens of its answer when it ends, so that a
-bucket can be in debt, which the client waits for before the next request. Holds nothing of clients whose
-buckets are full again. Pure but for the clock that it is given.
+Called by `completions`. A request is charged when it comes, and gets that back where the house has no place
+for it; tokens of its answer are charged when it ends, so that a bucket can be in debt, which the client waits
+for before the next request. Holds nothing of clients whose buckets are full again. Pure but for the clock
+that it is given.
 """
 
 from __future__ import annotations
@@ -71,6 +72,12 @@ class Rates:
         now = self._clock()
         if (bucket := self._of(client, now).get("tokens")) is not None:
             bucket.take(num_tokens, now)
+
+    def refund(self, client: str) -> None:
+        """Give a request back that was refused unserved; its tokens go back by `spend`, of less than none."""
+        now = self._clock()
+        if (bucket := self._of(client, now).get("requests")) is not None:
+            bucket.take(-1, now)
 
     def headers(self, client: str) -> Iterator[tuple[str, str]]:
         """What is left, in OpenAI's headers."""

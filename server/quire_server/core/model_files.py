@@ -1,8 +1,8 @@
 """A model directory, read with suspicion: plain file names, regular files, bounded sizes, checked digests.
 
 ``models`` and ``text`` read every model file through this and nothing else, so that what holds here (no
-path leads out of the directory, no file is read that ``quire-manifest.json`` disowns, no read is unbounded)
-holds everywhere. Knows nothing of what the files mean.
+path leads out of the directory, where there is a ``quire-manifest.json`` no file is read that it does not
+name, no read is unbounded) holds everywhere. Knows nothing of what the files mean.
 """
 
 import contextlib
@@ -20,8 +20,13 @@ from typing import Any, BinaryIO, Protocol
 from quire_server.core.errors import ModelCorruptError, ModelNotFoundError
 
 MANIFEST_NAME = "quire-manifest.json"
-JSON_LIMIT = 8 << 20
-MANIFEST_LIMIT = 1 << 20
+# Bytes. Those of real models: config.json below 100 KB, a tokenizer_config.json of Gemma 3 1.2 MB.
+JSON_LIMIT = 4 << 20
+# As objects in memory, empty lists take 25 times their bytes, so what a parser may be fed is bounded in
+# values as well, of which few may be objects: one takes up to 800 bytes. The header of a file with 100,000
+# tensors has 800,000 values.
+_MAX_VALUES = 1_200_000
+_VALUES_PER_OBJECT = 10
 
 _REDO = "Download or import the model again."
 
@@ -66,7 +71,7 @@ class ModelFiles:
         bare = cls(root, {})
         if not (root / MANIFEST_NAME).exists():
             return bare
-        return cls(root, _manifest(bare.read_json(MANIFEST_NAME, MANIFEST_LIMIT)))
+        return cls(root, _manifest(bare.read_json(MANIFEST_NAME)))
 
     def exists(self, name: str) -> bool:
         """Whether the directory has (or the manifest promises) this file."""
@@ -90,13 +95,14 @@ class ModelFiles:
     @contextlib.contextmanager
     def opened_unchecked(self, name: str) -> Iterator[tuple[BinaryIO, int]]:
         """(file, size) for a look at a part of it; whoever uses the contents reads them again, checked."""
+        self._entry(name)
         with os.fdopen(_open_regular(self.root, name), "rb") as file:
             yield file, os.fstat(file.fileno()).st_size
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[tuple[BinaryIO, int, Digest]]:
         """(file, size, digest to feed with every byte). Leaving the block normally checks the digest."""
-        entry = self.manifest.get(name)
+        entry = self._entry(name)
         digest = hashlib.sha256()
         with os.fdopen(_open_regular(self.root, name), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
@@ -107,6 +113,15 @@ class ModelFiles:
             yield file, size, digest if entry is not None else _NoDigest()
         if entry is not None and digest.hexdigest() != entry.sha256:
             raise ModelCorruptError(f"{name} does not have the sha256 that {MANIFEST_NAME} records. {_REDO}")
+
+    def _entry(self, name: str) -> FileEntry | None:
+        """What the manifest says of a file; None where there is no manifest."""
+        if self.manifest and name not in self.manifest:
+            raise ModelCorruptError(
+                f"{MANIFEST_NAME} does not name {name}, so nothing says that it belongs to the model. "
+                f"Remove the file; or remove {MANIFEST_NAME}, and nothing is checked."
+            )
+        return self.manifest.get(name)
 
 
 class _NoDigest:
@@ -144,6 +159,7 @@ def parse_json_object(data: bytes, name: str) -> dict[str, Any]:
 
     A key that comes twice is refused: what checked the file elsewhere may have seen the other value.
     """
+    check_values(data, name, _MAX_VALUES)
     try:
         value = json.loads(data, object_pairs_hook=functools.partial(_unique, name))
     except (ValueError, RecursionError):
@@ -151,6 +167,17 @@ def parse_json_object(data: bytes, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelCorruptError(f"{name} holds no JSON object. {_REDO}")
     return value
+
+
+def check_values(data: bytes, name: str, limit: int) -> None:
+    """Raises ModelCorruptError for JSON of many values, before they are made. Counts what texts hold, too."""
+    num_objects = data.count(b"{")
+    count = num_objects + data.count(b",") + data.count(b"[")
+    if max(count, num_objects * _VALUES_PER_OBJECT) > limit:
+        raise ModelCorruptError(
+            f"{name} has about {count} values, {num_objects} of them objects; more than {limit}, or "
+            f"{limit // _VALUES_PER_OBJECT} objects, are not believable. {_REDO}"
+        )
 
 
 def _unique(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -197,7 +224,7 @@ def _unreadable(path: Path) -> ModelNotFoundError:
 
 def _manifest(document: dict[str, Any]) -> dict[str, FileEntry]:
     files = document.get("files")
-    if not isinstance(files, dict):
+    if not isinstance(files, dict) or not files:
         raise ModelCorruptError(f"{MANIFEST_NAME} has no object 'files'. {_REDO}")
     entries = {}
     for name, entry in files.items():

@@ -22,7 +22,8 @@ from quire_server.core.model_files import ModelFiles, is_plain_name, parse_json_
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_HEADER_LIMIT = 100 << 20
+# Bytes. A shard's header has 150 for each tensor, an index 100; DeepSeek V3 has 91,000 in an index of 9 MB.
+_HEADER_LIMIT = _INDEX_LIMIT = 16 << 20
 _MAX_SHARDS = 4096
 _MAX_TENSORS = 100_000
 _CHUNK = 8 << 20
@@ -168,7 +169,7 @@ class _Reader:
 
 def _shard_names(files: ModelFiles) -> list[str]:
     if files.exists(_INDEX):
-        weight_map = files.read_json(_INDEX, 64 << 20).get("weight_map")
+        weight_map = files.read_json(_INDEX, _INDEX_LIMIT).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelCorruptError(f"{_INDEX} has no object 'weight_map'. {_REMEDY}")
         names = sorted({str(name) for name in weight_map.values()})

@@ -11,6 +11,7 @@ from quire_server.runner.options import RunnerOptions
 
 _SHARE = 0.5  # of the memory left after the model, where nobody said how much
 _CEILING = 4 << 30
+_MAX_SLOTS = 1 << 22  # of a lower tier: each takes some 200 bytes of account, however small its block
 _STORED = {"auto": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 
@@ -62,11 +63,11 @@ def plan(config: ModelConfig, options: RunnerOptions, each: int) -> tuple[int, i
 def offload_slots(
     size: int, tier: str, config: ModelConfig, options: RunnerOptions, dtype: torch.dtype
 ) -> int:
-    """Blocks that so many bytes of a lower tier hold."""
+    """Blocks that so many bytes of a lower tier hold, as far as they can be kept account of."""
     each = block_bytes(config, options.block_size, dtype)
     if 0 < size < each:
         raise ConfigError(f"kv-offload-{tier}-bytes {size} holds no block: one takes {each} bytes. Raise it.")
-    return size // each
+    return min(size // each, _MAX_SLOTS)
 
 
 def allocate(

@@ -211,15 +211,44 @@ def test_retry_after_of_an_unmeasured_house_is_a_guess_and_of_a_slow_one_bounded
     assert retry_after(refusal(house)) == 60
 
 
+def retry_after_of_a_drain(gap, num_answers=20, stall=0.0):
+    """What a client is told while one answer leaves in `gap` seconds, and somebody knocks in between."""
+    clock = Clock()
+    house = make_house(clock)
+    places = [knock(house) for _ in range(12)]
+    for _ in range(num_answers):
+        clock.now += gap / 2
+        places[0].hold([1])
+        places[0].begin(0)
+        places.pop(0).leave()
+        clock.now += gap / 2
+        places.append(knock(house))
+    clock.now += stall
+    return retry_after(refusal(house))
+
+
+def test_a_slower_drain_never_gives_a_smaller_retry_after():
+    told = [retry_after_of_a_drain(gap) for gap in (0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 1e3, 1e6)]
+    assert told == sorted(told) and told[0] == 1
+    assert told[7:] == [60] * 6  # ten wait: 200 seconds and more
+
+
+def test_time_in_which_no_answer_leaves_makes_retry_after_longer():
+    told = [retry_after_of_a_drain(0.05, stall=stall) for stall in (0, 1, 5, 30, 600, 1e6)]
+    assert told == sorted(told) and told[0] == 1 and told[-2:] == [60, 60]
+    before_the_first = [retry_after_of_a_drain(1, num_answers=0, stall=stall) for stall in (0, 3, 20, 600)]
+    assert before_the_first == [6, 6, 20, 60]
+
+
 def test_idle_time_does_not_make_a_server_seem_slow():
     rate = ServiceRate()
     for second in range(10):
         rate.observe(float(second), 1, is_waiting=True)
-    busy = rate.seconds_for(5)
+    busy = rate.seconds_for(9.0, 5, guess=0)
     rate.observe(10.0, 1, is_waiting=False)
     rate.observe(5000.0, 3, is_waiting=False)
     rate.observe(6000.0, 0, is_waiting=True)
-    assert rate.seconds_for(5) == pytest.approx(busy) == pytest.approx(5)
+    assert rate.seconds_for(6000.0, 5, guess=0) == pytest.approx(busy) == pytest.approx(5)
 
 
 def test_the_rate_follows_a_server_that_slows_down():
@@ -228,7 +257,7 @@ def test_the_rate_follows_a_server_that_slows_down():
         rate.observe(float(second), 10, is_waiting=True)
     for second in range(200, 400, 4):
         rate.observe(float(second), 1, is_waiting=True)
-    assert 30 < rate.seconds_for(10) < 41
+    assert 30 < rate.seconds_for(396.0, 10, guess=0) < 41
 
 
 visits = st.tuples(

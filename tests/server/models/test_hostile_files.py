@@ -12,6 +12,7 @@ import pytest
 from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from quire_server.core.model_files import write_manifest
 from quire_server.runner.model_runner import ModelRunner, RunnerOptions
+from quire_server.text.chat import ChatTemplate
 from tests.server.models import directories
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
@@ -136,7 +137,9 @@ def test_one_changed_bit_is_found_by_the_manifest(tmp_path: Path, name: str) -> 
         load(tmp_path)
 
 
-@pytest.mark.parametrize("manifest", ["[]", "{}", '{"files": {"../x": {"size": 1, "sha256": "a"}}}', "{"])
+@pytest.mark.parametrize(
+    "manifest", ["[]", "{}", '{"files": {"../x": {"size": 1, "sha256": "a"}}}', "{", '{"files": {}}']
+)
 def test_a_manifest_of_another_form_is_corrupt(tmp_path: Path, manifest: str) -> None:
     (directories.write(tmp_path) / "quire-manifest.json").write_text(manifest)
     with pytest.raises(ModelCorruptError, match="quire-manifest"):
@@ -148,6 +151,17 @@ def test_a_file_that_the_manifest_promises_must_be_there(tmp_path: Path) -> None
     write_manifest(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ModelNotFoundError, match="missing"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["generation_config.json", "model.safetensors.index.json", "chat_template.jinja"]
+)
+def test_a_file_that_the_manifest_does_not_name_is_refused(tmp_path: Path, name: str) -> None:
+    write_manifest(directories.write(tmp_path))
+    (tmp_path / name).write_text('{"weight_map": {"a": "model.safetensors"}, "eos_token_id": 3}')
+    with pytest.raises(ModelCorruptError, match=f"does not name {name}.*Remove"):
+        ChatTemplate.load(tmp_path)
         load(tmp_path)
 
 

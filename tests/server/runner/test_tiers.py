@@ -201,3 +201,10 @@ def test_tiers_that_cannot_work_say_what_to_do(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load(directory, **options)
+
+
+def test_a_disk_however_large_takes_a_bounded_account(directory: Path, tmp_path: Path) -> None:
+    runner = load(
+        directory, kv_offload_host_bytes=SIZE, kv_offload_disk_path=tmp_path, kv_offload_disk_bytes=64 << 40
+    )
+    assert runner.num_disk_slots == 1 << 22
