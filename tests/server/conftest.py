@@ -21,5 +21,7 @@ def server(tiny, tmp_path_factory):
     keys = directory / "keys"
     keys.mkdir()
     (keys / "alice").write_text(KEY)
-    with Server(tiny, directory, "--api-keys-dir", str(keys)) as server:
+    # Room for the longest answers of as many requests as run at once.
+    flags = ("--api-keys-dir", str(keys), "--kv-cache-memory-bytes", str(32 << 20))
+    with Server(tiny, directory, *flags) as server:
         yield server.wait_ready()

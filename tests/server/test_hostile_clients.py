@@ -24,6 +24,7 @@ from tests.server.launch import NO_TLS
 ASK = {"model": "tiny", "prompt": "Once", "max_tokens": 2}
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 IDLE = 10_000
+STREAMS, MAX_NUM_SEQS = 200, 64  # the latter is the default
 MEGABYTE = 1 << 20
 
 
@@ -69,29 +70,34 @@ def test_ten_thousand_connections_that_say_nothing_keep_nobody_out(server, many_
     assert answers(server)
 
 
+def load(server):
+    """What is in the house, runs and waits."""
+    gauges = ("llm_active_requests", "llm_running_requests", "llm_queue_depth")
+    return tuple(server.metric(name) for name in gauges)
+
+
 async def test_after_a_storm_of_clients_that_hang_up_nothing_runs(server):
-    """Two hundred streams, cut after their first bytes."""
+    """Two hundred streams, cut while as many run as may and the others wait."""
     ask = ASK | {"max_tokens": 1900, "stream": True, "ignore_eos": True}
     limits = httpx.Limits(max_connections=None)
-    begun = asyncio.Semaphore(0)
+    everyone = (STREAMS, MAX_NUM_SEQS, STREAMS - MAX_NUM_SEQS)
 
-    async def hang_up():
+    async def listen():
         async with client.stream("POST", server.url + "/v1/completions", json=ask) as answer:
-            begun.release()
+            assert answer.status_code == 200
             async for _ in answer.aiter_bytes():
-                await asyncio.Event().wait()
+                pass
 
     async with httpx.AsyncClient(timeout=60, headers=HEADERS, limits=limits) as client:
-        clients = [asyncio.create_task(hang_up()) for _ in range(200)]
-        for _ in range(4):
-            await begun.acquire()
-        assert server.metric("llm_running_requests") > 0
+        clients = [asyncio.create_task(listen()) for _ in range(STREAMS)]
+        await asyncio.to_thread(server.wait, "the house is full", lambda: load(server) == everyone)
+        assert not any(one.done() for one in clients), "none was refused, none is served already"
         for one in clients:
             one.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
     end = time.monotonic()
-    server.wait("nothing runs", lambda: server.metric("llm_running_requests") == 0, 1.0)
-    server.wait("nothing waits", lambda: server.metric("llm_active_requests") == 0, 1.0)
+    server.wait("nothing runs or waits", lambda: load(server) == (0, 0, 0), 1.0)
+    server.wait("its blocks are free", lambda: server.metric("llm_kv_cache_utilization") == 0, 1.0)
     assert time.monotonic() - end < 1.0
     assert answers(server)
 
