@@ -98,6 +98,12 @@ class Scheduler:
             self._was_aborted_in_flight = bool(self._in_flight)
             self._life.finish(sequence)
 
+    def end(self, request_id: str) -> None:
+        """Forget a request whose answer has ended by what only the caller sees, a stop string."""
+        if (sequence := self._life.sequences.get(request_id)) is not None:
+            self._arrivals.answered(sequence)
+        self.abort(request_id)
+
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to do. One without rows only carries failures to
         commit, or waits for KV blocks from the disk.
