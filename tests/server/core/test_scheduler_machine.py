@@ -85,6 +85,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.live[name], self.tokens[name] = (prompt, max_tokens), []
         self.scheduler.add(request(name, prompt, max_tokens, self.now, cache_salt=salt, priority=priority))
 
+    @rule(
+        shared=st.integers(0, 20),
+        num_low=st.integers(1, 5),
+        num_steps=st.integers(0, 8),
+        length=st.integers(1, 20),
+        priority=st.sampled_from([CLASSES["high"], TOP_PRIORITY]),
+    )
+    def arrive_urgently(self, shared: int, num_low: int, num_steps: int, length: int, priority: int) -> None:
+        """When others, who share a prefix, have made themselves at home."""
+        for place in range(num_low):
+            self.arrive(shared, [place], 12, "", CLASSES["low"], 0.0)
+            self.step(abort_in_flight=False)
+        for _ in range(num_steps):
+            self.step(abort_in_flight=False)
+        self.arrive(0, [3] * length, 2, "", priority, 0.0)
+        self.step(abort_in_flight=False)
+
     @rule(choice=st.integers(0, 1000))
     def abort(self, choice: int) -> None:
         if self.live:
