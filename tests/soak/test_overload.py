@@ -16,12 +16,15 @@ from tests.server import tiny_model
 from tests.server.launch import Server
 from tests.soak import swarm, timer
 
-SECONDS = 60 * float(os.environ.get("SOAK_MINUTES", "2")) / 2  # there are two of them
+SECONDS = 60 * float(os.environ.get("SOAK_MINUTES", "2")) / 3  # there are three of them
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(SECONDS + 180)]
 
 MAX_RUNNING, MAX_QUEUED, CLIENTS = 8, 20, 48
 PLENTY = ("--num-gpu-blocks-override", "1024")
 SCARCE = ("--num-gpu-blocks-override", "80")  # less than the eight grow to: somebody always loses its blocks
+# The same with somewhere to go for what is lost: 64 blocks of the host, 32 of a disk.
+SWAPPING = (*SCARCE, "--preemption-mode", "swap", "--kv-offload-host-bytes", "262144")
+SWAPPING = (*SWAPPING, "--kv-offload-disk-path", "{directory}", "--kv-offload-disk-bytes", "131072")
 
 
 @dataclass
@@ -30,9 +33,11 @@ class Soaked:
 
     tally: swarm.Tally
     depths: list[float]
+    unaccounted: list[float]
     megabytes: dict[str, list[float]]
     metrics: dict[str, float]
     lateness: list[float]  # of the machine's own timers, in seconds
+    tier_blocks_left: list[float]  # on the host and on the disk, where there are such
 
 
 def resident_megabytes(pid):
@@ -52,43 +57,59 @@ async def samples_of(url):
     return found
 
 
-async def observe(server, children, depths, megabytes):
+async def observe(server, children, depths, unaccounted, megabytes):
     """Look twice a second while clients ask: memory of each process, and how full the house is."""
     end = asyncio.get_running_loop().time() + SECONDS
     while asyncio.get_running_loop().time() < end:
         await asyncio.sleep(0.5)
         metrics = await samples_of(server.url)
         depths.append(max(metrics["llm_active_requests"] - MAX_RUNNING, metrics["llm_queue_depth"], 0))
+        unaccounted.append(metrics["llm_kv_blocks_unaccounted"])
         for name, pid in children.items():
             megabytes.setdefault(name, []).append(resident_megabytes(pid))
 
 
 async def soak(server, children):
-    depths, megabytes = [], {}
+    depths, unaccounted, megabytes = [], [], {}
     tally, _ = await asyncio.gather(
         swarm.run(server.url + "/v1", num_clients=CLIENTS, seconds=SECONDS),
-        observe(server, children, depths, megabytes),
+        observe(server, children, depths, unaccounted, megabytes),
     )
-    return tally, depths, megabytes
+    return tally, depths, unaccounted, megabytes
 
 
-@pytest.fixture(scope="module", params=[PLENTY, SCARCE], ids=["plenty of memory", "scarce memory"])
+def tier_blocks_left(server):
+    """Blocks in lower tiers that are not there for anybody to find, once all is over."""
+    for _ in range(2):  # an answer in between takes in what was still on its way from the disk
+        assert server.post("/reset_prefix_cache", {}).status_code == 200
+        assert server.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 2}).is_success
+    server.wait("it is idle again", lambda: server.statusz()["running"] == 0, 10)
+    return [server.metric("llm_kv_tier_used_blocks", tier=tier) for tier in ("host", "disk")]
+
+
+@pytest.fixture(
+    scope="module", params=[PLENTY, SCARCE, SWAPPING], ids=["plenty", "scarce", "scarce, swapped"]
+)
 def soaked(tmp_path_factory, request):
     directory = tmp_path_factory.mktemp("soak")
     flags = ("--max-num-seqs", str(MAX_RUNNING), "--max-num-queued-reqs", str(MAX_QUEUED), *request.param)
+    flags = tuple(flag.format(directory=directory) for flag in flags)
     with Server(tiny_model.write(directory / "tiny"), directory, "--max-model-len", "1024", *flags) as server:
         server.wait_ready()
         children = server.children()
         with subprocess.Popen([sys.executable, timer.__file__], stdout=subprocess.PIPE, text=True) as clock:
             try:
-                tally, depths, megabytes = asyncio.run(soak(server, children))
+                tally, depths, unaccounted, megabytes = asyncio.run(soak(server, children))
             finally:
                 clock.terminate()
             lateness = [float(line) for line in clock.stdout.read().splitlines()[:-1]]
         server.wait("it is idle", lambda: server.metric("llm_active_requests") == 0, 10)
         server.wait("the engine is idle", lambda: server.statusz()["running"] == 0, 10)
         assert server.children() == children, "a process was replaced"
-        return Soaked(tally, depths, megabytes, asyncio.run(samples_of(server.url)), lateness)
+        left = tier_blocks_left(server) if request.param is SWAPPING else []
+        return Soaked(
+            tally, depths, unaccounted, megabytes, asyncio.run(samples_of(server.url)), lateness, left
+        )
 
 
 def test_every_request_is_answered_or_shed(soaked):
@@ -111,6 +132,8 @@ def test_no_block_and_no_place_is_lost(soaked):
     assert soaked.metrics["llm_kv_cache_utilization"] == 0
     assert soaked.metrics["llm_queue_depth"] == 0
     assert soaked.metrics["llm_running_requests"] == 0
+    assert soaked.unaccounted and not any(soaked.unaccounted)
+    assert not any(soaked.tier_blocks_left)
 
 
 def test_requests_are_shed_as_often_as_the_queue_is_deep(soaked):
@@ -131,6 +154,7 @@ def test_what_lacks_memory_was_preempted(soaked, request):
     if "scarce" in request.node.callspec.id:
         assert soaked.metrics["llm_preemptions_total"] > 10
         assert soaked.tally.shed["memory_pressure"]
+        assert (soaked.metrics.get("llm_swapped_requests_total", 0) > 10) == bool(soaked.tier_blocks_left)
     else:
         assert soaked.metrics["llm_preemptions_total"] == 0
         assert soaked.tally.shed["load_shed"]

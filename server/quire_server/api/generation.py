@@ -117,6 +117,7 @@ async def _answer(desk: Desk, index: int, request: Request, emit: Emit) -> int:
                 desk.degradation.note(DEADLINE)
             piece = _scored(index, event) if desk.scores_only else _piece(index, event, detokenizer, rules)
             finish_reason = piece.finish_reason
+            events.is_complete = finish_reason == FinishReason.STOP
             if piece.stop_reason is None and piece.finish_reason == FinishReason.STOP:
                 piece = piece._replace(stop_reason=_stop_token(desk, request, event))
             watch.see(event, piece)

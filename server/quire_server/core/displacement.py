@@ -14,13 +14,18 @@ from quire_server.core.running import Running
 from quire_server.core.sequence import Sequence
 
 
+def may_interrupt(waiting: Sequence, config: SchedulerConfig) -> bool:
+    """Whether it need not wait for those behind it to end, or to come to the end of their prompts."""
+    is_urgent = config.policy is Policy.PRIORITY or waiting.request.priority == TOP_PRIORITY
+    return is_urgent and config.batching is not Batching.STATIC
+
+
 def victims(first: Sequence, running: Running, kv: KVManager, config: SchedulerConfig) -> list[Sequence]:
     """The fewest, from behind, whose row and blocks let ``first`` run in this step; none if that cannot be.
 
     Whoever stays may need a block for its next token in this very step: those are not to be had.
     """
-    is_urgent = config.policy is Policy.PRIORITY or first.request.priority == TOP_PRIORITY
-    if not is_urgent or config.batching is Batching.STATIC:
+    if not may_interrupt(first, config):
         return []
     going, given_back, num_reclaimed, match = list[Sequence](), Counter[int](), 0, None
     for last in reversed(running.sequences):
@@ -37,8 +42,14 @@ def victims(first: Sequence, running: Running, kv: KVManager, config: SchedulerC
         num_growing -= _grows(last)
         num_reclaimed += kv.reclaimable(last, given_back, match)
     staying = running.sequences[: len(running.sequences) - len(going)]
-    wanted = sum(len(sequence.tokens) - sequence.num_computed for sequence in staying)
+    wanted = sum(_wanted(sequence, first) for sequence in staying)
     return going if wanted < config.token_budget else []  # a row without a turn is no help
+
+
+def _wanted(running: Sequence, first: Sequence) -> int:
+    """Tokens that it gets before ``first``: chunks of those behind that one come after it."""
+    lacking = len(running.tokens) - running.num_computed
+    return lacking if lacking == 1 or running.order < first.order else 0
 
 
 def _grows(sequence: Sequence) -> bool:

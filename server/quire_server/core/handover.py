@@ -14,6 +14,7 @@ class Turns:
     """Who has a turn in a step, and what the runner has to hear first."""
 
     singles: list[Sequence] = field(default_factory=list)
+    newcomers: list[Sequence] = field(default_factory=list)  # that start, and lack one token
     drafts: list[Draft] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     started: list[StartedRow] = field(default_factory=list)

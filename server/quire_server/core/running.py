@@ -17,6 +17,11 @@ class Running:
         self._free_rows = list(range(num_rows - 1, -1, -1))  # the lowest is next
 
     @property
+    def num_free_rows(self) -> int:
+        """Rows that nobody has."""
+        return len(self._free_rows)
+
+    @property
     def is_full(self) -> bool:
         """Whether every row is taken."""
         return not self._free_rows

@@ -2,10 +2,10 @@
 
 The engine loop calls ``schedule``, hands the Step to the runner, and gives the result to ``commit``. Each
 sequence has ``num_computed`` chasing ``len(tokens)``: a decode lacks one token, a prompt many, a prefix hit
-fewer, a preempted sequence all of them again. Running sequences go first (single tokens before chunks of
-prompts), then waiting ones, in the order of the policy; drafts get what is left. When no
-block is free, the last running sequence gives its blocks back and waits; the first one can therefore always
-go on. Knows nothing of tensors or text.
+fewer, a preempted sequence all of them again. Single tokens of running sequences go first, then prompts in
+the order of the policy, those that run before those that wait, but for what is urgent (``admission``); drafts
+get what is left. When no block is free, the last running sequence gives its blocks back and waits; the first
+one can therefore always go on. Knows nothing of tensors or text.
 """
 
 import time
@@ -13,25 +13,18 @@ from collections.abc import Callable, Collection
 from itertools import islice
 
 from quire_server.core import displacement, fitting, stopping
+from quire_server.core.admission import Admission
 from quire_server.core.arrivals import Arrivals
 from quire_server.core.decodes import columns, count, event, report
-from quire_server.core.handover import Chunk, Turns, step_of
+from quire_server.core.handover import Turns, step_of
 from quire_server.core.kv_manager import KVManager
 from quire_server.core.lifecycle import Lifecycle
-from quire_server.core.limits import Batching, SchedulerConfig, SchedulerStats
+from quire_server.core.limits import SchedulerConfig, SchedulerStats
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.sequence import Sequence, Status
 from quire_server.core.speculation import Speculator, held
 from quire_server.core.speculation_stats import SpeculationStats
-from quire_server.core.step import (
-    IMPOSSIBLE,
-    StartedRow,
-    Step,
-    StepEvents,
-    StepResult,
-    TokenEvent,
-    failure,
-)
+from quire_server.core.step import IMPOSSIBLE, Step, StepEvents, StepResult, TokenEvent, failure
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
 
@@ -50,13 +43,13 @@ class Scheduler:
         self._arrivals = Arrivals(config, eos_token_ids)
         self.kv = KVManager(config, clock)
         self._life = Lifecycle(config, self.kv, self._arrivals)
+        self._admission = Admission(config, self.kv, self._life, self._give_up)
         self._speculator = Speculator(config.speculation, clock) if config.speculation else None
         self._in_flight: list[Sequence] = []  # of the current step, in its order
         self._num_continuing = 0  # the first ones of these: they ran before, and lack one token
         self._failures: list[TokenEvent] = []  # told by the next commit
         self._num_steps = 0
         self._was_aborted_in_flight = False
-        self._is_closed = False  # static batching: the batch has begun, and nobody joins
 
     @property
     def num_running(self) -> int:
@@ -105,6 +98,12 @@ class Scheduler:
             self._was_aborted_in_flight = bool(self._in_flight)
             self._life.finish(sequence)
 
+    def end(self, request_id: str) -> None:
+        """Forget a request whose answer has ended by what only the caller sees, a stop string."""
+        if (sequence := self._life.sequences.get(request_id)) is not None:
+            self._arrivals.answered(sequence)
+        self.abort(request_id)
+
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to do. One without rows only carries failures to
         commit, or waits for KV blocks from the disk.
@@ -119,27 +118,14 @@ class Scheduler:
         num_preempted = life.preemptions
         turns = Turns()
         prompts = self._continue_running(turns)
-        budget = self.config.token_budget - len(turns.singles)
-        for sequence in prompts:
-            if budget == 0:
-                break
-            turns.chunks.append((sequence, min(budget, len(sequence.tokens) - sequence.num_computed)))
-            budget -= turns.chunks[-1][1]
-        newcomers: list[Sequence] = []
-        if life.preemptions == num_preempted:
-            # A newcomer decodes only when the cache holds all the rest; one token of more is a chunk.
-            for sequence, n in self._admit(budget, turns.started):
-                budget -= n
-                if sequence.num_computed + 1 == len(sequence.tokens):
-                    newcomers.append(sequence)
-                else:
-                    turns.chunks.append((sequence, n))
-        elif not turns.singles and not turns.chunks:
+        has_room = life.preemptions == num_preempted
+        if not (has_room or turns.singles or prompts):
             return self.schedule()  # everything that ran was preempted or failed: there is room now
+        budget = self._admission.deal(turns, prompts, admits=has_room)
         if self._speculator is not None:
             turns.drafts = self._speculator.draft(turns.singles, budget, self.kv, turns.grown)
         self._num_continuing = len(turns.singles)
-        turns.singles += newcomers
+        turns.singles += turns.newcomers
         self._num_steps += 1
         self._in_flight = turns.in_order()
         if self._speculator is not None:
@@ -218,41 +204,19 @@ class Scheduler:
             if victim is sequence and len(running) == 1:
                 if self.kv.yield_pins():
                     continue
-                needed = len(sequence.block_ids) + 1
-                self._failures.append(
-                    failure(sequence.request.request_id, fitting.too_long(needed, self.config))
-                )
                 self._life.preemptions += 1
-                self._life.finish(sequence)
+                self._give_up(sequence, len(sequence.block_ids) + 1)
                 return None
             self._life.preempt(victim)
             if victim is sequence:
                 return None
         return block_id
 
-    def _admit(self, budget: int, started: list[StartedRow]) -> list[Chunk]:
-        """Waiting sequences, in order, as long as budget, rows and blocks last: no overtaking."""
-        admitted: list[Chunk] = []
-        life = self._life
-        self._is_closed &= bool(life.running.sequences)
-        while budget > 0 and not (life.running.is_full or life.is_blocked or self._is_closed):
-            if (sequence := life.waiting.first()) is None:
-                break
-            if (match := self.kv.match(sequence)) is None:
-                break  # a part of its prefix is on its way from the disk
-            lacking = len(sequence.tokens) - match.num_cached
-            if lacking > budget and not self.config.enable_chunked_prefill:
-                budget = 0
-                break
-            if not self.kv.fits(match, alone=not life.running.sequences):
-                life.is_blocked = True
-                break
-            started.append(life.start(sequence, match))
-            admitted.append((sequence, min(budget, lacking)))
-            budget -= admitted[-1][1]
-        # Static: whoever the budget kept waiting may still join; later nobody.
-        self._is_closed |= self.config.batching is Batching.STATIC and budget > 0
-        return admitted
+    def _give_up(self, sequence: Sequence, num_blocks: int) -> None:
+        """It needs more blocks than there are."""
+        why = fitting.too_long(num_blocks, self.config)
+        self._failures.append(failure(sequence.request.request_id, why))
+        self._life.finish(sequence)
 
     def _commit_decodes(
         self, decodes: list[Sequence], result: StepResult, others: list[TokenEvent]

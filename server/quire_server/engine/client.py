@@ -73,6 +73,7 @@ class Answer:
         self._request_id = request_id
         self._on_tokens = on_tokens
         self._is_whole = is_whole
+        self.is_complete = False  # the reader says so, where the engine cannot see it: a stop string came
         self._events: deque[TokenEvent | QuireServerError] = deque()
         self._tokens: list[int] = []  # that came after the events
         self._arrival: asyncio.Future[None] | None = None  # what the reader waits for, if it does
@@ -147,6 +148,7 @@ class EngineClient:
         self._answers: dict[str, Answer] = {}
         self._requests: list[Request] = []
         self._aborts: list[str] = []
+        self._ended: list[str] = []
         self._writer: asyncio.StreamWriter | None = None
         self._info: EngineInfo | None = None
         self.stats = EngineStats()
@@ -185,7 +187,8 @@ class EngineClient:
         *,
         is_whole: bool = False,
     ) -> AsyncIterator[Answer]:
-        """The answer of a request; leaving the block early aborts it. For the rest see Answer.
+        """The answer of a request; leaving the block early aborts it, or ends it where it is complete.
+        For the rest see Answer.
 
         At the deadline (of `time.monotonic`) the answer ends with DeadlineExceededError, whether the engine
         is busy, stuck or gone.
@@ -202,7 +205,7 @@ class EngineClient:
         finally:
             timer.cancel()
             if self._answers.pop(request.request_id, None) is not None:
-                self._aborts.append(request.request_id)
+                (self._ended if answer.is_complete else self._aborts).append(request.request_id)
                 self._flush_soon()
 
     def reset_prefix_cache(self) -> None:
@@ -212,14 +215,15 @@ class EngineClient:
         self._writer.write(to_frame(Inbox(reset_cache=True)))
 
     def _flush_soon(self) -> None:
-        if len(self._requests) + len(self._aborts) == 1:
+        if len(self._requests) + len(self._aborts) + len(self._ended) == 1:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         requests, self._requests = self._requests, []
         aborts, self._aborts = self._aborts, []
+        ended, self._ended = self._ended, []
         if self._writer is not None:
-            for message in _messages(requests, aborts):
+            for message in _messages(requests, aborts, ended):
                 self._writer.write(to_frame(message))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -263,8 +267,8 @@ def _at(deadline: float, call: Callable[[], None]) -> asyncio.TimerHandle:
     return asyncio.get_running_loop().call_later(seconds, call)
 
 
-def _messages(requests: Sequence[Request], aborts: Sequence[str]) -> Iterator[Inbox]:
-    """As few as frames can hold. Aborts go last: what they name may be among the requests."""
+def _messages(requests: Sequence[Request], aborts: Sequence[str], ended: Sequence[str]) -> Iterator[Inbox]:
+    """As few as frames can hold. What is to be dropped goes last: it may be among the requests."""
     batch: list[Request] = []
     num_tokens = 0
     for request in requests:
@@ -273,7 +277,7 @@ def _messages(requests: Sequence[Request], aborts: Sequence[str]) -> Iterator[In
             yield Inbox(tuple(batch))
             batch, num_tokens = [], _size(request)
         batch.append(request)
-    yield Inbox(tuple(batch), tuple(aborts))
+    yield Inbox(tuple(batch), tuple(aborts), ended=tuple(ended))
 
 
 def _size(request: Request) -> int:

@@ -43,6 +43,7 @@ class Mail:
     requests: tuple[tuple[Peer, Request], ...]
     aborts: tuple[str, ...]
     reset_cache: bool
+    ended: tuple[str, ...]
 
 
 class EngineSocket:
@@ -67,6 +68,7 @@ class EngineSocket:
         """Wait up to `timeout` seconds for something to happen, and return what was asked."""
         requests: list[tuple[Peer, Request]] = []
         aborts: list[str] = []
+        ended: list[str] = []
         reset_cache = False
         for deaf in self._deaf & self._peers:
             aborts.extend(self._drop(deaf, "does not read"))
@@ -87,8 +89,9 @@ class EngineSocket:
                         break
                     requests.extend((peer, request) for request in message.requests)
                     aborts.extend(message.aborts)
+                    ended.extend(message.ended)
                     reset_cache |= message.reset_cache
-        return Mail(tuple(requests), tuple(aborts), reset_cache)
+        return Mail(tuple(requests), tuple(aborts), reset_cache, tuple(ended))
 
     def send(self, peer: Peer, message: Message) -> None:
         """Queue a message; a peer that does not read is dropped at its next poll."""

@@ -110,6 +110,9 @@ class Engine:
         for request_id in mail.aborts:
             self._forget(request_id)
             self._scheduler.abort(request_id)
+        for request_id in mail.ended:
+            self._forget(request_id)
+            self._scheduler.end(request_id)
         for peer, event in refused:
             socket.send(peer, Outbox((event,), self._stats()))
 

@@ -43,6 +43,7 @@ class Inbox:
     requests: tuple[Request, ...] = ()
     aborts: tuple[str, ...] = ()
     reset_cache: bool = False
+    ended: tuple[str, ...] = ()  # to drop as well: their answers are complete, by a stop string
 
 
 class Outbox(NamedTuple):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from quire_server.core.policy import CLASSES, Policy
 from quire_server.core.scheduler import Scheduler
-from tests.server.core.fake_runner import EOS, FakeRunner, config, request
+from tests.server.core.fake_runner import EOS, FakeRunner, config, drain, is_error, request
 
 
 def engine(**changes: object) -> tuple[Scheduler, FakeRunner]:
@@ -53,6 +53,19 @@ def test_an_urgent_one_before_which_nobody_stands_starts_in_the_next_step(
     length = data.draw(st.integers(1, min(60, 4 * num_blocks - 4)))
     scheduler.add(request("high", [40] * length, 2, arrival=20.0, priority=CLASSES["high"]))
     assert run(scheduler, runner) == ["high"]
+    drain(scheduler, runner)
+
+
+def test_one_that_lost_its_place_with_more_tokens_than_the_whole_cache_holds_up_nobody() -> None:
+    scheduler, runner = engine(num_blocks=8)
+    scheduler.add(request("low", range(15), 30, arrival=0.0, priority=CLASSES["low"]))
+    for _ in range(18):
+        run(scheduler, runner)
+    scheduler.add(request("high", [40], 2, arrival=1.0, priority=CLASSES["high"]))
+    scheduler.add(request("normal", [41], 2, arrival=1000.0))
+    last = drain(scheduler, runner, 20)[1]
+    assert is_error(last["low"]) and "the whole cache holds 32" in str(last["low"].error)
+    assert list(last) == ["high", "low", "normal"]
 
 
 @pytest.mark.parametrize("arrival", [3.0, 1.0])

@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from quire_server.core.displacement import may_interrupt
 from quire_server.core.limits import Batching, SpeculationConfig, SpeculativeMethod
 from quire_server.core.policy import CLASSES, TOP_PRIORITY, Policy
 from quire_server.core.scheduler import Scheduler
@@ -64,6 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tokens: dict[str, list[int]] = {}
         self.count = self.steps_since_news = 0
         self.now = 0.0
+        self.waited, self.patience = "", PATIENCE
 
     @rule(
         shared=st.integers(0, 20),  # length of the prefix that all prompts have in common
@@ -83,6 +85,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.live[name], self.tokens[name] = (prompt, max_tokens), []
         self.scheduler.add(request(name, prompt, max_tokens, self.now, cache_salt=salt, priority=priority))
 
+    @rule(
+        shared=st.integers(0, 20),
+        num_low=st.integers(1, 5),
+        num_steps=st.integers(0, 8),
+        length=st.integers(1, 20),
+        priority=st.sampled_from([CLASSES["high"], TOP_PRIORITY]),
+    )
+    def arrive_urgently(self, shared: int, num_low: int, num_steps: int, length: int, priority: int) -> None:
+        """When others, who share a prefix, have made themselves at home."""
+        for place in range(num_low):
+            self.arrive(shared, [place], 12, "", CLASSES["low"], 0.0)
+            self.step(abort_in_flight=False)
+        for _ in range(num_steps):
+            self.step(abort_in_flight=False)
+        self.arrive(0, [3] * length, 2, "", priority, 0.0)
+        self.step(abort_in_flight=False)
+
     @rule(choice=st.integers(0, 1000))
     def abort(self, choice: int) -> None:
         if self.live:
@@ -92,8 +111,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(abort_in_flight=st.booleans())
     def step(self, abort_in_flight: bool) -> None:
+        head, must_start = self.head()
         step = self.scheduler.schedule()
         assert (step is None) == (not self.live)
+        started = {row.request_id for row in step.started} if step is not None else set[str]()
+        self.patience = self.patience - 1 if head == self.waited and head not in started else PATIENCE
+        assert self.patience, "the most urgent one waits, and nobody else starts"
+        self.waited = head
+        assert not must_start or head in started, "it could have started"
         if step is None:
             return
         result = self.runner.run(step)
@@ -116,6 +141,21 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert not prompt or len(prompt) >= 24 or len(prompt) + max_tokens > capacity
             else:
                 assert len(said) == min(max_tokens, 24 - len(prompt))
+
+    def head(self) -> tuple[str, bool]:
+        """The most urgent waiting request, and whether nothing that runs may keep it from starting now."""
+        first, running = self.scheduler._life.waiting.first(), self.scheduler._life.running.sequences
+        if first is None:
+            return "", False
+        give_way = all(
+            other.order > first.order and other.request.priority > first.request.priority for other in running
+        )
+        return first.request.request_id, (
+            may_interrupt(first, self.config)
+            and give_way
+            and len(running) < self.config.token_budget
+            and len(first.tokens) <= self.config.num_blocks * self.config.block_size
+        )
 
     @invariant()
     def accounts_hold(self) -> None:

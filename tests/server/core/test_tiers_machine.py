@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quire_server.core.limits import PreemptionMode
+from quire_server.core.limits import Batching, PreemptionMode
+from quire_server.core.policy import CLASSES, TOP_PRIORITY, Policy
 from quire_server.core.scheduler import Scheduler
 from tests.server.core.fake_runner import EOS, FakeRunner, answer, config, is_error, request
 
@@ -23,6 +24,8 @@ class TiersMachine(RuleBasedStateMachine):
         lag=st.integers(0, 2),
         mode=st.sampled_from(PreemptionMode),
         caching=st.sampled_from([True, True, False]),
+        policy=st.sampled_from(Policy),
+        batching=st.sampled_from([Batching.CONTINUOUS, Batching.CONTINUOUS, Batching.STATIC]),
     )
     def begin(
         self,
@@ -33,6 +36,8 @@ class TiersMachine(RuleBasedStateMachine):
         lag: int,
         mode: PreemptionMode,
         caching: bool,
+        policy: Policy,
+        batching: Batching,
     ) -> None:
         self.config = config(
             num_blocks=-(-LONGEST // block_size) + spare,
@@ -45,6 +50,8 @@ class TiersMachine(RuleBasedStateMachine):
             preemption_mode=mode,
             enable_prefix_caching=caching,
             pinnable=0.3,
+            policy=policy,
+            batching=batching,
         )
         self.now = 0.0
         self.scheduler = Scheduler(self.config, eos_token_ids=[EOS], clock=lambda: self.now)
@@ -61,16 +68,27 @@ class TiersMachine(RuleBasedStateMachine):
         ttl=st.sampled_from([0.0, 0.0, 5.0]),
         steps=st.integers(1, NUM_STEPS),
         fault=st.sampled_from(["", "", "", "corrupt", "full"]),
+        priority=st.sampled_from([*CLASSES.values(), TOP_PRIORITY]),
     )
     def burst(
-        self, families: list[int], length: int, max_tokens: int, ttl: float, steps: int, fault: str
+        self,
+        families: list[int],
+        length: int,
+        max_tokens: int,
+        ttl: float,
+        steps: int,
+        fault: str,
+        priority: int,
     ) -> None:
         for family in families:
             prompt = [family * 10 + place % 7 for place in range(length)]
             name = f"r{self.count}"
             self.count += 1
             self.live[name], self.tokens[name] = (prompt, max_tokens), []
-            self.scheduler.add(request(name, prompt, max_tokens, cache_salt=str(family % 2), cache_ttl=ttl))
+            salt = str(family % 2)
+            self.scheduler.add(
+                request(name, prompt, max_tokens, self.now, cache_salt=salt, cache_ttl=ttl, priority=priority)
+            )
         self.runner.corrupt_loads, self.runner.disk.full = fault == "corrupt", fault == "full"
         self.run(steps)
         self.runner.corrupt_loads = self.runner.disk.full = False

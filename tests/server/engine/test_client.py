@@ -79,6 +79,22 @@ async def test_leaving_early_aborts_the_request(rig):
         await asyncio.to_thread(rig.wait, lambda r: not r.scheduler.has_work)
 
 
+async def test_the_engine_learns_the_length_of_an_answer_whose_end_only_the_reader_saw(rig):
+    rig.runner.delay = 0.002
+    lengths = rig.scheduler._arrivals._lengths
+    before = lengths.expect(1, 60)
+    async with connected(rig) as client:
+        for is_complete in (False, True):
+            async with client.submit(ask("a", max_tokens=60)) as answer:
+                seen = 0
+                while seen < 20:
+                    seen += len((await answer.next()).token_ids)
+                answer.is_complete = is_complete
+            await asyncio.to_thread(rig.wait, lambda r: not r.scheduler.has_work)
+            assert (lengths.expect(1, 60) != before) == is_complete
+    assert 20 <= lengths.expect(1, 60) < 60
+
+
 async def test_at_its_deadline_an_answer_ends_even_while_the_engine_is_stuck(rig):
     rig.runner.delay = 1.0
     async with connected(rig) as client:

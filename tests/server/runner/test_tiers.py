@@ -53,6 +53,30 @@ def runner(directory: Path, tmp_path: Path) -> Iterator[ModelRunner]:
     runner.close()
 
 
+def test_no_tier_takes_more_bytes_than_it_was_given(directory: Path, tmp_path: Path) -> None:
+    host, disk_bytes = 100_001, 200_001
+    runner = load(
+        directory,
+        kv_offload_host_bytes=host,
+        kv_offload_disk_path=tmp_path,
+        kv_offload_disk_bytes=disk_bytes,
+    )
+    try:
+        limits = {"num_host_slots": runner.num_host_slots, "num_disk_slots": runner.num_disk_slots}
+        engine = InProcessEngine(runner, **(SMALL | limits))
+        for start in range(0, 210, 10):
+            engine.generate([[start, *range(2, 80)], [start, *range(3, 81)]], greedy(2))
+        stats, tiers = engine.scheduler.kv.stats(), runner._tiers
+        assert tiers is not None and tiers._disk is not None
+        each = tiers.num_bytes // runner.num_host_slots
+        assert (stats.host_used, stats.disk_used) == (runner.num_host_slots, runner.num_disk_slots), "full"
+        assert host - each < tiers.num_bytes <= host
+        assert disk_bytes - each < each * runner.num_disk_slots <= disk_bytes
+        assert os.fstat(tiers._disk._file.fileno()).st_size <= disk_bytes
+    finally:
+        runner.close()
+
+
 @pytest.mark.parametrize("mode", PreemptionMode)
 @pytest.mark.parametrize("caching", [True, False])
 def test_no_answer_comes_from_anothers_prompt(
