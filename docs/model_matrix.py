@@ -2,19 +2,25 @@
 parser of config.json says to everything else.
 
 Called by docs/generate.py. Nothing here is a claim of its own: "works" is a case of the tests, "refused" a
-message of the parser; a cell that is neither is a setting that the family does not have.
+message of the parser, "untested" a pair that no test names; a cell that is none of them is a setting that the
+family does not have.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 from quire_server.core.errors import ConfigError, ModelCorruptError
 from quire_server.models import registry
+from tests.server import feature_pairs
 from tests.server.models import matrix, quantized_matrix, settings
 from tests.server.models.variants import VARIANTS
+
+_ROOT = Path(__file__).parent.parent
 
 HEAD = """# What works together
 
@@ -25,6 +31,7 @@ Made by `make docs` from the tests and from the server's own parser; the tests f
   of `tests/server/models/test_parity_matrix.py`; each cell of the third is a variant of that matrix, or a
   model of `test_settings_parity.py`, which runs it in chunks, in a batch and swapped out and in.
 - **refused**: the server ends with a message that names the setting, before it loads anything.
+- **untested**: no test combines the two, see [Features with each other](#features-with-each-other).
 - **-**: not a setting of this family, or not possible.
 """
 
@@ -41,6 +48,21 @@ Without quantised weights, every family of the first table is run over both cach
 (`tests/server/runner/test_kv_cache_dtypes.py`): in chunks, in a batch and swapped, log-probabilities stay
 within 0.05 of those of each request alone. That is no token-for-token promise, see
 [Quantised models and caches](quantization.md).
+"""
+
+FEATURES = """## Features with each other
+
+From `tests/server/feature_pairs.py`, which names the test of each combination.
+
+- **works**: a test runs the two together, with a model, and compares the answers.
+- **scheduled**: random runs of the scheduler have both (order, progress, accounts of blocks), with answers
+  that are made up; no test compares those of a model.
+- **refused**: the server ends with a message, see the test.
+- **untested**: no test combines the two. They are accepted together, and nothing is known against it.
+- **-**: two values of one setting.
+
+Refused as well is what lacks another: a disk tier or swapping without a host tier, `priority` in a request
+without priorities, `watermark` without a key.
 """
 
 UNTESTED = """## Outside the matrix
@@ -82,6 +104,8 @@ def page() -> str:
         _table(list(settings.SETTINGS), list(settings.FAMILIES), _setting),
         QUANTISED,
         _table(list(quantized_matrix.FORMATS), _quantised_columns(), lambda row, column: "works"),
+        FEATURES,
+        _table(list(feature_pairs.FEATURES), list(feature_pairs.FEATURES), _feature_cell()),
         "## What is refused, and how it says so\n",
         "| what | message |\n|---|---|\n" + "".join(_refusals()),
         UNTESTED,
@@ -119,6 +143,33 @@ def _run(covered: Collection[object], row: str | tuple[str, str], column: tuple[
 def _setting(setting: settings.Setting, family: str) -> str:
     found = settings.cell(setting, family)
     return "works" if isinstance(found, dict) or found == "matrix" else found
+
+
+def _feature_cell() -> Callable[[str, str], str]:
+    for (path, name), features in (
+        *feature_pairs.WORKS,
+        *feature_pairs.SCHEDULED,
+        *feature_pairs.REFUSED,
+    ):
+        if not re.search(rf"^(def|class) {name}\b", (_ROOT / path).read_text(encoding="utf-8"), re.MULTILINE):
+            raise AssertionError(f"{path} has no {name}, which is said to combine {', '.join(features)}")
+    exclusive = set(map(frozenset, feature_pairs.EXCLUSIVE))
+    told = {
+        word: set(feature_pairs.pairs(entries))
+        for word, entries in (
+            ("works", feature_pairs.WORKS),
+            ("scheduled", feature_pairs.SCHEDULED),
+            ("refused", feature_pairs.REFUSED),
+        )
+    }
+
+    def cell(row: str, column: str) -> str:
+        pair = frozenset((row, column))
+        if row == column or pair in exclusive:
+            return "-"
+        return next((word for word, pairs in told.items() if pair in pairs), "untested")
+
+    return cell
 
 
 def _quantised_columns() -> list[str]:

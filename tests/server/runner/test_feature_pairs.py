@@ -1,0 +1,57 @@
+"""What a request asks for and how the engine runs, all at once: the answer is the one that it gets alone."""
+
+import pytest
+
+from quire_server.core.limits import PreemptionMode, SpeculationConfig, SpeculativeMethod
+from tests.server import tiny_model
+from tests.server.runner.in_process import InProcessEngine, load
+from tests.server.runner.test_grammars import params
+from tests.server.runner.test_grammars_with_drafts import FORMS
+
+ASKED = {
+    "presence_penalty": 0.4,
+    "frequency_penalty": 0.1,
+    "repetition_penalty": 1.1,
+    "logit_bias": ((97, 3.0), (98, -3.0)),
+    "bad_words": ((5,), (7, 8)),
+}
+PROMPTS = [[1, 2, 3 + index % 3] * 7 for index in range(10)]
+
+
+def sampling(index, **more):
+    return params(FORMS[index % 5], seed=index, temperature=(0.0, 1.0)[index % 2], prompt_logprobs=1, **more)
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    model = tiny_model.write(tmp_path_factory.mktemp("features") / "tiny")
+    return load(model, speculative_model=model, kv_offload_host_bytes=2 << 20)
+
+
+@pytest.mark.parametrize("mode", list(PreemptionMode))
+@pytest.mark.parametrize("method", [SpeculativeMethod.NGRAM, SpeculativeMethod.DRAFT_MODEL])
+def test_grammars_penalties_and_scored_prompts_survive_drafts_and_preemption(runner, method, mode):
+    each = [sampling(index, **ASKED) for index in range(10)]
+    alone, scores = [], []
+    for prompt, one in zip(PROMPTS, each, strict=True):
+        engine = InProcessEngine(runner)
+        alone += engine.generate([prompt], [one])
+        scores += [engine.prompt_logprobs["0"]]
+    crowd = InProcessEngine(
+        runner,
+        num_blocks=12,
+        watermark=0.0,
+        num_host_slots=60,
+        preemption_mode=mode,
+        speculation=SpeculationConfig(method, 4, lookup_min=1),
+    )
+    assert crowd.generate(PROMPTS, each) == alone
+    for index, expected in enumerate(scores):
+        told = crowd.prompt_logprobs[str(index)]
+        assert [one.token_id for one in told] == [one.token_id for one in expected]
+        assert [one.logprob for one in told] == pytest.approx([one.logprob for one in expected], abs=1e-4)
+    stats = crowd.scheduler.stats
+    assert stats.preemptions > 0 and stats.speculation.accepted_tokens > 0
+    assert (crowd.scheduler.kv.stats().swaps > 0) == (mode is PreemptionMode.SWAP)
+    plain = InProcessEngine(runner).generate(PROMPTS, [sampling(index) for index in range(10)])
+    assert plain != alone, "nothing was asked for that changes an answer"
