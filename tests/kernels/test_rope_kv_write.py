@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from quire_kernels.qk_norm import qk_norm_reference
 from quire_kernels.rope_kv_write import kv_cache_rows, rope_kv_write, rope_kv_write_reference
 
 HEADS, KV_HEADS, SIZE, BLOCK = 6, 2, 8, 4
@@ -40,3 +41,17 @@ def test_dimensions_beyond_the_rotary_ones_stay_as_they_are() -> None:
     given = qkv.view(3, -1, SIZE)[:, :HEADS]
     assert torch.equal(q[..., SIZE // 2 :], given[..., SIZE // 2 :])
     assert not torch.equal(q[..., : SIZE // 2], given[..., : SIZE // 2])
+
+
+def test_norms_come_before_the_rotation() -> None:
+    qkv, weights = torch.randn(3, (HEADS + 2 * KV_HEADS) * SIZE), torch.randn(2, SIZE)
+    angles, slots = torch.rand(3, SIZE // 2), torch.tensor([7, 8, 39])
+    ours = [torch.zeros(10, KV_HEADS, BLOCK, SIZE) for _ in range(2)]
+    theirs = [cache.clone() for cache in ours]
+    normed = qkv.clone()
+    qk_norm_reference(normed, weights[0], weights[1], 1e-5, KV_HEADS)
+    expected = rope_kv_write_reference(normed, angles.cos(), angles.sin(), slots, *theirs)
+    norms = (weights[0], weights[1], 1e-5)
+    q = rope_kv_write(qkv, angles.cos(), angles.sin(), None, slots, *ours, norms=norms)
+    torch.testing.assert_close(q, expected)
+    torch.testing.assert_close(ours, theirs)
