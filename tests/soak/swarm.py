@@ -23,6 +23,8 @@ class Tally:
     given_up: int = 0
     shed: Counter[str] = field(default_factory=Counter)
     broken: Counter[str] = field(default_factory=Counter)
+    #: When the requests were begun (`time.monotonic`) whose connection broke, or could not be made.
+    disconnected: list[float] = field(default_factory=list)
 
     @property
     def asked(self):
@@ -44,7 +46,7 @@ async def _ask_until(end, base_url, dice, tally):
     async with openai.AsyncOpenAI(
         base_url=base_url, api_key="none", max_retries=0, timeout=HANG_SECONDS
     ) as client:
-        while loop.time() < end:
+        while (begun := loop.time()) < end:
             try:
                 async with asyncio.timeout(HANG_SECONDS):
                     if await _ask(client, dice):
@@ -59,6 +61,7 @@ async def _ask_until(end, base_url, dice, tally):
                     tally.broken[f"{error.status_code} {error}"] += 1
             except openai.APIConnectionError as error:
                 tally.broken[type(error).__name__] += 1
+                tally.disconnected.append(begun)
                 return  # the server has gone
             except openai.APIError as error:
                 tally.broken[str(error)] += 1
