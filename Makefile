@@ -37,8 +37,9 @@ check: $(READY) ## ruff, mypy, import contracts, tests/contracts
 	.venv/bin/lint-imports
 	$(PYTEST) -q tests/contracts
 
+# A third of the time somebody waits for a server; neighbours stay together, so most fixtures are made once.
 unit: setup ## Every test that needs no cluster
-	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 -m "not api and not cluster and not soak and not kernels" tests
+	OMP_NUM_THREADS=1 $(PYTEST) -q -n 3 --dist worksteal -m "not api and not cluster and not soak and not kernels" tests
 
 # API servers and nodes of the tests' own stand side by side: most of the time somebody waits for a lease or a
 # restart. The stories come one after the other, for some count everything that happens on the cluster.
