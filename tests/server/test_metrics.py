@@ -200,6 +200,8 @@ def test_names_and_buckets_are_what_dashboards_read(small):
 
 
 def test_types_and_labels_are_those_of_vllm_and_those_that_are_promised(small):
+    drive(small)
+    small.wait("drafts", lambda: "llm_spec_decode_accepted_tokens_per_pos_total{" in page(small))
     found, ours = {}, {}
     for family in text_string_to_metric_families(page(small)):
         labels = set().union(*(sample.labels for sample in family.samples)) - {"le"}

@@ -34,6 +34,7 @@ class Spy:
     """Stands for the tokenizer, the template and the grammar compiler, and does none of their work."""
 
     vocab_size = 9
+    eos_token_ids = (8,)
 
     def __init__(self):
         self.calls = []

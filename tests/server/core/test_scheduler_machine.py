@@ -115,7 +115,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         step = self.scheduler.schedule()
         assert (step is None) == (not self.live)
         started = {row.request_id for row in step.started} if step is not None else set[str]()
-        self.patience = self.patience - 1 if head == self.waited and head not in started else PATIENCE
+        waits_on = head and head == self.waited and head not in started
+        self.patience = self.patience - 1 if waits_on else PATIENCE
         assert self.patience, "the most urgent one waits, and nobody else starts"
         self.waited = head
         assert not must_start or head in started, "it could have started"
