@@ -48,6 +48,15 @@ class Spans:
             np.repeat(ends, samples) - back,
         )
 
+    def tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(row, position) of each token of the step."""
+        counts = self.ends - self.starts
+        if len(counts) == counts.sum():
+            return self.rows, self.starts
+        first = np.cumsum(counts) - counts  # of each row, among the step's tokens
+        positions = np.arange(counts.sum()) - np.repeat(first - self.starts, counts)
+        return np.repeat(self.rows, counts), positions
+
 
 def build(
     step: Step, spans: Spans, rows: Rows, num_kv_heads: int, windows: Iterable[int | None]
@@ -56,10 +65,8 @@ def build(
 
     A row with drafts is so many decodes, each of its own length over the same blocks.
     """
-    counts = spans.ends - spans.starts
-    token_rows = np.repeat(spans.rows, counts)
-    bounds = np.concatenate(([0], np.cumsum(counts)))
-    positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1] - spans.starts, counts)
+    token_rows, positions = spans.tokens()
+    bounds = np.concatenate(([0], np.cumsum(spans.ends - spans.starts)))
     slots = torch.from_numpy(rows.slots(token_rows, positions))
     whole = _leading_whole(step)
     decodes = int(bounds[whole])

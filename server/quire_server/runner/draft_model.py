@@ -22,6 +22,7 @@ from quire_server.core.step import Step
 from quire_server.models.decoder import Decoder
 from quire_server.runner import batch, out_of_memory
 from quire_server.runner.rows import Rows
+from quire_server.runner.static_decode import StaticDecode
 
 #: (logits [S, V], rows [S], lengths of their contexts [S]) -> token ids, which it has written to the rows.
 Choose = Callable[[Tensor, NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
@@ -54,6 +55,7 @@ class DraftModel:
         self._model = model
         self._kv_caches = kv_caches
         self._rows = rows
+        self._static_decode = StaticDecode.of(model, kv_caches, *rows.block_table.shape)
         self._vocab_size = vocab_size
         self._step_tokens = step_tokens
         self._ready = np.zeros(rows.num_blocks.shape[0], np.int64)  # leading tokens of each row in the cache
@@ -145,20 +147,25 @@ class DraftModel:
         rows, starts, counts, is_sampled = zip(*pieces, strict=True)
         step = Step(0, (), (), rows, starts, counts, tuple(map(int, is_sampled)))
         spans = batch.Spans.of(step)
-        config = self._model.config
-        forward_batch = batch.build(step, spans, self._rows, config.num_kv_heads, config.windows)
-        if config.vocab_size < self._vocab_size:
-            forward_batch.token_ids.clamp_(max=config.vocab_size - 1)
-        logits = self._model(forward_batch, self._kv_caches).float()
+        logits = self._forward(step, spans).float()
         if not spans.sampled_rows.size:
             return []
-        padding = self._vocab_size - config.vocab_size  # vocabularies of a tokenizer, padded to other widths
+        padding = self._vocab_size - logits.shape[1]  # vocabularies of a tokenizer, padded to other widths
         logits = functional.pad(logits, (0, padding), value=float("-inf")) if padding else logits
         gained: list[int] = spans.sampled_rows.tolist()
         tokens = choose(logits, spans.sampled_rows, spans.sampled_lengths)
         for row, token in zip(gained, tokens.tolist(), strict=True):
             drafts[row].append(token)
         return gained
+
+    def _forward(self, step: Step, spans: batch.Spans) -> Tensor:
+        if self._static_decode is not None and self._static_decode.takes(step):
+            return self._static_decode(spans, self._rows)
+        config = self._model.config
+        forward_batch = batch.build(step, spans, self._rows, config.num_kv_heads, config.windows)
+        if config.vocab_size < self._vocab_size:
+            forward_batch.token_ids.clamp_(max=config.vocab_size - 1)
+        return self._model(forward_batch, self._kv_caches)
 
 
 def _with_drafts(step: Step, drafts: dict[int, list[int]]) -> Step:

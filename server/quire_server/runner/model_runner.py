@@ -183,12 +183,14 @@ class ModelRunner:
 
     def _forward(self, step: Step, spans: batch.Spans) -> tuple[Tensor, dict[int, tuple[TokenLogprobs, ...]]]:
         """Logits float32 of the positions to sample, and what was asked of the prompts, by row."""
-        if self._static_decode is not None and self._static_decode.takes(step):
-            return self._static_decode(spans, self._rows).float(), {}
         rows, config = self._rows, self.model_config
+        reports = len(spans.sampled) < step.total_tokens and bool(
+            (rows.num_prompt_logprobs[spans.rows] >= 0).any()
+        )
+        if self._static_decode is not None and not reports and self._static_decode.takes(step):
+            return self._static_decode(spans, rows).float(), {}
         forward_batch = batch.build(step, spans, rows, config.num_kv_heads, config.windows)
         states = self._model.states(forward_batch, self._kv_caches)
-        reports = bool((rows.num_prompt_logprobs[spans.rows] >= 0).any())
         told = prompt_logprobs.compute(self._model, states, spans, rows) if reports else {}
         return self._model.logits(states, forward_batch.sample_rows).float(), told
 

@@ -1,10 +1,12 @@
-"""Steps in which every row decodes, by one recording of the whole forward pass over tensors that stay where
-they are. Owned by ``model_runner``, which computes everything else, and models that cannot be recorded.
+"""Steps of few tokens, by one recording of the whole forward pass over tensors that stay where they are:
+decodes, drafts to be checked, what a draft model lacks. Owned by ``model_runner`` and ``draft_model``, which
+compute everything else layer by layer, and models that cannot be recorded.
 """
 
 from collections.abc import Sequence
 from typing import NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,12 +17,15 @@ from quire_server.models.decoder import Decoder
 from quire_server.runner.batch import Spans
 from quire_server.runner.rows import Rows
 
+_DRAFTED = 64  # tokens that there is room for, however few rows decode
+
 
 class StaticDecode:
-    """A batch of the most rows, recorded once; a step fills the first of them."""
+    """A batch of the most tokens, recorded once as rows of their own; a step fills the first of them."""
 
-    def __init__(self, batch: ForwardBatch, recording: Recording) -> None:
+    def __init__(self, batch: ForwardBatch, recording: Recording, vocab_size: int) -> None:
         self._recording = recording
+        self._vocab_size = vocab_size
         self._token_ids, self._positions, self._slots, self._lengths, self._table = (
             tensor.numpy()
             for tensor in (
@@ -37,26 +42,29 @@ class StaticDecode:
         cls, model: Decoder, kv_caches: Sequence[Tensor], max_rows: int, max_blocks: int
     ) -> "StaticDecode | None":
         """None for a model whose arithmetic is not all by native kernels."""
-        batch = _batch(model, max_rows, max_blocks)
+        batch = _batch(model, max(max_rows, _DRAFTED), max_blocks)
         recording = record(lambda: model(batch, kv_caches))
-        return None if recording is None else cls(batch, recording)
+        return None if recording is None else cls(batch, recording, model.config.vocab_size)
 
     def takes(self, step: Step) -> bool:
-        """Whether all rows decode and all want a token."""
-        return step.total_tokens == len(step.rows) and all(step.samples)
+        """Whether there is room for all tokens, and logits of most are wanted: it computes those of all."""
+        return step.total_tokens <= min(len(self._token_ids), 2 * sum(step.samples))
 
     def __call__(self, spans: Spans, rows: Rows) -> Tensor:
-        """Logits [rows, vocab], valid until the next call: those of the model for ``batch.build`` of the
-        same, to the bit.
+        """Logits [sampled, vocab], valid until the next call: those of the model for ``batch.build`` of the
+        same, to the bit. Token ids beyond the vocabulary, as another model may have, count as the last.
         """
-        count, table = len(spans.rows), rows.table(spans.rows, spans.ends)
-        self._token_ids[:count] = rows.tokens[spans.rows, spans.starts]
-        self._positions[:count] = spans.starts
-        self._slots[:count] = rows.slots(spans.rows, spans.starts)
-        self._lengths[:count] = spans.ends
+        row_ids, positions = spans.tokens()
+        count, lengths = len(row_ids), positions + 1
+        table = rows.table(row_ids, lengths)
+        np.minimum(rows.tokens[row_ids, positions], self._vocab_size - 1, out=self._token_ids[:count])
+        self._positions[:count] = positions
+        self._slots[:count] = rows.slots(row_ids, positions)
+        self._lengths[:count] = lengths
         self._table[:count, : table.shape[1]] = table
         self._recording.replay(count)
-        return self._recording.result[:count]
+        logits = self._recording.result[:count]
+        return logits if len(spans.sampled) == count else logits[torch.from_numpy(spans.sampled)]
 
 
 def _batch(model: Decoder, rows: int, blocks: int) -> ForwardBatch:

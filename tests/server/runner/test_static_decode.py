@@ -1,4 +1,4 @@
-"""A step of decodes computed by a recording equals, to the bit, the same step computed layer by layer."""
+"""A step of few tokens computed by a recording equals, to the bit, the same step computed layer by layer."""
 
 from typing import Any
 
@@ -33,6 +33,16 @@ RECORDED: dict[str, dict[str, Any]] = {
 }
 
 
+STEPS = (
+    ([33, 1, 64, 16, 17, 5], [1] * 6, [1] * 6),
+    ([40], [1], [1]),
+    ([9, 50], [1, 1], [1, 1]),
+    ([30, 20], [1, 5], [1, 5]),  # drafts to be checked
+    ([30, 18], [2, 2], [1, 1]),  # a draft model after drafts that held
+    ([20, 3, 41], [4, 3, 1], [4, 1, 1]),  # a short rest of a prompt among them
+)
+
+
 def model_of(family: str, settings: dict[str, Any], dtype: torch.dtype, linear: Any = Int8Linear) -> Decoder:
     config = registry.parse({"architectures": [f"{family}ForCausalLM"]} | SIZES | settings, ())
     made = registry.build(config, max_len=MAX_LEN, dtype=dtype, device=torch.device("cpu"), linear=linear)
@@ -49,8 +59,8 @@ def caches_of(model: Decoder, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     return made
 
 
-def decodes(lengths: list[int]) -> tuple[Step, Rows]:
-    """A step in which so many rows, with contexts of these lengths, take one token."""
+def step_of(lengths: list[int], counts: list[int], samples: list[int]) -> tuple[Step, Rows]:
+    """A step over the last tokens of contexts of these lengths."""
     rows, blocks = Rows(MAX_ROWS, MAX_LEN, BLOCK), iter(torch.randperm(32).tolist())
     started = tuple(
         StartedRow(
@@ -64,9 +74,8 @@ def decodes(lengths: list[int]) -> tuple[Step, Rows]:
         )
         for row, length in enumerate(lengths)
     )
-    count = len(lengths)
-    starts = tuple(length - 1 for length in lengths)
-    step = Step(0, started, (), tuple(range(count)), starts, (1,) * count, (True,) * count)
+    starts = tuple(length - count for length, count in zip(lengths, counts, strict=True))
+    step = Step(0, started, (), tuple(range(len(lengths))), starts, tuple(counts), tuple(samples))
     rows.apply(step)
     return step, rows
 
@@ -79,9 +88,9 @@ def test_logits_and_cache_are_those_of_the_layers_one_by_one(family: str, dtype:
     mine = caches_of(model, dtype)
     static = StaticDecode.of(model, mine, MAX_ROWS, MAX_LEN // BLOCK)
     assert (static is not None) == has_native_kernels()
-    for lengths in ([33, 1, 64, 16, 17, 5], [40], [9, 50]) if static else ():
+    for lengths, counts, samples in STEPS if static else ():
         theirs = tuple(cache.clone() for cache in mine)
-        step, rows = decodes(lengths)
+        step, rows = step_of(lengths, counts, samples)
         spans, config = batch.Spans.of(step), model.config
         by_layers = batch.build(step, spans, rows, config.num_kv_heads, config.windows)
         assert static.takes(step)
@@ -103,3 +112,25 @@ def test_a_model_with_arithmetic_by_torch_is_not_recorded(
 ) -> None:
     model = model_of(family, settings, torch.bfloat16, linear)
     assert StaticDecode.of(model, caches_of(model, torch.bfloat16), MAX_ROWS, MAX_LEN // BLOCK) is None
+
+
+@torch.inference_mode()
+def test_most_of_a_prompt_is_left_to_the_layers() -> None:
+    model = model_of("Llama", {}, torch.bfloat16)
+    static = StaticDecode.of(model, caches_of(model, torch.bfloat16), MAX_ROWS, MAX_LEN // BLOCK)
+    if static is not None:
+        assert not static.takes(step_of([30, 20], [1, 9], [1, 1])[0])
+
+
+@torch.inference_mode()
+def test_token_ids_of_a_wider_vocabulary_count_as_the_last() -> None:
+    model = model_of("Llama", {}, torch.bfloat16)
+    static = StaticDecode.of(model, caches_of(model, torch.bfloat16), MAX_ROWS, MAX_LEN // BLOCK)
+    if static is None:
+        return
+    step, rows = step_of([20], [1], [1])
+    logits = []
+    for token in (223, 5000):
+        rows.tokens[0, 19] = token
+        logits.append(static(batch.Spans.of(step), rows).clone())
+    assert torch.equal(*logits)
