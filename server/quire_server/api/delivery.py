@@ -84,7 +84,7 @@ class Streamed:
         self._unopened = set(range(num_answers))
         self._held: dict[int, list[TokenLogprobs]] = defaultdict(list)
         self._times: dict[int, list[float]] = defaultdict(list)
-        self._frames: dict[int, tuple[bytes, bytes]] = {}
+        self._frames: dict[int, list[bytes]] = {}
         self._include_usage = include_usage
         self._counting = counting
         self._counts: Counter[int] = Counter()  # completion tokens of each answer, where they are told
@@ -103,7 +103,7 @@ class Streamed:
         held += piece.logprobs
         times = self._times[piece.answer]
         times += piece.token_ms
-        if piece.text and not (held or times or self._counting):
+        if piece.text and not (held or times):
             await self._reply.encoded_event(self._text_chunk(piece.answer, piece.text))
         elif piece.text or ((held or times) and piece.finish_reason is not None):
             choice = self._shape.delta(piece.answer, piece.text, held)
@@ -135,16 +135,20 @@ class Streamed:
         }
 
     def _text_chunk(self, index: int, text: str) -> bytes:
-        """Almost every chunk is one of these, and nothing but the text differs: the rest is encoded once."""
+        """Almost every chunk is one of these, and only the text and the counts differ: the rest is encoded
+        once.
+        """
         if (frame := self._frames.get(index)) is None:
-            whole = to_json(self._chunk([self._shape.delta(index, _PLACE, [])], None))
-            before, _, after = whole.partition(to_json(_PLACE))
-            frame = self._frames[index] = (before, after)
-        return frame[0] + encode_basestring(text).encode() + frame[1]
+            usage = _PLACE if self._counting else None
+            whole = to_json(self._chunk([self._shape.delta(index, _PLACE, [])], usage))
+            frame = self._frames[index] = whole.split(to_json(_PLACE))
+        before, after, *end = frame
+        told = before + encode_basestring(text).encode() + after
+        return told + to_json(self._usage(index)) + end[0] if self._counting else told
 
     async def _send(self, choices: list[Json], usage: Json | None) -> None:
         await self._reply.event(self._chunk(choices, usage))
 
-    def _chunk(self, choices: list[Json], usage: Json | None) -> Json:
+    def _chunk(self, choices: list[Json], usage: Json | str | None) -> Json:
         body = {**self._shape.envelope(chunk=True), "choices": choices}
         return {**body, "usage": usage} if self._include_usage else body
