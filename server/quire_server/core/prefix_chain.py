@@ -7,8 +7,9 @@ collision can hand out another prompt's attention. Knows no blocks.
 """
 
 import hashlib
-from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from struct import Struct
 from typing import NamedTuple
 
 ROOT = 0  # parent of every first block; contents are numbered from 1
@@ -38,7 +39,7 @@ class PrefixChain:
         """Have digests for the first ``num_blocks`` blocks of ``tokens``."""
         for index in range(len(self.digests), num_blocks):
             previous = self.digests[-1] if self.digests else hashlib.sha256(self.salt.encode()).digest()
-            block = array("q", tokens[index * block_size : (index + 1) * block_size])
+            block = tokens[index * block_size : (index + 1) * block_size]
             self.digests.append(digest(previous, block))
 
     def content(self, parent: int, tokens: Sequence[int], index: int, block_size: int) -> Content:
@@ -46,6 +47,11 @@ class PrefixChain:
         return Content(parent, tuple(tokens[index * block_size : (index + 1) * block_size]), self.salt)
 
 
-def digest(previous: bytes, block: "array[int]") -> bytes:
+def digest(previous: bytes, block: Sequence[int]) -> bytes:
     """One link of the chain."""
-    return hashlib.sha256(previous + block.tobytes()).digest()
+    return hashlib.sha256(previous + _packed(len(block))(*block)).digest()
+
+
+@cache
+def _packed(count: int) -> Callable[..., bytes]:
+    return Struct(f"<{count}I").pack
