@@ -1,105 +1,114 @@
 """Batches from 1 to 128: tokens a second, and what a step consists of. Imported by ``batching.py``.
 
-The clock stands in the model itself, around each linear layer and each attention, so that the weights come
-from where they come from in service. Beside it what the machine can do: bytes read, numbers multiplied.
+After each step its recorded calls are made again, those of the linear layers alone and all but attention, so
+that weights come from where they come from in service. Beside it what the machine can do: bytes read, numbers
+multiplied.
 """
 
+import ctypes
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bench.compare import REPEATS, table
 from bench.engine import Quire, prompts, request
+from quire_kernels.native import NATIVE, Native
+from quire_kernels.recorder import Call
 from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
 from quire_server.models.mlp import MLP
 
 PROMPT, ANSWER = 128, 64
-LINEAR, ATTENTION, OTHER = "linear layers", "attention", "the rest"
-Parts = dict[str, float]  # seconds
 
 
 def plateau(engine: Quire, sizes: Sequence[int]) -> str:
-    """One row for each batch, what one more request costs at the end, and the machine's limits."""
+    """One row for each batch; where steps are recorded also their parts, what one more request costs at the
+    end, and the machine's limits.
+    """
+    recorded = _Recorded.of(engine)
+    steps = {size: _step(engine, recorded, size) for size in sizes}
+    heads = ["requests", "tok/s", "ms a step"]
+    rows = [[str(n), f"{n / parts.whole:.0f}", f"{parts.whole * 1e3:.1f}"] for n, parts in steps.items()]
+    if recorded is None:
+        return table(heads, rows) + f"\n\nPrompts of {PROMPT} tokens; only recorded steps tell their parts."
     model = engine.runner._model
-    macs = _multiplications(model.config)
-    weight_bytes = macs * (1 if engine.runner.quantization == "int8" else model.embedding.element_size())
-    steps = {size: _step(engine, model, size) for size in sizes}
-    rows = []
-    for size, parts in steps.items():
-        whole, linear = sum(parts.values()), parts[LINEAR]
-        rows.append(
-            [
-                str(size),
-                f"{size / whole:.0f}",
-                f"{whole * 1e3:.1f}",
-                *(f"{parts[name] * 1e3:.1f}" for name in (LINEAR, ATTENTION, OTHER)),
-                f"{weight_bytes / linear / 1e9:.0f}",
-                f"{size * macs / linear / 1e9:.0f}",
-            ]
-        )
-    heads = ["requests", "tok/s", "ms a step", LINEAR, ATTENTION, OTHER, "weights, GB/s", "GMAC/s"]
+    macs = _multiplications(model.config)  # each by a weight of a byte
+    for row, (size, parts) in zip(rows, steps.items(), strict=True):
+        row += [f"{seconds * 1e3:.1f}" for seconds in (parts.linear, parts.attention, parts.rest)]
+        row += [f"{macs / parts.linear / 1e9:.0f}", f"{size * macs / parts.linear / 1e9:.0f}"]
+    heads += ["linear layers", "attention", "the rest", "weights, GB/s", "GMAC/s"]
     few, many = sizes[-2:]
-    more = {name: (steps[many][name] - steps[few][name]) / (many - few) for name in steps[many]}
-    costs = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in more.items())
+    more = _Parts(*((b - a) / (many - few) for a, b in zip(steps[few], steps[many], strict=True)))
     return table(heads, rows) + (
-        f"\n\nPrompts of {PROMPT} tokens. The linear layers have {weight_bytes / 1e6:.0f} MB of "
-        f"weights, read once a step, and {macs / 1e6:.0f} M multiplications for each row. This machine reads "
+        f"\n\nPrompts of {PROMPT} tokens. The linear layers have {macs / 1e6:.0f} MB of weights, read once a step, "
+        f"and {macs / 1e6:.0f} M multiplications for each row. A sum over 512 MB reads "
         f"{_bandwidth() / 1e9:.0f} GB/s, and the same kernel multiplies {_peak(model) / 1e9:.0f} GMAC/s on a "
         f"matrix that stays in the cache, {many} rows at once. One more request from {few} to {many} costs: "
-        f"{costs}. No batch can pass {1 / sum(more.values()):.0f} tok/s at that price."
+        f"linear layers {more.linear * 1e3:.3f} ms, attention {more.attention * 1e3:.3f} ms, the rest "
+        f"{more.rest * 1e3:.3f} ms. No batch can pass {1 / more.whole:.0f} tok/s at that price."
     )
 
 
-def _step(engine: Quire, model: Decoder, size: int) -> Parts:
+class _Parts(NamedTuple):
+    """Seconds of a step."""
+
+    whole: float
+    linear: float
+    attention: float
+
+    @property
+    def rest(self) -> float:
+        return self.whole - self.linear - self.attention
+
+
+def _step(engine: Quire, recorded: "_Recorded | None", size: int) -> _Parts:
     """Medians of the parts of a step in which ``size`` requests decode."""
-    taken: dict[str, list[float]] = {LINEAR: [], ATTENTION: [], OTHER: []}
+    taken: list[_Parts] = []
     texts = prompts(size, size, PROMPT, engine.vocab_size)
     for _ in range(REPEATS):
         scheduler = engine.scheduler(streams=size)
         for number, prompt in enumerate(texts):
             scheduler.add(request(number, prompt, ANSWER))
-        with _clocked(model) as spent:
-            for step, seconds in engine.steps(scheduler):
-                if step.total_tokens == len(step.rows) == size:
-                    taken[LINEAR].append(spent[LINEAR])
-                    taken[ATTENTION].append(spent[ATTENTION])
-                    taken[OTHER].append(seconds - sum(spent.values()))
-                spent.update(dict.fromkeys(spent, 0.0))
-    return {name: statistics.median(values) for name, values in taken.items()}
+        for step, seconds in engine.steps(scheduler):
+            if step.total_tokens == len(step.rows) == size:
+                taken.append(_Parts(seconds, *(recorded.again(size) if recorded is not None else (0, 0))))
+    return _Parts(*map(statistics.median, zip(*taken, strict=True)))
 
 
-@contextmanager
-def _clocked(model: Decoder) -> Iterator[Parts]:
-    """Seconds since they were last set to 0, by part; the model is as before in the end."""
-    spent = {LINEAR: 0.0, ATTENTION: 0.0}
+class _Recorded:
+    """The calls of the last step, made again in parts."""
 
-    def clocked(part: str, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def timed(*arguments: object) -> Tensor:
-            start = time.perf_counter()
-            result = call(*arguments)
-            spent[part] += time.perf_counter() - start
-            return result
+    def __init__(self, native: Native, calls: Sequence[Call]) -> None:
+        self._native = native
+        linear, attention = (native._kernels[name][0] for name in ("int8_linear", "decode_attention"))
+        self._linear = native.array_of([call for call in calls if call.kernel == linear])
+        self._without = native.array_of([call for call in calls if call.kernel != attention])
+        self._all = native.array_of(calls)
+        self._is_large = any(call.is_large for call in calls)
 
-        return timed
+    @classmethod
+    def of(cls, engine: Quire) -> "_Recorded | None":
+        """None where the engine computes layer by layer."""
+        static = engine.runner._static_decode
+        return None if static is None or NATIVE is None else cls(NATIVE, static._recording._recorder.calls)
 
-    places: list[tuple[object, str, str]] = [(model, "head", LINEAR)]
-    for layer in model.layers:
-        assert isinstance(layer.mlp, MLP), "a dense model"
-        places += [(layer, "attention", ATTENTION), (layer, "qkv", LINEAR), (layer, "output", LINEAR)]
-        places += [(layer.mlp, "_gate_up", LINEAR), (layer.mlp, "_down", LINEAR)]
-    before = [getattr(owner, name) for owner, name, _ in places]
-    for (owner, name, part), call in zip(places, before, strict=True):
-        setattr(owner, name, clocked(part, call))
-    try:
-        yield spent
-    finally:
-        for (owner, name, _), call in zip(places, before, strict=True):
-            setattr(owner, name, call)
+    def again(self, rows: int) -> tuple[float, float]:
+        """Seconds of the linear layers, and of attention: what a step lacks without it, for alone it would
+        find its cache where no weights have displaced it. All calls come last, so that the KV cache is right.
+        """
+        linear, without, whole = (
+            self._seconds(part, rows) for part in (self._linear, self._without, self._all)
+        )
+        return linear, whole - without
+
+    def _seconds(self, calls: "ctypes.Array[Any]", rows: int) -> float:
+        start = time.perf_counter()
+        self._native.run(calls, rows, is_large=self._is_large)
+        return time.perf_counter() - start
 
 
 def _multiplications(config: ModelConfig) -> int:
