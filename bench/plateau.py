@@ -44,8 +44,8 @@ def plateau(engine: Quire, sizes: Sequence[int]) -> str:
     few, many = sizes[-2:]
     more = _Parts(*((b - a) / (many - few) for a, b in zip(steps[few], steps[many], strict=True)))
     return table(heads, rows) + (
-        f"\n\nPrompts of {PROMPT} tokens. The linear layers have {macs / 1e6:.0f} MB of weights, read once a step, "
-        f"and {macs / 1e6:.0f} M multiplications for each row. A sum over 512 MB reads "
+        f"\n\nPrompts of {PROMPT} tokens. The linear layers have {macs / 1e6:.0f} MB of weights, read once a "
+        f"step, and {macs / 1e6:.0f} M multiplications for each row. A sum over 512 MB reads "
         f"{_bandwidth() / 1e9:.0f} GB/s, and the same kernel multiplies {_peak(model) / 1e9:.0f} GMAC/s on a "
         f"matrix that stays in the cache, {many} rows at once. One more request from {few} to {many} costs: "
         f"linear layers {more.linear * 1e3:.3f} ms, attention {more.attention * 1e3:.3f} ms, the rest "
