@@ -18,6 +18,7 @@ from quire_kernels.recording import Recording, record
 from quire_kernels.rope_kv_write import kv_cache_rows, rope_kv_write
 from quire_kernels.silu_mul import silu_mul
 from quire_kernels.take_rows import take_rows
+from quire_kernels.token_bitmask import apply_token_bitmask
 from quire_kernels.topk_topp_threshold import topk_topp_threshold
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "PrefillSpan",
     "Recording",
     "add_rmsnorm",
+    "apply_token_bitmask",
     "decode_gather",
     "gelu_tanh_mul",
     "gumbel_sample",

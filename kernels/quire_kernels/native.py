@@ -21,6 +21,7 @@ _MAX_BLOCK, _MAX_GROUP = 64, 64
 _INT8_GROUP, _INT8_GROUP_BYTES = 64, 8
 # Products or numbers below which a second thread costs more than it brings.
 _SMALL_LINEAR, _SMALL_ATTENTION, _SMALL_PASS = 200_000, 65_536, 16_384
+_LARGE_MASKS = 200_000  # logits; to write over them takes less than to compute
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -40,6 +41,7 @@ _KERNELS = {
         "qkv cos sin slots k_cache v_cache q", "heads kv_heads head_size block_size dtype"
     ),
     "take_rows": _arguments("table index y", "size"),
+    "token_bitmask": _arguments("logits masks positions", "vocab words"),
     "decode_attention": _arguments(
         "q k_cache v_cache table lengths out",
         "heads kv_heads head_size block_size table_width window dtype",
@@ -106,6 +108,13 @@ class Native:
             and (out is None or out.is_contiguous())
         )
 
+    def masks(self, logits: Tensor, bitmask: Tensor, out: Tensor | None) -> bool:
+        """Whether ``token_bitmask`` can be computed in ``out``, or else in a copy of the logits."""
+        tensors = (logits, bitmask) if out is None else (logits, bitmask, out)
+        return logits.dtype == torch.float32 and all(
+            one.device.type == "cpu" and one.is_contiguous() for one in tensors
+        )
+
     def int8_linear(self, x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, in] -> [T, out]; ``packed`` [out / 16, in / 4, 16, 4], scales and bias float32 [out]."""
         rows, in_size = x.shape
@@ -164,6 +173,20 @@ class Native:
         row_bytes = size * table.itemsize
         self._call("take_rows", rows, is_large, table.data_ptr(), index.data_ptr(), y.data_ptr(), row_bytes)
         return y
+
+    def token_bitmask(self, logits: Tensor, bitmask: Tensor, positions: Tensor) -> None:
+        """As ``apply_token_bitmask_reference``, in place; nobody checks the positions."""
+        entries, words = bitmask.shape
+        self._call(
+            "token_bitmask",
+            entries,
+            entries * logits.shape[1] > _LARGE_MASKS,
+            logits.data_ptr(),
+            bitmask.data_ptr(),
+            positions.data_ptr(),
+            logits.shape[1],
+            words,
+        )
 
     def rope_kv_write(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor

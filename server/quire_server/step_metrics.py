@@ -89,13 +89,23 @@ class StepCollector(Collector):
         about = "Requests that had to give their KV blocks to others for a while."
         yield from self._counter("llm_preemptions", "vllm:num_preemptions", about, stats.preemptions)
         about = "Requests that wait for the engine."
-        yield from self._gauge("llm_queue_depth", "vllm:num_requests_waiting", about, stats.waiting)
+        waiting = stats.waiting + stats.deferred
+        yield from self._gauge("llm_queue_depth", "vllm:num_requests_waiting", about, waiting)
+        yield self._waiting_by_reason()
         about = "Requests that the engine is working on."
         yield from self._gauge("llm_running_requests", "vllm:num_requests_running", about, stats.running)
         about, share = "Share of the KV cache in use, 0 to 1.", stats.kv_utilization
         yield from self._gauge("llm_kv_cache_utilization", "vllm:kv_cache_usage_perc", about, share)
         about = "KV blocks that are neither free nor anybody's: 0 in a sound server."
         yield from self._gauge("llm_kv_blocks_unaccounted", None, about, stats.blocks_unaccounted)
+
+    def _waiting_by_reason(self) -> Metric:
+        """vLLM's words: `capacity` waits for room, `deferred` for something else, here for its grammar."""
+        name = "vllm:num_requests_waiting_by_reason"
+        family = GaugeMetricFamily(name, "Requests that wait, by what for.", labels=[*self._vllm, "reason"])
+        for reason, value in (("capacity", self._stats.waiting), ("deferred", self._stats.deferred)):
+            family.add_metric([*self._vllm.values(), reason], value)
+        return family
 
     def _counter(self, name: str, alias: str, about: str, value: int) -> Iterator[Metric]:
         for one, text, labels in (

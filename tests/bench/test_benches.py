@@ -5,7 +5,7 @@ Only llama.cpp is left out, which takes minutes to build.
 
 import pytest
 
-from bench import kv_waste, prefix, quality, scheduler
+from bench import grammars, kv_waste, prefix, quality, scheduler
 from bench.batching import batching
 from bench.compare import Comparison
 from bench.engine import Quire
@@ -63,6 +63,11 @@ def test_quality_is_measured(directory):
 
 def test_scheduling_is_measured():
     assert "fcfs" in columns(scheduler.table())
+
+
+def test_grammars_are_measured(directory):
+    table = columns(grammars.table(directory, steps=3))
+    assert all(float(cell) > 0 for form in grammars.FORMS for cell in table[form])
 
 
 def test_kv_memory_is_measured():

@@ -86,6 +86,7 @@ BUCKETS = {
 VLLM = {
     "vllm:num_requests_running": ("gauge", set()),
     "vllm:num_requests_waiting": ("gauge", set()),
+    "vllm:num_requests_waiting_by_reason": ("gauge", {"reason"}),
     "vllm:kv_cache_usage_perc": ("gauge", set()),
     "vllm:cache_config_info": (
         "gauge",

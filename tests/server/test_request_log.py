@@ -42,6 +42,12 @@ def test_content_is_logged_redacted_and_cut(talkative):
     assert logged(talkative, long)["prompt"] == "x" * 28 + "[r", "a cut went through what is to be hidden"
 
 
+def test_prompts_of_token_ids_are_logged_as_the_text_that_they_are(talkative):
+    tokens = talkative.post("/tokenize", {"prompt": ASK["prompt"]}).json()["tokens"]
+    answer = talkative.post("/v1/completions", ASK | {"prompt": [tokens, tokens]})
+    assert logged(talkative, answer)["prompt"] == "my card is [redacted] thanks\nm"
+
+
 def test_the_text_of_a_chat_is_logged_with_its_roles(talkative):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
     assert logged(talkative, talkative.post("/v1/chat/completions", body))["prompt"] == "user: Hello"
@@ -61,7 +67,7 @@ def test_by_default_the_log_holds_nothing_that_a_client_said_or_heard(server):
 def test_a_log_that_is_off_has_no_line_and_only_content_has_text(mode, caplog):
     caplog.set_level(logging.INFO)
     log = RequestLog(mode)
-    transcript = log.open()
+    transcript = log.open(str)
     assert (transcript is not None) == (mode is RequestLogging.CONTENT)
     log.write({"path": "/v1/completions"}, transcript)
     assert len(caplog.records) == (mode is not RequestLogging.OFF)

@@ -91,10 +91,11 @@ def test_prompt_logprobs_come_in_vllm_s_shape_on_both_routes(server, tokenizer, 
     assert "prompt_logprobs" not in server.post("/v1/chat/completions", chat, key=KEY).json()
 
 
-def test_so_many_numbers_about_a_prompt_are_refused(server):
+def test_so_many_numbers_about_a_prompt_or_an_answer_are_refused(server):
     response = ask(server, prompt=["x" * 1900] * 8, prompt_logprobs=20)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "prompt_logprobs"
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_logprobs")
+    response = ask(server, n=16, max_tokens=1000, logprobs=20)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "logprobs")
 
 
 def test_bias_allowance_and_bans_decide_what_is_said(server, tokenizer):
@@ -115,6 +116,10 @@ def test_a_request_that_excludes_every_token_fails_and_the_next_one_is_answered(
     assert choice(server)["finish_reason"] == "length"
 
 
+def failed(server):
+    return server.metric("vllm:request_success_total", finished_reason="error")
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -127,7 +132,7 @@ def test_a_request_that_excludes_every_token_fails_and_the_next_one_is_answered(
 def test_an_answer_that_cannot_go_on_ends_with_an_error_of_its_own(server, tokenizer, fields, said):
     if "allowed_token_ids" in fields:
         fields = fields | {"allowed_token_ids": tokenizer.encode(fields["allowed_token_ids"])}
-    plain = choice(server)
+    plain, before = choice(server), failed(server)
     answer = ask(server, **fields)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "no_token_possible")
@@ -138,6 +143,7 @@ def test_an_answer_that_cannot_go_on_ends_with_an_error_of_its_own(server, token
     assert "".join(texts) == said
     assert choice(server) == plain
     assert server.metric("llm_running_requests") == 0
+    assert failed(server) == before + 2
 
 
 def test_a_bias_against_every_token_changes_nothing(server, tokenizer):

@@ -240,9 +240,12 @@ def test_metrics_count_what_happened_under_both_names(server):
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_hangs_up_frees_the_engine(server, stream):
     def aborted():
-        return server.metric("llm_requests_total", status="aborted")
+        return (
+            server.metric("llm_requests_total", status="aborted"),
+            server.metric("vllm:request_success_total", finished_reason="abort"),
+        )
 
-    before = aborted()
+    requests, answers = aborted()
     body = json.dumps({**CHAT, **RAW, "max_tokens": 1500, "stream": stream}).encode()
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
@@ -253,7 +256,7 @@ def test_a_client_that_hangs_up_frees_the_engine(server, stream):
         server.wait("it runs", lambda: server.metric("vllm:num_requests_running") == 1, 5)
         begun = server.metric("llm_tokens_generated_total") + 5
         server.wait("it speaks", lambda: server.metric("llm_tokens_generated_total") > begun, 5)
-    server.wait("it was aborted", lambda: aborted() == before + 1, 2)
+    server.wait("it was aborted", lambda: aborted() == (requests + 1, answers + 1), 2)
     server.wait("nothing runs", lambda: server.metric("vllm:num_requests_running") == 0, 2)
     assert server.metric("llm_active_requests") == 0
     (line,) = [line for line in server.log.read_text().splitlines() if f'"hung-up-{stream}"' in line]

@@ -16,13 +16,16 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from quire_server.api.errors import ApiError
+from quire_server.api.reply import to_json
+
 MAX_HEADER_BYTES = 64 * 1024
 _TIMEOUT_SECONDS = 30.0
 _UNREAD_SECONDS = 60.0  # a client that reads nothing for so long must not keep its place in the house
 # Bytes on the wire that a byte of body may cost: a chunk of one byte takes six ("1\r\nx\r\n").
 _WIRE_BYTES_PER_BODY_BYTE = 8
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_TOO_LARGE = f"The headers are longer than {MAX_HEADER_BYTES} bytes."
 
 
 class Connection(HttpToolsProtocol):
@@ -74,8 +77,7 @@ class Connection(HttpToolsProtocol):
             self._header_bytes += len(data)
             # What arrives together with the end of the headers is body; only a flood without one counts.
             if self._header_bytes > MAX_HEADER_BYTES and b"\r\n\r\n" not in data[:MAX_HEADER_BYTES]:
-                self.transport.write(_TOO_LARGE)
-                self.transport.close()
+                self._refuse(431, "Request Header Fields Too Large", _TOO_LARGE)
                 return
             data = _without_upgrade(data)
         else:
@@ -84,6 +86,10 @@ class Connection(HttpToolsProtocol):
         # Chunk extensions and trailers end in the parser and not in the body that the application bounds.
         if not self._reading_headers and self._framing_left < 0 and not self.transport.is_closing():
             self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Not for text, as uvicorn has it: clients read the errors of this server as JSON."""
+        self._refuse(400, "Bad Request", msg)
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -120,6 +126,13 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if not self._reading_headers and self._timer is None:
             self._start_timer()  # for the rest of the body, which nobody reads
+
+    def _refuse(self, status: int, phrase: str, message: str) -> None:
+        """To what never becomes a request."""
+        body = to_json(ApiError(status, message).body)
+        head = f"HTTP/1.1 {status} {phrase}\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
 
     @property
     def _is_answering(self) -> bool:

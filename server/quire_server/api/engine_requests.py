@@ -17,8 +17,8 @@ from quire_server.core.request import Grammar, Request, SamplingParams
 from quire_server.engine.messages import EngineInfo
 from quire_server.text.tokenizer import Tokenizer
 
-# Log-probabilities of prompts are kept until the answer is sent: about 100 bytes each.
-MAX_PROMPT_NUMBERS = 1 << 18
+# Log-probabilities are kept until the answer is sent, of prompts and of answers: about 100 bytes each.
+MAX_NUMBERS = 1 << 18
 
 Prompt = tuple[int, ...]
 
@@ -47,8 +47,9 @@ def engine_requests(
     _check_prompt_logprobs(generation, prompts)
     requests: list[Request] = []
     context = min(info.max_model_len, info.kv_capacity)  # tokens of prompt and answer
+    told = _told_tokens(generation, len(prompts))
     for prompt in prompts:
-        max_tokens = _max_tokens(generation, len(prompt), context, default_max_tokens)
+        max_tokens = _max_tokens(generation, len(prompt), context, default_max_tokens, told)
         if asked.min_tokens > max_tokens:
             raise bad_field("min_tokens", f"is more than the {max_tokens} tokens that the answer may have")
         for number in range(generation.n):
@@ -106,17 +107,26 @@ def _leaves(excluded: set[int], allowed: Sequence[int], vocab_size: int) -> bool
 
 def _check_prompt_logprobs(generation: Generation, prompts: Sequence[Prompt]) -> None:
     wanted = generation.sampling.prompt_logprobs
-    if wanted is not None and (numbers := sum(map(len, prompts)) * (wanted + 1)) > MAX_PROMPT_NUMBERS:
+    if wanted is not None and (numbers := sum(map(len, prompts)) * (wanted + 1)) > MAX_NUMBERS:
         raise bad_field(
             "prompt_logprobs",
-            f"would be {numbers} numbers, which is more than {MAX_PROMPT_NUMBERS}; send shorter prompts, or "
+            f"would be {numbers} numbers, which is more than {MAX_NUMBERS}; send shorter prompts, or "
             "ask for fewer of each token",
         )
 
 
-def _max_tokens(generation: Generation, prompt_length: int, context: int, default: int | None) -> int:
-    """What the context leaves for the answer; raises where the request can never fit. At least 1: what the
-    engine cannot but sample is dropped where nothing was asked for.
+def _told_tokens(generation: Generation, num_prompts: int) -> int | None:
+    """The most tokens of each answer whose log-probabilities may be told; None where none are asked for."""
+    wanted = generation.sampling.logprobs
+    return None if wanted is None else MAX_NUMBERS // (num_prompts * generation.n * (wanted + 1))
+
+
+def _max_tokens(
+    generation: Generation, prompt_length: int, context: int, default: int | None, told: int | None
+) -> int:
+    """What the context leaves for the answer; raises where the request can never fit, or would be told more
+    than ``told`` tokens' log-probabilities. At least 1: what the engine cannot but sample is dropped where
+    nothing was asked for.
     """
     if prompt_length == 0:
         raise bad_field("prompt", "is empty")
@@ -126,13 +136,19 @@ def _max_tokens(generation: Generation, prompt_length: int, context: int, defaul
             f"The prompt has {prompt_length} tokens and the context is {context} tokens: shorten the prompt."
         )
     if generation.max_tokens is None:
-        return min(room, default or room)
+        return min(room, default or room, told or room)
     if generation.max_tokens > room:
         raise bad_field(
             "max_tokens",
             f"{generation.max_tokens} with a prompt of {prompt_length} tokens is more than the context of "
             f"{context} tokens; ask for at most {room}",
             code="context_length_exceeded",
+        )
+    if told is not None and generation.max_tokens > told:
+        raise bad_field(
+            "logprobs",
+            f"would be more than {MAX_NUMBERS} numbers; ask for at most {told} tokens, for fewer answers, or "
+            "for fewer of each token",
         )
     return max(1, generation.max_tokens)
 

@@ -13,6 +13,7 @@ from typing import NoReturn
 from quire_server.api.errors import ApiError, bad_field
 
 INT64 = 2**63
+_MAX_SHOWN = 256  # of an unknown field's name
 
 
 def parse_object(body: bytes) -> dict[str, object]:
@@ -113,7 +114,7 @@ class Fields:
     def end(self) -> None:
         """Refuse what is left."""
         for name in self._values:
-            raise self.error(name, "is not a known or supported field")
+            raise self.error(name[:_MAX_SHOWN], "is not a known or supported field")
 
     def error(self, name: str, message: str) -> ApiError:
         """A 400 about one field."""

@@ -165,9 +165,11 @@ class _Stopwatch:
     async def __aenter__(self) -> _Stopwatch:
         return self
 
-    async def __aexit__(self, kind: object, *rest: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is not None:
             self._desk.lose(self._num_came - self.num_tokens)
+            is_given_up = issubclass(kind, asyncio.CancelledError | DeadlineExceededError)
+            self._desk.metrics.choice_finished(FinishReason.ABORT if is_given_up else FinishReason.ERROR)
         if self._timing is None:
             return  # the engine said nothing of it
         timing, desk = self._timing, self._desk

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -23,6 +23,8 @@ _MAX_PATTERNS = 100
 # Patterns see so much more than is logged: what is cut off must not hide what a pattern would have found.
 _SLACK = 4096
 
+Decode = Callable[[Sequence[int]], str]
+
 
 class RequestLogging(StrEnum):
     """Values of --log-requests."""
@@ -33,9 +35,13 @@ class RequestLogging(StrEnum):
 
 
 class Transcript:
-    """The text of one request, kept only where it is to be logged."""
+    """The text of one request, kept only where it is to be logged. ``decode``: the text of token ids;
+    ``enough``: characters of a prompt, as many as anybody looks at.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, decode: Decode, enough: int) -> None:
+        self._decode = decode
+        self._enough = enough
         self.prompt = ""
         self._answers: dict[int, str] = defaultdict(str)
 
@@ -49,8 +55,12 @@ class Transcript:
         self.prompt = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
     def keep_prompts(self, prompts: Sequence[str | tuple[int, ...]]) -> None:
-        """The prompts of a completion; token ids as such."""
-        self.prompt = "\n".join(prompt if isinstance(prompt, str) else str(prompt) for prompt in prompts)
+        """The prompts of a completion. Token ids become text: a pattern would find nothing in numbers."""
+        texts, room = [], self._enough
+        for prompt in prompts:
+            texts.append(prompt if isinstance(prompt, str) else self._decode(prompt[:room]))
+            room -= min(len(prompt), room)
+        self.prompt = "\n".join(texts)
 
     def beside(self, emit: Emit) -> Emit:
         """`emit`, and what it emits is kept."""
@@ -72,9 +82,11 @@ class RequestLog:
         self._patterns = patterns
         self._max_characters = max_characters
 
-    def open(self) -> Transcript | None:
+    def open(self, decode: Decode) -> Transcript | None:
         """Something to keep a request's text in; None where nothing is to be kept."""
-        return Transcript() if self._mode is RequestLogging.CONTENT else None
+        if self._mode is not RequestLogging.CONTENT:
+            return None
+        return Transcript(decode, self._max_characters + _SLACK)
 
     def write(self, facts: Mapping[str, object], transcript: Transcript | None) -> None:
         """The line of a request that is over."""

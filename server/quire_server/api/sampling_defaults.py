@@ -32,9 +32,9 @@ def sampling_defaults(files: ModelFiles) -> SamplingDefaults:
         return SamplingDefaults()
     settings = files.read_json(_NAME)
     default = SamplingDefaults()
-    temperature = 0.0 if settings.get("do_sample") is False else default.temperature
+    temperature = _number(settings, "temperature", default.temperature, 2.0)
     return SamplingDefaults(
-        temperature=_number(settings, "temperature", temperature, 2.0),
+        temperature=0.0 if settings.get("do_sample") is False else temperature,
         top_p=_number(settings, "top_p", default.top_p, 1.0) or default.top_p,
         top_k=int(_number(settings, "top_k", default.top_k, 2**31)),
         min_p=_number(settings, "min_p", default.min_p, 1.0),

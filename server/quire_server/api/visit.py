@@ -36,7 +36,7 @@ class Visit:
         self.earlier_tokens = 0  # of a try that was given up
         self.tally = Tally()
         self.is_timed = False
-        self.transcript = house.request_log.open()
+        self.transcript = house.request_log.open(house.tokenizer.decode)
         path = reply.scope["path"]
         self.span = house.tracing.begin(
             f"POST {path}", reply.scope["headers"], span_attributes.arrived(path, reply.request_id)

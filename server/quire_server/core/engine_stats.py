@@ -20,3 +20,4 @@ class EngineStats(NamedTuple):
     blocks_unaccounted: int = 0  # nobody's: 0, or the books are wrong
     speculation: SpeculationStats = SpeculationStats()
     step_tokens: int = 0  # tokens computed in the step just done
+    deferred: int = 0  # requests that cannot run before their grammar is built

@@ -256,4 +256,5 @@ class Engine:
             blocks_unaccounted=self._unaccounted,
             speculation=counters.speculation,
             step_tokens=self._step_tokens,
+            deferred=len(self._grammar_room),
         )

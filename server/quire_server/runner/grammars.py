@@ -7,50 +7,55 @@ several times in a batch, with growing lengths.
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_server.core.errors import RequestError
 from quire_server.core.request import Grammar
 from quire_server.core.step import GRAMMAR_TOO_COMPLEX, StartedRow
+from quire_server.layers.sampling import apply_token_bitmask
 from quire_server.runner.rows import Rows
 from quire_server.text import grammar as texts
+
+_ALL = np.uint32(0xFFFFFFFF)
+_TOKEN_BYTES = np.dtype(np.int64).itemsize
+_SEVERAL = 4  # masks from which on threads are worth their start, some 15 us
+_NOT_ALLOWED = "The tokens so far are not what the grammar allows."
 
 
 class Matcher:
     """A grammar and the generated tokens that it has consumed."""
 
     def __init__(self, library: LLMatcher) -> None:
-        self._library = library
-        self._consumed = np.empty(0, np.int64)
+        self.library = library
+        self._consumed = b""  # as int64
 
     @property
     def is_lost(self) -> bool:
         """Whether nothing can be said any more: the grammar turned out to be too complex."""
-        return self._library.is_error()
+        return self.library.is_error()
 
     @property
     def may_end(self) -> bool:
         """Whether the consumed tokens are a whole answer."""
-        return self._library.is_accepting()
+        return self.library.is_accepting()
 
     def follow(self, context: NDArray[np.int64]) -> bool:
         """Have consumed exactly these tokens; False where the grammar does not allow them."""
-        common = _common(self._consumed, context)
-        if common < len(self._consumed):
-            self._library.rollback(len(self._consumed) - common)
-        consumed = self._library.try_consume_tokens(context[common:].tolist())
-        self._consumed = context[: common + consumed].copy()
-        return len(self._consumed) == len(context)
-
-    def fill(self, mask: NDArray[np.uint32]) -> None:
-        """One bit for each token, the lowest bit of a word first."""
-        self._library.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        wanted, known = context.tobytes(), len(self._consumed) // _TOKEN_BYTES
+        if not wanted.startswith(self._consumed):
+            common = _common(np.frombuffer(self._consumed, np.int64), context)
+            self.library.rollback(known - common)
+            known = common
+        known += self.library.try_consume_tokens(context[known:].tolist())
+        self._consumed = wanted[: known * _TOKEN_BYTES]
+        return known == len(context)
 
 
 class Grammars:
@@ -61,12 +66,15 @@ class Grammars:
         self._loading = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._matchers: dict[str, Matcher] = {}
+        self._threads: LLExecutor | None = None
 
     def build(self, grammar: Grammar) -> Matcher:
         """For any thread; the first one loads the vocabulary. Raises RequestError."""
         with self._loading:
             if self._tokenizer is None:
                 self._tokenizer = self._load_vocabulary().tokenizer()
+                if (num_threads := torch.get_num_threads()) > 1:
+                    self._threads = LLExecutor(num_threads)
         try:
             return Matcher(texts.matcher(self._tokenizer, grammar.text))
         except texts.GrammarError as error:
@@ -98,44 +106,79 @@ class Grammars:
             return {}
         entries = np.flatnonzero(rows.has_grammar[row_ids])
         failures: dict[int, str] = {}
-        masks = np.full((len(entries), -(-logits.shape[1] // 32)), 0xFFFFFFFF, np.uint32)
+        masks = np.full((len(entries), -(-logits.shape[1] // 32)), _ALL, np.uint32)
         lost: set[int] = set()
-        for mask, index in zip(masks, entries, strict=True):
-            row = int(row_ids[index])
-            if row not in lost and (why := self._fill(mask, rows, row, int(lengths[index]), eos_ids)):
-                failures[int(index)] = why
-                lost.add(row)
-            if row in lost:
-                mask[:] = 0xFFFFFFFF
-        _apply(logits, entries, masks)
+        for places in _turns(row_ids[entries].tolist()):
+            following: list[tuple[int, Matcher]] = []
+            for place in places:
+                index = int(entries[place])
+                if (row := int(row_ids[index])) in lost:
+                    continue
+                matcher, why = self._followed(rows, row, int(lengths[index]))
+                if matcher is None:
+                    failures[index] = why
+                    lost.add(row)
+                else:
+                    following.append((place, matcher))
+            self._fill(masks, following)
+            for place, matcher in following:
+                index = int(entries[place])
+                row = int(row_ids[index])
+                if matcher.is_lost:
+                    failures[index] = GRAMMAR_TOO_COMPLEX
+                    lost.add(row)
+                    masks[place] = _ALL
+                else:
+                    _offer_end(masks[place], matcher, rows.started[row], int(lengths[index]), eos_ids)
+        bitmask = torch.from_numpy(masks.view(np.int32)).to(logits.device)
+        apply_token_bitmask(logits, bitmask, torch.from_numpy(entries).to(logits.device), out=logits)
         return failures
 
-    def _fill(
-        self, mask: NDArray[np.uint32], rows: Rows, row: int, length: int, eos_ids: Iterable[int]
-    ) -> str:
-        """Why it could not be done, or nothing."""
+    def _followed(self, rows: Rows, row: int, length: int) -> tuple[Matcher | None, str]:
+        """A row's matcher, having consumed what the row has, or why it could not."""
         started = rows.started[row]
         assert started is not None
         matcher = self._matchers.get(started.request_id)
         if matcher is None:
-            return "The request has ended."
-        follows = matcher.follow(rows.tokens[row, started.num_prompt_tokens : length])
-        if follows:
-            matcher.fill(mask)
-        if matcher.is_lost:
-            return GRAMMAR_TOO_COMPLEX
-        if not follows:
-            return "The tokens so far are not what the grammar allows."
-        _offer_end(mask, matcher, started, length, eos_ids)
-        return ""
+            return None, "The request has ended."
+        if matcher.follow(rows.tokens[row, started.num_prompt_tokens : length]):
+            return matcher, ""
+        return None, GRAMMAR_TOO_COMPLEX if matcher.is_lost else _NOT_ALLOWED
+
+    def _fill(self, masks: NDArray[np.uint32], following: Sequence[tuple[int, Matcher]]) -> None:
+        """One bit for each token, the lowest bit of a word first; on several threads where it pays."""
+        begin, size = masks.ctypes.data, masks.strides[0]
+        if self._threads is None or len(following) < _SEVERAL:
+            for place, matcher in following:
+                matcher.library.unsafe_compute_mask_ptr(begin + place * size, size)
+        else:
+            work = [(matcher.library, place) for place, matcher in following]
+            self._threads.unsafe_compute_mask_ptr(work, begin, size, len(masks))
+
+
+def _turns(rows: Sequence[int]) -> list[list[int]]:
+    """Places of the rows' first entries, then of their second ones, and so on."""
+    turns: list[list[int]] = []
+    seen: Counter[int] = Counter()
+    for place, row in enumerate(rows):
+        if seen[row] == len(turns):
+            turns.append([])
+        turns[seen[row]].append(place)
+        seen[row] += 1
+    return turns
 
 
 def _offer_end(
-    mask: NDArray[np.uint32], matcher: Matcher, started: StartedRow, length: int, eos_ids: Iterable[int]
+    mask: NDArray[np.uint32],
+    matcher: Matcher,
+    started: StartedRow | None,
+    length: int,
+    eos_ids: Iterable[int],
 ) -> None:
     """A token that ends the answer is allowed where the grammar may end, and nowhere else; before min_tokens
     only where the grammar cannot go on.
     """
+    assert started is not None
     sampling = started.sampling
     is_early = length < started.num_prompt_tokens + sampling.min_tokens
     if not sampling.stop_token_ids and not is_early:
@@ -146,16 +189,6 @@ def _offer_end(
     np.bitwise_and.at(mask, words, ~bits)
     if matcher.may_end and not (is_early and mask.any()):
         np.bitwise_or.at(mask, words, bits)
-
-
-def _apply(logits: Tensor, entries: NDArray[np.int64], masks: NDArray[np.uint32]) -> None:
-    bits = np.unpackbits(~masks.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
-    forbidden = torch.from_numpy(bits.view(np.bool_)).to(logits.device)
-    if len(entries) == len(logits):
-        logits.masked_fill_(forbidden, float("-inf"))
-    else:
-        chosen = torch.from_numpy(entries).to(logits.device)
-        logits[chosen] = logits[chosen].masked_fill(forbidden, float("-inf"))
 
 
 def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:

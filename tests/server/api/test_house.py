@@ -37,8 +37,9 @@ def test_all_that_a_model_may_say_of_sampling_is_taken(tmp_path):
     assert (found.min_p, found.repetition_penalty, found.max_tokens) == (0.05, 1.1, 2048)
 
 
-def test_a_model_that_does_not_sample_is_greedy(tmp_path):
+def test_a_model_that_does_not_sample_is_greedy_whatever_its_temperature(tmp_path):
     assert defaults(tmp_path, do_sample=False).temperature == 0.0
+    assert defaults(tmp_path, do_sample=False, temperature=0.6).temperature == 0.0
 
 
 @pytest.mark.parametrize("value", ["hot", -1, 1e9, True, [1]])

@@ -43,6 +43,9 @@ class Spy:
         self.calls.append("encode")
         return [1] * 60
 
+    def decode(self, tokens, **_):
+        self.calls.append("decode")
+
     def render(self, messages):
         self.calls.append("render")
         return "text"

@@ -1,9 +1,11 @@
 """The fields that say how a token is chosen: bounds, combinations, and what becomes of bad words."""
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from quire_server.api.calls import parse_completion
-from quire_server.api.engine_requests import bad_word_ids, engine_requests
+from quire_server.api.engine_requests import MAX_NUMBERS, bad_word_ids, engine_requests
 from quire_server.api.errors import ApiError
 from quire_server.api.sampling_defaults import SamplingDefaults
 from quire_server.engine.messages import EngineInfo
@@ -88,6 +90,20 @@ class Letters(Words):
     eos_token_ids = (0,)
 
 
+def asked_of_the_engine(call, info, prompts=((1, 2),)):
+    return engine_requests(
+        "x",
+        0.0,
+        call.generation,
+        prompts,
+        tokenizer=Letters(),
+        info=info,
+        default_max_tokens=None,
+        grammar=None,
+        watermark=False,
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -107,25 +123,12 @@ class Letters(Words):
 def test_fields_that_leave_no_first_token_are_refused_by_name(fields, named):
     vocab_size = fields.pop("vocab_size", 100)
     call = parse_completion({"model": "m", "prompt": "hi", **fields}, SamplingDefaults(), vocab_size)
-
-    def requests():
-        return engine_requests(
-            "x",
-            0.0,
-            call.generation,
-            [(1, 2)],
-            tokenizer=Letters(),
-            info=EngineInfo(64, vocab_size, 32, 8, 4),
-            default_max_tokens=None,
-            grammar=None,
-            watermark=False,
-        )
-
+    info = EngineInfo(64, vocab_size, 32, 8, 4)
     if named is None:
-        assert len(requests()) == 1
+        assert len(asked_of_the_engine(call, info)) == 1
         return
     with pytest.raises(ApiError) as refused:
-        requests()
+        asked_of_the_engine(call, info)
     assert (refused.value.status, refused.value.body["error"]["param"]) == (400, named)
 
 
@@ -144,3 +147,32 @@ def test_prompt_logprobs_are_for_one_whole_answer():
     for more in ({"stream": True}, {"n": 2}):
         with pytest.raises(ApiError, match="prompt_logprobs"):
             chat(prompt_logprobs=1, **more)
+
+
+LONG = EngineInfo(max_model_len=131_072, vocab_size=VOCAB, num_blocks=1 << 20, block_size=16, max_num_seqs=64)
+
+
+@given(st.integers(0, 20), st.integers(1, 16), st.none() | st.integers(1, 131_000))
+@example(20, 16, None)
+@example(0, 1, 131_000)
+def test_no_request_is_told_more_numbers_than_are_kept_of_it(top, answers, max_tokens):
+    call = chat(logprobs=True, top_logprobs=top, n=answers, max_tokens=max_tokens)
+    if max_tokens is not None and answers * max_tokens * (top + 1) > MAX_NUMBERS:
+        most = MAX_NUMBERS // answers // (top + 1)
+        with pytest.raises(ApiError, match=f"at most {most} tokens") as refused:
+            asked_of_the_engine(call, LONG)
+        assert refused.value.body["error"]["param"] == "logprobs"
+        return
+    lengths = {request.sampling.max_tokens for request in asked_of_the_engine(call, LONG)}
+    assert max(lengths) * answers * (top + 1) <= MAX_NUMBERS
+    assert max_tokens is None or lengths == {max_tokens}
+
+
+def test_several_prompts_share_the_numbers_and_nobody_else_is_cut():
+    prompts = ((1, 2), (3,))
+    call = completion(logprobs=1, max_tokens=MAX_NUMBERS // 4)
+    assert len(asked_of_the_engine(call, LONG, prompts)) == 2
+    with pytest.raises(ApiError, match="logprobs"):
+        asked_of_the_engine(completion(logprobs=1, max_tokens=MAX_NUMBERS // 4 + 1), LONG, prompts)
+    (request,) = asked_of_the_engine(chat(), LONG)
+    assert request.sampling.max_tokens == 131_070

@@ -3,6 +3,7 @@
 import dataclasses
 
 from quire_server.core.request import FinishReason, Grammar, GrammarKind
+from quire_server.engine.messages import Outbox
 from tests.server.engine.test_engine import Peer, ask
 
 
@@ -21,6 +22,19 @@ def test_others_are_answered_while_a_matcher_is_being_built(rig):
         rig.runner.grammars.may_build.set()
         assert peer.answer("slow")[0] == [6, 7, 8]
     rig.wait(lambda rig: not rig.runner.grammars.admitted)
+
+
+def test_who_waits_for_a_matcher_is_counted_apart_from_those_who_wait_for_room(rig):
+    def told(deferred):
+        stats = (message.stats for message in peer.messages() if isinstance(message, Outbox))
+        assert next(one for one in stats if one.deferred == deferred).waiting == 0
+
+    with Peer(rig) as peer:
+        peer.send(with_grammar("slow"))
+        told(1)
+        rig.runner.grammars.may_build.set()
+        assert peer.answer("slow")[0] == [6, 7, 8]
+        told(0)
 
 
 def test_a_grammar_that_cannot_be_built_fails_its_request_alone(rig):

@@ -123,6 +123,24 @@ def test_any_walk_forwards_and_backwards_gives_the_masks_of_a_fresh_matcher():
             answer.pop()
 
 
+def test_many_rows_and_their_drafts_get_the_same_from_several_threads_as_from_one(monkeypatch):
+    forms = [
+        ("choice", CHOICE),
+        ("regex", "(ab|b){1,9}a?"),
+        None,
+        ("grammar", 'root ::= "a" root "b" | "ab"'),
+    ] * 4
+    entries = [(row, list(b"babx"[:length])) for row in range(len(forms)) for length in range(5)]
+    told = []
+    for num_threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda num_threads=num_threads: num_threads)
+        toy = Toy(*forms)
+        assert (toy.grammars._threads is not None) == (num_threads > 1)
+        told.append(toy.offered(*entries))
+    assert told[0] == told[1]
+    assert len(told[0][1]) == 12, "each form forbids a draft"
+
+
 def test_a_row_whose_certain_tokens_break_the_grammar_fails_alone():
     toy = Toy(("regex", "a+"), ("regex", "b+"))
     offered, failures = toy.offered((0, [ord("x")]), (1, []))
