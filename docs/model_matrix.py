@@ -70,7 +70,7 @@ UNTESTED = """## Outside the matrix
 - bfloat16: rounding differs between any two implementations, so tokens may differ from those of
   `transformers` where two are almost equally likely. Tested is that it strays no further from float32 than
   the bfloat16 of `transformers` does (within a factor of 4).
-- GPUs: this release computes on the CPU.
+- GPUs: [what is there](gpu.md) has not been run on one.
 - Contexts beyond a few hundred tokens: what is tested are lengths around blocks, windows and rope scalings.
 """
 

@@ -31,6 +31,7 @@ KV_CASES: dict[str, dict[str, Any]] = {
             _cache(2**30),
             _cache("1999m", "64Mi"),
             minimal(engine={"kvCache": {}}),
+            minimal(engine={"kvCache": {"memory": "40Gi"}}, resources={"memory": "2Gi", "gpu": {}}),
         ),
         "refused": (
             _cache("2Gi"),
@@ -47,6 +48,10 @@ KV_CASES: dict[str, dict[str, Any]] = {
             _tiers(hostOffload=2**30),
             _tiers(memory="1Gi", hostOffload="1023Mi"),
             _tiers(memory=2**30, hostOffload="1999m"),
+            minimal(
+                engine={"kvCache": {"memory": "40Gi", "hostOffload": "1Gi"}},
+                resources={"memory": "2Gi", "gpu": {}},
+            ),
         ),
         "refused": (
             _tiers(hostOffload="2Gi"),
@@ -54,7 +59,16 @@ KV_CASES: dict[str, dict[str, Any]] = {
             _tiers(memory="1Gi", hostOffload="1Gi"),
             _tiers(memory="1.5Gi", hostOffload=2**29),
             _tiers(hostOffload=_HUGE),
+            minimal(engine={"kvCache": {"hostOffload": "2Gi"}}, resources={"memory": "2Gi", "gpu": {}}),
         ),
+    },
+    "spec#3": {
+        "field": "spec.engine",
+        "accepted": (
+            minimal(engine={"enforceEager": True}, resources={"gpu": {}}),
+            minimal(engine={"enforceEager": False}),
+        ),
+        "refused": (minimal(engine={"enforceEager": True}),),
     },
     "spec.engine.kvCache#0": {
         "field": "spec.engine.kvCache.diskOffload",

@@ -161,6 +161,8 @@ def _repaired(entry: Body, path: str) -> Body:
             if "apiKeysSecretRef" not in entry.get("security", {}):
                 for limit in PER_KEY:
                     entry.get("engine", {}).pop(limit, None)
+            if "gpu" not in entry["resources"]:
+                entry.get("engine", {}).pop("enforceEager", None)
         case "model.source.pvc":
             if entry.get("path", "").startswith("/") or ".." in entry.get("path", "").split("/"):
                 del entry["path"]

@@ -50,6 +50,12 @@ class ServeConfig:
     kv_cache_memory_bytes: int | None = setting(
         None, integer(1), "bytes of the KV cache (default: by memory)"
     )
+    gpu_memory_utilization: float = setting(
+        0.9, number(0.01, 0.98), "share of the GPU's memory for weights, steps, graphs and the KV cache"
+    )
+    enforce_eager: bool = setting(
+        False, boolean, "launch every kernel by itself instead of capturing CUDA graphs"
+    )
     kv_offload_host_bytes: int = setting(
         0, integer(0), "bytes of host memory for KV blocks that the cache evicts (0: none)"
     )

@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from quire_server.core.errors import ConfigError, DeviceError, ModelCorruptError, ModelNotFoundError
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,7 @@ _REASON_OF_ERROR = {
     ConfigError: Reason.CONFIG_ERROR,
     ModelNotFoundError: Reason.MODEL_NOT_FOUND,
     ModelCorruptError: Reason.MODEL_CORRUPT,
+    DeviceError: Reason.ENGINE_CRASHED,
 }
 
 

@@ -43,6 +43,11 @@ class GpuCollector(Collector):
         self._clock = clock
         self._samples: tuple[GpuSample, ...] = ()
         self._sampled_at = float("-inf")
+        self._engine_takes: Mapping[str, int] = {}
+
+    def engine_takes(self, memory: Mapping[str, int]) -> None:
+        """Bytes that the engine takes by kind, as it found when it started: they do not change any more."""
+        self._engine_takes = memory
 
     def watch(self) -> None:
         """Ask NVML from now on, in a thread of its own. Without NVML that is logged once, and all."""
@@ -58,7 +63,8 @@ class GpuCollector(Collector):
         samples = self._samples if is_fresh else ()
         memory = GaugeMetricFamily(
             "llm_gpu_memory_bytes",
-            "Memory of the GPU by kind: used, free, total." + _ABSENT,
+            "Memory of the GPU by kind: used, free, total; of these, for this server's weights, kv, graphs "
+            "and workspace." + _ABSENT,
             labels=["gpu_id", "kind"],
         )
         busy = GaugeMetricFamily(
@@ -70,6 +76,8 @@ class GpuCollector(Collector):
             busy.add_metric([*self._ours.values(), sample.gpu_id], sample.utilization)
             for kind, value in sample.memory.items():
                 memory.add_metric([sample.gpu_id, kind], value)
+        for kind, value in self._engine_takes.items():
+            memory.add_metric(["0", kind], value)  # the engine takes the first that the pod has
         yield memory
         yield busy
 

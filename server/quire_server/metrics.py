@@ -7,6 +7,7 @@ registry: nothing is global.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -131,8 +132,9 @@ class Metrics:
         )
         return text, "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-    def engine_known(self, max_model_len: int, cache: CacheFacts) -> None:
-        """The engine said what it is; a second one is the same again."""
+    def engine_known(self, max_model_len: int, cache: CacheFacts, gpu_memory: Mapping[str, int]) -> None:
+        """The engine said what it is; a second one is the same again, but for its memory."""
+        self.gpus.engine_takes(gpu_memory)
         if self.answers is None:
             self.answers = AnswerMetrics(self._vllm, max_model_len)
             facts = {

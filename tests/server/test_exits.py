@@ -5,7 +5,7 @@ import json
 import pytest
 
 from quire_server import exits
-from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from quire_server.core.errors import ConfigError, DeviceError, ModelCorruptError, ModelNotFoundError
 from quire_server.exits import Failure, Reason
 
 
@@ -48,6 +48,7 @@ def test_a_child_s_failure_reaches_the_supervisor(tmp_path):
     [
         (ConfigError("x"), Reason.CONFIG_ERROR),
         (ModelNotFoundError("x"), Reason.MODEL_NOT_FOUND),
+        (DeviceError("x"), Reason.ENGINE_CRASHED),
         (ModelCorruptError("x"), Reason.MODEL_CORRUPT),
         (ZeroDivisionError("x"), Reason.ENGINE_CRASHED),
     ],

@@ -262,6 +262,11 @@ def test_a_gpu_is_shown_by_number_and_kind_until_its_word_is_old():
     }
     now[0] += 60
     assert shown() == {}, "a driver that hangs looks like a GPU that idles"
+    gpus.engine_takes({"weights": 4, "kv": 2})
+    assert shown() == {
+        ("llm_gpu_memory_bytes", "0", "weights"): 4,
+        ("llm_gpu_memory_bytes", "0", "kv"): 2,
+    }
 
 
 def test_every_metric_is_on_the_page_and_every_one_of_the_page_exists(small):

@@ -38,6 +38,7 @@ def _name(model: LLMDeployment) -> str:
 def _data(model: LLMDeployment) -> dict[str, str]:
     """What the user set or the API defaults; about the rest the server decides."""
     engine, health, drain = model.spec.engine, model.spec.health, model.spec.drain
+    gpu = model.spec.resources.gpu
     tracing, logging = model.spec.observability.tracing, model.spec.observability.request_logging
     block_size, cache = engine.kv_cache.block_size, engine.kv_cache.memory
     drafts, draft_path = _METHODS[engine.speculation.method], engine.speculation.draft_model_path
@@ -46,12 +47,14 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_API_KEYS_DIR": names.PATH_API_KEYS if model.spec.security.api_keys_secret_ref else "",
             "QUIRE_BLOCK_SIZE": _number(block_size),
             "QUIRE_CANARY_INTERVAL_SECONDS": _number(health.canary_interval_seconds),
-            "QUIRE_DEVICE": "cpu",
+            "QUIRE_DEVICE": "cpu" if gpu is None else "cuda",
             "QUIRE_DRAIN_TIMEOUT_SECONDS": _number(drain.timeout_seconds),
             "QUIRE_DTYPE": engine.dtype.lower(),
             "QUIRE_ENABLE_CHUNKED_PREFILL": _boolean(engine.chunked_prefill),
             "QUIRE_ENABLE_PREFIX_CACHING": _boolean(engine.prefix_caching),
+            "QUIRE_ENFORCE_EAGER": _boolean(engine.enforce_eager) if gpu is not None else "",
             "QUIRE_GENERATION_CONFIG": engine.generation_config.lower(),
+            "QUIRE_GPU_MEMORY_UTILIZATION": f"{gpu.memory_percent / 100:g}" if gpu is not None else "",
             "QUIRE_HOST": "0.0.0.0",
             "QUIRE_KV_CACHE_DTYPE": engine.kv_cache.dtype.lower(),
             "QUIRE_KV_CACHE_MEMORY_BYTES": _bytes(cache),

@@ -14,7 +14,7 @@ from quire_operator.errors import SpecError
 from quire_operator.resources.manifest import Manifest, compact
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
-from quire_operator.spec.tree import AUTO
+from quire_operator.spec.tree import AUTO, Resources
 
 _SHARED_MEMORY_AUTO = "64Mi"
 _SCRATCH_SIZE = "1Gi"
@@ -78,7 +78,7 @@ def _container(model: LLMDeployment, settings: Settings, config_map: str) -> Man
                     "ephemeral-storage": model.spec.engine.kv_cache.disk_offload,
                 }
             ),
-            "limits": {"memory": resources.memory},
+            "limits": {"memory": resources.memory, **_gpus(resources)},
         },
         "terminationMessagePath": names.PATH_TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -89,6 +89,10 @@ def _container(model: LLMDeployment, settings: Settings, config_map: str) -> Man
         },
         "volumeMounts": _volume_mounts(model),
     }
+
+
+def _gpus(resources: Resources) -> dict[str, str]:
+    return {} if resources.gpu is None else {resources.gpu.resource_name: "1"}
 
 
 def _environment(model: LLMDeployment, settings: Settings) -> list[dict[str, str]]:

@@ -27,6 +27,13 @@ def text(pattern: str, max_length: int) -> Any:
     return field(default="", metadata={"pattern": f"^({pattern})?$", "maxLength": max_length})
 
 
+def default_text(default: str, pattern: str, max_length: int) -> Any:
+    """Text with a default, never empty."""
+    return field(
+        default=default, metadata={"pattern": f"^{pattern}$", "maxLength": max_length, "minLength": 1}
+    )
+
+
 def required_text(pattern: str, max_length: int) -> Any:
     """Text that must be there."""
     return field(metadata={"pattern": f"^{pattern}$", "maxLength": max_length, "minLength": 1})

@@ -36,7 +36,9 @@ RESERVED_FLAGS = (
     "dtype",
     "enable-chunked-prefill",
     "enable-prefix-caching",
+    "enforce-eager",
     "generation-config",
+    "gpu-memory-utilization",
     "health-port",
     "help",
     "host",
@@ -99,6 +101,8 @@ def check(spec: Spec) -> None:
     _check_env([variable.name for variable in spec.engine.env])
     _check_resources(spec.resources)
     _check_kv_cache(spec)
+    if spec.engine.enforce_eager and spec.resources.gpu is None:
+        raise SpecError("spec.engine.enforceEager", "only a GPU has graphs to do without: set resources.gpu")
     _check_limits_per_key(spec)
     _check_watermark(spec)
     _check_scheduling(spec)
@@ -165,13 +169,16 @@ def _check_resources(resources: Resources) -> None:
 
 def _check_kv_cache(spec: Spec) -> None:
     cache, memory = spec.engine.kv_cache, quantity.parse(spec.resources.memory)
-    for field, size in (("memory", cache.memory), ("hostOffload", cache.host_offload)):
+    on_host = "" if spec.resources.gpu is not None else cache.memory
+    for field, size in (("memory", on_host), ("hostOffload", cache.host_offload)):
         if size and not 0 < quantity.parse(size) < memory:
             raise SpecError(
                 f"spec.engine.kvCache.{field}",
                 "the weights need room beside it: give more than 0 and less than resources.memory",
             )
-    together = sum(quantity.parse(size) for size in (cache.memory, cache.host_offload) if size)
+    if cache.memory and not quantity.parse(cache.memory) > 0:
+        raise SpecError("spec.engine.kvCache.memory", "give a positive quantity, such as 4Gi")
+    together = sum(quantity.parse(size) for size in (on_host, cache.host_offload) if size)
     if cache.host_offload and together >= memory:
         raise SpecError(
             "spec.engine.kvCache.hostOffload",

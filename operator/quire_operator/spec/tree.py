@@ -12,6 +12,7 @@ from typing import Any
 
 from quire_operator.spec.bounds import (
     choice,
+    default_text,
     items,
     mapping,
     number,
@@ -99,6 +100,7 @@ class Engine:
     dtype: str = choice("Auto", "Float32", "BFloat16")
     quantization: str = choice("Auto", "None", "Int8")
     kv_cache: KVCache = KVCache()
+    enforce_eager: bool = False
     prefix_caching: bool = True
     chunked_prefill: bool = True
     max_queue_length: int = number(1, 100_000, 512)
@@ -116,9 +118,16 @@ class Engine:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GPU:
+    resource_name: str = default_text("nvidia.com/gpu", f"{DNS_1123_SUBDOMAIN}/{LABEL_VALUE}", 253)
+    memory_percent: int = number(1, 98, 90)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Resources:
     cpu: str = required_quantity()
     memory: str = required_quantity()
+    gpu: GPU | None = None
     shared_memory: str = field(default=AUTO, metadata={"quantity": True, "or": AUTO})
 
 

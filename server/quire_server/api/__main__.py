@@ -98,7 +98,9 @@ def build_house(settings: ServeConfig, run_dir: Path) -> House:
     engine = EngineClient(
         run_dir / SOCKET_NAME,
         lambda outbox: metrics.step(outbox.stats),
-        lambda info: metrics.engine_known(info.max_model_len, _cache_facts(settings, info)),
+        lambda info: metrics.engine_known(
+            info.max_model_len, _cache_facts(settings, info), dict(info.gpu_memory)
+        ),
     )
     if settings.device != "cpu":
         metrics.gpus.watch()

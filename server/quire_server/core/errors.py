@@ -7,7 +7,8 @@ own.
     │   └── ChatTemplateError      the model's template refuses these messages, or costs too much
     ├── ConfigError                a flag, a variable or a model that this server cannot serve
     ├── ModelNotFoundError         there is no model where the configuration points
-    └── ModelCorruptError          the model's files contradict each other, their manifest or their format
+    ├── ModelCorruptError          the model's files contradict each other, their manifest or their format
+    └── DeviceError                the GPU cannot go on
 
 Every message is one sentence or two: what is wrong, and what to do about it. Raised everywhere, imports
 nothing.
@@ -44,3 +45,7 @@ class ModelNotFoundError(QuireServerError):
 
 class ModelCorruptError(QuireServerError):
     """A model file is damaged, truncated, hostile, or does not fit the others."""
+
+
+class DeviceError(QuireServerError):
+    """A fault of the GPU: what it holds is lost, and the process with it."""

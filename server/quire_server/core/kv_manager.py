@@ -127,6 +127,11 @@ class KVManager:
         self._forget_swapped(sequence, after_step=True)
 
     @property
+    def num_free(self) -> int:
+        """Blocks that ``grow`` could hand out now."""
+        return self._blocks.num_free
+
+    @property
     def has_spare(self) -> bool:
         """Whether a block may go to somebody who could do without."""
         return self._blocks.num_free > self._watermark

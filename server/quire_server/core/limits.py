@@ -66,6 +66,13 @@ class SchedulerConfig:
     speculation: SpeculationConfig | None = None
 
     @property
+    def may_look_ahead(self) -> bool:
+        """Whether a step can be decided before the result of the one before: drafts say only then how many
+        tokens there are, and lower tiers whether a prefix came.
+        """
+        return self.speculation is None and not self.num_host_slots
+
+    @property
     def token_budget(self) -> int:
         """Tokens per step. Prompts that must not be cut fit beside all decodes, or they would starve."""
         if self.enable_chunked_prefill:

@@ -1,6 +1,6 @@
 """What to compute next: one token budget for every request, no phases.
 
-The engine loop calls ``schedule``, hands the Step to the runner, and gives the result to ``commit``. Each
+The pipeline calls ``schedule``, hands the Step to the runner, and gives the result to ``commit``. Each
 sequence has ``num_computed`` chasing ``len(tokens)``: a decode lacks one token, a prompt many, a prefix hit
 fewer, a preempted sequence all of them again. Single tokens of running sequences go first, then prompts in
 the order of the policy, those that run before those that wait, but for what is urgent (``admission``); drafts
@@ -16,6 +16,7 @@ from quire_server.core import displacement, fitting, stopping
 from quire_server.core.admission import Admission
 from quire_server.core.arrivals import Arrivals
 from quire_server.core.decodes import columns, count, event, report
+from quire_server.core.flight import Flight, assumed, going_on, num_growing
 from quire_server.core.handover import Turns, step_of
 from quire_server.core.kv_manager import KVManager
 from quire_server.core.lifecycle import Lifecycle
@@ -30,7 +31,7 @@ __all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
 
 
 class Scheduler:
-    """Synchronous: ``schedule`` and ``commit`` alternate; ``add`` and ``abort`` come at any time."""
+    """``schedule`` may be one step ahead of ``commit``; ``add`` and ``abort`` come at any time."""
 
     def __init__(
         self,
@@ -45,11 +46,9 @@ class Scheduler:
         self._life = Lifecycle(config, self.kv, self._arrivals)
         self._admission = Admission(config, self.kv, self._life, self._give_up)
         self._speculator = Speculator(config.speculation, clock) if config.speculation else None
-        self._in_flight: list[Sequence] = []  # of the current step, in its order
-        self._num_continuing = 0  # the first ones of these: they ran before, and lack one token
+        self._flights: list[Flight] = []  # at most two, the older one first
         self._failures: list[TokenEvent] = []  # told by the next commit
         self._num_steps = 0
-        self._was_aborted_in_flight = False
 
     @property
     def num_running(self) -> int:
@@ -73,8 +72,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether ``schedule`` would return a step."""
-        return bool(self._life.sequences or self._failures)
+        """Whether there is anything to schedule or to commit."""
+        return bool(self._life.sequences or self._failures or self._flights)
 
     @property
     def stats(self) -> SchedulerStats:
@@ -95,7 +94,7 @@ class Scheduler:
         """Forget a request (unknown ids are fine: it may just have finished). No event follows."""
         self._failures = [event for event in self._failures if event.request_id != request_id]
         if (sequence := self._life.sequences.get(request_id)) is not None:
-            self._was_aborted_in_flight = bool(self._in_flight)
+            self._disturb()
             self._life.finish(sequence)
 
     def end(self, request_id: str) -> None:
@@ -107,42 +106,35 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to do. One without rows only carries failures to
         commit, or waits for KV blocks from the disk.
+
+        While a step is in flight: the one after it, or None where it cannot be decided without the result.
         """
-        assert not self._in_flight, "the previous step was not committed"
+        if self._flights:
+            return self._schedule_ahead()
         if not self.has_work:
             return None
         life = self._life
-        if (first := life.waiting.first()) is not None and not life.is_blocked:
-            for victim in displacement.victims(first, life.running, self.kv, self.config):
-                life.preempt(victim)
+        for victim in self._displaced():
+            life.preempt(victim)
         num_preempted = life.preemptions
         turns = Turns()
-        prompts = self._continue_running(turns)
+        prompts = self._continue_running(life.running.sequences, turns)
         has_room = life.preemptions == num_preempted
         if not (has_room or turns.singles or prompts):
             return self.schedule()  # everything that ran was preempted or failed: there is room now
-        budget = self._admission.deal(turns, prompts, admits=has_room)
-        if self._speculator is not None:
-            turns.drafts = self._speculator.draft(turns.singles, budget, self.kv, turns.grown)
-        self._num_continuing = len(turns.singles)
-        turns.singles += turns.newcomers
-        self._num_steps += 1
-        self._in_flight = turns.in_order()
-        if self._speculator is not None:
-            self._speculator.begin(len(self._in_flight), has_prompts=bool(turns.chunks))
-        return step_of(self._num_steps, turns, self._in_flight, self.kv.copies())
+        return self._take_off(turns, prompts, has_room=has_room)
 
     def commit(self, step: Step, result: StepResult) -> StepEvents:
         """Take in what the runner computed: count it, publish full blocks, append tokens, finish."""
-        assert step.step_id == result.step_id == self._num_steps, (step.step_id, result.step_id)
-        in_flight, self._in_flight = self._in_flight, []
+        flight = self._flights.pop(0)
+        assert step.step_id == result.step_id == flight.step.step_id, (step.step_id, result.step_id)
+        in_flight, num_living = flight.sequences, len(self._life.sequences)
         others, self._failures = self._failures, []
         if self._speculator is not None:
             self._speculator.end(result)
         missing = self.kv.settle(result)
-        is_disturbed = missing or result.failures or self._was_aborted_in_flight
-        num_plain = 0 if is_disturbed else self._num_continuing
-        self._was_aborted_in_flight = False
+        is_disturbed = missing or result.failures or flight.is_disturbed
+        num_plain = 0 if is_disturbed else flight.num_continuing
         request_ids, token_ids = self._commit_decodes(in_flight[:num_plain], result, others)
         tokens, drafts = iter(result.token_ids[num_plain:]), dict(result.drafts or step.drafts)
         for sequence, num_tokens, samples in zip(
@@ -151,7 +143,7 @@ class Scheduler:
             mine = drafts.get(sequence.row, ())
             sampled = list(islice(tokens, 1 + len(mine) if samples else 0))
             if sequence.status is not Status.RUNNING:
-                continue  # aborted while the step ran
+                continue  # it ended while the step ran
             if missing and not missing.isdisjoint(sequence.block_ids):
                 self._life.restart(sequence)
                 continue
@@ -167,6 +159,8 @@ class Scheduler:
             else:
                 sequence.num_computed += num_tokens
                 self._publish(sequence)
+        if len(self._life.sequences) < num_living:
+            self._disturb()
         return StepEvents(request_ids, token_ids, others)
 
     def check(self) -> None:
@@ -174,14 +168,57 @@ class Scheduler:
         self.kv.check(self._life.sequences.values())
         self._life.running.check()
 
-    def _continue_running(self, turns: Turns) -> list[Sequence]:
+    def _schedule_ahead(self) -> Step | None:
+        """The step after the one in flight. Nobody gives way for it: neither a row nor a block is taken from
+        a sequence whose next token is on its way, so that a result always finds its sequence as it left it.
+        """
+        if len(self._flights) > 1 or not self.config.may_look_ahead or self._displaced():
+            return None
+        with assumed(self._flights[0]):
+            running = going_on(self._life.running.sequences)
+            if num_growing(running) > self.kv.num_free:
+                return None
+            turns = Turns()
+            prompts = self._continue_running(running, turns)
+            return self._take_off(turns, prompts, has_room=True)
+
+    def _displaced(self) -> list[Sequence]:
+        """Who has to go for the sake of the most urgent waiting sequence."""
+        life = self._life
+        if (first := life.waiting.first()) is None or life.is_blocked:
+            return []
+        return displacement.victims(first, life.running, self.kv, self.config)
+
+    def _take_off(self, turns: Turns, prompts: list[Sequence], *, has_room: bool) -> Step | None:
+        """The step of these turns, and of whoever gets what they leave; no empty one ahead of another."""
+        budget = self._admission.deal(turns, prompts, admits=has_room)
+        if self._speculator is not None:
+            turns.drafts = self._speculator.draft(turns.singles, budget, self.kv, turns.grown)
+        num_continuing = len(turns.singles)
+        turns.singles += turns.newcomers
+        sequences = turns.in_order()
+        if self._flights and not sequences:
+            return None
+        self._num_steps += 1
+        if self._speculator is not None:
+            self._speculator.begin(len(sequences), has_prompts=bool(turns.chunks))
+        step = step_of(self._num_steps, turns, sequences, self.kv.copies())
+        self._flights.append(Flight(step, sequences, num_continuing))
+        return step
+
+    def _disturb(self) -> None:
+        """Somebody ended: steps in flight may still compute for him."""
+        for flight in self._flights:
+            flight.is_disturbed = True
+
+    def _continue_running(self, running: list[Sequence], turns: Turns) -> list[Sequence]:
         """Give a turn to sequences that lack one token, each with its block; returns those in the middle of
         their prompt.
         """
         singles, grown = turns.singles, turns.grown
         prompts: list[Sequence] = []
         budget = self.config.token_budget
-        for sequence in self._life.running.sequences:  # which preemption shortens from behind
+        for sequence in running:  # which preemption shortens from behind
             num_computed = sequence.num_computed
             if num_computed + 1 < len(sequence.tokens):
                 prompts.append(sequence)

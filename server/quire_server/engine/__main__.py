@@ -49,6 +49,7 @@ def _serve(settings: ServeConfig, run_dir: Path, pulse: Pulse, switched: Faults)
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
         max_num_seqs=limits.max_num_seqs,
+        gpu_memory=tuple(runner.gpu_memory.items()),
     )
     engine = Engine(
         Scheduler(limits, eos_token_ids=runner.model_config.eos_token_ids),

@@ -41,8 +41,12 @@ def load(config: ServeConfig, pulse: Pulse, faults: Faults) -> ModelRunner:
         kv_offload_disk_bytes=config.kv_offload_disk_bytes,
         watermark=_watermark(config),
         speculative_model=config.speculative_model,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        enforce_eager=config.enforce_eager,
     )
-    return ModelRunner.load(config.model, options, _faulty_progress(pulse, faults))
+    runner = ModelRunner.load(config.model, options, _faulty_progress(pulse, faults))
+    runner.capture(lambda captured, wanted: pulse.progressed())
+    return runner
 
 
 def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfig:

@@ -23,6 +23,7 @@ from quire_server.engine.canary import Canary
 from quire_server.engine.grammar_room import LOOK_SECONDS, GrammarRoom
 from quire_server.engine.inbox import EngineSocket, Mail, Peer
 from quire_server.engine.messages import EngineInfo, Outbox
+from quire_server.engine.pipeline import Pipeline
 from quire_server.engine.pulse import Pulse
 from quire_server.faults import Faults
 from quire_server.runner.model_runner import ModelRunner
@@ -48,7 +49,7 @@ class Engine:
         canary_interval: float,
     ) -> None:
         self._scheduler = scheduler
-        self._runner = runner
+        self._pipeline = Pipeline(scheduler, runner)
         self._grammar_room = GrammarRoom(runner.grammars)
         self._info = info
         self._pulse = pulse
@@ -177,17 +178,17 @@ class Engine:
 
     def _step(self) -> StepEvents:
         scheduler = self._scheduler
-        step = scheduler.schedule()
-        if step is None:
-            # Work that cannot be scheduled now, such as what waits for memory: a stall if it lasts.
-            time.sleep(0.001)
-            return StepEvents([], [], [])
         if self._faults.due("crash_step", self._steps):
             raise RuntimeError("the fault crash_step")
         if self._faults.due("stuck_step", self._steps):
             while True:
                 time.sleep(60)
-        events = scheduler.commit(step, self._runner.run(step))
+        advanced = self._pipeline.advance()
+        if advanced is None:
+            # Work that cannot be scheduled now, such as what waits for memory: a stall if it lasts.
+            time.sleep(0.001)
+            return StepEvents([], [], [])
+        step, events = advanced
         self._steps += 1
         self._batch_size = len(step.rows)
         self._step_tokens = step.total_tokens

@@ -29,6 +29,7 @@ class EngineInfo:
     num_blocks: int
     block_size: int
     max_num_seqs: int
+    gpu_memory: tuple[tuple[str, int], ...] = ()  # bytes by what takes them
 
     @property
     def kv_capacity(self) -> int:

@@ -45,6 +45,10 @@ class Pulse:
         progress_at = now if loaded_bytes > self._sample.loaded_bytes else self._sample.progress_at
         self._write(loaded_bytes=loaded_bytes, total_bytes=total_bytes, progress_at=progress_at)
 
+    def progressed(self) -> None:
+        """Something else than bytes: a piece of the work between loading and the first completion is done."""
+        self._write(progress_at=time.monotonic())
+
     def warming(self) -> None:
         """The weights are in place."""
         now = time.monotonic()

@@ -86,16 +86,53 @@ def build(
         prefill_lens=prefill_lens,
         prefill_bounds=prefill_bounds,
         cache_rows=cache(partial(kv_cache_rows, slots, *shape)),
-        plans={
-            window: AttentionPlan(
-                cache(partial(decode_gather, decode_table, decode_lens, *shape, window=window)),
-                cache(
-                    partial(prefill_spans, prefill_table, prefill_lens, prefill_bounds, *shape, window=window)
-                ),
-            )
-            for window in windows
-        },
+        plans=_plans(
+            windows, shape, (decode_table, decode_lens), (prefill_table, prefill_lens, prefill_bounds)
+        ),
     )
+
+
+def decodes(
+    token_ids: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    *,
+    shape: tuple[int, int],
+    windows: Iterable[int | None],
+) -> ForwardBatch:
+    """A token for each row of the table, every one of which is sampled; ``shape``: KV heads, block size."""
+    none = torch.empty(0, dtype=torch.int64, device=table.device)
+    return ForwardBatch(
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        sample_rows=positions,  # as many as there are tokens: all of them
+        num_decodes=len(positions),
+        decode_table=table,
+        decode_lens=lengths,
+        prefill_table=none,
+        prefill_lens=none,
+        prefill_bounds=none,
+        cache_rows=cache(partial(kv_cache_rows, slots, *shape)),
+        plans=_plans(windows, shape, (table, lengths), (none, none, none)),
+    )
+
+
+def _plans(
+    windows: Iterable[int | None],
+    shape: tuple[int, int],
+    decode: tuple[Tensor, Tensor],
+    prefill: tuple[Tensor, Tensor, Tensor],
+) -> dict[int | None, AttentionPlan]:
+    return {
+        window: AttentionPlan(
+            cache(partial(decode_gather, *decode, *shape, window=window)),
+            cache(partial(prefill_spans, *prefill, *shape, window=window)),
+        )
+        for window in windows
+    }
 
 
 def _leading_whole(step: Step) -> int:

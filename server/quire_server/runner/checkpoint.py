@@ -32,11 +32,13 @@ class Checkpoint:
     linear: LinearFactory
 
     @classmethod
-    def open(cls, model_dir: Path, *, dtype: str, quantization_name: str) -> "Checkpoint":
+    def open(
+        cls, model_dir: Path, *, dtype: str, quantization_name: str, for_gpu: bool = False
+    ) -> "Checkpoint":
         """Read config.json and the headers, and decide the arithmetic; ``auto`` is the machine's choice."""
         files = ModelFiles.open(model_dir)
         config = registry.load(files)
-        dtype_name = _dtype_name(dtype, config.dtype)
+        dtype_name = _dtype_name(dtype, config.dtype, for_gpu=for_gpu)
         chosen, linear = quantization.choose(
             quantization_name,
             checkpoint=config.quantization,
@@ -72,10 +74,10 @@ class Checkpoint:
         return model
 
 
-def _dtype_name(wanted: str, stored: str) -> str:
-    """auto: the checkpoint's, where the CPU computes in it; float32 elsewhere."""
+def _dtype_name(wanted: str, stored: str, *, for_gpu: bool) -> str:
+    """auto: the checkpoint's, where the machine computes in it; float32 elsewhere."""
     if wanted == "auto":
-        has_bf16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        has_bf16 = for_gpu or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         return "bfloat16" if stored != "float32" and has_bf16 else "float32"
     if wanted not in _DTYPES:
         raise ConfigError(f"dtype {wanted!r} is not supported; supported: auto, {', '.join(_DTYPES)}.")

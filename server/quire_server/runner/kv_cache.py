@@ -28,18 +28,29 @@ def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int
     return 2 * config.num_layers * config.num_kv_heads * block_size * row
 
 
+def longest_context(config: ModelConfig, options: RunnerOptions) -> int:
+    """Tokens of a sequence, if there is room for them."""
+    wanted = options.max_model_len
+    if wanted is not None and wanted > config.max_position:
+        raise ConfigError(
+            f"max-model-len {wanted} is more than the model's {config.max_position} positions. Lower it."
+        )
+    return wanted or config.max_position
+
+
+def useful_blocks(options: RunnerOptions, longest: int) -> int:
+    """As many as all sequences at full length could use."""
+    return options.max_num_seqs * -(-longest // options.block_size)
+
+
 def plan(config: ModelConfig, options: RunnerOptions, each: int) -> tuple[int, int]:
     """(number of blocks, longest context). Never more blocks than all sequences at full length could use.
 
     ``each``: bytes of a block, the draft model's included, for it keeps its own under the same number.
     """
     size, wanted_len = options.block_size, options.max_model_len
-    if wanted_len is not None and wanted_len > config.max_position:
-        raise ConfigError(
-            f"max-model-len {wanted_len} is more than the model's {config.max_position} positions. Lower it."
-        )
-    longest = wanted_len or config.max_position
-    useful = options.max_num_seqs * -(-longest // size)
+    longest = longest_context(config, options)
+    useful = useful_blocks(options, longest)
     if options.num_blocks_override is not None:
         num_blocks = options.num_blocks_override
     elif options.kv_cache_memory_bytes is not None:

@@ -4,8 +4,7 @@ Decides nothing: which requests, which blocks and which seeds is the scheduler's
 """
 
 import dataclasses
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,69 +12,65 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_server.core.errors import ConfigError
 from quire_server.core.step import IMPOSSIBLE, Step, StepResult, TokenLogprobs
-from quire_server.layers.int8_linear import has_native_kernels
 from quire_server.models.config import ModelConfig
-from quire_server.models.decoder import Decoder
-from quire_server.runner import batch, drafts, kv_cache, out_of_memory, prompt_logprobs, sampler
-from quire_server.runner.checkpoint import Checkpoint
-from quire_server.runner.disk import Disk
+from quire_server.runner import (
+    batch,
+    device_faults,
+    device_sampler,
+    gpu_setup,
+    out_of_memory,
+    prompt_logprobs,
+    sampler,
+)
+from quire_server.runner.cuda_device import CudaDevice
+from quire_server.runner.device import Device
+from quire_server.runner.device_rows import ON_DEVICE
+from quire_server.runner.device_steps import Computed, DeviceSteps
 from quire_server.runner.draft_model import DraftModel
 from quire_server.runner.grammars import Grammars
 from quire_server.runner.options import RunnerOptions
+from quire_server.runner.out_of_memory import Pending
+from quire_server.runner.parts import Parts, assemble
 from quire_server.runner.rows import Rows
 from quire_server.runner.static_decode import StaticDecode
+from quire_server.runner.suspects import Suspects
 from quire_server.runner.tiers import Tiers
 from quire_server.text.grammar import Vocabulary
 from quire_server.text.tokenizer import Tokenizer
 
 __all__ = ["ModelRunner", "RunnerOptions"]
 
-logger = logging.getLogger(__name__)
-
 
 class ModelRunner:
     """A loaded model, its KV cache, and the rows of the running requests."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        kv_caches: tuple[Tensor, ...],
-        options: RunnerOptions,
-        *,
-        grammars: Grammars,
-        num_blocks: int,
-        max_model_len: int,
-        dtype: str,
-        quantization: str,
-        num_host_slots: int = 0,
-        disk: Disk | None = None,
-        draft: Decoder | None = None,
-        draft_caches: tuple[Tensor, ...] = (),
-    ) -> None:
+    def __init__(self, parts: Parts, options: RunnerOptions, grammars: Grammars) -> None:
+        model, kv_caches, device = parts.model, parts.kv_caches, parts.device
         self.model_config = model.config
         self.grammars = grammars
-        self.num_blocks = num_blocks
-        self.max_model_len = max_model_len
-        self.dtype = dtype
-        self.quantization = quantization
-        self.kv_cache_bytes = sum(cache.nbytes for cache in (*kv_caches, *draft_caches))
+        self.num_blocks, self.max_model_len = parts.num_blocks, parts.max_model_len
+        self.dtype, self.quantization = parts.dtype, parts.quantization
+        self.kv_cache_bytes = sum(cache.nbytes for cache in (*kv_caches, *parts.draft_caches))
         self._model = model
         self._kv_caches = kv_caches
-        self._rows = Rows(options.max_num_seqs, max_model_len, options.block_size)
+        self._rows = Rows(options.max_num_seqs, parts.max_model_len, options.block_size)
+        self._suspects = Suspects(self._rows, kv_caches)
+        self._device = None if device is None else DeviceSteps(model, kv_caches, self._rows, device)
         self._static_decode = StaticDecode.of(model, kv_caches, *self._rows.block_table.shape)
-        self.num_host_slots = num_host_slots
+        self._uses_graphs = device is not None and gpu_setup.uses_graphs(model.config, options)
+        self._gpu_memory = parts.gpu_memory
+        disk = parts.disk
+        self.num_host_slots = parts.num_host_slots
         self.num_disk_slots = disk.num_slots if disk is not None else 0
-        self._tiers = Tiers(kv_caches, num_host_slots, disk) if num_host_slots else None
+        self._tiers = Tiers(kv_caches, self.num_host_slots, disk) if self.num_host_slots else None
         self._watermark = options.watermark
-        self._suspect: set[int] = set()  # blocks of failed rows, not yet zeroed
         self._draft_model = (
             None
-            if draft is None
+            if parts.draft is None
             else DraftModel(
-                draft,
-                draft_caches,
+                parts.draft,
+                parts.draft_caches,
                 self._rows,
                 vocab_size=model.config.vocab_size,
                 step_tokens=options.max_num_batched_tokens,
@@ -87,112 +82,125 @@ class ModelRunner:
         cls, model_dir: Path, options: RunnerOptions, on_progress: Callable[[int, int], None]
     ) -> "ModelRunner":
         """Read, check and place the model; on_progress(loaded bytes, total bytes) between chunks."""
-        device = _device(options.device)
-        found = Checkpoint.open(model_dir, dtype=options.dtype, quantization_name=options.quantization)
-        draft = drafts.open_draft(found, options)
-        config = found.config
-        # Settings that cannot work fail before the long part; what is left after it decides.
-        stored = kv_cache.storage_dtype(options.kv_cache_dtype, found.dtype)
-        block_bytes = kv_cache.block_bytes(config, options.block_size, stored)
-        if draft is not None:
-            block_bytes += draft.block_bytes
-        _, longest = kv_cache.plan(config, options, block_bytes)
-        num_host_slots = kv_cache.offload_slots(
-            options.kv_offload_host_bytes, "host", config, options, stored
-        )
-        disk = _disk(config, options, stored)
-        total = found.size + (draft.checkpoint.size if draft is not None else 0)
-        model = found.read(max_len=longest, device=device, on_progress=lambda n, _: on_progress(n, total))
-        draft_model = None
-        if draft is not None:
-            draft_model = draft.checkpoint.read(
-                max_len=longest,
-                device=device,
-                on_progress=lambda n, _: on_progress(found.size + n, total),
-            )
-        num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes)
-        caches = kv_cache.allocate(config, num_blocks, options.block_size, dtype=stored, device=device)
-        logger.info(
-            "model loaded",
-            extra={
-                "dtype": found.dtype_name,
-                "quantization": found.quantization,
-                "draft_model": "none" if draft is None else draft.checkpoint.arithmetic,
-                "threads": torch.get_num_threads(),
-                "native_kernels": has_native_kernels(),
-            },
-        )
-        return cls(
-            model,
-            caches,
-            options,
-            grammars=Grammars(lambda: _vocabulary(model_dir, config)),
-            num_blocks=num_blocks,
-            max_model_len=max_model_len,
-            dtype=found.dtype_name,
-            quantization=found.quantization,
-            num_host_slots=num_host_slots,
-            disk=disk,
-            draft=draft_model,
-            draft_caches=() if draft is None else draft.allocate(num_blocks, device),
-        )
+        parts = assemble(model_dir, options, on_progress, _device(options.device))
+        config = parts.model.config
+        return cls(parts, options, Grammars(lambda: _vocabulary(model_dir, config)))
+
+    @property
+    def gpu_memory(self) -> Mapping[str, int]:
+        """Bytes of the GPU by what takes them; nothing on the host."""
+        if self._device is None:
+            return {}
+        return {**self._gpu_memory, "kv": self.kv_cache_bytes, "graphs": self._device.graph_bytes}
+
+    def capture(self, on_progress: Callable[[int, int], None]) -> None:
+        """On a device: capture decode steps before the first one; on_progress(graphs, of how many)."""
+        if self._device is not None and self._uses_graphs:
+            self._device.capture(on_progress)
 
     def close(self) -> None:
         """Give back what the process's end would give back, too: the disk tier's space."""
         if self._tiers is not None:
             self._tiers.close()
 
-    @torch.inference_mode()
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether ``launch`` returns before the step is computed."""
+        return self._device is not None
+
     def run(self, step: Step) -> StepResult:
-        """One forward pass, and the tokens of each row that wants some; drafts that are wished for come
-        first.
+        """One forward pass, and the tokens of each row that wants some."""
+        return self.launch(step)()
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> Pending:
+        """Begin one forward pass; drafts that are wished for come first. Results are to be asked for in the
+        order of the launches, and at most one step may be launched while another one's result is not there.
         """
+        with device_faults.named():
+            return self._launch(step)
+
+    def _launch(self, step: Step) -> Pending:
         self._rows.apply(step)
+        if self._device is not None:
+            self._device.apply(step)
         assert step.copies is None or self._tiers is not None, (
             "the scheduler has tiers and the runner has none"
         )
         copied = self._tiers.copy(step) if self._tiers is not None else None
-        self._cleanse(step)
+        self._suspects.cleanse(step)
         if self._draft_model is None:
-            result = out_of_memory.compute(step, self._compute)
-        else:
-            self._draft_model.follow(step)
-            drafted, seconds = self._draft_model.propose(step, lambda *entries: self._choose(*entries)[0])
-            result = out_of_memory.compute(drafted, self._compute)
-            result = dataclasses.replace(result, drafts=drafted.drafts, draft_seconds=seconds)
-        return result if copied is None else dataclasses.replace(result, copied=copied)
+            wait = out_of_memory.launch(step, self._start)
+            return wait if copied is None else lambda: dataclasses.replace(wait(), copied=copied)
+        self._draft_model.follow(step)
+        drafted, seconds = self._draft_model.propose(step, lambda *entries: self._choose(*entries)[0])
+        result = out_of_memory.launch(drafted, self._start)()
+        result = dataclasses.replace(result, drafts=drafted.drafts, draft_seconds=seconds, copied=copied)
+        return lambda: result
 
-    def _compute(self, step: Step) -> StepResult:
-        rows = self._rows
-        spans = batch.Spans.of(step)
-        logits, told = self._forward(step, spans)
+    def _start(self, step: Step) -> Pending:
+        rows, spans = self._rows, batch.Spans.of(step)
+        computed = self._forward(step, spans)
         row_ids, lengths = spans.sampled_rows, spans.sampled_lengths
         if not row_ids.size:
-            return StepResult(step.step_id, (), prompt_logprobs=told)
+            result = StepResult(step.step_id, (), prompt_logprobs=computed.told)
+            return lambda: result
+        if self._device is None or not device_sampler.can_choose(rows, row_ids, lengths):
+            result = self._sampled(step, spans, computed)
+            return lambda: result
+        wait = self._device.sample(computed, spans)
+        if not step.drafts:  # which are compared with what comes in their place, and not computed ahead
+            self._write(row_ids, lengths, ON_DEVICE)
+        epochs = rows.epoch[row_ids]
+
+        def result_of() -> StepResult:
+            with device_faults.named():
+                tokens, failed = device_sampler.read(wait())
+            # Whoever has a row by now must not get what was computed for the one before.
+            is_same = rows.epoch[row_ids] == epochs
+            failed = {index: why for index, why in failed.items() if is_same[index]}
+            failures = self._failures(failed, row_ids, lengths, tokens)
+            self._distrust(failures)
+            self._write(row_ids[is_same], lengths[is_same], tokens[is_same])
+            return StepResult(
+                step.step_id, tuple(tokens.tolist()), {}, failures, prompt_logprobs=computed.told
+            )
+
+        return result_of
+
+    def _sampled(self, step: Step, spans: batch.Spans, computed: Computed) -> StepResult:
+        """Sampling on the host, which has a way for everything that can be asked for."""
+        rows, row_ids = self._rows, spans.sampled_rows
+        logits = computed.logits.cpu()
         wants_logprobs = bool((rows.num_logprobs[row_ids] >= 0).any())
         raw = logits.clone() if wants_logprobs else logits  # the sampler changes them in place
-        tokens, failures = self._choose(logits, row_ids, lengths)
-        for row in (row for row, why in failures.items() if why not in IMPOSSIBLE):
-            self._suspect.update(rows.block_table[row, : rows.num_blocks[row]].tolist())
+        tokens, failures = self._choose(logits, row_ids, spans.sampled_lengths)
+        self._distrust(failures)
+        if self._device is not None:
+            self._device.tell(row_ids, tokens)
         found = sampler.logprobs(raw, tokens, rows.num_logprobs[row_ids]) if wants_logprobs else {}
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         for index, one in found.items():
             row = int(row_ids[index])
             logprobs[row] = (*logprobs.get(row, ()), one)
-        return StepResult(step.step_id, tuple(tokens.tolist()), logprobs, failures, prompt_logprobs=told)
+        return StepResult(
+            step.step_id, tuple(tokens.tolist()), logprobs, failures, prompt_logprobs=computed.told
+        )
 
-    def _forward(self, step: Step, spans: batch.Spans) -> tuple[Tensor, dict[int, tuple[TokenLogprobs, ...]]]:
-        """Logits float32 of the positions to sample, and what was asked of the prompts, by row."""
+    def _forward(self, step: Step, spans: batch.Spans) -> Computed:
+        """Logits float32 of the positions to sample, and what was asked of the prompts."""
+        if self._device is not None:
+            return self._device.compute(step, spans)
         rows, config = self._rows, self.model_config
         reports = len(spans.sampled) < step.total_tokens and bool(
             (rows.num_prompt_logprobs[spans.rows] >= 0).any()
         )
         if self._static_decode is not None and not reports and self._static_decode.takes(step):
-            return self._static_decode(spans, rows).float(), {}
+            return Computed(self._static_decode(spans, rows).float(), None, {})
         forward_batch = batch.build(step, spans, rows, config.num_kv_heads, config.windows)
         states = self._model.states(forward_batch, self._kv_caches)
         told = prompt_logprobs.compute(self._model, states, spans, rows) if reports else {}
-        return self._model.logits(states, forward_batch.sample_rows).float(), told
+        return Computed(self._model.logits(states, forward_batch.sample_rows).float(), None, told)
 
     def _choose(
         self, logits: Tensor, row_ids: NDArray[np.int64], lengths: NDArray[np.int64]
@@ -203,52 +211,43 @@ class ModelRunner:
         rows, eos_ids = self._rows, self.model_config.eos_token_ids
         forbidden = self.grammars.constrain(logits, rows, row_ids, lengths, eos_ids)
         tokens, failed = sampler.sample(logits, rows, row_ids, lengths, eos_ids, self._watermark)
-        failures = {
-            int(row_ids[index]): why
-            for index, why in (forbidden | failed).items()
-            if why == sampler.NOT_FINITE or rows.holds(index, row_ids, lengths, tokens, eos_ids)
-        }
-        inside = lengths < self.max_model_len
-        rows.tokens[row_ids[inside], lengths[inside]] = tokens[inside]
+        failures = self._failures(forbidden | failed, row_ids, lengths, tokens)
+        self._write(row_ids, lengths, tokens)
         return tokens, failures
 
-    def _cleanse(self, step: Step) -> None:
-        """Zero the blocks of failed rows when they come to a new owner, not before: some may be shared.
+    def _failures(
+        self,
+        found: dict[int, str],
+        row_ids: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+    ) -> dict[int, str]:
+        """By row, those found at positions that are going to be a part of the answer."""
+        eos_ids = self.model_config.eos_token_ids
+        failures = {
+            int(row_ids[index]): why
+            for index, why in found.items()
+            if why == sampler.NOT_FINITE or self._rows.holds(index, row_ids, lengths, tokens, eos_ids)
+        }
+        return failures
 
-        What is not a number must not wait behind a sequence's end: attention masks it, but still multiplies.
-        """
-        if not self._suspect:
-            return
-        starts = dict(zip(step.rows, step.starts, strict=True))
-        size = self._rows.block_size
-        handed = {block_id for _, block_id in step.grown}
-        for row in step.started:
-            cached = -(-starts.get(row.row, len(row.token_ids)) // size)
-            handed.update(row.block_ids[cached:])
-        dirty = sorted(handed & self._suspect)
-        if dirty:
-            for cache in self._kv_caches:
-                cache[:, torch.tensor(dirty)] = 0
-            self._suspect.difference_update(dirty)
+    def _distrust(self, failures: dict[int, str]) -> None:
+        """What these rows have in the cache may be no numbers."""
+        self._suspects.add(row for row, why in failures.items() if why not in IMPOSSIBLE)
+
+    def _write(
+        self, row_ids: NDArray[np.int64], lengths: NDArray[np.int64], tokens: NDArray[np.int64] | int
+    ) -> None:
+        """Tokens behind their contexts, as far as there is room for one."""
+        inside = lengths < self.max_model_len
+        given = tokens if isinstance(tokens, int) else tokens[inside]
+        self._rows.tokens[row_ids[inside], lengths[inside]] = given
 
 
 def _vocabulary(model_dir: Path, config: ModelConfig) -> Vocabulary:
     return Vocabulary.of(Tokenizer.load(model_dir), config.eos_token_ids, config.vocab_size)
 
 
-def _disk(config: ModelConfig, options: RunnerOptions, dtype: torch.dtype) -> Disk | None:
-    if (path := options.kv_offload_disk_path) is None:
-        return None
-    num_slots = kv_cache.offload_slots(options.kv_offload_disk_bytes, "disk", config, options, dtype)
-    try:
-        return Disk(path, num_slots, kv_cache.block_bytes(config, options.block_size, dtype))
-    except OSError as error:
-        raise ConfigError(
-            f"kv-offload-disk-path {path} cannot be written to ({error.strerror}): give another directory."
-        ) from None
-
-
-def _device(name: str) -> torch.device:
-    if name not in ("auto", "cpu"):
-        raise ConfigError(f"Device {name!r} is not supported by this version; supported: auto, cpu.")
-    return torch.device("cpu")
+def _device(name: str) -> Device | None:
+    """What ``--device`` names; auto: a GPU where there is one."""
+    return CudaDevice() if name == "cuda" or (name == "auto" and CudaDevice.is_there()) else None

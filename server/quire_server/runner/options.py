@@ -25,3 +25,5 @@ class RunnerOptions:
     kv_offload_disk_bytes: int = 0
     watermark: Watermark | None = None  # of the requests that ask for one
     speculative_model: Path | None = None
+    gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False

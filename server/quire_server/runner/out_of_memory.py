@@ -16,24 +16,35 @@ from quire_server.core.step import OUT_OF_MEMORY, Step, StepResult
 logger = logging.getLogger(__name__)
 
 
-def compute(step: Step, run: Callable[[Step], StepResult]) -> StepResult:
-    """The result of a step, with failures for as many rows as had to go."""
+Pending = Callable[[], StepResult]  # waits for it, where the device is still busy
+
+
+def launch(step: Step, start: Callable[[Step], Pending]) -> Pending:
+    """The result of a step, with failures for as many rows as had to go: memory is asked for when a step
+    starts, and not while the device computes it.
+    """
     if not step.rows:
-        return StepResult(step.step_id, ())
+        return lambda: StepResult(step.step_id, ())
     try:
-        return run(step)
+        return start(step)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
     # Only here, where no traceback holds the failed step's tensors any longer, is their memory free.
     index = largest(step)
-    row, num_samples = step.rows[index], step.samples[index]
     logger.error("out of memory in a step", extra={"rows": len(step.rows), "tokens": step.total_tokens})
-    result = compute(without(step, index), run)
+    wait = launch(without(step, index), start)
+    return lambda: _with_failure(wait(), step, index)
+
+
+def _with_failure(result: StepResult, step: Step, index: int) -> StepResult:
     place = sum(step.samples[:index])
-    tokens = (*result.token_ids[:place], *(0,) * num_samples, *result.token_ids[place:])
-    failures = {**result.failures, row: OUT_OF_MEMORY}
-    return dataclasses.replace(result, token_ids=tokens, failures=failures)
+    nothing = (0,) * step.samples[index]
+    return dataclasses.replace(
+        result,
+        token_ids=(*result.token_ids[:place], *nothing, *result.token_ids[place:]),
+        failures={**result.failures, step.rows[index]: OUT_OF_MEMORY},
+    )
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -43,6 +43,6 @@ def _told(
     told: list[TokenLogprobs] = []
     for begin in range(0, len(places), size):
         part = slice(begin, begin + size)
-        logits = model.logits(states, from_numpy(places[part])).float()
+        logits = model.logits(states, from_numpy(places[part])).float().cpu()
         told += logprobs(logits, targets[part], np.full(len(logits), wanted)).values()
     return tuple(told)

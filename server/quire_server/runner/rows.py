@@ -30,6 +30,7 @@ class Rows:
         self.num_prompt_logprobs = np.full(num_rows, -1, np.int64)
         self.has_grammar = np.zeros(num_rows, bool)
         self.started: list[StartedRow | None] = [None] * num_rows
+        self.epoch = np.zeros(num_rows, np.int64)  # how many requests have had the row
 
     def apply(self, step: Step) -> None:
         """Take in rows that start, tables that grow, and drafts, which stand after a row's newest token."""
@@ -79,6 +80,7 @@ class Rows:
     def _start(self, started: StartedRow) -> None:
         row, sampling, table = started.row, started.sampling, started.block_ids
         self.started[row] = started
+        self.epoch[row] += 1
         self.tokens[row, : len(started.token_ids)] = started.token_ids
         # Entries past the end repeat the first block: padding never reads another request's blocks.
         self.block_table[row] = table[0]

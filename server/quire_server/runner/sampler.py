@@ -13,7 +13,7 @@ from quire_server.layers.sampling import gumbel_sample, token_logprobs, topk_top
 from quire_server.runner.logits_processors import adjust
 from quire_server.runner.rows import Rows
 
-_GREEDY_BELOW = 1e-5  # a smaller temperature would overflow and picks the likeliest token anyhow
+GREEDY_BELOW = 1e-5  # a smaller temperature would overflow and picks the likeliest token anyhow
 
 #: Whatever it was sampled for: the cache cannot be believed any more.
 NOT_FINITE = "The model computed no finite number for the next token."
@@ -43,7 +43,7 @@ def sample(
     values = logits.numpy()
     tokens = values.argmax(axis=-1)  # a tenth of torch's time
     best = values[np.arange(len(tokens)), tokens]  # NaN is the maximum of any row that has one
-    is_drawn = rows.temperature[row_ids] >= _GREEDY_BELOW
+    is_drawn = rows.temperature[row_ids] >= GREEDY_BELOW
     if is_drawn.any():
         drawn = np.flatnonzero(is_drawn)
         tokens[drawn] = _draw(logits[drawn], rows, row_ids[drawn], lengths[drawn]).numpy()
@@ -78,20 +78,41 @@ def logprobs(
     }
 
 
-def _draw(logits: Tensor, rows: Rows, row_ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
-    temperature = torch.from_numpy(rows.temperature[row_ids])
-    top_k = torch.from_numpy(rows.top_k[row_ids]).clamp(max=logits.shape[1])
-    top_p = torch.from_numpy(rows.top_p[row_ids])
-    min_p = torch.from_numpy(rows.min_p[row_ids])
+def draw(
+    logits: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    *,
+    top: tuple[Tensor, Tensor] | None,
+    min_p: Tensor | None,
+) -> Tensor:
+    """i64 [S] from logits f32 [S, V] at a ``temperature`` f32 [S] above 0; ``top``: k i64, p f32 of each."""
     threshold = None
-    if bool((top_k > 0).any()) or bool((top_p < 1).any()):
-        threshold = topk_topp_threshold(logits / temperature[:, None], top_k, top_p)
-    if bool((min_p > 0).any()):
+    if top is not None:
+        top_k, top_p = top
+        scaled = logits / temperature[:, None]
+        threshold = topk_topp_threshold(scaled, top_k.clamp(max=logits.shape[1]), top_p)
+    if min_p is not None:
         # p >= min_p * p_max, in logits; ratios are the same whatever top-k and top-p left.
         floor = logits.amax(dim=-1) / temperature + min_p.log()
         threshold = floor if threshold is None else torch.maximum(threshold, floor)
-    seeds, positions = torch.from_numpy(rows.seed[row_ids]), torch.from_numpy(lengths)
     return gumbel_sample(logits, temperature, seeds, positions, threshold=threshold)
+
+
+def _draw(logits: Tensor, rows: Rows, row_ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
+    top_k, top_p, min_p = (
+        torch.from_numpy(parameter[row_ids]) for parameter in (rows.top_k, rows.top_p, rows.min_p)
+    )
+    has_top = bool((top_k > 0).any()) or bool((top_p < 1).any())
+    return draw(
+        logits,
+        torch.from_numpy(rows.temperature[row_ids]),
+        torch.from_numpy(rows.seed[row_ids]),
+        torch.from_numpy(lengths),
+        top=(top_k, top_p) if has_top else None,
+        min_p=min_p if bool((min_p > 0).any()) else None,
+    )
 
 
 def _stop_ids(rows: Rows, row: int, eos_ids: Collection[int], vocab_size: int) -> list[int]:

@@ -41,7 +41,9 @@ class StaticDecode:
     def of(
         cls, model: Decoder, kv_caches: Sequence[Tensor], max_rows: int, max_blocks: int
     ) -> "StaticDecode | None":
-        """None for a model whose arithmetic is not all by native kernels."""
+        """None on a GPU, and for a model whose arithmetic is not all by native kernels."""
+        if kv_caches[0].device.type != "cpu":
+            return None
         batch = _batch(model, max(max_rows, _DRAFTED), max_blocks)
         recording = record(lambda: model(batch, kv_caches))
         return None if recording is None else cls(batch, recording, model.config.vocab_size)

@@ -46,13 +46,28 @@ class FakeGrammars:
 class CountingRunner:
     """Answers each row with its last token plus one (plus `skew`, which is what a broken device does)."""
 
-    def __init__(self):
+    def __init__(self, *, is_asynchronous):
+        self.is_asynchronous = is_asynchronous
+        self.launched = []  # and not computed: on a device, that is as late as possible
+        self.results = {}
         self.tokens = {}
         self.skew = 0
         self.delay = 0.0
         self.grammars = FakeGrammars()
 
-    def run(self, step):
+    def launch(self, step):
+        self.launched.append(step)
+        if not self.is_asynchronous:
+            self._compute(step)
+        return lambda: self._compute(step)
+
+    def _compute(self, step):
+        while step.step_id not in self.results:
+            first = self.launched.pop(0)
+            self.results[first.step_id] = self._run(first)
+        return self.results[step.step_id]
+
+    def _run(self, step):
         time.sleep(self.delay)
         for started in step.started:
             self.tokens[started.row] = started.token_ids[-1]
@@ -80,10 +95,10 @@ class StoppableSocket(EngineSocket):
 class Rig:
     """The engine of one test, and everything that can be looked at."""
 
-    def __init__(self, run_dir, faults, canary_interval):
+    def __init__(self, run_dir, faults, canary_interval, is_asynchronous):
         self.run_dir = run_dir
         self.state = SharedState.create(run_dir)
-        self.runner = CountingRunner()
+        self.runner = CountingRunner(is_asynchronous=is_asynchronous)
         self.scheduler = Scheduler(LIMITS, eos_token_ids=())
         self.engine = Engine(
             self.scheduler,
@@ -115,12 +130,12 @@ class Rig:
             time.sleep(0.005)
 
 
-@pytest.fixture
-def make_rig(tmp_path):
+@pytest.fixture(params=[False, True], ids=["host", "device"])
+def make_rig(request, tmp_path):
     rigs = []
 
     def make(faults=None, canary_interval=3600.0):
-        rigs.append(Rig(tmp_path, faults or Faults({}, tmp_path), canary_interval))
+        rigs.append(Rig(tmp_path, faults or Faults({}, tmp_path), canary_interval, request.param))
         return rigs[-1]
 
     yield make

@@ -59,7 +59,7 @@ messages = st.one_of(
         st.lists(st.text(max_size=9), max_size=3).map(tuple),
         tokens,
     ),
-    st.just(EngineInfo(1, 2, 3, 4, 5)),
+    st.just(EngineInfo(1, 2, 3, 4, 5, (("weights", 6), ("kv", 7)))),
 )
 
 

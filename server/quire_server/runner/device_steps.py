@@ -1,0 +1,101 @@
+"""Steps on a device that computes by itself. Owned by ``model_runner``, which samples on the host what cannot
+be sampled here.
+
+Decodes are replays of captured graphs wherever there is one of the size; steps with prompts in them are
+launched kernel by kernel, which costs little beside what they compute. Nothing in here waits for the device.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quire_server.core import graph_buckets
+from quire_server.core.step import Step, TokenLogprobs
+from quire_server.layers.forward_batch import ForwardBatch
+from quire_server.models.decoder import Decoder
+from quire_server.runner import batch, device_sampler, prompt_logprobs
+from quire_server.runner.cuda_graphs import CudaGraphs
+from quire_server.runner.device import Device, Outputs
+from quire_server.runner.device_rows import DeviceRows
+from quire_server.runner.rows import Rows
+
+
+class Computed(NamedTuple):
+    """What a forward pass left on the device, until the next one."""
+
+    logits: Tensor  # f32 [S, vocab]
+    tokens: Tensor | None  # i64 [S], if it sampled by temperature alone
+    told: dict[int, tuple[TokenLogprobs, ...]]  # of prompts, by row, where asked for
+
+
+class DeviceSteps:
+    """A model on a device, and its part of the rows."""
+
+    def __init__(self, model: Decoder, kv_caches: tuple[Tensor, ...], rows: Rows, device: Device) -> None:
+        self._model, self._kv_caches, self._rows, self._device = model, kv_caches, rows, device
+        self._state = DeviceRows(rows, device)
+        self._graphs = CudaGraphs(device)
+        self.graph_bytes = 0  # that captures took
+
+    @torch.inference_mode()
+    def capture(self, on_progress: Callable[[int, int], None]) -> None:
+        """Capture decode steps of all sizes that the rows can need."""
+        sizes, before = graph_buckets.sizes(len(self._rows.tokens)), self._device.memory().reserved
+        self._graphs.capture(sizes, self._state.padding, self._decode, on_progress)
+        self.graph_bytes = self._device.memory().reserved - before
+
+    def apply(self, step: Step) -> None:
+        """Differences, after the host's rows took them in."""
+        self._state.apply(step)
+
+    def compute(self, step: Step, spans: batch.Spans) -> Computed:
+        """The forward pass; of decodes, with the sampling that a graph has in it."""
+        if graph_buckets.is_uniform(step):
+            rows, starts = spans.sampled_rows, spans.sampled_lengths - 1
+            count = len(rows)
+            size = self._graphs.size_for(count)
+            entries = self._device.upload(self._state.entries(rows, starts, size or count))
+            logits, tokens = self._decode(entries) if size is None else self._graphs.replay(entries)
+            return Computed(logits[:count], tokens[:count], {})
+        config = self._model.config
+        built = batch.build(step, spans, self._rows, config.num_kv_heads, config.windows)
+        token_rows = self._device.upload(np.repeat(spans.rows, spans.ends - spans.starts))
+        uploaded = self._uploaded(built)
+        known = self._state.known(uploaded.token_ids, token_rows)
+        uploaded = dataclasses.replace(uploaded, token_ids=known)
+        states = self._model.states(uploaded, self._kv_caches)
+        reports = bool((self._rows.num_prompt_logprobs[spans.rows] >= 0).any())
+        told = prompt_logprobs.compute(self._model, states, spans, self._rows) if reports else {}
+        return Computed(self._model.logits(states, uploaded.sample_rows).float(), None, told)
+
+    def sample(self, computed: Computed, spans: batch.Spans) -> Callable[[], NDArray[np.int64]]:
+        """Tokens of the sampled positions, or in place of one why there is none; waits when it is called."""
+        tokens, cuts = computed.tokens, device_sampler.wants_cuts(self._rows, spans.sampled_rows)
+        if tokens is None or cuts:
+            index, lengths = self._device.upload(np.stack((spans.sampled_rows, spans.sampled_lengths)))
+            tokens = device_sampler.choose(computed.logits, self._state, index, lengths, cuts=cuts)
+        return self._device.download(tokens)
+
+    def tell(self, row_ids: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
+        """Tokens that the host has sampled."""
+        index, chosen = self._device.upload(np.stack((row_ids, tokens)))
+        self._state.newest[index] = chosen
+
+    def _decode(self, entries: Tensor) -> Outputs:
+        forward_batch = self._state.batch(entries, self._model.config)
+        logits = self._model(forward_batch, self._kv_caches).float()
+        lengths = forward_batch.decode_lens
+        return logits, device_sampler.choose(logits, self._state, entries[0], lengths, cuts=False)
+
+    def _uploaded(self, built: ForwardBatch) -> ForwardBatch:
+        tensors: dict[str, Any] = {
+            field.name: self._device.upload(value.numpy())
+            for field in dataclasses.fields(built)
+            if isinstance(value := getattr(built, field.name), Tensor)
+        }
+        return dataclasses.replace(built, **tensors)

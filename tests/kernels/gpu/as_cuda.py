@@ -1,0 +1,59 @@
+"""Makes the ops take CPU tensors for a GPU's, so that they go the way that they go there, to the Triton
+kernels, which the interpreter computes.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+import quire_kernels
+
+_IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]  # a property of C
+
+
+class _AsCuda(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return True if func == _IS_CUDA else func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def as_cuda() -> Iterator[list[str]]:
+    """Within it every tensor says that it lies on a GPU; the names of the launchers that were called."""
+    called: list[str] = []
+    patches: list[Any] = [patch.object(torch.cuda, "get_device_properties", lambda device: _H200)]
+    for found in pkgutil.iter_modules(quire_kernels.__path__):
+        if found.name.endswith("_triton"):
+            launcher = getattr(importlib.import_module(f"quire_kernels.{found.name}"), found.name, None)
+            if launcher is None:
+                continue
+            op = importlib.import_module(f"quire_kernels.{found.name.removesuffix('_triton')}")
+            patches.append(patch.object(op, found.name, _counted(found.name, launcher, called), create=True))
+    with ExitStack() as stack:
+        for one in patches:
+            stack.enter_context(one)
+        stack.enter_context(_AsCuda())
+        yield called
+
+
+_H200 = SimpleNamespace(multi_processor_count=132)
+
+
+def _counted(name: str, launcher: Callable[..., Any], called: list[str]) -> Callable[..., Any]:
+    def launch(*args: Any, **kwargs: Any) -> Any:
+        called.append(name)
+        return launcher(*args, **kwargs)
+
+    return launch
