@@ -1,0 +1,32 @@
+"""What a grammar forbids is never drawn. Called by the sampler for the rows that follow one."""
+
+import torch
+from torch import Tensor
+
+if torch.cuda.is_available():
+    from quire_kernels.token_bitmask_triton import apply_token_bitmask_triton
+
+
+def apply_token_bitmask(
+    logits: Tensor, bitmask: Tensor, positions: Tensor, *, out: Tensor | None = None
+) -> Tensor:
+    """logits [B, V] with -inf for every token that ``bitmask`` does not allow; ``out`` may be ``logits``.
+
+    ``bitmask`` i32 [E, ceil(V / 32)]: a bit for each token, the lowest of a word first, as llguidance fills
+    it. Mask e is of the row ``positions[e]``, i64 [E], each row's at most once; a negative one is of none.
+    """
+    if logits.is_cuda:
+        return apply_token_bitmask_triton(logits, bitmask, positions, out=out)
+    return apply_token_bitmask_reference(logits, bitmask, positions, out=out)
+
+
+def apply_token_bitmask_reference(
+    logits: Tensor, bitmask: Tensor, positions: Tensor, *, out: Tensor | None = None
+) -> Tensor:
+    """Bit by bit."""
+    out = logits.clone() if out is None else out.copy_(logits)
+    for words, position in zip(bitmask, positions.tolist(), strict=True):
+        if position >= 0:
+            bits = words[:, None] >> torch.arange(32, dtype=words.dtype, device=words.device) & 1
+            out[position].masked_fill_(bits.flatten()[: logits.shape[1]] == 0, float("-inf"))
+    return out
