@@ -6,20 +6,30 @@ beside them where they hold a byte an element.
 """
 
 from quire_kernels.add_rmsnorm import add_rmsnorm
+from quire_kernels.add_rmsnorm_fp8 import add_rmsnorm_fp8
+from quire_kernels.fp8_quantize import fp8_quantize
 from quire_kernels.gelu_tanh_mul import gelu_tanh_mul
+from quire_kernels.group_rows import group_rows
 from quire_kernels.gumbel_sample import gumbel_sample
 from quire_kernels.int8_linear import Int8Weight, int8_linear, pack_int8, quantise_int8
 from quire_kernels.kv_quantization import KVScales, is_quantized_kv, kv_row_size, open_kv_cache
 from quire_kernels.logprobs import token_logprobs
+from quire_kernels.lora import add_lora
+from quire_kernels.moe import moe
 from quire_kernels.native import NATIVE
 from quire_kernels.paged_decode_attention import DecodeGather, decode_gather, paged_decode_attention
 from quire_kernels.paged_prefill_attention import PrefillSpan, paged_prefill_attention, prefill_spans
+from quire_kernels.penalties import apply_penalties
 from quire_kernels.recording import Recording, record
 from quire_kernels.rope_kv_write import kv_cache_rows, rope_kv_write
+from quire_kernels.row_groups import RowGroups
 from quire_kernels.silu_mul import silu_mul
+from quire_kernels.silu_mul_fp8 import silu_mul_fp8
 from quire_kernels.take_rows import take_rows
 from quire_kernels.token_bitmask import apply_token_bitmask
 from quire_kernels.topk_topp_threshold import topk_topp_threshold
+from quire_kernels.w4a16 import w4a16
+from quire_kernels.w4a16_packing import W4Weight, repack_awq, repack_gptq, repack_packed
 
 __all__ = [
     "NATIVE",
@@ -28,10 +38,17 @@ __all__ = [
     "Int8Weight",
     "PrefillSpan",
     "Recording",
+    "RowGroups",
+    "W4Weight",
+    "add_lora",
     "add_rmsnorm",
+    "add_rmsnorm_fp8",
+    "apply_penalties",
     "apply_token_bitmask",
     "decode_gather",
+    "fp8_quantize",
     "gelu_tanh_mul",
+    "group_rows",
     "gumbel_sample",
     "is_quantized_kv",
     "kv_cache_rows",
@@ -39,15 +56,21 @@ __all__ = [
     "open_kv_cache",
     "int8_linear",
     "kv_cache_rows",
+    "moe",
     "pack_int8",
     "paged_decode_attention",
     "paged_prefill_attention",
     "prefill_spans",
     "quantise_int8",
     "record",
+    "repack_awq",
+    "repack_gptq",
+    "repack_packed",
     "rope_kv_write",
     "silu_mul",
+    "silu_mul_fp8",
     "take_rows",
     "token_logprobs",
     "topk_topp_threshold",
+    "w4a16",
 ]

@@ -51,6 +51,15 @@ def add_rmsnorm_kernel(
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < HIDDEN
+    y = normed_row(x_ptr, residual_ptr, weight_ptr, x_stride, residual_stride, eps, row, at, inside, HIDDEN)
+    tl.store(out_ptr + row * out_stride + at, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def normed_row(
+    x_ptr, residual_ptr, weight_ptr, x_stride, residual_stride, eps, row, at, inside, HIDDEN: tl.constexpr
+):
+    """float32, zeros beyond the row; the sum is kept in the residual."""
     x = tl.load(x_ptr + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
     if residual_ptr is not None:
         place = residual_ptr + row * residual_stride + at
@@ -60,8 +69,7 @@ def add_rmsnorm_kernel(
         x = kept.to(tl.float32)
     normed = x * tl.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps)
     weight = tl.load(weight_ptr + at, mask=inside, other=0.0)
-    scaled = normed.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
-    tl.store(out_ptr + row * out_stride + at, scaled.to(out_ptr.dtype.element_ty), mask=inside)
+    return normed.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
 
 
 def _configuration(hidden: int, dtype: str, weight: str, *, residual: bool) -> Configuration:

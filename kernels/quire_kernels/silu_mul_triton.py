@@ -32,13 +32,17 @@ def silu_mul_kernel(gate_up_ptr, out_ptr, gate_up_stride, out_stride, size, BLOC
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
-    given = gate_up_ptr + row * gate_up_stride + at
+    y = activated(gate_up_ptr + row * gate_up_stride + at, size, inside)
+    tl.store(out_ptr + row * out_stride + at, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def activated(given, size, inside):
+    """silu(gate) * up in float32, of the gates at ``given`` and of what lies ``size`` after them."""
     gate = tl.load(given, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(given + size, mask=inside, other=0.0)
     # Rounded before the product, where transformers rounds.
-    activated = (gate * tl.sigmoid(gate)).to(up.dtype).to(tl.float32)
-    y = (activated * up.to(tl.float32)).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * out_stride + at, y, mask=inside)
+    return (gate * tl.sigmoid(gate)).to(up.dtype).to(tl.float32) * up.to(tl.float32)
 
 
 CONFIGURATIONS = (

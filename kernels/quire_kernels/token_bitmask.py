@@ -5,6 +5,9 @@ from torch import Tensor
 
 from quire_kernels.native import NATIVE
 
+if torch.cuda.is_available():
+    from quire_kernels.token_bitmask_triton import apply_token_bitmask_triton
+
 
 def apply_token_bitmask(
     logits: Tensor, bitmask: Tensor, positions: Tensor, *, out: Tensor | None = None
@@ -14,6 +17,8 @@ def apply_token_bitmask(
     ``bitmask`` i32 [E, ceil(V / 32)]: a bit for each token, the lowest of a word first, as llguidance fills
     it. Mask e is of the row ``positions[e]``, i64 [E], each row's at most once; a negative one is of none.
     """
+    if logits.is_cuda:
+        return apply_token_bitmask_triton(logits, bitmask, positions, out=out)
     if NATIVE is not None and NATIVE.masks(logits, bitmask, out):
         out = logits.clone() if out is None else out if out is logits else out.copy_(logits)
         NATIVE.token_bitmask(out, bitmask, positions)

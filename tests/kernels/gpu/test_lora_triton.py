@@ -1,0 +1,79 @@
+"""Adapters in Triton add what one token at a time adds, each token its own."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire_kernels.group_rows import group_rows
+from quire_kernels.lora import add_lora_reference
+from quire_kernels.lora_triton import add_lora_triton, lora_splits
+from tests.kernels.gpu.closeness import assert_near
+
+
+def adapters_of(
+    tokens: int, inputs: int, sizes: tuple[int, ...], rank: int, count: int, dtype: torch.dtype, device: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y, x, a, b, and whose each token is."""
+    outputs = sum(sizes)
+    x = torch.randn(tokens, inputs + 8, device=device).to(dtype)[:, 8:]
+    a = (torch.randn(count, len(sizes) * rank, inputs, device=device) * inputs**-0.5).to(dtype)
+    b = torch.randn(count, outputs, rank, device=device).to(dtype)
+    y = torch.randn(tokens, outputs + 5, device=device).to(dtype)
+    of = torch.randint(-1, count, (tokens,), dtype=torch.int32, device=device)
+    return y, x, a, b, of
+
+
+@pytest.mark.parametrize(
+    ("tokens", "inputs", "sizes", "rank", "count", "size", "dtype"),
+    [
+        (1, 576, (192,), 16, 1, 16, torch.bfloat16),
+        (5, 123, (64, 24, 24), 8, 3, 16, torch.float32),
+        (33, 300, (130, 5), 1, 2, 16, torch.float16),
+        (80, 257, (40,), 20, 4, 64, torch.float32),
+        pytest.param(123, 576, (192, 64, 64), 32, 2, 64, torch.bfloat16, marks=pytest.mark.kernels),
+    ],
+)
+def test_each_token_gets_its_own_adapters_part(
+    tokens: int, inputs: int, sizes: tuple[int, ...], rank: int, count: int, size: int, dtype: torch.dtype,
+    device: str,
+) -> None:  # fmt: skip
+    whole, x, a, b, of = adapters_of(tokens, inputs, sizes, rank, count, dtype, device)
+    of[0] = 0
+    groups, outputs = group_rows(of, count, size), sum(sizes)
+    y, around = whole[:, :outputs], whole[:, outputs:].clone()
+    before = y.clone()
+    expected = add_lora_reference(y.clone(), x, a, b, groups, sizes)
+    assert add_lora_triton(y, x, a, b, groups, sizes).data_ptr() == whole.data_ptr()
+    assert_near(y, expected)
+    assert torch.equal(y[of < 0], before[of < 0]) and not torch.equal(y[0], before[0])
+    assert torch.equal(whole[:, outputs:], around)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
+def test_a_sum_in_parts_is_the_same_sum(splits: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_kernels.lora_triton.lora_splits", lambda *_: splits)
+    whole, x, a, b, of = adapters_of(6, 2048, (64,), 16, 2, torch.bfloat16, device)
+    groups, y = group_rows(of, 2, 16), whole[:, :64]
+    expected = add_lora_reference(y.clone(), x, a, b, groups, (64,))
+    assert_near(add_lora_triton(y, x, a, b, groups, (64,)), expected, largest=8e-3)
+
+
+def test_a_batch_without_adapters_is_left_alone(device: str) -> None:
+    whole, x, a, b, of = adapters_of(3, 64, (32,), 16, 2, torch.float32, device)
+    y, before = whole[:, :32], whole[:, :32].clone()
+    add_lora_triton(y, x, a, b, group_rows(torch.full_like(of, -1), 2, 16), (32,))
+    assert torch.equal(y, before)
+
+
+def test_parts_of_the_inputs_are_as_many_as_find_a_place() -> None:
+    assert lora_splits(1, 4096, 132) == 8 and lora_splits(40, 4096, 132) == 2
+    assert lora_splits(1, 576, 132) == 2 and lora_splits(300, 4096, 132) == 1
+
+
+def test_shapes_that_do_not_fit_are_refused(device: str) -> None:
+    whole, x, a, b, of = adapters_of(3, 64, (32,), 16, 2, torch.float32, device)
+    groups = group_rows(of, 2, 16)
+    with pytest.raises(ValueError, match="do not fit"):
+        add_lora_triton(whole[:, :32], x, a, b, groups, (16, 16))
+    with pytest.raises(ValueError, match=r"y must be \[3, 32\]"):
+        add_lora_triton(whole, x, a, b, groups, (32,))

@@ -1,0 +1,89 @@
+"""4-bit weights as checkpoints pack them give what the dequantised ones give."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire_kernels.w4a16 import w4a16_reference
+from quire_kernels.w4a16_packing import W4Weight, pack_w4
+from quire_kernels.w4a16_triton import MAX_SPLITS, w4a16_splits, w4a16_triton
+from tests.kernels.gpu.closeness import assert_near
+
+
+def weight_of(
+    inputs: int, outputs: int, size: int, scales: torch.dtype, device: str, *, ordered: bool = False
+) -> W4Weight:
+    groups = inputs // size
+    return pack_w4(
+        torch.randint(0, 16, (inputs, outputs), device=device),
+        torch.randint(0, 17, (groups, outputs), device=device),
+        (torch.rand(groups, outputs, device=device) * 0.02 + 1e-3).to(scales),
+        torch.randperm(inputs, device=device) if ordered else None,
+    )
+
+
+# rows, inputs, outputs, group, dtype of x, of the scales, splits, has a bias, inputs in another order
+CASES = [
+    (1, 576, 192, 64, torch.bfloat16, torch.float16, 1, False, False),
+    (5, 384, 123, 128, torch.bfloat16, torch.bfloat16, 2, True, False),
+    (16, 256, 5, 256, torch.float16, torch.float16, 1, True, True),
+    (17, 96, 64, 32, torch.bfloat16, torch.float32, 2, False, False),
+    (1, 640, 257, 128, torch.float16, torch.float16, 4, True, False),  # of five groups: a part without one
+    pytest.param(123, 192, 72, 64, torch.bfloat16, torch.float16, 1, True, True, marks=pytest.mark.kernels),
+    (33, 128, 64, 128, torch.float16, torch.bfloat16, 1, False, True),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "size", "dtype", "scales", "splits", "biased", "ordered"), CASES
+)
+def test_it_equals_the_product_with_what_the_numbers_mean(
+    rows: int, inputs: int, outputs: int, size: int, dtype: torch.dtype, scales: torch.dtype, splits: int,
+    biased: bool, ordered: bool, device: str,
+) -> None:  # fmt: skip
+    weight = weight_of(inputs, outputs, size, scales, device, ordered=ordered)
+    x = torch.randn(rows, inputs + 8, device=device).to(dtype)[:, 8:]
+    bias = torch.randn(outputs, device=device).to(dtype) if biased else None
+    expected = w4a16_reference(x, weight, bias)
+    assert_near(w4a16_triton(x, weight, bias, splits=splits), expected)
+    out = torch.full((rows, outputs + 5), 9.0, dtype=dtype, device=device)
+    w4a16_triton(x, weight, bias, out=out[:, :outputs])
+    assert_near(out[:, :outputs], expected)
+    assert (out[:, outputs:] == 9).all()
+
+
+def test_nothing_is_rounded_before_the_sum(device: str) -> None:
+    """Whole numbers whose sum a bfloat16 holds: exact, whichever nibble and zero they are made of."""
+    values = torch.arange(16, device=device)[:, None].repeat(8, 16)
+    zeros = torch.arange(1, 17, device=device)[None]
+    weight = pack_w4(values, zeros, torch.ones(1, 16, device=device))
+    x = torch.eye(128, device=device)[:32].bfloat16()
+    expected = (values[:32] - zeros).bfloat16()
+    assert torch.equal(w4a16_triton(x, weight), expected)
+
+
+def test_parts_fill_the_multiprocessors_and_no_more() -> None:
+    assert w4a16_splits(1, 4096, 32, 132) == 4
+    assert w4a16_splits(1, 576, 9, 132) == 8
+    assert w4a16_splits(1, 64, 1000, 132) == MAX_SPLITS
+    assert w4a16_splits(512, 14336, 32, 132) == w4a16_splits(1, 64, 1, 132) == 1
+
+
+def test_the_result_does_not_depend_on_who_else_is_there(device: str) -> None:
+    weight = weight_of(256, 40, 64, torch.float16, device)
+    x = torch.randn(5, 256, device=device).bfloat16()
+    whole: Tensor = w4a16_triton(x, weight, splits=2)
+    assert torch.equal(whole[2:3], w4a16_triton(x[2:3], weight, splits=2))
+
+
+def test_what_does_not_fit_is_refused(device: str) -> None:
+    weight = weight_of(128, 32, 64, torch.float16, device)
+    x = torch.randn(2, 128, device=device)
+    with pytest.raises(ValueError, match="bfloat16 or float16"):
+        w4a16_triton(x, weight)
+    with pytest.raises(ValueError, match="128 adjacent elements"):
+        w4a16_triton(x[:, :64].half(), weight)
+    with pytest.raises(ValueError, match=r"out must be torch.float16 \[2, 32\]"):
+        w4a16_triton(x.half(), weight, out=torch.empty(2, 32, device=device))
+    with pytest.raises(ValueError, match="a multiple of 32"):
+        pack_w4(torch.zeros(96, 8), torch.zeros(6, 8), torch.ones(6, 8))
