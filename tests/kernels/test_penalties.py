@@ -1,12 +1,9 @@
-"""The ops for devices are defined by what the sampler does on a CPU, row by row."""
+"""Penalties on devices are defined by what the sampler does on a CPU, row by row."""
 
-import numpy as np
 import torch
 
 from quire_kernels.penalties import apply_penalties
-from quire_kernels.token_bitmask import apply_token_bitmask
 from quire_server.core.request import SamplingParams
-from quire_server.runner.grammars import _apply
 from quire_server.runner.logits_processors import adjust
 
 SETTINGS = [
@@ -33,14 +30,3 @@ def test_penalties_are_the_samplers_to_the_bit() -> None:
         torch.tensor([each.frequency_penalty for each in chosen], dtype=torch.float64),
     )  # fmt: skip
     assert torch.equal(given, expected) and not torch.equal(given, logits)
-
-
-def test_masks_are_the_grammars() -> None:
-    logits = torch.randn(5, 101)
-    masks = np.random.default_rng(1).integers(0, 1 << 32, (3, 4), np.uint32)
-    entries = np.array([4, 0, 2])
-    expected = logits.clone()
-    _apply(expected, entries, masks)
-    bitmask = torch.from_numpy(masks.view(np.int32))
-    given = apply_token_bitmask(logits, bitmask, torch.from_numpy(entries))
-    assert torch.equal(given, expected) and (given == float("-inf")).any()
