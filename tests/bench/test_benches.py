@@ -5,7 +5,7 @@ Only llama.cpp is left out, which takes minutes to build.
 
 import pytest
 
-from bench import grammars, kv_waste, prefix, quality, scheduler
+from bench import grammars, kv_waste, prefix, quality, scheduler, speculation
 from bench.batching import batching
 from bench.compare import Comparison
 from bench.engine import Quire
@@ -63,6 +63,14 @@ def test_quality_is_measured(directory):
 
 def test_scheduling_is_measured():
     assert "fcfs" in columns(scheduler.table())
+
+
+@pytest.mark.parametrize("section", ["ngram", "draft-model", "streams"])
+def test_speculation_is_measured(section, directory, monkeypatch):
+    for name, value in (("DIRECTORY", directory), ("LENGTH", 12), ("LONGEST", 2)):
+        monkeypatch.setattr(speculation, name, value)
+    table = columns(speculation.SECTIONS[section][1]())
+    assert all(table[text][-1].endswith("x") for text in ("repetitive", "open"))
 
 
 def test_grammars_are_measured(directory):
