@@ -6,6 +6,7 @@ beside them where they hold a byte an element.
 """
 
 from quire_kernels.add_rmsnorm import add_rmsnorm
+from quire_kernels.block_copy import copy_blocks, host_pool, load_blocks, save_blocks
 from quire_kernels.gelu_tanh_mul import gelu_tanh_mul
 from quire_kernels.gumbel_sample import gumbel_sample
 from quire_kernels.int8_linear import Int8Weight, int8_linear, pack_int8, quantise_int8
@@ -14,6 +15,7 @@ from quire_kernels.logprobs import token_logprobs
 from quire_kernels.native import NATIVE
 from quire_kernels.paged_decode_attention import DecodeGather, decode_gather, paged_decode_attention
 from quire_kernels.paged_prefill_attention import PrefillSpan, paged_prefill_attention, prefill_spans
+from quire_kernels.paged_verify_attention import paged_verify_attention
 from quire_kernels.recording import Recording, record
 from quire_kernels.rope_kv_write import kv_cache_rows, rope_kv_write
 from quire_kernels.silu_mul import silu_mul
@@ -28,22 +30,26 @@ __all__ = [
     "PrefillSpan",
     "Recording",
     "add_rmsnorm",
+    "copy_blocks",
     "decode_gather",
     "gelu_tanh_mul",
     "gumbel_sample",
+    "host_pool",
     "is_quantized_kv",
     "kv_cache_rows",
     "kv_row_size",
     "open_kv_cache",
     "int8_linear",
-    "kv_cache_rows",
+    "load_blocks",
     "pack_int8",
     "paged_decode_attention",
     "paged_prefill_attention",
+    "paged_verify_attention",
     "prefill_spans",
     "quantise_int8",
     "record",
     "rope_kv_write",
+    "save_blocks",
     "silu_mul",
     "take_rows",
     "token_logprobs",

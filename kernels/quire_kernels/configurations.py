@@ -4,9 +4,12 @@ docs and the tuning, and by nothing that serves.
 
 from quire_kernels import (
     add_rmsnorm_triton,
+    block_copy_triton,
     gelu_tanh_mul_triton,
     gumbel_sample_triton,
     paged_decode_attention_triton,
+    paged_prefill_attention_triton,
+    paged_verify_attention_triton,
     rope_kv_write_triton,
     silu_mul_triton,
     topk_topp_threshold_triton,
@@ -20,4 +23,7 @@ CONFIGURATIONS = (
     *paged_decode_attention_triton.CONFIGURATIONS,
     *gumbel_sample_triton.CONFIGURATIONS,
     *topk_topp_threshold_triton.CONFIGURATIONS,
+    *paged_prefill_attention_triton.CONFIGURATIONS,
+    *paged_verify_attention_triton.CONFIGURATIONS,
+    *block_copy_triton.CONFIGURATIONS,
 )
