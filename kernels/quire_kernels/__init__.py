@@ -7,6 +7,7 @@ beside them where they hold a byte an element.
 
 from quire_kernels.add_rmsnorm import add_rmsnorm
 from quire_kernels.add_rmsnorm_fp8 import add_rmsnorm_fp8
+from quire_kernels.block_copy import copy_blocks, host_pool, load_blocks, save_blocks
 from quire_kernels.fp8_quantize import fp8_quantize
 from quire_kernels.gelu_tanh_mul import gelu_tanh_mul
 from quire_kernels.group_rows import group_rows
@@ -19,6 +20,7 @@ from quire_kernels.moe import moe
 from quire_kernels.native import NATIVE
 from quire_kernels.paged_decode_attention import DecodeGather, decode_gather, paged_decode_attention
 from quire_kernels.paged_prefill_attention import PrefillSpan, paged_prefill_attention, prefill_spans
+from quire_kernels.paged_verify_attention import paged_verify_attention
 from quire_kernels.penalties import apply_penalties
 from quire_kernels.recording import Recording, record
 from quire_kernels.rope_kv_write import kv_cache_rows, rope_kv_write
@@ -32,10 +34,10 @@ from quire_kernels.w4a16 import w4a16
 from quire_kernels.w4a16_packing import W4Weight, repack_awq, repack_gptq, repack_packed
 
 __all__ = [
-    "NATIVE",
     "DecodeGather",
-    "KVScales",
     "Int8Weight",
+    "KVScales",
+    "NATIVE",
     "PrefillSpan",
     "Recording",
     "RowGroups",
@@ -45,21 +47,24 @@ __all__ = [
     "add_rmsnorm_fp8",
     "apply_penalties",
     "apply_token_bitmask",
+    "copy_blocks",
     "decode_gather",
     "fp8_quantize",
     "gelu_tanh_mul",
     "group_rows",
     "gumbel_sample",
+    "host_pool",
+    "int8_linear",
     "is_quantized_kv",
     "kv_cache_rows",
     "kv_row_size",
-    "open_kv_cache",
-    "int8_linear",
-    "kv_cache_rows",
+    "load_blocks",
     "moe",
+    "open_kv_cache",
     "pack_int8",
     "paged_decode_attention",
     "paged_prefill_attention",
+    "paged_verify_attention",
     "prefill_spans",
     "quantise_int8",
     "record",
@@ -67,6 +72,7 @@ __all__ = [
     "repack_gptq",
     "repack_packed",
     "rope_kv_write",
+    "save_blocks",
     "silu_mul",
     "silu_mul_fp8",
     "take_rows",

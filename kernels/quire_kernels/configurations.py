@@ -5,6 +5,7 @@ docs and the tuning, and by nothing that serves.
 from quire_kernels import (
     add_rmsnorm_fp8_triton,
     add_rmsnorm_triton,
+    block_copy_triton,
     fp8_quantize_triton,
     gelu_tanh_mul_triton,
     group_rows_triton,
@@ -12,6 +13,8 @@ from quire_kernels import (
     lora_triton,
     moe_triton,
     paged_decode_attention_triton,
+    paged_prefill_attention_triton,
+    paged_verify_attention_triton,
     penalties_triton,
     rope_kv_write_triton,
     silu_mul_fp8_triton,
@@ -40,4 +43,7 @@ CONFIGURATIONS = (
     *group_rows_triton.CONFIGURATIONS,
     *moe_triton.CONFIGURATIONS,
     *lora_triton.CONFIGURATIONS,
+    *paged_prefill_attention_triton.CONFIGURATIONS,
+    *paged_verify_attention_triton.CONFIGURATIONS,
+    *block_copy_triton.CONFIGURATIONS,
 )

@@ -2,7 +2,7 @@
 attention.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +13,12 @@ from torch.nn import functional
 from quire_kernels.capped_attention import capped_attention, capped_scores
 from quire_kernels.kv_quantization import KVScales, gather_kv, read_kv, with_scales
 from quire_kernels.native import NATIVE
+
+if torch.cuda.is_available():
+    from quire_kernels.paged_prefill_attention_triton import paged_prefill_attention_triton
+
+# Below it, gathering a prompt's blocks costs more launches than torch's attention can save. Not measured.
+MIN_WHOLE_PROMPT = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,7 @@ def paged_prefill_attention(
     scales: KVScales | None = None,
     out: Tensor | None = None,
     spans: Callable[[], tuple[PrefillSpan, ...]] | None = None,
+    chunks: Sequence[tuple[int, int]] | None = None,
 ) -> Tensor:
     """Attention for packed q [T, Hq, D] -> [T, Hq, D]; each chunk is the end of its sequence.
 
@@ -47,12 +54,16 @@ def paged_prefill_attention(
     the end of its chunk; ``block_table``, ``window`` (the token itself counts) and ``softcap`` and
     ``scales`` as for decode.
     ``spans``, asked where torch computes, spares it some arithmetic per layer: ``prefill_spans`` of the same
-    table and window.
+    table and window. ``chunks``, (tokens, tokens up to its end) of each, lets a GPU's host choose the way
+    without waiting for the device: ``are_whole_prompts``.
     """
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    if q.device.type != "cpu":
-        reference = paged_prefill_attention_reference(
+    if q.is_cuda:
+        if chunks is not None and are_whole_prompts(chunks, window=window, softcap=softcap):
+            whole = [length for _, length in chunks]
+            return whole_prompt_attention(q, k_cache, v_cache, block_table, whole, scale, scales, out)
+        return paged_prefill_attention_triton(
             q,
             k_cache,
             v_cache,
@@ -63,8 +74,8 @@ def paged_prefill_attention(
             window=window,
             softcap=softcap,
             scales=scales,
+            out=out,
         )
-        return out.copy_(reference)
     if NATIVE is not None and softcap is None and NATIVE.attends(q, k_cache, out):
         bounds = cu_q.tolist()
         for row, length in enumerate(seq_lens.tolist()):
@@ -101,6 +112,46 @@ def paged_prefill_attention(
             k, v = (heads.repeat_interleave(group, dim=1) for heads in (k, v))
             attended = capped_attention(queries, k, v, span.mask, scale, softcap)
         out[span.first : span.last] = attended[0].transpose(0, 1)
+    return out
+
+
+def are_whole_prompts(
+    chunks: Sequence[tuple[int, int]], *, window: int | None, softcap: float | None
+) -> bool:
+    """Whether torch's causal attention serves: prompts without cached prefixes, of some length, all seen.
+
+    There it is faster than ours until a measurement says otherwise: a GPU's vendor wrote it.
+    """
+    return softcap is None and all(
+        MIN_WHOLE_PROMPT <= new == length and (window is None or length <= window) for new, length in chunks
+    )
+
+
+def whole_prompt_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    lengths: Sequence[int],
+    scale: float,
+    scales: KVScales | None,
+    out: Tensor,
+) -> Tensor:
+    """Each prompt's blocks side by side, then torch's own attention; packed q is all of the prompts."""
+    num_kv_heads, block_size, head_size = k_cache.shape[1:]
+    heads, first = torch.arange(num_kv_heads, device=q.device)[:, None], 0
+    for row, length in enumerate(lengths):
+        index = (block_table[row, None, : -(-length // block_size)] * num_kv_heads + heads).flatten()
+        k, v = (
+            gather_kv(cache, its, index, q.dtype).view(1, num_kv_heads, -1, head_size)[:, :, :length]
+            for cache, its in with_scales(k_cache, v_cache, scales)
+        )
+        queries = q[None, first : first + length].transpose(1, 2)
+        attended = functional.scaled_dot_product_attention(
+            queries, k, v, is_causal=True, scale=scale, enable_gqa=True
+        )
+        out[first : first + length] = attended[0].transpose(0, 1)
+        first += length
     return out
 
 
@@ -158,7 +209,8 @@ def paged_prefill_attention_reference(
             .reshape(num_kv_heads, -1, head_size)[:, :length]
             for cache, scale in with_scales(k_cache, v_cache, scales)
         )
-        grouped = q[first:last].float().view(last - first, num_kv_heads, -1, head_size).permute(1, 2, 0, 3)
+        group = q.shape[1] // num_kv_heads
+        grouped = q[first:last].float().view(-1, num_kv_heads, group, head_size).permute(1, 2, 0, 3)
         scores = grouped @ keys[:, None].transpose(2, 3) * scale  # [Hkv, group, chunk, length]
         scores = capped_scores(scores, softcap)
         distance = torch.arange(length - (last - first), length, device=q.device)[:, None] - torch.arange(
@@ -166,7 +218,5 @@ def paged_prefill_attention_reference(
         )
         allowed = (distance >= 0) & (distance < (window or length))
         weights = torch.softmax(scores.masked_fill(~allowed, float("-inf")), dim=-1)
-        out[first:last] = (
-            (weights @ values[:, None]).permute(2, 0, 1, 3).reshape(last - first, -1, head_size).to(q.dtype)
-        )
+        out[first:last] = (weights @ values[:, None]).permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
     return out

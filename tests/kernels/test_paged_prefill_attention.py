@@ -3,9 +3,12 @@ from typing import Any
 import pytest
 import torch
 
+from quire_kernels.kv_quantization import KVScales, quantize_kv
 from quire_kernels.paged_prefill_attention import (
+    are_whole_prompts,
     paged_prefill_attention,
     paged_prefill_attention_reference,
+    whole_prompt_attention,
 )
 from tests.kernels.paged import HEADS, SIZE, VARIANTS, cache
 
@@ -50,3 +53,30 @@ def test_no_token_sees_beyond_its_window() -> None:
     k_cache[table[0, 0]] += 1  # tokens 0 to 3, which token 8 and later ones do not see
     after = paged_prefill_attention(q, k_cache, v_cache, table, seq_lens, bounds, 0.3, window=5)
     assert torch.equal(before[8:], after[8:]) and not torch.equal(before[7], after[7])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_whole_prompts_by_torchs_own_attention_equal_the_reference(dtype: torch.dtype) -> None:
+    k_cache, v_cache, table, seq_lens = cache([9, 1, 16])
+    q, out = torch.randn(26, HEADS, SIZE), torch.empty(26, HEADS, SIZE)
+    scales = None
+    if dtype == torch.int8:
+        (k_cache, k_scales), (v_cache, v_scales) = (quantize_kv(each, dtype) for each in (k_cache, v_cache))
+        scales = KVScales(k_scales, v_scales)
+    given = whole_prompt_attention(q, k_cache, v_cache, table, seq_lens.tolist(), 0.3, scales, out)
+    bounds = torch.tensor([0, 9, 10, 26])
+    expected = paged_prefill_attention_reference(
+        q, k_cache, v_cache, table, seq_lens, bounds, 0.3, scales=scales
+    )
+    torch.testing.assert_close(given, expected)
+    assert given is out
+
+
+def test_torchs_own_attention_takes_long_prompts_that_see_all_of_themselves() -> None:
+    free = {"window": None, "softcap": None}
+    assert are_whole_prompts([(512, 512), (2000, 2000)], **free)
+    assert not are_whole_prompts([(512, 512), (2000, 2016)], **free)  # a cached prefix
+    assert not are_whole_prompts([(512, 512), (511, 511)], **free)
+    assert not are_whole_prompts([(600, 600)], window=599, softcap=None)
+    assert are_whole_prompts([(600, 600)], window=600, softcap=None)
+    assert not are_whole_prompts([(600, 600)], window=None, softcap=30.0)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire_server.core.step import Copies, CopyOutcome, Step
+from quire_server.layers.block_copy import host_pool, load_blocks, save_blocks
 from quire_server.runner.disk import Disk, checksum
 
 _IDLE_WAIT_SECONDS = 0.02  # for the disk, in a step that computes nothing
@@ -22,10 +23,8 @@ class Tiers:
 
     def __init__(self, kv_caches: Sequence[Tensor], num_host_slots: int, disk: Disk | None) -> None:
         """``kv_caches``: one [2, num_blocks, kv_heads, block_size, head_size] per layer."""
-        first = kv_caches[0]
-        shape = (num_host_slots, len(kv_caches), 2, *first.shape[2:])
         self._kv_caches = kv_caches
-        self._host = torch.zeros(shape, dtype=first.dtype)
+        self._host = host_pool(kv_caches, num_host_slots)
         self._bytes = self._host.view(torch.uint8).view(num_host_slots, -1).numpy()
         self._host_sums = np.zeros(num_host_slots, np.int64)
         self._disk = disk
@@ -71,21 +70,13 @@ class Tiers:
         return lost
 
     def _save(self, pairs: Sequence[tuple[int, int]]) -> None:
-        if not pairs:
-            return
-        blocks, slots = (torch.tensor(side) for side in zip(*pairs, strict=True))
-        for layer, cache in enumerate(self._kv_caches):
-            self._host[slots, layer] = cache[:, blocks].transpose(0, 1).to(self._host.device)
+        save_blocks(self._kv_caches, self._host, pairs)
         for _, slot in pairs:
             self._host_sums[slot] = checksum(self._bytes[slot].data)
 
     def _load(self, pairs: Sequence[tuple[int, int]]) -> list[int]:
         failed = [block for slot, block in pairs if checksum(self._bytes[slot].data) != self._host_sums[slot]]
-        sound = [pair for pair in pairs if pair[1] not in failed]
-        if sound:
-            slots, blocks = (torch.tensor(side) for side in zip(*sound, strict=True))
-            for layer, cache in enumerate(self._kv_caches):
-                cache[:, blocks] = self._host[slots, layer].transpose(0, 1).to(cache.device)
+        load_blocks(self._host, self._kv_caches, [pair for pair in pairs if pair[1] not in failed])
         return failed
 
     def _fetch(self, copies: Copies) -> None:

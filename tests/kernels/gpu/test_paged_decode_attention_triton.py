@@ -4,77 +4,39 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from quire_kernels.kv_quantization import KVScales, is_quantized_kv, kv_row_size, open_kv_cache, quantize_kv
 from quire_kernels.paged_decode_attention import paged_decode_attention_reference
-from quire_kernels.paged_decode_attention_triton import decode_splits, paged_decode_attention_triton
+from quire_kernels.paged_decode_attention_triton import paged_decode_attention_triton
+from quire_kernels.split_kv_attention_triton import decode_splits
+from tests.kernels.gpu.caches import TYPES, bound_of, paged, rows
 from tests.kernels.gpu.closeness import assert_near
+from tests.kernels.gpu.pairwise import cases
 
-# lengths, KV heads, group, head size, block size, dtype, cache, splits, tile, more
-CASES: list[Any] = [
-    ([1], 2, 4, 64, 16, torch.bfloat16, None, 1, 32, {}),
-    ([5, 257, 1], 1, 3, 64, 64, torch.bfloat16, None, 8, 32, {}),
-    ([123, 16], 2, 1, 80, 16, torch.float32, None, 2, 16, {}),
-    ([64, 123], 1, 8, 128, 64, torch.bfloat16, None, 4, 64, {"window": 70}),
-    ([257, 5], 1, 4, 96, 16, torch.float16, None, 32, 16, {"softcap": 2.0}),
-    ([33, 100], 1, 2, 256, 64, torch.bfloat16, None, 2, 32, {"window": 17, "softcap": 1.0}),
-    ([130, 7, 1], 2, 4, 64, 16, torch.float32, None, 4, 16, {"window": 1}),
-    ([100, 257], 1, 4, 64, 16, torch.bfloat16, torch.float8_e4m3fn, 4, 32, {}),
-    ([123, 5], 2, 3, 80, 64, torch.bfloat16, torch.int8, 1, 32, {"window": 50}),
-    ([65, 1], 1, 8, 128, 64, torch.float32, torch.int8, 2, 64, {}),
-    ([17, 90], 1, 24, 64, 16, torch.float32, torch.float8_e4m3fn, 2, 32, {}),
-]
-Paged = tuple[Tensor, Tensor, Tensor, Tensor, KVScales | None]
+FACTORS: dict[str, Any] = {
+    "lengths": [[1], [5, 257, 1], [123, 64], [16, 33, 100]],
+    "kv_heads": [1, 2],
+    "group": [4, 3, 1, 8, 24],
+    "size": [64, 80, 96, 128, 256],
+    "block": [16, 64],
+    "types": TYPES,
+    "splits": [1, 2, 8, 32],
+    "tile": [32, 16, 64],
+    "more": [{}, {"window": 1}, {"window": 70}, {"softcap": 2.0}, {"window": 17, "softcap": 1.0}],
+}
 
 
-def paged(lengths: list[int], kv_heads: int, size: int, block: int, dtype: torch.dtype, device: str) -> Paged:
-    """(keys, values, table, lengths, scales); not-a-numbers and infinities wherever no token lies."""
-    counts = [-(-length // block) for length in lengths]
-    free = torch.randperm(sum(counts) + 2).tolist()
-    # Past a sequence's blocks the table names ones that are not its own.
-    table = torch.full((len(lengths), max(max(counts), 1) + 1), free.pop())
-    whole = torch.zeros(2, sum(counts) + 2, kv_heads, block, kv_row_size(size, dtype)).to(dtype)
-    keys, values, scales = open_kv_cache(whole)
-    bad = torch.tensor([float("nan"), float("inf")]).repeat_interleave(block * size // 2).view(block, size)
-    for part, part_scales in ((keys, scales and scales.keys), (values, scales and scales.values)):
-        if part_scales is None:
-            part[:] = bad.to(dtype)
-        else:
-            part_scales[:] = float("nan")
-    for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
-        table[row, :count] = torch.tensor([free.pop() for _ in range(count)])
-        for place in range(length):
-            where = (table[row, place // block], slice(None), place % block)
-            for part, part_scales in ((keys, scales and scales.keys), (values, scales and scales.values)):
-                x = torch.randn(kv_heads, size)
-                if part_scales is None:
-                    part[where] = x.to(dtype)
-                else:
-                    part[where], part_scales[where] = quantize_kv(x, dtype)
-    on_device = whole.to(device)
-    keys, values, scales = open_kv_cache(on_device)
-    return keys, values, table.to(device), torch.tensor(lengths, device=device), scales
-
-
-@pytest.mark.parametrize(
-    ("lengths", "kv_heads", "group", "size", "block", "dtype", "cache", "splits", "tile", "more"), CASES
-)
-def test_it_equals_its_reference(
-    lengths: list[int], kv_heads: int, group: int, size: int, block: int, dtype: torch.dtype,
-    cache: torch.dtype | None, splits: int, tile: int, more: dict[str, Any], device: str,
-) -> None:  # fmt: skip
-    kind = cache or dtype
-    keys, values, table, seq_lens, scales = paged(lengths, kv_heads, size, block, kind, device)
-    heads = kv_heads * group
-    q = torch.randn(len(lengths), heads * size + 16, device=device).to(dtype)[:, : heads * size]
-    q = q.unflatten(1, (heads, size))
+@pytest.mark.parametrize("case", cases(FACTORS), ids=str)
+def test_it_equals_its_reference(case: dict[str, Any], device: str) -> None:
+    (dtype, cache), heads = case["types"], case["kv_heads"] * case["group"]
+    lengths, kv_heads, size, block = (case[name] for name in ("lengths", "kv_heads", "size", "block"))
+    keys, values, table, seq_lens, scales = paged(lengths, kv_heads, size, block, cache or dtype, device)
+    q = rows(len(lengths), heads, size, dtype, device)
     arguments = (q, keys, values, table, seq_lens, size**-0.5)
-    expected = paged_decode_attention_reference(*arguments, **more, scales=scales)
-    given = paged_decode_attention_triton(*arguments, **more, scales=scales, splits=splits, tile=tile)
-    narrow = is_quantized_kv(kind) and kind == torch.float8_e4m3fn
-    bound = 3e-3 if dtype == torch.bfloat16 or narrow else None
-    assert_near(given, expected, rms=bound, largest=None if bound is None else 3 * bound)
+    expected = paged_decode_attention_reference(*arguments, **case["more"], scales=scales)
+    given = paged_decode_attention_triton(
+        *arguments, **case["more"], scales=scales, splits=case["splits"], tile=case["tile"]
+    )
+    assert_near(given, expected, **bound_of(dtype, cache))
 
 
 @pytest.mark.parametrize("splits", [1, 4])

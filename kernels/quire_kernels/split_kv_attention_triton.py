@@ -1,0 +1,259 @@
+"""Attention of the last few tokens of each sequence over its paged cache: of one, for
+`paged_decode_attention_triton`, and of drafts, for `paged_verify_attention_triton`.
+
+A program takes the query heads of one KV head, of all new tokens, and one part of the sequence, so that every
+key is loaded once (flash decoding); a second kernel weighs the parts together. The number of parts is the
+launch's, so that a captured graph stays right while sequences grow; how long a part is, each program finds
+out by itself.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire_kernels.kv_quantization import KVScales
+
+MAX_SPLITS = 32  # beyond it, weighing the parts costs more than they bring
+TILE, WARPS, STAGES = 64, 4, 3
+_SMALL_TILE = 32  # scales take registers, and so do many rows
+_MAX_ROWS = 64  # of queries that a program holds; more are more programs, and load the keys again
+REDUCE_WARPS = 4
+
+
+def split_kv_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    *,
+    window: int | None,
+    softcap: float | None,
+    scales: KVScales | None,
+    tree: Tensor | None,
+    out: Tensor,
+    splits: int | None,
+    tile: int | None,
+    warps: int,
+    stages: int,
+) -> Tensor:
+    """q and ``out`` [B, Q, Hq, D], the rest as ``paged_verify_attention_triton`` has it."""
+    sequences, queries, num_heads, head_size = q.shape
+    num_kv_heads, block_size = k_cache.shape[1:3]
+    if num_heads % num_kv_heads or k_cache.shape[3] != head_size or out.shape != q.shape:
+        raise ValueError(f"paged attention: q {list(q.shape)}, keys {list(k_cache.shape)} and out do not fit")
+    if k_cache.stride() != v_cache.stride() or k_cache.stride()[2:] != (head_size, 1):
+        raise ValueError("paged attention: a head's block must lie in one piece, and keys as values")
+    if q.stride()[2:] != (head_size, 1) or out.stride()[2:] != (head_size, 1) or block_table.stride(-1) != 1:
+        raise ValueError("paged attention: heads of q and out, and a table's blocks must be adjacent")
+    rows = row_block(queries, num_heads // num_kv_heads)
+    if tile is None:
+        tile = TILE if scales is None and rows < _MAX_ROWS else _SMALL_TILE
+    groups = num_kv_heads * triton.cdiv(queries * (num_heads // num_kv_heads), rows)
+    if splits is None:
+        processors = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
+        splits = decode_splits(sequences, groups, block_table.shape[-1] * block_size, processors, tile)
+    if splits & (splits - 1) or not 0 < splits <= MAX_SPLITS:
+        raise ValueError(f"paged attention: splits must be a power of two up to {MAX_SPLITS}: {splits}")
+    parts, weights = out, None
+    if splits > 1:
+        shape = (sequences, queries, num_heads, splits)
+        parts = torch.empty(*shape, head_size, dtype=torch.float32, device=q.device)
+        weights = torch.empty(shape, dtype=torch.float32, device=q.device)
+    window_or_0 = 0 if window is None else window
+    size_block = triton.next_power_of_2(head_size)
+    split_kernel[(sequences, groups, splits)](
+        q,
+        k_cache,
+        v_cache,
+        None if scales is None else scales.keys,
+        None if scales is None else scales.values,
+        block_table,
+        seq_lens,
+        tree,
+        parts,
+        weights,
+        q.stride(0),
+        q.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        0 if scales is None else scales.keys.stride(0),
+        0 if scales is None else scales.keys.stride(1),
+        block_table.stride(0),
+        parts.stride(0),
+        parts.stride(1),
+        scale,
+        window_or_0,
+        0.0 if softcap is None else softcap,
+        QUERIES=queries,
+        GROUP=num_heads // num_kv_heads,
+        ROWS=rows,
+        SIZE=head_size,
+        SIZE_BLOCK=size_block,
+        BLOCK_SIZE=block_size,
+        TILE=tile,
+        SPLITS=splits,
+        WINDOWED=window is not None,
+        CAPPED=softcap is not None,
+        num_warps=warps,
+        num_stages=stages,
+    )
+    if weights is not None:
+        reduce_kernel[(sequences * queries, num_heads)](
+            parts, weights, seq_lens, out, parts.stride(1), out.stride(0), out.stride(1), window_or_0,
+            QUERIES=queries, SIZE=head_size, SIZE_BLOCK=size_block, TILE=tile, SPLITS=splits,
+            WINDOWED=window is not None, num_warps=REDUCE_WARPS,
+        )  # fmt: skip
+    return out
+
+
+def row_block(queries: int, group: int) -> int:
+    """Rows of queries in a program: tensor cores take no fewer than 16."""
+    return min(max(16, int(triton.next_power_of_2(queries * group))), _MAX_ROWS)
+
+
+def decode_splits(sequences: int, groups: int, longest: int, processors: int, tile: int) -> int:
+    """Parts of a sequence, so that two programs find a place on each multiprocessor and each has a tile."""
+    wanted = min(2 * processors // max(sequences * groups, 1), triton.cdiv(longest, tile), MAX_SPLITS)
+    return min(int(triton.next_power_of_2(max(wanted, 1))), MAX_SPLITS)
+
+
+@triton.jit
+def _tiles(
+    length, window, QUERIES: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, WINDOWED: tl.constexpr
+):
+    """(first token that a query sees, first tile, tiles a part, parts that have any)."""
+    start = length * 0
+    if WINDOWED:
+        start = tl.maximum(length - (QUERIES - 1) - window, 0)
+    first = start // TILE
+    tiles = tl.cdiv(length, TILE) - first
+    each = tl.maximum(tl.cdiv(tiles, SPLITS), 1)
+    return start, first, each, tl.cdiv(tiles, each)
+
+
+@triton.jit
+def split_kernel(
+    q_ptr, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, table_ptr, lengths_ptr, tree_ptr, parts_ptr, weights_ptr,
+    q_stride, q_token_stride, block_stride, head_stride, scale_block_stride, scale_head_stride, table_stride,
+    parts_stride, parts_token_stride, scale, window, softcap,
+    QUERIES: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
+    SIZE_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
+    WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+):  # fmt: skip
+    sequence, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
+    ROW_BLOCKS: tl.constexpr = (QUERIES * GROUP + ROWS - 1) // ROWS
+    kv_head = tl.program_id(1) // ROW_BLOCKS
+    row = tl.program_id(1) % ROW_BLOCKS * ROWS + tl.arange(0, ROWS)
+    length = tl.load(lengths_ptr + sequence).to(tl.int32)
+    start, first, each, _ = _tiles(length, window, QUERIES, TILE, SPLITS, WINDOWED)
+    begin = (first + split * each) * TILE
+    end = tl.minimum(begin + each * TILE, length)
+    at, token = tl.arange(0, SIZE_BLOCK), tl.arange(0, TILE)
+    in_group, in_head = row < QUERIES * GROUP, at < SIZE
+    query = tl.zeros_like(row) if QUERIES == 1 else row // GROUP  # of the new tokens
+    head = kv_head * GROUP + row - query * GROUP
+    inside = in_group[:, None] & in_head[None, :]
+    q_at = q_ptr + sequence * q_stride + query[:, None] * q_token_stride + head[:, None] * SIZE + at[None, :]
+    q = tl.load(q_at, mask=inside, other=0.0)
+    if k_ptr.dtype.element_ty == tl.float8e4nv:
+        q = q.to(tl.float16)  # to which a GPU widens two float8 at once
+    before = length - QUERIES  # tokens before the new ones
+    depth = query
+    if tree_ptr is not None:
+        seen_new = tl.load(tree_ptr + sequence * QUERIES + query, mask=in_group, other=0)
+        depth = tl.sum(((seen_new[:, None] >> tl.arange(0, 64)[None, :]) & 1).to(tl.int32), 1) - 1
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    summed = tl.zeros([ROWS, SIZE_BLOCK], tl.float32)
+    for first_token in range(begin, end, TILE):
+        position = first_token + token
+        shown = position < end
+        block = tl.load(
+            table_ptr + sequence * table_stride + position // BLOCK_SIZE, mask=shown, other=0
+        ).to(tl.int64)  # fmt: skip
+        offset = position % BLOCK_SIZE
+        place = block * block_stride + kv_head * head_stride + offset * SIZE
+        loaded = shown[:, None]
+        if SIZE != SIZE_BLOCK:
+            loaded = loaded & in_head[None, :]
+        # Nothing is read of blocks' unused ends: they may hold what is not a number.
+        k = tl.load(k_ptr + place[:, None] + at[None, :], mask=loaded, other=0.0).to(q.dtype)
+        v = tl.load(v_ptr + place[:, None] + at[None, :], mask=loaded, other=0.0).to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if k_scales_ptr is not None:
+            of_scale = block * scale_block_stride + kv_head * scale_head_stride + offset
+            scores *= tl.load(k_scales_ptr + of_scale, mask=shown, other=0.0)[None, :]
+        if CAPPED:
+            scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
+        if QUERIES == 1:
+            seen = (shown & (position >= start) if WINDOWED else shown)[None, :]
+        else:
+            new = position - before
+            if tree_ptr is not None:
+                bit = tl.minimum(tl.maximum(new, 0), 63)[None, :]
+                seen = ((seen_new[:, None] >> bit) & 1) != 0
+                seen = seen | (new < 0)[None, :]
+            else:
+                seen = new[None, :] <= query[:, None]
+            if WINDOWED:
+                seen = seen & (new[None, :] > depth[:, None] - window)
+            seen = seen & shown[None, :]
+        scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        # Before the window there may be a whole tile of nothing; what is not a number stays so.
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(highest - base)
+        total = total * shrink + tl.sum(p, 1)
+        summed = summed * shrink[:, None]
+        if v_scales_ptr is not None:
+            # By the tile's largest, so that the products stay within the range of the dtype.
+            v_scale = tl.load(v_scales_ptr + of_scale, mask=shown, other=0.0)
+            largest = tl.maximum(tl.max(v_scale, 0), 1.1754943508222875e-38)
+            p = p * (v_scale / largest)[None, :]
+            summed += tl.dot(p.to(v.dtype), v, input_precision="ieee") * largest
+        else:
+            summed = tl.dot(p.to(v.dtype), v, summed, input_precision="ieee")
+        highest = higher
+    some = tl.where(total == 0, 1.0, total)
+    result = summed / some[:, None]
+    row_at = parts_ptr + sequence * parts_stride + query * parts_token_stride
+    if SPLITS == 1:
+        place = row_at[:, None] + head[:, None] * SIZE + at[None, :]
+        tl.store(place, result.to(parts_ptr.dtype.element_ty), mask=inside)
+    else:
+        part = head * SPLITS + split
+        tl.store(row_at[:, None] + part[:, None] * SIZE + at[None, :], result, mask=inside)
+        of_weight = (sequence * parts_stride + query * parts_token_stride) // SIZE + part
+        tl.store(weights_ptr + of_weight, highest + tl.log2(total), mask=in_group)
+
+
+@triton.jit
+def reduce_kernel(
+    parts_ptr, weights_ptr, lengths_ptr, out_ptr, parts_stride, out_stride, out_token_stride, window,
+    QUERIES: tl.constexpr, SIZE: tl.constexpr, SIZE_BLOCK: tl.constexpr, TILE: tl.constexpr,
+    SPLITS: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sequence, query = token // QUERIES, token % QUERIES
+    length = tl.load(lengths_ptr + sequence).to(tl.int32)
+    _, _, _, used = _tiles(length, window, QUERIES, TILE, SPLITS, WINDOWED)
+    split, at = tl.arange(0, SPLITS), tl.arange(0, SIZE_BLOCK)
+    there, in_head = split < used, at < SIZE
+    part = head * SPLITS + split
+    weight = tl.load(weights_ptr + token * (parts_stride // SIZE) + part, mask=there, other=float("-inf"))
+    highest = tl.max(weight, 0)
+    share = tl.exp2(weight - tl.where(highest == float("-inf"), 0.0, highest))
+    parts = tl.load(
+        parts_ptr + token * parts_stride + part[:, None] * SIZE + at[None, :],
+        mask=there[:, None] & in_head[None, :],
+        other=0.0,
+    )
+    total = tl.sum(share, 0)
+    result = tl.sum(parts * share[:, None], 0) / tl.where(total == 0, 1.0, total)
+    place = out_ptr + sequence * out_stride + query * out_token_stride + head * SIZE + at
+    tl.store(place, result.to(out_ptr.dtype.element_ty), mask=in_head)

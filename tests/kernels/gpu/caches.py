@@ -1,0 +1,60 @@
+"""Caches as a server's are in the worst case, for the tests of attention."""
+
+import torch
+from torch import Tensor
+
+from quire_kernels.kv_quantization import KVScales, kv_row_size, open_kv_cache, quantize_kv
+
+Paged = tuple[Tensor, Tensor, Tensor, Tensor, KVScales | None]
+
+# What the model computes in, and what the cache holds where that is another type.
+TYPES = (
+    (torch.bfloat16, None),
+    (torch.float32, None),
+    (torch.float16, None),
+    (torch.bfloat16, torch.float8_e4m3fn),
+    (torch.bfloat16, torch.int8),
+    (torch.float32, torch.int8),
+    (torch.float32, torch.float8_e4m3fn),
+)
+
+
+def paged(lengths: list[int], kv_heads: int, size: int, block: int, dtype: torch.dtype, device: str) -> Paged:
+    """(keys, values, table, lengths, scales); not-a-numbers and infinities wherever no token lies."""
+    counts = [-(-length // block) for length in lengths]
+    free = torch.randperm(sum(counts) + 2).tolist()
+    # Past a sequence's blocks the table names ones that are not its own.
+    table = torch.full((len(lengths), max(max(counts), 1) + 1), free.pop())
+    whole = torch.zeros(2, sum(counts) + 2, kv_heads, block, kv_row_size(size, dtype)).to(dtype)
+    keys, values, scales = open_kv_cache(whole)
+    bad = torch.tensor([float("nan"), float("inf")]).repeat_interleave(block * size // 2).view(block, size)
+    for part, part_scales in ((keys, scales and scales.keys), (values, scales and scales.values)):
+        if part_scales is None:
+            part[:] = bad.to(dtype)
+        else:
+            part_scales[:] = float("nan")
+    for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        table[row, :count] = torch.tensor([free.pop() for _ in range(count)])
+        place = torch.arange(length)
+        where = (table[row, place // block], slice(None), place % block)
+        for part, part_scales in ((keys, scales and scales.keys), (values, scales and scales.values)):
+            x = torch.randn(length, kv_heads, size)
+            if part_scales is None:
+                part[where] = x.to(dtype)
+            else:
+                part[where], part_scales[where] = quantize_kv(x, dtype)
+    on_device = whole.to(device)
+    keys, values, scales = open_kv_cache(on_device)
+    return keys, values, table.to(device), torch.tensor(lengths, device=device), scales
+
+
+def rows(count: int, heads: int, size: int, dtype: torch.dtype, device: str) -> Tensor:
+    """[count, heads, size], rows of something wider."""
+    wide = torch.randn(count, heads * size + 16, device=device).to(dtype)
+    return wide[:, : heads * size].unflatten(1, (heads, size))
+
+
+def bound_of(dtype: torch.dtype, cache: torch.dtype | None) -> dict[str, float]:
+    """For ``assert_near``: of attention, whose weights are rounded to what a GPU multiplies in."""
+    is_narrow = torch.bfloat16 in (dtype, cache) or cache == torch.float8_e4m3fn
+    return {"rms": 3e-3, "largest": 9e-3} if is_narrow else {}

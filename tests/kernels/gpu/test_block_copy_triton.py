@@ -1,0 +1,41 @@
+"""One launch copies blocks of every layer as one block at a time does, whatever tensors they lie in."""
+
+import pytest
+import torch
+
+from quire_kernels.block_copy import block_copy_reference
+from quire_kernels.block_copy_triton import block_copy_triton
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("pairs", [[(0, 4)], [(3, 0), (1, 4), (3, 2)]], ids=str)
+def test_it_equals_its_reference(dtype: torch.dtype, pairs: list[tuple[int, int]], device: str) -> None:
+    shape = (2, 5, 3, 16, 68)
+    layers = [torch.randn(shape, device=device).to(dtype) for _ in range(3)]
+    expected = [layer.clone() for layer in layers]
+    for given, copy in ((layers, block_copy_triton), (expected, block_copy_reference)):
+        parts = [half for layer in given for half in layer.unbind(0)]
+        copy(parts, parts, pairs)
+    for layer, its in zip(layers, expected, strict=True):
+        assert torch.equal(layer.view(torch.uint8), its.view(torch.uint8))
+
+
+def test_blocks_longer_than_a_program_go_side_by_side_and_back(device: str) -> None:
+    layers = [torch.randn(2, 5, 2, 64, 128, device=device) for _ in range(2)]
+    parts = [half for layer in layers for half in layer.unbind(0)]
+    staging = torch.zeros(3, 4, 2, 64, 128, device=device)
+    block_copy_triton(parts, staging.unbind(1), [(4, 0), (1, 2)])
+    assert torch.equal(staging[2, 3], layers[1][1, 1]) and (staging[1] == 0).all()
+    block_copy_triton(staging.unbind(1), parts, [(0, 3)])
+    assert all(torch.equal(layer[:, 3], layer[:, 4]) for layer in layers)
+
+
+def test_what_cannot_be_copied_in_wide_words_is_refused(device: str) -> None:
+    odd = [torch.zeros(4, 3, 5, device=device)]
+    with pytest.raises(ValueError, match="blocks of 60 bytes"):
+        block_copy_triton(odd, odd, [(0, 1)])
+    apart = [torch.zeros(4, 8, 8, device=device).transpose(1, 2)]
+    with pytest.raises(ValueError, match="in one piece"):
+        block_copy_triton(apart, apart, [(0, 1)])
+    with pytest.raises(ValueError, match="same shape"):
+        block_copy_triton([torch.zeros(4, 8, device=device)], [torch.zeros(4, 16, device=device)], [(0, 1)])

@@ -1,0 +1,83 @@
+"""Chunks of prompts over a paged cache give what one sequence at a time in float32 gives."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from quire_kernels.paged_prefill_attention import paged_prefill_attention_reference
+from quire_kernels.paged_prefill_attention_triton import (
+    Tiling,
+    paged_prefill_attention_triton,
+    prefill_tiling,
+)
+from tests.kernels.gpu.caches import TYPES, bound_of, paged, rows
+from tests.kernels.gpu.closeness import assert_near
+from tests.kernels.gpu.pairwise import cases
+
+FACTORS: dict[str, Any] = {
+    # (tokens of the chunk, tokens up to its end) of each sequence
+    "chunks": [
+        [(5, 5), (30, 257), (1, 1)],
+        [(123, 123)],
+        [(59, 123), (0, 0), (64, 64)],
+        [(1, 257), (1, 16), (17, 17)],
+        [(257, 257)],
+    ],
+    "kv_heads": [1, 2],
+    "group": [4, 3, 1, 8],
+    "size": [64, 80, 96, 128, 256],
+    "block": [16, 64],
+    "types": TYPES,
+    "tiling": [Tiling(64, 64, 4, 2), Tiling(32, 32, 4, 2), Tiling(128, 64, 8, 2), Tiling(64, 16, 4, 2)],
+    "more": [{}, {"window": 1}, {"window": 70}, {"softcap": 2.0}, {"window": 17, "softcap": 1.0}],
+}
+
+
+@pytest.mark.parametrize("case", cases(FACTORS), ids=str)
+def test_it_equals_its_reference(case: dict[str, Any], device: str) -> None:
+    (dtype, cache), heads = case["types"], case["kv_heads"] * case["group"]
+    kv_heads, size, block = (case[name] for name in ("kv_heads", "size", "block"))
+    new, lengths = (list(side) for side in zip(*case["chunks"], strict=True))
+    keys, values, table, seq_lens, scales = paged(lengths, kv_heads, size, block, cache or dtype, device)
+    bounds = torch.tensor([0, *new], device=device).cumsum(0)
+    q = rows(sum(new), heads, size, dtype, device)
+    arguments = (q, keys, values, table, seq_lens, bounds, size**-0.5)
+    expected = paged_prefill_attention_reference(*arguments, **case["more"], scales=scales)
+    given = paged_prefill_attention_triton(*arguments, **case["more"], scales=scales, tiling=case["tiling"])
+    assert_near(given, expected, **bound_of(dtype, cache))
+
+
+def test_nothing_but_the_chunks_tokens_is_written(device: str) -> None:
+    keys, values, table, seq_lens, _ = paged([20, 7], 1, 64, 16, torch.float32, device)
+    q, out = torch.randn(12, 2, 64, device=device), torch.full((12, 3, 64), 9.0, device=device)
+    bounds = torch.tensor([0, 6, 10], device=device)  # the last two are of no chunk
+    given = paged_prefill_attention_triton(q, keys, values, table, seq_lens, bounds, 0.1, out=out[:, :2])
+    assert (out[:, 2] == 9).all() and (out[10:] == 9).all()
+    expected = paged_prefill_attention_reference(q[:10], keys, values, table, seq_lens, bounds, 0.1)
+    assert_near(given[:10], expected)
+
+
+def test_a_number_that_is_none_is_not_hidden_and_stays_in_its_sequence(device: str) -> None:
+    keys, values, table, seq_lens, _ = paged([40, 40], 1, 64, 16, torch.float32, device)
+    keys[table[0, 1], 0, 3, 5] = float("nan")  # token 19
+    q, bounds = torch.randn(70, 2, 64, device=device), torch.tensor([0, 35, 70], device=device)
+    given = paged_prefill_attention_triton(q, keys, values, table, seq_lens, bounds, 0.1)
+    assert given[14:35].isnan().all() and given[:14].isfinite().all() and given[35:].isfinite().all()
+
+
+def test_longer_chunks_get_more_rows_and_wide_heads_fewer_keys() -> None:
+    assert prefill_tiling(128, 64, 2).rows < prefill_tiling(128, 65, 2).rows
+    assert prefill_tiling(256, 512, 2).tile < prefill_tiling(128, 512, 2).tile
+
+
+def test_what_does_not_fit_is_refused(device: str) -> None:
+    keys, values, table, seq_lens, _ = paged([5], 2, 64, 16, torch.float32, device)
+    bounds = torch.tensor([0, 5], device=device)
+    arguments = (keys, values, table, seq_lens, bounds)
+    with pytest.raises(ValueError, match="do not fit"):
+        paged_prefill_attention_triton(torch.randn(5, 3, 64, device=device), *arguments, 1.0)
+    with pytest.raises(ValueError, match="scale must be positive"):
+        paged_prefill_attention_triton(torch.randn(5, 4, 64, device=device), *arguments, 0.0)
+    with pytest.raises(ValueError, match="128 query heads"):
+        paged_prefill_attention_triton(torch.randn(5, 256, 64, device=device), *arguments, 1.0)

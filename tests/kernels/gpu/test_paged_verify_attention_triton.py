@@ -1,0 +1,108 @@
+"""Several new tokens a sequence, in a row or as a tree, give what one sequence at a time in float32 gives."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire_kernels.paged_decode_attention_triton import paged_decode_attention_triton
+from quire_kernels.paged_verify_attention import paged_verify_attention, paged_verify_attention_reference
+from quire_kernels.paged_verify_attention_triton import paged_verify_attention_triton
+from quire_kernels.split_kv_attention_triton import row_block
+from tests.kernels.gpu.caches import TYPES, bound_of, paged, rows
+from tests.kernels.gpu.closeness import assert_near
+from tests.kernels.gpu.pairwise import cases
+
+FACTORS: dict[str, Any] = {
+    "queries": [4, 1, 2, 5, 9],
+    "before": [[0], [1, 248, 3], [114, 60], [12, 0, 100]],  # tokens before the new ones
+    "kv_heads": [1, 2],
+    "group": [4, 3, 1, 8],
+    "size": [64, 80, 96, 128, 256],
+    "block": [16, 64],
+    "types": TYPES,
+    "splits": [1, 4, 32],
+    "more": [{}, {"window": 70}, {"softcap": 2.0}, {"window": 9, "softcap": 1.0}],
+    "is_tree": [False, True],
+}
+
+
+def trees(sequences: int, queries: int, device: str) -> Tensor:
+    """i64 [sequences, queries]: a token's parent is one before it, at random, or what came before all."""
+    masks = torch.zeros(sequences, queries, dtype=torch.int64)
+    for row in range(sequences):
+        for token in range(queries):
+            parent = int(torch.randint(-1, token, ())) if token else -1
+            own = 1 << token
+            masks[row, token] = (own - (1 << 64) if token == 63 else own) | (
+                int(masks[row, parent]) if parent >= 0 else 0
+            )
+    return masks.to(device)
+
+
+@pytest.mark.parametrize("case", cases(FACTORS), ids=str)
+def test_it_equals_its_reference(case: dict[str, Any], device: str) -> None:
+    (dtype, cache), heads = case["types"], case["kv_heads"] * case["group"]
+    kv_heads, size, block, queries = (case[name] for name in ("kv_heads", "size", "block", "queries"))
+    lengths = [before + queries for before in case["before"]]
+    keys, values, table, seq_lens, scales = paged(lengths, kv_heads, size, block, cache or dtype, device)
+    q = rows(len(lengths) * queries, heads, size, dtype, device).unflatten(0, (len(lengths), queries))
+    tree = trees(len(lengths), queries, device) if case["is_tree"] else None
+    arguments = (q, keys, values, table, seq_lens, size**-0.5)
+    expected = paged_verify_attention_reference(*arguments, **case["more"], scales=scales, tree=tree)
+    given = paged_verify_attention_triton(
+        *arguments, **case["more"], scales=scales, tree=tree, splits=case["splits"], tile=32
+    )
+    assert_near(given, expected, **bound_of(dtype, cache))
+
+
+@pytest.mark.parametrize("queries", [pytest.param(64, marks=pytest.mark.kernels), 33])
+def test_more_rows_than_a_program_holds_are_more_programs(queries: int, device: str) -> None:
+    keys, values, table, seq_lens, _ = paged([queries + 40], 1, 64, 16, torch.float32, device)
+    q, tree = torch.randn(1, queries, 4, 64, device=device), trees(1, queries, device)
+    given = paged_verify_attention_triton(q, keys, values, table, seq_lens, 0.1, tree=tree, splits=2)
+    expected = paged_verify_attention_reference(q, keys, values, table, seq_lens, 0.1, tree=tree)
+    assert_near(given, expected)
+    assert row_block(queries, 4) == 64 and row_block(2, 4) == 16 and row_block(5, 4) == 32
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_a_padding_row_gives_zeros_and_out_may_be_part_of_more(splits: int, device: str) -> None:
+    keys, values, table, seq_lens, _ = paged([20, 0, 4], 1, 64, 16, torch.float32, device)
+    q, out = torch.randn(3, 4, 2, 64, device=device), torch.full((3, 5, 3, 64), 9.0, device=device)
+    given = paged_verify_attention_triton(
+        q, keys, values, table, seq_lens, 0.1, splits=splits, tile=16, out=out[:, :4, :2]
+    )
+    assert (given[1] == 0).all() and (out[:, :, 2] == 9).all() and (out[:, 4] == 9).all()
+    assert_near(given, paged_verify_attention_reference(q, keys, values, table, seq_lens, 0.1))
+
+
+def test_a_draft_that_is_no_ancestor_changes_nothing(device: str) -> None:
+    keys, values, table, seq_lens, _ = paged([20], 1, 64, 16, torch.float32, device)
+    q, tree = torch.randn(1, 3, 2, 64, device=device), torch.tensor([[0b001, 0b011, 0b101]], device=device)
+    before = paged_verify_attention_triton(q, keys, values, table, seq_lens, 0.1, tree=tree)
+    keys[table[0, 1], 0, 2] += 1  # the second of the three
+    after = paged_verify_attention_triton(q, keys, values, table, seq_lens, 0.1, tree=tree)
+    assert torch.equal(before[0, [0, 2]], after[0, [0, 2]]) and not torch.equal(before[0, 1], after[0, 1])
+
+
+def test_one_new_token_is_a_decode(device: str) -> None:
+    keys, values, table, seq_lens, _ = paged([33, 100], 2, 64, 16, torch.bfloat16, device)
+    q = torch.randn(2, 6, 64, device=device).bfloat16()
+    decoded = paged_decode_attention_triton(q, keys, values, table, seq_lens, 0.1, splits=2)
+    verified = paged_verify_attention_triton(q[:, None], keys, values, table, seq_lens, 0.1, splits=2)
+    assert torch.equal(decoded, verified[:, 0])
+
+
+def test_trees_that_do_not_fit_are_refused() -> None:
+    keys, values, table, seq_lens, _ = paged([80], 1, 64, 16, torch.float32, "cpu")
+    arguments = (keys, values, table, seq_lens, 0.1)
+    with pytest.raises(ValueError, match="65 tokens of a tree exceed 64"):
+        tree = torch.zeros(1, 65, dtype=torch.int64)
+        paged_verify_attention(torch.randn(1, 65, 2, 64), *arguments, tree=tree)
+    with pytest.raises(ValueError, match="the window, 3"):
+        tree = torch.zeros(1, 4, dtype=torch.int64)
+        paged_verify_attention(torch.randn(1, 4, 2, 64), *arguments, tree=tree, window=3)
+    with pytest.raises(ValueError, match="int64"):
+        paged_verify_attention(torch.randn(1, 4, 2, 64), *arguments, tree=tree.int())
