@@ -22,6 +22,7 @@ from quire_kernels import (
     sum_parts_triton,
     token_bitmask_triton,
     topk_topp_threshold_triton,
+    w4_dequantize_triton,
     w4a16_triton,
 )
 
@@ -40,6 +41,7 @@ CONFIGURATIONS = (
     *silu_mul_fp8_triton.CONFIGURATIONS,
     *sum_parts_triton.CONFIGURATIONS,
     *w4a16_triton.CONFIGURATIONS,
+    *w4_dequantize_triton.CONFIGURATIONS,
     *group_rows_triton.CONFIGURATIONS,
     *moe_triton.CONFIGURATIONS,
     *lora_triton.CONFIGURATIONS,

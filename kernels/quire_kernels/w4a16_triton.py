@@ -14,9 +14,11 @@ from torch import Tensor
 
 from quire_kernels.configuration import Configuration
 from quire_kernels.sum_parts_triton import sum_parts_triton
+from quire_kernels.w4_dequantize_triton import w4_dequantize_triton
 from quire_kernels.w4a16_packing import W4Weight
 
 MAX_SPLITS = 16
+MANY_ROWS = 256  # from here on cuBLAS, with dequantised weights: here each tile of rows does that anew
 _WARPS, _STAGES = 4, 4
 _COLUMNS = 64
 
@@ -37,6 +39,9 @@ def w4a16_triton(
         raise ValueError(f"w4a16: out must be {x.dtype} [{rows}, {outputs}], adjacent elements a row")
     if weight.order is not None:
         x = x.index_select(1, weight.order)
+    if rows >= MANY_ROWS:
+        dense = w4_dequantize_triton(weight, x.dtype)
+        return torch.mm(x, dense, out=out) if bias is None else torch.addmm(bias, x, dense, out=out)
     tile = row_tile(rows)
     groups = inputs // weight.group
     if splits is None:
