@@ -65,6 +65,14 @@ def test_a_batch_without_adapters_is_left_alone(device: str) -> None:
     assert torch.equal(y, before)
 
 
+def test_what_is_not_a_number_stays_with_its_token_and_its_adapter(device: str) -> None:
+    whole, x, a, b, of = adapters_of(4, 70, (40,), 16, 3, torch.float32, device)
+    of[:] = torch.tensor([0, -1, 0, 2], dtype=torch.int32, device=device)
+    x[1], x[2], a[1], b[1] = (float("nan"),) * 4
+    y = add_lora_triton(whole[:, :40], x, a, b, group_rows(of, 3, 16), (40,))
+    assert y[[0, 1, 3]].isfinite().all() and y[2].isnan().all()
+
+
 def test_parts_of_the_inputs_are_as_many_as_find_a_place() -> None:
     assert lora_splits(1, 4096, 132) == 8 and lora_splits(40, 4096, 132) == 2
     assert lora_splits(1, 576, 132) == 2 and lora_splits(300, 4096, 132) == 1
