@@ -12,7 +12,7 @@ for there in (False, True):
         del sys.modules[name]
     folder = pathlib.Path(importlib.import_module("quire_kernels").__file__).parent
     for path in sorted(folder.glob("*.py")):
-        if "triton" not in path.stem and path.stem not in ("__init__", "configurations"):
+        if "triton" not in path.stem and path.stem != "__init__" and not path.stem.endswith("configurations"):
             importlib.import_module(f"quire_kernels.{path.stem}")
     print(there, "triton" in sys.modules)
 """
