@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from bench import grammars, kv_waste, offload, prefix, quality, scheduler
+from bench import grammars, kv_waste, offload, prefix, quality, quantized, scheduler
 from bench.batching import batching
 from bench.compare import REPEATS, Comparison, Maker
 from bench.engine import Quire
@@ -82,6 +82,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
         lambda: through_http(models.smollm2()),
     ),
     "quality": ("What int8 costs in quality", lambda: quality.compare(models.smollm2())),
+    "quantized": ("What quantised checkpoints cost in quality", lambda: quantized.report(models.smollm2())),
 }
 
 

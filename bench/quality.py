@@ -5,7 +5,6 @@ downloaded. Imported by ``cpu.py``.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -15,15 +14,10 @@ from torch import Tensor
 
 from bench.compare import table
 from quire_server.core.model_files import ModelFiles
-from quire_server.core.step import Step
 from quire_server.layers.int8_linear import Int8Linear
 from quire_server.layers.linear import Linear, LinearFactory
 from quire_server.models import registry, weights
-from quire_server.models.config import ModelConfig
-from quire_server.models.decoder import Decoder
-from quire_server.runner.batch import Spans, build
-from quire_server.runner.kv_cache import allocate
-from quire_server.runner.rows import Rows
+from quire_server.runner.windows import logits as window_logits
 
 WINDOW, WINDOWS = 512, 6
 
@@ -69,17 +63,7 @@ def logits(directory: Path, kind: str, windows: list[list[int]]) -> list[Tensor]
     model = registry.build(config, max_len=WINDOW, dtype=dtype, device=device, linear=factory)
     weights.read(files, shards, model.targets(), lambda loaded, total: None)
     model.finish()
-    return [_run(model, config, window, dtype) for window in windows]
-
-
-def _run(model: Decoder, config: ModelConfig, window: list[int], dtype: torch.dtype) -> Tensor:
-    caches = allocate(config, WINDOW // 16, 16, dtype=dtype, device=torch.device("cpu"))
-    rows = Rows(1, WINDOW, 16)
-    rows.tokens[0] = window
-    rows.block_table[0] = range(WINDOW // 16)
-    step = Step(1, (), (), rows=(0,), starts=(0,), num_tokens=(WINDOW,), samples=(True,))
-    batch = build(step, Spans.of(step), rows, config.num_kv_heads, (None,))
-    return model(replace(batch, sample_rows=torch.arange(WINDOW)), caches).float()
+    return [window_logits(model, window, dtype) for window in windows]
 
 
 def compare(directory: Path, count: int = WINDOWS) -> str:

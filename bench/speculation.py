@@ -29,6 +29,7 @@ from quire_server.core.speculation_stats import SpeculationStats
 from quire_server.runner import alignment, drafts
 from quire_server.runner.checkpoint import Checkpoint
 from quire_server.runner.model_runner import ModelRunner, RunnerOptions
+from quire_server.runner.windows import logits as logits_of
 
 RESULTS = Path(__file__).parent / "results"
 DIRECTORY = models.smollm2()
@@ -152,11 +153,12 @@ def noise() -> str:
     ]
     for name, found, kept in qualities(truth):
         theirs = alignment._read(found)
-        theirs[0].layers = theirs[0].layers[:kept]
-        theirs[0].config = dataclasses.replace(theirs[0].config, layers=theirs[0].config.layers[:kept])
+        theirs.layers = theirs.layers[:kept]
+        theirs.config = dataclasses.replace(theirs.config, layers=theirs.config.layers[:kept])
         sums, count = torch.zeros(3), 0
         for window in windows:
-            pairs = [alignment._logits(decoder, window, of) for decoder, of in (ours, theirs)]
+            both = ((ours, truth), (theirs, found))
+            pairs = [logits_of(decoder, window, of.dtype) for decoder, of in both]
             for p, q in zip(*(torch.split(logits, 32) for logits in pairs), strict=True):
                 sums += torch.stack([values.sum() for values in alignment.agreement(p, q)])
             count += len(window)

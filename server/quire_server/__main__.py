@@ -1,5 +1,6 @@
 """The command line: `quire-server serve MODEL`, `quire-server import-gguf FILE OUT_DIR`, `quire-server
-detect-watermark`, `quire-server draft-alignment --model DIR --draft DIR TEXT_FILE`, `quire-server --version`.
+detect-watermark`, `quire-server draft-alignment --model DIR --draft DIR TEXT_FILE`, `quire-server quantize`,
+`quire-server eval-quality`, `quire-server --version`.
 
 Decides which program runs and turns its errors into exit codes. Stays light: as `serve` it becomes pid 1.
 """
@@ -20,6 +21,10 @@ from quire_server.supervisor import main as supervisor
 _USAGE = """\
 usage: quire-server serve MODEL [flags]            serve a model (quire-server serve --help lists the flags)
        quire-server import-gguf FILE OUT_DIR       convert a GGUF file into a model directory
+       quire-server quantize MODEL --scheme SCHEME --calibration FILE --output DIR
+                                                   write a smaller model (fp8, int8, awq, gptq)
+       quire-server eval-quality MODEL --against ORIGINAL --text FILE
+                                                   perplexity and agreement with the original
        quire-server detect-watermark --help        say whether a text carries a watermark
        quire-server draft-alignment --model DIR --draft DIR TEXT_FILE
                                                    how often a draft model would be right
@@ -41,6 +46,12 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             # By name: the importer brings torch along, which pid 1 of a server must not load.
             importer = importlib.import_module("quire_server.models.import_gguf")
             return _finished(lambda: importer.run(Path(file), Path(out_dir)))
+        case ["quantize", *arguments]:
+            command = importlib.import_module("quire_server.quantize.command")  # as above
+            return _finished(lambda: command.quantize(arguments))
+        case ["eval-quality", *arguments]:
+            command = importlib.import_module("quire_server.quantize.command")
+            return _finished(lambda: command.eval_quality(arguments))
         case ["detect-watermark", *arguments]:
             detector = importlib.import_module("quire_server.text.detect_watermark")
             return _finished(lambda: detector.main(arguments))

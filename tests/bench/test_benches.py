@@ -5,13 +5,14 @@ Only llama.cpp is left out, which takes minutes to build.
 
 import pytest
 
-from bench import grammars, kv_waste, prefix, quality, scheduler, speculation
+from bench import grammars, kv_waste, prefix, quality, quantized, scheduler, speculation
 from bench.batching import batching
 from bench.compare import Comparison
 from bench.engine import Quire
 from bench.interference import interference
 from bench.peers import Transformers
 from tests.server import tiny_model
+from tests.server.quantize import small_models
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,12 @@ def test_a_long_prompt_among_streams_is_measured(directory):
 
 def test_quality_is_measured(directory):
     assert columns(quality.compare(directory, count=1))["float32"][1] == "100.0 %"
+
+
+def test_quantised_checkpoints_are_measured(tmp_path):
+    small_models.build(tmp_path)
+    rows = columns(quantized.report(tmp_path, windows=1, text="Some text to calibrate with. " * 20))
+    assert {"fp8", "int8", "awq", "gptq", "int8, as served on this CPU", "4 bits to the nearest"} <= set(rows)
 
 
 def test_scheduling_is_measured():

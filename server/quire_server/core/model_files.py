@@ -10,14 +10,16 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 import stat
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from quire_server.core.errors import ModelCorruptError, ModelNotFoundError
+from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 
 MANIFEST_NAME = "quire-manifest.json"
 # Bytes. Those of real models: config.json below 100 KB, a tokenizer_config.json of Gemma 3 1.2 MB.
@@ -129,6 +131,25 @@ class _NoDigest:
 
     def update(self, data: memoryview, /) -> None:
         pass
+
+
+@contextlib.contextmanager
+def new_directory(out: Path) -> Iterator[Path]:
+    """A directory to fill with a model. It appears as ``out``, with its manifest, when the block is left
+    normally, and not at all when it is left by an error.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} exists already. Remove it, or name another directory.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        yield staging
+        write_manifest(staging)
+        staging.chmod(0o755)
+        os.replace(staging, out)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
 
 
 def write_manifest(root: Path, progress: Callable[[str], None] = lambda name: None) -> None:

@@ -82,7 +82,7 @@ def _weights(group: Fields, layout: str) -> WeightFormat:
     strategy = weights.choice("strategy", ("tensor", "channel", "group", "block"), "tensor")
     scale = _SCALE_SHAPES[strategy](weights)
     _pass_over(weights)
-    activations = _activations(group)
+    activations, rounds_inputs = _activations(group)
     if is_packed:
         if strategy not in ("channel", "group") or activations:
             raise ConfigError(
@@ -90,7 +90,8 @@ def _weights(group: Fields, layout: str) -> WeightFormat:
                 "supported in format pack-quantized; supported: channel and group, without. Use such a model."
             )
         return Packed(bits, scale[1], has_zeros)
-    return Scaled(FP8 if kind == "float" else INT8, scale, "weight_scale", activations, has_zeros)
+    dtype = FP8 if kind == "float" else INT8
+    return Scaled(dtype, scale, "weight_scale", activations, has_zeros, rounds_inputs)
 
 
 def _group_scale(weights: Fields) -> tuple[int | None, int | None]:
@@ -112,24 +113,26 @@ _SCALE_SHAPES = {
 }
 
 
-def _activations(group: Fields) -> tuple[str, ...]:
-    """What the checkpoint holds for activations that are quantised with fixed scales."""
+def _activations(group: Fields) -> tuple[tuple[str, ...], bool]:
+    """What the checkpoint holds for activations that are quantised with fixed scales; and whether it asks for
+    int8 ones, each row by itself.
+    """
     inputs = group.inner("input_activations")
     if inputs is None:
-        return ()
-    inputs.choice("type", ("float", "int"), "int")
-    inputs.integer("num_bits", 64)
+        return (), False
+    kind = inputs.choice("type", ("float", "int"), "int")
+    bits = inputs.integer("num_bits", 64)
     strategy = inputs.choice("strategy", ("tensor", "token", "group"), "tensor")
     is_symmetric, is_dynamic = inputs.flag("symmetric", True), inputs.flag("dynamic")
     _pass_over(inputs)
     if is_dynamic:
-        return ()
+        return (), (kind, bits, strategy, is_symmetric) == ("int", 8, "token", True)
     if strategy != "tensor" or not is_symmetric:
         raise ConfigError(
             f"{inputs.where}: static activations by {strategy}, symmetric {is_symmetric}, are not supported; "
             "supported: symmetric, by tensor."
         )
-    return ("input_scale",)
+    return ("input_scale",), False
 
 
 def _has_kv_scales(fields: Fields) -> bool:

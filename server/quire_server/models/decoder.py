@@ -15,7 +15,7 @@ from quire_server.core.errors import ModelCorruptError
 from quire_server.layers.attention import Attention
 from quire_server.layers.embedding import take_rows
 from quire_server.layers.forward_batch import ForwardBatch
-from quire_server.layers.linear import LinearFactory, LinearLayer
+from quire_server.layers.linear import LinearFactory
 from quire_server.layers.norm import RMSNorm
 from quire_server.models import rope
 from quire_server.models.config import LayerConfig, ModelConfig
@@ -39,23 +39,27 @@ class Decoder:
     ) -> None:
         self.config = config
         make = partial(linear, dtype=dtype, device=device)
-        norm = _norm_factory(config, dtype, device)
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         tied = self.embedding if config.tie_word_embeddings else None
         self.head = make(["lm_head"], config.hidden_size, [config.vocab_size], bias=False, weight=tied)
         # Rounded to the model's dtype, as transformers does.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
-        self.norm = norm(config.hidden_size)
+        self.norm = _norm_factory(config, dtype, device)(config.hidden_size)
         self._kv_scales: dict[str, tuple[Tensor, Tensor]] = {}
         if config.quantization is not None and config.quantization.has_kv_scales:
             for index in range(config.num_layers):
                 scales = torch.empty(2, dtype=torch.float32, device=device)
                 self._kv_scales[f"model.layers.{index}"] = (scales[0], scales[1])
         self.layers = [
-            Layer(config, layer, prefix, make, norm, self._kv_scales.get(prefix))
-            for prefix, layer in (
-                (f"model.layers.{index}", layer) for index, layer in enumerate(config.layers)
+            build_layer(
+                config,
+                index,
+                dtype=dtype,
+                device=device,
+                linear=linear,
+                kv_scales=self._kv_scales.get(f"model.layers.{index}"),
             )
+            for index in range(config.num_layers)
         ]
         self._tables = {
             layer.rope: tuple(table.to(device) for table in rope.tables(layer.rope, max_len))
@@ -66,27 +70,22 @@ class Decoder:
         """Name in the checkpoint -> the tensor or view to fill."""
         named = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm.weight}
         for layer in self.layers:
-            named |= {f"{name}.weight": norm.weight for name, norm in layer.norms.items()}
+            named |= layer.targets()
         for prefix, (k_scale, v_scale) in self._kv_scales.items():
             named |= {f"{prefix}.self_attn.k_scale": k_scale, f"{prefix}.self_attn.v_scale": v_scale}
-        for linear in self._linears():
-            named |= linear.targets()
-        return named
+        return named | self.head.targets()
 
     def finish(self) -> None:
         """The weights are there: let every layer bring them into its own form."""
-        for norm in (self.norm, *(norm for layer in self.layers for norm in layer.norms.values())):
-            norm.finish()
-        for linear in self._linears():
-            linear.finish()
+        self.norm.finish()
+        self.head.finish()
+        for layer in self.layers:
+            layer.finish()
         for prefix, scales in self._kv_scales.items():
             if not all(0 < scale.item() < float("inf") for scale in scales):
                 raise ModelCorruptError(
                     f"{prefix}.self_attn: k_scale or v_scale is no positive number. {REMEDY}"
                 )
-
-    def _linears(self) -> list[LinearLayer]:
-        return [self.head, *(linear for layer in self.layers for linear in layer.linears)]
 
     def __call__(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> Tensor:
         """Logits [S, vocab] of the rows to sample, in the model's dtype; float32 where they are capped."""
@@ -169,6 +168,20 @@ class Layer:
             self.mlp_output_norm = named_norm(names.mlp_output_norm, hidden)
         self.linears = [self.qkv, self.output, *self.mlp.linears]
 
+    def targets(self) -> dict[str, Tensor]:
+        """As those of the decoder."""
+        named = {f"{name}.weight": norm.weight for name, norm in self.norms.items()}
+        for linear in self.linears:
+            named |= linear.targets()
+        return named
+
+    def finish(self) -> None:
+        """As that of the decoder."""
+        for norm in self.norms.values():
+            norm.finish()
+        for linear in self.linears:
+            linear.finish()
+
     def __call__(
         self,
         hidden: Tensor | None,
@@ -184,6 +197,28 @@ class Layer:
             x = self.output_norm(x, None)
         x = self.mlp(self.mlp_norm(x, residual))
         return x if self.mlp_output_norm is None else self.mlp_output_norm(x, None)
+
+
+def build_layer(
+    config: ModelConfig,
+    index: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    linear: LinearFactory,
+    kv_scales: tuple[Tensor, Tensor] | None = None,
+) -> Layer:
+    """One block of the model, allocated and not filled: all of them make a decoder, and ``quantize`` holds
+    one at a time.
+    """
+    return Layer(
+        config,
+        config.layers[index],
+        f"model.layers.{index}",
+        partial(linear, dtype=dtype, device=device),
+        _norm_factory(config, dtype, device),
+        kv_scales,
+    )
 
 
 def _feed_forward(config: ModelConfig, layer: LayerConfig, prefix: str, make: MakeLinear) -> FeedForward:

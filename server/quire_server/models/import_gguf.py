@@ -6,45 +6,31 @@ directory appears under its name only when it is complete, manifest included.
 """
 
 import json
-import math
-import os
 import re
-import shutil
-import struct
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import gguf
 import torch
 
 from quire_server.core import model_files
 from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from quire_server.layers.quantized.format import TensorSpec
 from quire_server.models import gguf_config, gguf_tokenizer, registry
 from quire_server.models.config import ModelConfig
+from quire_server.models.safetensors_file import Writer
 
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")  # GGUF stacks the experts of a layer
-_DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
 def run(path: Path, out: Path) -> None:
     """Convert a GGUF file into a model directory that this server loads."""
     if not path.is_file():
         raise ModelNotFoundError(f"There is no GGUF file at {path}.")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists already. Remove it, or import to another directory.")
-    reader = _opened(path)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        _write_directory(reader, staging)
-        staging.chmod(0o755)
-        os.replace(staging, out)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
+    with model_files.new_directory(out) as staging:
+        _write_directory(_opened(path), staging)
 
 
 def _opened(path: Path) -> gguf.GGUFReader:
@@ -115,7 +101,6 @@ def _write_directory(reader: gguf.GGUFReader, directory: Path) -> None:
     sources = _sources(metadata.architecture, model.num_layers, tensors, shapes)
     with (directory / "model.safetensors").open("wb") as file:
         _write_safetensors(file, sources, model, gguf_config.family(metadata))
-    model_files.write_manifest(directory)
 
 
 def _sources(
@@ -158,20 +143,9 @@ def _holds(source: _Source) -> bool:
 def _write_safetensors(
     file: BinaryIO, sources: Mapping[str, _Source], model: ModelConfig, family: gguf_config.Family
 ) -> None:
-    """Header first (every size is known), then one tensor after the other: memory holds one at a time."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, source in sources.items():
-        end = offset + math.prod(source.shape) * source.dtype.itemsize
-        header[name] = {
-            "dtype": _DTYPE_NAMES[source.dtype],
-            "shape": source.shape,
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    file.write(struct.pack("<Q", len(encoded)) + encoded)
+    """One tensor after the other: memory holds one at a time."""
+    specs = {name: TensorSpec(source.shape, source.dtype) for name, source in sources.items()}
+    writer = Writer(file, specs)
     heads = {"q_proj": model.num_heads, "k_proj": model.num_kv_heads}
     for name, source in sources.items():
         values, part = source.values(), name.split(".")[-2]
@@ -179,8 +153,8 @@ def _write_safetensors(
             values = _halves(values, heads[part])
         if family.has_offset_norms and part.endswith("norm"):
             values = values - 1
-        stored = values.to(source.dtype).contiguous()
-        file.write(stored.view(torch.uint8).numpy().data)
+        writer.write(name, values)
+    writer.finish()
 
 
 def _halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ manifest's digests are checked over the very bytes that are loaded. Pickled chec
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -27,7 +27,7 @@ _HEADER_LIMIT = _INDEX_LIMIT = 16 << 20
 _MAX_SHARDS = 4096
 _MAX_TENSORS = 100_000
 _CHUNK = 8 << 20
-_DTYPES = {
+DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
@@ -121,16 +121,40 @@ def read(
             for _ in reader.chunks(shard.header_size, "the header"):
                 pass
             for tensor in shard.tensors:
-                flat = targets[tensor.name].view(-1) if tensor.name in targets else None
-                filled = 0
-                for chunk in reader.chunks(tensor.size, f"tensor {tensor.name}"):
-                    count = len(chunk) // tensor.dtype.itemsize
-                    if flat is not None:
-                        flat[filled : filled + count].copy_(torch.frombuffer(chunk, dtype=tensor.dtype))
-                    filled += count
+                for _ in _fill(reader, tensor, targets.get(tensor.name)):
                     on_progress(min(loaded + reader.position, total), total)
         loaded += shard.size
         on_progress(loaded, total)
+
+
+def pick(files: ModelFiles, shards: tuple[Shard, ...], targets: Mapping[str, Tensor]) -> None:
+    """Fill the targets alone, wherever they lie. Whoever does not trust the files has read all of them before
+    (``read``, with no targets): digests are those of whole files.
+    """
+    buffer = bytearray(_CHUNK)
+    for shard in shards:
+        with files.opened_unchecked(shard.name) as (file, size):
+            if size != shard.size:
+                raise ModelCorruptError(f"{shard.name} changed while it was read. Try again.")
+            position = shard.header_size
+            for tensor in shard.tensors:
+                if tensor.name in targets:
+                    file.seek(position)
+                    reader = _Reader(file, shard.name, buffer, lambda chunk: None)
+                    for _ in _fill(reader, tensor, targets[tensor.name]):
+                        pass
+                position += tensor.size
+
+
+def _fill(reader: "_Reader", tensor: _Tensor, target: Tensor | None) -> Iterator[None]:
+    """One step for each chunk. No target: the bytes are read past."""
+    flat, filled = None if target is None else target.view(-1), 0
+    for chunk in reader.chunks(tensor.size, f"tensor {tensor.name}"):
+        count = len(chunk) // tensor.dtype.itemsize
+        if flat is not None:
+            flat[filled : filled + count].copy_(torch.frombuffer(chunk, dtype=tensor.dtype))
+        filled += count
+        yield
 
 
 class _Reader:
@@ -235,15 +259,15 @@ def _entry(file_name: str, name: str, entry: Any) -> tuple[int, int, _Tensor]:
         ) from None
     if not all(type(item) is int and 0 <= item < 1 << 48 for item in sizes) or len(shape) > 8:
         raise ModelCorruptError(f"{file_name}: tensor {name[:100]!r} has a bad shape or offset. {_REMEDY}")
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ConfigError(
             f"{file_name}: tensor {name[:100]!r} has dtype {json.dumps(dtype)[:40]}; "
-            f"supported: {', '.join(_DTYPES)}."
+            f"supported: {', '.join(DTYPES)}."
         )
-    size = math.prod(shape) * _DTYPES[dtype].itemsize
+    size = math.prod(shape) * DTYPES[dtype].itemsize
     if end - begin != size:
         raise ModelCorruptError(
             f"{file_name}: tensor {name[:100]!r} of shape {shape} takes {size} bytes, "
             f"not {end - begin}. {_REMEDY}"
         )
-    return begin, end, _Tensor(name, _DTYPES[dtype], tuple(shape), size)
+    return begin, end, _Tensor(name, DTYPES[dtype], tuple(shape), size)

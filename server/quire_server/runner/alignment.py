@@ -19,15 +19,13 @@ from torch import Tensor
 
 from quire_server.core.draft_length import expected_tokens
 from quire_server.core.errors import RequestError
-from quire_server.core.step import Step
 from quire_server.models.decoder import Decoder
-from quire_server.runner import batch, drafts, kv_cache
+from quire_server.runner import drafts, windows
 from quire_server.runner.checkpoint import Checkpoint
-from quire_server.runner.rows import Rows
 from quire_server.text.tokenizer import Tokenizer
 
 WINDOW = 256  # tokens that are read from their beginning
-_MAX_WINDOWS, _BLOCK = 32, 16
+_MAX_WINDOWS = 32
 _GOOD, _POOR = 0.7, 0.5
 _DRAFTS = 4
 _CHUNK = 32  # positions whose distributions are compared at once
@@ -62,13 +60,10 @@ class Alignment:
 
 
 def run(model_dir: Path, draft_dir: Path, text_file: Path, write: Callable[[str], object]) -> None:
-    """Measure and write the report. Raises ConfigError where the draft does not fit, RequestError for a text
-    that is none.
+    """Measure and write the report. Raises ConfigError where the draft does not fit or the text is none,
+    RequestError where it is too short.
     """
-    try:
-        text = text_file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{text_file} cannot be read as UTF-8 text: {error}.") from None
+    text = windows.read_text(text_file)
     model = Checkpoint.open(model_dir, dtype="auto", quantization_name="auto")
     draft = drafts.open_as_draft(draft_dir)
     drafts.refuse_misfit(model, draft)
@@ -81,11 +76,11 @@ def run(model_dir: Path, draft_dir: Path, text_file: Path, write: Callable[[str]
 @torch.inference_mode()
 def measure(model: Checkpoint, draft: Checkpoint, token_ids: list[int]) -> Alignment:
     """Of at most 32 windows of 256 tokens, each read from its beginning."""
-    both = [_read(model), _read(draft)]
+    both = [(_read(found), found.dtype) for found in (model, draft)]
     sums, count = torch.zeros(3), 0
     for start in range(0, min(len(token_ids), WINDOW * _MAX_WINDOWS), WINDOW):
         window = token_ids[start : start + WINDOW]
-        ours, theirs = (_logits(decoder, window, found) for decoder, found in both)
+        ours, theirs = (windows.logits(decoder, window, dtype) for decoder, dtype in both)
         width = min(ours.shape[1], theirs.shape[1])
         for p, q in zip(ours[:, :width].split(_CHUNK), theirs[:, :width].split(_CHUNK), strict=True):
             sums += torch.stack([values.sum() for values in agreement(p, q)])
@@ -107,19 +102,5 @@ def agreement(ours: Tensor, theirs: Tensor) -> Iterator[Tensor]:
     yield torch.minimum(p, q).sum(-1).float()
 
 
-def _read(found: Checkpoint) -> tuple[Decoder, Checkpoint]:
-    decoder = found.read(max_len=WINDOW, device=torch.device("cpu"), on_progress=lambda loaded, total: None)
-    return decoder, found
-
-
-def _logits(decoder: Decoder, window: list[int], found: Checkpoint) -> Tensor:
-    """f32 [T, V]: what comes after each token."""
-    config, num_blocks = decoder.config, WINDOW // _BLOCK
-    caches = kv_cache.allocate(config, num_blocks, _BLOCK, dtype=found.dtype, device=torch.device("cpu"))
-    rows = Rows(1, WINDOW, _BLOCK)
-    rows.tokens[0, : len(window)] = window
-    rows.block_table[0] = range(num_blocks)
-    step = Step(0, (), (), (0,), (0,), (len(window),), (len(window),))
-    forward_batch = batch.build(step, batch.Spans.of(step), rows, config.num_kv_heads, config.windows)
-    forward_batch.token_ids.clamp_(max=config.vocab_size - 1)
-    return decoder(forward_batch, caches).float()
+def _read(found: Checkpoint) -> Decoder:
+    return found.read(max_len=WINDOW, device=torch.device("cpu"), on_progress=lambda loaded, total: None)

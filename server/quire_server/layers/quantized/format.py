@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from quire_server.core.errors import ModelCorruptError
 
@@ -16,6 +17,14 @@ class TensorSpec(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+
+class Rounded(NamedTuple):
+    """A matrix W = (codes - zeros) * scales; a group of columns shares a scale and a zero in each row."""
+
+    codes: Tensor  # [out, in], whole numbers, or e4m3
+    scales: Tensor  # f32 [out, groups]
+    zeros: Tensor | None = None  # [out, groups], whole numbers
 
 
 class WeightFormat(Protocol):
@@ -46,3 +55,12 @@ def unpack(packed: Tensor, bits: int, order: tuple[int, ...] | None = None) -> T
     fields = order or tuple(range(32 // bits))
     shifts = torch.tensor(fields, dtype=torch.int32, device=packed.device) * bits
     return ((packed[:, :, None] >> shifts) & ((1 << bits) - 1)).flatten(1)
+
+
+def pack(values: Tensor, bits: int) -> Tensor:
+    """Whole numbers [R, C] -> i32 [R, C * bits / 32], rounded up: what ``unpack`` makes of it, and zeros."""
+    each = 32 // bits
+    padded = functional.pad(values.long(), (0, -values.shape[1] % each))
+    shifts = torch.arange(each, device=values.device) * bits
+    words = (padded.view(len(values), -1, each) << shifts).sum(-1)
+    return torch.where(words < 1 << 31, words, words - (1 << 32)).to(torch.int32)

@@ -1,4 +1,5 @@
-"""Linear layers of quantised checkpoints: read as they are stored, dequantised once, computed as dense ones.
+"""Linear layers of quantised checkpoints: read as they are stored, dequantised once, computed as dense ones
+(or, where int8 kernels are to compute int8, not dequantised at all).
 
 The reference path of every format: what is computed afterwards is what an unquantised model with these
 weights would compute. ``factory`` is given to the models by ``runner.model_runner``, around the factory that
@@ -12,8 +13,11 @@ import torch
 from torch import Tensor
 
 from quire_server.core.errors import ModelCorruptError
+from quire_server.layers.int8_linear import Int8Linear
 from quire_server.layers.linear import LinearFactory, LinearLayer
 from quire_server.layers.quantized.format import REMEDY, WeightFormat
+from quire_server.layers.quantized.int8 import StoredInt8
+from quire_server.layers.quantized.scaled import Scaled
 from quire_server.layers.quantized.skipping import Skipped
 
 
@@ -25,6 +29,11 @@ class Quantization:
     weights: WeightFormat
     skipped: Skipped
     has_kv_scales: bool = False  # k_scale and v_scale of each attention layer are in the checkpoint
+
+    @property
+    def is_w8a8(self) -> bool:
+        """Whether int8 kernels can multiply the stored numbers as they are."""
+        return isinstance(self.weights, Scaled) and self.weights.is_w8a8
 
 
 class _Dequantized:
@@ -104,7 +113,9 @@ class _DenseMaker:
 
 
 def factory(quantization: Quantization, dense: LinearFactory) -> LinearFactory:
-    """Layers that read what the checkpoint holds. What it skipped, and borrowed weights, are ``dense``."""
+    """Layers that read what the checkpoint holds. What it skipped, and borrowed weights, are ``dense``; where
+    that is int8, int8 matrices of the checkpoint are taken as they are.
+    """
 
     def make(
         prefixes: Sequence[str],
@@ -121,6 +132,8 @@ def factory(quantization: Quantization, dense: LinearFactory) -> LinearFactory:
         }
         if weight is not None or not formats:
             return dense(prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device, weight=weight)
+        if dense is Int8Linear and quantization.is_w8a8 and len(formats) == len(prefixes):
+            return StoredInt8(prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device)
         maker = _DenseMaker(dense, prefixes, in_size, out_sizes, bias, dtype, device)
         return _Dequantized(formats, dict(zip(prefixes, out_sizes, strict=True)), in_size, maker)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire_server.core.errors import ModelCorruptError
-from quire_server.layers.quantized.format import REMEDY, TensorSpec, divide, unpack
+from quire_server.layers.quantized.format import REMEDY, Rounded, TensorSpec, divide, pack, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,17 @@ class Packed:
             rows = -(-out_size * self.bits // 32)
             specs["weight_zero_point"] = TensorSpec((rows, groups), torch.int32)
         return specs
+
+    def store(self, rounded: Rounded) -> dict[str, Tensor]:
+        """The tensors that ``dequantize`` reads; codes and zeros from 0 to 2^bits - 1."""
+        stored = {
+            "weight_packed": pack(rounded.codes, self.bits),
+            "weight_scale": rounded.scales,
+            "weight_shape": torch.tensor(rounded.codes.shape),
+        }
+        if rounded.zeros is not None:
+            stored["weight_zero_point"] = pack(rounded.zeros.T, self.bits).T
+        return stored
 
     def dequantize(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """f32 [out, in]."""

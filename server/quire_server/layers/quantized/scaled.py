@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire_server.layers.quantized.format import TensorSpec
+from quire_server.layers.quantized.format import Rounded, TensorSpec
 
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
 _ZEROS = "weight_zero_point"
@@ -27,6 +27,13 @@ class Scaled:
     scale_name: str = "weight_scale"
     activations: tuple[str, ...] = ()  # one number each, not used
     has_zeros: bool = False
+    rounds_inputs: bool = False  # it was made for kernels that round each row of the inputs to int8
+
+    @property
+    def is_w8a8(self) -> bool:
+        """Whether such a kernel can multiply the stored numbers as they are."""
+        by_row = self.block == (1, None) and not self.has_zeros
+        return self.rounds_inputs and by_row and self.dtype == INT8
 
     def tensors(self, name: str, in_size: int, out_size: int) -> dict[str, TensorSpec]:
         """weight, its scale, and those of activations."""
@@ -40,6 +47,10 @@ class Scaled:
         if self.has_zeros:
             specs[_ZEROS] = TensorSpec((rows, columns), self.dtype)
         return specs
+
+    def store(self, rounded: Rounded) -> dict[str, Tensor]:
+        """The tensors that ``dequantize`` reads, of a matrix with a scale for each row and no zeros."""
+        return {"weight": rounded.codes.to(self.dtype), self.scale_name: rounded.scales}
 
     def dequantize(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """f32 [out, in]."""

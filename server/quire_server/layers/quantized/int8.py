@@ -1,0 +1,59 @@
+"""int8 matrices of a checkpoint, multiplied as they are, by the kernels that also serve models which this
+server made int8 itself: a scale for each output, and one for each 64 numbers of an input row. Called by
+``linear``.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire_kernels import Int8Weight, int8_linear, pack_int8
+from quire_server.core.errors import ModelCorruptError
+from quire_server.layers.quantized.format import REMEDY
+
+
+class StoredInt8:
+    """A LinearLayer of matrices that are all stored so."""
+
+    _packed: Int8Weight | None = None
+
+    def __init__(
+        self,
+        prefixes: Sequence[str],
+        in_size: int,
+        out_sizes: Sequence[int],
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        out_size = sum(out_sizes)
+        self._prefixes, self._out_sizes = list(prefixes), list(out_sizes)
+        self._weight = torch.empty(out_size, in_size, dtype=torch.int8, device=device)
+        self._scales = torch.empty(out_size, 1, device=device)
+        self._bias = torch.empty(out_size, device=device) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert self._packed is not None, "finish() comes before the first call"
+        return int8_linear(x, self._packed, self._bias)
+
+    def targets(self) -> dict[str, Tensor]:
+        """The tensors in the checkpoint's own shapes and types."""
+        parts = {"weight": self._weight, "weight_scale": self._scales}
+        if self._bias is not None:
+            parts["bias"] = self._bias
+        return {
+            f"{prefix}.{kind}": view
+            for kind, tensor in parts.items()
+            for prefix, view in zip(self._prefixes, tensor.split(self._out_sizes), strict=True)
+        }
+
+    def finish(self) -> None:
+        """Pack, and give the plain matrix back."""
+        if not bool(self._scales.isfinite().all()):
+            raise ModelCorruptError(
+                f"{self._prefixes[0]}.weight_scale holds values that are not finite numbers. {REMEDY}"
+            )
+        self._packed = pack_int8(self._weight, self._scales[:, 0].contiguous())
+        self._weight = self._scales = torch.empty(0)

@@ -1,0 +1,85 @@
+"""The schemes of ``--scheme``: what is written about each into config.json, in the words of
+compressed-tensors, and who rounds.
+
+Called by ``run``. How tensors are laid out follows from the written words, as this server's own parser reads
+them: what is written is what will be read.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire_server.core.errors import ConfigError
+from quire_server.layers.quantized.format import Rounded
+from quire_server.models.config import ModelConfig
+from quire_server.quantize import awq, fp8, gptq, int8
+from quire_server.quantize.block import Block
+from quire_server.quantize.watched import Watched
+
+_GROUP_SIZES = (128, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How weights are stored, and who rounds them."""
+
+    layout: str
+    weights: Mapping[str, Any]
+    activations: Mapping[str, Any] | None
+    quantise: Callable[[Block], dict[Watched, Rounded]]
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether columns share scales in groups."""
+        return bool(self.weights["strategy"] == "group")
+
+    def document(self, config: ModelConfig, group_size: int) -> dict[str, Any]:
+        """``quantization_config``."""
+        weights = dict(self.weights) | ({"group_size": group_size} if self.has_groups else {})
+        group = {
+            "targets": ["Linear"],
+            "weights": weights,
+            "input_activations": self.activations and dict(self.activations),
+            "output_activations": None,
+        }
+        routers = [f"re:.*{re.escape(config.names.router)}$"] if config.experts else []
+        return {
+            "quant_method": "compressed-tensors",
+            "quantization_status": "compressed",
+            "format": self.layout,
+            "config_groups": {"group_0": group},
+            "ignore": ["lm_head", *routers],
+            "kv_cache_scheme": None,
+        }
+
+
+def _weights(kind: str, bits: int, strategy: str, *, symmetric: bool = True) -> dict[str, Any]:
+    return {
+        "type": kind, "num_bits": bits, "strategy": strategy, "symmetric": symmetric, "dynamic": False
+    }  # fmt: skip
+
+
+def _by_token(kind: str) -> dict[str, Any]:
+    return {"type": kind, "num_bits": 8, "strategy": "token", "symmetric": True, "dynamic": True}
+
+
+_INT4 = _weights("int", 4, "group", symmetric=False)
+SCHEMES: Mapping[str, Scheme] = {
+    "fp8": Scheme("float-quantized", _weights("float", 8, "channel"), _by_token("float"), fp8.quantise),
+    "int8": Scheme("int-quantized", _weights("int", 8, "channel"), _by_token("int"), int8.quantise),
+    "awq": Scheme("pack-quantized", _INT4, None, awq.quantise),
+    "gptq": Scheme("pack-quantized", _INT4, None, gptq.quantise),
+}
+
+
+def group_size(in_sizes: Iterable[tuple[str, int]]) -> int:
+    """The larger one that divides the inputs of every matrix. Raises ConfigError where none does."""
+    sizes = dict(in_sizes)
+    for size in _GROUP_SIZES:
+        if not any(in_size % size for in_size in sizes.values()):
+            return size
+    name, in_size = next((name, size) for name, size in sizes.items() if size % _GROUP_SIZES[-1])
+    raise ConfigError(
+        f"{name} has {in_size} inputs, which groups of 128 or 64 do not divide. Use --scheme int8 or fp8."
+    )
