@@ -87,6 +87,15 @@ def test_a_draft_that_is_no_ancestor_changes_nothing(device: str) -> None:
     assert torch.equal(before[0, [0, 2]], after[0, [0, 2]]) and not torch.equal(before[0, 1], after[0, 1])
 
 
+def test_each_new_token_has_a_window_of_its_own(device: str) -> None:
+    keys, values, table, seq_lens, _ = paged([40], 1, 64, 16, torch.float32, device)
+    q = torch.randn(1, 3, 2, 64, device=device)  # tokens 37, 38 and 39
+    before = paged_verify_attention_triton(q, keys, values, table, seq_lens, 0.1, window=5)
+    keys[table[0, 2], 0, 1] += 1  # token 33
+    after = paged_verify_attention_triton(q, keys, values, table, seq_lens, 0.1, window=5)
+    assert torch.equal(before[0, 1:], after[0, 1:]) and not torch.equal(before[0, 0], after[0, 0])
+
+
 def test_one_new_token_is_a_decode(device: str) -> None:
     keys, values, table, seq_lens, _ = paged([33, 100], 2, 64, 16, torch.bfloat16, device)
     q = torch.randn(2, 6, 64, device=device).bfloat16()
