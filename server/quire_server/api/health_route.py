@@ -59,15 +59,16 @@ def _checks(house: House) -> tuple[dict[str, bool | None], dict[str, Json]]:
     load = house.admission.load(house.engine.info, stats) if connected else None
     fullness = load.fullness if load is not None else 0.0
     silence = 0.0 if sample is None else max(decision.seconds_without_progress(sample, now), 0.0)
+    gpus = int(connected and bool(house.engine.info.gpu_memory))
     checks: dict[str, bool | None] = {
-        "gpu_available": None,  # no device is used but the CPU
+        "gpu_available": True if gpus else None,  # None: on the CPU; a fault of the GPU ends the engine
         "model_loaded": connected,
         "memory_ok": stats.kv_utilization <= MEMORY_LIMIT,
         "queue_ok": fullness <= SHED_FROM,
         "progress_ok": not verdict.reason,
     }
     numbers: dict[str, Json] = {
-        "gpu_available": {"gpus": 0},
+        "gpu_available": {"gpus": gpus},
         "model_loaded": {
             "loaded_bytes": sample.loaded_bytes if sample is not None else 0,
             "total_bytes": sample.total_bytes if sample is not None else 0,

@@ -81,11 +81,6 @@ class DeviceSteps:
             tokens = device_sampler.choose(computed.logits, self._state, index, lengths, cuts=cuts)
         return self._device.download(tokens)
 
-    def tell(self, row_ids: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-        """Tokens that the host has sampled."""
-        index, chosen = self._device.upload(np.stack((row_ids, tokens)))
-        self._state.newest[index] = chosen
-
     def _decode(self, entries: Tensor) -> Outputs:
         forward_batch = self._state.batch(entries, self._model.config)
         logits = self._model(forward_batch, self._kv_caches).float()

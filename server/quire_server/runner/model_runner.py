@@ -176,8 +176,6 @@ class ModelRunner:
         raw = logits.clone() if wants_logprobs else logits  # the sampler changes them in place
         tokens, failures = self._choose(logits, row_ids, spans.sampled_lengths)
         self._distrust(failures)
-        if self._device is not None:
-            self._device.tell(row_ids, tokens)
         found = sampler.logprobs(raw, tokens, rows.num_logprobs[row_ids]) if wants_logprobs else {}
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         for index, one in found.items():

@@ -157,6 +157,19 @@ def test_nobody_gives_way_for_a_step_ahead() -> None:
     assert run.tokens == {name: answer([ord(name)], 6) for name in "abc"}
 
 
+def test_what_is_urgent_takes_its_place_though_steps_are_ahead() -> None:
+    run = Run(config(max_num_seqs=1, policy=Policy.PRIORITY), ahead=True)
+    run.add(request("low", [1], max_tokens=30))
+    for _ in range(3):
+        run.step()
+    run.add(request("high", [2], max_tokens=2, priority=CLASSES["high"]))
+    for _ in range(5):
+        run.step()
+    assert "high" in run.ends and "low" not in run.ends
+    run.drain()
+    assert run.tokens == {"low": answer([1], 30), "high": answer([2], 2)}
+
+
 @pytest.mark.parametrize(
     "limits",
     [

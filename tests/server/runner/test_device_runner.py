@@ -8,11 +8,13 @@ import torch
 from quire_server.core.errors import ConfigError, DeviceError
 from quire_server.core.limits import SpeculationConfig, SpeculativeMethod
 from quire_server.core.request import Request, SamplingParams
-from quire_server.core.step import OUT_OF_MEMORY, TokenEvent
+from quire_server.core.step import OUT_OF_MEMORY, StartedRow, Step, TokenEvent
 from quire_server.engine.pipeline import Pipeline
+from quire_server.runner.device_rows import DeviceRows
 from quire_server.runner.grammars import Grammars
 from quire_server.runner.model_runner import ModelRunner, RunnerOptions
 from quire_server.runner.parts import assemble
+from quire_server.runner.rows import Rows
 from quire_server.runner.sampler import NOT_FINITE
 from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
@@ -206,6 +208,24 @@ def test_a_fault_of_the_device_says_what_it_was_and_what_to_do(
         monkeypatch.setattr(runner, "_forward", broken)
     with pytest.raises(DeviceError, match=r"illegal memory access was encountered\. The pod starts again"):
         play(runner, [Request("a", (5, 6), greedy(4), 0.0)])
+
+
+def test_tables_grow_there_as_on_the_host_by_several_blocks_at_once_too() -> None:
+    rows = Rows(3, 16, 2)
+    there = DeviceRows(rows, PretendDevice())
+    started = tuple(
+        StartedRow(row, str(row), (7,) * 3, 3, (10 * row + 1, 10 * row + 2), greedy(9), 0) for row in (2, 0)
+    )
+    for step in (
+        Step(1, started, (), (), (), (), ()),
+        Step(2, (), ((0, 5), (2, 25), (0, 6), (0, 7)), (), (), (), ()),
+    ):
+        rows.apply(step)
+        there.apply(step)
+        for row in (0, 2):
+            count = rows.num_blocks[row]
+            assert there.block_table[row, :count].tolist() == rows.block_table[row, :count].tolist()
+    assert there.block_table[0, :5].tolist() == [1, 2, 5, 6, 7]
 
 
 def test_the_cache_gets_what_the_measured_peak_leaves(directory: Path) -> None:
