@@ -89,7 +89,7 @@ class Answer:
         """Called by the client; ``at`` (of `time.monotonic`) counts for tokens only."""
         if self._tokens:
             self._events.append(self._plain())
-        self._events.append(event)
+        self._events.append(_failure(event) if isinstance(event, TokenEvent) and event.error else event)
         if isinstance(event, TokenEvent) and event.token_ids:
             self._on_tokens(len(event.token_ids), at)
         self._wake()
@@ -124,13 +124,16 @@ class Answer:
         event = self._events.popleft()
         if isinstance(event, QuireServerError):
             raise event
-        if event.error == OUT_OF_MEMORY:
-            raise StepOutOfMemoryError(event.error)
-        if event.error in IMPOSSIBLE:
-            raise RequestImpossibleError(event.error)
-        if event.error is not None:
-            raise RequestLostError(event.error)
         return event
+
+
+def _failure(event: TokenEvent) -> RequestLostError:
+    assert event.error is not None
+    if event.error == OUT_OF_MEMORY:
+        return StepOutOfMemoryError(event.error)
+    if event.error in IMPOSSIBLE:
+        return RequestImpossibleError(event.error)
+    return RequestLostError(event.error)
 
 
 class EngineClient:

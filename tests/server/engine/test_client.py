@@ -9,7 +9,14 @@ from dataclasses import replace
 import pytest
 
 from quire_server.core.request import Grammar, GrammarKind, Request, SamplingParams
-from quire_server.engine.client import DeadlineExceededError, EngineClient, EngineGoneError, RequestLostError
+from quire_server.core.step import TokenEvent, failure
+from quire_server.engine.client import (
+    Answer,
+    DeadlineExceededError,
+    EngineClient,
+    EngineGoneError,
+    RequestLostError,
+)
 from quire_server.engine.inbox import SOCKET_NAME
 from quire_server.engine.messages import MAX_FRAME_BYTES
 
@@ -55,6 +62,16 @@ async def test_what_came_while_nobody_looked_comes_together(rig):
         rest = await answer.next()
     assert list(first.token_ids + rest.token_ids) == list(range(6, 36))
     assert rest.finish_reason == "length"
+
+
+async def test_tokens_that_came_with_a_failure_are_given_before_it():
+    answer = Answer("a", lambda num_tokens, at: None, is_whole=False)
+    answer.put(TokenEvent("a", (5,)))
+    answer.put_token(6, 0.0)
+    answer.put(failure("a", "no memory"))
+    assert (await answer.next()).token_ids == (5, 6)
+    with pytest.raises(RequestLostError, match="no memory"):
+        await answer.next()
 
 
 async def test_tokens_of_a_whole_answer_are_told_as_they_come_and_given_at_its_end(rig):
