@@ -80,12 +80,13 @@ class Slots:
             self.drop(other.slot)
         self._filed[key], self._keys[filed.slot] = filed, key
 
-    def drop(self, slot: int) -> None:
-        """Forget what is filed in a slot, if anything is."""
+    def drop(self, slot: int) -> bytes | None:
+        """Forget what is filed in a slot, if anything is; returns the digest."""
         if (key := self._keys.pop(slot, None)) is not None:
             del self._filed[key]
             self._locked.discard(slot)
             self._free.append(slot)
+        return key
 
     def drop_key(self, key: bytes) -> None:
         """Forget what is filed under a digest, if anything is."""

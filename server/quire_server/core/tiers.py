@@ -178,7 +178,8 @@ class Tiers:
         self._counts[1] -= len(outcome.lost)
         self._counts[3] += len(outcome.arrived)
         for block_id in outcome.failed:
-            self._host.drop(self._loading[block_id])
+            if (wrong := self._host.drop(self._loading[block_id])) is not None:
+                self._disk.drop_key(wrong)  # or it would be brought back for ever
         self.corrupt += len(outcome.failed) + len(outcome.missed)
         if outcome.disk_failed:
             self.disk_failed = True

@@ -59,3 +59,22 @@ def test_what_is_found_in_any_tier_is_a_hit() -> None:
     down(cache, 1)
     cache.computed([*prompt(1), 9, 9, 9, 9])
     assert (cache.kv.stats().prefix_queries, cache.kv.stats().prefix_hits) == (14, 4)
+
+
+def test_a_block_that_came_up_wrong_is_in_no_tier_any_more() -> None:
+    cache = Cache(num_host_slots=1, num_disk_slots=3)
+    for number in (1, 2):
+        down(cache, number)
+    wanted = cache.sequence(prompt(1))
+    assert cache.kv.match(wanted) is None, "it is read from the disk, which keeps it"
+    copies = cache.kv.copies()
+    assert copies is not None
+    cache.settle(CopyOutcome(arrived=tuple(slot for _, slot in copies.fetches)))
+    match = cache.kv.match(wanted)
+    assert match is not None and match.loads
+    cache.kv.start(wanted, match)
+    copies = cache.kv.copies()
+    assert copies is not None
+    cache.settle(CopyOutcome(failed=tuple(block_id for _, block_id in copies.loads)))
+    match = cache.kv.match(cache.sequence(prompt(1)))
+    assert match is not None and not match.loads, "neither on the host nor to be read again"
