@@ -13,7 +13,7 @@ from typing import NamedTuple
 from quire_server.core.block_manager import BlockManager
 from quire_server.core.kv_stats import KVStats
 from quire_server.core.limits import PreemptionMode, SchedulerConfig
-from quire_server.core.prefix_chain import ROOT
+from quire_server.core.prefix_chain import ROOT, Content
 from quire_server.core.sequence import Sequence
 from quire_server.core.step import Copies, StepResult
 from quire_server.core.tiers import Tiers
@@ -39,6 +39,7 @@ class KVManager:
         self._watermark = int(config.num_blocks * config.watermark)
         self._clock = clock
         self._tiers = Tiers(config.num_host_slots, config.num_disk_slots)
+        self._has_tiers = config.num_host_slots > 0
         self._blocks = BlockManager(
             config.num_blocks,
             max_pinned=int(config.num_blocks * config.pinnable),
@@ -169,15 +170,15 @@ class KVManager:
         if not self._caching:
             sequence.num_published = num_full
             return
-        chain.extend(sequence.tokens, num_full, size)
         for place in range(sequence.num_published, num_full):
-            key = chain.digests[place]
-            content = chain.content(chain.numbers[-1] if place else ROOT, sequence.tokens, place, size)
+            tokens = tuple(sequence.tokens[place * size : (place + 1) * size])
+            key = chain.link(place, tokens)
+            content = Content(chain.numbers[-1] if place else ROOT, tokens, chain.salt)
             found = self._blocks.find(key)
             if found is not None and found[1] == content:  # computed twice at once: keep the first
                 chain.numbers.append(found[2])
                 continue
-            number = self._tiers.number_of(key, content)
+            number = self._tiers.number_of(key, content) if self._has_tiers else None
             if number is None:
                 number = self._last_number = self._last_number + 1
             self._blocks.publish(sequence.block_ids[place], key, content, number)

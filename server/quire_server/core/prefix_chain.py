@@ -38,9 +38,14 @@ class PrefixChain:
     def extend(self, tokens: Sequence[int], num_blocks: int, block_size: int) -> None:
         """Have digests for the first ``num_blocks`` blocks of ``tokens``."""
         for index in range(len(self.digests), num_blocks):
-            previous = self.digests[-1] if self.digests else hashlib.sha256(self.salt.encode()).digest()
-            block = tokens[index * block_size : (index + 1) * block_size]
+            self.link(index, tokens[index * block_size : (index + 1) * block_size])
+
+    def link(self, index: int, block: Sequence[int]) -> bytes:
+        """The digest of a block with these tokens, where those of all before it are there."""
+        if index == len(self.digests):
+            previous = self.digests[-1] if index else hashlib.sha256(self.salt.encode()).digest()
             self.digests.append(digest(previous, block))
+        return self.digests[index]
 
     def content(self, parent: int, tokens: Sequence[int], index: int, block_size: int) -> Content:
         """The content of a sequence's block, given the number of the one before."""

@@ -215,15 +215,15 @@ class Scheduler:
         """Give a turn to sequences that lack one token, each with its block; returns those in the middle of
         their prompt.
         """
-        singles, grown = turns.singles, turns.grown
-        prompts: list[Sequence] = []
+        singles, grown, prompts = turns.singles, turns.grown, list[Sequence]()
         budget = self.config.token_budget
+        is_tight = len(running) > budget
         for sequence in running:  # which preemption shortens from behind
             num_computed = sequence.num_computed
             if num_computed + 1 < len(sequence.tokens):
                 prompts.append(sequence)
                 continue
-            if len(singles) == budget:
+            if is_tight and len(singles) == budget:
                 break
             if num_computed == sequence.capacity:
                 block_id = self._grow(sequence)
