@@ -7,6 +7,7 @@ them: shims by the address of our containerd, pods by our cgroup. Nothing else i
 """
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from e2e.cluster import cgroups, claims, host, mounts, network, process
@@ -14,6 +15,7 @@ from e2e.cluster.layout import RUN_ROOT, Checkout
 
 # These write what survives; all others may stop where they are.
 _KEEPERS = ("containerd", "registry")
+_TOOLS = (b"unshare", b"nsenter", b"ip")
 _CONTAINER_LOG_LINKS = Path("/var/log/containers")
 _CNI_RESULTS = Path("/var/lib/cni/results")
 
@@ -56,18 +58,33 @@ def sweep(own: Checkout) -> list[Checkout]:
 
 def shims(checkout: Checkout, proc: Path = Path("/proc")) -> set[int]:
     """The containerd shims that belong to this checkout's containerd."""
-    found = set()
+    return {
+        pid
+        for pid, argv in _commands(proc)
+        if _name(argv).startswith(b"containerd-shim") and str(checkout.socket).encode() in argv
+    }
+
+
+def tools(checkout: Checkout, proc: Path = Path("/proc")) -> set[int]:
+    """Commands about this checkout's network that outlive an `up` that was killed: one may still mount."""
+    run = str(checkout.run).encode()
+    return {
+        pid
+        for pid, argv in _commands(proc)
+        if _name(argv) in _TOOLS and any(run in argument for argument in argv)
+    }
+
+
+def _commands(proc: Path) -> Iterator[tuple[int, list[bytes]]]:
     for directory in proc.iterdir():
         if not directory.name.isdigit():
             continue
-        try:
-            argv = (directory / "cmdline").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        name = argv[0].rsplit(b"/", 1)[-1]
-        if name.startswith(b"containerd-shim") and str(checkout.socket).encode() in argv:
-            found.add(int(directory.name))
-    return found
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield int(directory.name), (directory / "cmdline").read_bytes().split(b"\0")
+
+
+def _name(argv: list[bytes]) -> bytes:
+    return argv[0].rsplit(b"/", 1)[-1]
 
 
 def _stop_processes(checkout: Checkout) -> None:
@@ -75,7 +92,7 @@ def _stop_processes(checkout: Checkout) -> None:
     # The kubelet first: it would start again what ends below.
     process.stop([r for r in records if r.name not in _KEEPERS], grace_seconds=0)
     process.stop([r for r in records if r.name in _KEEPERS], grace_seconds=5)
-    process.kill_all(lambda: shims(checkout) | cgroups.processes(checkout.cgroup))
+    process.kill_all(lambda: shims(checkout) | tools(checkout) | cgroups.processes(checkout.cgroup))
 
 
 def _remove_shim_sockets(checkout: Checkout) -> None:
@@ -100,6 +117,7 @@ def _remove_traces(checkout: Checkout) -> None:
 
 def _release(checkout: Checkout) -> None:
     with host.machine_lock():
+        mounts.unmount_below(checkout.run)
         mounts.remove_tree(checkout.run)
         if not any(RUN_ROOT.glob("*/claim.json")):
             host.restore_sysctls()

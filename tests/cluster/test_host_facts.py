@@ -45,7 +45,7 @@ def test_a_tree_goes_away_and_what_its_links_point_to_stays(tmp_path: Path) -> N
     assert (tmp_path / "models/weights").read_text() == "kept"
 
 
-def test_only_shims_of_our_own_containerd_are_found(tmp_path: Path) -> None:
+def test_only_shims_and_tools_of_our_own_are_found(tmp_path: Path) -> None:
     checkout = Checkout.at(Path("/srv/quire"))
     ours = f"/usr/bin/containerd-shim-runc-v2\0-id\0a\0-address\0{checkout.socket}\0"
     for pid, argv in {
@@ -53,11 +53,14 @@ def test_only_shims_of_our_own_containerd_are_found(tmp_path: Path) -> None:
         "12": ours.replace(str(checkout.socket), "/run/containerd/containerd.sock"),
         "13": f"vim\0{checkout.socket}\0",
         "14": "",
+        "15": f"unshare\0--net={checkout.netns}\0true\0",
+        "16": "unshare\0--net=/run/other/netns\0true\0",
     }.items():
         (tmp_path / pid).mkdir()
         (tmp_path / pid / "cmdline").write_bytes(argv.encode())
     (tmp_path / "self").mkdir()
     assert teardown.shims(checkout, tmp_path) == {11}
+    assert teardown.tools(checkout, tmp_path) == {15}
 
 
 def test_a_program_is_built_again_exactly_when_what_it_is_made_of_changes(tmp_path: Path) -> None:

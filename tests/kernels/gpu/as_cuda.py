@@ -34,13 +34,13 @@ def as_cuda() -> Iterator[list[str]]:
     """Within it every tensor says that it lies on a GPU; the names of the launchers that were called."""
     called: list[str] = []
     patches: list[Any] = [patch.object(torch.cuda, "get_device_properties", lambda device: _H200)]
-    for found in pkgutil.iter_modules(quire_kernels.__path__):
-        if found.name.endswith("_triton"):
-            launcher = getattr(importlib.import_module(f"quire_kernels.{found.name}"), found.name, None)
-            if launcher is None:
-                continue
-            op = importlib.import_module(f"quire_kernels.{found.name.removesuffix('_triton')}")
-            patches.append(patch.object(op, found.name, _counted(found.name, launcher, called), create=True))
+    names = {found.name for found in pkgutil.iter_modules(quire_kernels.__path__)}
+    for name in sorted(names & {f"{op}_triton" for op in names}):
+        launcher = getattr(importlib.import_module(f"quire_kernels.{name}"), name, None)
+        if launcher is None:
+            continue
+        op = importlib.import_module(f"quire_kernels.{name.removesuffix('_triton')}")
+        patches.append(patch.object(op, name, _counted(name, launcher, called), create=True))
     with ExitStack() as stack:
         for one in patches:
             stack.enter_context(one)
