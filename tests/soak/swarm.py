@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+import httpx
 import openai
 
 #: A request that has not ended by then hangs; the longest honest one takes a small part of it.
@@ -23,7 +24,7 @@ class Tally:
     given_up: int = 0
     shed: Counter[str] = field(default_factory=Counter)
     broken: Counter[str] = field(default_factory=Counter)
-    #: When the requests were begun (`time.monotonic`) whose connection broke, or could not be made.
+    #: When the requests were begun (`time.monotonic`) whose connection broke; not those that found nobody.
     disconnected: list[float] = field(default_factory=list)
 
     @property
@@ -61,7 +62,8 @@ async def _ask_until(end, base_url, dice, tally):
                     tally.broken[f"{error.status_code} {error}"] += 1
             except openai.APIConnectionError as error:
                 tally.broken[type(error).__name__] += 1
-                tally.disconnected.append(begun)
+                if not isinstance(error.__cause__, httpx.ConnectError):
+                    tally.disconnected.append(begun)
                 return  # the server has gone
             except openai.APIError as error:
                 tally.broken[str(error)] += 1
