@@ -90,6 +90,12 @@ class Server:
             return self._get(f"{self.health_url}/{name}").status_code
         return None
 
+    def reaches(self, path):
+        """Whether the API answers there."""
+        with contextlib.suppress(httpx.TransportError):
+            return self._get(self.url + path).is_success
+        return False
+
     def reason(self, name):
         return self._get(f"{self.health_url}/{name}").json()["reason"]
 

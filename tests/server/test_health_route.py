@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from tests.server import tiny_model
 from tests.server.conftest import KEY
 from tests.server.launch import NO_TLS, Server
 
@@ -34,10 +35,11 @@ def test_sixty_four_deep_checks_at_once_cost_one_completion(server):
 
 
 @pytest.fixture
-def crowded(tiny, tmp_path):
-    """A server with one row, and somebody in it whose answer takes long."""
-    flags = ("--max-num-seqs", "1", "--max-num-queued-reqs", "0", "--num-gpu-blocks-override", "100")
-    with Server(tiny, tmp_path, *flags) as server:
+def crowded(tmp_path):
+    """A server with one row, and somebody in it whose answer takes long: of a model with many layers."""
+    model = tiny_model.write(tmp_path / "deep", layers=48)
+    flags = ("--max-num-seqs", "1", "--max-num-queued-reqs", "0", "--kv-cache-memory-bytes", str(64 << 20))
+    with Server(model, tmp_path, *flags) as server:
         server.wait_ready()
         body = {"model": "tiny", "prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:

@@ -13,7 +13,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def write(directory, *, seed=0):
+def write(directory, *, seed=0, layers=LAYERS):
     """Write a random Llama; returns the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -33,7 +33,7 @@ def write(directory, *, seed=0):
             "num_key_value_heads": KV_HEADS,
             "head_dim": HIDDEN // HEADS,
             "intermediate_size": MLP,
-            "num_hidden_layers": LAYERS,
+            "num_hidden_layers": layers,
             "vocab_size": vocab_size,
             "max_position_embeddings": 2048,
             "rms_norm_eps": 1e-5,
@@ -49,11 +49,11 @@ def write(directory, *, seed=0):
     }
     for name, document in documents.items():
         (directory / name).write_text(json.dumps(document))
-    save_file(_weights(vocab_size, seed), directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(_weights(vocab_size, seed, layers), directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
 
-def _weights(vocab_size, seed):
+def _weights(vocab_size, seed, layers):
     random = np.random.default_rng(seed)
 
     def matrix(rows, columns):
@@ -64,7 +64,7 @@ def _weights(vocab_size, seed):
         "model.embed_tokens.weight": matrix(vocab_size, HIDDEN),
         "model.norm.weight": np.ones(HIDDEN, np.float32),
     }
-    for layer in range(LAYERS):
+    for layer in range(layers):
         at = f"model.layers.{layer}."
         weights |= {
             at + "input_layernorm.weight": np.ones(HIDDEN, np.float32),

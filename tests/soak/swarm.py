@@ -8,7 +8,6 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-import httpx
 import openai
 
 #: A request that has not ended by then hangs; the longest honest one takes a small part of it.
@@ -62,13 +61,22 @@ async def _ask_until(end, base_url, dice, tally):
                     tally.broken[f"{error.status_code} {error}"] += 1
             except openai.APIConnectionError as error:
                 tally.broken[type(error).__name__] += 1
-                if not isinstance(error.__cause__, httpx.ConnectError):
+                if not _found_nobody(error):
                     tally.disconnected.append(begun)
                 return  # the server has gone
             except openai.APIError as error:
                 tally.broken[str(error)] += 1
             except TimeoutError:
                 tally.broken["hung"] += 1
+
+
+def _found_nobody(error):
+    """Whether the connection was refused: nobody listened (yet, or any more)."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 async def _ask(client, dice):

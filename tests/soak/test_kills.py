@@ -39,17 +39,12 @@ class Load(threading.Thread):
         """The tally, once all have ended: each with an answer, or with a clean error that says what happened.
         Only who asked later may lose the connection.
         """
-        tally = self.ended()
-        assert all(begun > killed_at for begun in tally.disconnected), tally
-        return tally
-
-    def ended(self):
-        """The tally, once all have ended: with an answer, an error that says why, or no connection."""
         self.join(20)
         assert not self.is_alive(), "a request hangs"
         tally = self._tally
         assert set(tally.broken) <= {GONE, "APIConnectionError"}, tally
         assert set(tally.shed) <= {UNAVAILABLE, "load_shed", "memory_pressure"}, tally
+        assert all(begun > killed_at for begun in tally.disconnected), tally
         return tally
 
 
@@ -82,7 +77,7 @@ def test_an_engine_that_is_killed_at_any_moment_leaves_no_request_without_an_end
             assert "ended by SIGKILL" in server.log.read_text()
 
 
-def test_an_engine_that_is_killed_while_it_starts_leaves_no_request_hanging(tmp_path):
+def test_an_engine_that_is_killed_while_it_starts_leaves_no_request_without_an_end(tmp_path):
     model, dice = tiny_model.write(tmp_path / "tiny"), random.Random(8)
     for number, phase in enumerate(("loading", "warming")):
         with Server(model, tmp_path, fault="slow_load:after=0.1") as server:
@@ -90,9 +85,19 @@ def test_an_engine_that_is_killed_while_it_starts_leaves_no_request_hanging(tmp_
             load = Load(server, number)
             if phase == "loading":
                 threading.Event().wait(dice.uniform(0, 0.5))
-            kill_engine(server)
-            assert load.ended().answered == 0
+            tally = load.check(kill_engine(server))
+            assert tally.answered == 0
             assert server.wait_end() == 137
+
+
+def test_whoever_asks_just_after_the_engine_was_killed_is_told_so(tmp_path):
+    model = tiny_model.write(tmp_path / "tiny")
+    with Server(model, tmp_path, fault="stalled_load") as server:
+        server.wait("the API answers", lambda: server.reaches("/version"))
+        kill_engine(server)
+        tally = Load(server, 0).check(0.0)
+        assert tally.shed[UNAVAILABLE] >= 1, tally
+        assert server.wait_end() == 137
 
 
 def test_an_engine_that_is_killed_while_it_drains_leaves_no_request_without_an_end(tmp_path):

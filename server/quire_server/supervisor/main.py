@@ -33,7 +33,10 @@ _BETWEEN_SIGNALS_SECONDS = 0.05  # two pending SIGTERMs would be one
 # each time costs a third of the speed. After a fraction of a millisecond it does, so that a pod that waits
 # costs nothing, and the API process finds a free CPU between two steps.
 _OPENMP_SPINS = "10000"
-_LAST_WORDS_SECONDS = 1.0  # for the API process to tell its clients that the engine is gone
+# For the API process to tell its clients that the engine is gone: those that wait, and those that still come
+# because nobody has told them yet. Asked to end, it hangs up within a second.
+_LAST_WORDS_SECONDS = 1.0
+_CUT_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -121,7 +124,7 @@ class Supervisor:
 
     def _end(self, ending: Ending) -> Ending:
         """Write the reason down at once (the kubelet may leave us two seconds); readiness falls, and the API
-        process gets a moment to answer what it holds with an error."""
+        process gets a moment to answer with an error what it holds, and what still comes."""
         failure = ending.failure
         if failure is not None:
             exits.write_termination_log(self._config.termination_log, failure)
@@ -129,14 +132,19 @@ class Supervisor:
         else:
             logger.error("a process was ended by SIGKILL: most likely the container is out of memory")
         self._state.write_control(Control(failed="Killed" if failure is None else failure.reason.value))
+        self._children.signal(ENGINE, signal.SIGKILL)  # a stalled one would keep them waiting
+        self._wait_for_api(_LAST_WORDS_SECONDS)
         for _ in range(2):
             self._children.signal(API, signal.SIGTERM)
-            time.sleep(_BETWEEN_SIGNALS_SECONDS)
-        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+            self._wait_for_api(_BETWEEN_SIGNALS_SECONDS)
+        self._wait_for_api(_CUT_SECONDS)
+        return ending
+
+    def _wait_for_api(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         while self._children.alive(API) and time.monotonic() < deadline:
             time.sleep(0.02)
             self._children.reap()
-        return ending
 
     def _wait_for_signal(self, timeout: float) -> bool:
         """Wait for a signal; True when it asks us to end."""
