@@ -13,8 +13,11 @@ the greatest E(k) / (1 + k c); when that is 0, drafting does not pay. Pure arith
 from dataclasses import dataclass
 
 _FORGET = 0.98  # what an older step still counts when the next one was measured: the last 50 or so
-_PRIOR_SHARE = 0.1  # of a step's time that one more token takes, until it was measured
-_PRIOR_WEIGHT = 1.0  # in squared tokens of variance
+_NEWS = 0.2  # what the latest plain step counts
+_LONGEST_WITHOUT_PLAIN = 64  # steps with drafts
+_LONGEST_UNKNOWN = 56  # so many of them count as done where no plain step was seen: it comes soon
+_PRIOR_SHARE = 0.1  # of a step's time that one more token for each row takes, until it was measured
+_PRIOR_WEIGHT = 4.0  # in drafts
 _PRIOR_PASS = 0.25  # a draft model's pass, as a share of a step, until it was measured
 
 
@@ -61,42 +64,51 @@ class Acceptance:
 
 
 class StepCosts:
-    """What steps take: seconds = base + slope * tokens, fitted to the latest steps without prompts by least
-    squares, with a weak prior for the slope; and what one pass of the draft model takes.
+    """What drafts cost: the time that steps with drafts take beyond what a plain step of as many rows took,
+    for each draft, so that whatever such a step costs once is in it; and what one pass of the draft model
+    takes.
     """
 
     def __init__(self, *, has_draft_model: bool) -> None:
-        self._weight = self._tokens = self._seconds = self._square = self._product = 0.0
+        self._plain: dict[int, float] = {}  # seconds of a step with one token for each row, by rows
+        self._since_plain: dict[int, int] = {}  # steps with drafts after it
+        self._extra = self._drafts = 0.0  # seconds and drafts of the latest steps, older ones fading
         self._pass_share = _PRIOR_PASS if has_draft_model else 0.0
 
-    def measured(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long, drafting aside."""
-        self._weight = self._weight * _FORGET + 1
-        self._tokens = self._tokens * _FORGET + num_tokens
-        self._seconds = self._seconds * _FORGET + seconds
-        self._square = self._square * _FORGET + num_tokens * num_tokens
-        self._product = self._product * _FORGET + num_tokens * seconds
+    def measured(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        """A step of so many rows and tokens took so long, drafting aside."""
+        plain = self._plain.get(num_rows)
+        if num_tokens == num_rows:
+            news = 0.0 if plain is None else min(seconds, 2 * plain) - plain  # a hiccup is no news
+            self._plain[num_rows] = seconds if plain is None else plain + _NEWS * news
+            self._since_plain[num_rows] = 0
+            return
+        self._since_plain[num_rows] = self._since_plain.get(num_rows, _LONGEST_UNKNOWN) + 1
+        if plain is not None:
+            self._extra = self._extra * _FORGET + seconds - plain
+            self._drafts = self._drafts * _FORGET + num_tokens - num_rows
+
+    def wants_plain(self, num_rows: int) -> bool:
+        """Whether a step of so many rows is to do without drafts, to show again what that takes."""
+        return self._since_plain.get(num_rows, 0) >= _LONGEST_WITHOUT_PLAIN
 
     def drafted(self, num_passes: int, seconds: float, num_rows: int) -> None:
         """So many passes of the draft model took so long, for so many rows."""
-        base = self._plain(num_rows)[0]
-        if base > 0:
-            self._pass_share += 0.1 * (seconds / num_passes / base - self._pass_share)
+        plain = self._of_plain(num_rows)
+        if plain > 0:
+            self._pass_share += 0.1 * (seconds / num_passes / plain - self._pass_share)
 
     def of_a_draft(self, num_rows: int) -> float:
         """Time for one more draft of each row, as a share of the time of a step without drafts."""
-        base, slope = self._plain(num_rows)
-        verified = num_rows * slope / base if base > 0 else _PRIOR_SHARE
-        return verified + self._pass_share
+        plain = self._of_plain(num_rows)
+        if plain <= 0:
+            return _PRIOR_SHARE + self._pass_share
+        prior = _PRIOR_SHARE * plain / num_rows
+        seconds = (self._extra + _PRIOR_WEIGHT * prior) / (self._drafts + _PRIOR_WEIGHT)
+        return max(0.0, num_rows * seconds / plain) + self._pass_share
 
-    def _plain(self, num_rows: int) -> tuple[float, float]:
-        """(seconds of a step with one token for each row, seconds for one token more)."""
-        if not self._weight:
-            return 0.0, 0.0
-        tokens, seconds = self._tokens / self._weight, self._seconds / self._weight
-        variance = max(0.0, self._square / self._weight - tokens * tokens)
-        covariance = self._product / self._weight - tokens * seconds
-        prior = _PRIOR_SHARE * seconds / tokens
-        slope = (covariance + _PRIOR_WEIGHT * prior) / (variance + _PRIOR_WEIGHT)
-        slope = min(max(slope, 0.0), seconds / tokens)
-        return seconds + slope * (num_rows - tokens), slope
+    def _of_plain(self, num_rows: int) -> float:
+        """Seconds of a plain step of so many rows, or of the nearest number that was seen; 0 before any."""
+        if not self._plain:
+            return 0.0
+        return self._plain[min(self._plain, key=lambda known: abs(known - num_rows))]

@@ -12,6 +12,6 @@ class Drafting:
 
     lookup: PromptLookup
     acceptance: Acceptance
-    length: int
-    resume_at: int
+    length: int = 0
+    resume_at: int = 0
     pause: int = 0  # tokens of the latest pause; 0 = drafting pays

@@ -69,6 +69,8 @@ class Speculator:
     ) -> list[Draft]:
         """Take out of ``singles`` those that try more than one token; ``grown`` gains the blocks for them."""
         drafts: list[Draft] = []
+        if self._costs.wants_plain(len(singles)):
+            return drafts
         for sequence in singles:
             if budget <= 0:
                 break
@@ -100,7 +102,7 @@ class Speculator:
         if not self._num_rows:
             return
         seconds = self._clock() - self._began_at - result.draft_seconds
-        self._costs.measured(len(result.token_ids), max(0.0, seconds))
+        self._costs.measured(self._num_rows, len(result.token_ids), max(0.0, seconds))
         if result.draft_seconds and result.drafts:
             num_passes = max(len(tokens) for _, tokens in result.drafts)
             self._costs.drafted(max(1, num_passes), result.draft_seconds, self._num_rows)
@@ -116,6 +118,10 @@ class Speculator:
             self._accepted[place] += 1
         drafting.acceptance.learn(num_drafts, num_accepted)
         self._everyone.learn(num_drafts, num_accepted)
+        self._decide(sequence, drafting)
+
+    def _decide(self, sequence: Sequence, drafting: Drafting) -> None:
+        """How many tokens it drafts next, and when."""
         prior = self._everyone.rate(_PRIOR, _PRIOR_WEIGHT)
         rate = drafting.acceptance.rate(prior, _PRIOR_WEIGHT)
         length = best_length(rate, self._config.num_tokens, self._cost)
@@ -130,14 +136,16 @@ class Speculator:
 
     def _begun(self, sequence: Sequence) -> Drafting:
         """The health canary proves the model as it is: it never drafts, so its arithmetic never varies."""
-        is_canary = sequence.request.priority == TOP_PRIORITY
-        sequence.drafting = Drafting(
+        drafting = Drafting(
             lookup=PromptLookup(self._config.lookup_min, self._config.lookup_max),
             acceptance=Acceptance(keep=0.9),
-            length=self._config.num_tokens,
-            resume_at=_NEVER if is_canary else 0,
         )
-        return sequence.drafting
+        if sequence.request.priority == TOP_PRIORITY:
+            drafting.resume_at = _NEVER
+        else:
+            self._decide(sequence, drafting)
+        sequence.drafting = drafting
+        return drafting
 
     def _room(self, sequence: Sequence, count: int, kv: KVManager, grown: list[tuple[int, int]]) -> int:
         """How many drafts its blocks hold, with some more of them where there is plenty."""

@@ -75,14 +75,53 @@ def test_the_length_is_the_one_that_brings_most_and_0_when_none_pays() -> None:
 def test_costs_are_learnt_from_the_steps() -> None:
     costs, rng = StepCosts(has_draft_model=False), random.Random(1)
     for _ in range(300):
-        num_tokens = rng.choice([4, 8, 12, 20])
-        costs.measured(num_tokens, (1.0 + 0.05 * num_tokens) * rng.uniform(0.95, 1.05))
+        num_tokens = rng.choice([4, 4, 5, 8, 12])
+        costs.measured(4, num_tokens, (1.0 + 0.05 * num_tokens) * rng.uniform(0.95, 1.05))
     assert costs.of_a_draft(4) == pytest.approx(4 * 0.05 / 1.2, rel=0.2)
     costs = StepCosts(has_draft_model=True)
     for _ in range(300):
-        costs.measured(5, 1.0)
-        costs.drafted(4, 2.0, 1)
-    assert costs.of_a_draft(1) > 0.5
+        costs.measured(5, 5, 1.0)
+        costs.drafted(4, 2.0, 5)
+    assert costs.of_a_draft(5) == pytest.approx(0.1 + 0.5, rel=0.05)
+
+
+def test_what_a_step_with_drafts_costs_once_is_a_cost_of_its_drafts() -> None:
+    costs = StepCosts(has_draft_model=False)
+    for _ in range(100):
+        costs.measured(8, 8, 4.0)
+        costs.measured(8, 9, 4.0 + 0.5 + 0.25)
+    assert costs.of_a_draft(8) == pytest.approx(8 * 0.75 / 4.0, rel=0.1)
+
+
+def test_a_hiccup_of_the_machine_changes_little() -> None:
+    costs = StepCosts(has_draft_model=False)
+    for number in range(200):
+        costs.measured(8, 8, 100.0 if number == 150 else 4.0)
+        costs.measured(8, 12, 5.0)
+    assert costs.of_a_draft(8) == pytest.approx(8 * 0.25 / 4.0, rel=0.1)
+
+
+def test_drafting_is_compared_again_and_again_with_a_step_that_drafts_nothing() -> None:
+    costs, taken = StepCosts(has_draft_model=False), []
+    for _ in range(140):
+        plain = costs.wants_plain(8)
+        taken.append(plain)
+        costs.measured(8, 8 if plain else 12, 1.0)
+    assert [step for step, plain in enumerate(taken) if plain] == [8, 73, 138], "soon, and then seldom"
+
+
+def test_nobody_drafts_in_a_step_that_shows_what_steps_without_drafts_take() -> None:
+    """An answer that goes round in a circle could draft in each step."""
+    scheduler, _ = engine(NGRAM, max_model_len=700, num_blocks=300)
+    scheduler.add(request("r", [5, 6, 5, 6], max_tokens=100))
+    drafted = []
+    while (step := scheduler.schedule()) is not None:
+        drafted.append(bool(step.drafts))
+        after = range(
+            step.starts[0] + step.num_tokens[0] - step.samples[0], sum(step.starts + step.num_tokens)
+        )
+        scheduler.commit(step, StepResult(step.step_id, tuple(5 + (place + 1) % 2 for place in after)))
+    assert drafted[1:9] == [True] * 8 and not drafted[9] and all(drafted[10:-2])
 
 
 def test_older_drafts_count_less() -> None:
@@ -98,7 +137,7 @@ def test_drafts_get_the_budget_that_prompts_leave() -> None:
     scheduler, runner = engine(max_num_batched_tokens=8)
     scheduler.add(request("first", [1], max_tokens=30))
     decided(scheduler, runner)
-    assert decided(scheduler, runner).wishes == ((0, 4),)
+    assert decided(scheduler, runner).wishes
     scheduler.add(request("long", range(20), max_tokens=30))
     step = decided(scheduler, runner)
     assert step.num_tokens == (1, 7) and not step.wishes
