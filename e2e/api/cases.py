@@ -13,6 +13,7 @@ from typing import Any
 from e2e.api.engine_cases import ENGINE_CASES
 from e2e.api.kv_cases import KV_CASES
 from e2e.api.log_cases import LOG_CASES
+from e2e.api.scaling_cases import SCALING_CASES
 from e2e.api.specs import Body, merged, minimal, schemas
 
 
@@ -286,5 +287,8 @@ CASES: dict[str, Cases] = (
             ),
         }.items()
     }
-    | {case_id: Cases(**arguments) for case_id, arguments in (KV_CASES | ENGINE_CASES | LOG_CASES).items()}
+    | {
+        case_id: Cases(**arguments)
+        for case_id, arguments in (KV_CASES | ENGINE_CASES | LOG_CASES | SCALING_CASES).items()
+    }
 )

@@ -20,6 +20,7 @@ from e2e.api.specs import CRD, Body
 _PLURALS = {
     "ConfigMap": "configmaps",
     "Deployment": "deployments",
+    "HorizontalPodAutoscaler": "horizontalpodautoscalers",
     "LLMDeployment": "llmdeployments",
     "NetworkPolicy": "networkpolicies",
     "PersistentVolume": "persistentvolumes",
@@ -82,6 +83,10 @@ class Client:
         path = f"{_collection(body)}/{body['metadata']['name']}"
         query = "dryRun=All&fieldManager=quire-operator&force=true&fieldValidation=Strict"
         return self.request("PATCH", f"{path}?{query}", body, "application/apply-patch+yaml")
+
+    def lines(self, path: str) -> list[Body]:
+        """What a watch tells until it ends, one object a line."""
+        return [json.loads(line) for line in self._http.get(path).raise_for_status().text.splitlines()]
 
     def request(
         self, method: str, path: str, body: Body | None = None, content_type: str = "application/json"

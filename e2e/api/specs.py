@@ -38,6 +38,10 @@ MINIMAL: Body = {
 }
 
 FULL: Body = yaml.safe_load((Path(__file__).parent / "full.yaml").read_text(encoding="utf-8"))
+#: What FULL cannot have beside its replicas: the first is scaled by an HPA, the second by KEDA.
+AUTOSCALED, IDLING = yaml.safe_load_all(
+    (Path(__file__).parent / "autoscaled.yaml").read_text(encoding="utf-8")
+)
 
 
 def minimal(**spec: Any) -> Body:
@@ -52,6 +56,11 @@ def merged(base: Body, patch: Mapping[str, Any]) -> Body:
         old = result.get(key)
         result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
     return result
+
+
+def name_of(body: Body) -> str:
+    """For the id of a test."""
+    return str(body["metadata"]["name"])
 
 
 def schemas(schema: Body = SCHEMA, path: str = "") -> Iterator[tuple[str, Body]]:
@@ -119,7 +128,7 @@ _OVERRIDES: dict[str, st.SearchStrategy[Any]] = {
     "cidr": st.sampled_from(["10.0.0.0/8", "192.168.1.7/32", "fd00::/8", "::/0", "0.0.0.0/0"]),
     "key": _KEYS,
 }
-_NUMBERED = {"env": "name"}  # lists whose entries need distinct names
+_NUMBERED = {"env": "name", "metrics": "type"}  # lists whose entries need distinct names
 
 
 def _strategy(schema: Body, path: str) -> st.SearchStrategy[Any]:
@@ -158,11 +167,7 @@ def _repaired(entry: Body, path: str) -> Body:
     """The entry without what a rule across its fields forbids."""
     match path.removeprefix("spec."):
         case "spec":
-            if "apiKeysSecretRef" not in entry.get("security", {}):
-                for limit in PER_KEY:
-                    entry.get("engine", {}).pop(limit, None)
-            if "gpu" not in entry["resources"]:
-                entry.get("engine", {}).pop("enforceEager", None)
+            _repair_spec(entry)
         case "model.source.pvc":
             if entry.get("path", "").startswith("/") or ".." in entry.get("path", "").split("/"):
                 del entry["path"]
@@ -182,6 +187,11 @@ def _repaired(entry: Body, path: str) -> Body:
         case "observability.requestLogging":
             if "redactConfigMapRef" in entry:
                 entry["mode"] = "Content"
+        case "autoscaling":
+            _repair_scaling(entry)
+        case "autoscaling.metrics[]":
+            if entry["type"].endswith("Utilization") and "targetPerReplica" in entry:
+                entry["targetPerReplica"] = 1 + entry["targetPerReplica"] % 100
         case "health":
             if entry.get("loadStallTimeoutSeconds", 300) > entry.get("startupTimeoutSeconds", 1800):
                 entry["loadStallTimeoutSeconds"] = 10
@@ -207,6 +217,28 @@ def _repaired(entry: Body, path: str) -> Body:
             else:
                 entry.pop("values", None)
     return entry
+
+
+def _repair_spec(entry: Body) -> None:
+    engine, scaling = entry.get("engine", {}), entry.get("autoscaling", {})
+    if "apiKeysSecretRef" not in entry.get("security", {}):
+        for limit in PER_KEY:
+            engine.pop(limit, None)
+    if "gpu" not in entry["resources"]:
+        engine.pop("enforceEager", None)
+        metrics = scaling.get("metrics", [])
+        metrics[:] = [metric for metric in metrics if metric["type"] != "GPUUtilization"]
+    if scaling:
+        entry.pop("replicas", None)
+
+
+def _repair_scaling(entry: Body) -> None:
+    entry["maxReplicas"] = max(entry["maxReplicas"], entry.get("minReplicas", 1))
+    if entry.get("backend") != "KEDA":
+        entry.pop("idle", None)
+        entry.pop("fallback", None)
+    if "idle" in entry:
+        entry["idle"]["replicas"] = 0
 
 
 def properties(tree: object) -> Any:

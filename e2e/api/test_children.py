@@ -6,6 +6,7 @@ defaulting, every look at it would end in a write.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,13 @@ def test_an_example_is_accepted_and_so_are_its_children(api: Client, path: Path)
         _assert_children_are_kept(api, body)
 
 
-@pytest.mark.parametrize("body", [specs.MINIMAL, specs.FULL], ids=["minimal", "full"])
+def test_the_autoscaler_that_the_documentation_gives_is_accepted(api: Client) -> None:
+    page = (specs.ROOT / "docs" / "autoscaling.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    api.try_create(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize("body", [specs.MINIMAL, specs.FULL, specs.AUTOSCALED], ids=specs.name_of)
 def test_children_are_accepted_and_kept(api: Client, body: specs.Body) -> None:
     _assert_children_are_kept(api, body)
 

@@ -55,8 +55,27 @@ def test_the_status_starts_unobserved(api: Client) -> None:
     assert api.try_create(specs.minimal())["status"] == {"observedGeneration": -1}
 
 
-def test_no_field_is_lost(api: Client) -> None:
-    assert lost_fields(specs.FULL, api.try_create(specs.FULL)) == []
+@pytest.mark.parametrize("body", [specs.FULL, specs.AUTOSCALED, specs.IDLING], ids=specs.name_of)
+def test_no_field_is_lost(api: Client, body: specs.Body) -> None:
+    assert lost_fields(body, api.try_create(body)) == []
+
+
+def test_defaults_of_autoscaling_are_those_of_the_operator(api: Client) -> None:
+    """Not reached by the test before: maxReplicas is required."""
+    least = specs.minimal(
+        autoscaling={"maxReplicas": 4, "backend": "KEDA", "idle": {}, "fallback": {"replicas": 1}}
+    )
+    empty = specs.merged(least, {"spec": {"autoscaling": {"behavior": {"scaleUp": {}, "scaleDown": {}}}}})
+    defaulted = api.try_create(empty)["spec"]["autoscaling"]
+    expected = specs.properties(spec.parse(least).spec)["autoscaling"]
+    assert _leaves(defaulted) == _leaves(expected)
+
+
+def test_kubectl_scale_is_refused_where_an_autoscaler_decides(api: Client) -> None:
+    api.create(specs.merged(specs.minimal(autoscaling={"maxReplicas": 4}), {"metadata": {"name": "auto"}}))
+    path = "/apis/serving.quire.dev/v1alpha1/namespaces/default/llmdeployments/auto"
+    with pytest.raises(RefusedError, match="only one of them can say how many pods there are"):
+        api.request("PATCH", path, {"spec": {"replicas": 3}}, "application/merge-patch+json")
 
 
 def test_a_field_that_does_not_exist_is_refused(api: Client) -> None:

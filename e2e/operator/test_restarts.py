@@ -15,8 +15,8 @@ from e2e.operator.world import CHILDREN, NAME_LABEL, World, eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
 
-WATCHED = ("LLMDeployment", *CHILDREN, "ReplicaSet", "Pod")
-MODELS = ("serving", "failing", "loading", "wrong")
+WATCHED = ("LLMDeployment", *CHILDREN, "HorizontalPodAutoscaler", "ReplicaSet", "Pod")
+MODELS = ("serving", "failing", "loading", "wrong", "scaled")
 
 
 def test_ten_restarts_write_nothing_but_the_lease(
@@ -65,8 +65,10 @@ def settled(world: World, namespace: str) -> Iterator[tuple[Speaker, ...]]:
     mismatch = {"phase": "serving", "reason": "CanaryMismatch"}
     with speaking(progress) as loading, speaking(mismatch) as wrong:
         for name in MODELS:
-            world.deploy(namespace, name)
+            fields = {"autoscaling": {"maxReplicas": 9}} if name == "scaled" else {}
+            world.deploy(namespace, name, **fields)
             eventually("all children", lambda name=name: world.has_children(namespace, name))  # type: ignore[misc]  # mypy infers no lambda that has a default
+        world.scale(namespace, "scaled", 4)
         world.make_pod(namespace, "serving", pods.ready())
         world.make_pod(namespace, "failing", pods.terminated(66, "ModelNotFound", restarts=3))
         world.make_pod(namespace, "loading", pods.loading(ip=loading.ip))

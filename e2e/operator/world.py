@@ -33,6 +33,7 @@ PATHS = {
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
     "PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "HorizontalPodAutoscaler": "/apis/autoscaling/v2/namespaces/{}/horizontalpodautoscalers",
     "Lease": "/apis/coordination.k8s.io/v1/namespaces/{}/leases",
     "Event": "/apis/events.k8s.io/v1/namespaces/{}/events",
 }
@@ -84,6 +85,25 @@ class World:
     def delete(self, kind: str, namespace: str, name: str) -> None:
         options = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
         self.client.request("DELETE", f"{PATHS[kind].format(namespace)}/{name}", options)
+
+    def history(self, kind: str, namespace: str, since: Body) -> list[Body]:
+        """Every state of the objects of `kind` after `since` (an object or a list), as a watch tells them."""
+        version = since["metadata"]["resourceVersion"]
+        path = f"{PATHS[kind].format(namespace)}?watch=true&timeoutSeconds=1&resourceVersion={version}"
+        return [event["object"] for event in self.client.lines(path)]
+
+    def scale(self, namespace: str, name: str, replicas: int) -> None:
+        """As the HorizontalPodAutoscaler's controller does it."""
+        path = f"{PATHS['Deployment'].format(namespace)}/{name}/scale"
+        while True:
+            scale = self.client.request("GET", path)
+            scale["spec"]["replicas"] = replicas
+            try:
+                self.client.request("PUT", f"{path}?fieldManager=kube-controller-manager", scale)
+            except RefusedError as error:
+                assert "has been modified" in str(error), error
+            else:
+                return
 
     def namespace(self, name: str) -> str:
         self.client.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})

@@ -166,9 +166,10 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.error_backoffs = EndlessBackoffs()
     settings.queueing.error_delays = (1, 1, 2, 3, 5, 8, 13, 21, 34, 60)
     settings.process.ultimate_exiting_timeout = 25
-    for kind in kinds.WATCHED[1:]:
-        version = kind.api_version.rpartition("/")[2]
-        settings.watching.label_selectors[kind.group, version, kind.plural] = names.LABEL_NAME
+    for kind in kinds.WATCHED:
+        if kind.label:
+            version = kind.api_version.rpartition("/")[2]
+            settings.watching.label_selectors[kind.group, version, kind.plural] = kind.label
 
 
 def _election(connection: Connection, settings: Settings) -> Election:

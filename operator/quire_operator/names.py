@@ -50,6 +50,16 @@ PATH_TERMINATION_LOG = "/dev/termination-log"
 
 USER_ID = 65532
 
+# What the metrics adapter serves of an LLMDeployment: sums over its ready pods, by the name in the spec.
+METRICS = {
+    "QueueDepth": "llm_queue_depth",
+    "RunningRequests": "llm_running_requests",
+    "KVCacheUtilization": "llm_kv_cache_utilization",
+    "GPUUtilization": "llm_gpu_utilization",
+}
+# Those that are between 0 and 1 in each pod; the spec gives them in percent.
+SHARES = frozenset({"KVCacheUtilization", "GPUUtilization"})
+
 ENV_FAULT = "QUIRE_FAULT"
 ENV_ALLOW_FAULTS = "QUIRE_ALLOW_FAULTS"
 

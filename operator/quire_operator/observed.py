@@ -32,6 +32,7 @@ class Observed:
     body: Body
     children: Mapping[Ref, Body] = field(default_factory=dict)  # only what carries our owner uid
     foreign: tuple[Ref, ...] = ()  # names that we want and that somebody else has
+    rivals: tuple[Body, ...] = ()  # autoscalers of our Deployment that somebody else made
     replica_sets: tuple[Body, ...] = ()
     pods: tuple[Body, ...] = ()
     samples: Mapping[str, Sample] = field(default_factory=dict)  # pod uid -> what it says of itself
@@ -63,6 +64,24 @@ class Observed:
 def ref(body: Body) -> Ref:
     """The Ref of a manifest or of a live object."""
     return Ref(str(body["kind"]), str(body["metadata"]["name"]))
+
+
+def scales_deployment(body: Body, name: str) -> bool:
+    """Whether this is an autoscaler of the Deployment `name`."""
+    if body["kind"] != "HorizontalPodAutoscaler":
+        return False
+    target = (body.get("spec") or {}).get("scaleTargetRef") or {}
+    return (target.get("kind"), target.get("name")) == ("Deployment", name)
+
+
+def claims_on_replicas(body: Body) -> list[dict[str, Any]]:
+    """The managed fields in which somebody owns spec.replicas, without what else he owns."""
+    owned: Body = {"f:spec": {"f:replicas": {}}}
+    return [
+        {**claim, "fieldsV1": owned}
+        for claim in body["metadata"].get("managedFields") or ()
+        if "f:replicas" in ((claim.get("fieldsV1") or {}).get("f:spec") or {})
+    ]
 
 
 def controller_uid(body: Body) -> str:

@@ -19,7 +19,7 @@ from quire_operator import names, resources, spec, status
 from quire_operator.cluster import Cluster, ClusterError, FailedError, Key, QuotaExceededError, RejectedError
 from quire_operator.errors import SpecError
 from quire_operator.observed import Observed, Ref, ref
-from quire_operator.plan import Plan, make_plan
+from quire_operator.plan import Plan, decider, make_plan
 from quire_operator.reports import printable
 from quire_operator.settings import Settings
 from quire_operator.status import Failure, transitions
@@ -72,13 +72,14 @@ class Reconciler:
             return Outcome()  # garbage collection takes the children along
         try:
             model = spec.parse(body)
-            desired = resources.build(model, self._settings)
+            autoscaler = self._cluster.cache.get("HorizontalPodAutoscaler", *key)
+            desired = resources.build(model, self._settings, status.measured(body, autoscaler))
         except SpecError as error:
             observed = await self._cluster.observe(body)
             return await self._report(key, observed, status.invalid(observed, error, now=self._now()), Plan())
         observed = await self._cluster.observe(body, [ref(manifest) for manifest in desired])
         problem = status.ownership_conflict(observed)
-        plan, due = self._paced(key, make_plan(desired, observed))
+        plan, due = self._paced(key, make_plan(desired, observed, decider(model, observed)))
         if plan:
             logger.info("%s/%s: %s", key.namespace, key.name, "; ".join(plan.details))
             problem = await self._execute(plan, key) or problem
@@ -102,7 +103,8 @@ class Reconciler:
     async def _report(self, key: Key, observed: Observed, new: dict[str, Any], plan: Plan) -> Outcome:
         """Write the status in one patch if it changed, and tell Events of what changed."""
         phase = str(new.get("phase", ""))
-        outcome = Outcome(phase, plan, None if phase in _SETTLED_PHASES else UNSETTLED_SECONDS)
+        is_settled = phase in _SETTLED_PHASES and not status.awaits_metrics(new)
+        outcome = Outcome(phase, plan, None if is_settled else UNSETTLED_SECONDS)
         patch = transitions.merge_patch(observed.status, new)
         if not patch:
             return outcome

@@ -145,8 +145,10 @@ def test_the_crd_is_small_enough_for_client_side_apply() -> None:
     assert (specs.ROOT / "crds" / "llmdeployments.yaml").stat().st_size < 100_000
 
 
-def test_the_full_example_uses_every_field() -> None:
-    used = {re.sub(r"\[\d+\]", "[]", path) for path in _paths(specs.FULL["spec"], "spec")}
+def test_the_full_examples_use_every_field() -> None:
+    examples = (specs.FULL, specs.AUTOSCALED, specs.IDLING)
+    paths = [path for body in examples for path in _paths(body["spec"], "spec")]
+    used = {re.sub(r"\[\d+\]", "[]", path) for path in paths}
     assert set(FIELDS) - used == set()
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from e2e.api import specs
 from quire_operator import names, resources, spec
+from quire_operator.resources import hpa
 from quire_operator.settings import Settings
 from quire_operator.spec import rules
 from quire_server.config import ServeConfig, parse_args
@@ -80,6 +81,11 @@ def test_defaults_of_the_api_are_the_servers_own() -> None:
     config, own = configured(specs.minimal()), ServeConfig(model=configured(specs.minimal()).model)
     differ = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) != getattr(own, f.name)}
     assert differ == {"host", "device", "pre_stop_seconds", "served_model_name"}
+
+
+def test_the_batch_that_the_autoscaler_assumes_is_the_servers() -> None:
+    (own,) = [field.default for field in dataclasses.fields(ServeConfig) if field.name == "max_num_seqs"]
+    assert own == hpa.DEFAULT_BATCH
 
 
 def test_every_reserved_flag_is_a_flag_of_the_server() -> None:

@@ -22,6 +22,7 @@ from quire_operator.status import Failure, reasons
 
 NOW = datetime.now(UTC)
 BODY = specs.merged(specs.MINIMAL, {"metadata": {"uid": "u", "generation": 3}})
+SCALED = spec.parse(specs.merged(BODY, {"spec": {"autoscaling": {"maxReplicas": 4}}}))
 STATUS_SCHEMA = specs.SCHEMA["properties"]["status"]
 
 
@@ -50,6 +51,17 @@ def observed(*told: specs.Body, samples: tuple[Sample, ...] = ()) -> Observed:
     )
 
 
+def scaled() -> Observed:
+    """With an autoscaler that has worked."""
+    told = {
+        "desiredReplicas": 3,
+        "lastScaleTime": pods.at(-5),
+        "conditions": [{"type": "ScalingActive", "status": "True", "reason": "ValidMetricFound"}],
+    }
+    hpa = {"kind": "HorizontalPodAutoscaler", "metadata": {"name": "minimal"}, "status": told}
+    return replace(observed(pods.ready()), children={Ref("HorizontalPodAutoscaler", "minimal"): hpa})
+
+
 def statuses() -> dict[str, status.Status]:
     """Statuses of all kinds, with texts and numbers as large as they get."""
     model, long = spec.parse(BODY), "x" * MAX_MESSAGE_CHARS
@@ -60,6 +72,7 @@ def statuses() -> dict[str, status.Status]:
         "loading": status.of(model, observed(pods.loading(), samples=(loading,)), now=NOW),
         "serving": status.of(model, observed(pods.ready(), samples=(serving,)), now=NOW),
         "failed": status.of(model, observed(pods.terminated(70, "EngineCrashed", message=long)), now=NOW),
+        "scaled": status.of(SCALED, scaled(), now=NOW),
         "invalid": status.invalid(observed(), SpecError("spec.engine", long), now=NOW),
     }
     for name in reasons.REASONS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire_operator import names
-from quire_operator.cluster import Cache, Changes, Key
+from quire_operator.cluster import Cache, Changes, Key, owner_key
 from quire_operator.cluster.cache import Listing
 
 Body = dict[str, Any]
@@ -23,6 +23,35 @@ def thing(kind: str, name: str = "m", *, version: int = 1, uid: str = "", **meta
             **metadata,
         },
     }
+
+
+def autoscaler(target: str, *, kind: str = "Deployment", labels: Body | None = None) -> Body:
+    body = thing("HorizontalPodAutoscaler", "theirs", labels=labels or {})
+    return {**body, "spec": {"scaleTargetRef": {"kind": kind, "name": target}}}
+
+
+def test_an_autoscaler_without_our_label_belongs_to_whom_it_scales() -> None:
+    cache = Cache()
+    cache.put(autoscaler("m"))
+    labelled = autoscaler("other", labels={names.LABEL_NAME: "mine"})
+
+    assert [body["metadata"]["name"] for body in cache.owned(Key("ns", "m"))] == ["theirs"]
+    assert owner_key(labelled) == Key("ns", "mine")
+    assert not list(cache.owned(Key("ns", "other")))
+
+
+def test_of_managed_fields_only_the_owners_of_a_deployments_replicas_are_kept() -> None:
+    cache = Cache()
+    owns = {"manager": "a", "operation": "Update", "fieldsV1": {"f:spec": {"f:replicas": {}, "f:paused": {}}}}
+    other = {"manager": "b", "operation": "Apply", "fieldsV1": {"f:spec": {"f:paused": {}}}}
+    for kind in ("Deployment", "ReplicaSet"):
+        cache.put(thing(kind, managedFields=[owns, other]))
+
+    kept = cache.get("Deployment", "ns", "m")
+    assert kept is not None
+    reduced = {"f:spec": {"f:replicas": {}}}
+    assert kept["metadata"]["managedFields"] == [{**owns, "fieldsV1": reduced}]
+    assert "managedFields" not in (cache.get("ReplicaSet", "ns", "m") or {"metadata": ()})["metadata"]
 
 
 def listed(cache: Cache, *bodies: Body, version: int) -> Changes:

@@ -27,7 +27,7 @@ from quire_operator.cluster.errors import (
 )
 from quire_operator.cluster.kinds import Kind
 from quire_operator.cluster.leases import LeaseClient
-from quire_operator.observed import Body, Observed, Ref, controller_uid, ref
+from quire_operator.observed import Body, Observed, Ref, controller_uid, ref, scales_deployment
 from quire_operator.plan import Plan
 from quire_operator.reports import Sample
 from quire_operator.status.pods import awaits_volumes
@@ -87,11 +87,14 @@ class Cluster:
         uid = str(body["metadata"]["uid"])
         children: dict[Ref, Body] = {}
         foreign: list[Ref] = []
+        rivals: list[Body] = []
         mine = {kind.kind for kind in kinds.CHILDREN}
         related = list(self.cache.owned(key))
         for live in related:
             if live["kind"] in mine and _is_ours(live, uid):
                 children[ref(live)] = live
+            elif scales_deployment(live, key.name):
+                rivals.append(live)
         for target in wanted:
             if target in children:
                 continue
@@ -110,6 +113,7 @@ class Cluster:
             body=body,
             children=children,
             foreign=tuple(foreign),
+            rivals=tuple(rivals),
             replica_sets=tuple(sets),
             pods=tuple(pods),
             samples={uid: self.samples[uid] for pod in pods if (uid := _uid(pod)) in self.samples},
@@ -127,7 +131,9 @@ class Cluster:
         return errors
 
     async def execute(self, plan: Plan, namespace: str) -> None:
-        """Carry out a plan: apply in order, then delete, then release pods."""
+        """Carry out a plan: retire autoscalers, apply in order, then delete, then release pods."""
+        for target, uid in plan.retire:
+            await self._delete(target, namespace, uid)
         for manifest in plan.apply:
             await self._apply(manifest)
         for target, uid in plan.delete:
@@ -150,10 +156,11 @@ class Cluster:
         self.cache.put(answer)
 
     async def refresh(self, key: Key) -> None:
-        """Read the LLMDeployment itself again, after a conflict."""
-        live = await self._read(kinds.LLM_DEPLOYMENT, key.namespace, key.name)
-        if live is not None:
-            self.cache.put(live)
+        """Read again what is only written as it was read, after a conflict."""
+        for kind in (kinds.LLM_DEPLOYMENT, kinds.DEPLOYMENT):
+            live = await self._read(kind, key.namespace, key.name)
+            if live is not None:
+                self.cache.put(live)
 
     async def tell(self, body: Body, event: Event) -> None:
         """Create an Event about the LLMDeployment."""
@@ -215,8 +222,8 @@ class Cluster:
     async def _pages(self, kind: Kind, namespace: str) -> AsyncIterator[tuple[list[Object], int]]:
         """All objects, page by page, and the resource version at which the list was true."""
         query = {"limit": str(PAGE_SIZE)}
-        if kind != kinds.LLM_DEPLOYMENT:
-            query["labelSelector"] = names.LABEL_NAME
+        if kind.label:
+            query["labelSelector"] = kind.label
         while True:
             page = await self._connection.request("GET", kind.path(namespace), query=query)
             known = {"apiVersion": kind.api_version, "kind": kind.kind}

@@ -1,8 +1,8 @@
 """What the watches have told so far, so that a reconcile without a change costs no request.
 
 Filled by watch events, by re-lists and by the answers to our own writes; an older version never replaces a
-newer one. Objects are kept as JSON bytes, a fifth of the memory of dicts, and without their managed fields,
-which nobody reads. Knows no request.
+newer one. Objects are kept as JSON bytes, a fifth of the memory of dicts, and without their managed fields:
+only who owns a Deployment's replicas is asked for. Knows no request.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from quire_operator import names
+from quire_operator.observed import claims_on_replicas
 
 Object = dict[str, Any]
 
@@ -66,6 +67,8 @@ class Cache:
             self._drop(kind, place)
         owner = owner_key(body)
         kept = {**body, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}}
+        if kind == "Deployment" and (claims := claims_on_replicas(body)):
+            kept["metadata"]["managedFields"] = claims
         raw = json.dumps(kept, separators=(",", ":")).encode()
         self._entries[kind][place] = _Entry(version, uid, owner, raw)
         self._of_owner[owner].add((kind, place[1]))
@@ -159,11 +162,14 @@ class Listing:
 
 
 def owner_key(body: Object) -> Key:
-    """The LLMDeployment that an object is, or whose label it carries."""
+    """The LLMDeployment that an object is, whose label it carries, or whose Deployment it scales."""
     metadata = body["metadata"]
     if body["kind"] == names.KIND:
         return Key(str(metadata["namespace"]), str(metadata["name"]))
-    return Key(str(metadata["namespace"]), str((metadata.get("labels") or {}).get(names.LABEL_NAME, "")))
+    name = (metadata.get("labels") or {}).get(names.LABEL_NAME, "")
+    if not name and body["kind"] == "HorizontalPodAutoscaler":
+        name = ((body.get("spec") or {}).get("scaleTargetRef") or {}).get("name", "")
+    return Key(str(metadata["namespace"]), str(name))
 
 
 def version_of(body: Object) -> int:

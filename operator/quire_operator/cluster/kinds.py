@@ -17,6 +17,7 @@ class Kind:
     api_version: str
     kind: str
     plural: str
+    label: str = names.LABEL_NAME  # which objects are watched: those that carry it, all of them where empty
 
     @property
     def group(self) -> str:
@@ -30,11 +31,14 @@ class Kind:
         return "/".join(part for part in parts if part)
 
 
-LLM_DEPLOYMENT = Kind(names.API_VERSION, names.KIND, names.PLURAL)
+LLM_DEPLOYMENT = Kind(names.API_VERSION, names.KIND, names.PLURAL, label="")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 EVENT = Kind("events.k8s.io/v1", "Event", "events")
 POD = Kind("v1", "Pod", "pods")
 REPLICA_SET = Kind("apps/v1", "ReplicaSet", "replicasets")
+DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
+# Somebody else's autoscaler of our Deployment carries no label of ours.
+HPA = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", label="")
 
 CHILDREN = (
     Kind("v1", "ServiceAccount", "serviceaccounts"),
@@ -42,7 +46,8 @@ CHILDREN = (
     Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
     Kind("v1", "Service", "services"),
     Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
-    Kind("apps/v1", "Deployment", "deployments"),
+    HPA,
+    DEPLOYMENT,
 )
 
 # Everything that is watched and kept in the cache, the LLMDeployments first.

@@ -15,11 +15,15 @@ from typing import Any
 
 from quire_operator import names
 from quire_operator.observed import Body, Observed, Ref, ref
+from quire_operator.plan import handover
 from quire_operator.plan.drift import lost_fields
+from quire_operator.plan.handover import Decider, decider
 
-__all__ = ["Plan", "PodRelease", "lost_fields", "make_plan", "stamped"]
+__all__ = ["Decider", "Plan", "PodRelease", "decider", "lost_fields", "make_plan", "stamped"]
 
 Manifest = dict[str, Any]
+
+_AUTOSCALER = "HorizontalPodAutoscaler"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,8 @@ class PodRelease:
 class Plan:
     """Writes in the order in which they are to be made. `details` says why, one line each, for the log."""
 
+    # Autoscalers that go before anything is applied: they would undo the number that is.
+    retire: tuple[tuple[Ref, str], ...] = ()
     apply: tuple[Manifest, ...] = ()
     delete: tuple[tuple[Ref, str], ...] = ()  # with the uid that must still be there
     release: tuple[PodRelease, ...] = ()
@@ -42,12 +48,14 @@ class Plan:
     details: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.apply or self.delete or self.release)
+        return bool(self.retire or self.apply or self.delete or self.release)
 
 
-def make_plan(desired: Iterable[Body], observed: Observed) -> Plan:
-    """What to write. Names that belong to somebody else are left alone."""
-    wanted = {ref(manifest): stamped(manifest) for manifest in desired}
+def make_plan(desired: Iterable[Body], observed: Observed, by: Decider = Decider.SPEC) -> Plan:
+    """What to write. Names that belong to somebody else are left alone. `by`: who decides about the number of
+    pods, which stands in the manifest of the Deployment as the spec has it.
+    """
+    wanted = {ref(manifest): _settled(manifest, observed, by) for manifest in desired}
     apply: list[Manifest] = []
     repairs: list[Ref] = []
     details: list[str] = []
@@ -60,17 +68,18 @@ def make_plan(desired: Iterable[Body], observed: Observed) -> Plan:
             details.append(f"apply {target}: {why}")
             if why.startswith("lost"):
                 repairs.append(target)
-    deletions = tuple(
+    unwanted = tuple(
         (target, str(live["metadata"]["uid"]))
         for target, live in sorted(observed.children.items())
         if target not in wanted and not _is_going(live) and not _is_used(target, observed)
     )
-    details += [f"delete {target}: not wanted any more" for target, _ in deletions]
+    details += [f"delete {target}: not wanted any more" for target, _ in unwanted]
     release = tuple(_releases(observed.pods))
     details += [f"release Pod {pod.name}: it is ready, disruptions may move it" for pod in release]
     return Plan(
+        retire=tuple(pair for pair in unwanted if pair[0].kind == _AUTOSCALER),
         apply=tuple(apply),
-        delete=deletions,
+        delete=tuple(pair for pair in unwanted if pair[0].kind != _AUTOSCALER),
         release=release,
         repairs=tuple(repairs),
         details=tuple(details),
@@ -85,6 +94,27 @@ def stamped(manifest: Body) -> Manifest:
         names.ANNOTATION_APPLIED_HASH: hashlib.sha256(text.encode()).hexdigest(),
     }
     return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
+
+
+def _settled(manifest: Body, observed: Observed, by: Decider) -> Manifest:
+    """The manifest as it is to be applied. Where others decide about the number of pods it is no part of the
+    hash, or each of their decisions would be a change of ours.
+    """
+    if manifest["kind"] != "Deployment" or by is Decider.SPEC:
+        return stamped(manifest)
+    result = handover.settled(dict(manifest), by, observed.children.get(ref(manifest)))
+    hashed = stamped(_without_number(result))
+    annotations = hashed["metadata"]["annotations"]
+    return {**result, "metadata": {**result["metadata"], "annotations": annotations}}
+
+
+def _without_number(manifest: Manifest) -> Manifest:
+    metadata = {k: v for k, v in manifest["metadata"].items() if k != "resourceVersion"}
+    return {
+        **manifest,
+        "metadata": metadata,
+        "spec": {k: v for k, v in manifest["spec"].items() if k != "replicas"},
+    }
 
 
 def _why_apply(manifest: Manifest, live: Body | None) -> str:

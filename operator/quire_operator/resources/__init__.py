@@ -10,26 +10,32 @@ from quire_operator.resources import (
     config_map,
     deployment,
     disruption_budget,
+    hpa,
     network_policy,
     pod,
     service,
     service_account,
 )
+from quire_operator.resources.hpa import Measured
 from quire_operator.resources.manifest import Manifest
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
 
-__all__ = ["Manifest", "build"]
+__all__ = ["Manifest", "Measured", "build"]
+
+UNMEASURED = Measured()
 
 
-def build(model: LLMDeployment, settings: Settings) -> tuple[Manifest, ...]:
-    """All children, in the order to apply them: what the pods need comes before the pods.
+def build(model: LLMDeployment, settings: Settings, measured: Measured = UNMEASURED) -> tuple[Manifest, ...]:
+    """All children, in the order to apply them: what the pods need comes before the pods, and the autoscaler
+    before the Deployment is left to it. `measured`: of the pods that run, which sets the autoscaler's pace.
 
     Raises SpecError where the administrator's settings forbid what the user asks for.
     """
     own_account = not model.spec.security.service_account_name
     restricted = model.spec.networking.network_policy.mode == "Restricted"
     environment = config_map.build(model)
+    scaling = model.spec.autoscaling if model.autoscaler == "HPA" else None
     template = pod.build(model, settings, config_map=environment["metadata"]["name"])
     return (
         *([service_account.build(model)] if own_account else []),
@@ -37,5 +43,6 @@ def build(model: LLMDeployment, settings: Settings) -> tuple[Manifest, ...]:
         *([network_policy.build(model, settings)] if restricted else []),
         service.build(model),
         disruption_budget.build(model),
+        *([hpa.build(model, scaling, measured)] if scaling is not None else []),
         deployment.build(model, template),
     )

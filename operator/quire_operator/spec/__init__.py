@@ -13,8 +13,8 @@ from typing import Any
 from quire_operator import names
 from quire_operator.errors import SpecError
 from quire_operator.spec import reader, rules
+from quire_operator.spec.replicas import Autoscaling, Disruption, Rollout
 from quire_operator.spec.tree import (
-    Disruption,
     Drain,
     Engine,
     EnvVar,
@@ -27,7 +27,6 @@ from quire_operator.spec.tree import (
     Observability,
     Peer,
     Resources,
-    Rollout,
     Scheduling,
     Security,
     Service,
@@ -36,6 +35,7 @@ from quire_operator.spec.tree import (
 )
 
 __all__ = [
+    "Autoscaling",
     "Disruption",
     "Drain",
     "Engine",
@@ -72,10 +72,24 @@ class LLMDeployment:
 
     @property
     def replicas(self) -> int:
-        """How many pods are wanted now: none while suspended, one when the user says nothing."""
+        """How many pods are wanted: none while suspended, one when the user says nothing; where an autoscaler
+        decides, how many at least.
+        """
         if self.spec.suspend:
             return 0
+        if self.spec.autoscaling is not None:
+            return self.spec.autoscaling.min_replicas
         return 1 if self.spec.replicas is None else self.spec.replicas
+
+    @property
+    def autoscaler(self) -> str:
+        """Who decides about the number of pods: HPA, KEDA or External; empty where the spec gives it, or none
+        are to run.
+        """
+        scaling = self.spec.autoscaling
+        if scaling is None or self.spec.suspend:
+            return ""
+        return "HPA" if scaling.backend == "Auto" else scaling.backend
 
     @property
     def served_names(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from quire_operator import names, quantity
 from quire_operator.errors import SpecError
+from quire_operator.spec import scaling_rules
 from quire_operator.spec.tree import (
     AUTO,
     LABEL_KEY,
@@ -105,6 +106,7 @@ def check(spec: Spec) -> None:
         raise SpecError("spec.engine.enforceEager", "only a GPU has graphs to do without: set resources.gpu")
     _check_limits_per_key(spec)
     _check_watermark(spec)
+    scaling_rules.check(spec)
     _check_scheduling(spec)
     _check_times(spec)
     _check_networking(spec)

@@ -23,6 +23,7 @@ from quire_operator.spec.bounds import (
     text,
     texts,
 )
+from quire_operator.spec.replicas import Autoscaling, Disruption, Rollout
 
 AUTO = "Auto"
 
@@ -34,7 +35,6 @@ MODEL_NAME = r"[A-Za-z0-9]([A-Za-z0-9._/:@+-]*[A-Za-z0-9])?"
 ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 NO_NUL = r"[^\x00]*"
 PRINTABLE = r"[^\x00-\x1f\x7f]*"
-IDENTIFIER = r"[A-Za-z0-9._:-]*"
 _PORT = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 HTTP_ADDRESS = rf"https?://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(:{_PORT})?"
 CIDR = r"[0-9a-fA-F:.]+/[0-9]{1,3}"
@@ -194,12 +194,6 @@ class Drain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disruption:
-    max_unavailable: int = number(1, 1000, 1)
-    protect_while_loading: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
 class Service:
     type: str = choice("ClusterIP", "NodePort", "LoadBalancer")
     port: int = number(1, 65_535, 80)
@@ -274,20 +268,12 @@ class Observability:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollout:
-    max_surge: int = number(0, 100, 1)
-    max_unavailable: int = number(0, 100, 0)
-    min_ready_seconds: int = number(0, 300, 0)
-    restart_id: str = text(IDENTIFIER, 64)
-    paused: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Spec:
     model: Model
     resources: Resources
     engine: Engine = Engine()
     replicas: int | None = optional_number(0, 1000)
+    autoscaling: Autoscaling | None = None
     suspend: bool = False
     scheduling: Scheduling = Scheduling()
     health: Health = Health()

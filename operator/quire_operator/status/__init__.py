@@ -2,8 +2,8 @@
 failure.
 
 Called by reconcile, which writes the result in one patch when it differs from what is stored. The stored
-status is only read to keep what cannot be observed again: times, the last failure, the last measured load.
-Never to decide.
+status is only read to keep what cannot be observed again: times, the last failure, the last measured load
+(which an autoscaler's pace follows). Never to decide about pods.
 """
 
 from __future__ import annotations
@@ -16,13 +16,23 @@ from typing import Any
 
 from quire_operator import names, reports
 from quire_operator.errors import SpecError
-from quire_operator.observed import Body, Observed
+from quire_operator.observed import Body, Observed, ref
 from quire_operator.spec import LLMDeployment
-from quire_operator.status import conditions, pods, progress, reasons
+from quire_operator.status import conditions, pods, progress, reasons, scaling
 from quire_operator.status.conditions import Facts, Rollout
 from quire_operator.status.pods import Failure, PodState
+from quire_operator.status.scaling import awaits_metrics, measured
 
-__all__ = ["Failure", "Status", "invalid", "of", "ownership_conflict", "timestamp"]
+__all__ = [
+    "Failure",
+    "Status",
+    "awaits_metrics",
+    "invalid",
+    "measured",
+    "of",
+    "ownership_conflict",
+    "timestamp",
+]
 
 Status = dict[str, Any]
 
@@ -53,6 +63,7 @@ def of(model: LLMDeployment, observed: Observed, *, now: datetime, problem: Fail
         unscheduled=next((s.failure for s in here if not s.scheduled and s.failure), None),
         failure=view.failure,
         problem=problem,
+        scaling=scaling.condition(model, observed, ready=view.rollout.ready, now=now),
     )
     built = conditions.build(
         facts, generation=model.generation, old=old.get("conditions") or (), now=timestamp(now)
@@ -68,6 +79,7 @@ def of(model: LLMDeployment, observed: Observed, *, now: datetime, problem: Fail
         "updatedReplicas": view.rollout.updated,
         "availableReplicas": view.rollout.available,
         "loadingReplicas": facts.loading,
+        "scaling": scaling.summary(model, observed),
         "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in observed.pods),
         "model": progress.model(here, old.get("model") or {}),
         "engine": progress.engine(deployment, here, old.get("engine") or {}),
@@ -107,9 +119,11 @@ def invalid(observed: Observed, error: SpecError, *, now: datetime) -> Status:
 
 def ownership_conflict(observed: Observed) -> Failure | None:
     """The problem of names that somebody else has."""
-    if not observed.foreign:
+    told = {ref(rival) for rival in observed.rivals}  # as ConflictingAutoscaler, which hinders no pod
+    foreign = [target for target in observed.foreign if target not in told]
+    if not foreign:
         return None
-    taken = ", ".join(f"{target} in namespace {observed.namespace}" for target in observed.foreign)
+    taken = ", ".join(f"{target} in namespace {observed.namespace}" for target in foreign)
     return Failure(reason="OwnershipConflict", detail=taken)
 
 
@@ -120,15 +134,15 @@ def timestamp(moment: datetime) -> str:
 
 def _view(model: LLMDeployment, observed: Observed, now: datetime) -> _View:
     deployment = observed.child("Deployment")
-    wanted = model.replicas
-    needed = max(1, wanted - model.spec.disruption.max_unavailable) if wanted else 0
     newest = _newest(observed.replica_sets)
+    newest_uid = "" if newest is None else str(newest["metadata"]["uid"])
+    wanted, needed = _numbers(model, observed)
     known = {c.get("reason") for c in observed.status.get("conditions") or () if c.get("type") == "Degraded"}
     told = observed.status.get("lastFailure") or {}
     states = [
         pods.read(
             pod,
-            newest=newest,
+            newest=newest_uid,
             sample=observed.samples.get(str(pod["metadata"]["uid"])),
             told=told if told.get("reason") in known else {},
             mount_error=observed.mount_errors.get(str(pod["metadata"]["uid"]), ""),
@@ -140,18 +154,32 @@ def _view(model: LLMDeployment, observed: Observed, now: datetime) -> _View:
     refused = _refused(deployment)
     # The one that is told already stays the one that is told, so that two bad pods do not take turns.
     failure = next((f for f in failures if f.reason in known), failures[0] if failures else refused)
-    return _View(rollout=_rollout(deployment, wanted=wanted, needed=needed), states=states, failure=failure)
+    rollout = _rollout(deployment, wanted=wanted, needed=needed, newest=newest)
+    return _View(rollout=rollout, states=states, failure=failure)
 
 
-def _newest(replica_sets: Sequence[Body]) -> str:
-    """uid of the ReplicaSet with the highest revision."""
+def _numbers(model: LLMDeployment, observed: Observed) -> tuple[int, int]:
+    """How many pods are wanted now, and without how many ready ones the LLMDeployment is not Ready. Those
+    that an autoscaler adds are wanted and not needed.
+    """
+    wanted, spare = model.replicas, model.spec.disruption.max_unavailable
+    if not wanted:
+        return 0, 0
+    if not model.autoscaler and not observed.rivals:
+        return wanted, max(1, wanted - spare)
+    live = int(((observed.child("Deployment") or {}).get("spec") or {}).get("replicas", wanted))
+    return live, wanted if model.autoscaler else max(1, min(live, wanted) - spare)
+
+
+def _newest(replica_sets: Sequence[Body]) -> Body | None:
+    """The ReplicaSet with the highest revision."""
 
     def revision(replica_set: Body) -> int:
         annotations = replica_set["metadata"].get("annotations") or {}
         text = annotations.get("deployment.kubernetes.io/revision", "0")
         return int(text) if text.isdigit() else 0
 
-    return str(max(replica_sets, key=revision)["metadata"]["uid"]) if replica_sets else ""
+    return max(replica_sets, key=revision, default=None)
 
 
 def _by_weight(states: Sequence[PodState]) -> list[PodState]:
@@ -161,7 +189,7 @@ def _by_weight(states: Sequence[PodState]) -> list[PodState]:
     )
 
 
-def _rollout(deployment: Body | None, *, wanted: int, needed: int) -> Rollout:
+def _rollout(deployment: Body | None, *, wanted: int, needed: int, newest: Body | None = None) -> Rollout:
     if deployment is None:
         return Rollout(wanted=wanted, needed=needed)
     status = deployment.get("status") or {}
@@ -174,10 +202,28 @@ def _rollout(deployment: Body | None, *, wanted: int, needed: int) -> Rollout:
         updated=int(status.get("updatedReplicas") or 0),
         ready=int(status.get("readyReplicas") or 0),
         available=int(status.get("availableReplicas") or 0),
-        seen=int(status.get("observedGeneration") or 0) >= int(deployment["metadata"].get("generation") or 0),
+        seen=_is_seen(deployment) or _has_template_of(newest, deployment),
         deadline_exceeded=progressing.get("reason") == "ProgressDeadlineExceeded",
         paused=bool((deployment.get("spec") or {}).get("paused")),
     )
+
+
+def _is_seen(deployment: Body) -> bool:
+    seen = int((deployment.get("status") or {}).get("observedGeneration") or 0)
+    return seen >= int(deployment["metadata"].get("generation") or 0)
+
+
+def _has_template_of(newest: Body | None, deployment: Body) -> bool:
+    """Whether the newest pods are made as the Deployment wants them: then an autoscaler has changed their
+    number, and what is reported of the old number still holds.
+    """
+    wanted = (deployment.get("spec") or {}).get("template")
+    made = ((newest or {}).get("spec") or {}).get("template")
+    if not wanted or not made:
+        return False
+    metadata = made.get("metadata") or {}
+    labels = {k: v for k, v in (metadata.get("labels") or {}).items() if k != "pod-template-hash"}
+    return bool({**made, "metadata": {**metadata, "labels": labels}} == wanted)
 
 
 def _refused(deployment: Body | None) -> Failure | None:

@@ -1,8 +1,8 @@
 """The conditions of an LLMDeployment, as kubectl wait, kstatus (Flux) and Argo CD read them.
 
 Called by `status.of` with everything already decided about pods and rollout. All conditions are always
-written; Reconciling and Stalled are never True together and never True while Ready is. Knows no pod and no
-API server.
+written, but for ScalingActive, which is there where an autoscaler is. Reconciling and Stalled are never True
+together and never True while Ready is. Knows no pod and no API server.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Any
 
 from quire_operator.status import reasons
 from quire_operator.status.pods import Failure
+from quire_operator.status.scaling import Decided
 
 Condition = dict[str, Any]
-Decided = tuple[str, str, str]  # status, reason, message
-
 _NOT_STALLED: Decided = ("False", "Progressing", "Nothing needs a change of the spec.")
 
 
@@ -30,7 +29,7 @@ class Rollout:
     updated: int = 0
     ready: int = 0
     available: int = 0
-    seen: bool = False  # the Deployment's controller has seen its newest spec
+    seen: bool = False  # the Deployment's controller has seen its newest spec, or all but the number of pods
     deadline_exceeded: bool = False
     paused: bool = False
 
@@ -51,6 +50,7 @@ class Facts:
     unscheduled: Failure | None
     failure: Failure | None  # the one that explains most
     problem: Failure | None  # our own: the spec cannot be read, an object cannot be applied
+    scaling: Decided | None = None  # of an autoscaler
 
 
 def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> list[Condition]:
@@ -69,6 +69,8 @@ def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> lis
         "Scheduled": _scheduled(facts),
         "Degraded": _degraded(facts),
     }
+    if facts.scaling is not None:
+        decided["ScalingActive"] = facts.scaling
     conditions = []
     for kind, (status, reason, message) in decided.items():
         known = before.get(kind) or {}

@@ -136,6 +136,17 @@ _ALL = (
         final=True,
     ),
     Reason(
+        "MetricsUnavailable",
+        "the autoscaler cannot read the metrics of the pods, and keeps their number as it is",
+        "look at the metrics adapter's pods and at the APIService v1beta2.custom.metrics.k8s.io (kubectl "
+        "describe); if that belongs to somebody else, set spec.autoscaling.backend to External",
+    ),
+    Reason(
+        "ConflictingAutoscaler",
+        "the Deployment has an autoscaler that the operator did not make",
+        "delete it, or let it decide: drop spec.replicas and set spec.autoscaling.backend to External",
+    ),
+    Reason(
         "InvalidSpec",
         "a field of the spec cannot be used",
         "correct the field that the message names",

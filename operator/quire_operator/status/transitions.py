@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quire_operator.status.reasons import REASONS
+
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
@@ -56,8 +58,12 @@ def events(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Event, ...]:
 
 
 def _trouble(status: Mapping[str, Any]) -> dict[str, str]:
-    found = (_condition(status, kind) for kind in ("Degraded", "Stalled"))
-    return {str(c.get("reason")): str(c.get("message")) for c in found if c.get("status") == "True"}
+    found = [_condition(status, kind) for kind in ("Degraded", "Stalled")]
+    trouble = {str(c.get("reason")): str(c.get("message")) for c in found if c.get("status") == "True"}
+    scaling = _condition(status, "ScalingActive")
+    if scaling.get("status") == "False" and scaling.get("reason") in REASONS:
+        trouble[str(scaling["reason"])] = str(scaling.get("message"))
+    return trouble
 
 
 def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

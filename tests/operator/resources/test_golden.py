@@ -1,4 +1,4 @@
-"""The children of three LLMDeployments as YAML, to be read: a change of what pods run shows in a review.
+"""The children of some LLMDeployments as YAML, to be read: a change of what pods run shows in a review.
 
 Write them anew with: UPDATE_GOLDEN=1 pytest tests/operator/resources/test_golden.py
 """
@@ -22,6 +22,7 @@ EXAMPLE = yaml.safe_load((specs.ROOT / "examples" / "smollm2.yaml").read_text(en
 BODIES = {
     "minimal": specs.minimal(),
     "full": specs.FULL,
+    "autoscaled": specs.AUTOSCALED,
     "smollm2": specs.merged(EXAMPLE, {"metadata": {"uid": "11111111-2222-3333-4444-555555555555"}}),
 }
 

@@ -1,0 +1,225 @@
+"""ScalingActive says whether the number of pods follows the load, and growing never flips Ready."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from e2e.operator import pods as kubelet
+from quire_operator import spec, status
+from quire_operator.observed import Observed, Ref
+from quire_operator.status import transitions
+from tests.operator.status.told import Body, condition, deployment, model_body, pod, replica_set
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+SCALED = {"autoscaling": {"minReplicas": 2, "maxReplicas": 8}}
+EXTERNAL = {"autoscaling": {"maxReplicas": 8, "backend": "External"}}
+
+
+def hpa(name: str = "m", of: str = "", **conditions: str) -> Body:
+    """A HorizontalPodAutoscaler with conditions as `ScalingActive="False FailedGetObjectMetric"`."""
+    owners = [{"kind": "ScaledObject", "name": of, "controller": True}] if of else []
+    told = [
+        {"type": kind, "status": text.split()[0], "reason": text.split()[1], "message": f"says {kind}"}
+        for kind, text in conditions.items()
+    ]
+    return {
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": name, "uid": f"uid-{name}", "ownerReferences": owners},
+        "spec": {"scaleTargetRef": {"kind": "Deployment", "name": "m"}},
+        "status": {"desiredReplicas": 4, "lastScaleTime": "2026-01-01T11:59:00Z", "conditions": told},
+    }
+
+
+def compute(
+    fields: Body, own: Body | None = None, *, of: Body | None = None, old: Body | None = None, **more: Any
+) -> Body:
+    body = model_body(**fields)
+    children = {Ref("Deployment", "m"): of or deployment(replicas=2, ready=2)}
+    if own is not None:
+        children[Ref("HorizontalPodAutoscaler", "m")] = own
+    observed = Observed(body={**body, "status": old or {}}, children=children, **more)
+    return status.of(spec.parse(body), observed, now=NOW)
+
+
+def kinds(computed: Body) -> set[str]:
+    return {c["type"] for c in computed["conditions"]}
+
+
+def message(computed: Body) -> str:
+    return next(str(c["message"]) for c in computed["conditions"] if c["type"] == "ScalingActive")
+
+
+def available(since: str) -> Body:
+    ready = {"type": "Available", "status": "True", "lastTransitionTime": since}
+    return {"conditions": [ready]}
+
+
+LONG_AGO = available("2026-01-01T11:00:00Z")
+NO_METRIC = "False FailedGetObjectMetric"
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (
+            {"AbleToScale": "True ReadyForNewScale", "ScalingActive": "True ValidMetricFound"},
+            ("True", "ValidMetricFound"),
+        ),
+        (
+            {"AbleToScale": "True SucceededGetScale", "ScalingActive": NO_METRIC},
+            ("False", "MetricsUnavailable"),
+        ),
+        ({"ScalingActive": "False InvalidMetricSourceType"}, ("False", "MetricsUnavailable")),
+        (
+            {"AbleToScale": "False FailedGetScale", "ScalingActive": "True ValidMetricFound"},
+            ("False", "FailedGetScale"),
+        ),
+        ({"ScalingActive": "False ScalingDisabled"}, ("False", "ScalingDisabled")),
+        ({"ScalingActive": "False AmbiguousSelector"}, ("False", "ConflictingAutoscaler")),
+        ({"ScalingActive": "False <b>"}, ("False", "AutoscalerFailed")),
+        ({}, ("Unknown", "Pending")),
+    ],
+)
+def test_what_the_autoscaler_says_of_itself_is_mirrored(
+    told: dict[str, str], expected: tuple[str, str]
+) -> None:
+    computed = compute(SCALED, hpa(**told), old=LONG_AGO)
+
+    assert condition(computed, "ScalingActive") == expected
+    if expected[0] == "False":
+        assert f"says {'AbleToScale' if expected[1] == 'FailedGetScale' else 'ScalingActive'}" in message(
+            computed
+        )
+    assert condition(computed, "Ready")[0] == "True", "what serves goes on serving"
+
+
+def test_metrics_are_missed_only_when_pods_have_been_there_for_a_while() -> None:
+    broken = hpa(ScalingActive=NO_METRIC)
+    loading = compute(SCALED, broken, of=deployment(replicas=2), old={})
+    fresh = compute(SCALED, broken, old=available("2026-01-01T11:59:30Z"))
+    first = compute(SCALED, broken, old={})
+    long = compute(SCALED, broken, old=LONG_AGO)
+
+    assert condition(loading, "ScalingActive") == ("Unknown", "NoReadyReplica")
+    assert (
+        condition(fresh, "ScalingActive")
+        == condition(first, "ScalingActive")
+        == ("Unknown", "AwaitingMetrics")
+    )
+    assert condition(long, "ScalingActive") == ("False", "MetricsUnavailable")
+    assert status.awaits_metrics(fresh) and not status.awaits_metrics(long)
+    assert transitions.events({}, fresh)[0].reason == "Ready"
+    assert [e.reason for e in transitions.events(fresh, long)] == ["MetricsUnavailable"]
+    assert transitions.events(long, long) == ()
+
+
+@pytest.mark.parametrize("fields", [SCALED, {"replicas": 2}])
+def test_a_second_autoscaler_is_named_with_whoever_made_it(fields: Body) -> None:
+    computed = compute(fields, hpa(ScalingActive="True ValidMetricFound"), rivals=(hpa("theirs", of="mine"),))
+
+    assert condition(computed, "ScalingActive") == ("False", "ConflictingAutoscaler")
+    assert "HorizontalPodAutoscaler theirs of ScaledObject mine" in message(computed)
+    assert "External" in message(computed)
+    assert [e.reason for e in transitions.events(compute(fields), computed)] == ["ConflictingAutoscaler"]
+    assert condition(computed, "Ready")[0] == "True"
+
+
+def test_a_rival_of_our_name_is_a_conflict_of_autoscalers_and_not_of_owners() -> None:
+    body = model_body(**SCALED)
+    rival = hpa()
+    taken = Observed(body=body, foreign=(Ref("HorizontalPodAutoscaler", "m"),), rivals=(rival,))
+    unrelated = Observed(body=body, foreign=(Ref("HorizontalPodAutoscaler", "m"),))
+
+    assert status.ownership_conflict(taken) is None
+    assert status.ownership_conflict(unrelated) is not None
+
+
+def test_an_autoscaler_of_the_users_is_mirrored_where_the_spec_tells_of_it() -> None:
+    theirs = hpa("theirs", ScalingActive="True ValidMetricFound")
+
+    alone = compute(EXTERNAL, rivals=(theirs,))
+    assert condition(alone, "ScalingActive") == ("True", "ValidMetricFound")
+    assert alone["scaling"] == {
+        "backend": "External",
+        "autoscaler": "theirs",
+        "desiredReplicas": 4,
+        "lastScaleTime": "2026-01-01T11:59:00Z",
+    }
+    none = compute(EXTERNAL)
+    assert condition(none, "ScalingActive") == ("Unknown", "External")
+    assert none["scaling"] == {"backend": "External"}
+    two = compute(EXTERNAL, rivals=(theirs, hpa("other")))
+    assert condition(two, "ScalingActive") == ("False", "ConflictingAutoscaler")
+
+
+def test_where_nobody_scales_there_is_no_such_condition() -> None:
+    for fields in ({}, {"replicas": 3}, {"replicas": 0}, {"suspend": True}):
+        computed = compute(fields)
+        assert "ScalingActive" not in kinds(computed) and "scaling" not in computed
+    suspended = compute({**SCALED, "suspend": True}, of=deployment(replicas=0))
+    assert condition(suspended, "ScalingActive") == ("False", "Suspended")
+    assert "scaling" not in suspended
+
+
+@pytest.mark.parametrize(("value", "percent"), [("412m", 41.2), ("1", 100), ("x", None), (None, None)])
+def test_the_use_of_the_gpus_is_what_the_autoscaler_last_read(value: Any, percent: float | None) -> None:
+    queue = {"object": {"metric": {"name": "llm_queue_depth"}, "current": {"averageValue": "7"}}}
+    gpu = {"object": {"metric": {"name": "llm_gpu_utilization"}, "current": {"averageValue": value}}}
+    live = {**hpa(), "status": {"currentMetrics": [{"type": "External"}, queue, gpu]}}
+
+    assert status.measured(model_body(), live).gpu_percent == (pytest.approx(percent) if percent else None)
+    assert status.measured(model_body(), None).gpu_percent is None
+
+
+def test_the_last_load_and_whether_shrinking_is_off_are_read_from_what_is_stored() -> None:
+    live = hpa()
+    live["spec"]["behavior"] = {"scaleDown": {"selectPolicy": "Disabled"}}
+    body = {**model_body(), "status": {"model": {"lastLoadSeconds": 214}}}
+
+    assert (status.measured(body, live).load_seconds, status.measured(body, live).is_held) == (214, True)
+    assert (status.measured(model_body(), hpa()).load_seconds, status.measured(body, None).is_held) == (
+        None,
+        False,
+    )
+
+
+def test_a_backend_that_does_not_work_yet_says_so() -> None:
+    computed = compute({"autoscaling": {"maxReplicas": 4, "backend": "KEDA"}})
+
+    assert condition(computed, "ScalingActive") == ("False", "BackendNotSupported")
+
+
+def grown(count: int, *, ready: int, seen: bool = True, image: str = "engine:1") -> tuple[Body, Body]:
+    """A Deployment whose number was just set, and the ReplicaSet of its pods."""
+    live = deployment(replicas=2, ready=ready, seen=seen)
+    live["spec"]["replicas"] = count
+    made: Body = {
+        "metadata": {"labels": {"pod-template-hash": "5d8f"}},
+        "spec": {"containers": [{"name": "server", "image": image}]},
+    }
+    live["spec"]["template"] = {**live["spec"]["template"], "metadata": {"labels": {}}}
+    return live, {**replica_set("rs2", 2), "spec": {"template": made}}
+
+
+def test_growing_never_flips_ready() -> None:
+    for seen in (True, False):  # the Deployment's controller needs a moment to see the new number
+        live, made = grown(8, ready=2, seen=seen)
+        loading = [pod(kubelet.loading(), name=f"m-{i}") for i in range(6)]
+        computed = compute(SCALED, of=live, replica_sets=(made,), pods=tuple(loading))
+
+        assert condition(computed, "Ready") == ("True", "MinimumReplicasReady")
+        assert condition(computed, "Reconciling")[0] == "False"
+        assert computed["phase"] == "Serving"
+
+
+def test_fewer_ready_pods_than_the_least_are_not_ready() -> None:
+    live, made = grown(8, ready=1)
+    assert condition(compute(SCALED, of=live, replica_sets=(made,)), "Ready")[0] == "False"
+
+
+def test_a_new_template_is_not_taken_for_a_new_number() -> None:
+    live, made = grown(8, ready=2, seen=False, image="engine:0")
+    assert condition(compute(SCALED, of=live, replica_sets=(made,)), "Ready") == ("False", "RollingOut")
