@@ -63,6 +63,18 @@ def allowed() -> None:
     return None
 
 
+async def test_an_autoscaler_goes_before_anything_is_applied() -> None:
+    api = FakeApi()
+    hpa = "/apis/autoscaling/v2/namespaces/ns/horizontalpodautoscalers/m"
+    api.put(hpa, thing("HorizontalPodAutoscaler"))
+    async with connected(api) as connection:
+        cluster = Cluster(connection, fence=allowed, instance="op-1")
+        gone = (Ref("HorizontalPodAutoscaler", "m"), "h1")
+        await cluster.execute(Plan(apply=(MANIFEST,), retire=(gone,)), "ns")
+
+    assert api.writes() == [f"DELETE {hpa}", f"PATCH {SERVICE}"]
+
+
 async def test_an_apply_is_a_forced_server_side_apply_of_our_manager() -> None:
     api = FakeApi()
     async with connected(api, token="secret") as connection:

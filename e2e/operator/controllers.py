@@ -1,0 +1,32 @@
+"""Some of Kubernetes' own controllers beside the API server: what they and the operator share is tested."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from e2e.cluster.apiserver import ApiServer
+
+
+@contextmanager
+def running(server: ApiServer, *names: str) -> Iterator[Path]:
+    """kube-controller-manager with these controllers alone, looking every second; its log."""
+    log = server.directory / "kube-controller-manager.log"
+    command = [
+        str(server.bin_dir / "kube-controller-manager"),
+        f"--kubeconfig={server.kubeconfig}",
+        f"--controllers={','.join(names)}",
+        "--horizontal-pod-autoscaler-sync-period=1s",
+        "--leader-elect=false",
+        "--secure-port=0",
+    ]
+    with log.open("wb") as file:
+        # The kernel ends it when this process dies, however it dies.
+        process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *command], stdout=file, stderr=file)
+    try:
+        yield log
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,83 @@
+"""With Kubernetes' own HorizontalPodAutoscaler: its writes are recognised, its words mirrored.
+
+It has no metrics here, and then keeps to its bounds and nothing else.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.cluster.apiserver import ApiServer
+from e2e.operator import controllers, pods
+from e2e.operator.test_autoscaling import autoscaler, count, counts, edit, owners
+from e2e.operator.world import World, eventually
+
+pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator"), pytest.mark.timeout(120)]
+
+
+def test_the_number_is_handed_to_the_autoscaler_and_taken_back(
+    world: World, namespace: str, server: ApiServer
+) -> None:
+    since = world.deploy(namespace, "m", replicas=6)
+    eventually("all children", lambda: world.has_children(namespace, "m"))
+    with controllers.running(server, "horizontal-pod-autoscaler-controller"):
+        edit(world, namespace, 1, replicas=None, autoscaling={"maxReplicas": 8})
+        eventually("it has looked", lambda: told(world, namespace), seconds=30)
+        edit(world, namespace, 2)
+        assert (count(world, namespace), owners(world, namespace)) == (6, {"quire-operator"})
+
+        edit(world, namespace, 3, autoscaling={"maxReplicas": 4})
+        eventually("its upper bound", lambda: count(world, namespace) == 4, seconds=30)
+        assert owners(world, namespace) == {"kube-controller-manager"}
+        edit(world, namespace, 4, autoscaling={"minReplicas": 5, "maxReplicas": 9})
+        eventually("its lower bound", lambda: count(world, namespace) == 5, seconds=30)
+        assert owners(world, namespace) == {"kube-controller-manager"}
+
+        edit(world, namespace, 5, autoscaling=None, replicas=7)
+        eventually("the spec's number", lambda: count(world, namespace) == 7)
+
+    numbers = counts(world, namespace, since)
+    assert [n for n, before in zip(numbers, [0, *numbers], strict=False) if n != before] == [6, 4, 5, 7]
+
+
+def test_metrics_that_are_missing_and_a_second_autoscaler_are_told_of(
+    world: World, namespace: str, server: ApiServer
+) -> None:
+    world.deploy(namespace, "m", autoscaling={"maxReplicas": 8})
+    world.make_pod(namespace, "m", pods.ready())
+    with controllers.running(server, "horizontal-pod-autoscaler-controller"):
+        eventually("it has looked", lambda: told(world, namespace), seconds=30)
+        world.wait_condition(namespace, "m", "ScalingActive", "Unknown", "NoReadyReplica")
+        world.roll_out(namespace, "m", ready=1)
+        world.wait_condition(namespace, "m", "ScalingActive", "Unknown", "AwaitingMetrics")
+        world.wait_condition(namespace, "m", "Ready", "True")
+
+        serving_for_long(world, namespace)
+        missing = world.wait_condition(namespace, "m", "ScalingActive", "False", "MetricsUnavailable")
+        assert "llm_queue_depth" in missing["message"] and "adapter" in missing["message"]
+        warning = "MetricsUnavailable"
+        eventually("the Event", lambda: warning in [e["reason"] for e in world.events(namespace, "m")])
+        world.wait_condition(namespace, "m", "Ready", "True")
+        assert count(world, namespace) == 1
+
+        world.create("HorizontalPodAutoscaler", namespace, autoscaler("theirs", metrics=[]))
+        world.wait_condition(namespace, "m", "ScalingActive", "False", "ConflictingAutoscaler")
+        eventually("Kubernetes stops both", lambda: "AmbiguousSelector" in told(world, namespace), seconds=30)
+        world.delete("HorizontalPodAutoscaler", namespace, "theirs")
+        world.wait_condition(namespace, "m", "ScalingActive", "False", "MetricsUnavailable")
+
+    events = [e["reason"] for e in world.events(namespace, "m")]
+    assert sorted(events) == ["ConflictingAutoscaler", "MetricsUnavailable", "MetricsUnavailable", "Ready"]
+
+
+def told(world: World, namespace: str) -> set[str]:
+    """The reasons in our autoscaler's own conditions."""
+    hpa = world.get("HorizontalPodAutoscaler", namespace, "m") or {}
+    return {c["reason"] for c in hpa.get("status", {}).get("conditions", ()) if c["type"] == "ScalingActive"}
+
+
+def serving_for_long(world: World, namespace: str) -> None:
+    """The first pod became ready minutes ago; the operator keeps the times that it finds."""
+    found = world.status(namespace, "m")["conditions"]
+    earlier = [{**c, "lastTransitionTime": pods.at(-300)} if c["type"] == "Available" else c for c in found]
+    world.patch("LLMDeployment", namespace, "m", {"status": {"conditions": earlier}}, status=True)
