@@ -9,8 +9,9 @@ import pytest
 
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator import controllers, pods
+from e2e.operator.statusz import speaking
 from e2e.operator.test_autoscaling import autoscaler, count, counts, edit, owners
-from e2e.operator.world import World, eventually
+from e2e.operator.world import Body, World, eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator"), pytest.mark.timeout(120)]
 
@@ -68,6 +69,50 @@ def test_metrics_that_are_missing_and_a_second_autoscaler_are_told_of(
 
     events = [e["reason"] for e in world.events(namespace, "m")]
     assert sorted(events) == ["ConflictingAutoscaler", "MetricsUnavailable", "MetricsUnavailable", "Ready"]
+
+
+def test_the_idlest_pod_is_marked_while_the_autoscaler_is_about_to_take_one(
+    world: World, namespace: str
+) -> None:
+    """No controller here: the autoscaler's status is written as it writes it."""
+    world.deploy(namespace, "m", autoscaling={"maxReplicas": 8})
+    idle, busy = (
+        {"phase": "serving", "running": 0, "queued": 0},
+        {"phase": "serving", "running": 9, "queued": 1},
+    )
+    with speaking(idle) as first, speaking(busy) as second:
+        pairs = {"idle": first, "busy": second}
+        made = {
+            name: world.make_pod(
+                namespace,
+                "m",
+                pods.status(
+                    pods.running(ready=True), conditions=(pods.condition("Ready", "True"),), ip=speaker.ip
+                ),
+            )
+            for name, speaker in pairs.items()
+        }
+        world.roll_out(namespace, "m", ready=2)
+        world.wait_condition(namespace, "m", "Ready", "True")
+        assert costs(world, namespace, made) == {"idle": None, "busy": None}
+
+        say(world, namespace, "ScaleDownStabilized")
+        eventually("marks", lambda: costs(world, namespace, made) == {"idle": "0", "busy": "4"}, seconds=30)
+        say(world, namespace, "ReadyForNewScale")
+        eventually("no marks", lambda: costs(world, namespace, made) == {"idle": None, "busy": None})
+
+
+def costs(world: World, namespace: str, made: dict[str, Body]) -> dict[str, str | None]:
+    """What stands on each pod."""
+    live = {name: world.read("Pod", namespace, body["metadata"]["name"]) for name, body in made.items()}
+    key = "controller.kubernetes.io/pod-deletion-cost"
+    return {name: body["metadata"].get("annotations", {}).get(key) for name, body in live.items()}
+
+
+def say(world: World, namespace: str, reason: str) -> None:
+    able = {"type": "AbleToScale", "status": "True", "reason": reason, "lastTransitionTime": pods.at()}
+    status = {"currentReplicas": 2, "desiredReplicas": 2, "conditions": [able]}
+    world.patch("HorizontalPodAutoscaler", namespace, "m", {"status": status}, status=True)
 
 
 def told(world: World, namespace: str) -> set[str]:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from e2e.api.client import RefusedError
 from e2e.operator import pods
-from e2e.operator.world import Body, World, eventually
+from e2e.operator.world import PATHS, Body, World, eventually
+from quire_operator.plan import Decider, handover
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 
@@ -100,8 +102,29 @@ def test_from_a_number_to_an_autoscaler_and_back_the_number_never_falls(world: W
     assert counts(world, namespace, since)[0] == 6
 
 
-def test_an_autoscaler_that_is_faster_than_an_edit_is_not_undone(world: World, namespace: str) -> None:
-    """The number is read, changed by somebody, and applied: the API server has to refuse that."""
+def test_a_number_that_was_read_before_the_autoscaler_changed_it_is_refused(
+    world: World, namespace: str
+) -> None:
+    world.deploy(namespace, "m", autoscaling=SCALED)
+    eventually("all children", lambda: world.has_children(namespace, "m"))
+    read = world.read("Deployment", namespace, "m")
+    world.scale(namespace, "m", 7)
+
+    selector, template = read["spec"]["selector"], read["spec"]["template"]
+    manifest = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "m"},
+        "spec": {"replicas": 2, "selector": selector, "template": template},
+    }
+    path = f"{PATHS['Deployment'].format(namespace)}/m?fieldManager=quire-operator&force=true"
+    with pytest.raises(RefusedError, match="has been modified"):
+        late = handover.settled(manifest, Decider.HPA, read)
+        world.client.request("PATCH", path, late, "application/apply-patch+yaml")
+    assert count(world, namespace) == 7
+
+
+def test_an_autoscaler_that_works_all_the_time_is_never_undone(world: World, namespace: str) -> None:
     since = world.deploy(namespace, "m", autoscaling=SCALED)
     eventually("all children", lambda: world.has_children(namespace, "m"))
 

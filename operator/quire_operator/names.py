@@ -25,6 +25,7 @@ APP = "quire-server"
 ROLE_LEADER = "leader"
 
 ANNOTATION_APPLIED_HASH = f"{GROUP}/applied-hash"
+ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 ANNOTATION_RESTART_ID = f"{GROUP}/restart-id"
 
 # Put on pods until they are ready for the first time; the operator takes them off then.

@@ -74,6 +74,18 @@ def scales_deployment(body: Body, name: str) -> bool:
     return (target.get("kind"), target.get("name")) == ("Deployment", name)
 
 
+def is_shrinking(autoscaler: Body) -> bool:
+    """Whether it is about to take pods away: it asks for fewer, or its window or its pace holds it back."""
+    spec, status = autoscaler.get("spec") or {}, autoscaler.get("status") or {}
+    pace = (spec.get("behavior") or {}).get("scaleDown") or {}
+    current = int(status.get("currentReplicas") or 0)
+    if pace.get("selectPolicy") == "Disabled" or current <= int(spec.get("minReplicas") or 1):
+        return False
+    reasons = {c.get("reason") for c in status.get("conditions") or ()}
+    asks_for_fewer = int(status.get("desiredReplicas") or current) < current
+    return asks_for_fewer or bool(reasons & {"ScaleDownStabilized", "ScaleDownLimit"})
+
+
 def claims_on_replicas(body: Body) -> list[dict[str, Any]]:
     """The managed fields in which somebody owns spec.replicas, without what else he owns."""
     owned: Body = {"f:spec": {"f:replicas": {}}}

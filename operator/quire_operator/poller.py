@@ -1,5 +1,5 @@
 """Asks pods that are not ready how they are: GET /statusz every two seconds, all at once, each with a short
-deadline.
+deadline; and ready ones how busy they are, more seldom, while an autoscaler is about to take one away.
 
 Run by the controller. The answers are hostile input: bounded here in size and time, checked in `reports`. A
 pod that answers differently than before puts its LLMDeployment into the queue. Knows no status and writes
@@ -17,11 +17,13 @@ import aiohttp
 
 from quire_operator import names, reports
 from quire_operator.cluster import Cluster, Key, Object, kinds, owner_key, version_of
+from quire_operator.observed import is_shrinking
 from quire_operator.reports import Sample
 
 PERIOD_SECONDS = 2.0
 ANSWER_SECONDS = 1.5
 CONCURRENCY = 64
+ROUNDS_PER_LOAD = 5  # a pod that is about to be marked is asked in one round of so many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,9 @@ class Poller:
         self._port = port
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._pods: dict[str, _Pod] = {}  # by uid
+        # By uid: the version that was looked at, and whose pods it is about to take away.
+        self._autoscalers: dict[str, tuple[int, Key | None]] = {}
+        self._rounds = 0
         self._was_loading: set[str] = set()  # uids: these are asked once more when they have become ready
 
     async def run(self) -> None:
@@ -60,7 +65,9 @@ class Poller:
     async def poll(self, session: aiohttp.ClientSession) -> None:
         """Ask every pod once that has something to tell."""
         self._look()
-        asked = [(uid, pod) for uid, pod in self._pods.items() if self._is_asked(uid, pod)]
+        self._rounds += 1
+        near = self._about_to_shrink() if self._rounds % ROUNDS_PER_LOAD == 0 else set()
+        asked = [(uid, pod) for uid, pod in self._pods.items() if self._is_asked(uid, pod, near)]
         await asyncio.gather(*(self._ask(session, uid, pod) for uid, pod in asked))
 
     def _look(self) -> None:
@@ -73,11 +80,24 @@ class Poller:
         for body in cache.changed(kind, {uid: pod.version for uid, pod in self._pods.items()}):
             self._pods[str(body["metadata"]["uid"])] = _read(body)
 
-    def _is_asked(self, uid: str, pod: _Pod) -> bool:
+    def _about_to_shrink(self) -> set[Key]:
+        """The LLMDeployments whose autoscaler is about to take a pod away."""
+        cache, kind = self._cluster.cache, kinds.HPA.kind
+        for uid in self._autoscalers.keys() - cache.versions(kind).keys():
+            del self._autoscalers[uid]
+        known = {uid: version for uid, (version, _) in self._autoscalers.items()}
+        for body in cache.changed(kind, known):
+            owner = owner_key(body) if is_shrinking(body) else None
+            self._autoscalers[str(body["metadata"]["uid"])] = (version_of(body), owner)
+        return {owner for _, owner in self._autoscalers.values() if owner is not None}
+
+    def _is_asked(self, uid: str, pod: _Pod, near: set[Key]) -> bool:
         if not pod.address:
             return False
         if not pod.ready:
             self._was_loading.add(uid)
+            return True
+        if pod.owner in near:
             return True
         sample = self._cluster.samples.get(uid)
         return uid in self._was_loading and (

@@ -18,6 +18,7 @@ MAX_STATUSZ_BYTES = 16 * 1024
 MAX_TERMINATION_CHARS = 4096  # the kubelet's own limit
 MAX_MESSAGE_CHARS = 512
 MAX_BYTES = 1 << 50
+MAX_REQUESTS = 1_000_000
 MAX_SECONDS = 30 * 86_400.0
 
 PHASES = frozenset({"loading", "warming", "serving", "draining", "stalled", "failed"})
@@ -38,6 +39,7 @@ class Sample:
     eta_seconds: int | None = None
     load_seconds: int | None = None
     version: str = ""
+    requests: int | None = None  # that run or wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,8 @@ def parse_statusz(raw: bytes) -> Sample | None:
         return None
     total = _whole(document.get("totalBytes"), MAX_BYTES) or 0
     version = document.get("version")
+    running = _whole(document.get("running"), MAX_REQUESTS)
+    queued = _whole(document.get("queued"), MAX_REQUESTS)
     return Sample(
         phase=phase,
         reason=_reason(document.get("reason")),
@@ -66,6 +70,7 @@ def parse_statusz(raw: bytes) -> Sample | None:
         eta_seconds=_whole(document.get("etaSeconds"), MAX_SECONDS),
         load_seconds=_whole(document.get("loadSeconds"), MAX_SECONDS),
         version=version if isinstance(version, str) and _VERSION.fullmatch(version) else "",
+        requests=None if running is None or queued is None else running + queued,
     )
 
 

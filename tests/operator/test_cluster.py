@@ -27,7 +27,7 @@ from quire_operator.cluster.connection import encode
 from quire_operator.cluster.errors import from_answer
 from quire_operator.lease import NotLeadingError
 from quire_operator.observed import Ref
-from quire_operator.plan import Plan, PodRelease
+from quire_operator.plan import Plan, PodMark
 from quire_operator.status.transitions import Event
 from tests.operator.fake_api import FakeApi, connected
 
@@ -92,10 +92,10 @@ async def test_an_apply_is_a_forced_server_side_apply_of_our_manager() -> None:
 
 async def test_a_delete_names_the_uid_and_a_release_takes_annotations_away() -> None:
     api = FakeApi()
-    pod = PodRelease(name="m-0", uid="p1", annotations=("a/b",))
+    pod = PodMark(name="m-0", uid="p1", annotations={"a/b": None})
     async with connected(api) as connection:
         cluster = Cluster(connection, fence=allowed, instance="op-1")
-        await cluster.execute(Plan(delete=((Ref("ConfigMap", "old"), "c1"),), release=(pod,)), "ns")
+        await cluster.execute(Plan(delete=((Ref("ConfigMap", "old"), "c1"),), mark=(pod,)), "ns")
 
     delete, release = api.requests
     assert (delete.method, delete.path) == ("DELETE", "/api/v1/namespaces/ns/configmaps/old")
@@ -109,13 +109,13 @@ async def test_no_write_leaves_a_process_that_does_not_lead() -> None:
         raise NotLeadingError("not leading")
 
     api = FakeApi()
-    pod = PodRelease(name="m-0", uid="p1", annotations=("a/b",))
+    pod = PodMark(name="m-0", uid="p1", annotations={"a/b": None})
     async with connected(api) as connection:
         cluster = Cluster(connection, fence=refuse, instance="op-1")
         for plan in (
             Plan(apply=(MANIFEST,)),
             Plan(delete=((Ref("Service", "m"), "x"),)),
-            Plan(release=(pod,)),
+            Plan(mark=(pod,)),
         ):
             with pytest.raises(NotLeadingError):
                 await cluster.execute(plan, "ns")

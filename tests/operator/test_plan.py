@@ -207,8 +207,8 @@ def test_a_pod_loses_its_protection_when_it_is_ready_and_not_before() -> None:
     protected = names.PROTECT_WHILE_LOADING
 
     assert not make_plan(DESIRED, observed(pods=(pod(ready=False, **protected),)))
-    (release,) = make_plan(DESIRED, observed(pods=(pod(ready=True, **protected),))).release
-    assert (release.name, set(release.annotations)) == ("m-0", set(protected))
+    (release,) = make_plan(DESIRED, observed(pods=(pod(ready=True, **protected),))).mark
+    assert (release.name, release.annotations) == ("m-0", dict.fromkeys(protected))
 
 
 def test_a_protection_that_somebody_else_set_otherwise_is_theirs() -> None:

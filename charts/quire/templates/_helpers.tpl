@@ -60,7 +60,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [apps]
   resources: [replicasets]
   verbs: [get, list, watch]
-# patch: takes the annotations off a pod that protect it from being moved while it loads.
+# patch: takes the annotations off a pod that protect it from being moved while it loads, and says which is idle
+# before an autoscaler takes one away.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, patch]

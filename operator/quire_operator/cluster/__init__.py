@@ -131,21 +131,21 @@ class Cluster:
         return errors
 
     async def execute(self, plan: Plan, namespace: str) -> None:
-        """Carry out a plan: retire autoscalers, apply in order, then delete, then release pods."""
+        """Carry out a plan: retire autoscalers, apply in order, then delete, then mark pods."""
         for target, uid in plan.retire:
             await self._delete(target, namespace, uid)
         for manifest in plan.apply:
             await self._apply(manifest)
         for target, uid in plan.delete:
             await self._delete(target, namespace, uid)
-        for pod in plan.release:
-            patch = {"metadata": {"uid": pod.uid, "annotations": dict.fromkeys(pod.annotations)}}
+        for pod in plan.mark:
+            patch = {"metadata": {"uid": pod.uid, "annotations": dict(pod.annotations)}}
             path = kinds.POD.path(namespace, pod.name)
-            released = await self._ignoring_absence(
+            marked = await self._ignoring_absence(
                 self._write("PATCH", path, body=patch, content_type=MERGE_PATCH)
             )
-            if released is not None:
-                self.cache.put(released)
+            if marked is not None:
+                self.cache.put(marked)
 
     async def patch_status(self, body: Body, patch: dict[str, Any]) -> None:
         """Merge `patch` into the status, if the object is still as it was read."""
@@ -206,7 +206,7 @@ class Cluster:
         return await self._connection.request(method, path, **arguments)
 
     async def _ignoring_absence(self, write: Awaitable[Object]) -> Object | None:
-        """A deleted or replaced object needs no further deletion or release."""
+        """A deleted or replaced object needs no further deletion or mark."""
         try:
             return await write
         except (NotFoundError, ConflictError):

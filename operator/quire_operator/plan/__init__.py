@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from quire_operator import names
 from quire_operator.observed import Body, Observed, Ref, ref
-from quire_operator.plan import handover
+from quire_operator.plan import deletion_cost, handover
 from quire_operator.plan.drift import lost_fields
 from quire_operator.plan.handover import Decider, decider
 
-__all__ = ["Decider", "Plan", "PodRelease", "decider", "lost_fields", "make_plan", "stamped"]
+__all__ = ["Decider", "Plan", "PodMark", "decider", "lost_fields", "make_plan", "stamped"]
 
 Manifest = dict[str, Any]
 
@@ -27,12 +27,12 @@ _AUTOSCALER = "HorizontalPodAutoscaler"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PodRelease:
-    """A pod that is ready and from which these annotations are to be taken."""
+class PodMark:
+    """A pod that is ready and gets these annotations, or loses those that are None."""
 
     name: str
     uid: str
-    annotations: tuple[str, ...]
+    annotations: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,12 @@ class Plan:
     retire: tuple[tuple[Ref, str], ...] = ()
     apply: tuple[Manifest, ...] = ()
     delete: tuple[tuple[Ref, str], ...] = ()  # with the uid that must still be there
-    release: tuple[PodRelease, ...] = ()
+    mark: tuple[PodMark, ...] = ()
     repairs: tuple[Ref, ...] = ()  # those of `apply` that somebody else had changed or deleted
     details: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.retire or self.apply or self.delete or self.release)
+        return bool(self.retire or self.apply or self.delete or self.mark)
 
 
 def make_plan(desired: Iterable[Body], observed: Observed, by: Decider = Decider.SPEC) -> Plan:
@@ -74,13 +74,13 @@ def make_plan(desired: Iterable[Body], observed: Observed, by: Decider = Decider
         if target not in wanted and not _is_going(live) and not _is_used(target, observed)
     )
     details += [f"delete {target}: not wanted any more" for target, _ in unwanted]
-    release = tuple(_releases(observed.pods))
-    details += [f"release Pod {pod.name}: it is ready, disruptions may move it" for pod in release]
+    mark = tuple(_marks(observed))
+    details += [f"mark Pod {pod.name}: {_why_marked(pod)}" for pod in mark]
     return Plan(
         retire=tuple(pair for pair in unwanted if pair[0].kind == _AUTOSCALER),
         apply=tuple(apply),
         delete=tuple(pair for pair in unwanted if pair[0].kind != _AUTOSCALER),
-        release=release,
+        mark=mark,
         repairs=tuple(repairs),
         details=tuple(details),
     )
@@ -155,14 +155,29 @@ def _config_maps(pod_spec: Body) -> set[str]:
     return {str(source.get("name")) for source in sources}
 
 
-def _releases(pods: Iterable[Body]) -> Iterable[PodRelease]:
-    """Ready pods that still carry what protects a loading one from being moved."""
-    for pod in pods:
+def _marks(observed: Observed) -> Iterator[PodMark]:
+    """Ready pods lose what protects a loading one from being moved, and are told how soon they may go."""
+    ready = [pod for pod in observed.pods if _is_ready(pod) and not _is_going(pod)]
+    costs = {str(pod["metadata"]["uid"]): cost for pod, cost in deletion_cost.costs(observed, iter(ready))}
+    for pod in ready:
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         annotations = pod["metadata"].get("annotations") or {}
-        protecting = tuple(
-            key for key, value in names.PROTECT_WHILE_LOADING.items() if annotations.get(key) == value
-        )
-        conditions = (pod.get("status") or {}).get("conditions") or ()
-        ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
-        if protecting and ready and not _is_going(pod):
-            yield PodRelease(name=pod["metadata"]["name"], uid=pod["metadata"]["uid"], annotations=protecting)
+        changes: dict[str, str | None] = {
+            key: None for key, value in names.PROTECT_WHILE_LOADING.items() if annotations.get(key) == value
+        }
+        if uid in costs:
+            changes[names.ANNOTATION_DELETION_COST] = costs[uid]
+        if changes:
+            yield PodMark(name=name, uid=uid, annotations=changes)
+
+
+def _why_marked(pod: PodMark) -> str:
+    if names.ANNOTATION_DELETION_COST not in pod.annotations:
+        return "it is ready, disruptions may move it"
+    cost = pod.annotations[names.ANNOTATION_DELETION_COST]
+    return "no pod is about to go any more" if cost is None else f"its deletion would cost {cost}"
+
+
+def _is_ready(pod: Body) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
