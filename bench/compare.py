@@ -35,19 +35,24 @@ class Comparison:
             self._add(f"x{count}", count, seconds)
         return self._table()
 
-    def decode_leaving(self, length: int, streams: tuple[int, ...], steps_each: int) -> str:
+    def decode_leaving(
+        self, length: int, streams: tuple[int, ...], steps_each: int, repeats: int = REPEATS
+    ) -> str:
         """One prefill: all streams take ``steps_each`` steps, then some leave, down to the least: what is
         measured at fewer streams has seen some more tokens.
         """
         order = sorted(streams)
         answers = [1 + steps_each * sum(index < count for count in order) for index in range(order[-1])]
         batch = prompts(order[-1], order[-1], length, self._vocab_size)
-        taken: dict[int, dict[str, list[list[float]]]] = {count: {} for count in order}
-        for name in self._makers:
+        taken: dict[int, dict[str, list[list[float]]]] = {
+            count: {name: [] for name in self._makers} for count in order
+        }
+        for name in [*self._makers] * repeats:
             with self._engines(order[-1], [name]) as engines:
                 _, steps = engines[name].run(batch, answers)
             for count in order:
-                taken[count][name] = [[seconds for rows, seconds in steps if rows == count]]
+                taken[count][name].append([seconds for rows, seconds in steps if rows == count])
+            print(f"{length} tokens: {name}", file=sys.stderr, flush=True)
         for count in order:
             self._add(f"x{count}", count, taken[count])
         return self._table()

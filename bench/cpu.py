@@ -56,7 +56,8 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
         lambda: comparison().decode(128, STREAMS, 64),
     ),
     "decode-long": (
-        "Decode after prompts of 1,024 tokens (one run each; from 32 streams down, 24 steps each)",
+        f"Decode after prompts of 1,024 tokens (medians of {REPEATS} runs in turns; from 32 streams down, 24 "
+        "steps each)",
         lambda: comparison().decode_leaving(1024, STREAMS, 24),
     ),
     "prefill": (
