@@ -47,7 +47,7 @@ test: setup check unit ## Everything, the stories on a real cluster included (KU
 ifdef FOREIGN
 	@echo "KUBECONFIG=$(KUBECONFIG): left out are the tests that start API servers or nodes (-m api, tests/cluster)"
 else
-	$(PYTEST) -q -n 4 --dist loadfile -m "api or cluster" tests/chart tests/cluster e2e/api e2e/operator
+	$(PYTEST) -q -n 4 --dist loadfile -m "api or cluster" tests/chart tests/cluster e2e/api e2e/operator e2e/metrics_adapter
 endif
 	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 -m kernels tests/kernels
 	$(PYTHON) -m e2e.up

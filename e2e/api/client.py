@@ -95,7 +95,9 @@ class Client:
         content = None if body is None else encode(body)
         answer = self._http.request(method, path, content=content, headers={"Content-Type": content_type})
         if not answer.is_success:
-            raise RefusedError(answer.json().get("message", answer.text))
+            # The aggregator's own words are plain text.
+            is_json = "json" in answer.headers.get("Content-Type", "")
+            raise RefusedError(answer.json().get("message", answer.text) if is_json else answer.text)
         result: Body = answer.json()
         return result
 

@@ -2,8 +2,8 @@
 of the `with`.
 
 For tests of what the API server itself decides (schema, CEL, defaults, RBAC, server-side apply). There are no
-controllers: owner references collect nothing, namespaces never finish deleting, no ServiceAccount is made by
-itself. Needs no root.
+controllers but those that a test asks for: owner references collect nothing, namespaces never finish
+deleting, no ServiceAccount is made by itself. Needs no root.
 """
 
 import shutil
@@ -48,12 +48,30 @@ class ApiServer:
     ) -> None:
         self._stop()
 
+    def run_controllers(self, *names: str) -> None:
+        """kube-controller-manager with these controllers, each with the rights that Kubernetes gives it."""
+        keys = self.directory / "pki"
+        self._spawn(
+            "kube-controller-manager",
+            [
+                str(self.bin_dir / "kube-controller-manager"),
+                f"--kubeconfig={self.kubeconfig}",
+                f"--controllers={','.join(names)}",
+                "--leader-elect=false",
+                "--secure-port=0",
+                "--use-service-account-credentials=true",
+                f"--service-account-private-key-file={keys}/sa.key",
+                "--horizontal-pod-autoscaler-sync-period=1s",
+            ],
+        )
+
     def _start(self) -> None:
         programs.build(self.bin_dir, ("kube",))
         keys = self.directory / "pki"
         authority = pki.Authority(keys)
         authority.issue(pki.api_server_identity([]))
         authority.issue(pki.admin_identity())
+        authority.issue(control_plane.front_proxy_identity())
         authority.issue_token_key()
         self.kubeconfig.write_text(pki.kubeconfig(keys, "admin", self.url))
         data = self.directory / "etcd"
@@ -68,7 +86,11 @@ class ApiServer:
             port=self._port,
             services=IPv4Network("10.0.0.0/24"),
             # Nothing makes a ServiceAccount here, so that its admission would refuse every pod.
-            extra=("--disable-admission-plugins=ServiceAccount", *self._extra),
+            extra=(
+                "--disable-admission-plugins=ServiceAccount",
+                *control_plane.front_proxy(keys),
+                *self._extra,
+            ),
         )
         self._spawn("kube-apiserver", control_plane.api_server(settings))
         client = Client(self.url, keys)

@@ -51,7 +51,7 @@ def identities(cluster: Cluster) -> tuple[Identity, ...]:
         Identity("proxy", "system:kube-proxy"),
         Identity("coredns", "system:coredns"),
         Identity("kubelet-client", "quire-apiserver", groups=("system:masters",)),
-        Identity("front-proxy", "front-proxy-client"),
+        front_proxy_identity(),
     )
 
 
@@ -107,6 +107,24 @@ def api_server(settings: ApiServerSettings) -> list[str]:
     ]
 
 
+def front_proxy_identity() -> Identity:
+    """As whom the API server speaks for its callers to aggregated APIs."""
+    return Identity("front-proxy", "front-proxy-client")
+
+
+def front_proxy(pki: Path) -> tuple[str, ...]:
+    """The flags with which the API server does so."""
+    return (
+        f"--requestheader-client-ca-file={pki}/ca.crt",
+        "--requestheader-allowed-names=front-proxy-client",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        f"--proxy-client-cert-file={pki}/front-proxy.crt",
+        f"--proxy-client-key-file={pki}/front-proxy.key",
+    )
+
+
 def cluster_api_server(cluster: Cluster) -> list[str]:
     """The API server of a full cluster: kubelet, aggregation and audit besides."""
     checkout = cluster.checkout
@@ -128,13 +146,7 @@ def cluster_api_server(cluster: Cluster) -> list[str]:
             # Aggregated APIs (the metrics adapter) and webhooks are reached at their pods: the server needs
             # no Service IP.
             "--enable-aggregator-routing=true",
-            f"--requestheader-client-ca-file={pki}/ca.crt",
-            "--requestheader-allowed-names=front-proxy-client",
-            "--requestheader-username-headers=X-Remote-User",
-            "--requestheader-group-headers=X-Remote-Group",
-            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
-            f"--proxy-client-cert-file={pki}/front-proxy.crt",
-            f"--proxy-client-key-file={pki}/front-proxy.key",
+            *front_proxy(pki),
             f"--audit-policy-file={checkout.config}/audit-policy.json",
             f"--audit-log-path={checkout.audit_log}",
             # Stories count writes: an answered request must be in the log already.

@@ -1,4 +1,7 @@
-"""The operator as a process: started as its container would start it, with the chart's rights."""
+"""The operator as a process: started as its container would start it, with the chart's rights.
+
+`Replica` is what it has in common with the metrics adapter's process.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from e2e.operator.world import World, eventually
 
@@ -26,33 +31,26 @@ sys.exit(__main__.main(["run"]))
 """
 
 
-class OperatorProcess:
-    """One replica. `name` is its POD_NAME and so its identity in the Lease.
+class Replica:
+    """A process of the operator's image: `arguments` are Python's. It tells how it is at `port`."""
 
-    `credentials`: a kubeconfig, or the directory of a ServiceAccount's files.
-    """
-
-    def __init__(self, name: str, credentials: Path, directory: Path, **environ: str) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], directory: Path, port: int, environ: Mapping[str, str]
+    ) -> None:
         self.name = name
-        self.port = _free_port()
+        self.port = port
         self.log = directory / f"{name}.log"
         self._environ = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT / "operator"),
-            **({} if credentials.is_dir() else {"KUBECONFIG": str(credentials)}),
             "POD_NAME": name,
             "POD_NAMESPACE": "quire-system",
-            "QUIRE_ENGINE_IMAGE": "registry.example/quire-server:1",
-            "QUIRE_METRICS_PORT": str(self.port),
             **environ,
         }
-        program = (
-            ["-c", _IN_POD, str(credentials)] if credentials.is_dir() else ["-m", "quire_operator", "run"]
-        )
-        self._command = [sys.executable, *program]
+        self._command = [sys.executable, *arguments]
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> OperatorProcess:
+    def start(self) -> Self:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self._command, env=self._environ, stderr=log, stdout=log)
         return self
@@ -104,6 +102,29 @@ class OperatorProcess:
         lines = (line.rpartition(" ") for line in self.ask("/metrics")[1].splitlines() if line[:1] != "#")
         return {name: float(value) for name, _, value in lines}
 
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
+
+
+class OperatorProcess(Replica):
+    """One replica. `name` is its POD_NAME and so its identity in the Lease.
+
+    `credentials`: a kubeconfig, or the directory of a ServiceAccount's files.
+    """
+
+    def __init__(self, name: str, credentials: Path, directory: Path, **environ: str) -> None:
+        port = free_port()
+        program = (
+            ["-c", _IN_POD, str(credentials)] if credentials.is_dir() else ["-m", "quire_operator", "run"]
+        )
+        given = {
+            **({} if credentials.is_dir() else {"KUBECONFIG": str(credentials)}),
+            "QUIRE_ENGINE_IMAGE": "registry.example/quire-server:1",
+            "QUIRE_METRICS_PORT": str(port),
+            **environ,
+        }
+        super().__init__(name, program, directory, port, given)
+
     def wait_leading(self, world: World, seconds: float = 30) -> OperatorProcess:
         eventually(
             f"{self.name} leads\n{self.tail()}",
@@ -113,11 +134,9 @@ class OperatorProcess:
         assert self.code is None, self.tail()
         return self
 
-    def tail(self) -> str:
-        return self.log.read_text(errors="replace")[-3000:]
 
-
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback interface that nobody has now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -22,18 +22,25 @@ PROMETHEUS = ("--api-versions", "monitoring.coreos.com/v1", "--set", "monitoring
 MATRIX: dict[str, tuple[str, ...]] = {
     "defaults": (),
     "namespaced": ("--set", "watchNamespaces={team-a,team-b}"),
-    "single": ("--set", "replicas=1"),
-    "none": ("--set", "replicas=0"),
+    "single": ("--set", "replicas=1,metricsAdapter.replicas=1"),
+    "none": ("--set", "replicas=0,metricsAdapter.replicas=0"),
+    "no adapter": ("--set", "metricsAdapter.enabled=false"),
+    "cert-manager": (
+        "--set", "metricsAdapter.tls.secretName=quire-metrics-adapter-tls",
+        "--set", "metricsAdapter.tls.apiServiceAnnotations.cert-manager\\.io/inject-ca-from=quire-system/x",
+    ),
     "prometheus": (*PROMETHEUS, "--set", "monitoring.podMonitor.labels.release=kube-prometheus"),
     "bare": (
         "--set", "crds.enabled=false,networkPolicy.enabled=false,podDisruptionBudget.enabled=false",
         "--set", "rbac.create=false,serviceAccount.create=false,serviceAccount.name=mine",
         "--set", "rbac.aggregateClusterRoles.view=false",
+        "--set", "metricsAdapter.serviceAccount.create=false,metricsAdapter.serviceAccount.name=mine-too",
     ),
     "everything": (
         "--set", f"image.digest=sha256:{'0' * 64},engineImage.tag=v9,allowFaults=true,logLevel=debug",
         "--set", "rbac.aggregateClusterRoles.edit=true,imagePullSecrets[0].name=pull,priorityClassName=high",
         "--set", "nodeSelector.disk=fast,serviceAccount.annotations.a=b,crds.keep=false",
+        "--set", "metricsAdapter.serviceAccount.annotations.a=b",
     ),
 }  # fmt: skip
 
@@ -56,6 +63,12 @@ def render(*arguments: str) -> list[Body]:
 def of_kind(bodies: list[Body], kind: str) -> list[Body]:
     """The objects of one kind."""
     return [body for body in bodies if body["kind"] == kind]
+
+
+def named(bodies: list[Body], kind: str, name: str) -> Body:
+    """The only object of its kind and name."""
+    (body,) = [body for body in of_kind(bodies, kind) if body["metadata"]["name"] == name]
+    return body
 
 
 def the(bodies: list[Body], kind: str) -> Body:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from quire_operator.settings import Settings
-from tests.chart.helm import CHART, MATRIX, PROMETHEUS, ROOT, Body, of_kind, render, run, the
+from tests.chart.helm import CHART, MATRIX, PROMETHEUS, ROOT, Body, named, of_kind, render, run, the
 
 
 def test_lint_finds_nothing() -> None:
@@ -41,6 +41,8 @@ def test_every_choice_of_values_renders_named_objects_once(name: str) -> None:
         "leaderElection.retrySeconds=0",
         "networkPolicy.apiServerPorts={99999}",
         "monitoring.podMonitor.interval=often",
+        "metricsAdapter.replicas=two",
+        "metricsAdapter.tls.secretName=Not_A_Name",
     ],
 )
 def test_values_that_mean_nothing_are_refused(values: str) -> None:
@@ -59,7 +61,7 @@ def test_every_default_has_a_schema_and_the_schema_nothing_else() -> None:
             node = schema["$defs"][node["$ref"].rpartition("/")[2]]
         if isinstance(value, dict) and "properties" in node:
             known = set(node["properties"]) - {"global"}
-            optional = {"requests", "limits"} if path == ".resources" else set()
+            optional = {"requests", "limits"} if path.endswith(".resources") else set()
             assert known - optional <= set(value) <= known, path
             assert node["additionalProperties"] is False, path
             for key, inner in value.items():
@@ -82,7 +84,7 @@ def test_the_crd_is_the_one_of_the_repository_and_is_kept() -> None:
 
 
 def container(bodies: list[Body]) -> Body:
-    (found,) = the(bodies, "Deployment")["spec"]["template"]["spec"]["containers"]
+    (found,) = named(bodies, "Deployment", "quire-operator")["spec"]["template"]["spec"]["containers"]
     return dict(found)
 
 
@@ -112,25 +114,30 @@ def test_a_digest_beats_a_tag() -> None:
 
 
 def test_two_replicas_by_default_and_a_budget_only_for_more_than_one() -> None:
-    assert the(render(), "Deployment")["spec"]["replicas"] == 2
-    assert len(of_kind(render(), "PodDisruptionBudget")) == 1
-    assert of_kind(render("--set", "replicas=1"), "PodDisruptionBudget") == []
+    for name in ("quire-operator", "quire-metrics-adapter"):
+        assert named(render(), "Deployment", name)["spec"]["replicas"] == 2
+        budget = named(render(), "PodDisruptionBudget", name)["spec"]
+        assert budget["selector"] == named(render(), "Deployment", name)["spec"]["selector"]
+    assert of_kind(render(*MATRIX["single"]), "PodDisruptionBudget") == []
 
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_pods_are_restricted(name: str) -> None:
-    pod = the(render(*MATRIX[name]), "Deployment")["spec"]["template"]["spec"]
-    (only,) = pod["containers"]
+    for deployment in of_kind(render(*MATRIX[name]), "Deployment"):
+        pod = deployment["spec"]["template"]["spec"]
+        (only,) = pod["containers"]
 
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert only["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert {next(iter(v.keys() - {"name"})) for v in pod["volumes"]} == {"emptyDir"}
-    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert only["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        volumes = {next(iter(v.keys() - {"name"})) for v in pod.get("volumes", [])}
+        assert volumes <= {"emptyDir", "secret"}, "a Secret only where the administrator names it"
+        assert ("secret" not in volumes) or name == "cert-manager"
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
 
 
 def test_the_pod_monitor_needs_the_switch_and_the_crd() -> None:

@@ -29,6 +29,10 @@ def edit(path: Path) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Path], None], set[str]]] = {
     "code of the operator": (lambda t: edit(t / "operator/quire_operator/__init__.py"), {"quire-operator"}),
+    "code of the metrics adapter": (
+        lambda t: edit(t / "operator/quire_metrics_adapter/__init__.py"),
+        {"quire-operator"},
+    ),
     "code of the server": (lambda t: edit(t / "server/quire_server/__init__.py"), {"quire-server"}),
     "code of the kernels": (lambda t: edit(t / "kernels/quire_kernels/__init__.py"), {"quire-server"}),
     "lock of the server": (lambda t: edit(t / "requirements/server.txt"), {"quire-server"}),

@@ -13,10 +13,38 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "quire.labels" -}}
 {{ include "quire.selector" . }}
+{{ include "quire.release" . }}
+{{- end }}
+
+{{- /* What all objects of a release have in common. */ -}}
+{{- define "quire.release" -}}
 app.kubernetes.io/part-of: quire
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- /* Its rights are the cluster's, so it is not there for an operator that has rights in some namespaces only. */ -}}
+{{- define "quire.metricsAdapter.enabled" -}}
+{{- if and .Values.metricsAdapter.enabled (not .Values.watchNamespaces) }}true{{ end -}}
+{{- end }}
+
+{{- define "quire.metricsAdapter.name" -}}
+{{ printf "%s-metrics-adapter" .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "quire.metricsAdapter.serviceAccount" -}}
+{{ .Values.metricsAdapter.serviceAccount.name | default (include "quire.metricsAdapter.name" .) }}
+{{- end }}
+
+{{- define "quire.metricsAdapter.selector" -}}
+app.kubernetes.io/name: quire-metrics-adapter
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "quire.metricsAdapter.labels" -}}
+{{ include "quire.metricsAdapter.selector" . }}
+{{ include "quire.release" . }}
 {{- end }}
 
 {{- /* repository@digest, or repository:tag; called with (list image appVersion) */ -}}

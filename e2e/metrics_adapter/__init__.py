@@ -1,0 +1,1 @@
+"""The metrics adapter as a process, against a real kube-apiserver and its aggregator."""

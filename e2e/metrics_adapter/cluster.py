@@ -1,0 +1,84 @@
+"""The API server with the adapter behind its aggregator, as the tests use it."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from e2e.api.client import RefusedError
+from e2e.cluster.apiserver import ApiServer
+from e2e.metrics_adapter.engines import Answer, Engine, make_pod, serving
+from e2e.metrics_adapter.service import Balancer
+from e2e.operator.world import World, eventually
+
+VERSIONS = ("v1beta1", "v1beta2")
+API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
+RESOURCE = "llmdeployments.serving.quire.dev"
+
+Body = dict[str, Any]
+
+
+def path(namespace: str, name: str, metric: str = "llm_queue_depth", version: str = "v1beta2") -> str:
+    return f"/apis/custom.metrics.k8s.io/{version}/namespaces/{namespace}/{RESOURCE}/{name}/{metric}"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`service` stands between the aggregator and the replicas; engines listen at `engine_port`."""
+
+    server: ApiServer
+    world: World
+    service: Balancer
+    engine_port: int
+    stack: ExitStack
+
+    def engine(self, namespace: str, deployment: str, answer: Answer) -> Engine:
+        """A ready pod that answers."""
+        context: AbstractContextManager[Engine] = serving(self.engine_port, answer)
+        engine = self.stack.enter_context(context)
+        make_pod(self.world, namespace, deployment, engine.ip)
+        return engine
+
+    def items(self, namespace: str, name: str, metric: str, query: str = "") -> list[Body]:
+        answer = self.world.client.request("GET", path(namespace, name, metric) + query)
+        items: list[Body] = answer["items"]
+        return items
+
+    def value(self, namespace: str, name: str, metric: str = "llm_queue_depth") -> str:
+        """Through the aggregator; the words of the refusal when there is no value."""
+        try:
+            (item,) = self.items(namespace, name, metric)
+        except RefusedError as error:
+            return str(error)
+        return str(item["value"])
+
+    def wait_value(self, namespace: str, name: str, text: str, metric: str = "llm_queue_depth") -> None:
+        """Until the value is `text`, or the refusal has it."""
+        eventually(
+            f"{metric} of {name} is {text}, not {self.value(namespace, name, metric)}",
+            lambda: text in self.value(namespace, name, metric),
+            seconds=30,
+        )
+
+    def api_service(self, version: str) -> Body:
+        return self.world.client.request("GET", f"{API_SERVICES}/{version}.custom.metrics.k8s.io")
+
+    def bundle(self, version: str = "v1beta2") -> bytes:
+        return base64.b64decode(self.api_service(version)["spec"].get("caBundle", ""))
+
+    def wait_available(self) -> None:
+        eventually(f"{VERSIONS} are available", lambda: all(map(self._is_available, VERSIONS)), seconds=30)
+
+    def _is_available(self, version: str) -> bool:
+        conditions = self.api_service(version).get("status", {}).get("conditions", [])
+        return [c["status"] for c in conditions if c["type"] == "Available"] == ["True"]
+
+    def kubectl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(self.server.bin_dir / "kubectl"), f"--kubeconfig={self.server.kubeconfig}", *arguments]
+        return subprocess.run(
+            [*command, f"--cache-dir={self.server.directory}/kubectl"],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip

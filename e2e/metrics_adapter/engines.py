@@ -1,0 +1,96 @@
+"""Serving pods as the adapter meets them: a Pod in the API server, a /metrics that says what a test wants."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+
+from e2e.operator import pods
+from e2e.operator.world import World
+
+# (status, body) of each answer
+Answer = Callable[[], tuple[int, bytes]]
+
+
+def says(queue: object = 0, running: object = 0, kv: object = 0.0) -> Answer:
+    """A sound answer, but for the values given."""
+    text = (
+        "# HELP llm_queue_depth Requests that wait for the engine.\n# TYPE llm_queue_depth gauge\n"
+        f'llm_queue_depth{{model="m"}} {queue}\nllm_running_requests{{model="m"}} {running}\n'
+        f'llm_kv_cache_utilization{{model="m"}} {kv}\n'
+    )
+    return lambda: (200, text.encode())
+
+
+class Engine:
+    """`answer` may be changed while it serves; `asked` counts the questions."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.ip = _address()
+        self.answer = answer
+        self.asked = 0
+
+
+@contextlib.contextmanager
+def serving(port: int, answer: Answer) -> Iterator[Engine]:
+    """Serves /metrics (and every other path) while the block runs."""
+    engine = Engine(answer)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            engine.asked += 1
+            status, body = engine.answer()
+            with contextlib.suppress(OSError):  # the client had read or waited enough
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Location", "http://127.0.0.1:1/")
+                self.end_headers()
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = http.server.ThreadingHTTPServer((engine.ip, port), Handler)
+    server.daemon_threads = True
+    server.block_on_close = False
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield engine
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def make_pod(world: World, namespace: str, deployment: str, ip: str, *, ready: bool = True) -> str:
+    """A serving pod as operator, controllers and kubelet would have made it; its name."""
+    name = f"{deployment}-{secrets.token_hex(4)}"
+    labels = {"serving.quire.dev/name": deployment, "serving.quire.dev/role": "leader"}
+    containers = [{"name": "server", "image": "registry.example/quire-server:1"}]
+    body = {"metadata": {"name": name, "labels": labels}, "spec": {"containers": containers}}
+    world.create("Pod", namespace, body)
+    set_ready(world, namespace, name, ip, ready=ready)
+    return name
+
+
+def set_ready(world: World, namespace: str, name: str, ip: str, *, ready: bool) -> None:
+    """As the kubelet reports it."""
+    state = pods.condition("Ready", "True" if ready else "False")
+    status = pods.status(pods.running(ready=ready), conditions=(state,), ip=ip)
+    world.patch("Pod", namespace, name, {"status": status}, status=True)
+
+
+def nobody() -> str:
+    """An address at which nobody answers."""
+    return _address()
+
+
+def _address() -> str:
+    # Its own, since the port is the same for all.
+    return f"127.{1 + secrets.randbelow(254)}.{secrets.randbelow(256)}.{1 + secrets.randbelow(254)}"

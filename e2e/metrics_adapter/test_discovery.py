@@ -1,0 +1,60 @@
+"""The API server and kubectl understand what the adapter says of itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from e2e.metrics_adapter.cluster import VERSIONS, Cluster
+from e2e.operator.world import eventually
+
+pytestmark = [pytest.mark.api, pytest.mark.usefixtures("adapter")]
+
+METRICS = ["llm_gpu_utilization", "llm_kv_cache_utilization", "llm_queue_depth", "llm_running_requests"]
+
+
+def test_kubectl_finds_every_resource_of_the_cluster_without_a_word_of_warning(cluster: Cluster) -> None:
+    done = cluster.kubectl("api-resources", "--cached=false")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "llmdeployments" in done.stdout
+    assert "custom.metrics.k8s.io/v1beta2" in cluster.kubectl("api-versions").stdout
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_metrics_are_listed_in_both_forms_of_discovery(cluster: Cluster, version: str) -> None:
+    legacy = cluster.world.client.request("GET", f"/apis/custom.metrics.k8s.io/{version}")
+    assert sorted(r["name"].rpartition("/")[2] for r in legacy["resources"]) == METRICS
+
+    (group,) = eventually("the aggregator has it", lambda: fresh_group(cluster))
+    (found,) = [v for v in group["versions"] if v["version"] == version]
+    (resource,) = found["resources"]
+    assert resource["resource"] == "llmdeployments.serving.quire.dev"
+    assert sorted(s["subresource"] for s in resource["subresources"]) == METRICS
+    assert group["versions"][0]["version"] == "v1beta2"
+
+
+def fresh_group(cluster: Cluster) -> list[dict[str, Any]]:
+    """Our group in the API server's aggregated document, once none of its versions is stale."""
+    accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+    answer = cluster.world.client._http.get("/apis", headers={"Accept": accept})
+    groups = [g for g in answer.json()["items"] if g["metadata"]["name"] == "custom.metrics.k8s.io"]
+    is_fresh = groups and all(v.get("freshness") == "Current" for v in groups[0]["versions"])
+    return groups if is_fresh else []
+
+
+def test_a_namespace_can_still_be_deleted(cluster: Cluster, namespace: str) -> None:
+    """The controller asks for everything that could be in it: a group that fails keeps it for ever."""
+    cluster.world.create("ConfigMap", namespace, {"metadata": {"name": "x"}})
+    cluster.world.client.request("DELETE", f"/api/v1/namespaces/{namespace}")
+
+    def is_gone() -> bool:
+        done = cluster.kubectl("get", "namespace", namespace, "-o", "json", "--ignore-not-found")
+        conditions = json.loads(done.stdout or "{}").get("status", {}).get("conditions", [])
+        failed = [c for c in conditions if c["type"] == "NamespaceDeletionDiscoveryFailure"]
+        assert not any(c["status"] == "True" for c in failed), failed
+        return not done.stdout.strip()
+
+    eventually("the namespace is gone", is_gone, seconds=60, poll=0.5)

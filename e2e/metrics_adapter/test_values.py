@@ -1,0 +1,142 @@
+"""What the API answers: the sum over the ready pods, or an error, and never 0 for what is not known."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from e2e.metrics_adapter.cluster import VERSIONS, Cluster, path
+from e2e.metrics_adapter.engines import Answer, make_pod, nobody, says, set_ready
+from e2e.operator.world import eventually
+
+pytestmark = [pytest.mark.api, pytest.mark.usefixtures("adapter")]
+
+
+def hang() -> tuple[int, bytes]:
+    time.sleep(3)
+    return says(queue=1)()
+
+
+LIES: dict[str, Answer] = {
+    "not a number": says(queue="NaN"),
+    "infinite": says(queue="+Inf"),
+    "negative": says(queue=-5),
+    "beyond reason": says(queue="1e300"),
+    "no metrics": lambda: (200, b"hello\n"),
+    "endless": lambda: (200, b"# x\n" * 1_000_000),
+    "an error page": lambda: (500, says(queue=1)()[1]),
+    "sent elsewhere": lambda: (302, says(queue=1)()[1]),
+    "too late": hang,
+}
+
+
+def test_kubectl_gets_the_sum_over_the_ready_pods_in_both_versions(cluster: Cluster, namespace: str) -> None:
+    cluster.engine(namespace, "chat", says(queue=7, running=2, kv=0.5))
+    cluster.engine(namespace, "chat", says(queue=5, running=1, kv=0.25))
+    cluster.engine(namespace, "other", says(queue=100))
+    loading = make_pod(cluster.world, namespace, "chat", nobody(), ready=False)
+    cluster.wait_value(namespace, "chat", "12")
+
+    for version in VERSIONS:
+        done = cluster.kubectl("get", "--raw", path(namespace, "chat", version=version))
+        assert (done.returncode, done.stderr) == (0, "")
+        (item,) = json.loads(done.stdout)["items"]
+        assert item["value"] == "12"
+        assert item["describedObject"] == {
+            "kind": "LLMDeployment",
+            "namespace": namespace,
+            "name": "chat",
+            "apiVersion": "serving.quire.dev/v1alpha1",
+        }
+    assert cluster.value(namespace, "chat", "llm_running_requests") == "3"
+    assert cluster.value(namespace, "chat", "llm_kv_cache_utilization") == "750m"
+    assert "no believable llm_gpu_utilization" in cluster.value(namespace, "chat", "llm_gpu_utilization")
+    assert cluster.world.get("Pod", namespace, loading)
+
+
+def test_a_pod_that_becomes_ready_counts_within_two_seconds(cluster: Cluster, namespace: str) -> None:
+    """Scrapes are five seconds apart: waiting for the next would blind the autoscaler with each new pod."""
+    cluster.engine(namespace, "chat", says(queue=7))
+    cluster.wait_value(namespace, "chat", "7")
+    cluster.engine(namespace, "chat", says(queue=5))
+
+    eventually("both count", lambda: cluster.value(namespace, "chat") == "12", seconds=2.5)
+
+
+def test_a_value_follows_what_the_pods_say(cluster: Cluster, namespace: str) -> None:
+    engine = cluster.engine(namespace, "chat", says(queue=7))
+    cluster.wait_value(namespace, "chat", "7")
+    engine.answer = says(queue=0)
+    cluster.wait_value(namespace, "chat", "0")
+
+
+def test_a_ready_pod_that_does_not_answer_is_an_error_until_it_is_not_ready(
+    cluster: Cluster, namespace: str
+) -> None:
+    cluster.engine(namespace, "chat", says(queue=7))
+    cluster.wait_value(namespace, "chat", "7")
+    silent = nobody()
+    name = make_pod(cluster.world, namespace, "chat", silent)
+
+    cluster.wait_value(namespace, "chat", "1 of 2 ready pods did not answer within 15 s")
+    set_ready(cluster.world, namespace, name, silent, ready=False)
+    cluster.wait_value(namespace, "chat", "7")
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_pod_that_lies_gives_no_value_and_the_others_go_on(
+    cluster: Cluster, namespace: str, lie: str
+) -> None:
+    liar = cluster.engine(namespace, "chat", LIES[lie])
+    cluster.engine(namespace, "chat", says(queue=1))
+    cluster.engine(namespace, "honest", says(queue=3))
+
+    cluster.wait_value(namespace, "honest", "3")
+    eventually("the liar was asked", lambda: liar.asked)
+    assert "1 of 2 ready pods" in cluster.value(namespace, "chat")
+    liar.answer = says(queue=1)
+    cluster.wait_value(namespace, "chat", "2")
+
+
+def test_a_value_that_is_too_old_becomes_an_error_and_not_0(cluster: Cluster, namespace: str) -> None:
+    engine = cluster.engine(namespace, "chat", says(queue=7))
+    cluster.wait_value(namespace, "chat", "7")
+    engine.answer = lambda: (503, b"")
+
+    seen = set()
+
+    def is_refused() -> bool:
+        seen.add(cluster.value(namespace, "chat"))
+        return any("did not answer within 15 s" in one for one in seen)
+
+    eventually("it is too old", is_refused, seconds=30, poll=0.5)
+    assert {one for one in seen if one.isdigit()} == {"7"}
+
+
+def test_nothing_that_is_not_there_has_a_value(cluster: Cluster, namespace: str) -> None:
+    make_pod(cluster.world, namespace, "loading", nobody(), ready=False)
+
+    assert "no pod of it is ready" in cluster.value(namespace, "loading")
+    assert "no pod of it is ready" in cluster.value(namespace, "nobody")
+    assert "no such metric" in cluster.value(namespace, "nobody", "llm_secrets")
+
+
+def test_all_of_a_namespace_and_those_with_a_label(cluster: Cluster, namespace: str) -> None:
+    for name, queue in (("chat", 1), ("code", 2), ("dark", 3)):
+        cluster.world.deploy(namespace, name)
+        cluster.world.patch("LLMDeployment", namespace, name, {"metadata": {"labels": {"team": name}}})
+        if name != "dark":
+            cluster.engine(namespace, name, says(queue=queue))
+            cluster.wait_value(namespace, name, str(queue))
+
+    def found(query: str = "") -> dict[str, str]:
+        items = cluster.items(namespace, "*", "llm_queue_depth", query)
+        return {item["describedObject"]["name"]: item["value"] for item in items}
+
+    assert found() == {"chat": "1", "code": "2"}, "what has no value is not in the list"
+    assert found("?labelSelector=team%3Dcode") == {"code": "2"}
+    assert found("?labelSelector=team%20in%20(chat,dark)") == {"chat": "1"}
+    with pytest.raises(Exception, match="labelSelector"):
+        found("?labelSelector=!!")

@@ -1,0 +1,103 @@
+"""What the API server, kubectl and the namespace controller are told about the API: its versions, resources
+and verbs.
+
+A mistake here is not a small one: a group whose discovery fails keeps every namespace of the cluster from
+being deleted. All documents are constants. The aggregator asks for the aggregated form at /apis; the older
+forms stand below it. Pure; called by the server.
+Source: k8s.io/api/apidiscovery/{v2,v2beta1}, k8s.io/apimachinery/pkg/apis/meta/v1 (APIResourceList).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire_metrics_adapter.load_metrics import METRICS
+from quire_operator import names
+
+Document = dict[str, Any]
+
+GROUP = "custom.metrics.k8s.io"
+VERSIONS = ("v1beta2", "v1beta1")  # the preferred one first
+RESOURCE = f"{names.PLURAL}.{names.GROUP}"
+API_SERVICES = tuple(f"{version}.{GROUP}" for version in VERSIONS)
+
+_VERBS = ["get"]  # not list and not delete: nobody may try to empty a namespace of metrics
+_KIND = "MetricValueList"
+_AGGREGATED = "APIGroupDiscoveryList"
+
+
+def document(path: str, accept: str) -> tuple[Document, str] | None:
+    """The document at `path` and its content type, None where there is none."""
+    if path == "/apis":
+        for version in _aggregated_versions(accept):
+            kind = f"application/json;g=apidiscovery.k8s.io;v={version};as={_AGGREGATED}"
+            return _aggregated(version), kind
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group()]}, "application/json"
+    if path == f"/apis/{GROUP}":
+        return {"kind": "APIGroup", "apiVersion": "v1", **_group()}, "application/json"
+    for version in VERSIONS:
+        if path == f"/apis/{GROUP}/{version}":
+            return _resources(version), "application/json"
+    return None
+
+
+def _aggregated_versions(accept: str) -> list[str]:
+    """The versions of aggregated discovery that the caller takes, in the order of its wishes."""
+    found = []
+    for wish in accept.split(","):
+        parameters = {part.strip() for part in wish.split(";")[1:]}
+        if {"g=apidiscovery.k8s.io", f"as={_AGGREGATED}"} <= parameters:
+            found += [version for version in ("v2", "v2beta1") if f"v={version}" in parameters]
+    return found
+
+
+def _group() -> Document:
+    versions = [{"groupVersion": f"{GROUP}/{version}", "version": version} for version in VERSIONS]
+    return {"name": GROUP, "versions": versions, "preferredVersion": versions[0]}
+
+
+def _resources(version: str) -> Document:
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": f"{GROUP}/{version}",
+        "resources": [
+            {
+                "name": f"{RESOURCE}/{metric}",
+                "singularName": "",
+                "namespaced": True,
+                "kind": _KIND,
+                "verbs": _VERBS,
+            }
+            for metric in METRICS
+        ],
+    }
+
+
+def _aggregated(discovery_version: str) -> Document:
+    return {
+        "kind": _AGGREGATED,
+        "apiVersion": f"apidiscovery.k8s.io/{discovery_version}",
+        "metadata": {},
+        "items": [
+            {
+                "metadata": {"name": GROUP, "creationTimestamp": None},
+                "versions": [_aggregated_version(version) for version in VERSIONS],
+            }
+        ],
+    }
+
+
+def _aggregated_version(version: str) -> Document:
+    """Metrics are subresources of a resource that is not there itself, as in the API server's own."""
+    kind = {"group": "", "version": "", "kind": _KIND}
+    metrics = [{"subresource": metric, "responseKind": kind, "verbs": _VERBS} for metric in METRICS]
+    resource = {
+        "resource": RESOURCE,
+        "responseKind": {"group": "", "version": "", "kind": ""},
+        "scope": "Namespaced",
+        "singularResource": "",
+        "verbs": [],
+        "subresources": metrics,
+    }
+    return {"version": version, "resources": [resource], "freshness": "Current"}

@@ -1,0 +1,63 @@
+"""What a pod's /metrics says of its load: a strict reader of Prometheus' text format for a few names.
+
+Called by the scraper with bytes from the network. The pod may lie: a value that is no plain number within the
+metric's bounds takes the metric away, so that nobody ever sums it. Knows no pod and no clock.
+Source: https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from quire_metrics_adapter.errors import HostileAnswerError
+from quire_metrics_adapter.load_metrics import METRICS, LoadMetric
+
+MAX_BYTES = 1 << 20
+MAX_SERIES = 64  # of one name: a pod has not more GPUs
+
+_OURS = tuple(metric.source for metric in METRICS.values())
+_NUMBER = re.compile(r"\+?\d{1,20}(\.\d{0,40})?([eE][+-]?\d{1,3})?", re.ASCII)
+
+
+def parse(raw: bytes) -> dict[str, float]:
+    """Metric name -> the pod's value, without the metrics that are missing or cannot be believed.
+
+    Raises HostileAnswerError for more than MAX_BYTES.
+    """
+    if len(raw) > MAX_BYTES:
+        raise HostileAnswerError(f"/metrics is longer than {MAX_BYTES} bytes")
+    series: dict[str, list[str]] = {metric.source: [] for metric in METRICS.values()}
+    # Not splitlines(): it would also split at what may stand in the value of a label.
+    for line in raw.decode("utf-8", errors="replace").split("\n"):
+        if not line.startswith(_OURS):  # as nearly all lines
+            continue
+        name = re.split(r"[{ \t]", line, maxsplit=1)[0]
+        if name in series:
+            series[name].append(line)
+    return _values(series)
+
+
+def _values(series: Mapping[str, list[str]]) -> dict[str, float]:
+    values = {}
+    for metric in METRICS.values():
+        value = _value(metric, series[metric.source])
+        if value is not None:
+            values[metric.name] = value
+    return values
+
+
+def _value(metric: LoadMetric, lines: list[str]) -> float | None:
+    if not 1 <= len(lines) <= MAX_SERIES:
+        return None
+    numbers = []
+    for line in lines:
+        rest = line.rpartition("}")[2] if "{" in line else line[len(metric.source) :]
+        words = rest.split()  # the value, and perhaps a timestamp
+        if not 1 <= len(words) <= 2 or not _NUMBER.fullmatch(words[0]):
+            return None
+        number = float(words[0])
+        if number > metric.highest:
+            return None
+        numbers.append(number)
+    return sum(numbers) / len(numbers) if metric.is_share else sum(numbers)

@@ -1,0 +1,157 @@
+"""Requests to the API server and watches of it, as plain dicts: the only one here that knows the Kubernetes
+client, of which it takes kubeconfig files.
+
+Used by the shells of this package. The token's file is read for each request, since the kubelet replaces it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import config as kubernetes_config
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config.incluster_config import InClusterConfigLoader
+
+from quire_metrics_adapter.errors import (
+    ApiError,
+    ConflictError,
+    GoneError,
+    InvalidError,
+    NotFoundError,
+    UnreachableError,
+)
+
+Document = dict[str, Any]
+
+CONNECT_SECONDS = 5.0
+REQUEST_SECONDS = 10.0
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+
+# A watch ends and goes on where it was: a connection that died silently is noticed within this time.
+WATCH_SECONDS = 60
+_LINE_BYTES = 2 << 20  # etcd holds no larger object
+_ERRORS = {400: InvalidError, 404: NotFoundError, 409: ConflictError, 410: GoneError}
+
+
+class Connection:
+    """One pool of connections with one identity."""
+
+    def __init__(self, configuration: Configuration, token_file: Path | None = None) -> None:
+        self._configuration = configuration
+        self._token_file = token_file
+        tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+        if configuration.cert_file:
+            tls.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=tls, limit=64),
+            trust_env=False,
+            read_bufsize=_LINE_BYTES,
+            headers={"User-Agent": "quire-metrics-adapter", "Accept": JSON},
+        )
+
+    @classmethod
+    async def open(cls) -> Connection:
+        """With KUBECONFIG where it is set, else with the pod's ServiceAccount."""
+        configuration, token_file = Configuration(), None
+        try:
+            if os.environ.get("KUBECONFIG"):
+                await kubernetes_config.load_kube_config(client_configuration=configuration)
+            else:
+                token_file = SERVICE_ACCOUNT / "token"
+                authority = str(SERVICE_ACCOUNT / "ca.crt")
+                loader = InClusterConfigLoader(token_file, authority, try_refresh_token=False)
+                loader.load_and_set(configuration)
+        except kubernetes_config.ConfigException as error:
+            raise ApiError(f"no credentials for the API server: {error}") from error
+        return cls(configuration, token_file)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Document | None = None,
+        content_type: str = JSON,
+    ) -> Document:
+        """The answer's JSON object; an ApiError for anything but a 2xx answer."""
+        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS)
+        headers = {"Content-Type": content_type, **await self._authorization()}
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            async with self._session.request(
+                method,
+                f"{self._configuration.host}{path}",
+                params=query,
+                data=data,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+            ) as answer:
+                raw = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise UnreachableError(f"{method} {path}: {type(error).__name__} {error}") from error
+        document = _document(raw)
+        if not 200 <= answer.status <= 299:
+            raise _error(answer.status, f"{method} {path}: {document.get('message') or answer.reason}")
+        return document
+
+    async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Document]:
+        """The events of one watch, which ends by itself; GoneError when it cannot begin where it should."""
+        timeout = aiohttp.ClientTimeout(
+            total=WATCH_SECONDS + 2 * CONNECT_SECONDS, sock_connect=CONNECT_SECONDS
+        )
+        parameters = {**query, "watch": "true", "timeoutSeconds": str(WATCH_SECONDS)}
+        try:
+            async with self._session.get(
+                f"{self._configuration.host}{path}",
+                params={**parameters, "allowWatchBookmarks": "true"},
+                headers=await self._authorization(),
+                timeout=timeout,
+                allow_redirects=False,
+            ) as answer:
+                if answer.status != 200:
+                    document = _document(await answer.read())
+                    raise _error(answer.status, f"watch {path}: {document.get('message') or answer.reason}")
+                async for line in answer.content:
+                    event = _document(line)
+                    if event.get("type") == "ERROR":
+                        status = event.get("object") or {}
+                        raise _error(int(status.get("code") or 500), f"watch {path}: {status.get('message')}")
+                    yield event
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise UnreachableError(f"watch {path}: {type(error).__name__} {error}") from error
+
+    async def _authorization(self) -> dict[str, str]:
+        if self._token_file is not None:
+            token = self._token_file.read_text(encoding="utf-8").strip()
+        else:
+            header = await self._configuration.get_api_key_with_prefix("BearerToken") or ""
+            token = header.rpartition(" ")[2].strip()
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _error(status: int, message: str) -> ApiError:
+    if status == 429 or status >= 500:
+        return UnreachableError(f"HTTP {status}: {message}")
+    return _ERRORS.get(status, ApiError)(f"HTTP {status}: {message}")
+
+
+def _document(raw: bytes) -> Document:
+    try:
+        document = json.loads(raw)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,145 @@
+"""Which pods serve, in every namespace: a table that one watch keeps up to date.
+
+Started by the process; read by the scraper (whom to ask) and by the server (who must have answered).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire_metrics_adapter.errors import ApiError, GoneError
+from quire_metrics_adapter.kube_api import Connection
+from quire_operator import names
+
+logger = logging.getLogger(__name__)
+
+PATH = "/api/v1/pods"
+SELECTOR = f"{names.LABEL_NAME},{names.LABEL_ROLE}={names.ROLE_LEADER}"
+# Without a watch for so long nobody knows any more which pods are ready.
+LOST_SECONDS = 15.0
+_PAGE = "500"
+_RETRY_SECONDS = 1.0
+_PAUSE_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A serving pod that is ready."""
+
+    uid: str
+    namespace: str
+    deployment: str
+    address: str
+
+
+class PodTable:
+    """The ready pods by uid. `changed` is set whenever there may be a new one."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._pods: dict[str, Pod] = {}
+        self._by_deployment: dict[tuple[str, str], set[str]] = {}
+        self._seen_at = float("-inf")
+        self._connected = False
+        self.changed = asyncio.Event()
+
+    @property
+    def known(self) -> bool:
+        """Whether the table can be believed."""
+        return self._connected or self._clock() - self._seen_at <= LOST_SECONDS
+
+    def all(self) -> list[Pod]:
+        """Every ready pod."""
+        return list(self._pods.values())
+
+    def of(self, namespace: str, deployment: str) -> frozenset[str]:
+        """The uids of the ready pods of one LLMDeployment."""
+        return frozenset(self._by_deployment.get((namespace, deployment), ()))
+
+    def connected(self, is_so: bool) -> None:
+        """The watch is up, or was until now."""
+        if self._connected and not is_so:
+            self._seen_at = self._clock()
+        self._connected = is_so
+
+    def replace(self, bodies: list[Mapping[str, Any]]) -> None:
+        """A complete list."""
+        self._pods.clear()
+        self._by_deployment.clear()
+        for body in bodies:
+            self.put(body)
+
+    def put(self, body: Mapping[str, Any]) -> None:
+        """A pod as it is now."""
+        pod = read(body)
+        if pod is None:
+            self.remove(body)
+        elif self._pods.get(pod.uid) != pod:
+            self.remove(body)
+            self._pods[pod.uid] = pod
+            self._by_deployment.setdefault((pod.namespace, pod.deployment), set()).add(pod.uid)
+            self.changed.set()
+
+    def remove(self, body: Mapping[str, Any]) -> None:
+        """A pod that is gone, or not ready."""
+        pod = self._pods.pop(str(body["metadata"]["uid"]), None)
+        if pod is not None:
+            place = (pod.namespace, pod.deployment)
+            self._by_deployment[place].discard(pod.uid)
+            if not self._by_deployment[place]:
+                del self._by_deployment[place]
+
+
+def read(body: Mapping[str, Any]) -> Pod | None:
+    """The pod if it is ready: one that is being deleted gets no requests any more."""
+    metadata, status = body["metadata"], body.get("status") or {}
+    conditions = {c.get("type"): c.get("status") for c in status.get("conditions") or ()}
+    deployment = str((metadata.get("labels") or {}).get(names.LABEL_NAME) or "")
+    address = str(status.get("podIP") or "")
+    is_ready = conditions.get("Ready") == "True" and "deletionTimestamp" not in metadata
+    if not (is_ready and deployment and address):
+        return None
+    return Pod(str(metadata["uid"]), str(metadata["namespace"]), deployment, address)
+
+
+async def watch(connection: Connection, table: PodTable) -> None:
+    """Keep `table` up to date until cancelled, whatever the API server does."""
+    version = ""
+    while True:
+        try:
+            version = version or await _list(connection, table)
+            table.connected(True)
+            query = {"labelSelector": SELECTOR, "resourceVersion": version}
+            async for event in connection.watch(PATH, query):
+                body = event["object"]
+                version = str(body["metadata"]["resourceVersion"])
+                if event["type"] == "DELETED":
+                    table.remove(body)
+                elif event["type"] != "BOOKMARK":
+                    table.put(body)
+            await asyncio.sleep(_PAUSE_SECONDS)  # it ended as it should, and goes on where it was
+        except GoneError:
+            version = ""
+        except ApiError as error:
+            logger.warning("cannot watch pods: %s", error)
+            table.connected(False)
+            version = ""
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def _list(connection: Connection, table: PodTable) -> str:
+    """Fill the table; the resource version at which the list was made."""
+    bodies: list[Mapping[str, Any]] = []
+    query = {"labelSelector": SELECTOR, "limit": _PAGE}
+    while True:
+        answer = await connection.request("GET", PATH, query=query)
+        bodies += answer.get("items") or []
+        query["continue"] = str(answer["metadata"].get("continue") or "")
+        if not query["continue"]:
+            table.replace(bodies)
+            return str(answer["metadata"]["resourceVersion"])

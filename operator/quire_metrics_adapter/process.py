@@ -1,0 +1,105 @@
+"""One replica, put together: what runs, in which order it starts, and what ends it.
+
+Called by `__main__`. Nothing is kept anywhere: a replica that ends leaves nothing that another would need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+from quire_metrics_adapter import metrics as own_metrics
+from quire_metrics_adapter import pods
+from quire_metrics_adapter.guard import Guard
+from quire_metrics_adapter.kube_api import Connection
+from quire_metrics_adapter.listener import Listener
+from quire_metrics_adapter.metrics import Metrics
+from quire_metrics_adapter.mounted import MountedPair
+from quire_metrics_adapter.pods import PodTable
+from quire_metrics_adapter.publisher import Publisher
+from quire_metrics_adapter.scraper import Scraper
+from quire_metrics_adapter.server import MetricsApi
+from quire_metrics_adapter.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+async def run(settings: Settings) -> None:
+    """Serve until SIGTERM. Raises AdapterError for what no retry can mend."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    connection = await Connection.open()
+    try:
+        await _Replica(connection, settings).run(stop)
+    finally:
+        await connection.close()
+
+
+class _Replica:
+    def __init__(self, connection: Connection, settings: Settings) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._metrics = Metrics()
+        self._table = PodTable()
+        self._guard = Guard(connection)
+        self._scraper = Scraper(self._table, self._metrics, port=settings.engine_port)
+        self._certificate: Publisher | MountedPair = (
+            MountedPair(settings.tls_directory)
+            if settings.tls_directory is not None
+            else Publisher(connection, settings)
+        )
+        self._is_ending = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        api = MetricsApi(self._connection, self._guard, self._table, self._scraper, self._metrics)
+        runner = api.runner()
+        await runner.setup()
+        listener = Listener(runner, self._settings.port)
+
+        one_at_a_time = asyncio.Lock()  # or what was known earlier could be served with last
+
+        async def serve() -> None:
+            async with one_at_a_time:
+                proxy = self._guard.front_proxy
+                await listener.serve(self._certificate.credentials, proxy.authority if proxy else "")
+            self._metrics.renewals.inc()
+
+        try:
+            async with own_metrics.serve(self._metrics, self._settings.probe_port, self._unready):
+                await serve()
+                await self._work(
+                    stop,
+                    self._guard.follow(serve),
+                    self._certificate.run(serve),
+                    pods.watch(self._connection, self._table),
+                    self._scraper.run(),
+                )
+        finally:
+            await runner.cleanup()
+            listener.close()
+
+    async def _work(self, stop: asyncio.Event, *works: Coroutine[Any, Any, None]) -> None:
+        """Until told to stop, or until one of `works`, which never end by themselves, fails."""
+        tasks = [asyncio.create_task(work) for work in works]
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+        self._is_ending = True
+        for task in (*tasks, stopped):
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+
+    def _unready(self) -> str:
+        if self._is_ending:
+            return "ending"
+        if not self._certificate.published:
+            return "the certificate authority is not published yet"
+        if not self._guard.known:
+            return "the API server's front proxy is not known yet"
+        return "" if self._table.known else "which pods are ready is not known"

@@ -1,0 +1,108 @@
+"""The metrics adapter in the chart: where it is, what it may do, and that all its parts name each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire_metrics_adapter import discovery
+from quire_metrics_adapter.settings import Settings
+from tests.chart.helm import MATRIX, Body, named, of_kind, render
+from tests.chart.test_rights import granted
+
+NAME = "quire-metrics-adapter"
+WITH_ADAPTER = [name for name in MATRIX if name not in ("namespaced", "no adapter")]
+
+
+def ours(bodies: list[Body]) -> list[Body]:
+    return [b for b in bodies if b["metadata"].get("labels", {}).get("app.kubernetes.io/name") == NAME]
+
+
+@pytest.mark.parametrize("name", ["namespaced", "no adapter"])
+def test_nothing_of_it_is_there_when_it_is_off_or_has_no_rights_in_the_cluster(name: str) -> None:
+    bodies = render(*MATRIX[name])
+
+    assert ours(bodies) == []
+    assert of_kind(bodies, "APIService") == []
+    assert NAME not in str(bodies)
+
+
+@pytest.mark.parametrize("name", WITH_ADAPTER)
+def test_the_api_services_lead_to_its_pods(name: str) -> None:
+    bodies = render(*MATRIX[name])
+    pod = named(bodies, "Deployment", NAME)["spec"]["template"]
+    service = named(bodies, "Service", NAME)["spec"]
+    (container,) = pod["spec"]["containers"]
+    (port,) = service["ports"]
+
+    assert {b["metadata"]["name"] for b in of_kind(bodies, "APIService")} == set(discovery.API_SERVICES)
+    for api in of_kind(bodies, "APIService"):
+        assert api["spec"]["service"] == {"name": NAME, "namespace": "quire-system", "port": port["port"]}
+        assert "caBundle" not in api["spec"] and "insecureSkipTLSVerify" not in api["spec"]
+    assert service["selector"].items() <= pod["metadata"]["labels"].items()
+    assert port["targetPort"] in {p["name"] for p in container["ports"]}
+
+
+def test_the_newer_version_is_preferred() -> None:
+    priority = {b["spec"]["version"]: b["spec"]["versionPriority"] for b in of_kind(render(), "APIService")}
+
+    assert sorted(priority, key=lambda version: -priority[version]) == list(discovery.VERSIONS)
+
+
+@pytest.mark.parametrize("name", WITH_ADAPTER)
+def test_it_understands_the_environment_that_the_chart_gives_it(name: str) -> None:
+    (container,) = named(render(*MATRIX[name]), "Deployment", NAME)["spec"]["template"]["spec"]["containers"]
+    given = {e["name"]: e.get("value", "from-the-pod") for e in container["env"]}
+    settings = Settings.from_environ(given)
+    ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+
+    assert container["command"] == [NAME]
+    assert settings.service == NAME
+    assert {"https": settings.port, "metrics": settings.probe_port} == ports
+    assert (settings.tls_directory is not None) == (name == "cert-manager")
+
+
+def test_it_has_the_rights_that_its_code_uses_and_no_others() -> None:
+    bodies = [b for b in ours(render()) if "rules" in b]
+    (role,) = bodies
+    (api_services,) = [r for r in role["rules"] if "apiservices" in r["resources"]]
+
+    assert role["kind"] == "ClusterRole"
+    assert granted(role) == {
+        ("", "pods"): {"list", "watch"},
+        ("serving.quire.dev", "llmdeployments"): {"list"},
+        ("apiregistration.k8s.io", "apiservices"): {"get", "patch"},
+    }
+    assert set(api_services["resourceNames"]) == set(discovery.API_SERVICES)
+
+
+def test_it_is_bound_to_its_own_role_and_to_the_two_that_kubernetes_has_for_aggregated_apis() -> None:
+    bodies = ours(render())
+    bindings = [*of_kind(bodies, "ClusterRoleBinding"), *of_kind(bodies, "RoleBinding")]
+    bound = {(b["roleRef"]["name"], b["metadata"].get("namespace")) for b in bindings}
+
+    assert bound == {
+        (NAME, None),
+        ("system:auth-delegator", None),
+        ("extension-apiserver-authentication-reader", "kube-system"),
+    }
+    assert {s["name"] for b in bindings for s in b["subjects"]} == {NAME}
+
+
+def test_with_a_certificate_of_somebody_elses_it_has_no_right_on_api_services() -> None:
+    bodies = render(*MATRIX["cert-manager"])
+    (role,) = [b for b in ours(bodies) if "rules" in b]
+
+    assert ("apiregistration.k8s.io", "apiservices") not in granted(role)
+    for api in of_kind(bodies, "APIService"):
+        assert api["metadata"]["annotations"] == {"cert-manager.io/inject-ca-from": "quire-system/x"}
+
+
+def test_it_reaches_the_pods_that_it_asks_and_no_others() -> None:
+    policy = named(render(), "NetworkPolicy", NAME)["spec"]
+    (to_pods,) = [rule for rule in policy["egress"] if "to" in rule]
+
+    assert to_pods["ports"] == [{"port": 8000, "protocol": "TCP"}]
+    assert to_pods["to"][0]["podSelector"]["matchLabels"] == {
+        "app.kubernetes.io/managed-by": "quire-operator"
+    }
+    assert {p["port"] for rule in policy["ingress"] for p in rule["ports"]} == {6443, 8080}

@@ -1,0 +1,61 @@
+"""The API server as the adapter's shells see it, with what a test puts in its way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from quire_metrics_adapter.errors import AdapterError, ConflictError
+
+Body = dict[str, Any]
+
+
+class FakeApi:
+    """Lists and watches of pods, and the two APIServices with their conditional patches."""
+
+    def __init__(self, service: str = "quire-metrics-adapter") -> None:
+        self.pods: list[Body] = []
+        self.watches: list[list[Body | AdapterError]] = []  # each watch takes one; the last one stays open
+        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.services = {
+            f"{version}.custom.metrics.k8s.io": {
+                "metadata": {"name": f"{version}.custom.metrics.k8s.io", "resourceVersion": "1"},
+                "spec": {"service": {"namespace": "quire-system", "name": service}},
+            }
+            for version in ("v1beta1", "v1beta2")
+        }
+        self.writes: list[str] = []
+        self.in_between: list[Any] = []  # called before a patch, once each: somebody who is faster
+
+    async def request(
+        self, method: str, path: str, *, query: Any = None, body: Any = None, content_type: str = ""
+    ) -> Body:
+        self.asked.append((path, dict(query or {})))
+        if path == "/api/v1/pods":
+            return {"metadata": {"resourceVersion": "10"}, "items": list(self.pods)}
+        service = self.services[path.rpartition("/")[2]]
+        if method == "PATCH":
+            if self.in_between:
+                self.in_between.pop()(service)
+            if body["metadata"]["resourceVersion"] != service["metadata"]["resourceVersion"]:
+                raise ConflictError("changed")
+            self.change(service, body["spec"]["caBundle"])
+            self.writes.append(service["metadata"]["name"])
+        return {"metadata": dict(service["metadata"]), "spec": dict(service["spec"])}
+
+    @staticmethod
+    def change(service: Body, bundle: str) -> None:
+        service["spec"]["caBundle"] = bundle
+        version = int(service["metadata"]["resourceVersion"]) + 1
+        service["metadata"]["resourceVersion"] = str(version)
+
+    async def watch(self, path: str, query: dict[str, str]) -> AsyncIterator[Body]:
+        self.asked.append((f"watch {path}", dict(query)))
+        events = self.watches.pop(0) if self.watches else []
+        for event in events:
+            if isinstance(event, AdapterError):
+                raise event
+            yield event
+        if not self.watches:
+            await asyncio.Event().wait()

@@ -1,0 +1,143 @@
+"""Discovery, values and refusals as the API server and its clients read them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from quire_metrics_adapter import answers, discovery, queries
+from quire_metrics_adapter.answers import Item
+from quire_metrics_adapter.errors import RefusedError
+
+PREFIX = "/apis/custom.metrics.k8s.io/v1beta2/namespaces"
+AGGREGATED = "application/json;g=apidiscovery.k8s.io;v={};as=APIGroupDiscoveryList"
+METRIC_NAMES = {
+    "llm_queue_depth",
+    "llm_running_requests",
+    "llm_kv_cache_utilization",
+    "llm_gpu_utilization",
+}
+
+
+def document(path: str, accept: str = "application/json") -> dict[str, object]:
+    found = discovery.document(path, accept)
+    assert found is not None
+    return found[0]
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+def test_the_legacy_list_names_every_metric_with_get_alone(version: str) -> None:
+    listed = document(f"/apis/custom.metrics.k8s.io/{version}")
+
+    assert listed["groupVersion"] == f"custom.metrics.k8s.io/{version}"
+    names = {r["name"]: r for r in listed["resources"]}  # type: ignore[attr-defined]
+    assert names.keys() == {f"llmdeployments.serving.quire.dev/{metric}" for metric in METRIC_NAMES}
+    assert all(r["verbs"] == ["get"] and r["namespaced"] and r["kind"] for r in names.values())
+
+
+@pytest.mark.parametrize("version", ["v2", "v2beta1"])
+def test_the_aggregated_form_is_given_to_whom_asks_for_it(version: str) -> None:
+    found = discovery.document("/apis", AGGREGATED.format(version) + ",application/json")
+    assert found is not None
+    listed, content_type = found
+
+    assert content_type == AGGREGATED.format(version)
+    assert listed["apiVersion"] == f"apidiscovery.k8s.io/{version}"
+    (group,) = listed["items"]
+    assert [v["version"] for v in group["versions"]] == ["v1beta2", "v1beta1"]
+    for one in group["versions"]:
+        (resource,) = one["resources"]
+        assert {s["subresource"] for s in resource["subresources"]} == METRIC_NAMES
+        # Without a kind clients drop the subresource; with verbs the namespace controller would delete it.
+        assert all(s["responseKind"]["kind"] for s in resource["subresources"])
+        assert not resource["verbs"]
+
+
+def test_the_first_form_that_the_caller_wishes_is_given() -> None:
+    both = ",".join(AGGREGATED.format(version) for version in ("v2beta1", "v2"))
+
+    assert document("/apis", both)["apiVersion"] == "apidiscovery.k8s.io/v2beta1"
+    assert document("/apis")["kind"] == "APIGroupList"
+    assert document("/apis", AGGREGATED.format("v9"))["kind"] == "APIGroupList"
+
+
+def test_nothing_is_discovered_anywhere_else() -> None:
+    assert discovery.document("/", "") is None
+    assert discovery.document("/apis/custom.metrics.k8s.io/v1", "") is None
+    assert discovery.document("/openapi/v3", "") is None
+
+
+def query(path: str, **parameters: str) -> queries.Query:
+    return queries.parse(f"{PREFIX}{path}", parameters)
+
+
+def test_a_metric_of_one_and_of_all_is_asked_for() -> None:
+    one = query("/team-a/llmdeployments.serving.quire.dev/chat/llm_queue_depth", labelSelector="a=b")
+    every = query("/team-a/llmdeployments.serving.quire.dev/*/llm_queue_depth", labelSelector="a=b")
+
+    assert (one.namespace, one.name, one.metric, one.label_selector) == (
+        "team-a", "chat", "llm_queue_depth", "",
+    )  # fmt: skip
+    assert (every.name, every.label_selector) == ("*", "a=b")
+    assert query("/team-a/llmdeployments.serving.quire.dev/%2A/llm_queue_depth") == query(
+        "/team-a/llmdeployments.serving.quire.dev/*/llm_queue_depth"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("", 404),
+        ("/team-a/pods/chat/llm_queue_depth", 404),
+        ("/team-a/llmdeployments.serving.quire.dev/chat/llm_secrets", 404),
+        ("/team-a/llmdeployments.serving.quire.dev/chat/llm_queue_depth/more", 404),
+        ("/TEAM/llmdeployments.serving.quire.dev/chat/llm_queue_depth", 404),
+        ("/*/llmdeployments.serving.quire.dev/chat/llm_queue_depth", 404),
+        ("/..%2Fkube-system/llmdeployments.serving.quire.dev/chat/llm_queue_depth", 404),
+        ("/team-a/llmdeployments.serving.quire.dev/..%2F..%2Fx/llm_queue_depth", 404),
+        ("/team-a/llmdeployments.serving.quire.dev/chat%0a/llm_queue_depth", 404),
+        ("/team-a/metrics/llm_queue_depth", 404),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_not_found(path: str, code: int) -> None:
+    with pytest.raises(RefusedError) as refused:
+        query(path)
+
+    assert refused.value.code == code
+
+
+def test_selectors_that_mean_nothing_here_are_refused_by_name() -> None:
+    place = "/team-a/llmdeployments.serving.quire.dev/chat/llm_queue_depth"
+    with pytest.raises(RefusedError, match="metricLabelSelector") as refused:
+        query(place, metricLabelSelector="model=x")
+    assert refused.value.code == 400
+    with pytest.raises(RefusedError, match="labelSelector"):
+        query(place, labelSelector="x" * 5000)
+
+
+ITEM = Item("team-a", "chat", 1.6, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
+
+
+def test_a_value_in_both_versions() -> None:
+    described = {
+        "kind": "LLMDeployment",
+        "namespace": "team-a",
+        "name": "chat",
+        "apiVersion": "serving.quire.dev/v1alpha1",
+    }
+    shared = {"describedObject": described, "timestamp": "2026-01-02T03:04:05Z", "value": "1600m"}
+    old = answers.metric_values("v1beta1", "llm_kv_cache_utilization", [ITEM])
+    new = answers.metric_values("v1beta2", "llm_kv_cache_utilization", [ITEM])
+
+    assert old["apiVersion"] == "custom.metrics.k8s.io/v1beta1"
+    assert old["items"] == [{**shared, "metricName": "llm_kv_cache_utilization", "selector": None}]
+    assert new["apiVersion"] == "custom.metrics.k8s.io/v1beta2"
+    assert new["items"] == [{**shared, "metric": {"name": "llm_kv_cache_utilization", "selector": None}}]
+
+
+def test_a_refusal_is_a_status() -> None:
+    status = answers.status(RefusedError(503, "ServiceUnavailable", "not now"))
+
+    assert (status["kind"], status["status"], status["code"]) == ("Status", "Failure", 503)
+    assert (status["reason"], status["message"]) == ("ServiceUnavailable", "not now")

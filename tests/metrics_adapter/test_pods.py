@@ -1,0 +1,132 @@
+"""Which pods must have answered: the ready ones, as the watch tells, through all that happens to a watch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quire_metrics_adapter import pods
+from quire_metrics_adapter.errors import AdapterError, GoneError, UnreachableError
+from quire_metrics_adapter.pods import LOST_SECONDS, PodTable
+from tests.metrics_adapter.fake_api import FakeApi
+
+Body = dict[str, Any]
+
+
+def pod(uid: str, *, ready: bool = True, deployment: str = "chat", ip: str = "10.0.0.1", **more: Any) -> Body:
+    return {
+        "metadata": {
+            "uid": uid,
+            "namespace": "team-a",
+            "labels": {"serving.quire.dev/name": deployment},
+            "resourceVersion": "11",
+            **more,
+        },
+        "status": {"podIP": ip, "conditions": [{"type": "Ready", "status": str(ready)}]},
+    }
+
+
+def event(kind: str, body: Body) -> Body:
+    return {"type": kind, "object": body}
+
+
+def bookmark(version: str) -> Body:
+    return event("BOOKMARK", {"metadata": {"resourceVersion": version}})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pod("a", ready=False),
+        pod("a", ip=""),
+        pod("a", deployment=""),
+        pod("a", deletionTimestamp="2026-01-01T00:00:00Z"),
+        {"metadata": {"uid": "a", "namespace": "team-a"}},
+    ],
+)
+def test_a_pod_that_takes_no_requests_need_not_answer(body: Body) -> None:
+    assert pods.read(body) is None
+
+
+def test_a_pod_comes_changes_and_goes() -> None:
+    table = PodTable()
+    table.put(pod("a"))
+    table.put(pod("b"))
+    table.put(pod("other", deployment="code"))
+    assert table.of("team-a", "chat") == {"a", "b"}
+    assert table.of("team-b", "chat") == frozenset()
+
+    table.put(pod("a", ready=False))
+    table.remove(pod("b"))
+    assert table.of("team-a", "chat") == frozenset()
+    assert [p.deployment for p in table.all()] == ["code"]
+
+
+def test_a_new_pod_is_announced_and_an_unchanged_one_is_not() -> None:
+    table = PodTable()
+    table.put(pod("a"))
+    assert table.changed.is_set()
+    table.changed.clear()
+    table.put(pod("a"))
+    assert not table.changed.is_set()
+    table.put(pod("a", ip="10.0.0.2"))
+    assert table.changed.is_set()
+
+
+async def watching(api: FakeApi, table: PodTable, until: Callable[[], bool]) -> None:
+    task = asyncio.create_task(pods.watch(api, table))  # type: ignore[arg-type]
+    try:
+        async with asyncio.timeout(10):
+            while not until():
+                await asyncio.sleep(0.01)
+    finally:
+        task.cancel()
+
+
+async def test_a_watch_that_ends_goes_on_where_it_was_and_lists_nothing_again() -> None:
+    api, table = FakeApi(), PodTable()
+    api.pods = [pod("a")]
+    api.watches = [[bookmark("20")], [event("ADDED", pod("b"))]]
+
+    await watching(api, table, lambda: table.of("team-a", "chat") == {"a", "b"})
+
+    assert [path for path, _ in api.asked].count("/api/v1/pods") == 1
+    versions = [query["resourceVersion"] for path, query in api.asked if path.startswith("watch")]
+    assert versions == ["10", "20"]
+
+
+@pytest.mark.parametrize("error", [GoneError("410"), UnreachableError("reset")])
+async def test_after_an_error_everything_is_listed_again(
+    error: AdapterError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pods, "_RETRY_SECONDS", 0)
+    api, table = FakeApi(), PodTable()
+    api.pods = [pod("a")]
+
+    def lists() -> int:
+        return [path for path, _ in api.asked].count("/api/v1/pods")
+
+    api.watches = [[event("DELETED", pod("a")), error], []]
+    await watching(api, table, lambda: lists() == 2)
+
+    assert table.of("team-a", "chat") == {"a"}
+
+
+def test_the_table_is_believed_for_a_while_after_the_watch_was_lost() -> None:
+    now = [0.0]
+    table = PodTable(lambda: now[0])
+    assert not table.known, "nothing was ever told"
+    table.connected(True)
+    now[0] = 1000
+    assert table.known
+    table.connected(False)
+    table.connected(False)
+    now[0] += LOST_SECONDS
+    assert table.known
+    now[0] += 0.1
+    assert not table.known
+    table.connected(True)
+    assert table.known

@@ -1,0 +1,153 @@
+"""The replica's authority in the APIServices: added under contention, renewed in order, never in others'."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from quire_metrics_adapter import certificates, mounted, publisher
+from quire_metrics_adapter.errors import ForeignApiServiceError, SettingsError
+from quire_metrics_adapter.mounted import MountedPair
+from quire_metrics_adapter.publisher import Publisher
+from quire_metrics_adapter.settings import Settings
+from tests.metrics_adapter.fake_api import FakeApi
+
+SETTINGS = Settings(pod_name="pod-a", namespace="quire-system", service="quire-metrics-adapter")
+OTHER = certificates.issue("pod-b", ["x"], datetime.now(UTC), timedelta(days=1))
+
+
+def bundle(api: FakeApi, version: str = "v1beta2") -> bytes:
+    return base64.b64decode(api.services[f"{version}.custom.metrics.k8s.io"]["spec"].get("caBundle", ""))
+
+
+async def publish(api: FakeApi, settings: Settings = SETTINGS) -> Publisher:
+    """Until it was published once."""
+    made = Publisher(api, settings)  # type: ignore[arg-type]
+    task = asyncio.create_task(made.run(_nothing))
+    async with asyncio.timeout(5):
+        while not made.published and not task.done():
+            await asyncio.sleep(0)
+    task.cancel()
+    if task.done() and not task.cancelled():
+        task.result()
+    return made
+
+
+async def _nothing() -> None:
+    return
+
+
+async def test_both_versions_get_the_authority_and_nothing_is_written_twice() -> None:
+    api = FakeApi()
+    made = await publish(api)
+    await made._publish()
+
+    assert bundle(api, "v1beta1") == bundle(api, "v1beta2") == made.credentials.authority
+    assert sorted(api.writes) == ["v1beta1.custom.metrics.k8s.io", "v1beta2.custom.metrics.k8s.io"]
+
+
+async def test_a_replica_that_was_faster_is_not_undone() -> None:
+    api = FakeApi()
+    theirs = base64.b64encode(OTHER.authority).decode()
+    api.in_between = [lambda service: api.change(service, theirs)]
+    made = await publish(api)
+
+    first = bundle(api)
+    assert OTHER.authority in first and made.credentials.authority in first
+
+
+async def test_a_foreign_api_service_is_not_written_and_ends_it() -> None:
+    api = FakeApi(service="prometheus-adapter")
+    with pytest.raises(ForeignApiServiceError, match="quire-system/prometheus-adapter"):
+        await publish(api)
+    assert api.writes == []
+
+
+async def test_one_version_that_is_foreign_is_enough() -> None:
+    api = FakeApi()
+    api.services["v1beta1.custom.metrics.k8s.io"]["spec"] = {}
+    with pytest.raises(ForeignApiServiceError, match="the API server itself"):
+        await publish(api)
+
+
+async def test_a_new_authority_is_published_before_it_is_served_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "PERIOD_SECONDS", 0.01)
+    api = FakeApi()
+    made = Publisher(api, Settings(**{**vars(SETTINGS), "certificate_seconds": 1}))  # type: ignore[arg-type]
+    served: list[bytes] = []
+
+    async def renewed() -> None:
+        assert made.credentials.authority in bundle(api), "the API server knows it already"
+        assert served[-1] in bundle(api), "and still knows the one of a moment ago"
+        served.append(made.credentials.authority)
+
+    served.append(made.credentials.authority)
+    task = asyncio.create_task(made.run(renewed))
+    async with asyncio.timeout(10):
+        while len(served) < 3 and not task.done():
+            await asyncio.sleep(0.01)
+        while served[0] in bundle(api) and not task.done():
+            await asyncio.sleep(0.01)
+    task.cancel()
+
+    assert len(set(served)) == 3
+
+
+def write(directory: Path, made: certificates.Credentials) -> None:
+    (directory / "tls.crt").write_bytes(made.chain)
+    (directory / "tls.key").write_bytes(made.key)
+
+
+async def test_a_mounted_pair_is_taken_when_it_is_renewed_and_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mounted, "LOOK_SECONDS", 0.01)
+    old, new = (certificates.issue("x", ["x"], datetime.now(UTC), timedelta(days=1)) for _ in "ab")
+    write(tmp_path, old)
+    pair = MountedPair(tmp_path)
+    renewals = asyncio.Event()
+
+    async def renewed() -> None:
+        renewals.set()
+
+    (tmp_path / "tls.crt").write_bytes(new.chain)
+    task = asyncio.create_task(pair.run(renewed))
+    await asyncio.sleep(0.1)
+    assert not renewals.is_set() and pair.credentials.key == old.key, "half of it is new: it does not fit"
+    write(tmp_path, new)
+    async with asyncio.timeout(5):
+        await renewals.wait()
+    task.cancel()
+    assert (pair.credentials.chain, pair.credentials.key) == (new.chain, new.key)
+
+
+def test_without_a_usable_pair_it_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"tls\.crt"):
+        MountedPair(tmp_path)
+    (tmp_path / "tls.crt").write_text("x")
+    (tmp_path / "tls.key").write_text("x")
+    with pytest.raises(SettingsError, match=str(tmp_path)):
+        MountedPair(tmp_path)
+
+
+ENVIRON = {"POD_NAME": "p", "POD_NAMESPACE": "n", "QUIRE_ADAPTER_SERVICE": "s"}
+
+
+@pytest.mark.parametrize("name", ENVIRON)
+def test_who_it_is_must_be_said(name: str) -> None:
+    with pytest.raises(SettingsError, match=name):
+        Settings.from_environ({key: value for key, value in ENVIRON.items() if key != name})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("QUIRE_ADAPTER_PORT", "0"), ("QUIRE_ADAPTER_PROBE_PORT", "x"), ("QUIRE_LOG_LEVEL", "loud")],
+)
+def test_a_value_that_means_nothing_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name}="):
+        Settings.from_environ({**ENVIRON, name: value})
+    assert Settings.from_environ(ENVIRON).hosts == ("s", "s.n", "s.n.svc")
