@@ -30,13 +30,17 @@ VOCAB_SIZE = 49152
 PACKAGES = ("torch", "transformers", "llama-cpp-python")
 
 
-def comparison() -> Comparison:
-    """Every engine; those to which the number of streams is nothing are loaded once."""
+EXACT = (("float32", "none"), ("bfloat16", "none"))
+SERVED = ("auto", "int8")  # the default on a CPU that has the instructions
+
+
+def comparison(*ours: tuple[str, str]) -> Comparison:
+    """Both peers and ours in these dtypes; engines to which the number of streams is nothing are loaded once."""
     directory = models.smollm2()
     makers: dict[str, Maker] = {"transformers": _kept(Transformers(directory))}
     for kind, gguf in (("Q4_1", GGUF), *((kind, requantised(GGUF, kind)) for kind in ("Q4_0", "Q8_0"))):
         makers[f"llama.cpp {kind}"] = _llama(gguf)
-    for dtype, quantization in (("float32", "none"), ("bfloat16", "none"), ("auto", "int8")):
+    for dtype, quantization in ours:
         engine = Quire(directory, dtype=dtype, quantization=quantization)
         makers[f"quire {dtype} {quantization}"] = _kept(engine)
     return Comparison(makers, VOCAB_SIZE)
@@ -53,16 +57,16 @@ def _llama(gguf: Path) -> Maker:
 SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "decode": (
         f"Decode after prompts of 128 tokens (medians of {REPEATS} runs in turns)",
-        lambda: comparison().decode(128, STREAMS, 64),
+        lambda: comparison(*EXACT, SERVED).decode(128, STREAMS, 64),
     ),
     "decode-long": (
         f"Decode after prompts of 1,024 tokens (medians of {REPEATS} runs in turns; from 32 streams down, 24 "
         "steps each)",
-        lambda: comparison().decode_leaving(1024, STREAMS, 24),
+        lambda: comparison(SERVED).decode_leaving(1024, STREAMS, 24),
     ),
     "prefill": (
         f"Prefill of one prompt (medians of {REPEATS} runs in turns)",
-        lambda: comparison().prefill((128, 1024)),
+        lambda: comparison(*EXACT, SERVED).prefill((128, 1024)),
     ),
     "batching": ("Batching", lambda: batching(models.smollm2())),
     "prefix": ("The prefix cache: cost and saving", lambda: prefix.report(models.smollm2())),
