@@ -35,7 +35,7 @@ SERVED = ("auto", "int8")  # the default on a CPU that has the instructions
 
 
 def comparison(*ours: tuple[str, str]) -> Comparison:
-    """Both peers and ours in these dtypes; engines to which the number of streams is nothing are loaded once."""
+    """Both peers and ours in these dtypes. Who does not care how many streams there are is loaded once."""
     directory = models.smollm2()
     makers: dict[str, Maker] = {"transformers": _kept(Transformers(directory))}
     for kind, gguf in (("Q4_1", GGUF), *((kind, requantised(GGUF, kind)) for kind in ("Q4_0", "Q8_0"))):
