@@ -16,10 +16,10 @@ FOREIGN := $(filter-out $(abspath .cluster/kubeconfig),$(abspath $(KUBECONFIG)))
 COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	--generate-hashes --no-emit-index-url --no-annotate --no-header
 
-.PHONY: help setup up down check unit test soak bench images docs lock
+.PHONY: help setup up down check unit test soak bench bench-gpu images docs lock
 
 help: ## This list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 setup: $(READY) $(CLIENTS) ## .venv, system packages, the cluster's programs; quick when all is there
 	@$(PYTHON) -m e2e.cluster $(if $(FOREIGN),build,setup)
@@ -62,6 +62,9 @@ bench: $(READY) $(LOADGEN) ## Speed on this machine, beside transformers and lla
 		--require-hashes -r requirements/peers.txt
 	OMP_NUM_THREADS=2 $(PYTHON) -m bench.cpu $(if $(ONLY),--only $(ONLY))
 	OMP_NUM_THREADS=2 $(PYTHON) -m bench.speculation
+
+bench-gpu: $(READY) ## Everything that only an NVIDIA GPU can tell, in at most 25 minutes; again: what is missing
+	$(PYTHON) -m bench.gpu
 
 images: $(READY) ## Build both images and push them to the cluster's registry (or QUIRE_REGISTRY)
 	@$(PYTHON) -m e2e.images push

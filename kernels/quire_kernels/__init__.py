@@ -7,7 +7,8 @@ beside them where they hold a byte an element.
 
 from quire_kernels.add_rmsnorm import add_rmsnorm
 from quire_kernels.add_rmsnorm_fp8 import add_rmsnorm_fp8
-from quire_kernels.block_copy import copy_blocks, host_pool, load_blocks, save_blocks
+from quire_kernels.block_copy import host_pool, load_blocks, save_blocks
+from quire_kernels.fp8_linear import fp8_linear
 from quire_kernels.fp8_quantize import fp8_quantize
 from quire_kernels.gelu_tanh_mul import gelu_tanh_mul
 from quire_kernels.group_rows import group_rows
@@ -47,8 +48,8 @@ __all__ = [
     "add_rmsnorm_fp8",
     "apply_penalties",
     "apply_token_bitmask",
-    "copy_blocks",
     "decode_gather",
+    "fp8_linear",
     "fp8_quantize",
     "gelu_tanh_mul",
     "group_rows",

@@ -1,5 +1,5 @@
-"""Copies of whole blocks of keys and values, in all layers at once: from block to block on a device, and
-between a device and a pool in the host's memory. Called by the runner's tiers, through layers.
+"""Copies of whole blocks of keys and values, in all layers at once, between a device and a pool in the host's
+memory. Called by the runner's tiers, through layers.
 
 A pool is [slots, layers, 2, ...]: all of a block lies in one piece there, and moves as one.
 """
@@ -21,14 +21,6 @@ def host_pool(caches: Sequence[Tensor], slots: int) -> Tensor:
     first = caches[0]
     shape = (slots, len(caches), 2, *first.shape[2:])
     return torch.zeros(shape, dtype=first.dtype, pin_memory=first.is_cuda)
-
-
-def copy_blocks(caches: Sequence[Tensor], pairs: Pairs) -> None:
-    """Copy the first block of each pair to the second. ValueError where one is both read and written."""
-    sources, targets = {source for source, _ in pairs}, {target for _, target in pairs}
-    if sources & targets or len(targets) < len(pairs):
-        raise ValueError(f"copy_blocks: no block may be read and written, or written twice: {sorted(pairs)}")
-    _copy(_parts(caches), _parts(caches), pairs)
 
 
 def save_blocks(caches: Sequence[Tensor], pool: Tensor, pairs: Pairs) -> None:

@@ -13,7 +13,7 @@ from quire_kernels import (
     lora_triton,
     moe_triton,
     paged_decode_attention_triton,
-    paged_prefill_attention_triton,
+    paged_prefill_configurations,
     paged_verify_attention_triton,
     penalties_triton,
     rope_kv_write_triton,
@@ -45,7 +45,7 @@ CONFIGURATIONS = (
     *group_rows_triton.CONFIGURATIONS,
     *moe_triton.CONFIGURATIONS,
     *lora_triton.CONFIGURATIONS,
-    *paged_prefill_attention_triton.CONFIGURATIONS,
+    *paged_prefill_configurations.CONFIGURATIONS,
     *paged_verify_attention_triton.CONFIGURATIONS,
     *block_copy_triton.CONFIGURATIONS,
 )

@@ -5,9 +5,11 @@ The kernel is `split_kv_attention_triton`'s.
 import torch
 from torch import Tensor
 
+from quire_kernels.gpu_type import POINTERS
 from quire_kernels.kv_quantization import KVScales
-from quire_kernels.split_kv_attention_triton import STAGES, WARPS, split_kv_attention
+from quire_kernels.split_kv_attention_triton import split_kv_attention
 from quire_kernels.split_kv_configurations import reduce_configuration, split_configuration
+from quire_kernels.tuned import DECODE
 
 
 def paged_decode_attention_triton(
@@ -24,13 +26,13 @@ def paged_decode_attention_triton(
     out: Tensor | None = None,
     splits: int | None = None,
     tile: int | None = None,
-    warps: int = WARPS,
-    stages: int = STAGES,
+    warps: int | None = None,
+    stages: int | None = None,
 ) -> Tensor:
     """As ``paged_decode_attention``; a row of length 0, as padding has it, gives zeros.
 
     ``splits``: parts of a sequence, a power of two, by default what fills the GPU; ``tile``: tokens at once.
-    ``warps`` and ``stages`` as ``CONFIGURATIONS`` has them.
+    ``warps`` and ``stages`` as ``CONFIGURATIONS`` has them; all by default as the tuning found them.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     split_kv_attention(
@@ -53,7 +55,7 @@ def paged_decode_attention_triton(
     return out
 
 
-CONFIGURATIONS = (
+_OWN = (
     split_configuration("decode", 4, 128, 64, 4, 3),
     split_configuration("decode", 4, 128, 64, 4, 3, splits=1),
     split_configuration("decode", 4, 128, 64, 4, 3, block=16),
@@ -70,3 +72,8 @@ CONFIGURATIONS = (
     reduce_configuration("decode", 128, 32),
     reduce_configuration("decode", 256, 8),
 )
+_TUNED = (
+    split_configuration("decode", group, size, *launch[:3], cache=POINTERS[cache], min_blocks=1)
+    for (_, group, size, cache), launch in DECODE.items()
+)
+CONFIGURATIONS = tuple({each.name: each for each in (*_TUNED, *_OWN)}.values())

@@ -13,9 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels.configuration import ALL_GPUS, FP8_GPUS, Configuration
+from quire_kernels.gpu_type import capability, type_name
 from quire_kernels.kv_quantization import KVScales
+from quire_kernels.tuned import PREFILL
 
+MANY_ROWS = 64  # beyond as many, chunks count as long ones
 _LOG2_E = 1.4426950408889634
 
 
@@ -34,7 +36,7 @@ def prefill_tiling(head_size: int, rows: int, element_size: int, *, has_scales: 
     if head_size > 128 or element_size > 2:
         return Tiling(32 if has_scales else 64, 32, 8, 2)
     # What widens a cache takes registers.
-    return Tiling(128 if rows > 64 and not has_scales else 64, 64, 8, 2)
+    return Tiling(128 if rows > MANY_ROWS and not has_scales else 64, 64, 8, 2)
 
 
 def paged_prefill_attention_triton(
@@ -69,7 +71,12 @@ def paged_prefill_attention_triton(
         return out
     if tiling is None:
         rows = tokens * group // sequences
-        tiling = prefill_tiling(head_size, rows, q.element_size(), has_scales=scales is not None)
+        found = PREFILL.get((capability(q.device), head_size, type_name(k_cache.dtype), rows > MANY_ROWS))
+        tiling = (
+            prefill_tiling(head_size, rows, q.element_size(), has_scales=scales is not None)
+            if found is None
+            else Tiling(*found)
+        )
     if group > tiling.rows:
         raise ValueError(f"paged attention: {group} query heads a KV head are more than {tiling.rows} rows")
     # Of every chunk's last tokens some may fill no whole program.
@@ -244,53 +251,3 @@ def prefill_kernel(
     result = summed / tl.where(total == 0, 1.0, total)[:, None]
     out_at = (start + token).to(tl.int64)[:, None] * out_stride + head[:, None] + at[None, :]
     tl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-def _configuration(
-    group: int, size: int, tiling: Tiling, *, cache: str = "bf16", block: int = 64, windowed: bool = False,
-    capped: bool = False, gpus: tuple[int, ...] = ALL_GPUS,
-) -> Configuration:  # fmt: skip
-    types = {
-        "q_ptr": "*bf16", "k_ptr": f"*{cache}", "v_ptr": f"*{cache}", "table_ptr": "*i64",
-        "lengths_ptr": "*i64", "bounds_ptr": "*i64", "out_ptr": "*bf16", "sequences": "i32",
-        "q_stride": "i32", "out_stride": "i32", "block_stride": "i32", "head_stride": "i32",
-        "scale_block_stride": "i32", "scale_head_stride": "i32", "table_stride": "i32", "scale": "fp32",
-        "softcap": "fp32", "window": "i32",
-    }  # fmt: skip
-    if cache != "bf16":
-        types |= {"k_scales_ptr": "*fp32", "v_scales_ptr": "*fp32"}
-    constants = {
-        "k_scales_ptr": None, "v_scales_ptr": None, "GROUP": group, "SIZE": size,
-        "SIZE_BLOCK": triton.next_power_of_2(size), "BLOCK_SIZE": block, "ROWS": tiling.rows,
-        "TILE": tiling.tile, "WINDOWED": windowed, "CAPPED": capped,
-    }  # fmt: skip
-    what = (", window" if windowed else "") + (", cap" if capped else "")
-    shape = f"{tiling.rows} x {tiling.tile}/{tiling.warps}/{tiling.stages}"
-    return Configuration(
-        f"prefill {group} x {size}, blocks of {block}, {cache}{what}: {shape}",
-        prefill_kernel,
-        types,
-        {name: value for name, value in constants.items() if name not in types},
-        warps=tiling.warps,
-        stages=tiling.stages,
-        aligned=frozenset({"q_stride", "out_stride", "block_stride", "head_stride"}),
-        expects=("mma", "async128"),
-        gpus=tuple(gpu for gpu in gpus if cache != "fp8e4nv" or gpu in FP8_GPUS),
-    )
-
-
-CONFIGURATIONS = (
-    _configuration(4, 128, Tiling(128, 64, 8, 2)),
-    _configuration(4, 128, Tiling(128, 64, 8, 3)),
-    _configuration(4, 128, Tiling(64, 64, 8, 2)),
-    _configuration(4, 128, Tiling(128, 64, 8, 2), block=16),
-    _configuration(4, 128, Tiling(64, 64, 8, 2), cache="fp8e4nv"),
-    _configuration(4, 128, Tiling(64, 64, 8, 2), cache="i8"),
-    _configuration(3, 64, Tiling(128, 64, 8, 2)),
-    _configuration(1, 96, Tiling(128, 64, 8, 2)),
-    _configuration(1, 80, Tiling(128, 64, 8, 2)),
-    _configuration(2, 256, Tiling(64, 32, 8, 2), windowed=True, capped=True),
-    _configuration(2, 256, Tiling(32, 32, 8, 2), cache="i8"),
-    _configuration(2, 256, Tiling(32, 32, 8, 2), cache="fp8e4nv"),
-    _configuration(8, 128, Tiling(128, 64, 8, 2), windowed=True),
-)

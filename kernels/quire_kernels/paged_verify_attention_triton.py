@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels.kv_quantization import KVScales
-from quire_kernels.split_kv_attention_triton import STAGES, WARPS, split_kv_attention
+from quire_kernels.split_kv_attention_triton import split_kv_attention
 from quire_kernels.split_kv_configurations import reduce_configuration, split_configuration
 
 
@@ -25,8 +25,8 @@ def paged_verify_attention_triton(
     out: Tensor | None = None,
     splits: int | None = None,
     tile: int | None = None,
-    warps: int = WARPS,
-    stages: int = STAGES,
+    warps: int | None = None,
+    stages: int | None = None,
 ) -> Tensor:
     """As ``paged_verify_attention``; ``splits``, ``tile``, ``warps`` and ``stages`` as for decode."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out

@@ -13,10 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire_kernels.gpu_type import capability, type_name
 from quire_kernels.kv_quantization import KVScales
+from quire_kernels.tuned import DECODE
 
 MAX_SPLITS = 32  # beyond it, weighing the parts costs more than they bring
 TILE, WARPS, STAGES = 64, 4, 3
+PROGRAMS = 2  # on a multiprocessor
 _SMALL_TILE = 32  # scales take registers, and so do many rows
 _MAX_ROWS = 64  # of queries that a program holds; more are more programs, and load the keys again
 REDUCE_WARPS = 4
@@ -37,8 +40,8 @@ def split_kv_attention(
     out: Tensor,
     splits: int | None,
     tile: int | None,
-    warps: int,
-    stages: int,
+    warps: int | None,
+    stages: int | None,
 ) -> Tensor:
     """q and ``out`` [B, Q, Hq, D], the rest as ``paged_verify_attention_triton`` has it."""
     sequences, queries, num_heads, head_size = q.shape
@@ -50,12 +53,18 @@ def split_kv_attention(
     if q.stride()[2:] != (head_size, 1) or out.stride()[2:] != (head_size, 1) or block_table.stride(-1) != 1:
         raise ValueError("paged attention: heads of q and out, and a table's blocks must be adjacent")
     rows = row_block(queries, num_heads // num_kv_heads)
-    if tile is None:
-        tile = TILE if scales is None and rows < _MAX_ROWS else _SMALL_TILE
+    programs = PROGRAMS
+    if tile is None or warps is None or stages is None:
+        own = (TILE if scales is None and rows < _MAX_ROWS else _SMALL_TILE, WARPS, STAGES, PROGRAMS)
+        key = (capability(q.device), num_heads // num_kv_heads, head_size, type_name(k_cache.dtype))
+        found = DECODE.get(key, own) if queries == 1 else own
+        tile, warps, stages = tile or found[0], warps or found[1], stages or found[2]
+        programs = found[3]
     groups = num_kv_heads * triton.cdiv(queries * (num_heads // num_kv_heads), rows)
     if splits is None:
         processors = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
-        splits = decode_splits(sequences, groups, block_table.shape[-1] * block_size, processors, tile)
+        longest = block_table.shape[-1] * block_size
+        splits = decode_splits(sequences, groups, longest, programs * processors, tile)
     if splits & (splits - 1) or not 0 < splits <= MAX_SPLITS:
         raise ValueError(f"paged attention: splits must be a power of two up to {MAX_SPLITS}: {splits}")
     parts, weights = out, None
@@ -115,9 +124,9 @@ def row_block(queries: int, group: int) -> int:
     return min(max(16, int(triton.next_power_of_2(queries * group))), _MAX_ROWS)
 
 
-def decode_splits(sequences: int, groups: int, longest: int, processors: int, tile: int) -> int:
-    """Parts of a sequence, so that two programs find a place on each multiprocessor and each has a tile."""
-    wanted = min(2 * processors // max(sequences * groups, 1), triton.cdiv(longest, tile), MAX_SPLITS)
+def decode_splits(sequences: int, groups: int, longest: int, places: int, tile: int) -> int:
+    """Parts of a sequence, so that there is a program for each of ``places`` and each has a tile."""
+    wanted = min(places // max(sequences * groups, 1), triton.cdiv(longest, tile), MAX_SPLITS)
     return min(int(triton.next_power_of_2(max(wanted, 1))), MAX_SPLITS)
 
 

@@ -3,22 +3,13 @@
 import pytest
 import torch
 
-from quire_kernels import copy_blocks, host_pool, load_blocks, save_blocks
+from quire_kernels import host_pool, load_blocks, save_blocks
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 
 
 def layers(dtype: torch.dtype) -> list[torch.Tensor]:
     return [(torch.randn(2, 6, 2, 4, 8) * 50).to(dtype) for _ in range(3)]
-
-
-@DTYPES
-def test_blocks_are_copied_within_every_layer(dtype: torch.dtype) -> None:
-    caches = layers(dtype)
-    before = [cache.clone() for cache in caches]
-    copy_blocks(caches, [(0, 5), (3, 1), (0, 2)])
-    for cache, its in zip(caches, before, strict=True):
-        assert torch.equal(cache, its[:, [0, 3, 0, 3, 4, 0]])
 
 
 @DTYPES
@@ -36,13 +27,6 @@ def test_what_was_saved_comes_back_to_another_block(dtype: torch.dtype) -> None:
 def test_no_pairs_are_no_copies() -> None:
     caches = layers(torch.float32)
     pool = host_pool(caches, 1)
-    copy_blocks(caches, [])
     save_blocks(caches, pool, [])
     load_blocks(pool, caches, [])
     assert not pool.any()
-
-
-@pytest.mark.parametrize("pairs", [[(0, 1), (1, 2)], [(0, 2), (1, 2)]])
-def test_a_copy_whose_order_would_matter_is_refused(pairs: list[tuple[int, int]]) -> None:
-    with pytest.raises(ValueError, match="no block may be read and written"):
-        copy_blocks(layers(torch.float32), pairs)

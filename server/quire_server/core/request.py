@@ -75,11 +75,17 @@ class SamplingParams:
     @property
     def adjusts_logits(self) -> bool:
         """Whether logits are changed before the temperature, beyond what ``min_tokens`` asks for."""
-        return (
-            self.watermark
-            or (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
-            or bool(self.logit_bias or self.allowed_token_ids or self.bad_words)
-        )
+        return self.penalises or self.edits_logits
+
+    @property
+    def penalises(self) -> bool:
+        """Whether what was said before loses."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether they are changed by more than penalties."""
+        return self.watermark or bool(self.logit_bias or self.allowed_token_ids or self.bad_words)
 
 
 @dataclass(frozen=True, slots=True)

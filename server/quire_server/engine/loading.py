@@ -41,6 +41,7 @@ def load(config: ServeConfig, pulse: Pulse, faults: Faults) -> ModelRunner:
         kv_offload_disk_bytes=config.kv_offload_disk_bytes,
         watermark=_watermark(config),
         speculative_model=config.speculative_model,
+        num_speculative_tokens=_num_drafts(config),
         gpu_memory_utilization=config.gpu_memory_utilization,
         enforce_eager=config.enforce_eager,
     )
@@ -76,6 +77,11 @@ def _speculation(config: ServeConfig) -> SpeculationConfig | None:
     return SpeculationConfig(
         method, config.num_speculative_tokens, config.prompt_lookup_min, config.prompt_lookup_max
     )
+
+
+def _num_drafts(config: ServeConfig) -> int:
+    speculation = _speculation(config)
+    return 0 if speculation is None else speculation.num_tokens
 
 
 def _watermark(config: ServeConfig) -> Watermark | None:

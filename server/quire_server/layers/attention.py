@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from quire_kernels import (
+    KVScales,
     is_quantized_kv,
     kv_row_size,
     open_kv_cache,
     paged_decode_attention,
     paged_prefill_attention,
+    paged_verify_attention,
     rope_kv_write,
 )
 from quire_server.layers.forward_batch import ForwardBatch
@@ -48,7 +50,6 @@ class Attention:
         if self.norms is not None:
             q_norm, k_norm = self.norms
             norms = (q_norm.weight, k_norm.weight, q_norm.eps)
-        plan = batch.plans[self.window]
         q = rope_kv_write(
             qkv,
             *rotary,
@@ -60,6 +61,30 @@ class Attention:
             norms=norms,
             cache_rows=batch.cache_rows,
         )  # [T, Hq, D]
+        attend = self._verify if batch.num_queries > 1 else self._attend
+        return attend(q, batch, k_cache, v_cache, scales).flatten(1)
+
+    def _verify(
+        self, q: Tensor, batch: ForwardBatch, k_cache: Tensor, v_cache: Tensor, scales: KVScales | None
+    ) -> Tensor:
+        """[T, Hq, D] of a batch that is the last tokens of its sequences, as many of all."""
+        return paged_verify_attention(
+            q.unflatten(0, (-1, batch.num_queries)),
+            k_cache,
+            v_cache,
+            batch.decode_table,
+            batch.decode_lens,
+            self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            scales=scales,
+        ).flatten(0, 1)
+
+    def _attend(
+        self, q: Tensor, batch: ForwardBatch, k_cache: Tensor, v_cache: Tensor, scales: KVScales | None
+    ) -> Tensor:
+        """[T, Hq, D]: decodes, then chunks of prompts."""
+        plan, split = batch.plans[self.window], batch.num_decodes
         decode = partial(
             paged_decode_attention,
             k_cache=k_cache,
@@ -72,9 +97,8 @@ class Attention:
             scales=scales,
             gather=plan.decode_gather,
         )
-        split = batch.num_decodes
         if split == q.shape[0]:
-            return decode(q).flatten(1)
+            return decode(q)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         if split:
             decode(q[:split], out=out[:split])
@@ -91,5 +115,6 @@ class Attention:
             scales=scales,
             out=out[split:],
             spans=plan.prefill_spans,
+            chunks=batch.prefill_chunks,
         )
-        return out.flatten(1)
+        return out

@@ -28,10 +28,12 @@ class ForwardBatch:
     slots: Tensor  # i64 [T], block_id * block_size + offset
     sample_rows: Tensor  # i64 [S], tokens whose logits are wanted
     num_decodes: int
-    decode_table: Tensor  # i64 [num_decodes, blocks]
-    decode_lens: Tensor  # i64 [num_decodes]
+    num_queries: int  # decodes of each sequence, its last tokens: more than one where drafts are verified
+    decode_table: Tensor  # i64 [num_decodes / num_queries, blocks]
+    decode_lens: Tensor  # i64 [num_decodes / num_queries]
     prefill_table: Tensor  # i64 [chunks, blocks]
     prefill_lens: Tensor  # i64 [chunks]
     prefill_bounds: Tensor  # i64 [chunks + 1], relative to num_decodes
+    prefill_chunks: tuple[tuple[int, int], ...]  # (tokens, tokens up to its end) of each chunk
     cache_rows: Callable[[], Tensor]  # i64 [T * Hkv], where keys and values go in the flat cache; as lazy
     plans: Mapping[int | None, AttentionPlan]  # by sliding window; None: layers that see everything

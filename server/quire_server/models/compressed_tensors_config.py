@@ -82,7 +82,7 @@ def _weights(group: Fields, layout: str) -> WeightFormat:
     strategy = weights.choice("strategy", ("tensor", "channel", "group", "block"), "tensor")
     scale = _SCALE_SHAPES[strategy](weights)
     _pass_over(weights)
-    activations, rounds_inputs = _activations(group)
+    activations, rounds_inputs, rounds_to_fp8 = _activations(group)
     if is_packed:
         if strategy not in ("channel", "group") or activations:
             raise ConfigError(
@@ -91,7 +91,7 @@ def _weights(group: Fields, layout: str) -> WeightFormat:
             )
         return Packed(bits, scale[1], has_zeros)
     dtype = FP8 if kind == "float" else INT8
-    return Scaled(dtype, scale, "weight_scale", activations, has_zeros, rounds_inputs)
+    return Scaled(dtype, scale, "weight_scale", activations, has_zeros, rounds_inputs, rounds_to_fp8)
 
 
 def _group_scale(weights: Fields) -> tuple[int | None, int | None]:
@@ -113,26 +113,29 @@ _SCALE_SHAPES = {
 }
 
 
-def _activations(group: Fields) -> tuple[tuple[str, ...], bool]:
-    """What the checkpoint holds for activations that are quantised with fixed scales; and whether it asks for
-    int8 ones, each row by itself.
+def _activations(group: Fields) -> tuple[tuple[str, ...], bool, bool]:
+    """What the checkpoint holds for activations that are quantised with fixed scales; whether it asks for
+    int8 ones, each row by itself; and whether for float8 ones, which each row's own scale serves at least as
+    well as a fixed one.
     """
     inputs = group.inner("input_activations")
     if inputs is None:
-        return (), False
+        return (), False, False
     kind = inputs.choice("type", ("float", "int"), "int")
     bits = inputs.integer("num_bits", 64)
     strategy = inputs.choice("strategy", ("tensor", "token", "group"), "tensor")
     is_symmetric, is_dynamic = inputs.flag("symmetric", True), inputs.flag("dynamic")
     _pass_over(inputs)
+    is_fp8 = (kind, bits, is_symmetric) == ("float", 8, True)
     if is_dynamic:
-        return (), (kind, bits, strategy, is_symmetric) == ("int", 8, "token", True)
+        is_int8 = (kind, bits, strategy, is_symmetric) == ("int", 8, "token", True)
+        return (), is_int8, is_fp8 and strategy in ("token", "tensor")
     if strategy != "tensor" or not is_symmetric:
         raise ConfigError(
             f"{inputs.where}: static activations by {strategy}, symmetric {is_symmetric}, are not supported; "
             "supported: symmetric, by tensor."
         )
-    return ("input_scale",), False
+    return ("input_scale",), False, is_fp8
 
 
 def _has_kv_scales(fields: Fields) -> bool:

@@ -86,6 +86,7 @@ def _fp8(fields: Fields) -> Quantization:
         (blocks[0], blocks[1]) if blocks else (None, None),
         "weight_scale_inv" if is_transformers else "weight_scale",
         activations,
+        rounds_inputs_to_fp8=True,
     )
     skipped = _skipped(fields, "ignored_layers", "modules_to_not_convert")
     has_kv_scales = fields.choice("kv_cache_scheme", ("none", "static"), "none") == "static"

@@ -53,9 +53,13 @@ class Spans:
         counts = self.ends - self.starts
         if len(counts) == counts.sum():
             return self.rows, self.starts
-        first = np.cumsum(counts) - counts  # of each row, among the step's tokens
-        positions = np.arange(counts.sum()) - np.repeat(first - self.starts, counts)
-        return np.repeat(self.rows, counts), positions
+        return np.repeat(self.rows, counts), ranges(self.starts, counts)
+
+
+def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """start, start + 1, ... of each, so many as it counts."""
+    before = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) - np.repeat(before - starts, counts)
 
 
 def build(
@@ -66,7 +70,8 @@ def build(
     A row with drafts is so many decodes, each of its own length over the same blocks.
     """
     token_rows, positions = spans.tokens()
-    bounds = np.concatenate(([0], np.cumsum(spans.ends - spans.starts)))
+    counts = spans.ends - spans.starts
+    bounds = np.concatenate(([0], np.cumsum(counts)))
     slots = torch.from_numpy(rows.slots(token_rows, positions))
     whole = _leading_whole(step)
     decodes = int(bounds[whole])
@@ -80,11 +85,13 @@ def build(
         slots=slots,
         sample_rows=torch.from_numpy(spans.sampled),
         num_decodes=decodes,
+        num_queries=1,
         decode_table=decode_table,
         decode_lens=decode_lens,
         prefill_table=prefill_table,
         prefill_lens=prefill_lens,
         prefill_bounds=prefill_bounds,
+        prefill_chunks=tuple(zip(counts[whole:].tolist(), spans.ends[whole:].tolist(), strict=True)),
         cache_rows=cache(partial(kv_cache_rows, slots, *shape)),
         plans=_plans(
             windows, shape, (decode_table, decode_lens), (prefill_table, prefill_lens, prefill_bounds)
@@ -102,7 +109,9 @@ def decodes(
     shape: tuple[int, int],
     windows: Iterable[int | None],
 ) -> ForwardBatch:
-    """A token for each row of the table, every one of which is sampled; ``shape``: KV heads, block size."""
+    """The last tokens of each row of the table, as many of all, every one of which is sampled; ``shape``: KV
+    heads, block size.
+    """
     none = torch.empty(0, dtype=torch.int64, device=table.device)
     return ForwardBatch(
         token_ids=token_ids,
@@ -110,11 +119,13 @@ def decodes(
         slots=slots,
         sample_rows=positions,  # as many as there are tokens: all of them
         num_decodes=len(positions),
+        num_queries=len(positions) // len(table),
         decode_table=table,
         decode_lens=lengths,
         prefill_table=none,
         prefill_lens=none,
         prefill_bounds=none,
+        prefill_chunks=(),
         cache_rows=cache(partial(kv_cache_rows, slots, *shape)),
         plans=_plans(windows, shape, (table, lengths), (none, none, none)),
     )

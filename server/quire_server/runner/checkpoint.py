@@ -44,6 +44,7 @@ class Checkpoint:
             checkpoint=config.quantization,
             dtype_is_auto=dtype == "auto",
             dtype=dtype_name,
+            for_gpu=for_gpu,
         )
         tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
         shards = weights.inspect(files, registry.tensors(config, linear), tied)

@@ -30,6 +30,7 @@ class DeviceRows:
         count, place = num_rows + 1, device.place
         self.padding = num_rows
         self.newest = torch.zeros(count, dtype=torch.int64, device=place)
+        self._given = torch.zeros(count, dtype=torch.int64, device=place)  # the newest before this step's
         self.block_table = torch.zeros(count, num_columns, dtype=torch.int64, device=place)
         self.temperature = torch.zeros(count, dtype=torch.float32, device=place)
         self.top_k = torch.zeros(count, dtype=torch.int64, device=place)
@@ -59,37 +60,55 @@ class DeviceRows:
             self.block_table[rows, columns] = block_ids
 
     def entries(
-        self, spans_rows: NDArray[np.int64], starts: NDArray[np.int64], size: int
-    ) -> NDArray[np.int64]:
-        """i64 [3, size]: row, position and token of each decode; the rest is padding."""
-        entries = np.empty((3, size), np.int64)
-        count = len(spans_rows)
-        entries[:, count:] = ((self.padding,), (-1,), (0,))
-        entries[0, :count], entries[1, :count] = spans_rows, starts
-        entries[2, :count] = self._host.tokens[spans_rows, starts]
-        return entries
+        self,
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        shape: tuple[int, int],
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """(i64 [3, *shape]: row, position and token of each of ``counts`` tokens, which are the last ones of
+        their sequence; which of them there are). The rest is padding.
+        """
+        sequences, tokens = shape
+        entries = np.empty((3, sequences, tokens), np.int64)
+        entries[0], entries[1], entries[2] = self.padding, -1, 0
+        is_there = np.zeros(shape, bool)
+        is_there[: len(rows)] = np.arange(tokens) >= tokens - counts[:, None]
+        row_ids, positions = np.repeat(rows, counts), batch.ranges(starts, counts)
+        entries[0, is_there], entries[1, is_there] = row_ids, positions
+        entries[2, is_there] = self._host.tokens[row_ids, positions]
+        return entries, is_there
 
     def batch(self, entries: Tensor, config: ModelConfig) -> ForwardBatch:
-        """One decode for each of ``entries``, by arithmetic that can be captured. Padding has no length, and
-        slot -1, where nothing is written.
+        """Every token of ``entries`` i64 [3, sequences, tokens], by arithmetic that can be captured. Padding
+        has slot -1, where nothing is written, and a sequence of padding no length.
         """
-        rows, starts, token_ids = entries
+        rows, starts, token_ids = entries.flatten(1)
+        last_rows, last_starts = entries[:2, :, -1]
         size = self._host.block_size
-        positions, table = starts.clamp(min=0), self.block_table[rows]
-        places = table.gather(1, (positions // size)[:, None])[:, 0] * size + positions % size
+        positions = starts.clamp(min=0)
+        places = self.block_table[rows, positions // size] * size + positions % size
         return batch.decodes(
             self.known(token_ids, rows),
             positions,
             places.masked_fill(starts < 0, -1),
-            table,
-            starts + 1,
+            self.block_table[last_rows],
+            last_starts + 1,
             shape=(config.num_kv_heads, size),
             windows=config.windows,
         )
 
     def known(self, token_ids: Tensor, rows: Tensor) -> Tensor:
-        """Token ids, those that the host did not know taken from their rows; all i64 [T]."""
-        return torch.where(token_ids == ON_DEVICE, self.newest[rows], token_ids)
+        """Token ids of a step, those that the host did not know taken from their rows; all i64 [T]."""
+        found = torch.where(token_ids == ON_DEVICE, self.newest[rows], token_ids)
+        self._given[rows] = found  # of a row with several, any: those the host knows
+        return found
+
+    def contexts(self, token_ids: Tensor, rows: Tensor) -> Tensor:
+        """Tokens i64 [S, length] that came before what the step in hand samples, for rows i64 [S]; one of a
+        row may be unknown to the host. A graph has put its own choice in the place of the newest by now.
+        """
+        return torch.where(token_ids == ON_DEVICE, self._given[rows][:, None], token_ids)
 
     def _growth(self, grown: tuple[tuple[int, int], ...]) -> NDArray[np.int64]:
         """i64 [3, blocks]: row, column and block; a row's last one stands at its table's end."""

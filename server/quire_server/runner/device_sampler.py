@@ -1,7 +1,10 @@
-"""Tokens of rows that need nothing but their parameters, chosen where the logits are: within a captured graph
-for the likeliest token and the temperature alone, after it for top-k, top-p and min-p. Called by
-``device_steps``; whatever else a request may ask for is ``sampler``'s business, on the host.
+"""Tokens chosen where the logits are: within a captured graph for the likeliest token and the temperature
+alone, after it for top-k, top-p, min-p, penalties and what a grammar allows. Called by ``device_steps``;
+whatever else a request may ask for is ``sampler``'s business, on the host.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_server.core.step import NOTHING_ALLOWED
+from quire_server.layers.sampling import apply_penalties
 from quire_server.runner.device_rows import DeviceRows
 from quire_server.runner.rows import Rows
 from quire_server.runner.sampler import GREEDY_BELOW, NOT_FINITE, draw
@@ -20,14 +24,43 @@ _WHY = {_NO_NUMBER: NOT_FINITE, _ALL_FORBIDDEN: NOTHING_ALLOWED}
 
 def can_choose(rows: Rows, row_ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> bool:
     """Whether these rows, with so many tokens each, want nothing else than ``choose`` does."""
-    more = rows.adjusts[row_ids] | rows.has_grammar[row_ids] | (rows.num_logprobs[row_ids] >= 0)
+    more = rows.edits[row_ids] | (rows.num_logprobs[row_ids] >= 0)
     return not (more | (lengths < rows.min_total[row_ids])).any()
+
+
+def wants_more(rows: Rows, row_ids: NDArray[np.int64]) -> bool:
+    """Whether what a graph chose is not what these rows asked for."""
+    more = rows.penalises[row_ids] | rows.has_grammar[row_ids]
+    return bool(more.any()) or wants_cuts(rows, row_ids)
 
 
 def wants_cuts(rows: Rows, row_ids: NDArray[np.int64]) -> bool:
     """Whether the noise is not enough for these rows: some tokens are cut off first."""
     cuts = (rows.top_k[row_ids] > 0) | (rows.top_p[row_ids] < 1) | (rows.min_p[row_ids] > 0)
     return bool(cuts.any())
+
+
+def penalise(
+    logits: Tensor,
+    state: DeviceRows,
+    rows: Rows,
+    row_ids: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    upload: Callable[[NDArray[Any]], Tensor],
+) -> None:
+    """Change those of logits f32 [S, V] whose rows ask for it, by their contexts, whose newest tokens the
+    device may be the only one to know.
+    """
+    places = np.flatnonzero(rows.penalises[row_ids])
+    if not places.size:
+        return
+    ids, ends = row_ids[places], lengths[places]
+    index = upload(np.stack((places, ids, np.arange(len(ids)), rows.num_prompt[ids], ends)))
+    on_device, row_index, order, num_prompt, num_tokens = index
+    contexts = state.contexts(upload(rows.tokens[ids, : ends.max()]), row_index)
+    parameters = (upload(each[ids]) for each in (rows.repetition, rows.presence, rows.frequency))
+    some = logits[on_device]
+    logits[on_device] = apply_penalties(some, contexts, order, num_prompt, num_tokens, *parameters, out=some)
 
 
 def choose(logits: Tensor, state: DeviceRows, rows: Tensor, lengths: Tensor, *, cuts: bool) -> Tensor:

@@ -43,10 +43,11 @@ class DeviceSteps:
         self.graph_bytes = 0  # that captures took
 
     @torch.inference_mode()
-    def capture(self, on_progress: Callable[[int, int], None]) -> None:
-        """Capture decode steps of all sizes that the rows can need."""
-        sizes, before = graph_buckets.sizes(len(self._rows.tokens)), self._device.memory().reserved
-        self._graphs.capture(sizes, self._state.padding, self._decode, on_progress)
+    def capture(self, num_drafts: int, on_progress: Callable[[int, int], None]) -> None:
+        """Capture decode steps of all shapes that the rows can need, and of up to so many drafts each."""
+        shapes = graph_buckets.shapes(len(self._rows.tokens), num_drafts)
+        before = self._device.memory().reserved
+        self._graphs.capture(shapes, self._state.padding, self._decode, on_progress)
         self.graph_bytes = self._device.memory().reserved - before
 
     def apply(self, step: Step) -> None:
@@ -56,12 +57,7 @@ class DeviceSteps:
     def compute(self, step: Step, spans: batch.Spans) -> Computed:
         """The forward pass; of decodes, with the sampling that a graph has in it."""
         if graph_buckets.is_uniform(step):
-            rows, starts = spans.sampled_rows, spans.sampled_lengths - 1
-            count = len(rows)
-            size = self._graphs.size_for(count)
-            entries = self._device.upload(self._state.entries(rows, starts, size or count))
-            logits, tokens = self._decode(entries) if size is None else self._graphs.replay(entries)
-            return Computed(logits[:count], tokens[:count], {})
+            return self._decoded(step, spans)
         config = self._model.config
         built = batch.build(step, spans, self._rows, config.num_kv_heads, config.windows)
         token_rows = self._device.upload(np.repeat(spans.rows, spans.ends - spans.starts))
@@ -73,19 +69,43 @@ class DeviceSteps:
         told = prompt_logprobs.compute(self._model, states, spans, self._rows) if reports else {}
         return Computed(self._model.logits(states, uploaded.sample_rows).float(), None, told)
 
+    def upload(self, array: NDArray[Any]) -> Tensor:
+        """The device's."""
+        return self._device.upload(array)
+
     def sample(self, computed: Computed, spans: batch.Spans) -> Callable[[], NDArray[np.int64]]:
         """Tokens of the sampled positions, or in place of one why there is none; waits when it is called."""
-        tokens, cuts = computed.tokens, device_sampler.wants_cuts(self._rows, spans.sampled_rows)
-        if tokens is None or cuts:
-            index, lengths = self._device.upload(np.stack((spans.sampled_rows, spans.sampled_lengths)))
-            tokens = device_sampler.choose(computed.logits, self._state, index, lengths, cuts=cuts)
+        tokens, row_ids, ends = computed.tokens, spans.sampled_rows, spans.sampled_lengths
+        if tokens is None or device_sampler.wants_more(self._rows, row_ids):
+            upload, logits = self._device.upload, computed.logits
+            device_sampler.penalise(logits, self._state, self._rows, row_ids, ends, upload)
+            index, lengths = upload(np.stack((row_ids, ends)))
+            cuts = device_sampler.wants_cuts(self._rows, row_ids)
+            tokens = device_sampler.choose(logits, self._state, index, lengths, cuts=cuts)
         return self._device.download(tokens)
+
+    def _decoded(self, step: Step, spans: batch.Spans) -> Computed:
+        """Every row's last tokens: together, or, where that is fewer with the padding, one by one."""
+        captured = self._graphs.shape_for(step.num_tokens)
+        shape = captured or graph_buckets.eager_shape(step.num_tokens)
+        rows, starts, counts = spans.rows, spans.starts, spans.ends - spans.starts
+        if shape[1] == 1:
+            rows, starts = spans.sampled_rows, spans.sampled_lengths - 1
+            counts = np.ones_like(rows)
+        entries, is_there = self._state.entries(rows, starts, counts, shape)
+        given = self._device.upload(entries)
+        logits, tokens = self._decode(given) if captured is None else self._graphs.replay(given)
+        count = len(spans.sampled)
+        if is_there.reshape(-1)[:count].all():
+            return Computed(logits[:count], tokens[:count], {})
+        wanted = self._device.upload(np.flatnonzero(is_there))
+        return Computed(logits[wanted], tokens[wanted], {})
 
     def _decode(self, entries: Tensor) -> Outputs:
         forward_batch = self._state.batch(entries, self._model.config)
         logits = self._model(forward_batch, self._kv_caches).float()
-        lengths = forward_batch.decode_lens
-        return logits, device_sampler.choose(logits, self._state, entries[0], lengths, cuts=False)
+        rows, starts, _ = entries.flatten(1)
+        return logits, device_sampler.choose(logits, self._state, rows, starts + 1, cuts=False)
 
     def _uploaded(self, built: ForwardBatch) -> ForwardBatch:
         tensors: dict[str, Any] = {

@@ -60,8 +60,10 @@ def measure(
     workspace = run(largest_step(num_rows, min(options.max_num_batched_tokens, longest), options.block_size))
     graphs = 0
     if uses_graphs(model.config, options):
-        sizes = graph_buckets.sizes(num_rows)
-        graphs = run(largest_step(sizes[0], sizes[0], options.block_size)) + len(sizes) * _EACH_GRAPH
+        shapes = graph_buckets.shapes(num_rows, options.num_speculative_tokens)
+        largest = max(sequences * tokens for sequences, tokens in shapes)
+        largest = min(largest, num_rows - 1 + longest)
+        graphs = run(largest_step(num_rows, largest, options.block_size)) + len(shapes) * _EACH_GRAPH
     others = memory.total - memory.free - memory.reserved
     return Measured(memory.total, others, memory.allocated, workspace, graphs)
 

@@ -9,6 +9,7 @@ several times in a batch, with growing lengths.
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,12 +96,13 @@ class Grammars:
         row_ids: NDArray[np.int64],
         lengths: NDArray[np.int64],
         eos_ids: Iterable[int],
+        upload: Callable[[NDArray[Any]], Tensor] = torch.from_numpy,
     ) -> dict[int, str]:
         """Set the logits [S, V] of what a grammar forbids to -inf; returns failures by position.
 
         One entry for each sampled position; the entries of a row have growing ``lengths``. Where there is a
         failure, and behind it, everything is allowed: a later entry's context may be a draft that the grammar
-        forbids, and that is going to be rejected.
+        forbids, and that is going to be rejected. ``upload``: to where the logits are.
         """
         if not self._matchers:
             return {}
@@ -130,8 +132,7 @@ class Grammars:
                     masks[place] = _ALL
                 else:
                     _offer_end(masks[place], matcher, rows.started[row], int(lengths[index]), eos_ids)
-        bitmask = torch.from_numpy(masks.view(np.int32)).to(logits.device)
-        apply_token_bitmask(logits, bitmask, torch.from_numpy(entries).to(logits.device), out=logits)
+        apply_token_bitmask(logits, upload(masks.view(np.int32)), upload(entries), out=logits)
         return failures
 
     def _followed(self, rows: Rows, row: int, length: int) -> tuple[Matcher | None, str]:

@@ -5,6 +5,7 @@ Decides nothing: which requests, which blocks and which seeds is the scheduler's
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,8 @@ class ModelRunner:
         self._device = None if device is None else DeviceSteps(model, kv_caches, self._rows, device)
         self._static_decode = StaticDecode.of(model, kv_caches, *self._rows.block_table.shape)
         self._uses_graphs = device is not None and gpu_setup.uses_graphs(model.config, options)
+        self._newest_result: Callable[[], object] = bool  # of what the device sampled; nothing yet
+        self._num_drafts = options.num_speculative_tokens
         self._gpu_memory = parts.gpu_memory
         disk = parts.disk
         self.num_host_slots = parts.num_host_slots
@@ -96,7 +99,7 @@ class ModelRunner:
     def capture(self, on_progress: Callable[[int, int], None]) -> None:
         """On a device: capture decode steps before the first one; on_progress(graphs, of how many)."""
         if self._device is not None and self._uses_graphs:
-            self._device.capture(on_progress)
+            self._device.capture(self._num_drafts, on_progress)
 
     def close(self) -> None:
         """Give back what the process's end would give back, too: the disk tier's space."""
@@ -148,29 +151,37 @@ class ModelRunner:
         if self._device is None or not device_sampler.can_choose(rows, row_ids, lengths):
             result = self._sampled(step, spans, computed)
             return lambda: result
+        forbidden: dict[int, str] = {}
+        if rows.has_grammar[row_ids].any():
+            self._newest_result()  # a grammar follows tokens, not places for them
+            eos_ids = self.model_config.eos_token_ids
+            forbidden = self.grammars.constrain(
+                computed.logits, rows, row_ids, lengths, eos_ids, self._device.upload
+            )
         wait = self._device.sample(computed, spans)
         if not step.drafts:  # which are compared with what comes in their place, and not computed ahead
             self._write(row_ids, lengths, ON_DEVICE)
-        epochs = rows.epoch[row_ids]
+        epochs, told = rows.epoch[row_ids], computed.told
 
+        @cache
         def result_of() -> StepResult:
             with device_faults.named():
                 tokens, failed = device_sampler.read(wait())
             # Whoever has a row by now must not get what was computed for the one before.
             is_same = rows.epoch[row_ids] == epochs
-            failed = {index: why for index, why in failed.items() if is_same[index]}
+            failed = {index: why for index, why in (forbidden | failed).items() if is_same[index]}
             failures = self._failures(failed, row_ids, lengths, tokens)
             self._distrust(failures)
             self._write(row_ids[is_same], lengths[is_same], tokens[is_same])
-            return StepResult(
-                step.step_id, tuple(tokens.tolist()), {}, failures, prompt_logprobs=computed.told
-            )
+            return StepResult(step.step_id, tuple(tokens.tolist()), {}, failures, prompt_logprobs=told)
 
+        self._newest_result = result_of
         return result_of
 
     def _sampled(self, step: Step, spans: batch.Spans, computed: Computed) -> StepResult:
         """Sampling on the host, which has a way for everything that can be asked for."""
         rows, row_ids = self._rows, spans.sampled_rows
+        self._newest_result()  # contexts are looked at
         logits = computed.logits.cpu()
         wants_logprobs = bool((rows.num_logprobs[row_ids] >= 0).any())
         raw = logits.clone() if wants_logprobs else logits  # the sampler changes them in place

@@ -25,5 +25,6 @@ class RunnerOptions:
     kv_offload_disk_bytes: int = 0
     watermark: Watermark | None = None  # of the requests that ask for one
     speculative_model: Path | None = None
+    num_speculative_tokens: int = 0  # drafts of a row at most; 0: nobody drafts
     gpu_memory_utilization: float = 0.9
     enforce_eager: bool = False

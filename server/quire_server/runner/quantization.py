@@ -3,6 +3,7 @@ Called by ``model_runner``.
 """
 
 from quire_server.core.errors import ConfigError
+from quire_server.layers.gpu_linear import GpuLinear
 from quire_server.layers.int8_linear import Int8Linear, has_native_kernels
 from quire_server.layers.linear import Linear, LinearFactory
 from quire_server.layers.quantized.linear import Quantization
@@ -11,12 +12,15 @@ _FACTORIES: dict[str, LinearFactory] = {"none": Linear, "int8": Int8Linear}
 
 
 def choose(
-    wanted: str, *, checkpoint: Quantization | None, dtype_is_auto: bool, dtype: str
+    wanted: str, *, checkpoint: Quantization | None, dtype_is_auto: bool, dtype: str, for_gpu: bool = False
 ) -> tuple[str, LinearFactory]:
     """(name, factory). ``auto`` is int8 where nobody named a dtype, the computation is not float32 anyway,
     and the CPU multiplies int8 faster than anything else; who asks for a dtype gets exactly that. A quantised
-    checkpoint brings its own method, and is not rounded twice: int8 for it is what is int8 already.
+    checkpoint brings its own method, and is not rounded twice: int8 for it is what is int8 already. A GPU
+    computes in the checkpoint's method, where it has kernels for it, or dense.
     """
+    if for_gpu:
+        return (checkpoint.method if checkpoint is not None else "none"), GpuLinear
     is_faster = dtype_is_auto and dtype != "float32" and has_native_kernels()
     if checkpoint is not None:
         return _of_checkpoint(wanted, checkpoint, is_faster)

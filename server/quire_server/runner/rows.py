@@ -24,6 +24,12 @@ class Rows:
         self.top_p = np.ones(num_rows, np.float32)
         self.min_p = np.zeros(num_rows, np.float32)
         self.adjusts = np.zeros(num_rows, bool)  # whether a processor changes the row's logits
+        self.penalises = np.zeros(num_rows, bool)  # of those: by what its context says
+        self.edits = np.zeros(num_rows, bool)  # by anything else
+        self.num_prompt = np.zeros(num_rows, np.int64)
+        self.repetition = np.ones(num_rows, np.float32)
+        self.presence = np.zeros(num_rows, np.float64)
+        self.frequency = np.zeros(num_rows, np.float64)
         self.seed = np.zeros(num_rows, np.int64)
         self.min_total = np.zeros(num_rows, np.int64)  # below so many tokens no stop token may be sampled
         self.num_logprobs = np.full(num_rows, -1, np.int64)  # -1: none wanted
@@ -91,6 +97,10 @@ class Rows:
         self.top_p[row] = sampling.top_p
         self.min_p[row] = sampling.min_p
         self.adjusts[row] = sampling.adjusts_logits
+        self.penalises[row], self.edits[row] = sampling.penalises, sampling.edits_logits
+        self.num_prompt[row] = started.num_prompt_tokens
+        self.repetition[row] = sampling.repetition_penalty
+        self.presence[row], self.frequency[row] = sampling.presence_penalty, sampling.frequency_penalty
         self.seed[row] = np.uint64(started.seed & 0xFFFFFFFFFFFFFFFF).astype(np.int64)
         self.has_grammar[row] = sampling.grammar is not None
         # With a grammar, ``grammars`` sees to it: a complete answer ends, however short it is.

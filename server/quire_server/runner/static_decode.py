@@ -77,11 +77,13 @@ def _batch(model: Decoder, rows: int, blocks: int) -> ForwardBatch:
         slots=each.clone(),
         sample_rows=each.clone(),
         num_decodes=rows,
+        num_queries=1,
         decode_table=torch.zeros(rows, blocks, dtype=torch.int64),
         decode_lens=torch.ones(rows, dtype=torch.int64),
         prefill_table=none,
         prefill_lens=none,
         prefill_bounds=none,
+        prefill_chunks=(),
         cache_rows=_by_torch,
         plans=dict.fromkeys(model.config.windows, AttentionPlan(_by_torch, _by_torch)),
     )

@@ -1,5 +1,5 @@
 """Makes the ops take CPU tensors for a GPU's, so that they go the way that they go there, to the Triton
-kernels, which the interpreter computes.
+kernels, which the interpreter computes. Where there is a GPU they do anyway, and are only counted.
 """
 
 import importlib
@@ -26,29 +26,41 @@ class _AsCuda(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        return True if func == _IS_CUDA else func(*args, **(kwargs or {}))
+        if func == _IS_CUDA:
+            return True
+        more = dict(kwargs or {})
+        more.pop("pin_memory", None)  # a CPU without a GPU has none
+        return func(*args, **more)
 
 
 @contextmanager
 def as_cuda() -> Iterator[list[str]]:
     """Within it every tensor says that it lies on a GPU; the names of the launchers that were called."""
     called: list[str] = []
-    patches: list[Any] = [patch.object(torch.cuda, "get_device_properties", lambda device: _H200)]
+    patches: list[Any] = []
+    if not torch.cuda.is_available():
+        patches = [
+            patch.object(torch.cuda, "get_device_properties", lambda device: _H200),
+            patch.object(torch.cuda, "current_stream", lambda device: _STREAM),
+            _AsCuda(),
+        ]
     names = {found.name for found in pkgutil.iter_modules(quire_kernels.__path__)}
     for name in sorted(names & {f"{op}_triton" for op in names}):
-        launcher = getattr(importlib.import_module(f"quire_kernels.{name}"), name, None)
-        if launcher is None:
-            continue
         op = importlib.import_module(f"quire_kernels.{name.removesuffix('_triton')}")
-        patches.append(patch.object(op, name, _counted(name, launcher, called), create=True))
+        for launcher, function in vars(importlib.import_module(f"quire_kernels.{name}")).items():
+            if (
+                launcher.endswith("_triton")
+                and getattr(function, "__module__", "") == f"quire_kernels.{name}"
+            ):
+                patches.append(patch.object(op, launcher, _counted(launcher, function, called), create=True))
     with ExitStack() as stack:
         for one in patches:
             stack.enter_context(one)
-        stack.enter_context(_AsCuda())
         yield called
 
 
 _H200 = SimpleNamespace(multi_processor_count=132)
+_STREAM = SimpleNamespace(synchronize=lambda: None)
 
 
 def _counted(name: str, launcher: Callable[..., Any], called: list[str]) -> Callable[..., Any]:

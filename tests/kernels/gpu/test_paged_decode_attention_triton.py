@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from quire_kernels import split_kv_attention_triton
+from quire_kernels.gpu_type import capability
 from quire_kernels.paged_decode_attention import paged_decode_attention_reference
 from quire_kernels.paged_decode_attention_triton import paged_decode_attention_triton
 from quire_kernels.split_kv_attention_triton import decode_splits
@@ -62,7 +64,7 @@ def test_a_number_that_is_none_is_not_hidden_and_stays_in_its_sequence(splits: i
 
 
 def test_parts_fill_the_gpu_and_are_never_more_than_tiles() -> None:
-    assert [decode_splits(batch, 8, 1 << 20, 132, 64) for batch in (1, 2, 4, 8, 32, 256)] == [
+    assert [decode_splits(batch, 8, 1 << 20, 264, 64) for batch in (1, 2, 4, 8, 32, 256)] == [
         32,
         16,
         8,
@@ -70,7 +72,7 @@ def test_parts_fill_the_gpu_and_are_never_more_than_tiles() -> None:
         1,
         1,
     ]
-    assert decode_splits(1, 8, 100, 132, 64) == 2 and decode_splits(0, 8, 0, 132, 64) == 1
+    assert decode_splits(1, 8, 100, 264, 64) == 2 and decode_splits(0, 8, 0, 264, 64) == 1
 
 
 def test_shapes_that_do_not_fit_are_refused(device: str) -> None:
@@ -83,3 +85,24 @@ def test_shapes_that_do_not_fit_are_refused(device: str) -> None:
         paged_decode_attention_triton(
             torch.randn(1, 4, 64, device=device), keys, values, table, seq_lens, 1.0, splits=3
         )
+
+
+def test_what_the_tuning_found_is_what_is_launched(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def noted(sequences: int, groups: int, longest: int, places: int, tile: int) -> int:
+        seen.append((places, tile))
+        return 1
+
+    keys, values, table, lengths, _ = paged([20, 7], 1, 64, 16, torch.float32, device)
+    q = torch.randn(2, 2, 64, device=device)
+    arguments = (q, keys, values, table, lengths, 0.1)
+    expected = paged_decode_attention_reference(*arguments)
+    monkeypatch.setattr(split_kv_attention_triton, "decode_splits", noted)
+    for table_of_tuning in ({}, {(capability(q.device), 2, 64, "float32"): (32, 2, 2, 5)}):
+        monkeypatch.setattr(split_kv_attention_triton, "DECODE", table_of_tuning)
+        assert_near(paged_decode_attention_triton(*arguments), expected)
+    paged_decode_attention_triton(*arguments, tile=16)
+    (own, own_tile), (tuned, tile), (asked, asked_tile) = seen
+    assert tuned * 2 == own * 5 and asked == tuned
+    assert (own_tile, tile, asked_tile) == (64, 32, 16)

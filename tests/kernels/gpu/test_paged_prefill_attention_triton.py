@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from quire_kernels import paged_prefill_attention_triton as launcher
+from quire_kernels.gpu_type import capability
 from quire_kernels.paged_prefill_attention import paged_prefill_attention_reference
 from quire_kernels.paged_prefill_attention_triton import (
     Tiling,
@@ -69,6 +71,17 @@ def test_a_number_that_is_none_is_not_hidden_and_stays_in_its_sequence(device: s
 def test_longer_chunks_get_more_rows_and_wide_heads_fewer_keys() -> None:
     assert prefill_tiling(128, 64, 2).rows < prefill_tiling(128, 65, 2).rows
     assert prefill_tiling(256, 512, 2).tile < prefill_tiling(128, 512, 2).tile
+
+
+def test_what_the_tuning_found_is_what_is_launched(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    keys, values, table, seq_lens, _ = paged([20, 7], 1, 64, 16, torch.float32, device)
+    q, bounds = torch.randn(10, 2, 64, device=device), torch.tensor([0, 6, 10], device=device)
+    arguments = (q, keys, values, table, seq_lens, bounds, 0.1)
+    key = (capability(q.device), 64, "float32", False)
+    monkeypatch.setattr(launcher, "PREFILL", {key: (32, 16, 4, 2)})
+    monkeypatch.setattr(launcher, "prefill_tiling", pytest.fail)
+    expected = paged_prefill_attention_reference(*arguments)
+    assert_near(paged_prefill_attention_triton(*arguments), expected)
 
 
 def test_what_does_not_fit_is_refused(device: str) -> None:

@@ -1,17 +1,25 @@
 """A whole model by the kernels of a GPU, through its runner and its graphs, answers as torch does."""
 
+import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from quire_server.core.request import Request, SamplingParams
+from quire_server.core.limits import SpeculationConfig, SpeculativeMethod
+from quire_server.core.request import Grammar, GrammarKind, Request, SamplingParams
 from quire_server.engine.pipeline import Pipeline
+from quire_server.runner.cuda_device import CudaDevice
+from quire_server.runner.device import Device
 from quire_server.runner.grammars import Grammars
 from quire_server.runner.model_runner import ModelRunner, RunnerOptions
 from quire_server.runner.parts import assemble
+from quire_server.text import grammar as texts
 from tests.kernels.gpu.as_cuda import as_cuda
 from tests.server.models import families
+from tests.server.models.variants import VOCAB
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 from tests.server.runner.pretend_device import PretendDevice
 
@@ -25,11 +33,14 @@ SAMPLING = [
     SamplingParams(8, temperature=0.9, seed=5, ignore_eos=True),
     SamplingParams(8, temperature=1.1, top_k=20, top_p=0.9, min_p=0.01, seed=6, ignore_eos=True),
 ]
+LETTERS = Grammar(GrammarKind.REGEX, texts.compiled(GrammarKind.REGEX, "[a-z]{20,30}"))
+VOCABULARY = texts.Vocabulary([bytes([byte]) if byte else b"" for byte in range(VOCAB)], [0], [0])
 KERNELS = {
     "add_rmsnorm_triton",
     "rope_kv_write_triton",
     "silu_mul_triton",
     "paged_decode_attention_triton",
+    "paged_prefill_attention_triton",
     "gumbel_sample_triton",
     "topk_topp_threshold_triton",
 }
@@ -44,21 +55,30 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def expected(directory: Path) -> list[list[int]]:
-    """By torch, as on a CPU, one request at a time."""
-    runner = load(directory)
+    return by_torch(load(directory, device="cpu"), PROMPTS, SAMPLING)
+
+
+def by_torch(
+    runner: ModelRunner, prompts: list[list[int]], sampling: list[SamplingParams]
+) -> list[list[int]]:
+    """As on a CPU, one request at a time."""
     return [
-        InProcessEngine(runner).generate([prompt], sampling)[0]
-        for prompt, sampling in zip(PROMPTS, SAMPLING, strict=True)
+        InProcessEngine(runner).generate([prompt], each)[0]
+        for prompt, each in zip(prompts, sampling, strict=True)
     ]
 
 
-def answers(runner: ModelRunner) -> list[list[int]]:
+def answers(
+    runner: ModelRunner, prompts: list[list[int]], sampling: list[SamplingParams], **limits: object
+) -> list[list[int]]:
     """All together, with a step ahead."""
-    scheduler = InProcessEngine(runner, max_num_seqs=5).scheduler
+    scheduler = InProcessEngine(runner, max_num_seqs=5, **limits).scheduler
     pipeline = Pipeline(scheduler, runner)
-    for name, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLING, strict=True)):
-        scheduler.add(Request(str(name), tuple(prompt), sampling, 0.0))
-    tokens: list[list[int]] = [[] for _ in PROMPTS]
+    for name, (prompt, each) in enumerate(zip(prompts, sampling, strict=True)):
+        if each.grammar is not None:
+            runner.grammars.admit(str(name), runner.grammars.build(each.grammar))
+        scheduler.add(Request(str(name), tuple(prompt), each, 0.0))
+    tokens: list[list[int]] = [[] for _ in prompts]
     while scheduler.has_work:
         advanced = pipeline.advance()
         for event in advanced[1] if advanced is not None else ():
@@ -67,23 +87,111 @@ def answers(runner: ModelRunner) -> list[list[int]]:
     return tokens
 
 
+def on_gpu(
+    directory: Path, device: Device, on_progress: Callable[[int, int], None], **options: object
+) -> ModelRunner:
+    settings = {"dtype": "float32", "max_num_seqs": 5, "max_num_batched_tokens": 24, "max_model_len": 32}
+    chosen = RunnerOptions(**(settings | options))  # type: ignore[arg-type]  # mixed values
+    parts = assemble(directory, chosen, lambda loaded, total: None, device)
+    runner = ModelRunner(parts, chosen, Grammars(lambda: VOCABULARY))
+    runner.capture(on_progress)
+    return runner
+
+
+def new_device() -> Device:
+    return CudaDevice() if torch.cuda.is_available() else PretendDevice()
+
+
 @pytest.mark.kernels
 @pytest.mark.parametrize("is_eager", [False, True], ids=["graphs", "eager"])
 def test_its_answers_are_those_of_the_torch_path(
     directory: Path, expected: list[list[int]], is_eager: bool
 ) -> None:
-    device, progress = PretendDevice(), list[tuple[int, int]]()
-    options = RunnerOptions(
-        dtype="float32", max_num_seqs=5, max_num_batched_tokens=24, max_model_len=32, enforce_eager=is_eager
-    )
+    device, progress = new_device(), list[tuple[int, int]]()
     with as_cuda() as called:
-        parts = assemble(directory, options, lambda loaded, total: None, device)
-        runner = ModelRunner(parts, options, Grammars(lambda: pytest.fail("no grammar is used")))
-        runner.capture(lambda done, wanted: progress.append((done, wanted)))
+        runner = on_gpu(directory, device, lambda *seen: progress.append(seen), enforce_eager=is_eager)
         called.clear()
-        given = answers(runner)
+        given = answers(runner, PROMPTS, SAMPLING)
     assert set(called) >= KERNELS
     assert given == expected
-    assert ("replay" in device.log) is not is_eager
+    if isinstance(device, PretendDevice):
+        assert ("replay" in device.log) is not is_eager
     sizes = 4  # 5, 4, 2 and 1: three rows are padded to four
     assert progress == ([] if is_eager else [(done, sizes) for done in range(sizes + 1)])
+
+
+@pytest.mark.kernels
+def test_prompts_without_a_cached_prefix_go_to_torchs_attention_from_some_length_on(
+    directory: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole: list[int] = []
+    module = importlib.import_module("quire_kernels.paged_prefill_attention")  # its op has the same name
+    attention = module.whole_prompt_attention
+
+    def noted(q: torch.Tensor, *more: Any) -> torch.Tensor:
+        whole.append(len(q))
+        return attention(q, *more)
+
+    monkeypatch.setattr(module, "MIN_WHOLE_PROMPT", 17)
+    monkeypatch.setattr(module, "whole_prompt_attention", noted)
+    with as_cuda() as called:
+        runner = on_gpu(directory, new_device(), lambda done, wanted: None, enforce_eager=True)
+        called.clear()
+        whole.clear()
+        alone = [answers(runner, [prompt], [each])[0] for prompt, each in zip(PROMPTS, SAMPLING, strict=True)]
+    assert alone == expected
+    assert set(whole) == {len(PROMPTS[0])} and "paged_prefill_attention_triton" in called
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("is_eager", [False, True], ids=["graphs", "eager"])
+def test_drafts_are_verified_by_their_kernel(directory: Path, is_eager: bool) -> None:
+    prompts = [[7, 8, 9, 7, 8, 9, 7, 8], [40] * 9, [30, 31]]
+    sampling = [greedy(12)] * 3
+    host = load(directory, device="cpu")
+    expected = [
+        InProcessEngine(host).generate([prompt], each)[0]
+        for prompt, each in zip(prompts, sampling, strict=True)
+    ]
+    drafts = SpeculationConfig(SpeculativeMethod.NGRAM, 2, lookup_min=1)
+    with as_cuda() as called:
+        runner = on_gpu(
+            directory,
+            new_device(),
+            lambda done, wanted: None,
+            num_speculative_tokens=2,
+            enforce_eager=is_eager,
+        )
+        called.clear()
+        together = answers(runner, prompts, sampling, speculation=drafts)
+        alone = [answers(runner, [each], [greedy(12)], speculation=drafts)[0] for each in prompts]
+    assert together == expected and alone == expected
+    assert "paged_verify_attention_triton" in called
+
+
+@pytest.mark.kernels
+def test_penalties_and_grammars_are_applied_where_the_logits_are(directory: Path) -> None:
+    sampling = [
+        greedy(8, repetition_penalty=1.3, presence_penalty=0.5),
+        SamplingParams(8, temperature=0.9, seed=5, ignore_eos=True, frequency_penalty=0.7),
+        greedy(8, grammar=LETTERS),
+    ]
+    host = load(directory, device="cpu")
+    host.grammars = Grammars(lambda: VOCABULARY)
+    expected = [
+        InProcessEngine(host).generate([prompt], each)[0]
+        for prompt, each in zip(PROMPTS, sampling, strict=True)
+    ]
+    device = new_device()
+    with as_cuda() as called:
+        runner = on_gpu(directory, device, lambda done, wanted: None)
+        called.clear()
+        given = answers(runner, PROMPTS, sampling)
+        kernels, log = set(called), getattr(device, "log", [])
+        log.clear()
+        without = answers(runner, PROMPTS[:2], sampling[:2])
+    assert given == expected and without == expected[:2]
+    assert {"apply_penalties_triton", "apply_token_bitmask_triton"} <= kernels
+    if isinstance(device, PretendDevice):
+        events = "".join(event[0] for event in log if event in ("download", "wait"))
+        assert "dd" in events, "for penalties nobody waits: the device knows what the host does not yet"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire_server.core.graph_buckets import is_uniform, size_for, sizes
+from quire_server.core.graph_buckets import eager_shape, is_uniform, shape_for, shapes, sizes
 from quire_server.core.step import Step
 
 
@@ -12,14 +12,30 @@ def test_each_batch_fits_a_graph_that_wastes_at_most_half_and_the_largest_comes_
     assert captured == tuple(sorted(set(captured), reverse=True))
     assert captured[0] == min(max_rows, 512)
     for count in range(1, captured[0] + 1):
-        size = size_for(count, captured)
-        assert size is not None and count <= size <= max(2 * count - 1, count + 63, 1)
+        shape = shape_for((1,) * count, shapes(max_rows, 0))
+        assert shape is not None and shape[1] == 1
+        size = shape[0]
+        assert count <= size <= max(2 * count - 1, count + 63, 1)
         assert size < 2 * count or count == 1
 
 
 def test_what_is_larger_than_all_graphs_and_what_was_never_captured_is_computed_eagerly() -> None:
-    assert size_for(513, sizes(4096)) is None
-    assert size_for(1, ()) is None
+    assert shape_for((1,) * 513, shapes(4096, 0)) is None
+    assert shape_for((1,), ()) is None
+    assert shape_for((3,), shapes(2, 0)) is None
+    assert eager_shape((1, 1)) == (2, 1) and eager_shape((3, 3)) == (2, 3) and eager_shape((3, 1)) == (4, 1)
+
+
+def test_drafts_are_verified_together_unless_most_of_it_would_be_padding() -> None:
+    captured = shapes(32, 4)
+    tokens = [sequences * tokens for sequences, tokens in captured]
+    assert tokens == sorted(tokens, reverse=True) and tokens[0] == 32 * 5
+    assert shape_for((5,) * 32, captured) == (32, 5)
+    assert shape_for((5, 4, 5, 3), captured) == (4, 5)
+    assert shape_for((5,), captured) == (1, 5)
+    assert shape_for((5, 1, 1, 1, 1, 1, 1, 1), captured) == (12, 1)
+    assert shape_for((2, 2), captured) == (4, 1)
+    assert max(sequences * tokens for sequences, tokens in shapes(512, 15)) == 512
 
 
 def step(num_tokens: tuple[int, ...], samples: tuple[int, ...]) -> Step:

@@ -95,8 +95,12 @@ def test_all_ways_of_sampling_together_give_what_the_host_gives(directory: Path,
 def test_plain_rows_are_sampled_there_with_a_step_ahead(
     directory: Path, host: ModelRunner, limits: dict[str, object]
 ) -> None:
-    sampling = [greedy(9), SamplingParams(9, temperature=0.8, top_p=0.9, min_p=0.02, seed=3, ignore_eos=True)]
-    requests = [Request(str(i), tuple(prompt), sampling[i % 2], 0.0) for i, prompt in enumerate(PROMPTS)]
+    sampling = [
+        greedy(9),
+        SamplingParams(9, temperature=0.8, top_p=0.9, min_p=0.02, seed=3, ignore_eos=True),
+        greedy(9, repetition_penalty=1.5, frequency_penalty=0.4),
+    ]
+    requests = [Request(str(i), tuple(prompt), sampling[i % 3], 0.0) for i, prompt in enumerate(PROMPTS)]
     expected, _ = play(host, requests, **limits)
     device = PretendDevice()
     runner = on(device, directory)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire_kernels import W4Weight, repack_awq
 from quire_server.layers.quantized.format import TensorSpec, divide, unpack
 
 _ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where column j of a word is: the inverse of the order above
@@ -32,6 +33,10 @@ class AWQ:
             "qzeros": TensorSpec((groups, words), torch.int32),
             "scales": TensorSpec((groups, out_size), torch.float32),
         }
+
+    def four_bits(self, name: str, tensors: Mapping[str, Tensor]) -> W4Weight:
+        """As the kernel reads it."""
+        return repack_awq(tensors["qweight"], tensors["qzeros"], tensors["scales"])
 
     def dequantize(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """f32 [out, in]."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire_kernels import W4Weight, repack_gptq
 from quire_server.core.errors import ModelCorruptError
 from quire_server.layers.quantized.format import REMEDY, TensorSpec, divide, unpack
 
@@ -37,8 +38,21 @@ class GPTQ:
             "g_idx": TensorSpec((in_size,), torch.int32),
         }
 
+    def four_bits(self, name: str, tensors: Mapping[str, Tensor]) -> W4Weight:
+        """As the kernel reads it; ValueError where a group has more inputs than another."""
+        self._groups(name, tensors)
+        qweight, qzeros, scales, g_idx = (tensors[each] for each in ("qweight", "qzeros", "scales", "g_idx"))
+        return repack_gptq(qweight, qzeros, scales, g_idx, self.zero_offset)
+
     def dequantize(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """f32 [out, in]."""
+        scales, groups = tensors["scales"], self._groups(name, tensors)
+        quantized = unpack(tensors["qweight"].T, 4)  # [out, in]
+        zeros = unpack(tensors["qzeros"], 4) + self.zero_offset
+        return (quantized - zeros.T[:, groups]).float() * scales.T[:, groups]
+
+    def _groups(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        """i64 [in], checked."""
         scales, groups = tensors["scales"], tensors["g_idx"].long()
         plain = torch.arange(groups.shape[0], device=groups.device) // (self.group_size or len(groups))
         if self.has_act_order:
@@ -50,6 +64,4 @@ class GPTQ:
             raise ModelCorruptError(
                 f"{name}.g_idx reorders the groups, and quantization_config says desc_act false. {REMEDY}"
             )
-        quantized = unpack(tensors["qweight"].T, 4)  # [out, in]
-        zeros = unpack(tensors["qzeros"], 4) + self.zero_offset
-        return (quantized - zeros.T[:, groups]).float() * scales.T[:, groups]
+        return groups

@@ -1,5 +1,5 @@
 """Linear layers of quantised checkpoints: read as they are stored, dequantised once, computed as dense ones
-(or, where int8 kernels are to compute int8, not dequantised at all).
+(or, where int8 kernels are to compute int8, or a GPU has a kernel for them, not dequantised at all).
 
 The reference path of every format: what is computed afterwards is what an unquantised model with these
 weights would compute. ``factory`` is given to the models by ``runner.model_runner``, around the factory that
@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from quire_server.core.errors import ModelCorruptError
+from quire_server.layers.gpu_linear import GpuLinear
 from quire_server.layers.int8_linear import Int8Linear
 from quire_server.layers.linear import LinearFactory, LinearLayer
 from quire_server.layers.quantized.format import REMEDY, WeightFormat
 from quire_server.layers.quantized.int8 import StoredInt8
 from quire_server.layers.quantized.scaled import Scaled
 from quire_server.layers.quantized.skipping import Skipped
+from quire_server.layers.quantized.stored import Stored, can_multiply
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,8 @@ class _DenseMaker:
 
 def factory(quantization: Quantization, dense: LinearFactory) -> LinearFactory:
     """Layers that read what the checkpoint holds. What it skipped, and borrowed weights, are ``dense``; where
-    that is int8, int8 matrices of the checkpoint are taken as they are.
+    that is int8, int8 matrices of the checkpoint are taken as they are; where it is a GPU's, what it has
+    kernels for.
     """
 
     def make(
@@ -134,6 +137,10 @@ def factory(quantization: Quantization, dense: LinearFactory) -> LinearFactory:
             return dense(prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device, weight=weight)
         if dense is Int8Linear and quantization.is_w8a8 and len(formats) == len(prefixes):
             return StoredInt8(prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device)
+        is_whole = len(formats) == len(prefixes)
+        stored = quantization.weights
+        if dense is GpuLinear and is_whole and can_multiply(stored, in_size, out_sizes, dtype, device):
+            return Stored(stored, prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device)
         maker = _DenseMaker(dense, prefixes, in_size, out_sizes, bias, dtype, device)
         return _Dequantized(formats, dict(zip(prefixes, out_sizes, strict=True)), in_size, maker)
 

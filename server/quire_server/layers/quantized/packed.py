@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire_kernels import W4Weight, repack_packed
 from quire_server.core.errors import ModelCorruptError
 from quire_server.layers.quantized.format import REMEDY, Rounded, TensorSpec, divide, pack, unpack
 
@@ -50,14 +51,25 @@ class Packed:
             stored["weight_zero_point"] = pack(rounded.zeros.T, self.bits).T
         return stored
 
+    def four_bits(self, name: str, tensors: Mapping[str, Tensor]) -> W4Weight:
+        """As the kernel reads it, of ``bits`` 4."""
+        self._check(name, tensors)
+        zeros = tensors["weight_zero_point"] if self.has_zeros else None
+        return repack_packed(tensors["weight_packed"], tensors["weight_scale"], zeros)
+
+    def _check(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        rows, words = tensors["weight_packed"].shape
+        wanted = [rows, words * 32 // self.bits]
+        if (shape := tensors["weight_shape"].tolist()) != wanted:
+            raise ModelCorruptError(
+                f"{name}.weight_shape says {shape}; config.json asks for {wanted}. {REMEDY}"
+            )
+
     def dequantize(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """f32 [out, in]."""
+        self._check(name, tensors)
         scale = tensors["weight_scale"]
         quantized = unpack(tensors["weight_packed"], self.bits)
-        if (shape := tensors["weight_shape"].tolist()) != list(quantized.shape):
-            raise ModelCorruptError(
-                f"{name}.weight_shape says {shape}; config.json asks for {list(quantized.shape)}. {REMEDY}"
-            )
         zeros = torch.full_like(scale, 1 << (self.bits - 1), dtype=torch.int32)
         if self.has_zeros:
             zeros = unpack(tensors["weight_zero_point"].T, self.bits).T[: len(scale)]

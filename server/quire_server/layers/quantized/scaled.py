@@ -28,6 +28,12 @@ class Scaled:
     activations: tuple[str, ...] = ()  # one number each, not used
     has_zeros: bool = False
     rounds_inputs: bool = False  # it was made for kernels that round each row of the inputs to int8
+    rounds_inputs_to_fp8: bool = False  # the same, to float8
+
+    @property
+    def rounds_to_fp8(self) -> bool:
+        """Whether kernels that do so can multiply the stored numbers as they are."""
+        return self.rounds_inputs_to_fp8 and self.block in ((None, None), (1, None)) and not self.has_zeros
 
     @property
     def is_w8a8(self) -> bool:

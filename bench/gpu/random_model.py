@@ -1,0 +1,93 @@
+"""A model of a shape, with random weights made on the device: nothing is read, and it says nothing."""
+
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from bench.gpu.place import Place
+from bench.gpu.sizes import Model, Sizes
+from quire_server.layers.gpu_linear import GpuLinear
+from quire_server.models import registry
+from quire_server.models.decoder import Decoder
+from quire_server.runner import gpu_setup, kv_cache
+from quire_server.runner.grammars import Grammars
+from quire_server.runner.model_runner import ModelRunner, RunnerOptions
+from quire_server.runner.parts import Parts
+
+_SPREAD = 0.02  # of weights
+_SCALE = 0.01  # of a step of quantised ones
+
+
+def options(sizes: Sizes, *, kv_cache_dtype: str = "auto") -> RunnerOptions:
+    """As a server for all streams would have them."""
+    longest = max(max(sizes.long_prompts) + 64, sum(sizes.lengths))
+    return gpu_setup.arithmetic(
+        RunnerOptions(
+            device="cuda",
+            dtype="bfloat16",
+            kv_cache_dtype=kv_cache_dtype,
+            block_size=sizes.block,
+            max_num_seqs=max(sizes.streams),
+            max_num_batched_tokens=max(max(sizes.long_prompts), max(sizes.streams)),
+            max_model_len=longest,
+        )
+    )
+
+
+def runner(place: Place, document: Model, chosen: RunnerOptions) -> ModelRunner:
+    """As `parts.assemble` makes it of a checkpoint."""
+    device, dtype = place.fresh_device(), torch.bfloat16
+    config = registry.parse(document, ())
+    longest = kv_cache.longest_context(config, chosen)
+    model = registry.build(config, max_len=longest, dtype=dtype, device=place.device, linear=GpuLinear)
+    _fill(model)
+    stored = kv_cache.storage_dtype(chosen.kv_cache_dtype, dtype)
+    block_bytes = kv_cache.block_bytes(config, chosen.block_size, stored)
+    measured = gpu_setup.measure(model, chosen, device, stored, longest)
+    chosen = gpu_setup.sized(chosen, measured, config, block_bytes)
+    num_blocks, max_model_len = kv_cache.plan(config, chosen, block_bytes)
+    caches = kv_cache.allocate(config, num_blocks, chosen.block_size, dtype=stored, device=place.device)
+    memory = {"weights": measured.weights, "workspace": measured.workspace}
+    method = "none" if config.quantization is None else config.quantization.method
+    parts = Parts(
+        model, caches, num_blocks, max_model_len, "bfloat16", method, device, memory, 0, None, None, ()
+    )  # fmt: skip
+    return ModelRunner(parts, chosen, Grammars(_no_grammar))
+
+
+def read_bytes(document: Model) -> int:
+    """Weights that a step reads: all but the table of the tokens, unless it is the last layer, too."""
+    config = registry.parse(document, ())
+    tensors = registry.tensors(config, GpuLinear)
+    if not config.tie_word_embeddings:
+        del tensors["model.embed_tokens.weight"]
+    return sum(
+        # Float32 stands for any type of float; here, for one of 16 bits.
+        tensor.numel() * (2 if tensor.dtype == torch.float32 else tensor.itemsize)
+        for tensor in tensors.values()
+    )
+
+
+def kv_token_bytes(document: Model, kv_cache_dtype: str) -> int:
+    """Keys and values of a token in all layers."""
+    config = registry.parse(document, ())
+    return kv_cache.block_bytes(config, 1, kv_cache.storage_dtype(kv_cache_dtype, torch.bfloat16))
+
+
+def _fill(model: Decoder) -> None:
+    for name, target in model.targets().items():
+        if "norm" in name:
+            target.fill_(1.0)
+        elif "scale" in name:
+            target.fill_(_SCALE)
+        elif target.is_floating_point():
+            spread = 1.0 if target.itemsize == 1 else _SPREAD
+            target.copy_(torch.randn(target.shape, dtype=torch.bfloat16, device=target.device) * spread)
+        else:
+            target.random_()
+    model.finish()
+
+
+def _no_grammar() -> NoReturn:
+    raise AssertionError(f"{Path(__file__).name}: nobody asks for a grammar")

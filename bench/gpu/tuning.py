@@ -1,0 +1,143 @@
+"""Part: the attention kernels in every way worth trying; the fastest ones become `quire_kernels.tuned`."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from pathlib import Path
+
+import torch
+
+from bench.gpu import attention_cases
+from bench.gpu.case import Case, measure
+from bench.gpu.ledger import Ledger, Row
+from bench.gpu.place import Place
+from bench.gpu.sizes import TINY, Sizes
+from quire_kernels.gpu_type import capability, type_name
+from quire_kernels.paged_decode_attention_triton import paged_decode_attention_triton
+from quire_kernels.paged_prefill_attention_triton import MANY_ROWS, Tiling, paged_prefill_attention_triton
+from quire_kernels.split_kv_attention_triton import decode_splits
+
+TITLE = "Ways to launch the attention kernels"
+COLUMNS = ("us, geometric mean of the shapes",)
+FILE = Path(__file__).parents[2] / "kernels" / "quire_kernels" / "tuned.py"
+# tile, warps, stages, programs a multiprocessor; rows, tile, warps, stages. The first holds by default.
+_DECODE = (
+    (64, 4, 3, 2), (32, 4, 3, 2), (64, 4, 3, 4), (64, 4, 3, 1), (32, 4, 2, 4), (32, 2, 5, 4), (64, 4, 5, 2),
+    (64, 4, 6, 2), (64, 8, 3, 2), (128, 8, 3, 2), (128, 8, 5, 1), (32, 4, 6, 4),
+)  # fmt: skip
+_PREFILL = (
+    (128, 64, 8, 2), (128, 64, 8, 3), (64, 64, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (128, 128, 8, 2),
+    (128, 32, 8, 3), (64, 128, 8, 2), (64, 32, 4, 3),
+)  # fmt: skip
+_CACHES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Shapes whose times count together, in one way; ``entry`` and ``key`` as the table has them."""
+
+    name: str
+    table: str
+    key: tuple[int | str | bool, ...]
+    entry: tuple[int, ...]
+    cases: tuple[Case, ...]
+
+
+def ways(sizes: Sizes, place: Place | None = None) -> Iterator[Way]:
+    """Of 8 B parameters with caches of two types, and of 1 B; ``place`` is needed to run them."""
+    device = torch.device("cpu") if place is None else place.device
+    shapes = [(sizes, name) for name in ("bf16", "fp8")]
+    shapes += [(replace(sizes, head=64), "bf16")]
+    for some, cache in shapes[:1] if sizes is TINY else shapes:
+        yield from _decode_ways(some, cache, device)
+        yield from _prefill_ways(some, cache, device)
+
+
+def _decode_ways(sizes: Sizes, cache: str, device: torch.device) -> Iterator[Way]:
+    group, dtype = sizes.q_heads // sizes.kv_heads, _CACHES[cache]
+    key = (capability(device), group, sizes.head, type_name(dtype))
+    for entry in _DECODE[:2] if sizes is TINY else _DECODE:
+        tile, warps, stages, programs = entry
+        cases = []
+        for sequences, length in sizes.decodes[:4:2] or sizes.decodes:
+            longest = -(-length // sizes.block) * sizes.block
+            places = programs * _processors(device)
+            splits = decode_splits(sequences, sizes.kv_heads, longest, places, tile)
+            op = partial(paged_decode_attention_triton, tile=tile, warps=warps, stages=stages, splits=splits)
+            cases.append(attention_cases.decode(sizes, sequences, length, dtype, cache, op=op))
+        yield Way(
+            f"decode, {group} x {sizes.head}, {cache}: {_text(entry)}", "DECODE", key, entry, tuple(cases)
+        )
+
+
+def _prefill_ways(sizes: Sizes, cache: str, device: torch.device) -> Iterator[Way]:
+    dtype, group = _CACHES[cache], sizes.q_heads // sizes.kv_heads
+    shapes = ((1, *sizes.prefix), *((sequences, length, 0) for sequences, length in sizes.prompts[:1]))
+    few = ((4, MANY_ROWS // group, sizes.prefix[1]),)
+    for is_long, some in ((True, shapes), (False, few)):
+        key = (capability(device), sizes.head, type_name(dtype), is_long)
+        for entry in _PREFILL[:2] if sizes is TINY else _PREFILL:
+            op = partial(paged_prefill_attention_triton, tiling=Tiling(*entry))
+            cases = tuple(
+                attention_cases.prefill(sizes, *shape, dtype=dtype, name=cache, op=op) for shape in some
+            )
+            what = "long" if is_long else "short"
+            name = f"prefill, {what} chunks, heads of {sizes.head}, {cache}: {_text(entry)}"
+            yield Way(name, "PREFILL", key, entry, cases)
+
+
+def _text(entry: Iterable[int]) -> str:
+    return "/".join(map(str, entry))
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def goals(sizes: Sizes) -> dict[str, str]:
+    """None: the fastest is what is wanted."""
+    return {way.name: "" for way in ways(sizes)}
+
+
+def run(place: Place, sizes: Sizes, ledger: Ledger) -> None:
+    """Every way once; with all of them there, the table is written, on a GPU to where the kernels read it."""
+    for way in ways(sizes, place):
+        ledger.measure(way.name, partial(_measure, place, way, sizes.cold))
+    text = table(ways(sizes, place), ledger.rows)
+    (ledger.folder / FILE.name).write_text(text, encoding="utf-8")
+    if place.device.type == "cuda" and sizes is not TINY:
+        FILE.write_text(text, encoding="utf-8")
+
+
+def _measure(place: Place, way: Way, cold: int) -> Row:
+    times = [measure(place, case, cold)["us"] for case in way.cases]
+    return {"us": prod(times) ** (1 / len(times))}
+
+
+def table(found: Iterable[Way], rows: dict[str, Row]) -> str:
+    """The Python source of `quire_kernels.tuned`: for each key the fastest of those that ran."""
+    best: dict[tuple[str, tuple[int | str | bool, ...]], tuple[float, tuple[int, ...]]] = {}
+    for way in found:
+        if (us := rows.get(way.name, {}).get("us")) is not None:
+            at = (way.table, way.key)
+            best[at] = min(best.get(at, (us, way.entry)), (us, way.entry))
+    lines, inside = [], ""
+    for line in FILE.read_text(encoding="utf-8").splitlines():
+        if line.startswith(("DECODE", "PREFILL")):
+            inside = line.split(":")[0]
+            entries = [
+                f"    {key!r}: {entry!r},".replace("'", '"')
+                for (name, key), (_, entry) in best.items()
+                if name == inside
+            ]
+            declared = line.split(" = ")[0]
+            lines += [f"{declared} = {{", *entries, "}"] if entries else [f"{declared} = {{}}"]
+        elif not line.startswith(("    (", "}")):
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def cells(row: Row, rows: dict[str, Row]) -> dict[str, str]:
+    """As the table shows them."""
+    return {COLUMNS[0]: f"{row['us']:,.1f}"}

@@ -1,0 +1,147 @@
+"""4-bit and float8 matrices of a checkpoint, multiplied as they are stored, by a GPU's kernels: less to read
+from memory for every token. Called by ``linear``, which dequantises what these cannot.
+
+4-bit weights take inputs in bfloat16; float8 ones take float8 inputs, each row rounded by itself, as the
+checkpoint's maker asked for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from quire_kernels import W4Weight, fp8_linear, w4a16
+from quire_kernels.fp8_linear import ALIGNED
+from quire_kernels.gpu_type import capability
+from quire_kernels.w4a16_packing import GROUPS
+from quire_server.core.errors import ModelCorruptError
+from quire_server.layers.quantized.awq import AWQ
+from quire_server.layers.quantized.format import REMEDY, WeightFormat
+from quire_server.layers.quantized.gptq import GPTQ
+from quire_server.layers.quantized.packed import Packed
+from quire_server.layers.quantized.scaled import FP8, Scaled
+
+Product = Callable[[Tensor, Tensor | None], Tensor]  # of inputs and a bias
+_FIRST_WITH_FP8 = 89
+
+
+def can_multiply(
+    weights: WeightFormat, in_size: int, out_sizes: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> bool:
+    """Whether there is a kernel for it. The interpreter counts as a GPU that can do everything."""
+    if dtype != torch.bfloat16:
+        return False
+    if isinstance(weights, Scaled):
+        is_aligned = all(size % ALIGNED == 0 for size in (in_size, *out_sizes))
+        is_too_old = 0 < capability(device) < _FIRST_WITH_FP8
+        return weights.dtype == FP8 and weights.rounds_to_fp8 and is_aligned and not is_too_old
+    if isinstance(weights, Packed) and weights.bits != 4:
+        return False
+    if not isinstance(weights, AWQ | GPTQ | Packed):
+        return False
+    return (weights.group_size or in_size) % GROUPS[-1] == 0
+
+
+class Stored:
+    """A LinearLayer of matrices that are all stored in the same way, which ``can_multiply``."""
+
+    _product: Product | None = None
+
+    def __init__(
+        self,
+        weights: WeightFormat,
+        prefixes: Sequence[str],
+        in_size: int,
+        out_sizes: Sequence[int],
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._weights, self._prefixes, self._out_sizes = weights, list(prefixes), list(out_sizes)
+        self._stored = {
+            prefix: {
+                suffix: torch.empty(spec.shape, dtype=spec.dtype, device=device)
+                for suffix, spec in weights.tensors(prefix, in_size, size).items()
+            }
+            for prefix, size in zip(prefixes, out_sizes, strict=True)
+        }
+        self._bias = torch.empty(sum(out_sizes), dtype=dtype, device=device) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert self._product is not None, "finish() comes before the first call"
+        return self._product(x, self._bias)
+
+    def targets(self) -> dict[str, Tensor]:
+        """The tensors in the checkpoint's own shapes and types."""
+        named = {
+            f"{prefix}.{suffix}": tensor
+            for prefix, tensors in self._stored.items()
+            for suffix, tensor in tensors.items()
+        }
+        if self._bias is not None:
+            parts = self._bias.split(self._out_sizes)
+            named |= {f"{prefix}.bias": part for prefix, part in zip(self._prefixes, parts, strict=True)}
+        return named
+
+    def finish(self) -> None:
+        """Bring it into the kernels' form, and let go of what was read."""
+        for prefix, tensors in self._stored.items():
+            for suffix, tensor in tensors.items():
+                if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
+                    raise ModelCorruptError(
+                        f"{prefix}.{suffix} holds values that are not finite numbers. {REMEDY}"
+                    )
+        self._product = (
+            _float8(self._weights, self._stored)
+            if isinstance(self._weights, Scaled)
+            else _four_bits(self._weights, self._stored)
+        )
+        self._stored = {}
+
+
+def _float8(weights: Scaled, stored: Mapping[str, Mapping[str, Tensor]]) -> Product:
+    """One matrix, with a scale for each row."""
+    parts = [tensors["weight"] for tensors in stored.values()]
+    scales = [
+        tensors[weights.scale_name].flatten().expand(len(tensors["weight"])) for tensors in stored.values()
+    ]
+    weight, all_scales = torch.cat(parts), torch.cat(scales).contiguous()
+    return lambda x, bias: fp8_linear(x, weight, all_scales, bias)
+
+
+def _four_bits(weights: WeightFormat, stored: Mapping[str, Mapping[str, Tensor]]) -> Product:
+    """One matrix, unless its parts want their inputs in different orders."""
+    assert isinstance(weights, AWQ | GPTQ | Packed)
+    parts = []
+    for prefix, tensors in stored.items():
+        try:
+            parts.append(_narrowed(weights.four_bits(prefix, tensors)))
+        except ValueError as error:
+            raise ModelCorruptError(f"{prefix}: {error}. {REMEDY}") from None
+    if all(part.order is None for part in parts):
+        merged = W4Weight(
+            torch.cat([part.packed for part in parts], 1),
+            torch.cat([part.scales for part in parts], 1),
+            torch.cat([part.zeros for part in parts], 1),
+            parts[0].group,
+        )
+        return lambda x, bias: w4a16(x, merged, bias)
+
+    def product(x: Tensor, bias: Tensor | None) -> Tensor:
+        sizes = [part.shape[1] for part in parts]
+        out = torch.empty(len(x), sum(sizes), dtype=x.dtype, device=x.device)
+        biases = [None] * len(parts) if bias is None else bias.split(sizes)
+        for part, its_bias, its_out in zip(parts, biases, out.split(sizes, 1), strict=True):
+            w4a16(x, part, its_bias, out=its_out)
+        return out
+
+    return product
+
+
+def _narrowed(weight: W4Weight) -> W4Weight:
+    """Scales in float16 where that is all there was to them: fewer bytes for each token."""
+    scales = weight.scales.half()
+    if not torch.equal(scales.float(), weight.scales.float()):
+        return weight
+    return W4Weight(weight.packed, scales, weight.zeros, weight.group, weight.order)

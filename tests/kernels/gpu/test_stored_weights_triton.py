@@ -1,0 +1,136 @@
+"""Matrices of quantised checkpoints, multiplied as they are stored, give what dequantised ones give."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire_server.core.errors import ModelCorruptError
+from quire_server.layers.gpu_linear import GpuLinear
+from quire_server.layers.linear import LinearLayer
+from quire_server.layers.quantized import linear
+from quire_server.layers.quantized.awq import AWQ
+from quire_server.layers.quantized.format import WeightFormat
+from quire_server.layers.quantized.gptq import GPTQ
+from quire_server.layers.quantized.linear import Quantization
+from quire_server.layers.quantized.packed import Packed
+from quire_server.layers.quantized.scaled import FP8, INT8, Scaled
+from quire_server.layers.quantized.skipping import Skipped
+from quire_server.layers.quantized.stored import Stored
+from tests.kernels.gpu.as_cuda import as_cuda
+from tests.kernels.gpu.closeness import assert_near
+from tests.kernels.gpu.test_whole_model_triton import new_device, on_gpu
+from tests.server.models import compressed_tensors_oracle as compressed
+from tests.server.runner.in_process import InProcessEngine, greedy, load
+from tests.server.runner.test_quantized_parity import PROMPTS, tiny_llama
+
+INPUTS, OUTPUTS = 128, (64, 32, 32)
+PREFIXES = ("q", "k", "v")
+BY_CHANNEL, BY_TENSOR = (1, None), (None, None)
+FORMATS: dict[str, WeightFormat] = {
+    "awq": AWQ(64),
+    "awq, one group": AWQ(None),
+    "gptq": GPTQ(32),
+    "gptq v2, act order": GPTQ(64, has_act_order=True, zero_offset=0),
+    "packed": Packed(4, 64),
+    "packed, zeros": Packed(4, 32, has_zeros=True),
+    "fp8 by channel": Scaled(FP8, BY_CHANNEL, rounds_inputs_to_fp8=True),
+    "fp8 by tensor, static": Scaled(FP8, BY_TENSOR, activations=("input_scale",), rounds_inputs_to_fp8=True),
+}
+DENSE: dict[str, WeightFormat] = {
+    "fp8 of which inputs are not rounded": Scaled(FP8, BY_CHANNEL),
+    "fp8 by block": Scaled(FP8, (128, 128), rounds_inputs_to_fp8=True),
+    "int8": Scaled(INT8, BY_CHANNEL, rounds_inputs=True),
+    "packed int8": Packed(8, 32),
+    "groups of 16": Packed(4, 16),
+}
+
+
+def layer(weights: WeightFormat, device: str, dtype: torch.dtype = torch.bfloat16) -> LinearLayer:
+    make = linear.factory(Quantization("test", weights, Skipped()), GpuLinear)
+    made = make(PREFIXES, INPUTS, OUTPUTS, bias=True, dtype=dtype, device=torch.device(device))
+    for name, target in made.targets().items():
+        prefix, suffix = name.split(".")
+        if suffix == "weight_shape":
+            target.copy_(torch.tensor([OUTPUTS[PREFIXES.index(prefix)], INPUTS]))
+        elif suffix == "g_idx":
+            groups = torch.arange(INPUTS) // weights.group_size  # type: ignore[attr-defined]
+            target.copy_(groups[torch.randperm(INPUTS)] if weights.has_act_order else groups)  # type: ignore[attr-defined]
+        elif target.dtype == torch.int32:
+            target.copy_(torch.randint(-(1 << 31), 1 << 31, target.shape))
+        elif "scale" in suffix:
+            target.copy_((torch.rand(target.shape) + 0.5).half())
+        else:
+            target.copy_((torch.randn(target.shape) * 20).clamp(-100, 100).to(target.dtype))
+    return made
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_what_has_a_kernel_is_not_dequantised(kind: str, rows: int, device: str) -> None:
+    weights = FORMATS[kind]
+    with as_cuda() as called:
+        made = layer(weights, device)
+        assert isinstance(made, Stored)
+        tensors: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in PREFIXES}
+        for name, tensor in made.targets().items():
+            prefix, suffix = name.split(".")
+            tensors[prefix][suffix] = tensor.clone()
+        bias = torch.cat([tensors[prefix].pop("bias") for prefix in PREFIXES]).float()
+        made.finish()
+        x = torch.randn(rows, INPUTS, device=device).bfloat16()
+        y = made(x)
+    dense = torch.cat([weights.dequantize(prefix, tensors[prefix]) for prefix in PREFIXES])
+    is_fp8 = isinstance(weights, Scaled)
+    assert {"fp8_quantize_triton"} <= set(called) if is_fp8 else {"w4a16_triton"} <= set(called)
+    bound: dict[str, Any] = {"rms": 4e-2, "largest": 8e-2} if is_fp8 else {}
+    assert_near(y, (x.float() @ dense.T + bias).bfloat16(), **bound)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_what_has_none_is(name: str, device: str) -> None:
+    assert not isinstance(layer(DENSE[name], device), Stored)
+
+
+def test_in_float32_nothing_is_rounded(device: str) -> None:
+    assert not isinstance(layer(FORMATS["awq"], device, torch.float32), Stored)
+
+
+def test_scales_that_are_no_numbers_and_groups_that_do_not_fit_are_named(device: str) -> None:
+    broken = layer(FORMATS["awq"], device)
+    broken.targets()["k.scales"][0, 0] = float("nan")
+    with pytest.raises(ModelCorruptError, match=r"k\.scales holds values that are not finite"):
+        broken.finish()
+    uneven = layer(FORMATS["gptq v2, act order"], device)
+    uneven.targets()["v.g_idx"].fill_(0)
+    with pytest.raises(ModelCorruptError, match="v: .*g_idx must name each"):
+        uneven.finish()
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("scheme", "kernel", "near"),
+    [("int4 w4a16", "w4a16_triton", 0.03), ("fp8 by channel", "fp8_quantize_triton", 0.15)],
+)
+def test_a_whole_checkpoint_is_computed_so(scheme: str, kernel: str, near: float, tmp_path: Path) -> None:
+    source = tiny_llama(tmp_path / "float")
+    compressed.write(source, tmp_path / "model", scheme)
+    found = []
+    prompt = PROMPTS[1][:12]
+    with as_cuda() as called:
+        runner = on_gpu(
+            tmp_path / "model", new_device(), lambda done, wanted: None, dtype="bfloat16", enforce_eager=True
+        )
+        called.clear()
+        found.append(_first_logprobs(InProcessEngine(runner), prompt))
+    assert kernel in called
+    found.append(_first_logprobs(InProcessEngine(load(tmp_path / "model", device="cpu")), prompt))
+    ours, dequantised = found
+    assert (ours - dequantised).square().mean().sqrt() < near * dequantised.std()
+
+
+def _first_logprobs(engine: InProcessEngine, prompt: list[int]) -> torch.Tensor:
+    engine.generate([prompt], greedy(1, logprobs=211))
+    (entry,) = engine.logprobs["0"]
+    return torch.tensor([value for _, value in sorted(entry.top)])
