@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from bench import quality
 from e2e import models
-from quire_server.core.draft_length import expected_tokens
+from quire_server.core.draft_length import Cost, expected_tokens
 from quire_server.core.limits import SpeculationConfig, SpeculativeMethod
 from quire_server.core.request import Request, SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
@@ -35,6 +35,7 @@ RESULTS = Path(__file__).parent / "results"
 DIRECTORY = models.smollm2()
 LENGTH, LONGEST = 96, 8
 ROWS, REQUESTS = 8, 40
+FREE = Cost(once=0.0, each=0.0)
 CODE = """class Point:
     def __init__(self, x, y):
         self.x = x
@@ -77,7 +78,7 @@ def run(
     scheduler = Scheduler(config, eos_token_ids=())
     if fixed and scheduler._speculator is not None:
         # Free drafts are never given up.
-        scheduler._speculator._costs.of_a_draft = lambda num_rows: 0.0  # type: ignore[method-assign]
+        scheduler._speculator._costs.of_drafts = lambda num_rows: FREE  # type: ignore[method-assign]
     prompt = tuple(Tokenizer.from_file(str(DIRECTORY / "tokenizer.json")).encode(text).ids)
     for index in range(requests):
         greedy = SamplingParams(LENGTH, temperature=0.0, ignore_eos=True)

@@ -201,7 +201,7 @@ class Scheduler:
             return None
         self._num_steps += 1
         if self._speculator is not None:
-            self._speculator.begin(len(sequences), has_prompts=bool(turns.chunks))
+            self._speculator.begin(len(sequences), len(turns.drafts), has_prompts=bool(turns.chunks))
         step = step_of(self._num_steps, turns, sequences, self.kv.copies())
         self._flights.append(Flight(step, sequences, num_continuing))
         return step

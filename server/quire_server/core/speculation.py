@@ -54,8 +54,9 @@ class Speculator:
         self._everyone = Acceptance(keep=0.98)
         self._drafts = self._draft_tokens = self._pauses = 0
         self._accepted = [0] * config.num_tokens  # by place in the draft
-        self._cost = self._costs.of_a_draft(1)  # of a draft, in the latest step without prompts
+        self._cost = self._costs.of_drafts(1)  # in the latest step without prompts
         self._num_rows = 0  # of the step under way; 0 = it computes prompts, and measures nothing
+        self._num_drafting = 0  # of those
         self._began_at = 0.0
 
     def stats(self) -> SpeculationStats:
@@ -92,8 +93,9 @@ class Speculator:
             singles[:] = [sequence for sequence in singles if sequence not in drafted]
         return drafts
 
-    def begin(self, num_rows: int, *, has_prompts: bool) -> None:
-        """A step is about to run."""
+    def begin(self, num_rows: int, num_drafting: int, *, has_prompts: bool) -> None:
+        """A step is about to run, in which so many of its rows draft."""
+        self._num_drafting = num_drafting
         self._num_rows = 0 if has_prompts else num_rows
         self._began_at = self._clock()
 
@@ -102,11 +104,12 @@ class Speculator:
         if not self._num_rows:
             return
         seconds = self._clock() - self._began_at - result.draft_seconds
-        self._costs.measured(self._num_rows, len(result.token_ids), max(0.0, seconds))
+        num_tokens = len(result.token_ids)
+        self._costs.measured(self._num_rows, self._num_drafting, num_tokens, max(0.0, seconds))
         if result.draft_seconds and result.drafts:
             num_passes = max(len(tokens) for _, tokens in result.drafts)
             self._costs.drafted(max(1, num_passes), result.draft_seconds, self._num_rows)
-        self._cost = self._costs.of_a_draft(self._num_rows)
+        self._cost = self._costs.of_drafts(self._num_rows)
 
     def learn(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """So many drafts of a sequence were right; its tokens are up to date."""

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from quire_server.core.draft_length import Acceptance, StepCosts, best_length, expected_tokens
+from quire_server.core.draft_length import Acceptance, Cost, StepCosts, best_length, expected_tokens
 from quire_server.core.limits import SpeculationConfig, SpeculativeMethod
 from quire_server.core.policy import TOP_PRIORITY
 from quire_server.core.prompt_lookup import PromptLookup
@@ -68,37 +68,38 @@ def test_the_length_is_the_one_that_brings_most_and_0_when_none_pays() -> None:
     for tenth in range(11):
         for cost in (0.01, 0.1, 0.3, 0.6, 1.0):
             rates = [expected_tokens(tenth / 10, k) / (1 + k * cost) for k in range(9)]
-            assert rates[best_length(tenth / 10, 8, cost)] == pytest.approx(max(rates))
-    assert best_length(0.3, 8, 0.5) == 0 and best_length(0.99, 8, 0.01) == 8
+            assert rates[best_length(tenth / 10, 8, Cost(0.0, cost))] == pytest.approx(max(rates))
+    assert best_length(0.3, 8, Cost(0.0, 0.5)) == 0 and best_length(0.99, 8, Cost(0.0, 0.01)) == 8
+    assert best_length(0.5, 1, Cost(0.0, 0.3)) == 1 and best_length(0.5, 1, Cost(0.3, 0.3)) == 0
 
 
 def test_costs_are_learnt_from_the_steps() -> None:
+    """A step of four rows takes 1.2, one with drafts 0.3 more, and each draft 0.05."""
     costs, rng = StepCosts(has_draft_model=False), random.Random(1)
     for _ in range(300):
-        num_tokens = rng.choice([4, 4, 5, 8, 12])
-        costs.measured(4, num_tokens, (1.0 + 0.05 * num_tokens) * rng.uniform(0.95, 1.05))
-    assert costs.of_a_draft(4) == pytest.approx(4 * 0.05 / 1.2, rel=0.2)
+        drafts = rng.choice([0, 0, 1, 4, 8])
+        seconds = 1.2 + (0.3 if drafts else 0.0) + 0.05 * drafts
+        costs.measured(4, min(drafts, 2), 4 + drafts, seconds * rng.uniform(0.98, 1.02))
+    drafting = (1 + 2 + 2) / 3  # on average, in a step with drafts
+    once, each = costs.of_drafts(4)
+    assert once == pytest.approx(4 * 0.3 / drafting / 1.2, rel=0.2)
+    assert each == pytest.approx(4 * 0.05 / 1.2, rel=0.2)
+
+
+def test_the_passes_of_a_draft_model_cost_what_they_take() -> None:
     costs = StepCosts(has_draft_model=True)
     for _ in range(300):
-        costs.measured(5, 5, 1.0)
+        costs.measured(5, 0, 5, 1.0)
         costs.drafted(4, 2.0, 5)
-    assert costs.of_a_draft(5) == pytest.approx(0.1 + 0.5, rel=0.05)
-
-
-def test_what_a_step_with_drafts_costs_once_is_a_cost_of_its_drafts() -> None:
-    costs = StepCosts(has_draft_model=False)
-    for _ in range(100):
-        costs.measured(8, 8, 4.0)
-        costs.measured(8, 9, 4.0 + 0.5 + 0.25)
-    assert costs.of_a_draft(8) == pytest.approx(8 * 0.75 / 4.0, rel=0.1)
+    assert costs.of_drafts(5).each == pytest.approx(0.1 + 0.5, rel=0.05)
 
 
 def test_a_hiccup_of_the_machine_changes_little() -> None:
     costs = StepCosts(has_draft_model=False)
     for number in range(200):
-        costs.measured(8, 8, 100.0 if number == 150 else 4.0)
-        costs.measured(8, 12, 5.0)
-    assert costs.of_a_draft(8) == pytest.approx(8 * 0.25 / 4.0, rel=0.1)
+        costs.measured(8, 0, 8, 100.0 if number == 150 else 4.0)
+        costs.measured(8, 1 + number % 2, 9 + number % 2, 50.0 if number == 160 else 5.0 + 0.3 * (number % 2))
+    assert sum(costs.of_drafts(8)) == pytest.approx(8 * (0.7 / 1.5 + 0.3) / 4.0, rel=0.25)
 
 
 def test_drafting_is_compared_again_and_again_with_a_step_that_drafts_nothing() -> None:
@@ -106,7 +107,7 @@ def test_drafting_is_compared_again_and_again_with_a_step_that_drafts_nothing() 
     for _ in range(140):
         plain = costs.wants_plain(8)
         taken.append(plain)
-        costs.measured(8, 8 if plain else 12, 1.0)
+        costs.measured(8, 0 if plain else 4, 8 if plain else 12, 1.0)
     assert [step for step, plain in enumerate(taken) if plain] == [8, 73, 138], "soon, and then seldom"
 
 
