@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import subprocess
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -55,13 +56,16 @@ class Cluster:
             return str(error)
         return str(item["value"])
 
-    def wait_value(self, namespace: str, name: str, text: str, metric: str = "llm_queue_depth") -> None:
-        """Until the value is `text`, or the refusal has it."""
-        eventually(
-            f"{metric} of {name} is {text}, not {self.value(namespace, name, metric)}",
-            lambda: text in self.value(namespace, name, metric),
-            seconds=30,
-        )
+    def wait_value(self, namespace: str, name: str, value: str) -> None:
+        """Until this many requests are queued."""
+        self._wait(namespace, name, lambda found: found == value, value)
+
+    def wait_refusal(self, namespace: str, name: str, why: str) -> None:
+        """Until there is no value, for that reason."""
+        self._wait(namespace, name, lambda found: why in found, why)
+
+    def _wait(self, namespace: str, name: str, fits: Callable[[str], bool], what: str) -> None:
+        eventually(f"the queue of {name}: {what}", lambda: fits(self.value(namespace, name)), seconds=30)
 
     def api_service(self, version: str) -> Body:
         return self.world.client.request("GET", f"{API_SERVICES}/{version}.custom.metrics.k8s.io")

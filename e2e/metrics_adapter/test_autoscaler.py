@@ -25,7 +25,7 @@ def test_an_autoscaler_follows_the_queue_and_holds_still_when_it_is_not_known(
     engine.answer = says(queue=35)
     eventually("four replicas", lambda: _replicas(cluster, namespace) == 4, seconds=30)
     engine.answer = lambda: (503, b"")
-    cluster.wait_value(namespace, "chat", "did not answer")
+    cluster.wait_refusal(namespace, "chat", "did not answer")
     eventually(
         "it says why",
         lambda: _condition(cluster, namespace, "ScalingActive").get("reason") == "FailedGetObjectMetric",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from e2e.metrics_adapter.cluster import VERSIONS, Cluster
+from e2e.metrics_adapter.cluster import API_SERVICES, VERSIONS, Cluster
 from e2e.operator.world import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("adapter")]
@@ -43,6 +43,22 @@ def fresh_group(cluster: Cluster) -> list[dict[str, Any]]:
     groups = [g for g in answer.json()["items"] if g["metadata"]["name"] == "custom.metrics.k8s.io"]
     is_fresh = groups and all(v.get("freshness") == "Current" for v in groups[0]["versions"])
     return groups if is_fresh else []
+
+
+def test_the_api_server_has_nothing_to_complain_of_in_its_log(cluster: Cluster) -> None:
+    """It asks for OpenAPI documents as well; without any it asks for ever and logs each failure."""
+    assert cluster.kubectl("get", "--raw", "/openapi/v2").returncode == 0
+    cluster.world.client.request(  # makes it ask at once
+        "PATCH",
+        f"{API_SERVICES}/v1beta2.custom.metrics.k8s.io",
+        {"metadata": {"annotations": {"touched": "yes"}}},
+        "application/merge-patch+json",
+    )
+    log = cluster.server.directory / "kube-apiserver.log"
+    eventually("it asked", lambda: "custom.metrics.k8s.io" in log.read_text(), seconds=10)
+    lines = [line for line in log.read_text().splitlines() if "custom.metrics.k8s.io" in line]
+
+    assert [line for line in lines if "resource not found" in line] == []
 
 
 def test_a_namespace_can_still_be_deleted(cluster: Cluster, namespace: str) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from cryptography import x509
 
+from e2e.cluster.pki import Authority, Identity
 from e2e.metrics_adapter.cluster import VERSIONS, Cluster, path
 from e2e.metrics_adapter.engines import says
-from e2e.metrics_adapter.replica import AdapterReplica
+from e2e.metrics_adapter.replica import HOST, AdapterReplica
 from e2e.operator.world import eventually
 
 pytestmark = pytest.mark.api
@@ -115,6 +117,19 @@ def test_a_renewed_certificate_is_always_one_that_the_api_server_trusts(
     eventually("it was renewed twice", lambda: renewals() >= first + 2, seconds=30, poll=0.1)
     assert owners(cluster.bundle()).count("adapter-c") <= 2
     assert "adapter-a" in owners(cluster.bundle())
+
+
+def test_with_a_mounted_certificate_it_serves_that_and_writes_nothing(
+    cluster: Cluster, adapter: AdapterReplica, start: Start, tmp_path: Path
+) -> None:
+    Authority(tmp_path).issue(Identity("tls", "cert-manager's", serves=(HOST,)))
+    before = [cluster.api_service(version)["metadata"]["resourceVersion"] for version in VERSIONS]
+    replica = start("adapter-t", QUIRE_ADAPTER_TLS_DIRECTORY=str(tmp_path)).wait_ready()
+
+    assert replica.get("/apis", (tmp_path / "ca.crt").read_bytes()).status_code == 401
+    after = [cluster.api_service(version)["metadata"]["resourceVersion"] for version in VERSIONS]
+    assert after == before
+    assert "adapter-t" not in owners(cluster.bundle())
 
 
 def test_an_api_that_belongs_to_somebody_else_is_left_alone(

@@ -80,7 +80,7 @@ def test_a_ready_pod_that_does_not_answer_is_an_error_until_it_is_not_ready(
     silent = nobody()
     name = make_pod(cluster.world, namespace, "chat", silent)
 
-    cluster.wait_value(namespace, "chat", "1 of 2 ready pods did not answer within 15 s")
+    cluster.wait_refusal(namespace, "chat", "1 of 2 ready pods did not answer within 15 s")
     set_ready(cluster.world, namespace, name, silent, ready=False)
     cluster.wait_value(namespace, "chat", "7")
 

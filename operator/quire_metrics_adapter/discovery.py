@@ -24,6 +24,16 @@ API_SERVICES = tuple(f"{version}.{GROUP}" for version in VERSIONS)
 _VERBS = ["get"]  # not list and not delete: nobody may try to empty a namespace of metrics
 _KIND = "MetricValueList"
 _AGGREGATED = "APIGroupDiscoveryList"
+# There are no objects whose fields would need a schema; without the documents the API server would ask again
+# and again, and complain in its log.
+_OPENAPI: dict[str, Document] = {
+    "/openapi/v2": {
+        "swagger": "2.0",
+        "info": {"title": "quire-metrics-adapter", "version": "1"},
+        "paths": {},
+    },
+    "/openapi/v3": {"paths": {}},
+}
 
 
 def document(path: str, accept: str) -> tuple[Document, str] | None:
@@ -35,6 +45,8 @@ def document(path: str, accept: str) -> tuple[Document, str] | None:
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group()]}, "application/json"
     if path == f"/apis/{GROUP}":
         return {"kind": "APIGroup", "apiVersion": "v1", **_group()}, "application/json"
+    if path in _OPENAPI:
+        return _OPENAPI[path], "application/json"
     for version in VERSIONS:
         if path == f"/apis/{GROUP}/{version}":
             return _resources(version), "application/json"

@@ -127,8 +127,10 @@ class Connection:
                     raise _error(answer.status, f"watch {path}: {document.get('message') or answer.reason}")
                 async for line in answer.content:
                     event = _document(line)
+                    if not isinstance(event.get("object"), dict):
+                        raise UnreachableError(f"watch {path}: it broke in the middle of an event")
                     if event.get("type") == "ERROR":
-                        status = event.get("object") or {}
+                        status = event["object"]
                         raise _error(int(status.get("code") or 500), f"watch {path}: {status.get('message')}")
                     yield event
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:

@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 PERIOD_SECONDS = 10.0
 _RETRY_SECONDS = 1.0
 _PATH = "/apis/apiregistration.k8s.io/v1/apiservices"
-_ATTEMPTS = 10
 
 
 class Publisher:
@@ -44,6 +43,8 @@ class Publisher:
         while True:
             try:
                 await self._publish()
+            except ConflictError:
+                continue  # another replica was faster
             except ApiError as error:
                 logger.warning("cannot publish the certificate authority: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -65,13 +66,7 @@ class Publisher:
     async def _publish(self) -> None:
         own = [made.authority for made in (self.credentials, self._next) if made is not None]
         for name in discovery.API_SERVICES:
-            for attempt in range(_ATTEMPTS):
-                try:
-                    await self._add(name, own)
-                    break
-                except ConflictError:
-                    if attempt == _ATTEMPTS - 1:
-                        raise
+            await self._add(name, own)
 
     async def _add(self, name: str, own: list[bytes]) -> None:
         service = await self._connection.request("GET", f"{_PATH}/{name}")

@@ -93,11 +93,12 @@ async def test_headers_count_for_nothing_where_the_api_server_has_no_front_proxy
     assert await code_of(guard.caller(Peer("front-proxy-client", HEADERS))) == 401
 
 
-def test_no_allowed_names_allow_every_name_of_the_authority() -> None:
+async def test_no_allowed_names_allow_every_holder_of_a_certificate_and_nobody_else(guard: Guard) -> None:
     data = {**CONFIG["data"], "requestheader-allowed-names": "[]"}
-    proxy = access.front_proxy({"data": data})
+    guard.front_proxy = access.front_proxy({"data": data})
 
-    assert proxy is not None and proxy.allows("anybody")
+    assert (await guard.caller(Peer("anybody", HEADERS))).user == "jane"
+    assert await code_of(guard.caller(Peer(None, HEADERS))) == 401
 
 
 def test_a_configuration_that_makes_no_sense_is_not_guessed_at() -> None:

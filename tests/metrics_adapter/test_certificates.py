@@ -112,6 +112,7 @@ async def test_a_renewed_certificate_is_served_without_refusing_anybody() -> Non
 
         assert await _ask(*kept) == b"HTTP/1.1 200 OK\r\n", "an open connection goes on"
         assert await _ask(*await _connect(port, new)) == b"HTTP/1.1 200 OK\r\n"
+        assert len(runner.sites) == 1, "the old listener takes nobody any more"
         with pytest.raises(ssl.SSLCertVerificationError):
             await _connect(port, old)
     finally:

@@ -65,7 +65,8 @@ def test_the_first_form_that_the_caller_wishes_is_given() -> None:
 def test_nothing_is_discovered_anywhere_else() -> None:
     assert discovery.document("/", "") is None
     assert discovery.document("/apis/custom.metrics.k8s.io/v1", "") is None
-    assert discovery.document("/openapi/v3", "") is None
+    assert discovery.document("/openapi/v4", "") is None
+    assert discovery.document("/metrics", "") is None
 
 
 def query(path: str, **parameters: str) -> queries.Query:

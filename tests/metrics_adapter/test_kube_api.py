@@ -1,0 +1,119 @@
+"""Requests and watches on the wire: what an API server, or what is left of one, may send."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
+
+from quire_metrics_adapter.errors import (
+    ApiError,
+    ConflictError,
+    GoneError,
+    InvalidError,
+    NotFoundError,
+    UnreachableError,
+)
+from quire_metrics_adapter.kube_api import Connection
+
+ADDED = b'{"type": "ADDED", "object": {"metadata": {}}}\n'
+ERROR = b'{"type": "ERROR", "object": {"code": %d, "message": "x"}}\n'
+
+
+@asynccontextmanager
+async def connected(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[Connection]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, handle_signals=False)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    configuration = Configuration()
+    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    connection = Connection(configuration)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+        await runner.cleanup()
+
+
+def sending(*parts: bytes, cut: bool = False) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for part in parts:
+            await response.write(part)
+        if cut:
+            assert request.transport is not None
+            await asyncio.sleep(0.05)
+            request.transport.abort()
+        return response
+
+    return answer
+
+
+async def events(connection: Connection) -> list[str]:
+    return [event["type"] async for event in connection.watch("/api/v1/pods", {})]
+
+
+async def test_a_watch_tells_its_events_until_it_ends() -> None:
+    async with connected(sending(ADDED[:10], ADDED[10:] + ADDED)) as connection:
+        assert await events(connection) == ["ADDED", "ADDED"]
+
+
+async def test_an_object_as_large_as_any_is_read() -> None:
+    large = b'{"type": "ADDED", "object": {"x": "%s"}}\n' % (b"x" * 1_500_000)
+    async with connected(sending(large)) as connection:
+        assert await events(connection) == ["ADDED"]
+
+
+@pytest.mark.parametrize("last", [ADDED[:20], b"\n", b"[]\n", b'{"type": "ADDED"}\n'])
+async def test_a_watch_that_breaks_in_the_middle_is_an_error_that_passes(last: bytes) -> None:
+    async with connected(sending(ADDED, last)) as connection:
+        with pytest.raises(UnreachableError):
+            await events(connection)
+
+
+async def test_a_connection_that_is_cut_is_an_error_that_passes() -> None:
+    async with connected(sending(ADDED, cut=True)) as connection:
+        with pytest.raises(UnreachableError):
+            await events(connection)
+
+
+@pytest.mark.parametrize(("code", "error"), [(410, GoneError), (500, UnreachableError), (403, ApiError)])
+async def test_an_error_within_a_watch_is_told_apart(code: int, error: type[ApiError]) -> None:
+    async with connected(sending(ADDED, ERROR % code)) as connection:
+        with pytest.raises(error):
+            await events(connection)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, InvalidError),
+        (403, ApiError),
+        (404, NotFoundError),
+        (409, ConflictError),
+        (410, GoneError),
+        (429, UnreachableError),
+        (503, UnreachableError),
+        (302, ApiError),
+    ],
+)
+async def test_answers_are_told_apart(status: int, error: type[ApiError]) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"message": "why"}, status=status, headers={"Location": "/elsewhere"})
+
+    async with connected(answer) as connection:
+        with pytest.raises(error, match="why") as raised:
+            await connection.request("GET", "/api/v1/pods")
+        assert type(raised.value) is error
+        with pytest.raises(error):
+            await events(connection)
