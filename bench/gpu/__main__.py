@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--part", choices=report.PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=float("inf"), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    folder = given.out / "gpu"
+    folder = given.out.resolve() / "gpu"
     if given.part:
         return _run(given.part, folder, given.until, tiny=given.tiny)
     names = given.only.split(",")

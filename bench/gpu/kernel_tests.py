@@ -18,7 +18,7 @@ COLUMNS = ("passed", "failed", "seconds", "first failures")
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "kernels" / "gpu"
 _SETTINGS = Path(__file__).parent / "pytest.ini"
-_SECONDS, _WORKERS = 300, 8  # a file; compiling takes most of it
+_SECONDS, _MARGIN, _WORKERS = 300, 20, 8  # a file; compiling takes most of it
 
 
 def files(sizes: Sizes) -> list[Path]:
@@ -35,10 +35,11 @@ def goals(sizes: Sizes) -> dict[str, str]:
 def run(place: Place, sizes: Sizes, ledger: Ledger) -> None:
     """A process for each file: a fault of the device ends the one that caused it."""
     for path in files(sizes):
-        ledger.measure(path.stem, partial(_run, path, tiny=sizes is TINY))
+        ledger.measure(path.stem, partial(_run, path, ledger, tiny=sizes is TINY))
 
 
-def _run(path: Path, *, tiny: bool) -> Row:
+def _run(path: Path, ledger: Ledger, *, tiny: bool) -> Row:
+    """Ends by itself before the part is ended, which would leave pytest behind."""
     has_workers = not tiny and find_spec("xdist") is not None
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -46,7 +47,12 @@ def _run(path: Path, *, tiny: bool) -> Row:
         command += [f"-c={_SETTINGS}", f"--rootdir={ROOT}", f"--confcutdir={FOLDER}"]
         command += [f"-n{min(_WORKERS, os.cpu_count() or 1)}"] if has_workers else []
         done = subprocess.run(
-            [*command, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=_SECONDS, check=False
+            [*command, str(path)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=min(_SECONDS, ledger.seconds_left + _MARGIN),
+            check=False,
         )
         if not report.exists():
             raise RuntimeError(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-200:]!r}")

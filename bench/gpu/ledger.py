@@ -39,6 +39,11 @@ class Ledger:
         return self._path.parent
 
     @property
+    def seconds_left(self) -> float:
+        """Of the part's time."""
+        return self._deadline - time.time()
+
+    @property
     def rows(self) -> dict[str, Row]:
         """As measured so far."""
         found: dict[str, Row] = self._document["rows"]
