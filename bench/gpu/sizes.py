@@ -93,7 +93,7 @@ TINY = Sizes(
         "8B": _llama(64, 128, 2, (4, 2, 16), 320),
         "1B": _llama(64, 128, 1, (4, 2, 16), 320, tie_word_embeddings=True),
     },
-    streams=(1, 2),
+    streams=(2,),
     lengths=(5, 3),
     long_prompts=(20,),
     peer_streams=2,
