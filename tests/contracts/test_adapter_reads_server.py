@@ -29,6 +29,13 @@ def test_every_metric_of_a_server_with_a_gpu_is_read() -> None:
     }
 
 
+def test_the_autoscaler_asks_for_what_the_adapter_has() -> None:
+    assert set(names.METRICS.values()) == METRICS.keys()
+    assert {names.METRICS[kind] for kind in names.SHARES} == {
+        metric.name for metric in METRICS.values() if metric.is_share
+    }
+
+
 def test_without_a_gpu_there_is_no_utilisation_instead_of_an_idle_gpu() -> None:
     text, _ = Metrics("m").exposition("")
 
