@@ -7,13 +7,15 @@ Called by ``speculation``. With an acceptance of ``a`` for each token, ``k`` dra
 
 tokens a step (Leviathan et al. 2023, eq. 1), and the step takes ``1 + o + k c`` times as long as without,
 where ``c`` is what verifying (and making) a draft costs, as a share of a plain step, and ``o`` what a step
-with drafts costs at all. The best ``k`` is the one with the greatest E(k) / (1 + o + k c); when that is 0,
-drafting does not pay. Pure arithmetic.
+with drafts costs at all. The best ``k`` is the one with the greatest E(k) / (1 + o + k c). When none promises
+a tenth more than 1, drafting does not pay: estimates err, and the work around a step is not measured. Pure
+arithmetic.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+_WORTH = 1.1  # tokens in the time of one
 _FORGET = 0.98  # what an older step still counts when the next one was measured: the last 50 or so
 _NEWS = 0.2  # what the latest plain step counts
 _LONGEST_WITHOUT_PLAIN = 64  # steps with drafts
@@ -39,8 +41,8 @@ class Cost(NamedTuple):
 
 
 def best_length(acceptance: float, longest: int, cost: Cost) -> int:
-    """The number of drafts, 0 to ``longest``, that brings the most tokens in a time."""
-    best, best_rate, gained = 0, 1.0, 1.0
+    """The number of drafts, 1 to ``longest``, that brings the most tokens in a time; 0 if that is little."""
+    best, best_rate, gained = 0, _WORTH, 1.0
     power = 1.0
     for count in range(1, longest + 1):
         power *= acceptance

@@ -121,21 +121,21 @@ class Speculator:
             self._accepted[place] += 1
         drafting.acceptance.learn(num_drafts, num_accepted)
         self._everyone.learn(num_drafts, num_accepted)
-        self._decide(sequence, drafting)
-
-    def _decide(self, sequence: Sequence, drafting: Drafting) -> None:
-        """How many tokens it drafts next, and when."""
-        prior = self._everyone.rate(_PRIOR, _PRIOR_WEIGHT)
-        rate = drafting.acceptance.rate(prior, _PRIOR_WEIGHT)
-        length = best_length(rate, self._config.num_tokens, self._cost)
-        drafting.length = max(1, length)
-        if length:
+        drafting.length = self._best_length(drafting)
+        if drafting.length:
             drafting.pause = 0
             return
+        drafting.length = 1
         drafting.pause = min(2 * drafting.pause or _FIRST_PAUSE, _LONGEST_PAUSE)
         drafting.resume_at = len(sequence.tokens) + drafting.pause
         drafting.acceptance.doubt()
         self._pauses += 1
+
+    def _best_length(self, drafting: Drafting) -> int:
+        """By its own drafts so far, and by everybody's where they are few."""
+        prior = self._everyone.rate(_PRIOR, _PRIOR_WEIGHT)
+        rate = drafting.acceptance.rate(prior, _PRIOR_WEIGHT)
+        return best_length(rate, self._config.num_tokens, self._cost)
 
     def _begun(self, sequence: Sequence) -> Drafting:
         """The health canary proves the model as it is: it never drafts, so its arithmetic never varies."""
@@ -143,10 +143,9 @@ class Speculator:
             lookup=PromptLookup(self._config.lookup_min, self._config.lookup_max),
             acceptance=Acceptance(keep=0.9),
         )
+        drafting.length = max(1, self._best_length(drafting))  # where others draft in vain, it tries once
         if sequence.request.priority == TOP_PRIORITY:
             drafting.resume_at = _NEVER
-        else:
-            self._decide(sequence, drafting)
         sequence.drafting = drafting
         return drafting
 

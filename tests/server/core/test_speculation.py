@@ -64,11 +64,12 @@ def test_the_expectation_is_that_of_the_paper() -> None:
     assert expected_tokens(1.0, 5) == 6 and expected_tokens(0.0, 5) == 1
 
 
-def test_the_length_is_the_one_that_brings_most_and_0_when_none_pays() -> None:
+def test_the_length_is_the_one_that_brings_most_and_0_when_none_brings_a_tenth_more() -> None:
     for tenth in range(11):
         for cost in (0.01, 0.1, 0.3, 0.6, 1.0):
-            rates = [expected_tokens(tenth / 10, k) / (1 + k * cost) for k in range(9)]
-            assert rates[best_length(tenth / 10, 8, Cost(0.0, cost))] == pytest.approx(max(rates))
+            rates = [expected_tokens(tenth / 10, k) / (1 + k * cost) for k in range(1, 9)]
+            best = best_length(tenth / 10, 8, Cost(0.0, cost))
+            assert best == 0 if max(rates) <= 1.1 else rates[best - 1] == pytest.approx(max(rates))
     assert best_length(0.3, 8, Cost(0.0, 0.5)) == 0 and best_length(0.99, 8, Cost(0.0, 0.01)) == 8
     assert best_length(0.5, 1, Cost(0.0, 0.3)) == 1 and best_length(0.5, 1, Cost(0.3, 0.3)) == 0
 
