@@ -130,8 +130,6 @@ class Scheduler:
         assert step.step_id == result.step_id == flight.step.step_id, (step.step_id, result.step_id)
         in_flight, num_living = flight.sequences, len(self._life.sequences)
         others, self._failures = self._failures, []
-        if self._speculator is not None:
-            self._speculator.end(result)
         missing = self.kv.settle(result)
         is_disturbed = missing or result.failures or flight.is_disturbed
         num_plain = 0 if is_disturbed else flight.num_continuing
@@ -161,6 +159,8 @@ class Scheduler:
                 self._publish(sequence)
         if len(self._life.sequences) < num_living:
             self._disturb()
+        if self._speculator is not None:
+            self._speculator.end(result)
         return StepEvents(request_ids, token_ids, others)
 
     def check(self) -> None:

@@ -23,6 +23,7 @@ from quire_server.core.step import StepResult
 
 _PRIOR = 0.7  # acceptance before anything was seen
 _PRIOR_WEIGHT = 2.0
+_OTHERS_WEIGHT = 8.0  # of everybody's acceptance beside a row's own: the luckiest rows look better than they are
 _FIRST_PAUSE, _LONGEST_PAUSE = 8, 128  # tokens without drafts after drafting did not pay
 _NEVER = 1 << 62
 
@@ -69,6 +70,7 @@ class Speculator:
         self, singles: list[Sequence], budget: int, kv: KVManager, grown: list[tuple[int, int]]
     ) -> list[Draft]:
         """Take out of ``singles`` those that try more than one token; ``grown`` gains the blocks for them."""
+        self._began_at = self._clock()
         drafts: list[Draft] = []
         if self._costs.wants_plain(len(singles)):
             return drafts
@@ -97,10 +99,11 @@ class Speculator:
         """A step is about to run, in which so many of its rows draft."""
         self._num_drafting = num_drafting
         self._num_rows = 0 if has_prompts else num_rows
-        self._began_at = self._clock()
 
     def end(self, result: StepResult) -> None:
-        """It ran: a step without prompts samples at every token, and shows what one costs."""
+        """It ran and is taken in: a step without prompts samples at every token, and shows what one costs,
+        from the search for drafts to the last answer.
+        """
         if not self._num_rows:
             return
         seconds = self._clock() - self._began_at - result.draft_seconds
@@ -134,7 +137,7 @@ class Speculator:
     def _best_length(self, drafting: Drafting) -> int:
         """By its own drafts so far, and by everybody's where they are few."""
         prior = self._everyone.rate(_PRIOR, _PRIOR_WEIGHT)
-        rate = drafting.acceptance.rate(prior, _PRIOR_WEIGHT)
+        rate = drafting.acceptance.rate(prior, _OTHERS_WEIGHT)
         return best_length(rate, self._config.num_tokens, self._cost)
 
     def _begun(self, sequence: Sequence) -> Drafting:
