@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -50,8 +51,8 @@ def size(text: str) -> int:
     return int(float(found[1]) * _UNITS[found[2] or ""])
 
 
-def run(arguments: argparse.Namespace) -> tuple[str, int]:
-    """(What to print, exit code). Raises SizingError."""
+def run(arguments: argparse.Namespace) -> int:
+    """Print the answer; 0: a request fits, 3: none does. Raises SizingError."""
     model = from_config(_read(arguments.model))
     accelerator = Accelerator(memory=arguments.memory, bandwidth=arguments.bandwidth)
     serving = Serving(
@@ -68,8 +69,11 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     code = DOES_NOT_FIT if budget.verdict is Verdict.NOTHING else 0
     if arguments.output == "json":
         document = {"parameters": model.parameters, **asdict(budget), "advice": advice}
-        return json.dumps(document, indent=2), code
-    return _text(model, accelerator, serving, budget, advice), code
+        text = json.dumps(document, indent=2)
+    else:
+        text = _text(model, accelerator, serving, budget, advice)
+    sys.stdout.write(f"{text}\n")
+    return code
 
 
 def _read(path: Path) -> dict[str, object]:
