@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from quire_operator import names, reports
-from quire_operator.observed import Body, controller_uid
+from quire_operator.observed import Body, controller_uid, seconds_since
 from quire_operator.reports import Sample
 from quire_operator.status.reasons import BY_EXIT_CODE, REASONS
 
@@ -236,14 +236,6 @@ def _placement(conditions: Mapping[str, Any], name: str, now: datetime) -> Failu
         reason = "VolumePending" if _VOLUME_WORDS.search(detail) else "WaitingForNode"
         return Failure(reason=reason, detail=detail, pod=name)
     return None
-
-
-def seconds_since(timestamp: str, now: datetime) -> float:
-    """Seconds from a timestamp of the API server to `now`; 0 for what is no timestamp."""
-    try:
-        return (now - datetime.fromisoformat(timestamp)).total_seconds()
-    except (ValueError, TypeError):
-        return 0.0
 
 
 def _image(pod: Body) -> str:
