@@ -26,7 +26,7 @@ from quire_operator.cluster import (
     RejectedError,
 )
 from quire_operator.errors import SpecError
-from quire_operator.observed import Observed, Ref, ref
+from quire_operator.observed import Body, Observed, Ref, ref
 from quire_operator.plan import Plan, decider, make_plan, revisions, strategy
 from quire_operator.plan.revisions import Revision
 from quire_operator.reports import printable
@@ -44,7 +44,7 @@ PROGRESS_SECONDS = 10.0
 REPAIRS_AT_ONCE = 5
 REPAIR_WINDOW_SECONDS = 60.0
 
-_SETTLED_PHASES = frozenset({"Serving", "Suspended"})
+_SETTLED_PHASES = frozenset({"Serving", "Suspended", "Idle"})
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Reconciler:
             return Outcome()  # garbage collection takes the children along
         try:
             model = spec.parse(body)
-            autoscaler = self._cluster.cache.get("HorizontalPodAutoscaler", *key)
+            autoscaler = self._autoscaler(model)
             fresh = resources.build(model, self._settings, status.measured(body, autoscaler))
         except SpecError as error:
             observed = await self._cluster.observe(body)
@@ -148,6 +148,11 @@ class Reconciler:
         if found is None:
             logger.warning("%s/%s: ControllerRevision %s is not used", model.namespace, model.name, name)
         return found
+
+    def _autoscaler(self, model: LLMDeployment) -> Body | None:
+        """Ours, or the one that KEDA made of our ScaledObject and names so."""
+        name = f"keda-hpa-{model.name}" if model.autoscaler == "KEDA" else model.name
+        return self._cluster.cache.get("HorizontalPodAutoscaler", model.namespace, name)
 
     async def _execute(self, plan: Plan, key: Key) -> Failure | None:
         """Carry out the plan; what the API server refuses is a problem to be told of."""
