@@ -28,6 +28,7 @@ _PLURALS = {
     "PodDisruptionBudget": "poddisruptionbudgets",
     "Service": "services",
     "ServiceAccount": "serviceaccounts",
+    "ScaledObject": "scaledobjects",
 }
 _CLUSTER_WIDE = {"PersistentVolume"}
 _TO_ESCAPE = re.compile("[^\x00-\x7e\U00010000-\U0010ffff]")
@@ -55,13 +56,14 @@ class Client:
     ) -> None:
         self._http.close()
 
-    def install_crd(self, seconds: float = 30) -> None:
+    def install_crd(self, crd: Body = CRD, seconds: float = 30) -> None:
         """Create the CRD and wait until the API server serves it."""
         crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-        self.request("POST", f"{crds}?fieldValidation=Strict", CRD)
-        until = time.monotonic() + seconds
-        while self._http.get(f"/apis/{CRD['spec']['group']}/v1alpha1/llmdeployments").status_code != 200:
-            assert time.monotonic() < until, self.crd()["status"]
+        self.request("POST", f"{crds}?fieldValidation=Strict", crd)
+        spec, until = crd["spec"], time.monotonic() + seconds
+        path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
+        while self._http.get(path).status_code != 200:
+            assert time.monotonic() < until, f"{path} is not served"
             time.sleep(0.1)
 
     def crd(self) -> Body:

@@ -9,7 +9,7 @@ import pytest
 
 from e2e.api.client import Client
 from e2e.api.specs import ROOT
-from e2e.cluster import programs
+from e2e.cluster import keda, programs
 from e2e.cluster.apiserver import ApiServer
 from e2e.cluster.errors import HostError
 
@@ -25,4 +25,5 @@ def api() -> Iterator[Client]:
         pytest.skip(f"the API server cannot be built: {error}")
     with ApiServer() as server, Client(server.kubeconfig) as client:
         client.install_crd()
+        client.install_crd(keda.crd())
         yield client

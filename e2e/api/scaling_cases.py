@@ -43,23 +43,22 @@ SCALING_CASES: dict[str, dict[str, Any]] = {
     },
     "spec.autoscaling#1": {
         "field": "spec.autoscaling.idle",
-        "accepted": (_scaled(backend="KEDA", idle={}), _scaled(backend="KEDA", idle={"afterSeconds": 60})),
-        "refused": tuple(_scaled(backend=kind, idle={}) for kind in ("Auto", "HPA", "External")),
+        "accepted": (_scaled(backend="KEDA", idle={}), _scaled(idle={"afterSeconds": 60}), _scaled(idle={})),
+        "refused": tuple(_scaled(backend=kind, idle={}) for kind in ("HPA", "External")),
     },
     "spec.autoscaling#2": {
         "field": "spec.autoscaling.fallback",
-        "accepted": (_scaled(backend="KEDA", fallback={"replicas": 2}),),
-        "refused": tuple(
-            _scaled(backend=kind, fallback={"replicas": 2}) for kind in ("Auto", "HPA", "External")
-        ),
+        "accepted": (_scaled(backend="KEDA", fallback={"replicas": 2}), _scaled(fallback={"replicas": 2})),
+        "refused": tuple(_scaled(backend=kind, fallback={"replicas": 2}) for kind in ("HPA", "External")),
     },
     "spec.autoscaling#3": {
         "field": "spec.autoscaling.idle",
-        "accepted": (_scaled(3, backend="KEDA", idle={"replicas": 2}),),
-        "refused": (
-            _scaled(3, backend="KEDA", idle={"replicas": 3}),
-            _scaled(backend="KEDA", idle={"replicas": 1}),
+        "accepted": (
+            _scaled(idle={}, metrics=[]),
+            _scaled(idle={}, metrics=[{"type": "QueueDepth"}, {"type": "RunningRequests"}]),
+            _scaled(metrics=[{"type": "QueueDepth"}]),
         ),
+        "refused": (_scaled(idle={}, metrics=[{"type": "QueueDepth"}]),),
     },
     "spec.autoscaling.metrics[]#0": {
         "field": "spec.autoscaling.metrics[0].targetPerReplica",

@@ -234,11 +234,12 @@ def _repair_spec(entry: Body) -> None:
 
 def _repair_scaling(entry: Body) -> None:
     entry["maxReplicas"] = max(entry["maxReplicas"], entry.get("minReplicas", 1))
-    if entry.get("backend") != "KEDA":
+    if entry.get("backend", "Auto") not in ("Auto", "KEDA"):
         entry.pop("idle", None)
         entry.pop("fallback", None)
-    if "idle" in entry:
-        entry["idle"]["replicas"] = 0
+    counted = {metric["type"] for metric in entry.get("metrics", ())}
+    if counted and "RunningRequests" not in counted:
+        entry.pop("idle", None)
 
 
 def properties(tree: object) -> Any:

@@ -34,6 +34,7 @@ PATHS = {
     "PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "HorizontalPodAutoscaler": "/apis/autoscaling/v2/namespaces/{}/horizontalpodautoscalers",
+    "ScaledObject": "/apis/keda.sh/v1alpha1/namespaces/{}/scaledobjects",
     "Lease": "/apis/coordination.k8s.io/v1/namespaces/{}/leases",
     "Event": "/apis/events.k8s.io/v1/namespaces/{}/events",
 }

@@ -150,14 +150,16 @@ class Controller:
 
     async def _resync(self) -> None:
         """List everything, mend the cache, look at every LLMDeployment."""
-        for kind in kinds.WATCHED:
+        for kind in kinds.CACHED:
             changes = await self._cluster.relist(kind, self._settings.watch_namespaces)
+            for owner in changes.owners:
+                self._queue.add(owner)
+            if kind.optional:
+                continue
             if changes.removed:
                 logger.info("the watch had missed %d deletions of %s", changes.removed, kind.plural)
             versions = self._cluster.cache.versions(kind.kind)
             stale = self._watches.listed(kind.kind, changes.missed, versions)
             self._metrics.watch_stale.labels(kind.kind).set(stale)
-            for owner in changes.owners:
-                self._queue.add(owner)
         for key in self._cluster.cache.llm_deployments():
             self._queue.add(key)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire_operator import names
 from quire_operator.reports import Sample
 
 Body = Mapping[str, Any]
@@ -33,6 +34,8 @@ class Observed:
     children: Mapping[Ref, Body] = field(default_factory=dict)  # only what carries our owner uid
     foreign: tuple[Ref, ...] = ()  # names that we want and that somebody else has
     rivals: tuple[Body, ...] = ()  # autoscalers of our Deployment that somebody else made
+    made_by_keda: Body | None = None  # the autoscaler that KEDA made of our own ScaledObject
+    missing: frozenset[str] = frozenset()  # kinds that we want and that the cluster does not know
     replica_sets: tuple[Body, ...] = ()
     pods: tuple[Body, ...] = ()
     samples: Mapping[str, Sample] = field(default_factory=dict)  # pod uid -> what it says of itself
@@ -72,6 +75,15 @@ def scales_deployment(body: Body, name: str) -> bool:
         return False
     target = (body.get("spec") or {}).get("scaleTargetRef") or {}
     return (target.get("kind"), target.get("name")) == ("Deployment", name)
+
+
+def is_made_by_keda(autoscaler: Body, name: str) -> bool:
+    """Whether KEDA made it of our ScaledObject, whose labels it copies: nobody else's has ours."""
+    metadata = autoscaler["metadata"]
+    owners = [
+        (o.get("kind"), o.get("name")) for o in metadata.get("ownerReferences") or () if o.get("controller")
+    ]
+    return owners == [("ScaledObject", name)] and (metadata.get("labels") or {}).get(names.LABEL_NAME) == name
 
 
 def is_shrinking(autoscaler: Body) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 from quire_operator import names, resources, spec, status
 from quire_operator.cluster import Cluster, ClusterError, FailedError, Key, QuotaExceededError, RejectedError
 from quire_operator.errors import SpecError
-from quire_operator.observed import Observed, Ref, ref
+from quire_operator.observed import Body, Observed, Ref, ref
 from quire_operator.plan import Plan, decider, make_plan
 from quire_operator.reports import printable
 from quire_operator.settings import Settings
@@ -33,7 +33,7 @@ PROGRESS_SECONDS = 10.0
 REPAIRS_AT_ONCE = 5
 REPAIR_WINDOW_SECONDS = 60.0
 
-_SETTLED_PHASES = frozenset({"Serving", "Suspended"})
+_SETTLED_PHASES = frozenset({"Serving", "Suspended", "Idle"})
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Reconciler:
             return Outcome()  # garbage collection takes the children along
         try:
             model = spec.parse(body)
-            autoscaler = self._cluster.cache.get("HorizontalPodAutoscaler", *key)
+            autoscaler = self._autoscaler(model)
             desired = resources.build(model, self._settings, status.measured(body, autoscaler))
         except SpecError as error:
             observed = await self._cluster.observe(body)
@@ -87,6 +87,11 @@ class Reconciler:
         new = status.of(model, observed, now=self._now(), problem=problem)
         outcome = await self._report(key, observed, new, plan)
         return outcome if due is None else replace(outcome, again_after=min(due, outcome.again_after or due))
+
+    def _autoscaler(self, model: spec.LLMDeployment) -> Body | None:
+        """Ours, or the one that KEDA made of our ScaledObject and names so."""
+        name = f"keda-hpa-{model.name}" if model.autoscaler == "KEDA" else model.name
+        return self._cluster.cache.get("HorizontalPodAutoscaler", model.namespace, name)
 
     async def _execute(self, plan: Plan, key: Key) -> Failure | None:
         """Carry out the plan; what the API server refuses is a problem to be told of."""

@@ -13,6 +13,7 @@ from quire_operator.errors import SettingsError
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 BOOLEANS = {"true": True, "false": False}
+LOAD_URL = "http://quire-metrics-adapter.quire-system.svc:8080/load"
 MONITORING_NAMESPACE = (("kubernetes.io/metadata.name", "monitoring"),)
 
 
@@ -27,6 +28,7 @@ class Settings:
     watch_namespaces: tuple[str, ...] = ()  # none named = all
     allow_faults: bool = False
     monitoring_namespace_labels: tuple[tuple[str, str], ...] = MONITORING_NAMESPACE
+    load_url: str = LOAD_URL  # of the metrics adapter, for KEDA; empty where there is none
     log_level: str = "info"
     metrics_port: int = 8080
     lease_duration_seconds: int = 15
@@ -50,6 +52,7 @@ class Settings:
             watch_namespaces=_words(environ.get("QUIRE_WATCH_NAMESPACES", "")),
             allow_faults=BOOLEANS[_one_of(environ, "QUIRE_ALLOW_FAULTS", tuple(BOOLEANS), "false")],
             monitoring_namespace_labels=_labels(environ) or cls.monitoring_namespace_labels,
+            load_url=environ.get("QUIRE_LOAD_URL", cls.load_url).rstrip("/"),
             log_level=_one_of(environ, "QUIRE_LOG_LEVEL", LOG_LEVELS, cls.log_level),
             metrics_port=_port(environ, "QUIRE_METRICS_PORT", cls.metrics_port),
             lease_duration_seconds=_seconds(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from e2e.api import specs
 from quire_operator import names, resources, spec
-from quire_operator.resources import hpa
+from quire_operator.resources import pace
 from quire_operator.settings import Settings
 from quire_operator.spec import rules
 from quire_server.config import ServeConfig, parse_args
@@ -85,7 +85,7 @@ def test_defaults_of_the_api_are_the_servers_own() -> None:
 
 def test_the_batch_that_the_autoscaler_assumes_is_the_servers() -> None:
     (own,) = [field.default for field in dataclasses.fields(ServeConfig) if field.name == "max_num_seqs"]
-    assert own == hpa.DEFAULT_BATCH
+    assert own == pace.DEFAULT_BATCH
 
 
 def test_every_reserved_flag_is_a_flag_of_the_server() -> None:

@@ -71,6 +71,10 @@ SPEC, OWN, OTHERS, RIVAL = Decider.SPEC, Decider.HPA, Decider.OTHERS, Decider.RI
         (2, OWN, live(0, KUBECTL), 2),
         (2, OTHERS, live(0, OURS), 2),
         (2, OTHERS, live(0, HPA), None),
+        # A 0 that came through /scale has no owner.
+        (2, OTHERS, live(0), None),
+        (3, RIVAL, live(0), None),
+        (2, OWN, live(0), 2),
         # An autoscaler of which the spec says nothing is told of and not fought.
         (3, RIVAL, live(5, HPA), None),
         (3, RIVAL, live(5, OURS), 3),
@@ -197,3 +201,11 @@ def test_after_a_suspension_the_least_is_there_again() -> None:
     _, manifest = planned(SCALED, suspended)
 
     assert manifest is not None and manifest["spec"]["replicas"] == 2
+
+
+def test_while_kedas_own_autoscaler_is_there_the_specs_number_waits() -> None:
+    body = model_body(replicas=3)
+    made: Body = {"metadata": {"name": "keda-hpa-m"}}
+
+    assert decider(spec.parse(body), Observed(body=body, made_by_keda=made)) is RIVAL
+    assert decider(spec.parse(body), Observed(body=body)) is SPEC

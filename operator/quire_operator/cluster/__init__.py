@@ -27,7 +27,15 @@ from quire_operator.cluster.errors import (
 )
 from quire_operator.cluster.kinds import Kind
 from quire_operator.cluster.leases import LeaseClient
-from quire_operator.observed import Body, Observed, Ref, controller_uid, ref, scales_deployment
+from quire_operator.observed import (
+    Body,
+    Observed,
+    Ref,
+    controller_uid,
+    is_made_by_keda,
+    ref,
+    scales_deployment,
+)
 from quire_operator.plan import Plan
 from quire_operator.reports import Sample
 from quire_operator.status.pods import awaits_volumes
@@ -76,9 +84,14 @@ class Cluster:
     async def relist(self, kind: Kind, namespaces: Sequence[str]) -> Changes:
         """Read all objects of `kind` in these namespaces (none named: all) and mend the cache with them."""
         listing = Listing(self.cache, kind.kind)
-        for namespace in namespaces or ("",):
-            async for page, version in self._pages(kind, namespace):
-                listing.add(page, version)
+        try:
+            for namespace in namespaces or ("",):
+                async for page, version in self._pages(kind, namespace):
+                    listing.add(page, version)
+        except NotFoundError:
+            if not kind.optional:
+                raise
+            return self.cache.clear(kind.kind)  # its CRD is not there, and took its objects along
         return listing.finish()
 
     async def observe(self, body: Body, wanted: Iterable[Ref] = ()) -> Observed:
@@ -87,18 +100,24 @@ class Cluster:
         uid = str(body["metadata"]["uid"])
         children: dict[Ref, Body] = {}
         foreign: list[Ref] = []
-        rivals: list[Body] = []
+        missing: set[str] = set()
+        autoscalers: list[Body] = []
         mine = {kind.kind for kind in kinds.CHILDREN}
         related = list(self.cache.owned(key))
         for live in related:
             if live["kind"] in mine and _is_ours(live, uid):
                 children[ref(live)] = live
             elif scales_deployment(live, key.name):
-                rivals.append(live)
+                autoscalers.append(live)
         for target in wanted:
-            if target in children:
+            kind = kinds.BY_NAME[target.kind]
+            if target in children and not kind.optional:
                 continue
-            found = await self._read(kinds.BY_NAME[target.kind], key.namespace, target.name)
+            found = await self._read(kind, key.namespace, target.name)
+            if kind.optional:
+                self._forget_old(children.pop(target, None), found)
+                if found is None and not await self._is_installed(kind):
+                    missing.add(kind.kind)
             if found is not None and _is_ours(found, uid):
                 self.cache.put(found)
                 children[target] = found
@@ -113,7 +132,9 @@ class Cluster:
             body=body,
             children=children,
             foreign=tuple(foreign),
-            rivals=tuple(rivals),
+            rivals=tuple(live for live in autoscalers if not is_made_by_keda(live, key.name)),
+            made_by_keda=next((live for live in autoscalers if is_made_by_keda(live, key.name)), None),
+            missing=frozenset(missing),
             replica_sets=tuple(sets),
             pods=tuple(pods),
             samples={uid: self.samples[uid] for pod in pods if (uid := _uid(pod)) in self.samples},
@@ -198,8 +219,14 @@ class Cluster:
 
     async def _delete(self, target: Ref, namespace: str, uid: str) -> None:
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
-        path = kinds.BY_NAME[target.kind].path(namespace, target.name)
+        kind = kinds.BY_NAME[target.kind]
+        path = kind.path(namespace, target.name)
         await self._ignoring_absence(self._write("DELETE", path, body=options))
+        if kind.optional:  # no watch tells of it
+            known = self.cache.get(kind.kind, namespace, target.name)
+            self._forget_old(known, found := await self._read(kind, namespace, target.name))
+            if known is not None and found is not None and _uid(found) == uid:
+                self.cache.put(found)
 
     async def _write(self, method: str, path: str, **arguments: Any) -> Object:
         self._fence()
@@ -211,6 +238,19 @@ class Cluster:
             return await write
         except (NotFoundError, ConflictError):
             return None
+
+    def _forget_old(self, known: Body | None, found: Body | None) -> None:
+        """What was `known` by a name is not what is found there now, or nothing is."""
+        if known is not None and (found is None or _uid(found) != _uid(known)):
+            self.cache.remove(dict(known))
+
+    async def _is_installed(self, kind: Kind) -> bool:
+        """Whether the API server serves `kind`'s version at all."""
+        try:
+            await self._connection.request("GET", f"/apis/{kind.api_version}")
+        except NotFoundError:
+            return False
+        return True
 
     async def _read(self, kind: Kind, namespace: str, name: str) -> Object | None:
         try:

@@ -121,6 +121,13 @@ class Cache:
             self._drop(kind, place)
         return [entry.owner for _, entry in lost]
 
+    def clear(self, kind: str) -> Changes:
+        """Forget all objects of `kind`."""
+        known = list(self.changed(kind, {}))
+        for body in known:
+            self.remove(body)
+        return Changes(frozenset(owner_key(body) for body in known), frozenset(), len(known))
+
     def _drop(self, kind: str, place: tuple[str, str]) -> None:
         entry = self._entries[kind].pop(place)
         members = self._of_owner[entry.owner]

@@ -18,6 +18,9 @@ class Kind:
     kind: str
     plural: str
     label: str = names.LABEL_NAME  # which objects are watched: those that carry it, all of them where empty
+    optional: bool = (
+        False  # somebody else installs its CRD, or nobody: it is not watched but read when wanted
+    )
 
     @property
     def group(self) -> str:
@@ -40,6 +43,9 @@ DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
 # Somebody else's autoscaler of our Deployment carries no label of ours.
 HPA = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", label="")
 
+# KEDA's. Its HorizontalPodAutoscaler is watched, and so most that happens to a ScaledObject is told of.
+SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", optional=True)
+
 CHILDREN = (
     Kind("v1", "ServiceAccount", "serviceaccounts"),
     Kind("v1", "ConfigMap", "configmaps"),
@@ -47,10 +53,12 @@ CHILDREN = (
     Kind("v1", "Service", "services"),
     Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     HPA,
+    SCALED_OBJECT,
     DEPLOYMENT,
 )
 
-# Everything that is watched and kept in the cache, the LLMDeployments first.
-WATCHED = (LLM_DEPLOYMENT, *CHILDREN, REPLICA_SET, POD)
+# Everything that is kept in the cache, the LLMDeployments first.
+CACHED = (LLM_DEPLOYMENT, *CHILDREN, REPLICA_SET, POD)
+WATCHED = tuple(kind for kind in CACHED if not kind.optional)
 
-BY_NAME = {kind.kind: kind for kind in (*WATCHED, LEASE, EVENT)}
+BY_NAME = {kind.kind: kind for kind in (*CACHED, LEASE, EVENT)}

@@ -23,7 +23,7 @@ __all__ = ["Decider", "Plan", "PodMark", "decider", "lost_fields", "make_plan", 
 
 Manifest = dict[str, Any]
 
-_AUTOSCALER = "HorizontalPodAutoscaler"
+_AUTOSCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def make_plan(desired: Iterable[Body], observed: Observed, by: Decider = Decider
     repairs: list[Ref] = []
     details: list[str] = []
     for target, manifest in wanted.items():
-        if target in observed.foreign:
+        if target in observed.foreign or _must_wait(target, observed):
             continue
         why = _why_apply(manifest, observed.children.get(target))
         if why:
@@ -77,9 +77,9 @@ def make_plan(desired: Iterable[Body], observed: Observed, by: Decider = Decider
     mark = tuple(_marks(observed))
     details += [f"mark Pod {pod.name}: {_why_marked(pod)}" for pod in mark]
     return Plan(
-        retire=tuple(pair for pair in unwanted if pair[0].kind == _AUTOSCALER),
+        retire=tuple(pair for pair in unwanted if pair[0].kind in _AUTOSCALERS),
         apply=tuple(apply),
-        delete=tuple(pair for pair in unwanted if pair[0].kind != _AUTOSCALER),
+        delete=tuple(pair for pair in unwanted if pair[0].kind not in _AUTOSCALERS),
         mark=mark,
         repairs=tuple(repairs),
         details=tuple(details),
@@ -131,6 +131,14 @@ def _why_apply(manifest: Manifest, live: Body | None) -> str:
         return "lost its hash" if not hashes[1] else "changed"
     lost = lost_fields(manifest, live)
     return f"lost {', '.join(lost[:3])}" if lost else ""
+
+
+def _must_wait(target: Ref, observed: Observed) -> bool:
+    """A kind that is not installed; and our autoscaler, while KEDA has not taken back its own: Kubernetes
+    would stop both.
+    """
+    is_second = target.kind == "HorizontalPodAutoscaler" and observed.made_by_keda is not None
+    return is_second or target.kind in observed.missing
 
 
 def _is_going(live: Body) -> bool:

@@ -18,7 +18,7 @@ def costs(observed: Observed, ready: Iterator[Body]) -> Iterator[tuple[Body, str
     The cost counts the binary digits of the pod's requests: it sets the idle apart from the busy, and changes
     seldom. Without an autoscaler of ours the annotation is somebody else's.
     """
-    autoscaler = observed.child("HorizontalPodAutoscaler")
+    autoscaler = observed.child("HorizontalPodAutoscaler") or observed.made_by_keda
     if autoscaler is None:
         return
     near = is_shrinking(autoscaler)

@@ -23,7 +23,7 @@ class Decider(Enum):
 
     SPEC = "spec"  # the spec gives the number
     HPA = "hpa"  # our own autoscaler, which never starts from 0
-    OTHERS = "others"  # an autoscaler of the user's, told of in the spec
+    OTHERS = "others"  # KEDA, which may say 0, or an autoscaler of the user's that is told of in the spec
     RIVAL = "rival"  # an autoscaler that the spec knows nothing of: fighting it would start and kill pods
 
 
@@ -33,7 +33,7 @@ def decider(model: LLMDeployment, observed: Observed) -> Decider:
         return Decider.SPEC
     if model.autoscaler:
         return Decider.HPA if model.autoscaler == "HPA" else Decider.OTHERS
-    return Decider.RIVAL if observed.rivals else Decider.SPEC
+    return Decider.RIVAL if observed.rivals or observed.made_by_keda else Decider.SPEC
 
 
 def replicas(wanted: int, by: Decider, live: Body | None) -> int | None:
@@ -44,6 +44,10 @@ def replicas(wanted: int, by: Decider, live: Body | None) -> int | None:
     if live is None or by is Decider.SPEC:
         return wanted
     count = live_replicas(live)
+    if count == 0 and by is not Decider.HPA and not claims_on_replicas(live):
+        # Somebody scaled to 0 through /scale: the API server then forgets every owner, for a Scale leaves a 0
+        # out. We own nothing that an apply without it could drop.
+        return None
     if is_owned_by_others(live) and not (by is Decider.HPA and count == 0):
         return None
     return wanted if by is Decider.RIVAL else max(count, wanted)

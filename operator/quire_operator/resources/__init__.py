@@ -13,11 +13,12 @@ from quire_operator.resources import (
     hpa,
     network_policy,
     pod,
+    scaled_object,
     service,
     service_account,
 )
-from quire_operator.resources.hpa import Measured
 from quire_operator.resources.manifest import Manifest
+from quire_operator.resources.pace import Measured
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
 
@@ -35,7 +36,6 @@ def build(model: LLMDeployment, settings: Settings, measured: Measured = UNMEASU
     own_account = not model.spec.security.service_account_name
     restricted = model.spec.networking.network_policy.mode == "Restricted"
     environment = config_map.build(model)
-    scaling = model.spec.autoscaling if model.autoscaler == "HPA" else None
     template = pod.build(model, settings, config_map=environment["metadata"]["name"])
     return (
         *([service_account.build(model)] if own_account else []),
@@ -43,6 +43,15 @@ def build(model: LLMDeployment, settings: Settings, measured: Measured = UNMEASU
         *([network_policy.build(model, settings)] if restricted else []),
         service.build(model),
         disruption_budget.build(model),
-        *([hpa.build(model, scaling, measured)] if scaling is not None else []),
+        *_autoscaler(model, settings, measured),
         deployment.build(model, template),
     )
+
+
+def _autoscaler(model: LLMDeployment, settings: Settings, measured: Measured) -> list[Manifest]:
+    scaling = model.spec.autoscaling
+    if scaling is not None and model.autoscaler == "HPA":
+        return [hpa.build(model, scaling, measured)]
+    if scaling is not None and model.autoscaler == "KEDA":
+        return [scaled_object.build(model, scaling, measured, settings.load_url)]
+    return []

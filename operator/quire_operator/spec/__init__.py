@@ -89,7 +89,9 @@ class LLMDeployment:
         scaling = self.spec.autoscaling
         if scaling is None or self.spec.suspend:
             return ""
-        return "HPA" if scaling.backend == "Auto" else scaling.backend
+        if scaling.backend != "Auto":
+            return scaling.backend
+        return "HPA" if scaling.idle is None and scaling.fallback is None else "KEDA"
 
     @property
     def served_names(self) -> tuple[str, ...]:

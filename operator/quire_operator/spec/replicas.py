@@ -6,11 +6,14 @@ are in `scaling_rules`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from quire_operator.spec.bounds import choice, items, number, optional_number, text
+from quire_operator.spec.bounds import choice, items, mapping, number, optional_number, required_text, text
 
 IDENTIFIER = r"[A-Za-z0-9._:-]*"
+ADDRESS = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?:[0-9]{1,5}"
+PRINTABLE = r"[^\x00-\x1f\x7f]*"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +46,16 @@ class Behavior:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Activator:
+    scaler_address: str = required_text(ADDRESS, 253)
+    metadata: Mapping[str, str] = mapping(PRINTABLE, 253)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Idle:
-    replicas: int = number(0, 999, 0)
+    replicas: int = number(0, 0, 0)  # KEDA leaves any other number to its autoscaler, which undoes it
     after_seconds: int = number(1, 86_400, 1800)
+    activator: Activator | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,12 +43,13 @@ def _check_metrics(scaling: Autoscaling, *, has_gpu: bool) -> None:
 
 def _check_keda(scaling: Autoscaling) -> None:
     for name, given in (("idle", scaling.idle), ("fallback", scaling.fallback)):
-        if given is not None and scaling.backend != "KEDA":
+        if given is not None and scaling.backend not in ("Auto", "KEDA"):
             raise SpecError(
-                f"spec.autoscaling.{name}", "only KEDA can do that: set backend to KEDA, or drop it"
+                f"spec.autoscaling.{name}", "only KEDA can do that: set backend to Auto or KEDA, or drop it"
             )
-    if scaling.idle is not None and scaling.idle.replicas >= scaling.min_replicas:
+    counted = {metric.type for metric in scaling.metrics}
+    if scaling.idle is not None and counted and "RunningRequests" not in counted:
         raise SpecError(
-            "spec.autoscaling.idle.replicas",
-            "idle means fewer pods than minReplicas: lower it, or raise that",
+            "spec.autoscaling.idle",
+            "give RunningRequests in metrics too: without it a replica that answers would count as idle",
         )

@@ -58,12 +58,14 @@ def of(model: LLMDeployment, observed: Observed, *, now: datetime, problem: Fail
     facts = Facts(
         rollout=view.rollout,
         suspended=model.replicas == 0,
+        idle=scaling.is_idle(model, observed),
         loading=sum(state.loading for state in here),
         pods=len(here),
         unscheduled=next((s.failure for s in here if not s.scheduled and s.failure), None),
         failure=view.failure,
         problem=problem,
         scaling=scaling.condition(model, observed, ready=view.rollout.ready, now=now),
+        activator=scaling.activator(model),
     )
     built = conditions.build(
         facts, generation=model.generation, old=old.get("conditions") or (), now=timestamp(now)
@@ -242,6 +244,8 @@ def _phase(facts: Facts, is_true: Mapping[str, str]) -> str:
         return "Failed"
     if facts.suspended:
         return "Suspended"
+    if facts.idle:
+        return "Idle"
     if facts.failure is not None and not facts.rollout.ready and facts.failure.reason in _WAITING_PHASES:
         return _WAITING_PHASES[facts.failure.reason]
     if is_true["Degraded"] == "True":

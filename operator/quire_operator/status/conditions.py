@@ -1,8 +1,8 @@
 """The conditions of an LLMDeployment, as kubectl wait, kstatus (Flux) and Argo CD read them.
 
 Called by `status.of` with everything already decided about pods and rollout. All conditions are always
-written, but for ScalingActive, which is there where an autoscaler is. Reconciling and Stalled are never True
-together and never True while Ready is. Knows no pod and no API server.
+written, but for ScalingActive and ActivatorReady, which are there where an autoscaler is. Reconciling and
+Stalled are never True together and never True while Ready is. Knows no pod and no API server.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Facts:
     failure: Failure | None  # the one that explains most
     problem: Failure | None  # our own: the spec cannot be read, an object cannot be applied
     scaling: Decided | None = None  # of an autoscaler
+    idle: bool = False  # an autoscaler has taken all pods away
+    activator: Decided | None = None  # of who holds the first request then
 
 
 def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> list[Condition]:
@@ -58,7 +60,7 @@ def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> lis
     before = {c.get("type"): c for c in old if isinstance(c, Mapping)}
     ready = _ready(facts)
     stalled = _stalled(facts) if ready[0] == "False" else _NOT_STALLED
-    is_working = ready[0] != "True" and stalled[0] != "True" and not facts.suspended
+    is_working = ready[0] != "True" and stalled[0] != "True" and not (facts.suspended or facts.idle)
     reconciling = ("True", *ready[1:]) if is_working else ("False", "Settled", "Nothing is under way.")
     decided = {
         "Ready": ready,
@@ -71,6 +73,8 @@ def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> lis
     }
     if facts.scaling is not None:
         decided["ScalingActive"] = facts.scaling
+    if facts.activator is not None:
+        decided["ActivatorReady"] = facts.activator
     conditions = []
     for kind, (status, reason, message) in decided.items():
         known = before.get(kind) or {}
@@ -94,6 +98,12 @@ def _ready(facts: Facts) -> Decided:
         return "False", facts.problem.reason, _explain(facts.problem)
     if facts.suspended:
         return "False", "Suspended", "No pods run: spec.suspend is true or spec.replicas is 0."
+    if facts.idle:
+        return (
+            "False",
+            "Idle",
+            "No pods run: nothing was asked for during spec.autoscaling.idle.afterSeconds.",
+        )
     count = f"{rollout.ready} of {rollout.wanted} replicas ready."
     if rollout.complete and rollout.ready >= rollout.needed:
         reason = "AllReplicasReady" if rollout.ready >= rollout.wanted else "MinimumReplicasReady"

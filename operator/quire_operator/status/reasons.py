@@ -138,8 +138,21 @@ _ALL = (
     Reason(
         "MetricsUnavailable",
         "the autoscaler cannot read the metrics of the pods, and keeps their number as it is",
-        "look at the metrics adapter's pods and at the APIService v1beta2.custom.metrics.k8s.io (kubectl "
-        "describe); if that belongs to somebody else, set spec.autoscaling.backend to External",
+        "look at the metrics adapter's pods and, with backend HPA, at the APIService "
+        "v1beta2.custom.metrics.k8s.io (kubectl describe); if that belongs to somebody else, set "
+        "spec.autoscaling.backend to External",
+    ),
+    Reason(
+        "KEDAMissing",
+        "KEDA is to decide about the number of pods, and is not installed",
+        "install KEDA 2.17 or newer (it is found by itself then), or drop spec.autoscaling.idle and fallback "
+        "and set backend to HPA",
+    ),
+    Reason(
+        "ActivatorMissing",
+        "nobody holds the first request while no pod runs: it fails, and wakes nothing",
+        "name what holds requests in spec.autoscaling.idle.activator, such as KEDA's HTTP add-on, or drop "
+        "spec.autoscaling.idle",
     ),
     Reason(
         "ConflictingAutoscaler",

@@ -1,7 +1,7 @@
 """Whether the number of pods follows the load: the condition ScalingActive, and status.scaling.
 
-Called by `status.of`. Mirrors what the HorizontalPodAutoscaler says of itself, and tells of a second
-autoscaler of the same Deployment. Pure; decides about no pod.
+Called by `status.of`. Mirrors what the HorizontalPodAutoscaler says of itself, ours or the one that KEDA made
+of our ScaledObject, and tells of a second autoscaler of the same Deployment. Pure; decides about no pod.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ Decided = tuple[str, str, str]  # status, reason, message
 # A pod that has just become ready is measured within seconds, and the autoscaler looks every 15.
 METRICS_GRACE_SECONDS = 60.0
 AWAITING = "AwaitingMetrics"
+AWAITING_KEDA = "AwaitingKEDA"
+_UNTOLD = (AWAITING, AWAITING_KEDA, "KEDAMissing")  # what changes without an event that is watched
 _REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
 _NO_METRICS = ("FailedGet", "FailedConvert", "InvalidMetric")
 
@@ -39,11 +41,7 @@ def condition(model: LLMDeployment, observed: Observed, *, ready: int, now: date
     if not who:
         return None
     if who == "KEDA":
-        return (
-            "False",
-            "BackendNotSupported",
-            "KEDA is not supported yet: set spec.autoscaling.backend to HPA.",
-        )
+        return _graced(_keda(observed), observed, ready, now)
     own = rivals[0] if rivals else observed.child("HorizontalPodAutoscaler")
     if own is None and who == "External":
         return (
@@ -58,8 +56,11 @@ def summary(model: LLMDeployment, observed: Observed) -> dict[str, Any]:
     """status.scaling; empty where the spec gives the number."""
     if not model.autoscaler:
         return {}
-    child = observed.child("HorizontalPodAutoscaler")
-    live = next(iter(observed.rivals), None) if model.autoscaler == "External" else child
+    live = {
+        "HPA": observed.child("HorizontalPodAutoscaler"),
+        "KEDA": observed.made_by_keda,
+        "External": next(iter(observed.rivals), None),
+    }[model.autoscaler]
     told = (live or {}).get("status") or {}
     known = {
         "autoscaler": live["metadata"]["name"] if live else None,
@@ -70,7 +71,9 @@ def summary(model: LLMDeployment, observed: Observed) -> dict[str, Any]:
 
 
 def measured(body: Body, autoscaler: Body | None) -> Measured:
-    """What is known of the pods that run, from the LLMDeployment `body` and our own `autoscaler`."""
+    """What is known of the pods that run, from the LLMDeployment `body` and the `autoscaler`: ours, or the
+    one that KEDA made of our ScaledObject.
+    """
     seconds = ((body.get("status") or {}).get("model") or {}).get("lastLoadSeconds")
     live = autoscaler or {}
     pace = ((live.get("spec") or {}).get("behavior") or {}).get("scaleDown") or {}
@@ -84,8 +87,9 @@ def measured(body: Body, autoscaler: Body | None) -> Measured:
 def _gpu_percent(autoscaler: Body) -> float | None:
     """The mean over the replicas that the autoscaler last read."""
     for metric in (autoscaler.get("status") or {}).get("currentMetrics") or ():
-        told = metric.get("object") or {}
-        if (told.get("metric") or {}).get("name") == names.METRICS["GPUUtilization"]:
+        told = metric.get("object") or metric.get("external") or {}
+        # KEDA puts the trigger's place and type before what the trigger asks for.
+        if str((told.get("metric") or {}).get("name")).endswith(names.METRICS["GPUUtilization"]):
             try:
                 return float(quantity.parse(str((told.get("current") or {}).get("averageValue")))) * 100
             except QuantityError:
@@ -93,12 +97,54 @@ def _gpu_percent(autoscaler: Body) -> float | None:
     return None
 
 
+def is_idle(model: LLMDeployment, observed: Observed) -> bool:
+    """Whether KEDA has taken all pods away because nothing is asked for."""
+    scaling = model.spec.autoscaling
+    if model.autoscaler != "KEDA" or scaling is None or scaling.idle is None:
+        return False
+    return ((observed.child("Deployment") or {}).get("spec") or {}).get("replicas") == 0
+
+
+def activator(model: LLMDeployment) -> Decided | None:
+    """ActivatorReady: does anybody hold the first request while no pod runs? None where pods always run."""
+    scaling = model.spec.autoscaling
+    if model.autoscaler != "KEDA" or scaling is None or scaling.idle is None:
+        return None
+    if scaling.idle.activator is None:
+        return "False", "ActivatorMissing", reasons.message("ActivatorMissing")
+    return (
+        "True",
+        "ActivatorGiven",
+        f"{scaling.idle.activator.scaler_address} tells KEDA of the first request.",
+    )
+
+
 def awaits_metrics(status: Mapping[str, Any]) -> bool:
     """Whether ScalingActive will change with time, without an event."""
     return any(
-        c.get("type") == "ScalingActive" and c.get("reason") == AWAITING
+        c.get("type") == "ScalingActive" and c.get("reason") in _UNTOLD
         for c in status.get("conditions") or ()
     )
+
+
+def _keda(observed: Observed) -> Decided:
+    """What KEDA says of our ScaledObject, and else what its HorizontalPodAutoscaler says."""
+    if "ScaledObject" in observed.missing:
+        return "False", "KEDAMissing", reasons.message("KEDAMissing")
+    conditions = ((observed.child("ScaledObject") or {}).get("status") or {}).get("conditions") or ()
+    told = {c.get("type"): c for c in conditions}
+    for kind, bad in (("Paused", "True"), ("Fallback", "True"), ("Ready", "False")):
+        condition = told.get(kind) or {}
+        if condition.get("status") == bad and (kind != "Ready" or observed.made_by_keda is None):
+            detail = reports.printable(condition.get("message"))
+            if kind == "Fallback":
+                return "False", "MetricsUnavailable", reasons.message("MetricsUnavailable", detail)
+            return _refused(str(condition.get("reason")), detail)
+    if observed.made_by_keda is None:
+        return "Unknown", AWAITING_KEDA, "KEDA has not taken up the ScaledObject: its operator has to run."
+    if ((observed.child("Deployment") or {}).get("spec") or {}).get("replicas") == 0:
+        return "True", "Idle", "Nothing is asked for, and KEDA has taken all pods away."
+    return _mirrored(observed.made_by_keda)
 
 
 def _mirrored(autoscaler: Body) -> Decided:

@@ -60,9 +60,9 @@ def events(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Event, ...]:
 def _trouble(status: Mapping[str, Any]) -> dict[str, str]:
     found = [_condition(status, kind) for kind in ("Degraded", "Stalled")]
     trouble = {str(c.get("reason")): str(c.get("message")) for c in found if c.get("status") == "True"}
-    scaling = _condition(status, "ScalingActive")
-    if scaling.get("status") == "False" and scaling.get("reason") in REASONS:
-        trouble[str(scaling["reason"])] = str(scaling.get("message"))
+    for scaling in (_condition(status, kind) for kind in ("ScalingActive", "ActivatorReady")):
+        if scaling.get("status") == "False" and scaling.get("reason") in REASONS:
+            trouble[str(scaling["reason"])] = str(scaling.get("message"))
     return trouble
 
 

@@ -174,6 +174,13 @@ def test_the_use_of_the_gpus_is_what_the_autoscaler_last_read(value: Any, percen
     assert status.measured(model_body(), None).gpu_percent is None
 
 
+def test_the_use_of_the_gpus_is_read_from_kedas_autoscaler_too() -> None:
+    metric = {"metric": {"name": "s3-metric-api-llm_gpu_utilization"}, "current": {"averageValue": "300m"}}
+    live = {**hpa(), "status": {"currentMetrics": [{"type": "External", "external": metric}]}}
+
+    assert status.measured(model_body(), live).gpu_percent == pytest.approx(30)
+
+
 def test_the_last_load_and_whether_shrinking_is_off_are_read_from_what_is_stored() -> None:
     live = hpa()
     live["spec"]["behavior"] = {"scaleDown": {"selectPolicy": "Disabled"}}
@@ -184,12 +191,6 @@ def test_the_last_load_and_whether_shrinking_is_off_are_read_from_what_is_stored
         None,
         False,
     )
-
-
-def test_a_backend_that_does_not_work_yet_says_so() -> None:
-    computed = compute({"autoscaling": {"maxReplicas": 4, "backend": "KEDA"}})
-
-    assert condition(computed, "ScalingActive") == ("False", "BackendNotSupported")
 
 
 def grown(count: int, *, ready: int, seen: bool = True, image: str = "engine:1") -> tuple[Body, Body]:

@@ -1,0 +1,197 @@
+"""The number of pods changes hands between the spec, our autoscaler and KEDA, whose CRD may come later.
+
+KEDA itself does not run here: the tests make what it makes of a ScaledObject, and scale as it does. The real
+API server keeps KEDA's own schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2e.api.client import RefusedError
+from e2e.cluster import keda
+from e2e.operator.test_autoscaling import autoscaler, count, counts, edit, owners
+from e2e.operator.world import MERGE, PATHS, Body, World, eventually
+
+pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator"), pytest.mark.timeout(120)]
+
+SCALED = {"minReplicas": 2, "maxReplicas": 50, "backend": "KEDA"}
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+FINALIZER = "finalizer.keda.sh"
+
+
+@pytest.fixture
+def installed(world: World) -> Iterator[None]:
+    """With KEDA's CRD, and without it afterwards."""
+    world.client.install_crd(keda.crd())
+    yield
+    for body in world.client.request("GET", "/apis/keda.sh/v1alpha1/scaledobjects")["items"]:
+        path = f"{PATHS['ScaledObject'].format(body['metadata']['namespace'])}/{body['metadata']['name']}"
+        world.client.request("PATCH", path, {"metadata": {"finalizers": None}}, MERGE)
+    uninstall(world)
+
+
+def uninstall(world: World) -> None:
+    world.client.request("DELETE", f"{CRDS}/scaledobjects.keda.sh", {})
+
+    def gone() -> bool:
+        try:
+            world.client.request("GET", "/apis/keda.sh/v1alpha1/scaledobjects")
+        except RefusedError:
+            return True
+        return False
+
+    eventually("KEDA's API is gone", gone)
+
+
+def taken_up(world: World, namespace: str) -> Body:
+    """KEDA sees our ScaledObject: it puts a finalizer on it, and makes an autoscaler with its labels."""
+    made = eventually("the ScaledObject", lambda: world.get("ScaledObject", namespace, "m"))
+    world.patch("ScaledObject", namespace, "m", {"metadata": {"finalizers": [FINALIZER]}})
+    owner = {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "name": "m", "controller": True}
+    body = autoscaler("keda-hpa-m", metrics=[])
+    body["metadata"]["labels"] = {**made["metadata"]["labels"], "scaledobject.keda.sh/name": "m"}
+    body["metadata"]["ownerReferences"] = [{**owner, "uid": made["metadata"]["uid"]}]
+    return world.create("HorizontalPodAutoscaler", namespace, body)
+
+
+def let_go(world: World, namespace: str) -> None:
+    """KEDA sees that the ScaledObject is to go: it takes its autoscaler back and its finalizer off."""
+    world.delete("HorizontalPodAutoscaler", namespace, "keda-hpa-m")
+    world.patch("ScaledObject", namespace, "m", {"metadata": {"finalizers": None}})
+
+
+def is_going(world: World, namespace: str) -> bool:
+    return "deletionTimestamp" in world.read("ScaledObject", namespace, "m")["metadata"]
+
+
+def conflicts(world: World, namespace: str) -> list[str]:
+    return [e["reason"] for e in world.events(namespace, "m") if e["reason"] == "ConflictingAutoscaler"]
+
+
+def test_keda_that_is_installed_later_is_found_without_a_restart(
+    world: World, namespace: str, request: pytest.FixtureRequest
+) -> None:
+    world.deploy(namespace, "m", autoscaling=SCALED)
+    missing = world.wait_condition(namespace, "m", "ScalingActive", "False", "KEDAMissing")
+    assert "Install KEDA" in missing["message"]
+    eventually("all other children", lambda: world.has_children(namespace, "m"))
+    assert [e["reason"] for e in world.events(namespace, "m")] == ["KEDAMissing"]
+
+    request.getfixturevalue("installed")
+    made = eventually("the ScaledObject", lambda: world.get("ScaledObject", namespace, "m"), seconds=30)
+    assert made["spec"]["scaleTargetRef"]["name"] == "m"
+    world.wait_condition(namespace, "m", "ScalingActive", "Unknown", "AwaitingKEDA")
+    assert count(world, namespace) == 2
+
+
+@pytest.mark.usefixtures("installed")
+def test_to_keda_and_back_the_number_never_falls(world: World, namespace: str) -> None:
+    since = world.deploy(namespace, "m", replicas=6)
+    eventually("all children", lambda: world.has_children(namespace, "m"))
+    edit(world, namespace, 1, replicas=None, autoscaling=SCALED)
+    taken_up(world, namespace)
+    eventually("it is mirrored", lambda: world.status(namespace, "m")["scaling"].get("autoscaler"))
+    assert world.status(namespace, "m")["scaling"]["autoscaler"] == "keda-hpa-m"
+    edit(world, namespace, 2)
+    assert (count(world, namespace), owners(world, namespace)) == (6, {"quire-operator"})
+
+    world.scale(namespace, "m", 8)
+    edit(world, namespace, 3)
+    assert (count(world, namespace), owners(world, namespace)) == (8, {"kube-controller-manager"})
+
+    edit(world, namespace, 4, replicas=9, autoscaling=None)
+    eventually("KEDA is told to let go", lambda: is_going(world, namespace))
+    edit(world, namespace, 5)
+    assert count(world, namespace) == 8, "while KEDA's autoscaler is there, nobody fights it"
+    let_go(world, namespace)
+    eventually("the spec's number", lambda: count(world, namespace) == 9)
+
+    assert counts(world, namespace, since) == sorted(counts(world, namespace, since))
+    assert conflicts(world, namespace) == []
+    assert world.writes()[f"delete scaledobjects {namespace}/m"] == 1
+
+
+@pytest.mark.usefixtures("installed")
+def test_our_own_autoscaler_waits_until_keda_has_let_go(world: World, namespace: str) -> None:
+    world.deploy(namespace, "m", autoscaling=SCALED)
+    taken_up(world, namespace)
+    world.scale(namespace, "m", 5)
+
+    edit(world, namespace, 1, autoscaling={"backend": "HPA"})
+    eventually("KEDA is told to let go", lambda: is_going(world, namespace))
+    edit(world, namespace, 2)
+    assert world.get("HorizontalPodAutoscaler", namespace, "m") is None, "Kubernetes would stop both"
+    let_go(world, namespace)
+    eventually("our autoscaler", lambda: world.get("HorizontalPodAutoscaler", namespace, "m"))
+
+    edit(world, namespace, 3, autoscaling={"backend": "KEDA"})
+    eventually("the ScaledObject", lambda: world.get("ScaledObject", namespace, "m"))
+    assert world.get("HorizontalPodAutoscaler", namespace, "m") is None
+    assert (count(world, namespace), conflicts(world, namespace)) == (5, [])
+
+
+@pytest.mark.usefixtures("installed")
+def test_asleep_it_stays_asleep_until_keda_wakes_it(world: World, namespace: str) -> None:
+    world.deploy(namespace, "m", autoscaling={**SCALED, "backend": "Auto", "idle": {"afterSeconds": 60}})
+    taken_up(world, namespace)
+    idle = world.read("ScaledObject", namespace, "m")["spec"]
+    assert (idle["idleReplicaCount"], idle["cooldownPeriod"], idle["minReplicaCount"]) == (0, 60, 2)
+    world.wait_condition(namespace, "m", "ActivatorReady", "False", "ActivatorMissing")
+
+    world.scale(namespace, "m", 0)
+    assert owners(world, namespace) == set(), "a 0 that comes through /scale is nobody's"
+    edit(world, namespace, 1)
+    world.wait_condition(namespace, "m", "ScalingActive", "True", "Idle")
+    world.wait_condition(namespace, "m", "Ready", "False", "Idle")
+    assert world.status(namespace, "m")["phase"] == "Idle"
+    assert count(world, namespace) == 0
+    edit(world, namespace, 2)
+    assert count(world, namespace) == 0
+
+    world.scale(namespace, "m", 2)
+    edit(world, namespace, 3)
+    assert (count(world, namespace), world.status(namespace, "m")["phase"]) == (2, "Pending")
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_scaled_object_that_is_changed_or_deleted_is_mended(world: World, namespace: str) -> None:
+    world.deploy(namespace, "m", autoscaling={**SCALED, "fallback": {"replicas": 3}})
+    made = taken_up(world, namespace)
+    world.patch("ScaledObject", namespace, "m", {"spec": {"maxReplicaCount": 999}})
+    touch = {"metadata": {"annotations": {"touched": "by KEDA"}}}
+    world.patch("HorizontalPodAutoscaler", namespace, made["metadata"]["name"], touch)
+    eventually("mended", lambda: spec(world, namespace)["maxReplicaCount"] == 50)
+
+    world.delete("ScaledObject", namespace, "m")
+    let_go(world, namespace)
+    eventually("made again", lambda: spec(world, namespace).get("fallback", {}).get("replicas") == 3)
+    edit(world, namespace, 1)
+    before = world.writes()[f"patch scaledobjects {namespace}/m"]
+    edit(world, namespace, 2)
+    assert world.writes()[f"patch scaledobjects {namespace}/m"] == before, "what is right is not written"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_scaled_object_of_somebody_else_is_left_alone(world: World, namespace: str) -> None:
+    target: Body = {"name": "m"}
+    trigger: dict[str, Any] = {"type": "cron", "metadata": {"timezone": "UTC"}}
+    theirs = {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": {"name": "m"},
+        "spec": {"scaleTargetRef": target, "triggers": [trigger]},
+    }
+    before = world.create("ScaledObject", namespace, theirs)
+    world.deploy(namespace, "m", autoscaling=SCALED)
+
+    world.wait_condition(namespace, "m", "Ready", "False", "OwnershipConflict")
+    assert world.read("ScaledObject", namespace, "m")["spec"] == before["spec"]
+
+
+def spec(world: World, namespace: str) -> Body:
+    found: Body = (world.get("ScaledObject", namespace, "m") or {}).get("spec", {})
+    return found

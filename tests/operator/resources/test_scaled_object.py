@@ -1,0 +1,94 @@
+"""The ScaledObject asks KEDA for what the spec says, of the metrics adapter, in the words of KEDA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from e2e.api import specs
+from quire_operator import resources, spec
+from quire_operator.errors import SpecError
+from quire_operator.resources import Measured
+from quire_operator.settings import Settings
+
+SETTINGS = Settings(
+    engine_image="registry.example/quire-server:1", load_url="http://adapter.ops.svc:8080/load"
+)
+
+
+def children(settings: Settings = SETTINGS, **fields: Any) -> list[specs.Body]:
+    body = specs.minimal(autoscaling={"maxReplicas": 4, **fields}, resources={"gpu": {}})
+    return list(resources.build(spec.parse(body), settings, Measured(load_seconds=100)))
+
+
+def scaled_object(**fields: Any) -> specs.Body:
+    (found,) = [child for child in children(**fields) if child["kind"] == "ScaledObject"]
+    inner: specs.Body = found["spec"]
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({}, "HorizontalPodAutoscaler"),
+        ({"backend": "KEDA"}, "ScaledObject"),
+        ({"idle": {}}, "ScaledObject"),
+        ({"fallback": {"replicas": 2}}, "ScaledObject"),
+        ({"backend": "HPA"}, "HorizontalPodAutoscaler"),
+        ({"backend": "External"}, None),
+    ],
+)
+def test_auto_is_keda_only_where_the_spec_asks_for_what_only_keda_can(
+    fields: dict[str, Any], kind: str | None
+) -> None:
+    found = {child["kind"] for child in children(**fields)} & {"HorizontalPodAutoscaler", "ScaledObject"}
+    assert found == ({kind} if kind else set())
+
+
+def test_each_metric_is_a_number_that_the_adapter_answers() -> None:
+    metrics = [{"type": "QueueDepth", "targetPerReplica": 4}, {"type": "KVCacheUtilization"}]
+    found = scaled_object(backend="KEDA", metrics=metrics)
+
+    urls = {trigger["metadata"]["url"]: trigger["metadata"]["targetValue"] for trigger in found["triggers"]}
+    assert urls == {
+        "http://adapter.ops.svc:8080/load/default/minimal/llm_queue_depth": "4",
+        "http://adapter.ops.svc:8080/load/default/minimal/llm_kv_cache_utilization": "0.8",
+    }
+    assert {t["metricType"] for t in found["triggers"]} == {"AverageValue"}, "a Value would compound"
+    assert "idleReplicaCount" not in found and "fallback" not in found
+
+
+def test_it_has_the_same_pace_as_a_horizontal_pod_autoscaler() -> None:
+    hpa = next(c for c in children(backend="HPA") if c["kind"] == "HorizontalPodAutoscaler")
+    advanced = scaled_object(backend="KEDA")["advanced"]["horizontalPodAutoscalerConfig"]
+    assert advanced["behavior"] == hpa["spec"]["behavior"]
+
+
+def test_only_what_may_sleep_counts_no_pods_as_no_load() -> None:
+    awake, sleepy = scaled_object(backend="KEDA"), scaled_object(idle={"afterSeconds": 60})
+
+    assert not any("ifNone" in trigger["metadata"]["url"] for trigger in awake["triggers"])
+    assert all(trigger["metadata"]["url"].endswith("?ifNone=0") for trigger in sleepy["triggers"])
+    assert (sleepy["idleReplicaCount"], sleepy["cooldownPeriod"]) == (0, 60)
+
+
+def test_what_holds_the_first_request_wakes_it() -> None:
+    told = {"httpScaledObject": "chat", "scalerAddress": "elsewhere:1"}
+    found = scaled_object(idle={"activator": {"scalerAddress": "holder.ns:9090", "metadata": told}})
+
+    assert found["triggers"][-1] == {
+        "type": "external-push",
+        "name": "Activator",
+        "metadata": {"httpScaledObject": "chat", "scalerAddress": "holder.ns:9090"},
+    }
+
+
+def test_a_fallback_takes_no_pod_away() -> None:
+    found = scaled_object(fallback={"replicas": 3, "failureThreshold": 5})["fallback"]
+    assert found == {"replicas": 3, "failureThreshold": 5, "behavior": "currentReplicasIfHigher"}
+
+
+def test_without_the_metrics_adapter_keda_is_refused_with_a_remedy() -> None:
+    with pytest.raises(SpecError, match=r"metricsAdapter\.enabled"):
+        children(Settings(engine_image="engine:1", load_url=""), backend="KEDA")
