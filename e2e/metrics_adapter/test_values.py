@@ -9,6 +9,7 @@ import pytest
 
 from e2e.metrics_adapter.cluster import VERSIONS, Cluster, path
 from e2e.metrics_adapter.engines import Answer, make_pod, nobody, says, set_ready
+from e2e.metrics_adapter.replica import AdapterReplica
 from e2e.operator.world import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("adapter")]
@@ -54,6 +55,23 @@ def test_kubectl_gets_the_sum_over_the_ready_pods_in_both_versions(cluster: Clus
     assert cluster.value(namespace, "chat", "llm_kv_cache_utilization") == "750m"
     assert "no believable llm_gpu_utilization" in cluster.value(namespace, "chat", "llm_gpu_utilization")
     assert cluster.world.get("Pod", namespace, loading)
+
+
+def test_keda_gets_the_same_numbers_and_no_0_for_what_is_not_known(
+    cluster: Cluster, adapter: AdapterReplica, namespace: str
+) -> None:
+    cluster.engine(namespace, "chat", says(queue=7, kv=0.5))
+    make_pod(cluster.world, namespace, "loading", nobody(), ready=False)
+    cluster.wait_value(namespace, "chat", "7")
+
+    def load(path: str) -> tuple[int, str]:
+        return adapter.ask(f"/load/{namespace}/{path}")
+
+    assert load("chat/llm_queue_depth") == (200, '{"llm_queue_depth": 7.0}')
+    assert load("chat/llm_kv_cache_utilization?ifNone=0") == (200, '{"llm_kv_cache_utilization": 0.5}')
+    assert load("asleep/llm_queue_depth?ifNone=0") == (200, '{"llm_queue_depth": 0}')
+    assert [load(f"{name}/llm_queue_depth")[0] for name in ("asleep", "loading", "loading")] == [404] * 3
+    assert load("loading/llm_queue_depth?ifNone=0")[0] == 404
 
 
 def test_a_pod_that_becomes_ready_counts_within_two_seconds(cluster: Cluster, namespace: str) -> None:

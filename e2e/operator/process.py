@@ -56,6 +56,12 @@ class Replica:
         return self
 
     @property
+    def pid(self) -> int:
+        """Of the process that was started."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def code(self) -> int | None:
         """Its exit status, None while it runs."""
         assert self._process is not None

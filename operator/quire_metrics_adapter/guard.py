@@ -51,8 +51,8 @@ class Guard:
         self._callers = _Memory[Caller | None](clock)
         self._rights = _Memory[bool](clock)
 
-    async def follow(self, changed: Callable[[], Awaitable[None]]) -> None:
-        """Read the API server's front proxy now and then; `changed` is awaited when it is another one."""
+    async def follow(self, changed: Callable[[], None]) -> None:
+        """Read the API server's front proxy now and then; `changed` is called when it is another one."""
         while True:
             try:
                 found = access.front_proxy(await self._connection.request("GET", access.CONFIG_MAP))
@@ -64,7 +64,7 @@ class Guard:
                 logger.warning("the API server has no front proxy: only bearer tokens are accepted")
             if found != self.front_proxy or not self.known:
                 self.front_proxy, self.known = found, True
-                await changed()
+                changed()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def caller(self, peer: Peer) -> Caller:

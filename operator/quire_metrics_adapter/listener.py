@@ -1,11 +1,14 @@
 """The TLS port, whose certificate and whose callers' authority change while it is open.
 
-Each change makes a new listener on the same socket and ends the old one: nobody is refused, and open
-connections go on. The private key reaches OpenSSL through memory that has no name. Used by the process.
+Connections are taken here one by one: the next one gets the newest certificate, and open ones go on. There
+are MAX_CONNECTIONS at most: then the oldest goes whose caller showed no certificate, so that strangers never
+lock the API server out. The private key reaches OpenSSL through memory that has no name. Used by the process.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import socket
 import ssl
@@ -16,35 +19,85 @@ from aiohttp import web
 
 from quire_metrics_adapter.certificates import Credentials
 
+logger = logging.getLogger(__name__)
+
+# An API server holds a few connections and asks for each autoscaler in turn; there are rarely more than five.
+MAX_CONNECTIONS = 256
+HANDSHAKE_SECONDS = 5.0
 _BACKLOG = 128
+_PAUSE_SECONDS = 0.1
 
 
 class Listener:
-    """One port on all addresses for the application of `runner`. Closed with the runner."""
+    """One port on all addresses for the application of `runner`, which has to be set up."""
 
-    def __init__(self, runner: web.AppRunner, port: int) -> None:
+    def __init__(self, runner: web.AppRunner, port: int, most: int = MAX_CONNECTIONS) -> None:
         self._runner = runner
+        self._most = most
         self._socket = _listening(port)
-        self._site: web.SockSite | None = None
+        self._context: ssl.SSLContext | None = None
+        self._known = asyncio.Event()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._open: list[asyncio.BaseTransport] = []  # the oldest first
 
     @property
     def port(self) -> int:
         """Where it listens."""
         return int(self._socket.getsockname()[1])
 
-    async def serve(self, credentials: Credentials, callers_authority: str) -> None:
+    def serve(self, credentials: Credentials, callers_authority: str) -> None:
         """From now on with these. `callers_authority`: PEM, empty when no client certificate is known."""
-        site = web.SockSite(
-            self._runner, self._socket.dup(), ssl_context=context(credentials, callers_authority)
-        )
-        await site.start()
-        old, self._site = self._site, site
-        if old is not None:
-            await old.stop()
+        self._context = context(credentials, callers_authority)
+        self._known.set()
+
+    async def run(self) -> None:
+        """Take connections until cancelled."""
+        await self._known.wait()
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._socket)
+            except OSError as error:  # no file descriptor is left, or the caller is gone already
+                logger.warning("cannot take a connection: %s", error)
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            if not self._has_room():
+                connection.close()
+                continue
+            task = loop.create_task(self._shake_hands(connection))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
 
     def close(self) -> None:
-        """Take no more connections once the runner's sites have ended."""
+        """Take no more connections; the runner ends those that are open."""
+        for task in self._handshakes:
+            task.cancel()
         self._socket.close()
+
+    def _has_room(self) -> bool:
+        """For one more connection, if need be by ending one."""
+        self._open = [transport for transport in self._open if not transport.is_closing()]
+        if len(self._open) + len(self._handshakes) < self._most:
+            return True
+        strangers = (one for one in self._open if not one.get_extra_info("peercert"))
+        oldest = next(strangers, None)
+        if oldest is None:
+            return False
+        self._open.remove(oldest)
+        oldest.close()
+        return True
+
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        server = self._runner.server
+        assert server is not None  # the runner is set up
+        try:
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+                server, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS
+            )
+        except OSError as error:  # TLS errors and timeouts among them
+            logger.debug("no handshake: %s", error)
+        else:
+            self._open.append(transport)
 
 
 def context(credentials: Credentials, callers_authority: str) -> ssl.SSLContext:
@@ -73,6 +126,8 @@ def _in_memory(content: bytes) -> Iterator[str]:
 
 
 def _listening(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
-    return socket.create_server(("", port), backlog=_BACKLOG)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    made = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=_BACKLOG)
+    made.setblocking(False)
+    return made

@@ -5,7 +5,7 @@ Made once per process and passed on: there is no global registry.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
@@ -41,8 +41,12 @@ class Metrics:
 
 
 @asynccontextmanager
-async def serve(metrics: Metrics, port: int, unready: Callable[[], str]) -> AsyncIterator[None]:
-    """Answer /metrics, /healthz and /readyz while the block runs. `unready`: what is missing, or empty."""
+async def serve(
+    metrics: Metrics, port: int, unready: Callable[[], str], more: Iterable[web.RouteDef] = ()
+) -> AsyncIterator[None]:
+    """Answer /metrics, /healthz, /readyz and `more` while the block runs. `unready`: what is missing, or
+    empty.
+    """
 
     async def show_metrics(_: web.Request) -> web.Response:
         body = generate_latest(metrics.registry)
@@ -61,6 +65,7 @@ async def serve(metrics: Metrics, port: int, unready: Callable[[], str]) -> Asyn
             web.get("/metrics", show_metrics),
             web.get("/healthz", show_health),
             web.get("/readyz", show_readiness),
+            *more,
         ]
     )
     runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1)

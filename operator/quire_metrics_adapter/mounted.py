@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 from quire_metrics_adapter import listener
@@ -33,8 +33,8 @@ class MountedPair:
         except (OSError, ssl.SSLError) as error:
             raise SettingsError(f"no usable tls.crt and tls.key in {directory}: {error}") from error
 
-    async def run(self, renewed: Callable[[], Awaitable[None]]) -> None:
-        """Until cancelled; `renewed` is awaited when `credentials` are new."""
+    async def run(self, renewed: Callable[[], None]) -> None:
+        """Until cancelled; `renewed` is called when `credentials` are new."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -44,7 +44,7 @@ class MountedPair:
                 continue
             if found != self.credentials:
                 self.credentials = found
-                await renewed()
+                renewed()
 
     def _read(self) -> Credentials:
         found = Credentials(

@@ -23,6 +23,7 @@ SELECTOR = f"{names.LABEL_NAME},{names.LABEL_ROLE}={names.ROLE_LEADER}"
 # Without a watch for so long nobody knows any more which pods are ready.
 LOST_SECONDS = 15.0
 _PAGE = "500"
+_ENDED = ("Succeeded", "Failed")  # an evicted pod stays as it is
 _RETRY_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
 
@@ -38,12 +39,13 @@ class Pod:
 
 
 class PodTable:
-    """The ready pods by uid. `changed` is set whenever there may be a new one."""
+    """The ready pods by uid, and which LLMDeployments have any. `changed` is set whenever one may be new."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._pods: dict[str, Pod] = {}
         self._by_deployment: dict[tuple[str, str], set[str]] = {}
+        self._existing: dict[str, tuple[str, str]] = {}  # uid -> LLMDeployment, ready or not
         self._seen_at = float("-inf")
         self._connected = False
         self.changed = asyncio.Event()
@@ -61,6 +63,10 @@ class PodTable:
         """The uids of the ready pods of one LLMDeployment."""
         return frozenset(self._by_deployment.get((namespace, deployment), ()))
 
+    def has_any(self, namespace: str, deployment: str) -> bool:
+        """Whether one LLMDeployment has pods, be they ready, loading or draining."""
+        return (namespace, deployment) in self._existing.values()
+
     def connected(self, is_so: bool) -> None:
         """The watch is up, or was until now."""
         if self._connected and not is_so:
@@ -71,22 +77,25 @@ class PodTable:
         """A complete list."""
         self._pods.clear()
         self._by_deployment.clear()
+        self._existing.clear()
         for body in bodies:
             self.put(body)
 
     def put(self, body: Mapping[str, Any]) -> None:
         """A pod as it is now."""
         pod = read(body)
-        if pod is None:
+        if pod is None or self._pods.get(pod.uid) != pod:
             self.remove(body)
-        elif self._pods.get(pod.uid) != pod:
-            self.remove(body)
+        if (body.get("status") or {}).get("phase") not in _ENDED:
+            self._existing[str(body["metadata"]["uid"])] = deployment_of(body)
+        if pod is not None and pod.uid not in self._pods:
             self._pods[pod.uid] = pod
             self._by_deployment.setdefault((pod.namespace, pod.deployment), set()).add(pod.uid)
             self.changed.set()
 
     def remove(self, body: Mapping[str, Any]) -> None:
-        """A pod that is gone, or not ready."""
+        """A pod that is gone."""
+        self._existing.pop(str(body["metadata"]["uid"]), None)
         pod = self._pods.pop(str(body["metadata"]["uid"]), None)
         if pod is not None:
             place = (pod.namespace, pod.deployment)
@@ -99,12 +108,18 @@ def read(body: Mapping[str, Any]) -> Pod | None:
     """The pod if it is ready: one that is being deleted gets no requests any more."""
     metadata, status = body["metadata"], body.get("status") or {}
     conditions = {c.get("type"): c.get("status") for c in status.get("conditions") or ()}
-    deployment = str((metadata.get("labels") or {}).get(names.LABEL_NAME) or "")
+    namespace, deployment = deployment_of(body)
     address = str(status.get("podIP") or "")
     is_ready = conditions.get("Ready") == "True" and "deletionTimestamp" not in metadata
     if not (is_ready and deployment and address):
         return None
-    return Pod(str(metadata["uid"]), str(metadata["namespace"]), deployment, address)
+    return Pod(str(metadata["uid"]), namespace, deployment, address)
+
+
+def deployment_of(body: Mapping[str, Any]) -> tuple[str, str]:
+    """Namespace and name of the LLMDeployment, the name empty for a pod of none."""
+    metadata = body["metadata"]
+    return str(metadata["namespace"]), str((metadata.get("labels") or {}).get(names.LABEL_NAME) or "")
 
 
 async def watch(connection: Connection, table: PodTable) -> None:

@@ -11,8 +11,8 @@ import signal
 from collections.abc import Coroutine
 from typing import Any
 
+from quire_metrics_adapter import load_api, pods
 from quire_metrics_adapter import metrics as own_metrics
-from quire_metrics_adapter import pods
 from quire_metrics_adapter.guard import Guard
 from quire_metrics_adapter.kube_api import Connection
 from quire_metrics_adapter.listener import Listener
@@ -60,27 +60,26 @@ class _Replica:
         await runner.setup()
         listener = Listener(runner, self._settings.port)
 
-        one_at_a_time = asyncio.Lock()  # or what was known earlier could be served with last
-
-        async def serve() -> None:
-            async with one_at_a_time:
-                proxy = self._guard.front_proxy
-                await listener.serve(self._certificate.credentials, proxy.authority if proxy else "")
+        def serve() -> None:
+            proxy = self._guard.front_proxy
+            listener.serve(self._certificate.credentials, proxy.authority if proxy else "")
             self._metrics.renewals.inc()
 
+        loads = load_api.routes(self._table, self._scraper)
         try:
-            async with own_metrics.serve(self._metrics, self._settings.probe_port, self._unready):
-                await serve()
+            async with own_metrics.serve(self._metrics, self._settings.probe_port, self._unready, loads):
+                serve()
                 await self._work(
                     stop,
+                    listener.run(),
                     self._guard.follow(serve),
                     self._certificate.run(serve),
                     pods.watch(self._connection, self._table),
                     self._scraper.run(),
                 )
         finally:
-            await runner.cleanup()
             listener.close()
+            await runner.cleanup()
 
     async def _work(self, stop: asyncio.Event, *works: Coroutine[Any, Any, None]) -> None:
         """Until told to stop, or until one of `works`, which never end by themselves, fails."""

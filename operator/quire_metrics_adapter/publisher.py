@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -38,8 +38,8 @@ class Publisher:
         self.credentials = self._issue()
         self.published = False
 
-    async def run(self, renewed: Callable[[], Awaitable[None]]) -> None:
-        """Until cancelled, or ForeignApiServiceError; `renewed` is awaited when `credentials` are new."""
+    async def run(self, renewed: Callable[[], None]) -> None:
+        """Until cancelled, or ForeignApiServiceError; `renewed` is called when `credentials` are new."""
         while True:
             try:
                 await self._publish()
@@ -55,7 +55,7 @@ class Publisher:
             await asyncio.sleep(self._period)
             if self._next is not None:  # was published a period ago
                 self.credentials, self._next = self._next, None
-                await renewed()
+                renewed()
             elif self.credentials.renew_at is not None and _now() >= self.credentials.renew_at:
                 self._next = self._issue()
 

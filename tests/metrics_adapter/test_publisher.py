@@ -80,7 +80,7 @@ async def test_a_new_authority_is_published_before_it_is_served_with(monkeypatch
     made = Publisher(api, Settings(**{**vars(SETTINGS), "certificate_seconds": 1}))  # type: ignore[arg-type]
     served: list[bytes] = []
 
-    async def renewed() -> None:
+    def renewed() -> None:
         assert made.credentials.authority in bundle(api), "the API server knows it already"
         assert served[-1] in bundle(api), "and still knows the one of a moment ago"
         served.append(made.credentials.authority)
@@ -111,7 +111,7 @@ async def test_a_mounted_pair_is_taken_when_it_is_renewed_and_whole(
     pair = MountedPair(tmp_path)
     renewals = asyncio.Event()
 
-    async def renewed() -> None:
+    def renewed() -> None:
         renewals.set()
 
     (tmp_path / "tls.crt").write_bytes(new.chain)

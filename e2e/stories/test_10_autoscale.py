@@ -1,0 +1,124 @@
+"""Story 10: 1 -> 4 -> 1 replicas under a real queue, by Kubernetes' own autoscaler and the metrics adapter.
+
+Forty-eight clients wait for one answer after the other, each over a new connection, so that new replicas get
+their share. One replica answers one of them at a time: the queue asks for all four replicas as long as they
+are at it, however many replicas there are, and for one as soon as they have gone.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from e2e.stories.deployment import SERVED_NAME, LLMDeployment
+from e2e.stories.waiting import eventually
+
+CLIENTS = 48
+MOST_REQUESTS = 400  # of each client: nobody asks for ever
+MOST = 4
+SCALING = {
+    "minReplicas": 1,
+    "maxReplicas": MOST,
+    "backend": "HPA",
+    "metrics": [{"type": "QueueDepth", "targetPerReplica": 10}],
+    "behavior": {
+        "scaleUp": {"periodSeconds": 5, "pods": 1, "percent": 0},
+        "scaleDown": {"stabilizationWindowSeconds": 15, "periodSeconds": 5, "pods": 1},
+    },
+}
+ENGINE = {"maxModelLen": 512, "maxNumSeqs": 1, "kvCache": {"memory": "64Mi"}}
+
+
+@dataclass
+class Clients:
+    """`answers` counts the whole ones, `errors` says what else came."""
+
+    url: str
+    answers: int = 0
+    errors: list[str] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, number: int) -> None:
+        for asked in range(MOST_REQUESTS):
+            if self._stop.is_set():
+                return
+            body = {"model": SERVED_NAME, "prompt": f"Client {number}, {asked}:", "max_tokens": 16}
+            request = urllib.request.Request(
+                f"{self.url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=120) as answer:
+                    json.load(answer)
+                self.answers += 1
+            except OSError as error:  # HTTP errors among them
+                self.errors.append(f"client {number}, request {asked}: {error}")
+                self._stop.wait(1)
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        threads = [threading.Thread(target=self.run, args=(n,), daemon=True) for n in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join(timeout=120)
+
+
+@dataclass
+class Watch:
+    """What a user sees who looks twice a second: the number asked for, and whether the autoscaler works."""
+
+    llm: LLMDeployment
+    wanted: list[int] = field(default_factory=list)
+    active: set[tuple[str, str]] = field(default_factory=set)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        while not self._stop.wait(0.5):
+            deployment = self.llm.kube.get("deployment", self.llm.name, self.llm.namespace) or {}
+            number = deployment["spec"]["replicas"]
+            if self.wanted[-1:] != [number]:
+                self.wanted.append(number)
+            told = self.llm.condition("ScalingActive")
+            self.active.add((told["status"], told["reason"]))
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        thread = threading.Thread(target=self.run, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join(timeout=30)
+
+
+def ready(llm: LLMDeployment) -> int:
+    return int(llm.status().get("readyReplicas", 0))
+
+
+def test_replicas_follow_the_queue_up_and_down_without_flapping(deploy: Callable[..., LLMDeployment]) -> None:
+    llm = deploy("autoscale", autoscaling=SCALING, engine=ENGINE)
+    llm.wait_ready()
+    llm.wait_reason("ScalingActive", "ValidMetricFound")
+    watch, clients = Watch(llm), Clients(llm.base_url)
+
+    with watch.looking():
+        with clients.asking():
+            eventually("all replicas are ready", lambda: ready(llm) == MOST, timeout=120, poll=0.5)
+            eventually("all of them serve", lambda: len(llm.endpoints()) == MOST)
+            before = clients.answers
+            eventually("answers come", lambda: clients.answers > before + MOST)
+        eventually("one replica is left", lambda: ready(llm) == len(llm.pods()) == 1, timeout=120, poll=0.5)
+
+    assert clients.errors == []
+    assert watch.wanted == [1, 2, 3, 4, 3, 2, 1], "it grows and shrinks once, one at a time"
+    assert watch.active == {("True", "ValidMetricFound")}
+    assert llm.condition("Ready")["status"] == "True"

@@ -1,0 +1,46 @@
+"""The same loads as plain numbers over HTTP, for KEDA: GET /load/NAMESPACE/NAME/METRIC is {METRIC: number}.
+
+KEDA's `metrics-api` trigger shows no certificate and no token (ADR 22). What is not known is an error here
+too, which KEDA takes as one, and never 0. With `ifNone=0`, which stands in the triggers of what may sleep,
+there is one exception: no pods at all, not even such as load or drain, have no load. Routes for the process's
+plain port.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+
+from quire_metrics_adapter import load
+from quire_metrics_adapter.load_metrics import METRICS
+from quire_metrics_adapter.pods import PodTable
+from quire_metrics_adapter.scraper import Scraper
+
+UNKNOWN = "which pods there are is not known: the API server is out of reach"
+
+
+def routes(
+    table: PodTable, scraper: Scraper, clock: Callable[[], float] = time.monotonic
+) -> list[web.RouteDef]:
+    """To be added to an application."""
+
+    async def answer(request: web.Request) -> web.Response:
+        namespace, name, metric = (request.match_info[part] for part in ("namespace", "name", "metric"))
+        if metric not in METRICS:
+            return _refused(404, f"there is no such metric; there are {', '.join(METRICS)}")
+        if not table.known:
+            return _refused(503, UNKNOWN)
+        if request.query.get("ifNone") == "0" and not table.has_any(namespace, name):
+            return web.json_response({metric: 0})
+        found = load.total(metric, table.of(namespace, name), scraper.samples, clock())
+        if isinstance(found, load.Unknown):
+            return _refused(404 if found.is_absent else 503, found.message)
+        return web.json_response({metric: found.value})
+
+    return [web.get("/load/{namespace}/{name}/{metric}", answer)]
+
+
+def _refused(status: int, message: str) -> web.Response:
+    return web.json_response({"error": message}, status=status)

@@ -1,0 +1,113 @@
+"""The port takes so many connections and no more, and strangers do not lock the API server out."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from e2e.cluster.pki import Authority, Identity
+from quire_metrics_adapter.certificates import Credentials, issue
+from quire_metrics_adapter.listener import Listener
+
+HOST = "adapter.quire-system.svc"
+MOST = 3
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def listening(callers: str = "") -> AsyncIterator[tuple[int, Credentials]]:
+    """A port for MOST connections, and what it serves with."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    runner = web.AppRunner(app, handle_signals=False)
+    await runner.setup()
+    listener = Listener(runner, 0, MOST)
+    now = datetime.datetime.now(datetime.UTC)
+    credentials = issue("pod-a", [HOST], now, datetime.timedelta(hours=1))
+    listener.serve(credentials, callers)
+    task = asyncio.create_task(listener.run())
+    try:
+        yield listener.port, credentials
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        listener.close()
+        await runner.cleanup()
+
+
+async def connect(port: int, trusted: Credentials, certificate: tuple[Path, Path] | None = None) -> Streams:
+    tls = ssl.create_default_context(cadata=trusted.authority.decode())
+    if certificate:
+        tls.load_cert_chain(*certificate)
+    return await asyncio.open_connection("127.0.0.1", port, ssl=tls, server_hostname=HOST)
+
+
+async def ask(streams: Streams) -> bytes:
+    """The first line of an answer, nothing when the connection is closed."""
+    reader, writer = streams
+    try:
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(2)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return b""
+    return head.split(b"\r\n")[0]
+
+
+OK = b"HTTP/1.1 200 OK"
+
+
+async def test_a_stranger_too_many_costs_the_oldest_stranger_its_place() -> None:
+    async with listening() as (port, credentials):
+        strangers = [await connect(port, credentials) for _ in range(MOST)]
+        assert [await ask(one) for one in strangers] == [OK] * MOST
+        newest = await connect(port, credentials)
+
+        assert await ask(newest) == OK
+        assert [await ask(one) for one in strangers] == [b"", OK, OK]
+        for _, writer in (*strangers, newest):
+            writer.close()
+
+
+async def test_the_api_servers_connections_stay_and_beyond_them_nobody_is_taken(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    authority.issue(Identity("proxy", "front-proxy-client"))
+    pair = (tmp_path / "proxy.crt", tmp_path / "proxy.key")
+    async with listening((tmp_path / "ca.crt").read_text()) as (port, credentials):
+        stranger = await connect(port, credentials)
+        proxies = [await connect(port, credentials, pair) for _ in range(MOST)]
+        assert [await ask(one) for one in proxies] == [OK] * MOST
+        assert await ask(stranger) == b""
+        try:
+            refused = await ask(await connect(port, credentials))
+        except (ConnectionError, ssl.SSLError):
+            refused = b""
+
+        assert refused == b""
+        assert [await ask(one) for one in proxies] == [OK] * MOST
+        for _, writer in (stranger, *proxies):
+            writer.close()
+
+
+async def test_what_is_no_tls_holds_no_place() -> None:
+    async with listening() as (port, credentials):
+        for _ in range(2 * MOST):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            await reader.read()
+            writer.close()
+
+        streams = await connect(port, credentials)
+        assert await ask(streams) == OK
+        streams[1].close()
