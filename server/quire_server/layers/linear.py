@@ -23,7 +23,7 @@ class Weights(Protocol):
         """Called once, after all targets are filled and before the first call: to repack, or nothing."""
 
     def weights(self) -> Sequence[Tensor]:
-        """What it computes with. Before ``finish``, tensors of as many bytes."""
+        """What it computes with. Before ``finish``, tensors of nearly as many bytes."""
 
 
 class LinearLayer(Weights, Protocol):
