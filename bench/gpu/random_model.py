@@ -7,6 +7,7 @@ import torch
 
 from bench.gpu.place import Place
 from bench.gpu.sizes import Model, Sizes
+from quire_server.core import weight_offload
 from quire_server.layers.gpu_linear import GpuLinear
 from quire_server.models import registry
 from quire_server.models.decoder import Decoder
@@ -14,12 +15,15 @@ from quire_server.runner import gpu_setup, kv_cache
 from quire_server.runner.grammars import Grammars
 from quire_server.runner.model_runner import ModelRunner, RunnerOptions
 from quire_server.runner.parts import Parts
+from quire_server.runner.weight_stream import WeightStream
 
 _SPREAD = 0.02  # of weights
 _SCALE = 0.01  # of a step of quantised ones
 
 
-def options(sizes: Sizes, *, kv_cache_dtype: str = "auto") -> RunnerOptions:
+def options(
+    place: Place, sizes: Sizes, *, kv_cache_dtype: str = "auto", cpu_offload_gb: float = 0.0
+) -> RunnerOptions:
     """As a server for all streams would have them."""
     longest = max(max(sizes.long_prompts) + 64, sum(sizes.lengths))
     return gpu_setup.arithmetic(
@@ -31,7 +35,9 @@ def options(sizes: Sizes, *, kv_cache_dtype: str = "auto") -> RunnerOptions:
             max_num_seqs=max(sizes.streams),
             max_num_batched_tokens=max(max(sizes.long_prompts), max(sizes.streams)),
             max_model_len=longest,
-        )
+            cpu_offload_gb=cpu_offload_gb,
+        ),
+        place.runner_device.capability,
     )
 
 
@@ -40,8 +46,20 @@ def runner(place: Place, document: Model, chosen: RunnerOptions) -> ModelRunner:
     device, dtype = place.fresh_device(), torch.bfloat16
     config = registry.parse(document, ())
     longest = kv_cache.longest_context(config, chosen)
-    model = registry.build(config, max_len=longest, dtype=dtype, device=place.device, linear=GpuLinear)
-    _fill(model)
+    host_layers: tuple[int, ...] = ()
+    if chosen.cpu_offload_gb:
+        host_layers = weight_offload.streamed_layers(layer_bytes(document), chosen.cpu_offload_gb)
+    model = registry.build(
+        config,
+        max_len=longest,
+        dtype=dtype,
+        device=place.device,
+        linear=GpuLinear,
+        host_layers=host_layers,
+    )
+    _fill(model, place.device)
+    if host_layers:
+        model.stream = WeightStream(model, host_layers, device)
     stored = kv_cache.storage_dtype(chosen.kv_cache_dtype, dtype)
     block_bytes = kv_cache.block_bytes(config, chosen.block_size, stored)
     measured = gpu_setup.measure(model, chosen, device, stored, longest)
@@ -54,6 +72,11 @@ def runner(place: Place, document: Model, chosen: RunnerOptions) -> ModelRunner:
         model, caches, num_blocks, max_model_len, "bfloat16", method, device, memory, 0, None, None, ()
     )  # fmt: skip
     return ModelRunner(parts, chosen, Grammars(_no_grammar))
+
+
+def layer_bytes(document: Model) -> tuple[int, ...]:
+    """Of each layer's matrices."""
+    return registry.layer_bytes(registry.parse(document, ()), torch.bfloat16, GpuLinear)
 
 
 def read_bytes(document: Model) -> int:
@@ -75,7 +98,7 @@ def kv_token_bytes(document: Model, kv_cache_dtype: str) -> int:
     return kv_cache.block_bytes(config, 1, kv_cache.storage_dtype(kv_cache_dtype, torch.bfloat16))
 
 
-def _fill(model: Decoder) -> None:
+def _fill(model: Decoder, device: torch.device) -> None:
     for name, target in model.targets().items():
         if "norm" in name:
             target.fill_(1.0)
@@ -83,7 +106,7 @@ def _fill(model: Decoder) -> None:
             target.fill_(_SCALE)
         elif target.is_floating_point():
             spread = 1.0 if target.itemsize == 1 else _SPREAD
-            target.copy_(torch.randn(target.shape, dtype=torch.bfloat16, device=target.device) * spread)
+            target.copy_(torch.randn(target.shape, dtype=torch.bfloat16, device=device) * spread)
         else:
             target.random_()
     model.finish()

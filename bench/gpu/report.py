@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from bench.gpu import kernel_tests, ledger, peers, roofline, serving, switches, tuning
+from bench.gpu import kernel_tests, ledger, offload, peers, roofline, serving, switches, tuning
 from bench.gpu.ledger import Ledger, Row
 from bench.gpu.place import Place
 from bench.gpu.sizes import Sizes
@@ -41,6 +41,7 @@ PARTS: Mapping[str, Part] = {
     "serving": serving,
     "peers": peers,
     "switches": switches,
+    "offload": offload,
 }
 
 _HEAD = """# On a GPU

@@ -70,7 +70,7 @@ def run(place: Place, sizes: Sizes, ledger: Ledger) -> None:
             keys = _keys(sizes, model, name)
             if all(ledger.has(key) for key in keys):
                 continue
-            chosen = random_model.options(sizes, kv_cache_dtype=kv_cache_dtype)
+            chosen = random_model.options(place, sizes, kv_cache_dtype=kv_cache_dtype)
             document = _document(sizes, model, stored)
             runner = random_model.runner(place, document, chosen)
             ledger.measure(f"{model} {name}, start", partial(_captured, runner))

@@ -48,7 +48,7 @@ def run(place: Place, sizes: Sizes, ledger: Ledger) -> None:
     """One model for all of it."""
     if all(ledger.has(key) for key in goals(sizes)):
         return
-    runner = random_model.runner(place, sizes.models[_MODEL], random_model.options(sizes))
+    runner = random_model.runner(place, sizes.models[_MODEL], random_model.options(place, sizes))
     has_graphs = False
     for key, (graphs, ahead, streams) in _decodes(sizes).items():
         if graphs and not has_graphs:

@@ -1,4 +1,6 @@
-"""Accepted and refused objects for the rules of kvCache and speculation in `engine`. Part of `cases`."""
+"""Accepted and refused objects for the rules of kvCache, weightOffload and speculation in `engine`. Part of
+`cases`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,11 @@ def _cache(memory: str | int, of: str = "2Gi", **fields: str | int) -> Body:
 
 def _tiers(**fields: str | int) -> Body:
     return minimal(engine={"kvCache": fields}, resources={"memory": "2Gi"})
+
+
+def _weights(size: str | int, *, host_offload: str = "", gpu: bool = True) -> Body:
+    engine = {"weightOffload": size, **({"kvCache": {"hostOffload": host_offload}} if host_offload else {})}
+    return minimal(engine=engine, resources={"memory": "2Gi", **({"gpu": {}} if gpu else {})})
 
 
 def _drafts(**fields: str | int) -> Body:
@@ -69,6 +76,26 @@ KV_CASES: dict[str, dict[str, Any]] = {
             minimal(engine={"enforceEager": False}),
         ),
         "refused": (minimal(engine={"enforceEager": True}),),
+    },
+    "spec#6": {
+        "field": "spec.engine",
+        "accepted": (_weights("1Gi"), _weights(2**30)),
+        "refused": (_weights("1Gi", gpu=False),),
+    },
+    "spec#7": {
+        "field": "spec.engine",
+        "accepted": (_weights("1.5Gi"), _weights("1Gi", host_offload="1023Mi"), _weights(2**30)),
+        "refused": (
+            _weights("2Gi"),
+            _weights(2**31),
+            _weights("1Gi", host_offload="1Gi"),
+            _weights(_HUGE),
+        ),
+    },
+    "spec.engine.weightOffload#0": {
+        "field": "spec.engine.weightOffload",
+        "accepted": (_weights("1.5Mi"), _weights(1048576)),
+        "refused": tuple(_weights(size) for size in _NO_SIZES),
     },
     "spec.engine.kvCache#0": {
         "field": "spec.engine.kvCache.diskOffload",

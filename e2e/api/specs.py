@@ -97,6 +97,7 @@ _OVERRIDES: dict[str, st.SearchStrategy[Any]] = {
     ),
     "spec.resources.sharedMemory": st.sampled_from(["Auto", "1Mi", "0.5Ki", 4096, "12.5M", "1000000"]),
     "spec.engine.kvCache.memory": st.sampled_from([1, "1M", "1.5Mi", "33554432", "2500m"]),
+    "spec.engine.weightOffload": st.sampled_from(["1Mi", "1.5M", 4096]),
     "spec.engine.kvCache.hostOffload": st.sampled_from(["1Mi", "12.5M", 4096]),
     "spec.engine.kvCache.diskOffload": st.sampled_from(["20Gi", "0.5Ti", 10**12]),
     "spec.engine.extraArgs": st.lists(
@@ -228,6 +229,7 @@ def _repair_spec(entry: Body) -> None:
             engine.pop(limit, None)
     if "gpu" not in entry["resources"]:
         engine.pop("enforceEager", None)
+        engine.pop("weightOffload", None)
         metrics = scaling.get("metrics", [])
         metrics[:] = [metric for metric in metrics if metric["type"] != "GPUUtilization"]
     if scaling:

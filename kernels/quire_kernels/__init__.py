@@ -33,6 +33,7 @@ from quire_kernels.token_bitmask import apply_token_bitmask
 from quire_kernels.topk_topp_threshold import topk_topp_threshold
 from quire_kernels.w4a16 import w4a16
 from quire_kernels.w4a16_packing import W4Weight, repack_awq, repack_gptq, repack_packed
+from quire_kernels.w8a8 import w8a8
 
 __all__ = [
     "DecodeGather",
@@ -80,4 +81,5 @@ __all__ = [
     "token_logprobs",
     "topk_topp_threshold",
     "w4a16",
+    "w8a8",
 ]

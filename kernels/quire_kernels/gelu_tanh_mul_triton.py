@@ -1,30 +1,16 @@
 """`gelu_tanh_mul` for CUDA tensors, imported only where there is a GPU (why: `add_rmsnorm_triton`)."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels.configuration import Configuration
-
-_BLOCK, _WARPS = 1024, 4
+from quire_kernels.gated_triton import gated_configuration, gated_triton
 
 
 def gelu_tanh_mul_triton(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
     """As ``gelu_tanh_mul``. Rows may lie apart, their elements may not."""
-    tokens, width = gate_up.shape
-    size = width // 2
-    if width % 2 or gate_up.stride(-1) != 1:
-        raise ValueError("gelu_tanh_mul: gate_up must hold an even number of adjacent elements a row")
-    if out is None:
-        out = torch.empty(tokens, size, dtype=gate_up.dtype, device=gate_up.device)
-    if out.shape != (tokens, size) or out.stride(-1) != 1:
-        raise ValueError(f"gelu_tanh_mul: out must be [{tokens}, {size}], its rows of adjacent elements")
-    gelu_tanh_mul_kernel[(tokens, triton.cdiv(size, _BLOCK))](
-        gate_up, out, gate_up.stride(0), out.stride(0), size, BLOCK=_BLOCK, num_warps=_WARPS
-    )
-    return out
+    return gated_triton("gelu_tanh_mul", gelu_tanh_mul_kernel, gate_up, out)
 
 
 @triton.jit
@@ -42,21 +28,4 @@ def gelu_tanh_mul_kernel(gate_up_ptr, out_ptr, gate_up_stride, out_stride, size,
     tl.store(out_ptr + row * out_stride + at, y, mask=inside)
 
 
-CONFIGURATIONS = (
-    Configuration(
-        "gelu_tanh_mul bf16",
-        gelu_tanh_mul_kernel,
-        {
-            "gate_up_ptr": "*bf16",
-            "out_ptr": "*bf16",
-            "gate_up_stride": "i32",
-            "out_stride": "i32",
-            "size": "i32",
-        },
-        {"BLOCK": _BLOCK},
-        warps=_WARPS,
-        aligned=frozenset({"gate_up_stride", "out_stride", "size"}),
-        expects=("load128", "store128"),
-        min_blocks=8,
-    ),
-)
+CONFIGURATIONS = (gated_configuration("gelu_tanh_mul", gelu_tanh_mul_kernel),)

@@ -1,5 +1,5 @@
-"""What adapters of low rank add to a linear layer's result (arXiv:2106.09685), each token's own. Called after
-the linear layers of requests that asked for one.
+"""What adapters of low rank add to a linear layer's result (arXiv:2106.09685), each token's own. Called by
+nothing yet: the server has no adapters.
 """
 
 import torch

@@ -1,30 +1,16 @@
 """`silu_mul` for CUDA tensors, imported only where there is a GPU (why: `add_rmsnorm_triton`)."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels.configuration import Configuration
-
-_BLOCK, _WARPS = 1024, 4
+from quire_kernels.gated_triton import gated_configuration, gated_triton
 
 
 def silu_mul_triton(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
     """As ``silu_mul``. Rows may lie apart, their elements may not."""
-    tokens, width = gate_up.shape
-    size = width // 2
-    if width % 2 or gate_up.stride(-1) != 1:
-        raise ValueError("silu_mul: gate_up must hold an even number of adjacent elements a row")
-    if out is None:
-        out = torch.empty(tokens, size, dtype=gate_up.dtype, device=gate_up.device)
-    if out.shape != (tokens, size) or out.stride(-1) != 1:
-        raise ValueError(f"silu_mul: out must be [{tokens}, {size}], its rows of adjacent elements")
-    silu_mul_kernel[(tokens, triton.cdiv(size, _BLOCK))](
-        gate_up, out, gate_up.stride(0), out.stride(0), size, BLOCK=_BLOCK, num_warps=_WARPS
-    )
-    return out
+    return gated_triton("silu_mul", silu_mul_kernel, gate_up, out)
 
 
 @triton.jit
@@ -45,21 +31,4 @@ def activated(given, size, inside):
     return (gate * tl.sigmoid(gate)).to(up.dtype).to(tl.float32) * up.to(tl.float32)
 
 
-CONFIGURATIONS = (
-    Configuration(
-        "silu_mul bf16",
-        silu_mul_kernel,
-        {
-            "gate_up_ptr": "*bf16",
-            "out_ptr": "*bf16",
-            "gate_up_stride": "i32",
-            "out_stride": "i32",
-            "size": "i32",
-        },
-        {"BLOCK": _BLOCK},
-        warps=_WARPS,
-        aligned=frozenset({"gate_up_stride", "out_stride", "size"}),
-        expects=("load128", "store128"),
-        min_blocks=8,
-    ),
-)
+CONFIGURATIONS = (gated_configuration("silu_mul", silu_mul_kernel),)

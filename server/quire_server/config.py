@@ -56,6 +56,11 @@ class ServeConfig:
     enforce_eager: bool = setting(
         False, boolean, "launch every kernel by itself instead of capturing CUDA graphs"
     )
+    cpu_offload_gb: float = setting(
+        0.0,
+        number(0, 1 << 16),
+        "GiB of layers' weights that stay in the host's memory and come to the GPU in each step",
+    )
     kv_offload_host_bytes: int = setting(
         0, integer(0), "bytes of host memory for KV blocks that the cache evicts (0: none)"
     )

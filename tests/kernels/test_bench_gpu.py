@@ -19,6 +19,7 @@ def run(folder: Path, *more: str) -> tuple[int, str]:
 
 
 @pytest.mark.kernels
+@pytest.mark.timeout(480)
 def test_every_part_fills_all_its_rows_and_a_second_run_measures_nothing(tmp_path: Path) -> None:
     status, page = run(tmp_path)
     missing = [line.split("|")[1].strip() for line in page.splitlines() if report.NOT_MEASURED in line]

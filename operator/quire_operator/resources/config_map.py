@@ -47,6 +47,7 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_API_KEYS_DIR": names.PATH_API_KEYS if model.spec.security.api_keys_secret_ref else "",
             "QUIRE_BLOCK_SIZE": _number(block_size),
             "QUIRE_CANARY_INTERVAL_SECONDS": _number(health.canary_interval_seconds),
+            "QUIRE_CPU_OFFLOAD_GB": _gibibytes(engine.weight_offload),
             "QUIRE_DEVICE": "cpu" if gpu is None else "cuda",
             "QUIRE_DRAIN_TIMEOUT_SECONDS": _number(drain.timeout_seconds),
             "QUIRE_DTYPE": engine.dtype.lower(),
@@ -111,6 +112,10 @@ def _ratio(per_million: int) -> str:
 
 def _bytes(value: str) -> str:
     return _number(quantity.whole_bytes(value) if value else None)
+
+
+def _gibibytes(value: str) -> str:
+    return f"{quantity.whole_bytes(value) / (1 << 30):.12g}" if value else ""
 
 
 def _boolean(value: bool) -> str:

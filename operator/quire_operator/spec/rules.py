@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from quire_operator import names, quantity
 from quire_operator.errors import SpecError
-from quire_operator.spec import scaling_rules
+from quire_operator.spec import memory_rules, scaling_rules
 from quire_operator.spec.tree import (
     AUTO,
     LABEL_KEY,
@@ -32,6 +32,7 @@ RESERVED_FLAGS = (
     "api-keys-dir",
     "block-size",
     "canary-interval-seconds",
+    "cpu-offload-gb",
     "device",
     "drain-timeout-seconds",
     "dtype",
@@ -82,7 +83,6 @@ RESERVED_ENV_PATTERN = r"(QUIRE_|LD_|PYTHON).*"
 
 MAX_CPU = "1024"
 MIN_MEMORY, MAX_MEMORY = "64Mi", "64Ti"
-MAX_DISK = "64Ti"
 
 
 def check_name(name: object) -> None:
@@ -101,7 +101,7 @@ def check(spec: Spec) -> None:
     _check_extra_args(spec.engine.extra_args)
     _check_env([variable.name for variable in spec.engine.env])
     _check_resources(spec.resources)
-    _check_kv_cache(spec)
+    memory_rules.check(spec)
     if spec.engine.enforce_eager and spec.resources.gpu is None:
         raise SpecError("spec.engine.enforceEager", "only a GPU has graphs to do without: set resources.gpu")
     _check_limits_per_key(spec)
@@ -168,37 +168,6 @@ def _check_resources(resources: Resources) -> None:
     if shared != AUTO and not 0 < quantity.parse(shared) < memory:
         raise SpecError(
             "spec.resources.sharedMemory", "counts against resources.memory: give less than that, or Auto"
-        )
-
-
-def _check_kv_cache(spec: Spec) -> None:
-    cache, memory = spec.engine.kv_cache, quantity.parse(spec.resources.memory)
-    on_host = "" if spec.resources.gpu is not None else cache.memory
-    for field, size in (("memory", on_host), ("hostOffload", cache.host_offload)):
-        if size and not 0 < quantity.parse(size) < memory:
-            raise SpecError(
-                f"spec.engine.kvCache.{field}",
-                "the weights need room beside it: give more than 0 and less than resources.memory",
-            )
-    if cache.memory and not quantity.parse(cache.memory) > 0:
-        raise SpecError("spec.engine.kvCache.memory", "give a positive quantity, such as 4Gi")
-    together = sum(quantity.parse(size) for size in (on_host, cache.host_offload) if size)
-    if cache.host_offload and together >= memory:
-        raise SpecError(
-            "spec.engine.kvCache.hostOffload",
-            "the weights need room beside it and kvCache.memory: together give less than resources.memory",
-        )
-    if cache.disk_offload and not 0 < quantity.parse(cache.disk_offload) <= quantity.parse(MAX_DISK):
-        raise SpecError(
-            "spec.engine.kvCache.diskOffload", f"give a positive quantity up to {MAX_DISK}, such as 20Gi"
-        )
-    if cache.disk_offload and not cache.host_offload:
-        raise SpecError(
-            "spec.engine.kvCache.diskOffload", "blocks reach the disk through the host: set hostOffload too"
-        )
-    if cache.preemption_mode == "Swap" and not cache.host_offload:
-        raise SpecError(
-            "spec.engine.kvCache.preemptionMode", "Swap keeps blocks on the host: set hostOffload"
         )
 
 

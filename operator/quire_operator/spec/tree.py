@@ -100,6 +100,7 @@ class Engine:
     dtype: str = choice("Auto", "Float32", "BFloat16")
     quantization: str = choice("Auto", "None", "Int8")
     kv_cache: KVCache = KVCache()
+    weight_offload: str = quantity()
     enforce_eager: bool = False
     prefix_caching: bool = True
     chunked_prefill: bool = True

@@ -5,12 +5,15 @@ Pure arithmetic; where nothing fits, the error names the smallest change that wo
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire_server.core.errors import ConfigError
+from quire_server.core.graph_buckets import Shape
 
 _MOST = 0.98  # of a GPU's memory: the driver takes some for itself
 _MIB = 1 << 20
+_EACH_GRAPH = 32 * _MIB  # launches and their arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,14 @@ class Wanted:
     block_size: int
     longest: int | None
     useful_blocks: int  # more than all sequences at full length is of no use
+
+
+def graph_bytes(peak: int, shapes: Sequence[Shape], token_bytes: int) -> int:
+    """What captured graphs take. They share the memory of the largest, whose ``peak`` it is; each of the
+    others keeps the logits that it leaves to the sampler, ``token_bytes`` for each of its tokens.
+    """
+    tokens = [sequences * count for sequences, count in shapes]
+    return peak + (sum(tokens) - max(tokens)) * token_bytes + len(shapes) * _EACH_GRAPH
 
 
 def num_blocks(measured: Measured, utilization: float, wanted: Wanted) -> int:

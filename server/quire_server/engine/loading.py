@@ -44,6 +44,7 @@ def load(config: ServeConfig, pulse: Pulse, faults: Faults) -> ModelRunner:
         num_speculative_tokens=_num_drafts(config),
         gpu_memory_utilization=config.gpu_memory_utilization,
         enforce_eager=config.enforce_eager,
+        cpu_offload_gb=config.cpu_offload_gb,
     )
     runner = ModelRunner.load(config.model, options, _faulty_progress(pulse, faults))
     runner.capture(lambda captured, wanted: pulse.progressed())

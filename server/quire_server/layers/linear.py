@@ -13,17 +13,24 @@ from torch import Tensor
 from torch.nn import functional
 
 
-class LinearLayer(Protocol):
-    """What a model may do with a linear layer."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, sum of the parts]."""
+class Weights(Protocol):
+    """What is filled from a checkpoint."""
 
     def targets(self) -> dict[str, Tensor]:
         """The checkpoint's name -> the tensor to fill, or a view of one; shapes are those of the file."""
 
     def finish(self) -> None:
         """Called once, after all targets are filled and before the first call: to repack, or nothing."""
+
+    def weights(self) -> Sequence[Tensor]:
+        """What it computes with. Before ``finish``, tensors of nearly as many bytes."""
+
+
+class LinearLayer(Weights, Protocol):
+    """What a model may do with a linear layer."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] -> [T, sum of the parts]."""
 
 
 class LinearFactory(Protocol):
@@ -82,3 +89,8 @@ class Linear:
 
     def finish(self) -> None:
         """Nothing: the weights are used as they were loaded."""
+
+    def weights(self) -> Sequence[Tensor]:
+        """The matrix, unless it is borrowed, and the bias."""
+        own = () if self._is_borrowed else (self.weight,)
+        return own if self.bias is None else (*own, self.bias)

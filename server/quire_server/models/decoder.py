@@ -5,8 +5,9 @@ Built by ``models.registry``, filled by ``models.weights``, called by ``runner.m
 family.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,12 +16,27 @@ from quire_server.core.errors import ModelCorruptError
 from quire_server.layers.attention import Attention
 from quire_server.layers.embedding import take_rows
 from quire_server.layers.forward_batch import ForwardBatch
-from quire_server.layers.linear import LinearFactory
+from quire_server.layers.gpu_linear import GpuLinear
+from quire_server.layers.linear import LinearFactory, LinearLayer, Weights
 from quire_server.layers.norm import RMSNorm
 from quire_server.models import rope
 from quire_server.models.config import LayerConfig, ModelConfig
 from quire_server.models.fields import REMEDY
-from quire_server.models.mlp import MLP, FeedForward, MakeLinear, SparseMLP
+from quire_server.models.mlp import MLP, FeedForward, GroupedSparseMLP, SparseMLP
+
+
+class LayerStream(Protocol):
+    """Brings the weights that do not stay where the model computes, layer by layer."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Of all that it brings in a step."""
+
+    def before(self, layer: int) -> None:
+        """The layer is to be computed next."""
+
+    def after(self, layer: int) -> None:
+        """It was."""
 
 
 class Decoder:
@@ -36,8 +52,11 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         linear: LinearFactory,
+        host_layers: Collection[int] = (),
     ) -> None:
+        """The matrices of ``host_layers`` are allocated on the host, for ``stream`` to bring."""
         self.config = config
+        self.stream: LayerStream | None = None
         make = partial(linear, dtype=dtype, device=device)
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         tied = self.embedding if config.tie_word_embeddings else None
@@ -58,6 +77,7 @@ class Decoder:
                 device=device,
                 linear=linear,
                 kv_scales=self._kv_scales.get(f"model.layers.{index}"),
+                matrices_on=torch.device("cpu") if index in host_layers else device,
             )
             for index in range(config.num_layers)
         ]
@@ -65,6 +85,16 @@ class Decoder:
             layer.rope: tuple(table.to(device) for table in rope.tables(layer.rope, max_len))
             for layer in config.layers
         }
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Of weights that each forward pass brings from the host."""
+        return 0 if self.stream is None else self.stream.host_bytes
+
+    @property
+    def asks_host(self) -> bool:
+        """Whether a forward pass waits for what it computed itself."""
+        return any(layer.mlp.asks_host for layer in self.layers)
 
     def targets(self) -> dict[str, Tensor]:
         """Name in the checkpoint -> the tensor or view to fill."""
@@ -101,8 +131,12 @@ class Decoder:
             for kind, (cos, sin) in self._tables.items()
         }
         hidden: Tensor | None = None
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+        for index, (layer, kv_cache) in enumerate(zip(self.layers, kv_caches, strict=True)):
+            if self.stream is not None:
+                self.stream.before(index)
             hidden = layer(hidden, residual, rotary[layer.rope], batch, kv_cache)
+            if self.stream is not None:
+                self.stream.after(index)
         assert hidden is not None
         return hidden, residual
 
@@ -124,7 +158,7 @@ class Layer:
         config: ModelConfig,
         layer: LayerConfig,
         prefix: str,
-        make: MakeLinear,
+        make: "partial[LinearLayer]",
         norm: "partial[RMSNorm]",
         kv_scales: tuple[Tensor, Tensor] | None,
     ) -> None:
@@ -166,7 +200,7 @@ class Layer:
         self.mlp = _feed_forward(config, layer, prefix, make)
         if names.mlp_output_norm is not None:
             self.mlp_output_norm = named_norm(names.mlp_output_norm, hidden)
-        self.linears = [self.qkv, self.output, *self.mlp.linears]
+        self.linears: list[Weights] = [self.qkv, self.output, *self.mlp.linears]
 
     def targets(self) -> dict[str, Tensor]:
         """As those of the decoder."""
@@ -207,6 +241,7 @@ def build_layer(
     device: torch.device,
     linear: LinearFactory,
     kv_scales: tuple[Tensor, Tensor] | None = None,
+    matrices_on: torch.device | None = None,
 ) -> Layer:
     """One block of the model, allocated and not filled: all of them make a decoder, and ``quantize`` holds
     one at a time.
@@ -215,16 +250,20 @@ def build_layer(
         config,
         config.layers[index],
         f"model.layers.{index}",
-        partial(linear, dtype=dtype, device=device),
+        partial(linear, dtype=dtype, device=matrices_on or device),
         _norm_factory(config, dtype, device),
         kv_scales,
     )
 
 
-def _feed_forward(config: ModelConfig, layer: LayerConfig, prefix: str, make: MakeLinear) -> FeedForward:
+def _feed_forward(
+    config: ModelConfig, layer: LayerConfig, prefix: str, make: "partial[LinearLayer]"
+) -> FeedForward:
     names = config.names
     if layer.is_sparse:
         assert config.experts is not None
+        if make.func is GpuLinear and config.activation == "silu" and not config.mlp_bias:
+            return GroupedSparseMLP(config, config.experts, prefix, make, **make.keywords)
         return SparseMLP(config, config.experts, prefix, make)
     gate_up = [f"{prefix}.{name}" for name in names.gate_up]
     return MLP(config, gate_up, f"{prefix}.{names.down}", config.intermediate_size, make)

@@ -1,5 +1,5 @@
-"""The two kinds of feed-forward block: one gated MLP, or several of which a router picks a few for each
-token.
+"""The kinds of feed-forward block: one gated MLP, or several of which a router picks a few for each token,
+one after the other or, on a GPU, together.
 
 Called by ``models.decoder``. Every matrix comes from the factory that the model was given.
 """
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from quire_server.layers.activation import gelu_tanh_mul, silu_mul
-from quire_server.layers.linear import LinearLayer
+from quire_server.layers.grouped_experts import GroupedExperts
+from quire_server.layers.linear import LinearLayer, Weights
 from quire_server.models.config import Experts, ModelConfig
 
 MakeLinear = Callable[..., LinearLayer]  # a LinearFactory with dtype and device filled in
@@ -22,13 +23,21 @@ _ACTIVATIONS = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 class FeedForward(Protocol):
     """[T, hidden] -> [T, hidden]."""
 
-    linears: list[LinearLayer]
+    @property
+    def linears(self) -> Sequence[Weights]:
+        """All that has weights."""
+
+    @property
+    def asks_host(self) -> bool:
+        """Whether the host looks at what was computed before it goes on."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
 class MLP:
     """down(activation(gate) * up)."""
+
+    asks_host = False
 
     def __init__(
         self, config: ModelConfig, gate_up: Sequence[str], down: str, inner: int, make: MakeLinear
@@ -51,19 +60,14 @@ class SparseMLP:
     depend on who else is in the batch.
     """
 
+    asks_host = True
+
     def __init__(self, config: ModelConfig, experts: Experts, prefix: str, make: MakeLinear) -> None:
-        names = config.names
         self._settings = experts
-        self._router = make([f"{prefix}.{names.router}"], config.hidden_size, [experts.count], bias=False)
+        self._router = _router(config, experts, prefix, make)
         self._experts = [
-            MLP(
-                config,
-                [f"{prefix}.{name.format(number)}" for name in names.expert_gate_up],
-                f"{prefix}.{names.expert_down.format(number)}",
-                experts.intermediate_size,
-                make,
-            )
-            for number in range(experts.count)
+            MLP(config, gate_up, down, experts.intermediate_size, make)
+            for gate_up, down in _expert_names(config, experts, prefix)
         ]
         self.linears = [self._router, *(linear for mlp in self._experts for linear in mlp.linears)]
 
@@ -78,3 +82,48 @@ class SparseMLP:
             part = self._experts[number](x[rows])
             out.index_add_(0, rows, part * weights[rows, ranks, None].to(part.dtype))
         return out
+
+
+class GroupedSparseMLP:
+    """The same, where a kernel multiplies each token with its experts' matrices: dense ones, on a GPU. Its
+    launches depend on the number of tokens alone, so a graph can capture them.
+    """
+
+    asks_host = False
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        experts: Experts,
+        prefix: str,
+        make: MakeLinear,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        gate_up, down = zip(*_expert_names(config, experts, prefix), strict=True)
+        sizes = config.hidden_size, experts.intermediate_size
+        self._settings = experts
+        self._router = _router(config, experts, prefix, make)
+        self._experts = GroupedExperts(gate_up, down, sizes, dtype=dtype, device=device)
+        self.linears: list[Weights] = [self._router, self._experts]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        settings = self._settings
+        return self._experts(x, self._router(x), settings.per_token, normalises=settings.normalises_weights)
+
+
+def _router(config: ModelConfig, experts: Experts, prefix: str, make: MakeLinear) -> LinearLayer:
+    return make([f"{prefix}.{config.names.router}"], config.hidden_size, [experts.count], bias=False)
+
+
+def _expert_names(config: ModelConfig, experts: Experts, prefix: str) -> list[tuple[list[str], str]]:
+    """(gates and ups, downs) of each, in the checkpoint."""
+    names = config.names
+    return [
+        (
+            [f"{prefix}.{name.format(number)}" for name in names.expert_gate_up],
+            f"{prefix}.{names.expert_down.format(number)}",
+        )
+        for number in range(experts.count)
+    ]

@@ -2,7 +2,7 @@
 ``runner.model_runner`` and the GGUF import.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -66,6 +66,14 @@ def tensors(config: ModelConfig, linear: LinearFactory = Linear) -> dict[str, Te
     return skeleton.targets()
 
 
+def layer_bytes(config: ModelConfig, dtype: torch.dtype, linear: LinearFactory) -> tuple[int, ...]:
+    """Of each layer's matrices, in the form that it computes with."""
+    skeleton = build(config, max_len=1, dtype=dtype, device=torch.device("meta"), linear=linear)
+    return tuple(
+        sum(tensor.nbytes for one in layer.linears for tensor in one.weights()) for layer in skeleton.layers
+    )
+
+
 def build(
     config: ModelConfig,
     *,
@@ -73,10 +81,13 @@ def build(
     dtype: torch.dtype,
     device: torch.device,
     linear: LinearFactory = Linear,
+    host_layers: Collection[int] = (),
 ) -> Decoder:
     """The model with its weights allocated but not filled. The factory makes the linear layers, or what
-    stands behind those of a quantised checkpoint.
+    stands behind those of a quantised checkpoint. The matrices of ``host_layers`` are allocated on the host.
     """
     if config.quantization is not None:
         linear = quantized.factory(config.quantization, linear)
-    return Decoder(config, max_len=max_len, dtype=dtype, device=device, linear=linear)
+    return Decoder(
+        config, max_len=max_len, dtype=dtype, device=device, linear=linear, host_layers=host_layers
+    )

@@ -3,7 +3,7 @@ has. Called by ``model_runner`` for the model and for its draft model, so that s
 before the long part.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,18 +33,20 @@ class Checkpoint:
 
     @classmethod
     def open(
-        cls, model_dir: Path, *, dtype: str, quantization_name: str, for_gpu: bool = False
+        cls, model_dir: Path, *, dtype: str, quantization_name: str, capability: int | None = None
     ) -> "Checkpoint":
-        """Read config.json and the headers, and decide the arithmetic; ``auto`` is the machine's choice."""
+        """Read config.json and the headers, and decide the arithmetic; ``auto`` is the machine's choice.
+        ``capability``: a GPU's that is to compute.
+        """
         files = ModelFiles.open(model_dir)
         config = registry.load(files)
-        dtype_name = _dtype_name(dtype, config.dtype, for_gpu=for_gpu)
+        dtype_name = _dtype_name(dtype, config.dtype, for_gpu=capability is not None)
         chosen, linear = quantization.choose(
             quantization_name,
             checkpoint=config.quantization,
             dtype_is_auto=dtype == "auto",
             dtype=dtype_name,
-            for_gpu=for_gpu,
+            capability=capability,
         )
         tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
         shards = weights.inspect(files, registry.tensors(config, linear), tied)
@@ -65,10 +67,29 @@ class Checkpoint:
         """Bytes to read."""
         return sum(shard.size for shard in self.shards)
 
-    def read(self, *, max_len: int, device: torch.device, on_progress: Callable[[int, int], None]) -> Decoder:
-        """The model, ready to compute; on_progress(loaded bytes, total bytes) between chunks."""
+    @property
+    def layer_bytes(self) -> tuple[int, ...]:
+        """Of each layer's matrices, in the form that it computes with."""
+        return registry.layer_bytes(self.config, self.dtype, self.linear)
+
+    def read(
+        self,
+        *,
+        max_len: int,
+        device: torch.device,
+        on_progress: Callable[[int, int], None],
+        host_layers: Collection[int] = (),
+    ) -> Decoder:
+        """The model, ready to compute but for the matrices of ``host_layers``, which are on the host;
+        on_progress(loaded bytes, total bytes) between chunks.
+        """
         model = registry.build(
-            self.config, max_len=max_len, dtype=self.dtype, device=device, linear=self.linear
+            self.config,
+            max_len=max_len,
+            dtype=self.dtype,
+            device=device,
+            linear=self.linear,
+            host_layers=host_layers,
         )
         weights.read(self.files, self.shards, model.targets(), on_progress)
         model.finish()

@@ -3,6 +3,7 @@
 Made by ``model_runner`` where the model is to run on a GPU. Nothing in here is a decision.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,10 @@ class CudaDevice:
             )
         self.place = torch.device("cuda", 0)
         torch.cuda.set_device(self.place)
+        major, minor = torch.cuda.get_device_capability(self.place)
+        self.capability = 10 * major + minor
         self._stream = torch.cuda.Stream(self.place)  # captures want another one than the default
+        self._copies = torch.cuda.Stream(self.place)
         self._pool: Any = None  # shared by all graphs: they never run at once
 
     def upload(self, array: NDArray[Any]) -> Tensor:
@@ -62,6 +66,27 @@ class CudaDevice:
         self._pool = graph.pool()
         return graph.replay, outputs
 
+    def host_memory(self, size: int) -> Tensor:
+        """Pinned where it is: torch's own pinned memory would be rounded up to a power of two."""
+        memory = torch.empty(size, dtype=torch.uint8)
+        if error := int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0)):
+            raise ConfigError(
+                f"{size >> 20} MiB of the host's memory could not be pinned (CUDA error {error}): "
+                "lower --cpu-offload-gb, or give the host more memory."
+            )
+        weakref.finalize(memory, _unpin, memory.data_ptr()).atexit = False
+        return memory
+
+    def copy_beside(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+        """On a stream of its own, between two events."""
+        asked, done = torch.cuda.Event(), torch.cuda.Event()
+        asked.record()
+        self._copies.wait_event(asked)
+        with torch.cuda.stream(self._copies):
+            target.copy_(source, non_blocking=True)
+            done.record()
+        return lambda: torch.cuda.current_stream().wait_event(done)
+
     def peak_bytes(self, compute: Callable[[], object]) -> int:
         """By the allocator's own count."""
         torch.cuda.synchronize()
@@ -78,3 +103,9 @@ class CudaDevice:
         free, total = torch.cuda.mem_get_info(self.place)
         reserved, allocated = torch.cuda.memory_reserved(self.place), torch.cuda.memory_allocated(self.place)
         return Memory(total, free, reserved, allocated)
+
+
+def _unpin(address: int) -> None:
+    """Once no copy reads it any more."""
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(address)

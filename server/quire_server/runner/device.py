@@ -26,6 +26,7 @@ class Device(Protocol):
     """All happens in the order of the calls, and none of them waits, but for what ``download`` returns."""
 
     place: torch.device
+    capability: int  # compute capability: 90 of an H100 or H200
 
     def upload(self, array: NDArray[Any]) -> Tensor:
         """A copy there; the array may be changed as soon as this returns."""
@@ -36,6 +37,14 @@ class Device(Protocol):
     def capture(self, compute: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
         """(a replay of the very launches that ``compute`` makes, where their results lie). It is called
         before, too, so that nothing is compiled or allocated for the first time under way.
+        """
+
+    def host_memory(self, size: int) -> Tensor:
+        """u8 [size] of the host's memory, from which it copies without anybody waiting."""
+
+    def copy_beside(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+        """A copy from ``host_memory`` that begins behind what was asked so far, and goes on beside what is
+        asked next. What is asked after the result was called finds it done.
         """
 
     def peak_bytes(self, compute: Callable[[], object]) -> int:

@@ -18,13 +18,19 @@ from quire_server.runner import batch, kv_cache
 from quire_server.runner.device import Device
 from quire_server.runner.device_steps import DeviceSteps
 from quire_server.runner.options import RunnerOptions
+from quire_server.runner.quantization import FIRST_WITH_FP8
 from quire_server.runner.rows import Rows
 
-_EACH_GRAPH = 32 << 20  # beside the memory that all graphs share: launches and their arguments
+_LOGIT_BYTES = 4  # float32
 
 
-def arithmetic(options: RunnerOptions) -> RunnerOptions:
-    """The options as they hold on a GPU, or ConfigError for what only the CPU can do."""
+def arithmetic(options: RunnerOptions, capability: int) -> RunnerOptions:
+    """The options as they hold on a GPU of a compute capability, or ConfigError for what it cannot do."""
+    if options.kv_cache_dtype == "fp8" and capability < FIRST_WITH_FP8:
+        raise ConfigError(
+            f"--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or more, and this one has "
+            f"{capability // 10}.{capability % 10}: use int8, which takes as little memory."
+        )
     if options.quantization == "int8":
         raise ConfigError("--quantization int8 is the CPU's arithmetic: use none or auto with --device cuda.")
     if options.speculative_model is not None:
@@ -39,9 +45,11 @@ def is_told(options: RunnerOptions) -> bool:
     return options.num_blocks_override is not None or options.kv_cache_memory_bytes is not None
 
 
-def uses_graphs(config: ModelConfig, options: RunnerOptions) -> bool:
-    """Whether decode steps are captured. Which experts run is looked up on the host, which a graph cannot."""
-    return config.experts is None and not options.enforce_eager
+def uses_graphs(model: Decoder, options: RunnerOptions) -> bool:
+    """Whether decode steps are captured. They cannot be where the host has to look at results, and where
+    weights are on their way through every step, launching is not what takes the time.
+    """
+    return not model.asks_host and model.stream is None and not options.enforce_eager
 
 
 def measure(
@@ -57,13 +65,14 @@ def measure(
     def run(step: Step) -> int:
         return device.peak_bytes(lambda: _run(steps, rows, step))
 
-    workspace = run(largest_step(num_rows, min(options.max_num_batched_tokens, longest), options.block_size))
+    drafts, block_size = min(options.num_speculative_tokens, longest - 1), options.block_size
+    workspace = run(largest_step(num_rows, min(options.max_num_batched_tokens, longest), block_size, drafts))
     graphs = 0
-    if uses_graphs(model.config, options):
-        shapes = graph_buckets.shapes(num_rows, options.num_speculative_tokens)
-        largest = max(sequences * tokens for sequences, tokens in shapes)
-        largest = min(largest, num_rows - 1 + longest)
-        graphs = run(largest_step(num_rows, largest, options.block_size)) + len(shapes) * _EACH_GRAPH
+    if uses_graphs(model, options):
+        shapes = graph_buckets.shapes(num_rows, drafts)
+        sequences, tokens = shapes[0]  # of most tokens, each of which is sampled
+        peak = run(largest_step(sequences, sequences * tokens, block_size, tokens - 1))
+        graphs = gpu_memory.graph_bytes(peak, shapes, _LOGIT_BYTES * model.config.vocab_size)
     others = memory.total - memory.free - memory.reserved
     return Measured(memory.total, others, memory.allocated, workspace, graphs)
 
@@ -80,13 +89,15 @@ def sized(options: RunnerOptions, measured: Measured, config: ModelConfig, block
     return dataclasses.replace(options, num_blocks_override=count)
 
 
-def largest_step(num_rows: int, num_tokens: int, block_size: int) -> Step:
-    """One that samples for all rows and computes ``num_tokens``, most of them of one prompt. All keys and
-    values go to the first block, whatever is in it.
+def largest_step(num_rows: int, num_tokens: int, block_size: int, num_drafts: int = 0) -> Step:
+    """One of ``num_tokens``, that samples for all rows, at as many drafts of each as fit; the tokens that are
+    left are of one prompt. All keys and values go to the first block, whatever is in it.
     """
     num_rows = min(num_rows, num_tokens)
-    counts = (num_tokens - num_rows + 1, *(1,) * (num_rows - 1))
-    order = range(num_rows) if counts[0] == 1 else (*range(1, num_rows), 0)  # single tokens go first
+    drafted = num_tokens - num_rows
+    samples = [1 + min(num_drafts, max(0, drafted - row * num_drafts)) for row in range(num_rows)]
+    counts = [num_tokens - sum(samples[1:]), *samples[1:]]
+    order = (*range(1, num_rows), 0)  # what is not sampled everywhere goes last
     sampling = SamplingParams(1, temperature=1.0, top_k=2, top_p=0.5, min_p=0.5)
     started = tuple(
         StartedRow(
@@ -101,7 +112,7 @@ def largest_step(num_rows: int, num_tokens: int, block_size: int) -> Step:
         rows=tuple(order),
         starts=(0,) * num_rows,
         num_tokens=tuple(counts[row] for row in order),
-        samples=(1,) * num_rows,
+        samples=tuple(samples[row] for row in order),
     )
 
 

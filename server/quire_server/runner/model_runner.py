@@ -58,8 +58,10 @@ class ModelRunner:
         self._rows = Rows(options.max_num_seqs, parts.max_model_len, options.block_size)
         self._suspects = Suspects(self._rows, kv_caches)
         self._device = None if device is None else DeviceSteps(model, kv_caches, self._rows, device)
-        self._static_decode = StaticDecode.of(model, kv_caches, *self._rows.block_table.shape)
-        self._uses_graphs = device is not None and gpu_setup.uses_graphs(model.config, options)
+        self._static_decode = (
+            StaticDecode.of(model, kv_caches, *self._rows.block_table.shape) if device is None else None
+        )
+        self._uses_graphs = device is not None and gpu_setup.uses_graphs(model, options)
         self._newest_result: Callable[[], object] = bool  # of what the device sampled; nothing yet
         self._num_drafts = options.num_speculative_tokens
         self._gpu_memory = parts.gpu_memory
@@ -95,6 +97,11 @@ class ModelRunner:
         if self._device is None:
             return {}
         return {**self._gpu_memory, "kv": self.kv_cache_bytes, "graphs": self._device.graph_bytes}
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Of weights that each step brings from the host's memory."""
+        return self._model.streamed_bytes
 
     def capture(self, on_progress: Callable[[int, int], None]) -> None:
         """On a device: capture decode steps before the first one; on_progress(graphs, of how many)."""

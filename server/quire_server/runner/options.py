@@ -28,3 +28,4 @@ class RunnerOptions:
     num_speculative_tokens: int = 0  # drafts of a row at most; 0: nobody drafts
     gpu_memory_utilization: float = 0.9
     enforce_eager: bool = False
+    cpu_offload_gb: float = 0.0  # GiB of layers' weights that stay on the host

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from quire_server.core import weight_offload
 from quire_server.core.errors import ConfigError
 from quire_server.layers.int8_linear import has_native_kernels
 from quire_server.models.config import ModelConfig
@@ -19,6 +20,7 @@ from quire_server.runner.checkpoint import Checkpoint
 from quire_server.runner.device import Device
 from quire_server.runner.disk import Disk
 from quire_server.runner.options import RunnerOptions
+from quire_server.runner.weight_stream import WeightStream
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +51,12 @@ def assemble(
     """Read, check and place the model; on_progress(loaded bytes, total bytes) between chunks."""
     place = torch.device("cpu") if device is None else device.place
     if device is not None:
-        options = gpu_setup.arithmetic(options)
+        options = gpu_setup.arithmetic(options, device.capability)
     found = Checkpoint.open(
         model_dir,
         dtype=options.dtype,
         quantization_name=options.quantization,
-        for_gpu=device is not None,
+        capability=None if device is None else device.capability,
     )
     draft = drafts.open_draft(found, options)
     config = found.config
@@ -68,7 +70,7 @@ def assemble(
     num_host_slots = kv_cache.offload_slots(options.kv_offload_host_bytes, "host", config, options, stored)
     disk = _disk(config, options, stored)
     total = found.size + (draft.checkpoint.size if draft is not None else 0)
-    model = found.read(max_len=longest, device=place, on_progress=lambda n, _: on_progress(n, total))
+    model = _read(found, options, device, longest, lambda n, _: on_progress(n, total))
     draft_model = None
     if draft is not None:
         draft_model = draft.checkpoint.read(
@@ -81,7 +83,7 @@ def assemble(
         gpu_memory = {"weights": measured.weights, "workspace": measured.workspace}
     num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes)
     caches = kv_cache.allocate(config, num_blocks, options.block_size, dtype=stored, device=place)
-    _log(place, found, draft)
+    _log(place, found, model, draft)
     return Parts(
         model,
         caches,
@@ -98,13 +100,29 @@ def assemble(
     )
 
 
-def _log(place: torch.device, found: Checkpoint, draft: drafts.Draft | None) -> None:
+def _read(
+    found: Checkpoint, options: RunnerOptions, device: Device | None, longest: int, on_progress: OnProgress
+) -> Decoder:
+    """The model; some layers' weights may stay on the host, and come to the device when it computes."""
+    if not options.cpu_offload_gb:
+        place = torch.device("cpu") if device is None else device.place
+        return found.read(max_len=longest, device=place, on_progress=on_progress)
+    if device is None:
+        raise ConfigError("--cpu-offload-gb is for --device cuda: on a CPU all weights are in its memory.")
+    layers = weight_offload.streamed_layers(found.layer_bytes, options.cpu_offload_gb)
+    model = found.read(max_len=longest, device=device.place, on_progress=on_progress, host_layers=layers)
+    model.stream = WeightStream(model, layers, device)
+    return model
+
+
+def _log(place: torch.device, found: Checkpoint, model: Decoder, draft: drafts.Draft | None) -> None:
     logger.info(
         "model loaded",
         extra={
             "device": str(place),
             "dtype": found.dtype_name,
             "quantization": found.quantization,
+            "streamed_bytes": model.streamed_bytes,
             "draft_model": "none" if draft is None else draft.checkpoint.arithmetic,
             "threads": torch.get_num_threads(),
             "native_kernels": has_native_kernels(),

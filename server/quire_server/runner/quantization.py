@@ -8,19 +8,26 @@ from quire_server.layers.int8_linear import Int8Linear, has_native_kernels
 from quire_server.layers.linear import Linear, LinearFactory
 from quire_server.layers.quantized.linear import Quantization
 
+FIRST_WITH_FP8 = 89
 _FACTORIES: dict[str, LinearFactory] = {"none": Linear, "int8": Int8Linear}
 
 
 def choose(
-    wanted: str, *, checkpoint: Quantization | None, dtype_is_auto: bool, dtype: str, for_gpu: bool = False
+    wanted: str,
+    *,
+    checkpoint: Quantization | None,
+    dtype_is_auto: bool,
+    dtype: str,
+    capability: int | None = None,
 ) -> tuple[str, LinearFactory]:
     """(name, factory). ``auto`` is int8 where nobody named a dtype, the computation is not float32 anyway,
     and the CPU multiplies int8 faster than anything else; who asks for a dtype gets exactly that. A quantised
     checkpoint brings its own method, and is not rounded twice: int8 for it is what is int8 already. A GPU
-    computes in the checkpoint's method, where it has kernels for it, or dense.
+    (of a compute ``capability``) computes in the checkpoint's method, where it has kernels for it, or dense;
+    float8 weights are refused where the hardware has no float8.
     """
-    if for_gpu:
-        return (checkpoint.method if checkpoint is not None else "none"), GpuLinear
+    if capability is not None:
+        return _of_gpu(checkpoint, capability), GpuLinear
     is_faster = dtype_is_auto and dtype != "float32" and has_native_kernels()
     if checkpoint is not None:
         return _of_checkpoint(wanted, checkpoint, is_faster)
@@ -29,6 +36,18 @@ def choose(
     if wanted not in _FACTORIES:
         raise ConfigError(f"Quantization {wanted!r} is not supported; supported: auto, none, int8.")
     return wanted, _FACTORIES[wanted]
+
+
+def _of_gpu(checkpoint: Quantization | None, capability: int) -> str:
+    if checkpoint is None:
+        return "none"
+    if checkpoint.is_fp8 and capability < FIRST_WITH_FP8:
+        raise ConfigError(
+            f"The model's weights are FP8 ({checkpoint.method}), and a GPU of compute capability "
+            f"{capability // 10}.{capability % 10} has no FP8: take one of 8.9 or more (L4, L40S, H100, "
+            "H200), or serve the model unquantised, in int8 or in 4 bits (AWQ, GPTQ)."
+        )
+    return checkpoint.method
 
 
 def _of_checkpoint(wanted: str, checkpoint: Quantization, is_faster: bool) -> tuple[str, LinearFactory]:

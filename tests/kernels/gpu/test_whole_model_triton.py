@@ -27,6 +27,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("Llama", {"num_hidden_layers": 2}),
     "Qwen3": ("Qwen3", {"num_hidden_layers": 2, "head_dim": 16, "tie_word_embeddings": True}),
 }
+SPARSE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Mixtral": ("Mixtral", {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "Qwen3Moe": (
+        "Qwen3Moe",
+        {
+            "num_hidden_layers": 2,
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": True,
+        },
+    ),
+}
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21], [30, 31], [40] * 9]
 SAMPLING = [
     greedy(8),
@@ -118,6 +132,21 @@ def test_its_answers_are_those_of_the_torch_path(
         assert ("replay" in device.log) is not is_eager
     sizes = 4  # 5, 4, 2 and 1: three rows are padded to four
     assert progress == ([] if is_eager else [(done, sizes) for done in range(sizes + 1)])
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("kind", SPARSE_MODELS)
+def test_experts_are_computed_together_and_captured(kind: str, tmp_path: Path) -> None:
+    families.build(tmp_path, *SPARSE_MODELS[kind])
+    expected = by_torch(load(tmp_path, device="cpu"), PROMPTS, SAMPLING)
+    device = new_device()
+    with as_cuda() as called:
+        runner = on_gpu(tmp_path, device, lambda done, wanted: None)
+        called.clear()
+        given = answers(runner, PROMPTS, SAMPLING)
+    assert given == expected
+    assert "moe_triton" in called and "silu_mul_triton" not in called, "no expert is computed alone"
+    assert not isinstance(device, PretendDevice) or "replay" in device.log
 
 
 @pytest.mark.kernels

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_server.core.errors import ConfigError
-from quire_server.core.gpu_memory import Measured, Wanted, num_blocks
+from quire_server.core.gpu_memory import Measured, Wanted, graph_bytes, num_blocks
 
 GIB, MIB = 1 << 30, 1 << 20
 ROOMY = Measured(total=80 * GIB, others=GIB, weights=16 * GIB, workspace=2 * GIB, graphs=GIB)
@@ -67,3 +67,11 @@ def test_raising_the_share_comes_before_a_shorter_context_and_that_before_anothe
     assert "Raise --gpu-memory-utilization to 0.27." in why(ROOMY, 0.25, BLOCK)
     assert "Lower --max-model-len to 8128." in why(replace(ROOMY, total=21 * GIB - 8 * MIB), 1.0, BLOCK)
     assert "Take a GPU with" in why(replace(ROOMY, weights=90 * GIB), 0.9, BLOCK)
+
+
+def test_graphs_share_the_memory_of_the_largest_and_keep_logits_of_their_own() -> None:
+    each = 4 * 128_256
+    assert graph_bytes(900 * MIB, [(64, 1)], each) == (900 + 32) * MIB
+    drafted = [(64, 5), (64, 1), (8, 5), (8, 1), (1, 5), (1, 1)]
+    others = 64 + 40 + 8 + 5 + 1
+    assert graph_bytes(900 * MIB, drafted, each) == (900 + 6 * 32) * MIB + others * each

@@ -18,8 +18,8 @@ class PretendDevice:
 
     place = torch.device("cpu")
 
-    def __init__(self, total: int = 1 << 30) -> None:
-        self.total = total
+    def __init__(self, total: int = 1 << 30, capability: int = 90) -> None:
+        self.total, self.capability = total, capability
         self.log: list[str] = []
         self.fault: Exception | None = None
 
@@ -50,6 +50,20 @@ class PretendDevice:
                 kept.copy_(new)
 
         return replay, outputs
+
+    def host_memory(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def copy_beside(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+        """Nothing has arrived before somebody made sure, and what was there is gone."""
+        self.log.append("copy")
+        target.fill_(0xFF)  # not a number in every type of float
+
+        def arrive() -> None:
+            self.log.append("arrive")
+            target.copy_(source)
+
+        return arrive
 
     def peak_bytes(self, compute: Callable[[], object]) -> int:
         compute()

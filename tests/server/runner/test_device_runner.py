@@ -10,16 +10,21 @@ from quire_server.core.limits import SpeculationConfig, SpeculativeMethod
 from quire_server.core.request import Request, SamplingParams
 from quire_server.core.step import OUT_OF_MEMORY, StartedRow, Step, TokenEvent
 from quire_server.engine.pipeline import Pipeline
+from quire_server.exits import Reason, failure_of
+from quire_server.layers.forward_batch import ForwardBatch
+from quire_server.models.decoder import Decoder
 from quire_server.runner.device_rows import DeviceRows
 from quire_server.runner.grammars import Grammars
 from quire_server.runner.model_runner import ModelRunner, RunnerOptions
 from quire_server.runner.parts import assemble
 from quire_server.runner.rows import Rows
 from quire_server.runner.sampler import NOT_FINITE
+from tests.server.models import compressed_tensors_oracle as compressed
 from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 from tests.server.runner.pretend_device import PretendDevice
 from tests.server.runner.test_model_runner import PROMPTS, SAMPLING
+from tests.server.runner.test_quantized_parity import tiny_llama
 
 LONG = [3 + i % 200 for i in range(90)]
 
@@ -244,6 +249,35 @@ def test_the_cache_gets_what_the_measured_peak_leaves(directory: Path) -> None:
     assert small.num_blocks == (int((84 << 20) * 0.98) - taken) // each
     with pytest.raises(ConfigError, match="Raise --gpu-memory-utilization to 0"):
         on(PretendDevice(), directory, gpu_memory_utilization=0.01)
+
+
+def test_steps_and_graphs_are_measured_with_logits_for_every_draft(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled: list[tuple[int, int]] = []
+    states = Decoder.states
+
+    def noted(model: Decoder, batch: ForwardBatch, kv_caches: tuple[torch.Tensor, ...]) -> object:
+        sampled.append((len(batch.token_ids), len(batch.sample_rows)))
+        return states(model, batch, kv_caches)
+
+    monkeypatch.setattr(Decoder, "states", noted)
+    settings: dict[str, object] = {"max_model_len": 128, "max_num_batched_tokens": 100, "max_num_seqs": 16}
+    for drafts, counted in ((0, [(100, 16), (16, 16)]), (4, [(100, 80), (80, 80)])):
+        chosen = RunnerOptions(dtype="float32", num_speculative_tokens=drafts, **settings)  # type: ignore[arg-type]
+        sampled.clear()
+        parts = assemble(directory, chosen, lambda loaded, total: None, PretendDevice())
+        assert sampled == counted and parts.num_blocks == 128
+
+
+def test_an_fp8_checkpoint_is_not_made_float_in_silence_where_the_gpu_has_no_fp8(tmp_path: Path) -> None:
+    compressed.write(tiny_llama(tmp_path / "float"), tmp_path / "model", "fp8 by channel")
+    with pytest.raises(ConfigError, match="compute capability 8.0 has no FP8") as caught:
+        on(PretendDevice(capability=80), tmp_path / "model")
+    assert failure_of(caught.value).reason is Reason.CONFIG_ERROR
+    with pytest.raises(ConfigError, match="fp8 needs a GPU of compute capability 8.9 or more.* use int8"):
+        on(PretendDevice(capability=80), tmp_path / "float", kv_cache_dtype="fp8")
+    assert on(PretendDevice(capability=89), tmp_path / "model").quantization == "compressed-tensors"
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,16 @@
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from quire_server.core.errors import ConfigError
+from quire_server.layers.gpu_linear import GpuLinear
 from quire_server.layers.int8_linear import Int8Linear
 from quire_server.layers.linear import Linear
 from quire_server.layers.quantized.gptq import GPTQ
 from quire_server.layers.quantized.linear import Quantization
+from quire_server.layers.quantized.scaled import FP8, INT8, Scaled
 from quire_server.layers.quantized.skipping import Skipped
 from quire_server.runner import quantization
 from tests.server.runner.in_process import InProcessEngine, greedy, load
@@ -75,3 +78,23 @@ def test_a_quantised_checkpoint_is_not_rounded_twice() -> None:
     assert quantization.choose("auto", checkpoint=gptq, dtype_is_auto=True, dtype="bfloat16")[1] is Linear
     with pytest.raises(ConfigError, match=r"quantised already \(gptq\): drop --quantization int8"):
         quantization.choose("int8", checkpoint=gptq, dtype_is_auto=True, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("block", [(None, None), (1, None), (128, 128)], ids=["tensor", "channel", "block"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_fp8_weights_are_refused_on_a_gpu_without_fp8_and_nothing_else_is(
+    dtype: str, block: tuple[int | None, int | None]
+) -> None:
+    def chosen(capability: int, element: torch.dtype) -> object:
+        stored = Quantization("fp8", Scaled(element, block), Skipped())
+        return quantization.choose(
+            "none", checkpoint=stored, dtype_is_auto=False, dtype=dtype, capability=capability
+        )
+
+    for capability, words in ((80, "8.0"), (86, "8.6")):
+        why = rf"FP8 \(fp8\), and a GPU of compute capability {words} has no FP8: take one of 8\.9 or more"
+        with pytest.raises(ConfigError, match=why):
+            chosen(capability, FP8)
+        assert chosen(capability, INT8) == ("fp8", GpuLinear)
+    for capability in (89, 90, 100):
+        assert chosen(capability, FP8) == ("fp8", GpuLinear)

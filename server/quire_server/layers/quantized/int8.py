@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire_kernels import Int8Weight, int8_linear, pack_int8
 from quire_server.core.errors import ModelCorruptError
+from quire_server.layers.int8_linear import tensors_of
 from quire_server.layers.quantized.format import REMEDY
 
 
@@ -48,6 +49,11 @@ class StoredInt8:
             for kind, tensor in parts.items()
             for prefix, view in zip(self._prefixes, tensor.split(self._out_sizes), strict=True)
         }
+
+    def weights(self) -> Sequence[Tensor]:
+        """As packed, once it is."""
+        weight = self._packed or Int8Weight(self._weight, self._scales, is_native=False)
+        return tensors_of(weight, self._bias)
 
     def finish(self) -> None:
         """Pack, and give the plain matrix back."""

@@ -18,7 +18,7 @@ from quire_server.layers.int8_linear import Int8Linear
 from quire_server.layers.linear import LinearFactory, LinearLayer
 from quire_server.layers.quantized.format import REMEDY, WeightFormat
 from quire_server.layers.quantized.int8 import StoredInt8
-from quire_server.layers.quantized.scaled import Scaled
+from quire_server.layers.quantized.scaled import FP8, Scaled
 from quire_server.layers.quantized.skipping import Skipped
 from quire_server.layers.quantized.stored import Stored, can_multiply
 
@@ -31,6 +31,11 @@ class Quantization:
     weights: WeightFormat
     skipped: Skipped
     has_kv_scales: bool = False  # k_scale and v_scale of each attention layer are in the checkpoint
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the weights are float8, however they are scaled."""
+        return isinstance(self.weights, Scaled) and self.weights.dtype == FP8
 
     @property
     def is_w8a8(self) -> bool:
@@ -84,6 +89,10 @@ class _Dequantized:
                 target.copy_(self._plain.pop(name))
         layer.finish()
         self._layer = layer
+
+    def weights(self) -> Sequence[Tensor]:
+        """The dense layer's."""
+        return (self._layer or self._make_dense(torch.device("meta"))).weights()
 
     def _dequantize(self, prefix: str) -> Tensor:
         names = [name for name in self._stored if name.rpartition(".")[0] == prefix]
@@ -139,7 +148,7 @@ def factory(quantization: Quantization, dense: LinearFactory) -> LinearFactory:
             return StoredInt8(prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device)
         is_whole = len(formats) == len(prefixes)
         stored = quantization.weights
-        if dense is GpuLinear and is_whole and can_multiply(stored, in_size, out_sizes, dtype, device):
+        if dense is GpuLinear and is_whole and can_multiply(stored, in_size, out_sizes, dtype):
             return Stored(stored, prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device)
         maker = _DenseMaker(dense, prefixes, in_size, out_sizes, bias, dtype, device)
         return _Dequantized(formats, dict(zip(prefixes, out_sizes, strict=True)), in_size, maker)

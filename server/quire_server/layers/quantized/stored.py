@@ -1,19 +1,20 @@
-"""4-bit and float8 matrices of a checkpoint, multiplied as they are stored, by a GPU's kernels: less to read
-from memory for every token. Called by ``linear``, which dequantises what these cannot.
+"""4-bit, float8 and int8 matrices of a checkpoint, multiplied as they are stored, by a GPU's kernels: less to
+read from memory for every token. Called by ``linear``, which dequantises what these cannot.
 
-4-bit weights take inputs in bfloat16; float8 ones take float8 inputs, each row rounded by itself, as the
-checkpoint's maker asked for.
+4-bit weights take inputs in bfloat16; float8 and int8 ones take inputs of their own type, each row rounded by
+itself, as the checkpoint's maker asked for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from quire_kernels import W4Weight, fp8_linear, w4a16
-from quire_kernels.fp8_linear import ALIGNED
-from quire_kernels.gpu_type import capability
+from quire_kernels import W4Weight, fp8_linear, w4a16, w8a8
+from quire_kernels.fp8_linear import ALIGNED as FP8_ALIGNED
 from quire_kernels.w4a16_packing import GROUPS
+from quire_kernels.w8a8 import ALIGNED as INT8_ALIGNED
 from quire_server.core.errors import ModelCorruptError
 from quire_server.layers.quantized.awq import AWQ
 from quire_server.layers.quantized.format import REMEDY, WeightFormat
@@ -21,20 +22,22 @@ from quire_server.layers.quantized.gptq import GPTQ
 from quire_server.layers.quantized.packed import Packed
 from quire_server.layers.quantized.scaled import FP8, Scaled
 
-Product = Callable[[Tensor, Tensor | None], Tensor]  # of inputs and a bias
-_FIRST_WITH_FP8 = 89
+
+class Product(NamedTuple):
+    """How inputs and a bias become outputs, and the tensors that this reads."""
+
+    of: Callable[[Tensor, Tensor | None], Tensor]
+    weights: tuple[Tensor, ...]
 
 
-def can_multiply(
-    weights: WeightFormat, in_size: int, out_sizes: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> bool:
-    """Whether there is a kernel for it. The interpreter counts as a GPU that can do everything."""
+def can_multiply(weights: WeightFormat, in_size: int, out_sizes: Sequence[int], dtype: torch.dtype) -> bool:
+    """Whether there is a kernel for it, on a GPU that has the type (``runner.quantization`` saw to that)."""
     if dtype != torch.bfloat16:
         return False
     if isinstance(weights, Scaled):
-        is_aligned = all(size % ALIGNED == 0 for size in (in_size, *out_sizes))
-        is_too_old = 0 < capability(device) < _FIRST_WITH_FP8
-        return weights.dtype == FP8 and weights.rounds_to_fp8 and is_aligned and not is_too_old
+        takes_inputs = weights.rounds_to_fp8 if weights.dtype == FP8 else weights.is_w8a8
+        aligned = FP8_ALIGNED if weights.dtype == FP8 else INT8_ALIGNED
+        return takes_inputs and all(size % aligned == 0 for size in (in_size, *out_sizes))
     if isinstance(weights, Packed) and weights.bits != 4:
         return False
     if not isinstance(weights, AWQ | GPTQ | Packed):
@@ -70,7 +73,7 @@ class Stored:
 
     def __call__(self, x: Tensor) -> Tensor:
         assert self._product is not None, "finish() comes before the first call"
-        return self._product(x, self._bias)
+        return self._product.of(x, self._bias)
 
     def targets(self) -> dict[str, Tensor]:
         """The tensors in the checkpoint's own shapes and types."""
@@ -93,21 +96,29 @@ class Stored:
                         f"{prefix}.{suffix} holds values that are not finite numbers. {REMEDY}"
                     )
         self._product = (
-            _float8(self._weights, self._stored)
+            _one_byte(self._weights, self._stored)
             if isinstance(self._weights, Scaled)
             else _four_bits(self._weights, self._stored)
         )
         self._stored = {}
 
+    def weights(self) -> Sequence[Tensor]:
+        """In the kernels' form, once there is one."""
+        bias = () if self._bias is None else (self._bias,)
+        if self._product is not None:
+            return *self._product.weights, *bias
+        return *(tensor for tensors in self._stored.values() for tensor in tensors.values()), *bias
 
-def _float8(weights: Scaled, stored: Mapping[str, Mapping[str, Tensor]]) -> Product:
+
+def _one_byte(weights: Scaled, stored: Mapping[str, Mapping[str, Tensor]]) -> Product:
     """One matrix, with a scale for each row."""
     parts = [tensors["weight"] for tensors in stored.values()]
     scales = [
         tensors[weights.scale_name].flatten().expand(len(tensors["weight"])) for tensors in stored.values()
     ]
     weight, all_scales = torch.cat(parts), torch.cat(scales).contiguous()
-    return lambda x, bias: fp8_linear(x, weight, all_scales, bias)
+    linear = fp8_linear if weights.dtype == FP8 else w8a8
+    return Product(lambda x, bias: linear(x, weight, all_scales, bias), (weight, all_scales))
 
 
 def _four_bits(weights: WeightFormat, stored: Mapping[str, Mapping[str, Tensor]]) -> Product:
@@ -126,7 +137,7 @@ def _four_bits(weights: WeightFormat, stored: Mapping[str, Mapping[str, Tensor]]
             torch.cat([part.zeros for part in parts], 1),
             parts[0].group,
         )
-        return lambda x, bias: w4a16(x, merged, bias)
+        return Product(lambda x, bias: w4a16(x, merged, bias), _tensors(merged))
 
     def product(x: Tensor, bias: Tensor | None) -> Tensor:
         sizes = [part.shape[1] for part in parts]
@@ -136,7 +147,13 @@ def _four_bits(weights: WeightFormat, stored: Mapping[str, Mapping[str, Tensor]]
             w4a16(x, part, its_bias, out=its_out)
         return out
 
-    return product
+    return Product(product, tuple(tensor for part in parts for tensor in _tensors(part)))
+
+
+def _tensors(weight: W4Weight) -> tuple[Tensor, ...]:
+    """Of the kernel's form."""
+    order = () if weight.order is None else (weight.order,)
+    return (weight.packed, weight.scales, weight.zeros, *order)
 
 
 def _narrowed(weight: W4Weight) -> W4Weight:

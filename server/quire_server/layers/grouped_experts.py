@@ -1,0 +1,52 @@
+"""A layer's experts as two tensors that hold all their matrices, for a GPU: which of them a token wants is
+never looked up on the host. Called by the feed-forward block of models that have experts.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire_kernels import moe
+
+
+class GroupedExperts:
+    """The weighted sum of the experts that a token's router likes best; ``targets`` are views, as those of a
+    linear layer.
+
+    ``gate_up`` and ``down`` are each expert's names in the checkpoint, two or one of the first.
+    """
+
+    def __init__(
+        self,
+        gate_up: Sequence[Sequence[str]],
+        down: Sequence[str],
+        sizes: tuple[int, int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """``sizes``: hidden and intermediate."""
+        hidden, inner = sizes
+        self._names = list(zip(gate_up, down, strict=True))
+        self._gate_up = torch.empty(len(down), 2 * inner, hidden, dtype=dtype, device=device)
+        self._down = torch.empty(len(down), hidden, inner, dtype=dtype, device=device)
+
+    def __call__(self, x: Tensor, router_logits: Tensor, per_token: int, *, normalises: bool) -> Tensor:
+        """x [T, hidden] and ``router_logits`` [T, experts] -> [T, hidden]."""
+        return moe(x, router_logits, self._gate_up, self._down, per_token, normalises=normalises)
+
+    def targets(self) -> dict[str, Tensor]:
+        """The checkpoint's name -> the view to fill."""
+        named: dict[str, Tensor] = {}
+        for (gate_up, down), inner, outer in zip(self._names, self._gate_up, self._down, strict=True):
+            parts = zip(gate_up, inner.chunk(len(gate_up)), strict=True)
+            named |= {f"{name}.weight": part for name, part in parts} | {f"{down}.weight": outer}
+        return named
+
+    def finish(self) -> None:
+        """Nothing: the weights are used as they were loaded."""
+
+    def weights(self) -> Sequence[Tensor]:
+        """The two."""
+        return self._gate_up, self._down
