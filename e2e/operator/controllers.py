@@ -30,3 +30,22 @@ def running(server: ApiServer, *names: str) -> Iterator[Path]:
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def scheduling(server: ApiServer) -> Iterator[Path]:
+    """kube-scheduler, for pods that are to find their nodes, or none; its log."""
+    log = server.directory / "kube-scheduler.log"
+    command = [
+        str(server.bin_dir / "kube-scheduler"),
+        f"--kubeconfig={server.kubeconfig}",
+        "--leader-elect=false",
+        "--secure-port=0",
+    ]
+    with log.open("wb") as file:
+        process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *command], stdout=file, stderr=file)
+    try:
+        yield log
+    finally:
+        process.kill()
+        process.wait()

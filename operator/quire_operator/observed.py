@@ -135,11 +135,23 @@ def awaits_room_since(pod: Body) -> str:
 
     Where no node is the right one, or a volume is missing, the room that another pod leaves would not help.
     """
-    for condition in (pod.get("status") or {}).get("conditions") or ():
-        told = (condition.get("type"), condition.get("status"), condition.get("reason"))
-        if told == ("PodScheduled", "False", "Unschedulable") and _ROOM.search(str(condition.get("message"))):
-            return str(condition.get("lastTransitionTime", ""))
-    return ""
+    scheduled = _scheduled(pod)
+    is_waiting = (scheduled.get("status"), scheduled.get("reason")) == ("False", "Unschedulable")
+    return (
+        str(scheduled.get("lastTransitionTime", ""))
+        if is_waiting and _ROOM.search(scheduler_says(pod))
+        else ""
+    )
+
+
+def scheduler_says(pod: Body) -> str:
+    """Why the pod has no node, in the scheduler's words."""
+    return str(_scheduled(pod).get("message", ""))
+
+
+def _scheduled(pod: Body) -> Body:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return next((c for c in conditions if c.get("type") == "PodScheduled"), {})
 
 
 def is_replaced_in_place(deployment: Body) -> bool:

@@ -16,6 +16,7 @@ from tests.operator.status.told import compute, condition, deployment, model_bod
 
 Body = dict[str, Any]
 
+NOW = datetime.now(UTC)  # the pods below are made at the same moment
 NO_GPU = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
 WRONG_NODE = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
 NO_VOLUME = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims."
@@ -29,8 +30,9 @@ def waiting(ago: float, message: str = NO_GPU) -> Body:
 OLD_POD = pod(pods.ready(), name="old", of="rs1")
 
 
-def live(*, surge: int = 1, replicas: int = 3, updated: int = 1, seen: bool = True) -> Body:
-    body = deployment(replicas=replicas, updated=updated, ready=2, seen=seen)
+def live(*, surge: int = 1, replicas: int = 3, updated: int = 1, ready: int = 2, seen: bool = True) -> Body:
+    body = deployment(replicas=replicas, updated=updated, ready=ready, seen=seen)
+    body["spec"]["replicas"] = 2
     body["spec"]["strategy"] = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge}}
     return body
 
@@ -43,7 +45,7 @@ def goes_in_place(of: Body, *of_pods: Body, **rollout: Any) -> bool:
         pods=of_pods,
     )
     model = spec.parse(model_body(replicas=2, rollout={"surgeWaitSeconds": 60, **rollout}))
-    return strategy.goes_in_place(model, observed, datetime.now(UTC))
+    return strategy.goes_in_place(model, observed, NOW)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,13 @@ def goes_in_place(of: Body, *of_pods: Body, **rollout: Any) -> bool:
         ),  # there is no surge to give up
         (True, live(surge=0), (OLD_POD,), {}),  # the new pod has its node now: the rest goes in place, too
         (True, live(surge=0, replicas=2, updated=2, seen=False), (OLD_POD,), {}),  # another edit meanwhile
+        (
+            True,
+            live(surge=0, replicas=1, updated=1, ready=0),
+            (waiting(70),),
+            {},
+        ),  # the old pod has just gone
+        (True, live(surge=0, replicas=1, updated=1, ready=1), (), {}),  # the last new pod is not there yet
         (False, live(surge=0, replicas=2, updated=2), (), {}),  # done: back to surging
     ],
 )
@@ -106,8 +115,21 @@ def test_a_surge_pod_that_waits_is_no_failure_and_the_status_says_what_comes() -
 def test_a_pod_that_waits_for_what_will_not_come_by_itself_is_a_failure(
     of_pods: tuple[Body, ...], rollout: Body
 ) -> None:
-    told = compute(*of_pods, of=live(), body=model_body(replicas=2, rollout=rollout))
+    told = compute(*of_pods, of=live(), body=model_body(replicas=2, rollout=rollout), now=NOW)
     assert condition(told, "Degraded") == ("True", "WaitingForNode")
+
+
+def test_the_moment_after_the_last_old_pod_is_gone_is_no_failure_and_a_longer_wait_is() -> None:
+    def told(ago: float) -> Body:
+        of = live(replicas=1, updated=1)
+        moved = {"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated"}
+        of["status"]["conditions"] = [{**moved, "lastUpdateTime": pods.at(-ago)}]
+        return compute(
+            waiting(130), of=of, body=model_body(drain={"preStopSeconds": 10, "timeoutSeconds": 60})
+        )
+
+    assert condition(told(95), "Degraded") == ("False", "AsExpected")
+    assert condition(told(105), "Degraded") == ("True", "WaitingForNode")
 
 
 def test_giving_up_to_surge_is_told_with_its_cause() -> None:

@@ -39,19 +39,22 @@ def settled(
 
 def goes_in_place(model: LLMDeployment, observed: Observed, now: datetime) -> bool:
     """Whether Auto has given up to surge in the rollout that is under way. Once it has, it does not return to
-    it before the last old pod is gone.
+    it before the last new pod is available.
     """
     rollout, deployment = model.spec.rollout, observed.child("Deployment")
     if rollout.strategy != "Auto" or not rollout.max_surge or deployment is None:
         return False
+    if _is_replaced(deployment):
+        return False
     if is_replaced_in_place(deployment):
-        return not _is_replaced(deployment)
+        return True
     waits = [seconds_since(awaits_room_since(pod), now) for pod in surging_pods(observed)]
     return max(waits, default=0.0) >= rollout.surge_wait_seconds
 
 
 def _is_replaced(deployment: Body) -> bool:
-    """Whether every pod is of the newest template."""
+    """Whether every pod is of the newest template, and available: the last one has found its room, too."""
     status = deployment.get("status") or {}
     seen = int(status.get("observedGeneration") or 0) >= int(deployment["metadata"].get("generation") or 0)
-    return seen and int(status.get("updatedReplicas") or 0) == int(status.get("replicas") or 0)
+    counts = {int(status.get(key) or 0) for key in ("replicas", "updatedReplicas", "availableReplicas")}
+    return seen and counts == {int((deployment.get("spec") or {}).get("replicas", 1))}

@@ -175,14 +175,14 @@ def _view(model: LLMDeployment, observed: Observed, now: datetime) -> _View:
         )
         for pod in observed.pods
     ]
-    waiting = rollout.waiting_to_surge(model, observed, states)
-    failures = [s.failure for s in _by_weight(states) if s.failure is not None and s.failure is not waiting]
+    waiting = rollout.waiting_to_surge(model, observed, now)
+    failures = [s.failure for s in _by_weight(states) if s.failure is not None and s.name not in waiting]
     refused = _refused(deployment)
     # The one that is told already stays the one that is told, so that two bad pods do not take turns.
     failure = next((f for f in failures if f.reason in known), failures[0] if failures else refused)
     numbers = replace(
-        _rollout(deployment, wanted=wanted, needed=needed, newest=newest),
-        awaits_room="" if waiting is None else waiting.detail,
+        _rollout(deployment, wanted=wanted, needed=needed, sets=observed.replica_sets),
+        awaits_room=next(iter(waiting.values()), ""),
         surge_wait_seconds=model.spec.rollout.surge_wait_seconds,
         in_place=rollout.has_given_up_to_surge(model, deployment),
     )
@@ -209,7 +209,7 @@ def _by_weight(states: Sequence[PodState]) -> list[PodState]:
     )
 
 
-def _rollout(deployment: Body | None, *, wanted: int, needed: int, newest: Body | None = None) -> Rollout:
+def _rollout(deployment: Body | None, *, wanted: int, needed: int, sets: Sequence[Body] = ()) -> Rollout:
     if deployment is None:
         return Rollout(wanted=wanted, needed=needed)
     status = deployment.get("status") or {}
@@ -222,7 +222,7 @@ def _rollout(deployment: Body | None, *, wanted: int, needed: int, newest: Body 
         updated=int(status.get("updatedReplicas") or 0),
         ready=int(status.get("readyReplicas") or 0),
         available=int(status.get("availableReplicas") or 0),
-        seen=_is_seen(deployment) or _has_template_of(newest, deployment),
+        seen=_is_seen(deployment) or _is_rolled_out(sets, deployment),
         deadline_exceeded=progressing.get("reason") == "ProgressDeadlineExceeded",
         paused=bool((deployment.get("spec") or {}).get("paused")),
     )
@@ -233,10 +233,13 @@ def _is_seen(deployment: Body) -> bool:
     return seen >= int(deployment["metadata"].get("generation") or 0)
 
 
-def _has_template_of(newest: Body | None, deployment: Body) -> bool:
-    """Whether the newest pods are made as the Deployment wants them: then an autoscaler has changed their
-    number, and what is reported of the old number still holds.
+def _is_rolled_out(sets: Sequence[Body], deployment: Body) -> bool:
+    """Whether all pods are made as the Deployment wants them: then an autoscaler has changed their number,
+    and what is reported of the old one still holds.
     """
+    newest = newest_of(sets)
+    if any((other.get("status") or {}).get("replicas") for other in sets if other is not newest):
+        return False
     wanted = (deployment.get("spec") or {}).get("template")
     made = ((newest or {}).get("spec") or {}).get("template")
     if not wanted or not made:

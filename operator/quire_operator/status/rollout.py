@@ -6,21 +6,51 @@ Called by `status.of` and by reconcile. Pure; decides about no pod.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from quire_operator import names
-from quire_operator.observed import Body, Observed, awaits_room_since, is_replaced_in_place, surging_pods
+from quire_operator import names, reports
+from quire_operator.observed import (
+    Body,
+    Observed,
+    awaits_room_since,
+    is_replaced_in_place,
+    scheduler_says,
+    seconds_since,
+    surging_pods,
+)
 from quire_operator.spec import LLMDeployment
 from quire_operator.status.pods import Failure, PodState
 from quire_operator.status.reasons import REASONS, STALLED_AFTER_FAILURES
 
+# After an old pod is gone, until the scheduler has tried again.
+_ROOM_GRACE_SECONDS = 30
 
-def waiting_to_surge(model: LLMDeployment, observed: Observed, states: Sequence[PodState]) -> Failure | None:
-    """Why the additional pod finds no room, where Auto will not wait for ever: no failure, then."""
+
+def waiting_to_surge(model: LLMDeployment, observed: Observed, now: datetime) -> dict[str, str]:
+    """The additional pods that find no room and what the scheduler says of them, where Auto will not wait for
+    ever: that is no failure.
+    """
     if model.spec.rollout.strategy != "Auto" or not model.spec.rollout.max_surge:
-        return None
-    surging = {str(pod["metadata"]["name"]) for pod in surging_pods(observed) if awaits_room_since(pod)}
-    return next((s.failure for s in states if s.name in surging and s.failure is not None), None)
+        return {}
+    pods = surging_pods(observed) or (observed.pods if _has_left_room(model, observed, now) else ())
+    return {
+        str(pod["metadata"]["name"]): reports.printable(scheduler_says(pod))
+        for pod in pods
+        if awaits_room_since(pod)
+    }
+
+
+def _has_left_room(model: LLMDeployment, observed: Observed, now: datetime) -> bool:
+    """Whether the last old pod may have gone a moment ago: the Deployment says when it was told to."""
+    status = (observed.child("Deployment") or {}).get("status") or {}
+    reported = {c["type"]: c for c in status.get("conditions") or ()}
+    progressing = reported.get("Progressing") or {}
+    if progressing.get("reason") != "ReplicaSetUpdated" or len(observed.replica_sets) < 2:
+        return False
+    drain = model.spec.drain
+    grace = drain.pre_stop_seconds + drain.timeout_seconds + _ROOM_GRACE_SECONDS
+    return seconds_since(str(progressing.get("lastUpdateTime", "")), now) < grace
 
 
 def summary(model: LLMDeployment, deployment: Body, newer: str) -> dict[str, Any]:

@@ -224,3 +224,12 @@ def test_fewer_ready_pods_than_the_least_are_not_ready() -> None:
 def test_a_new_template_is_not_taken_for_a_new_number() -> None:
     live, made = grown(8, ready=2, seen=False, image="engine:0")
     assert condition(compute(SCALED, of=live, replica_sets=(made,)), "Ready") == ("False", "RollingOut")
+
+
+def test_a_rollout_that_has_just_begun_is_not_taken_for_a_new_number() -> None:
+    live, made = grown(8, ready=2, seen=False)
+    before = {**replica_set("rs1", 1), "status": {"replicas": 2}}
+    assert condition(compute(SCALED, of=live, replica_sets=(before, made)), "Ready") == (
+        "False",
+        "RollingOut",
+    )

@@ -1,0 +1,198 @@
+"""As many GPUs as replicas: with Kubernetes' own controllers and scheduler a rollout ends by itself.
+
+Only the kubelet is played: a pod that has a node is ready at once, and one that is told to go is gone a
+moment later, so that the scheduler alone decides who gets a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.api.client import Client, RefusedError
+from e2e.cluster.apiserver import ApiServer
+from e2e.operator import controllers, pods, rights
+from e2e.operator.process import OperatorProcess
+from e2e.operator.world import OPERATOR_NAMESPACE, Body, World, eventually
+
+pytestmark = [pytest.mark.api, pytest.mark.timeout(240)]
+
+GPU = "nvidia.com/gpu"
+MERGE = "application/merge-patch+json"
+GONE_AFTER_SECONDS = 1.0
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """An API server of its own: these controllers would run what other tests left."""
+    directory = tmp_path_factory.mktemp("scarce")
+    with (
+        ApiServer() as server,
+        Client(server.kubeconfig) as client,
+        controllers.running(server, "deployment-controller", "replicaset-controller"),
+        controllers.scheduling(server),
+    ):
+        client.install_crd()
+        world = World(client, directory / "no-audit")
+        world.namespace(OPERATOR_NAMESPACE)
+        rights.install(world, rights.rendered_chart())
+        account = rights.token_kubeconfig(server, world, "quire-operator", directory / "kubeconfig")
+        operator = OperatorProcess("scarce", account, directory).start()
+        try:
+            operator.wait_leading(world)
+            yield world
+        finally:
+            operator.stop()
+
+
+class Kubelet:
+    """Plays the kubelet in a namespace, and remembers how many pods were ready at the worst."""
+
+    def __init__(self, world: World, namespace: str) -> None:
+        self._world, self._namespace = world, namespace
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._play, daemon=True)
+        self._going: dict[str, float] = {}
+        self.ready: list[int] = []
+
+    def __enter__(self) -> Kubelet:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _play(self) -> None:
+        while not self._stop.wait(0.05):
+            found = self._world.find("Pod", self._namespace)
+            for pod in found:
+                try:
+                    self._tend(pod)
+                except RefusedError as error:
+                    assert "not found" in str(error) or "modified" in str(error), error
+            self.ready.append(sum(is_ready(pod) for pod in found))
+
+    def _tend(self, pod: Body) -> None:
+        name = pod["metadata"]["name"]
+        if "deletionTimestamp" in pod["metadata"]:
+            if time.monotonic() - self._going.setdefault(name, time.monotonic()) > GONE_AFTER_SECONDS:
+                self._world.delete("Pod", self._namespace, name)
+        elif pod["spec"].get("nodeName") and not is_ready(pod):
+            self._world.patch("Pod", self._namespace, name, {"status": pods.ready()}, status=True)
+
+
+def is_ready(pod: Body) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    placed = "deletionTimestamp" not in pod["metadata"]
+    return placed and any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def make_node(world: World, gpus: int) -> None:
+    world.client.request("POST", "/api/v1/nodes", {"metadata": {"name": "node-1"}})
+    room = {"cpu": "64", "memory": "256Gi", "pods": "110", "ephemeral-storage": "100Gi", GPU: str(gpus)}
+    status = {"capacity": room, "allocatable": room, "conditions": [pods.condition("Ready", "True")]}
+    world.client.request("PATCH", "/api/v1/nodes/node-1/status", {"status": status}, MERGE)
+    world.client.request("PATCH", "/api/v1/nodes/node-1", {"spec": {"taints": None}}, MERGE)
+
+
+def make_claim(world: World, namespace: str) -> None:
+    """The bound claim `models`: nobody here binds one."""
+    size = {"storage": "1Gi"}
+    volume: Body = {
+        "metadata": {"name": namespace},
+        "spec": {
+            "capacity": size,
+            "accessModes": ["ReadOnlyMany"],
+            "hostPath": {"path": "/models"},
+            "claimRef": {"namespace": namespace, "name": "models"},
+        },
+    }
+    world.client.request("POST", "/api/v1/persistentvolumes", volume)
+    claim: Body = {
+        "metadata": {"name": "models", "annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
+        "spec": {
+            "accessModes": ["ReadOnlyMany"],
+            "resources": {"requests": size},
+            "volumeName": namespace,
+            "storageClassName": "",
+        },
+    }
+    world.client.request("POST", f"/api/v1/namespaces/{namespace}/persistentvolumeclaims", claim)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def node(world: World) -> None:
+    make_node(world, gpus=2)
+
+
+def serving(world: World, namespace: str, replicas: int) -> set[str]:
+    """The uids of the pods, once all that are wanted serve; empty before that."""
+    status = world.status(namespace, "m")
+    found = world.find("Pod", namespace, "serving.quire.dev/name=m")
+    is_done = world.condition(namespace, "m", "Ready")["status"] == "True" and all(map(is_ready, found))
+    uids = {str(pod["metadata"]["uid"]) for pod in found}
+    return uids if is_done and len(uids) == status.get("readyReplicas") == replicas else set()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_rollout_on_as_many_gpus_as_replicas_ends_by_itself_with_one_replica_fewer_at_most(
+    world: World, namespace: str, replicas: int, tmp_path: Path
+) -> None:
+    make_claim(world, namespace)
+    taken = None if replicas == 2 else take_one(world, namespace)
+    resources: Body = {"cpu": "1", "memory": "2Gi", "gpu": {"resourceName": GPU}}
+    with Kubelet(world, namespace) as kubelet:
+        fields: dict[str, Any] = {"resources": resources, "rollout": {"surgeWaitSeconds": 10}}
+        world.deploy(namespace, "m", replicas=replicas, **fields)
+        before = eventually("it serves", lambda: serving(world, namespace, replicas), seconds=60)
+        kubelet.ready.clear()
+
+        world.patch("LLMDeployment", namespace, "m", {"spec": {"engine": {"maxNumSeqs": 4}}})
+        world.wait_condition(namespace, "m", "RolloutComplete", "False", "WaitingToSurge")
+        eventually(
+            "all pods are new",
+            lambda: (now := serving(world, namespace, replicas)) and now.isdisjoint(before),
+            seconds=90,
+        )
+        worst = min(kubelet.ready)
+
+    assert worst >= replicas - 1 + (taken is not None)
+    told = [event["reason"] for event in world.events(namespace, "m")]
+    assert sorted(told) == ["Ready", "Ready", "SurgeUnschedulable"]
+    eventually(
+        "the next one surges",
+        lambda: (
+            world.read("Deployment", namespace, "m")["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 1
+        ),
+    )
+    world.patch("LLMDeployment", namespace, "m", {"spec": {"suspend": True}})
+    free(world, namespace)
+
+
+def take_one(world: World, namespace: str) -> Body:
+    """Somebody else's pod on one of the two GPUs."""
+    limits = {"resources": {"limits": {GPU: "1"}}}
+    return world.create(
+        "Pod",
+        namespace,
+        {"metadata": {"name": "other"}, "spec": {"containers": [{"name": "c", "image": "i", **limits}]}},
+    )
+
+
+def free(world: World, namespace: str) -> None:
+    """No pod holds a GPU any more."""
+
+    def is_free() -> bool:
+        found = world.find("Pod", namespace)
+        for pod in found:
+            world.delete("Pod", namespace, pod["metadata"]["name"])
+        return not found
+
+    eventually("the Deployment is suspended", lambda: world.status(namespace, "m")["phase"] == "Suspended")
+    eventually("no pod", is_free)

@@ -1,0 +1,116 @@
+"""Story 12: no room for a pod more, and a spec that cannot work: a rollout ends by itself, streams go on.
+
+Memory is what is scarce here: the node gets exactly as many pods as it has room for. With GPUs, and without a
+kubelet, `e2e/operator/test_scarce.py` does the same.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from e2e.kubectl import Kubectl, Manifest
+from e2e.stories.deployment import SERVED_NAME, LLMDeployment
+from e2e.stories.load import StreamLoad
+from e2e.stories.waiting import eventually
+from quire_operator import quantity
+
+HOSTNAME = "kubernetes.io/hostname"
+
+
+def roomiest_node(kube: Kubectl) -> tuple[str, int]:
+    """The node with the most memory that nobody has asked for, and how many bytes that is."""
+    pods = json.loads(kube.run("get", "pods", "--all-namespaces", "-o", "json"))["items"]
+
+    def free(node: Manifest) -> int:
+        asked = sum(
+            quantity.whole_bytes(container["resources"].get("requests", {}).get("memory", "0"))
+            for pod in pods
+            if pod["spec"].get("nodeName") == node["metadata"]["name"]
+            for container in pod["spec"]["containers"]
+        )
+        return quantity.whole_bytes(node["status"]["allocatable"]["memory"]) - asked
+
+    node = max(json.loads(kube.run("get", "nodes", "-o", "json"))["items"], key=free)
+    return str(node["metadata"]["labels"][HOSTNAME]), free(node)
+
+
+@contextmanager
+def counting(llm: LLMDeployment) -> Iterator[list[int]]:
+    """How many pods the Service sent requests to, again and again while the block runs."""
+    counts: list[int] = []
+    stop = threading.Event()
+
+    def count() -> None:
+        while not stop.wait(0.3):
+            counts.append(len(llm.endpoints()))
+
+    thread = threading.Thread(target=count, daemon=True)
+    thread.start()
+    try:
+        yield counts
+    finally:
+        stop.set()
+        thread.join(timeout=30)
+
+
+def test_a_rollout_without_room_for_one_pod_more_ends_by_itself_and_one_replica_serves_all_the_time(
+    kube: Kubectl, deploy: Callable[..., LLMDeployment]
+) -> None:
+    node, free = roomiest_node(kube)
+    memory = f"{int(free / 2.5) // 2**20}Mi"  # two have room, three have not
+    llm = deploy(
+        "scarce",
+        replicas=2,
+        resources={"cpu": "100m", "memory": memory},
+        scheduling={"nodeSelector": {HOSTNAME: node}},
+        rollout={"surgeWaitSeconds": 15},
+    )
+    eventually("two pods serve", lambda: len(llm.endpoints()) == 2, timeout=240)
+    before = {pod["metadata"]["uid"] for pod in llm.pods()}
+
+    with StreamLoad(llm.base_url, SERVED_NAME) as load, counting(llm) as counts:
+        llm.patch({"engine": {"maxNumSeqs": 4}})
+        llm.wait_reason("RolloutComplete", "WaitingToSurge")
+        llm.wait_reason("RolloutComplete", "SurgeUnschedulable")
+        llm.wait_settled(timeout=400)
+        load.wait_for_more(2)
+
+    assert before.isdisjoint({pod["metadata"]["uid"] for pod in llm.pods()})
+    assert min(counts) >= 1
+    assert load.broken == []
+    (event,) = llm.events("SurgeUnschedulable")
+    assert "Insufficient memory" in event["note"]
+    assert llm.events("WaitingForNode") == []
+    eventually("the next one surges", lambda: llm.status()["rollout"]["strategyInEffect"] == "Surge")
+
+
+def test_a_spec_that_cannot_work_goes_back_by_itself_and_the_next_edit_is_tried(
+    deploy: Callable[..., LLMDeployment],
+) -> None:
+    llm = deploy("back", rollout={"autoRollback": True})
+    llm.wait_ready()
+    good = llm.status()["renderRevision"]
+    before = {pod["metadata"]["uid"] for pod in llm.pods()}
+
+    with StreamLoad(llm.base_url, SERVED_NAME) as load:
+        llm.patch({"model": {"source": {"pvc": {"path": "nowhere"}}}})
+        ready = llm.wait_reason("Ready", "RolledBack", timeout=180)
+        eventually(
+            "only the old pods are left",
+            lambda: {pod["metadata"]["uid"] for pod in llm.pods()} == before,
+            timeout=120,
+        )
+        load.wait_for_more(2)
+
+    assert "ModelNotFound" in ready["message"]
+    assert load.broken == []
+    assert llm.status()["renderRevision"] == good
+    assert llm.read()["spec"]["model"]["source"]["pvc"]["path"] == "nowhere", "the spec is the user's"
+    assert len(llm.events("RolledBack")) == 1
+
+    llm.patch({"model": {"source": {"pvc": {"path": None}}}, "engine": {"maxNumSeqs": 4}})
+    llm.wait_settled()
+    assert before.isdisjoint({pod["metadata"]["uid"] for pod in llm.pods()})
