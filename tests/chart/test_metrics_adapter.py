@@ -6,6 +6,7 @@ import pytest
 
 from quire_metrics_adapter import discovery
 from quire_metrics_adapter.settings import Settings
+from quire_operator.settings import Settings as OperatorSettings
 from tests.chart.helm import MATRIX, Body, named, of_kind, render
 from tests.chart.test_rights import granted
 
@@ -32,14 +33,34 @@ def test_the_api_services_lead_to_its_pods(name: str) -> None:
     pod = named(bodies, "Deployment", NAME)["spec"]["template"]
     service = named(bodies, "Service", NAME)["spec"]
     (container,) = pod["spec"]["containers"]
-    (port,) = service["ports"]
+    port, plain = service["ports"]
 
     assert {b["metadata"]["name"] for b in of_kind(bodies, "APIService")} == set(discovery.API_SERVICES)
     for api in of_kind(bodies, "APIService"):
         assert api["spec"]["service"] == {"name": NAME, "namespace": "quire-system", "port": port["port"]}
         assert "caBundle" not in api["spec"] and "insecureSkipTLSVerify" not in api["spec"]
     assert service["selector"].items() <= pod["metadata"]["labels"].items()
-    assert port["targetPort"] in {p["name"] for p in container["ports"]}
+    assert {port["targetPort"], plain["targetPort"]} == {p["name"] for p in container["ports"]}
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_the_operator_tells_keda_where_loads_are_and_keda_is_let_in(name: str) -> None:
+    bodies = render(*MATRIX[name])
+    (operator,) = named(bodies, "Deployment", "quire-operator")["spec"]["template"]["spec"]["containers"]
+    environ = {"QUIRE_ENGINE_IMAGE": "x:1"} | {e["name"]: e.get("value", "x") for e in operator["env"]}
+    url = OperatorSettings.from_environ(environ).load_url
+    policies = [b for b in ours(bodies) if b["kind"] == "NetworkPolicy"]
+
+    if name not in WITH_ADAPTER:
+        assert url == ""
+        return
+    service = named(bodies, "Service", NAME)
+    (plain,) = [p for p in service["spec"]["ports"] if p["targetPort"] == "metrics"]
+    assert url == f"http://{NAME}.{service['metadata']['namespace']}.svc:{plain['port']}/load"
+    for policy in policies:
+        (rule,) = [r for r in policy["spec"]["ingress"] if r["ports"][0]["port"] == 8080]
+        labels = [place["namespaceSelector"]["matchLabels"] for place in rule["from"]]
+        assert {"kubernetes.io/metadata.name": "keda"} in labels
 
 
 def test_the_newer_version_is_preferred() -> None:
