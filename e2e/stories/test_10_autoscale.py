@@ -46,12 +46,12 @@ class Clients:
         for asked in range(MOST_REQUESTS):
             if self._stop.is_set():
                 return
-            body = {"model": SERVED_NAME, "prompt": f"Client {number}, {asked}:", "max_tokens": 16}
+            body = {"model": SERVED_NAME, "prompt": f"Client {number}, {asked}:", "max_tokens": 4}
             request = urllib.request.Request(
                 f"{self.url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
             )
             try:
-                with urllib.request.urlopen(request, timeout=120) as answer:
+                with urllib.request.urlopen(request, timeout=300) as answer:
                     json.load(answer)
                 self.answers += 1
             except OSError as error:  # HTTP errors among them
@@ -68,7 +68,7 @@ class Clients:
         finally:
             self._stop.set()
             for thread in threads:
-                thread.join(timeout=120)
+                thread.join(timeout=300)
 
 
 @dataclass
