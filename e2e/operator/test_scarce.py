@@ -1,4 +1,5 @@
-"""As many GPUs as replicas: with Kubernetes' own controllers and scheduler a rollout ends by itself.
+"""With Kubernetes' own controllers and scheduler a rollout ends by itself: where there are as many GPUs as
+replicas, and where the new spec cannot work.
 
 Only the kubelet is played: a pod that has a node is ready at once, and one that is told to go is gone a
 moment later, so that the scheduler alone decides who gets a GPU.
@@ -83,8 +84,10 @@ class Kubelet:
         if "deletionTimestamp" in pod["metadata"]:
             if time.monotonic() - self._going.setdefault(name, time.monotonic()) > GONE_AFTER_SECONDS:
                 self._world.delete("Pod", self._namespace, name)
-        elif pod["spec"].get("nodeName") and not is_ready(pod):
-            self._world.patch("Pod", self._namespace, name, {"status": pods.ready()}, status=True)
+        elif pod["spec"].get("nodeName") and not pod["status"].get("containerStatuses"):
+            works = "/models/nowhere" not in pod["spec"]["containers"][0].get("args", [])
+            told = pods.ready() if works else pods.terminated(66, "ModelNotFound", restarts=1)
+            self._world.patch("Pod", self._namespace, name, {"status": told}, status=True)
 
 
 def is_ready(pod: Body) -> bool:
@@ -173,6 +176,40 @@ def test_a_rollout_on_as_many_gpus_as_replicas_ends_by_itself_with_one_replica_f
     )
     world.patch("LLMDeployment", namespace, "m", {"spec": {"suspend": True}})
     free(world, namespace)
+
+
+def test_a_spec_that_cannot_work_gives_way_to_the_one_that_did_and_no_pod_of_that_is_touched(
+    world: World, namespace: str
+) -> None:
+    make_claim(world, namespace)
+    with Kubelet(world, namespace) as kubelet:
+        world.deploy(namespace, "m", replicas=2, rollout={"autoRollback": True})
+        before = eventually("it serves", lambda: serving(world, namespace, 2), seconds=60)
+        good = world.status(namespace, "m")["renderRevision"]
+        kubelet.ready.clear()
+
+        world.patch("LLMDeployment", namespace, "m", model_at("nowhere"))
+        ready = world.wait_condition(namespace, "m", "Ready", "False", "RolledBack")
+        assert "ModelNotFound" in ready["message"]
+        eventually("the new pod is gone", lambda: uids(world, namespace) == before)
+        eventually("told", lambda: world.status(namespace, "m")["renderRevision"] == good)
+        assert world.condition(namespace, "m", "Available")["status"] == "True"
+        told = [event["reason"] for event in world.events(namespace, "m")]
+        assert told.count("RolledBack") == 1
+
+        world.patch("LLMDeployment", namespace, "m", model_at("somewhere"))
+        after = eventually("the next edit", lambda: serving(world, namespace, 2), seconds=60)
+        assert before.isdisjoint(after)
+        assert min(kubelet.ready) >= 2
+
+
+def model_at(path: str) -> Body:
+    return {"spec": {"model": {"source": {"pvc": {"path": path}}}}}
+
+
+def uids(world: World, namespace: str) -> set[str]:
+    found = world.find("Pod", namespace, "serving.quire.dev/name=m")
+    return {str(pod["metadata"]["uid"]) for pod in found}
 
 
 def take_one(world: World, namespace: str) -> Body:

@@ -137,7 +137,25 @@ def test_what_somebody_else_has_put_into_a_revision_is_not_applied(path: str) ->
     assert stored(MODEL, render.name, render.data) == render
 
 
-@pytest.mark.parametrize("data", [None, {}, [], {"children": None}, {"children": [1]}, {"children": []}])
+@pytest.mark.parametrize("spec_of", [None, {}, [], {"template": {}}])
+def test_a_deployment_without_pods_is_not_used(spec_of: Any) -> None:
+    data = copy.deepcopy(kept().data)
+    data["children"][-1]["spec"] = spec_of
+    assert stored(MODEL, kept().name, data) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        {},
+        [],
+        {"children": None},
+        {"children": [1]},
+        {"children": []},
+        {"children": [{"kind": "Service", "metadata": 1}]},
+    ],
+)
 def test_a_revision_that_keeps_nothing_of_ours_is_not_used(data: Any) -> None:
     assert stored(MODEL, kept().name, data) is None
 

@@ -19,6 +19,7 @@ from quire_operator.resources.manifest import Manifest, metadata
 from quire_operator.spec import LLMDeployment, Rollout, Spec, parse
 
 KEPT_KINDS = ("ServiceAccount", "ConfigMap", "NetworkPolicy", "Service", "PodDisruptionBudget", "Deployment")
+_KEPT_OF_DEPLOYMENT = ("selector", "template")
 _HASH_LENGTH = 10
 
 
@@ -50,8 +51,8 @@ def stored(model: LLMDeployment, name: str, data: Any) -> Kept | None:
     if not isinstance(children, list) or not all(_is_own(child, model) for child in children):
         return None
     found = kept(model, data.get("spec") or {}, children)
-    kinds = {child["kind"] for child in found.children}
-    return found if found.name == name and "Deployment" in kinds and len(kinds) == len(children) else None
+    deployments = [child for child in found.children if child["kind"] == "Deployment"]
+    return found if found.name == name and len(deployments) == 1 else None
 
 
 def with_kept(children: Iterable[Manifest], render: Kept) -> tuple[Manifest, ...]:
@@ -93,14 +94,20 @@ def _of_pods(spec: Spec) -> Spec:
 def _part(manifest: Manifest) -> Manifest:
     if manifest["kind"] != "Deployment":
         return manifest
-    return {**manifest, "spec": {key: manifest["spec"][key] for key in ("selector", "template")}}
+    return {**manifest, "spec": {key: manifest["spec"][key] for key in _KEPT_OF_DEPLOYMENT}}
 
 
 def _is_own(child: Any, model: LLMDeployment) -> bool:
     """Whether the manifest is of a kept kind, in the LLMDeployment's namespace, and owned by it."""
     if not isinstance(child, dict) or child.get("kind") not in KEPT_KINDS:
         return False
-    told = child.get("metadata") or {}
+    told, spec = child.get("metadata"), child.get("spec")
+    if child["kind"] == "Deployment" and not (
+        isinstance(spec, dict) and spec.keys() >= {*_KEPT_OF_DEPLOYMENT}
+    ):
+        return False
     owned = metadata(model, model.name)
+    if not isinstance(told, dict):
+        return False
     is_named = told.get("name") == model.name or child["kind"] == "ConfigMap"
     return is_named and all(told.get(key) == owned.get(key) for key in ("namespace", "ownerReferences"))

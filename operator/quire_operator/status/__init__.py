@@ -95,7 +95,7 @@ def of(
         "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in observed.pods),
         "model": progress.model(here, old.get("model") or {}),
         "engine": progress.engine(deployment, here, old.get("engine") or {}),
-        **rollout.summary(model, deployment, newer),
+        **rollout.summary(deployment, newer),
         "lastFailure": _last_failure(problem, view, old.get("lastFailure") or {}, now),
         "conditions": built,
     }
@@ -103,7 +103,12 @@ def of(
 
 
 def failed_rollout(model: LLMDeployment, observed: Observed, *, now: datetime) -> str:
-    """Why the rollout that is under way will not end by itself; empty while it may."""
+    """Why the rollout that is under way will not end by itself; empty while it may. What was said of the pods
+    of another template is no evidence.
+    """
+    deployment = observed.child("Deployment")
+    if deployment is None or not (_is_seen(deployment) and _is_newest(observed.replica_sets, deployment)):
+        return ""
     view = _view(model, observed, now)
     final = rollout.final_failure(view.states)
     if final is None and not view.rollout.deadline_exceeded:
@@ -238,10 +243,14 @@ def _is_rolled_out(sets: Sequence[Body], deployment: Body) -> bool:
     and what is reported of the old one still holds.
     """
     newest = newest_of(sets)
-    if any((other.get("status") or {}).get("replicas") for other in sets if other is not newest):
-        return False
+    old = [one for one in sets if one is not newest and (one.get("status") or {}).get("replicas")]
+    return not old and _is_newest(sets, deployment)
+
+
+def _is_newest(sets: Sequence[Body], deployment: Body) -> bool:
+    """Whether the newest pods are made as the Deployment wants them."""
     wanted = (deployment.get("spec") or {}).get("template")
-    made = ((newest or {}).get("spec") or {}).get("template")
+    made = ((newest_of(sets) or {}).get("spec") or {}).get("template")
     if not wanted or not made:
         return False
     metadata = made.get("metadata") or {}

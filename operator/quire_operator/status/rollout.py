@@ -53,12 +53,12 @@ def _has_left_room(model: LLMDeployment, observed: Observed, now: datetime) -> b
     return seconds_since(str(progressing.get("lastUpdateTime", "")), now) < grace
 
 
-def summary(model: LLMDeployment, deployment: Body, newer: str) -> dict[str, Any]:
+def summary(deployment: Body, newer: str) -> dict[str, Any]:
     """status.rollout and the revisions; empty before there is a Deployment."""
     if not deployment:
         return {}
     annotations = (deployment.get("metadata") or {}).get("annotations") or {}
-    told: dict[str, Any] = {"rollout": {"strategyInEffect": _strategy(model, deployment)}}
+    told: dict[str, Any] = {"rollout": {"strategyInEffect": _strategy(deployment)}}
     if revision := annotations.get(names.ANNOTATION_RENDER_REVISION):
         told["renderRevision"] = str(revision)
     return told | ({"availableRenderRevision": newer} if newer else {})
@@ -83,7 +83,7 @@ def is_final(failure: Failure) -> bool:
     return REASONS[failure.reason].final and is_repeated
 
 
-def _strategy(model: LLMDeployment, deployment: Mapping[str, Any]) -> str:
+def _strategy(deployment: Mapping[str, Any]) -> str:
     strategy = (deployment.get("spec") or {}).get("strategy") or {}
     if strategy.get("type") == "Recreate":
         return "Recreate"
