@@ -117,7 +117,7 @@ class Reconciler:
         if plan:
             logger.info("%s/%s: %s", key.namespace, key.name, "; ".join(plan.details))
             problem = await self._execute(plan, key) or problem
-            observed = await self._cluster.observe(body)
+            observed = replace(await self._cluster.observe(body), missing=observed.missing)
         new = status.of(model, observed, now=self._now(), problem=problem, newer=render.newer)
         outcome = await self._report(key, observed, new, plan)
         return outcome if due is None else replace(outcome, again_after=min(due, outcome.again_after or due))
