@@ -23,9 +23,7 @@ from quire_server.core.step import StepResult
 
 _PRIOR = 0.7  # acceptance before anything was seen
 _PRIOR_WEIGHT = 2.0
-_OTHERS_WEIGHT = (
-    8.0  # of all rows' acceptance beside a row's own: the luckiest ones look better than they are
-)
+_OTHERS_WEIGHT = 8.0  # of all rows' beside a row's own: the luckiest ones look better than they are
 _FIRST_PAUSE, _LONGEST_PAUSE = 8, 128  # tokens without drafts after drafting did not pay
 _NEVER = 1 << 62
 
