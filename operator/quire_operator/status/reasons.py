@@ -38,6 +38,26 @@ _ALL = (
         exit_code=65,
     ),
     Reason(
+        "ModelAccessDenied",
+        "the source of the model refuses to give it",
+        "correct the Secret with the credentials, and accept the model's terms where it is published",
+        final=True,
+        exit_code=77,
+    ),
+    Reason(
+        "ModelDownloadFailed",
+        "the model could not be downloaded",
+        "check the network, the proxy and the source that the message names; it is tried again",
+        exit_code=69,
+    ),
+    Reason(
+        "OutOfDisk",
+        "the volume has no room for the model, or cannot be written",
+        "enlarge the volume; what is there already is continued",
+        final=True,
+        exit_code=73,
+    ),
+    Reason(
         "ConfigError",
         "the server refused its configuration",
         "correct spec.engine (the message names the setting), or the Secret that the pod refers to",
