@@ -1,6 +1,7 @@
 """Writes docs/reference.md from the CRD, docs/failures.md from the operator's table of reasons,
 docs/api.md from the server's OpenAPI document, docs/server.md from its flags, docs/matrix.md from the parity
-matrix of the tests, and the tables of docs/kernels.md from bench/results/aot.json.
+matrix of the tests, the tables of docs/kernels.md from bench/results/aot.json, and docs/sizing.md by
+quire_sizing.
 
 Run by `make docs`, in the repository's root; `--check` (run by tests) fails when a page is not what
 the code gives.
@@ -15,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from docs import api_pages, flag_pages, kernel_tables, model_matrix
+from docs import api_pages, flag_pages, kernel_tables, model_matrix, size_tables
 from quire_operator.status.reasons import REASONS
 
 DOCS = Path(__file__).parent
@@ -110,6 +111,7 @@ PAGES = {
     DOCS / "server.md": flag_pages.page,
     DOCS / "matrix.md": model_matrix.page,
     DOCS / "kernels.md": kernel_tables.page,
+    DOCS / "sizing.md": size_tables.page,
 }
 
 

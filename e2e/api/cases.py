@@ -13,6 +13,7 @@ from typing import Any
 from e2e.api.engine_cases import ENGINE_CASES
 from e2e.api.kv_cases import KV_CASES
 from e2e.api.log_cases import LOG_CASES
+from e2e.api.rollout_cases import ROLLOUT_CASES
 from e2e.api.scaling_cases import SCALING_CASES
 from e2e.api.specs import Body, merged, minimal, schemas
 
@@ -256,14 +257,6 @@ CASES: dict[str, Cases] = (
             ),
             refused=(_peer(), _peer(ipBlock={"cidr": "10.0.0.0/8"}, podSelector={})),
         ),
-        "spec.rollout#0": Cases(
-            field="spec.rollout",
-            accepted=(
-                minimal(rollout={"maxSurge": 0, "maxUnavailable": 1}),
-                minimal(rollout={"maxUnavailable": 0}),
-            ),
-            refused=(minimal(rollout={"maxSurge": 0}), minimal(rollout={"maxSurge": 0, "maxUnavailable": 0})),
-        ),
     }
     | {
         case_id: cases
@@ -289,6 +282,8 @@ CASES: dict[str, Cases] = (
     }
     | {
         case_id: Cases(**arguments)
-        for case_id, arguments in (KV_CASES | ENGINE_CASES | LOG_CASES | SCALING_CASES).items()
+        for case_id, arguments in (
+            KV_CASES | ENGINE_CASES | LOG_CASES | SCALING_CASES | ROLLOUT_CASES
+        ).items()
     }
 )

@@ -200,6 +200,8 @@ def _repaired(entry: Body, path: str) -> Body:
         case "rollout":
             if entry.get("maxSurge", 1) == 0:
                 entry["maxUnavailable"] = 1
+                if entry.get("strategy") == "Surge":
+                    entry["strategy"] = "Auto"
         case "scheduling.tolerations[]":
             if entry.get("operator") == "Exists":
                 entry.pop("value", None)

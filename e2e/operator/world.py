@@ -25,6 +25,7 @@ MERGE = "application/merge-patch+json"
 
 PATHS = {
     "LLMDeployment": "/apis/serving.quire.dev/v1alpha1/namespaces/{}/llmdeployments",
+    "ControllerRevision": "/apis/apps/v1/namespaces/{}/controllerrevisions",
     "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
     "ReplicaSet": "/apis/apps/v1/namespaces/{}/replicasets",
     "Pod": "/api/v1/namespaces/{}/pods",
@@ -175,7 +176,7 @@ class World:
 
     # ------------------------------------------------------------ instead of controllers and kubelet
 
-    def make_pod(self, namespace: str, name: str, status: Body) -> Body:
+    def make_pod(self, namespace: str, name: str, status: Body, *, revision: int = 1) -> Body:
         """A ReplicaSet of the Deployment and one pod of it, as the controllers would make them."""
         deployment = eventually("the Deployment", lambda: self.get("Deployment", namespace, name))
         template = deployment["spec"]["template"]
@@ -187,7 +188,7 @@ class World:
                 "metadata": {
                     "name": f"{name}-{suffix}",
                     "labels": template["metadata"]["labels"],
-                    "annotations": {"deployment.kubernetes.io/revision": "1"},
+                    "annotations": {"deployment.kubernetes.io/revision": str(revision)},
                     "ownerReferences": [_owner("apps/v1", deployment, "Deployment")],
                 },
                 "spec": {"selector": deployment["spec"]["selector"], "template": template},
@@ -208,16 +209,26 @@ class World:
         )
         return self.patch("Pod", namespace, pod["metadata"]["name"], {"status": status}, status=True)
 
-    def roll_out(self, namespace: str, name: str, *, ready: int, replicas: int | None = None) -> None:
+    def roll_out(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        ready: int,
+        replicas: int | None = None,
+        updated: int | None = None,
+        progressing: Body | None = None,
+    ) -> None:
         """What the Deployment's controller would report."""
         deployment = self.read("Deployment", namespace, name)
         total = ready if replicas is None else replicas
         status = {
             "observedGeneration": deployment["metadata"]["generation"],
             "replicas": total,
-            "updatedReplicas": total,
+            "updatedReplicas": total if updated is None else updated,
             "readyReplicas": ready,
             "availableReplicas": ready,
+            **({"conditions": [progressing]} if progressing else {}),
         }
         self.patch("Deployment", namespace, name, {"status": status}, status=True)
 

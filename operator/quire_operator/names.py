@@ -27,6 +27,9 @@ ROLE_LEADER = "leader"
 ANNOTATION_APPLIED_HASH = f"{GROUP}/applied-hash"
 ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 ANNOTATION_RESTART_ID = f"{GROUP}/restart-id"
+ANNOTATION_RENDER_REVISION = f"{GROUP}/render-revision"
+ANNOTATION_ROLLBACK_TO = f"{GROUP}/rollback-to"
+ANNOTATION_ROLLOUT_FAILED = f"{GROUP}/rollout-failed"
 
 # Put on pods until they are ready for the first time; the operator takes them off then.
 PROTECT_WHILE_LOADING = {

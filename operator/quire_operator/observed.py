@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from quire_operator.reports import Sample
 
 Body = Mapping[str, Any]
+
+# What the scheduler says where another pod takes the room: resources, ports, or nearness.
+_ROOM = re.compile(r"insufficient|too many pods|free ports|anti-affinity", re.IGNORECASE)
 
 
 @dataclass(frozen=True, order=True)
@@ -84,6 +89,51 @@ def is_shrinking(autoscaler: Body) -> bool:
     reasons = {c.get("reason") for c in status.get("conditions") or ()}
     asks_for_fewer = int(status.get("desiredReplicas") or current) < current
     return asks_for_fewer or bool(reasons & {"ScaleDownStabilized", "ScaleDownLimit"})
+
+
+def seconds_since(timestamp: str, now: datetime) -> float:
+    """Seconds from a timestamp of the API server to `now`; 0 for what is no timestamp."""
+    try:
+        return (now - datetime.fromisoformat(timestamp)).total_seconds()
+    except (ValueError, TypeError):
+        return 0.0
+
+
+def newest_of(replica_sets: Sequence[Body]) -> Body | None:
+    """The ReplicaSet with the highest revision."""
+
+    def revision(replica_set: Body) -> int:
+        annotations = replica_set["metadata"].get("annotations") or {}
+        text = annotations.get("deployment.kubernetes.io/revision", "0")
+        return int(text) if text.isdigit() else 0
+
+    return max(replica_sets, key=revision, default=None)
+
+
+def surging_pods(observed: Observed) -> list[Body]:
+    """Pods of the newest revision while older ones are there, going or not."""
+    newest = newest_of(observed.replica_sets)
+    uid = "" if newest is None else str(newest["metadata"]["uid"])
+    current = [pod for pod in observed.pods if controller_uid(pod) == uid]
+    return current if len(current) < len(observed.pods) else []
+
+
+def awaits_room_since(pod: Body) -> str:
+    """Since when the scheduler finds no room for the pod; empty unless room is what it lacks.
+
+    Where no node is the right one, or a volume is missing, the room that another pod leaves would not help.
+    """
+    for condition in (pod.get("status") or {}).get("conditions") or ():
+        told = (condition.get("type"), condition.get("status"), condition.get("reason"))
+        if told == ("PodScheduled", "False", "Unschedulable") and _ROOM.search(str(condition.get("message"))):
+            return str(condition.get("lastTransitionTime", ""))
+    return ""
+
+
+def is_replaced_in_place(deployment: Body) -> bool:
+    """Whether its pods are replaced without one more than wanted."""
+    strategy = (deployment.get("spec") or {}).get("strategy") or {}
+    return (strategy.get("rollingUpdate") or {}).get("maxSurge") == 0
 
 
 def claims_on_replicas(body: Body) -> list[dict[str, Any]]:

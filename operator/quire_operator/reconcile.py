@@ -10,18 +10,29 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from quire_operator import names, resources, spec, status
-from quire_operator.cluster import Cluster, ClusterError, FailedError, Key, QuotaExceededError, RejectedError
+from quire_operator.cluster import (
+    Cluster,
+    ClusterError,
+    FailedError,
+    Key,
+    Object,
+    QuotaExceededError,
+    RejectedError,
+)
 from quire_operator.errors import SpecError
 from quire_operator.observed import Observed, Ref, ref
-from quire_operator.plan import Plan, decider, make_plan
+from quire_operator.plan import Plan, decider, make_plan, revisions, strategy
+from quire_operator.plan.revisions import Revision
 from quire_operator.reports import printable
+from quire_operator.resources import Kept, Manifest
 from quire_operator.settings import Settings
+from quire_operator.spec import LLMDeployment
 from quire_operator.status import Failure, transitions
 
 logger = logging.getLogger(__name__)
@@ -43,6 +54,19 @@ class Outcome:
     phase: str = ""
     plan: Plan = Plan()
     again_after: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Render:
+    """`asked`: what the spec stands for. `newer`: name of what this operator would render for it, if that is
+    something else.
+    """
+
+    asked: Kept
+    in_force: Kept
+    past: tuple[Revision, ...]
+    newer: str
+    rolled_back: str  # why something else is in force, if so
 
 
 class Reconciler:
@@ -73,20 +97,57 @@ class Reconciler:
         try:
             model = spec.parse(body)
             autoscaler = self._cluster.cache.get("HorizontalPodAutoscaler", *key)
-            desired = resources.build(model, self._settings, status.measured(body, autoscaler))
+            fresh = resources.build(model, self._settings, status.measured(body, autoscaler))
         except SpecError as error:
             observed = await self._cluster.observe(body)
             return await self._report(key, observed, status.invalid(observed, error, now=self._now()), Plan())
+        render = await self._render(model, body, fresh)
+        desired = resources.with_kept(fresh, render.in_force)
         observed = await self._cluster.observe(body, [ref(manifest) for manifest in desired])
         problem = status.ownership_conflict(observed)
-        plan, due = self._paced(key, make_plan(desired, observed, decider(model, observed)))
+        desired = strategy.settled(desired, model, observed, self._now())
+        plan = make_plan(desired, observed, decider(model, observed))
+        plan = revisions.writes(plan, model, render.asked, render.past, observed)
+        may_give_up = model.spec.rollout.auto_rollback
+        why = status.failed_rollout(model, observed, now=self._now()) if may_give_up else ""
+        gives_up = revisions.give_up(model, render.asked.name, render.past, observed, why)
+        plan, due = (gives_up, 0.0) if gives_up else self._paced(key, plan)
+        if given_up := render.rolled_back or (why if gives_up else ""):
+            problem = problem or Failure(reason="RolledBack", detail=given_up)
         if plan:
             logger.info("%s/%s: %s", key.namespace, key.name, "; ".join(plan.details))
             problem = await self._execute(plan, key) or problem
             observed = await self._cluster.observe(body)
-        new = status.of(model, observed, now=self._now(), problem=problem)
+        new = status.of(model, observed, now=self._now(), problem=problem, newer=render.newer)
         outcome = await self._report(key, observed, new, plan)
         return outcome if due is None else replace(outcome, again_after=min(due, outcome.again_after or due))
+
+    async def _render(self, model: LLMDeployment, body: Object, fresh: Sequence[Manifest]) -> _Render:
+        """What of the children stays as it was rendered, and what is rendered anew.
+
+        What is stored is read only where it differs from what would be rendered now.
+        """
+        past = revisions.history(self._cluster.revisions(body))
+        now = asked = resources.kept(model, body["spec"], fresh)
+        if past and past[-1].name != now.name and model.spec.rollout.adopt_operator_defaults != "Always":
+            newest = await self._stored(model, past[-1].name)
+            if newest is not None and resources.is_same(model, body, newest):
+                asked = newest
+        back, why = revisions.rollback(model, asked.name, past)
+        before = await self._stored(model, back) if back else None
+        return _Render(
+            asked=asked,
+            in_force=before or asked,
+            past=past,
+            newer="" if asked is now else now.name,
+            rolled_back=why if before else "",
+        )
+
+    async def _stored(self, model: LLMDeployment, name: str) -> Kept | None:
+        found = resources.stored(model, name, await self._cluster.kept(model.namespace, name))
+        if found is None:
+            logger.warning("%s/%s: ControllerRevision %s is not used", model.namespace, model.name, name)
+        return found
 
     async def _execute(self, plan: Plan, key: Key) -> Failure | None:
         """Carry out the plan; what the API server refuses is a problem to be told of."""

@@ -45,7 +45,7 @@ def test_no_role_names_a_secret_a_wildcard_or_a_way_to_more_rights(name: str) ->
 def test_the_operator_has_the_rights_that_its_code_uses_and_no_others() -> None:
     (role,) = [r for r in roles(render(*MATRIX["no adapter"])) if r["kind"] == "ClusterRole"]
     write = READ | {"create", "patch", "delete"}
-    expected = {(kind.group, kind.plural): write for kind in kinds.CHILDREN}
+    expected = {(kind.group, kind.plural): write for kind in (*kinds.CHILDREN, kinds.REVISION)}
     expected |= {
         ("serving.quire.dev", "llmdeployments"): READ,
         ("serving.quire.dev", "llmdeployments/status"): {"patch"},

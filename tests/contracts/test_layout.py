@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SHELVES = {
-    "operator": {"quire_operator", "quire_metrics_adapter"},
+    "operator": {"quire_kubectl", "quire_metrics_adapter", "quire_operator", "quire_sizing"},
     "server": {"quire_server"},
     "kernels": {"quire_kernels"},
 }

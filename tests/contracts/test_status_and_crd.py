@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from e2e.api import specs
 from e2e.operator import pods
-from quire_operator import spec, status
+from quire_operator import names, spec, status
 from quire_operator.errors import SpecError
 from quire_operator.observed import Observed, Ref
 from quire_operator.reports import MAX_BYTES, MAX_MESSAGE_CHARS, Sample
@@ -29,7 +29,7 @@ STATUS_SCHEMA = specs.SCHEMA["properties"]["status"]
 def observed(*told: specs.Body, samples: tuple[Sample, ...] = ()) -> Observed:
     """An LLMDeployment with a Deployment, and pods whose kubelet tells these."""
     deployment = {
-        "metadata": {"generation": 1},
+        "metadata": {"generation": 1, "annotations": {names.ANNOTATION_RENDER_REVISION: "minimal-0"}},
         "spec": {"template": {"spec": {"containers": [{"name": "server", "image": "i" * 255}]}}},
         "status": {"observedGeneration": 1, "replicas": len(told), "updatedReplicas": len(told)},
     }
@@ -70,7 +70,7 @@ def statuses() -> dict[str, status.Status]:
     found = {
         "nothing yet": status.of(model, Observed(body=BODY), now=NOW),
         "loading": status.of(model, observed(pods.loading(), samples=(loading,)), now=NOW),
-        "serving": status.of(model, observed(pods.ready(), samples=(serving,)), now=NOW),
+        "serving": status.of(model, observed(pods.ready(), samples=(serving,)), now=NOW, newer="minimal-1"),
         "failed": status.of(model, observed(pods.terminated(70, "EngineCrashed", message=long)), now=NOW),
         "scaled": status.of(SCALED, scaled(), now=NOW),
         "invalid": status.invalid(observed(), SpecError("spec.engine", long), now=NOW),

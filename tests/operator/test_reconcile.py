@@ -63,6 +63,7 @@ async def test_a_new_deployment_costs_one_write_per_child_and_one_status(monkeyp
 
     kinds_written = [path.split("/")[-2] for path in first[:-1]]
     assert kinds_written == [
+        "controllerrevisions",
         "serviceaccounts",
         "configmaps",
         "networkpolicies",

@@ -85,6 +85,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
+# What was rendered for each spec is kept, so that another release of the operator restarts no pod.
+- apiGroups: [apps]
+  resources: [controllerrevisions]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [replicasets]
   verbs: [get, list, watch]

@@ -81,6 +81,16 @@ class Cluster:
                 listing.add(page, version)
         return listing.finish()
 
+    def revisions(self, body: Body) -> list[Object]:
+        """The ControllerRevisions that the LLMDeployment owns, without what they keep."""
+        owned = self.cache.owned(owner_key(dict(body)), "ControllerRevision")
+        return [revision for revision in owned if controller_uid(revision) == _uid(body)]
+
+    async def kept(self, namespace: str, name: str) -> Any:
+        """What a ControllerRevision keeps; None when it is gone."""
+        revision = await self._read(kinds.REVISION, namespace, name)
+        return None if revision is None else revision.get("data")
+
     async def observe(self, body: Body, wanted: Iterable[Ref] = ()) -> Observed:
         """The LLMDeployment's objects from the cache; what is wanted and not there is looked up by name."""
         key = owner_key(dict(body))
@@ -131,7 +141,14 @@ class Cluster:
         return errors
 
     async def execute(self, plan: Plan, namespace: str) -> None:
-        """Carry out a plan: retire autoscalers, apply in order, then delete, then mark pods."""
+        """Carry out a plan: say what is to be kept, retire autoscalers, apply in order, delete, mark pods."""
+        for revision in plan.revise:
+            document = {
+                "metadata": {"uid": revision.uid, "annotations": dict(revision.annotations)},
+                "revision": revision.number,
+            }
+            path = kinds.REVISION.path(namespace, revision.name)
+            self.cache.put(await self._write("PATCH", path, body=document, content_type=MERGE_PATCH))
         for target, uid in plan.retire:
             await self._delete(target, namespace, uid)
         for manifest in plan.apply:

@@ -1,8 +1,8 @@
 """What the watches have told so far, so that a reconcile without a change costs no request.
 
 Filled by watch events, by re-lists and by the answers to our own writes; an older version never replaces a
-newer one. Objects are kept as JSON bytes, a fifth of the memory of dicts, and without their managed fields:
-only who owns a Deployment's replicas is asked for. Knows no request.
+newer one. Objects are kept as JSON bytes, a fifth of the memory of dicts, without their managed fields (only
+who owns a Deployment's replicas is asked for) and without what ControllerRevisions keep. Knows no request.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class Cache:
             self._drop(kind, place)
         owner = owner_key(body)
         kept = {**body, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}}
+        kept.pop("data" if kind == "ControllerRevision" else "", None)
         if kind == "Deployment" and (claims := claims_on_replicas(body)):
             kept["metadata"]["managedFields"] = claims
         raw = json.dumps(kept, separators=(",", ":")).encode()
@@ -88,9 +89,11 @@ class Cache:
         entry = self._entries[kind].get((namespace, name))
         return None if entry is None else json.loads(entry.raw)
 
-    def owned(self, key: Key) -> Iterator[Object]:
-        """All objects that carry the label of `key`, and the LLMDeployment itself."""
+    def owned(self, key: Key, only: str = "") -> Iterator[Object]:
+        """All objects that carry the label of `key`, and the LLMDeployment itself; `only` those of a kind."""
         for kind, name in sorted(self._of_owner.get(key, ())):
+            if only not in ("", kind):
+                continue
             entry = self._entries[kind].get((key.namespace, name))
             if entry is not None and entry.owner == key:
                 yield json.loads(entry.raw)

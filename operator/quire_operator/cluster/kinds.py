@@ -36,6 +36,7 @@ LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 EVENT = Kind("events.k8s.io/v1", "Event", "events")
 POD = Kind("v1", "Pod", "pods")
 REPLICA_SET = Kind("apps/v1", "ReplicaSet", "replicasets")
+REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
 # Somebody else's autoscaler of our Deployment carries no label of ours.
 HPA = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", label="")
@@ -51,6 +52,6 @@ CHILDREN = (
 )
 
 # Everything that is watched and kept in the cache, the LLMDeployments first.
-WATCHED = (LLM_DEPLOYMENT, *CHILDREN, REPLICA_SET, POD)
+WATCHED = (LLM_DEPLOYMENT, *CHILDREN, REVISION, REPLICA_SET, POD)
 
 BY_NAME = {kind.kind: kind for kind in (*WATCHED, LEASE, EVENT)}

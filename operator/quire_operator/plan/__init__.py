@@ -19,7 +19,7 @@ from quire_operator.plan import deletion_cost, handover
 from quire_operator.plan.drift import lost_fields
 from quire_operator.plan.handover import Decider, decider
 
-__all__ = ["Decider", "Plan", "PodMark", "decider", "lost_fields", "make_plan", "stamped"]
+__all__ = ["Decider", "Plan", "PodMark", "RevisionMark", "decider", "lost_fields", "make_plan", "stamped"]
 
 Manifest = dict[str, Any]
 
@@ -36,9 +36,20 @@ class PodMark:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RevisionMark:
+    """A ControllerRevision that gets this number and these annotations, or loses those that are None."""
+
+    name: str
+    uid: str
+    number: int
+    annotations: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Writes in the order in which they are to be made. `details` says why, one line each, for the log."""
 
+    revise: tuple[RevisionMark, ...] = ()
     # Autoscalers that go before anything is applied: they would undo the number that is.
     retire: tuple[tuple[Ref, str], ...] = ()
     apply: tuple[Manifest, ...] = ()
@@ -48,7 +59,7 @@ class Plan:
     details: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.retire or self.apply or self.delete or self.mark)
+        return bool(self.revise or self.retire or self.apply or self.delete or self.mark)
 
 
 def make_plan(desired: Iterable[Body], observed: Observed, by: Decider = Decider.SPEC) -> Plan:

@@ -13,15 +13,17 @@ from quire_operator.resources import (
     hpa,
     network_policy,
     pod,
+    revision,
     service,
     service_account,
 )
 from quire_operator.resources.hpa import Measured
+from quire_operator.resources.kept import Kept, is_same, kept, stored, with_kept
 from quire_operator.resources.manifest import Manifest
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
 
-__all__ = ["Manifest", "Measured", "build"]
+__all__ = ["Kept", "Manifest", "Measured", "build", "is_same", "kept", "revision", "stored", "with_kept"]
 
 UNMEASURED = Measured()
 

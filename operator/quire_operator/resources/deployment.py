@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from quire_operator import names
 from quire_operator.resources.manifest import Manifest, metadata
-from quire_operator.spec import LLMDeployment
+from quire_operator.spec import LLMDeployment, Rollout
 
-# A pod that may take the whole startup time is late only some minutes after it.
+# A pod that may take the whole startup time, after a wait for a node, is late only some minutes later.
 _PROGRESS_MARGIN_SECONDS = 300
 
 
@@ -22,13 +22,24 @@ def build(model: LLMDeployment, template: Manifest) -> Manifest:
         "spec": {
             "replicas": model.replicas,
             "selector": {"matchLabels": names.selector_labels(model.name)},
-            "strategy": {
-                "type": "RollingUpdate",
-                "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
-            },
-            "progressDeadlineSeconds": model.spec.health.startup_timeout_seconds + _PROGRESS_MARGIN_SECONDS,
+            "strategy": _strategy(rollout),
+            "progressDeadlineSeconds": (
+                model.spec.health.startup_timeout_seconds
+                + rollout.surge_wait_seconds
+                + _PROGRESS_MARGIN_SECONDS
+            ),
             **min_ready,
             **paused,
             "template": template,
         },
     }
+
+
+def _strategy(rollout: Rollout) -> Manifest:
+    """As Auto begins: it surges."""
+    if rollout.strategy == "Recreate":
+        return {"type": "Recreate"}
+    numbers = {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable}
+    if rollout.strategy == "InPlace":
+        numbers = {"maxSurge": 0, "maxUnavailable": max(1, rollout.max_unavailable)}
+    return {"type": "RollingUpdate", "rollingUpdate": numbers}

@@ -73,8 +73,12 @@ class Disruption:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
+    strategy: str = choice("Auto", "Surge", "InPlace", "Recreate")
     max_surge: int = number(0, 100, 1)
     max_unavailable: int = number(0, 100, 0)
+    surge_wait_seconds: int = number(10, 3600, 120)
     min_ready_seconds: int = number(0, 300, 0)
     restart_id: str = text(IDENTIFIER, 64)
     paused: bool = False
+    auto_rollback: bool = False
+    adopt_operator_defaults: str = choice("OnSpecChange", "Always")

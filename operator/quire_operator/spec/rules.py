@@ -120,6 +120,8 @@ def check(spec: Spec) -> None:
         raise SpecError(
             "spec.rollout", "no pod could ever be replaced: set maxSurge or maxUnavailable above 0"
         )
+    if spec.rollout.strategy == "Surge" and spec.rollout.max_surge == 0:
+        raise SpecError("spec.rollout.maxSurge", "set it above 0, or choose the strategy InPlace")
 
 
 def _check_path(field: str, path: str) -> None:

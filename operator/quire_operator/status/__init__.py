@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from quire_operator import names, reports
 from quire_operator.errors import SpecError
-from quire_operator.observed import Body, Observed, ref
+from quire_operator.observed import Body, Observed, newest_of, ref
 from quire_operator.spec import LLMDeployment
-from quire_operator.status import conditions, pods, progress, reasons, scaling
+from quire_operator.status import conditions, last_failure, pods, progress, rollout, scaling
 from quire_operator.status.conditions import Facts, Rollout
 from quire_operator.status.pods import Failure, PodState
 from quire_operator.status.scaling import awaits_metrics, measured
@@ -27,6 +27,7 @@ __all__ = [
     "Failure",
     "Status",
     "awaits_metrics",
+    "failed_rollout",
     "invalid",
     "measured",
     "of",
@@ -50,8 +51,17 @@ class _View:
     failure: Failure | None
 
 
-def of(model: LLMDeployment, observed: Observed, *, now: datetime, problem: Failure | None = None) -> Status:
-    """The whole status. `problem`: why the desired state could not be applied, if so."""
+def of(
+    model: LLMDeployment,
+    observed: Observed,
+    *,
+    now: datetime,
+    problem: Failure | None = None,
+    newer: str = "",
+) -> Status:
+    """The whole status. `problem`: why the desired state could not be applied, if so. `newer`: what would be
+    rendered for the same spec now, if that is something else.
+    """
     view = _view(model, observed, now)
     old = observed.status
     here = [state for state in view.states if not state.going]
@@ -83,10 +93,23 @@ def of(model: LLMDeployment, observed: Observed, *, now: datetime, problem: Fail
         "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in observed.pods),
         "model": progress.model(here, old.get("model") or {}),
         "engine": progress.engine(deployment, here, old.get("engine") or {}),
+        **rollout.summary(model, deployment, newer),
         "lastFailure": _last_failure(problem, view, old.get("lastFailure") or {}, now),
         "conditions": built,
     }
     return {key: value for key, value in status.items() if value != {}}
+
+
+def failed_rollout(model: LLMDeployment, observed: Observed, *, now: datetime) -> str:
+    """Why the rollout that is under way will not end by itself; empty while it may."""
+    view = _view(model, observed, now)
+    final = rollout.final_failure(view.states)
+    if final is None and not view.rollout.deadline_exceeded:
+        return ""
+    reasons = ["ProgressDeadlineExceeded"] if final is None else []
+    failure = final or view.failure
+    told = [failure.reason, failure.detail] if failure is not None else []
+    return reports.printable(": ".join([*reasons, *told]))
 
 
 def invalid(observed: Observed, error: SpecError, *, now: datetime) -> Status:
@@ -134,7 +157,7 @@ def timestamp(moment: datetime) -> str:
 
 def _view(model: LLMDeployment, observed: Observed, now: datetime) -> _View:
     deployment = observed.child("Deployment")
-    newest = _newest(observed.replica_sets)
+    newest = newest_of(observed.replica_sets)
     newest_uid = "" if newest is None else str(newest["metadata"]["uid"])
     wanted, needed = _numbers(model, observed)
     known = {c.get("reason") for c in observed.status.get("conditions") or () if c.get("type") == "Degraded"}
@@ -150,12 +173,18 @@ def _view(model: LLMDeployment, observed: Observed, now: datetime) -> _View:
         )
         for pod in observed.pods
     ]
-    failures = [state.failure for state in _by_weight(states) if state.failure is not None]
+    waiting = rollout.waiting_to_surge(model, observed, states)
+    failures = [s.failure for s in _by_weight(states) if s.failure is not None and s.failure is not waiting]
     refused = _refused(deployment)
     # The one that is told already stays the one that is told, so that two bad pods do not take turns.
     failure = next((f for f in failures if f.reason in known), failures[0] if failures else refused)
-    rollout = _rollout(deployment, wanted=wanted, needed=needed, newest=newest)
-    return _View(rollout=rollout, states=states, failure=failure)
+    numbers = replace(
+        _rollout(deployment, wanted=wanted, needed=needed, newest=newest),
+        awaits_room="" if waiting is None else waiting.detail,
+        surge_wait_seconds=model.spec.rollout.surge_wait_seconds,
+        in_place=rollout.has_given_up_to_surge(model, deployment),
+    )
+    return _View(rollout=numbers, states=states, failure=failure)
 
 
 def _numbers(model: LLMDeployment, observed: Observed) -> tuple[int, int]:
@@ -169,17 +198,6 @@ def _numbers(model: LLMDeployment, observed: Observed) -> tuple[int, int]:
         return wanted, max(1, wanted - spare)
     live = int(((observed.child("Deployment") or {}).get("spec") or {}).get("replicas", wanted))
     return live, wanted if model.autoscaler else max(1, min(live, wanted) - spare)
-
-
-def _newest(replica_sets: Sequence[Body]) -> Body | None:
-    """The ReplicaSet with the highest revision."""
-
-    def revision(replica_set: Body) -> int:
-        annotations = replica_set["metadata"].get("annotations") or {}
-        text = annotations.get("deployment.kubernetes.io/revision", "0")
-        return int(text) if text.isdigit() else 0
-
-    return max(replica_sets, key=revision, default=None)
 
 
 def _by_weight(states: Sequence[PodState]) -> list[PodState]:
@@ -256,26 +274,6 @@ def _phase(facts: Facts, is_true: Mapping[str, str]) -> str:
 def _last_failure(
     problem: Failure | None, view: _View, old: Mapping[str, Any], now: datetime
 ) -> Mapping[str, Any]:
-    """The newest failure there is, kept after it has healed."""
     if problem is not None:
-        return _told(problem, old, now)
-    ended = [state.ended for state in view.states if state.ended is not None]
-    newest = max(ended, key=lambda failure: failure.time, default=None)
-    failure = view.failure if view.failure is not None and view.failure.exit_code is None else newest
-    if failure is None or (failure is newest and failure.time < str(old.get("time", ""))):
-        return old
-    return _told(failure, old, now)
-
-
-def _told(failure: Failure, old: Mapping[str, Any], now: datetime) -> dict[str, Any]:
-    same = old.get("reason") == failure.reason and old.get("pod", "") == failure.pod
-    told = {
-        "reason": failure.reason,
-        "message": reasons.message(failure.reason, failure.detail),
-        "time": failure.time or (same and old.get("time")) or timestamp(now),
-    }
-    if failure.pod:
-        told |= {"pod": failure.pod, "container": names.CONTAINER}
-    if failure.exit_code is not None:
-        told["exitCode"] = failure.exit_code
-    return told
+        return last_failure.told(problem, old, timestamp(now))
+    return last_failure.newest(view.states, view.failure, old, timestamp(now))

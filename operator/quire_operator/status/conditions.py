@@ -11,11 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire_operator.status import reasons
+from quire_operator.status import reasons, rollout
 from quire_operator.status.pods import Failure
 from quire_operator.status.scaling import Decided
 
 Condition = dict[str, Any]
+SURGE_UNSCHEDULABLE = "SurgeUnschedulable"
+_IN_PLACE = (
+    "so this rollout goes on in place, one replica after the other, with one ready replica fewer meanwhile."
+)
 _NOT_STALLED: Decided = ("False", "Progressing", "Nothing needs a change of the spec.")
 
 
@@ -32,6 +36,11 @@ class Rollout:
     seen: bool = False  # the Deployment's controller has seen its newest spec, or all but the number of pods
     deadline_exceeded: bool = False
     paused: bool = False
+    awaits_room: str = (
+        ""  # what the scheduler says of the additional pod of a rollout that will not wait for it
+    )
+    surge_wait_seconds: int = 0
+    in_place: bool = False  # because it has waited long enough
 
     @property
     def complete(self) -> bool:
@@ -114,16 +123,12 @@ def _stalled(facts: Facts) -> Decided:
     if facts.problem is not None and reasons.REASONS[facts.problem.reason].final:
         return "True", facts.problem.reason, _explain(facts.problem)
     failure = facts.failure
-    if failure is not None and reasons.REASONS[failure.reason].final and _is_repeated(failure):
+    if failure is not None and rollout.is_final(failure):
         return "True", failure.reason, _explain(failure)
     if facts.rollout.deadline_exceeded:
         detail = f"{failure.reason}: {failure.detail}" if failure is not None else ""
         return "True", "ProgressDeadlineExceeded", reasons.message("ProgressDeadlineExceeded", detail)
     return _NOT_STALLED
-
-
-def _is_repeated(failure: Failure) -> bool:
-    return failure.exit_code is not None and failure.count >= reasons.STALLED_AFTER_FAILURES
 
 
 def _available(rollout: Rollout) -> Decided:
@@ -136,8 +141,16 @@ def _rollout_complete(facts: Facts) -> Decided:
     rollout = facts.rollout
     if rollout.complete and facts.problem is None:
         return "True", "Complete", "All pods run the newest spec."
-    reason = "Paused" if rollout.paused else "InProgress"
-    return "False", reason, f"{rollout.updated} of {rollout.wanted} replicas run the newest spec."
+    count = f"{rollout.updated} of {rollout.wanted} replicas run the newest spec."
+    if rollout.paused:
+        return "False", "Paused", count
+    known = f" ({rollout.awaits_room.rstrip('.')})" if rollout.awaits_room else ""
+    if rollout.in_place:
+        return "False", SURGE_UNSCHEDULABLE, f"{count} An additional pod found no room{known}, {_IN_PLACE}"
+    if rollout.awaits_room:
+        wait = f"After {rollout.surge_wait_seconds} seconds replicas are replaced in place instead."
+        return "False", "WaitingToSurge", f"{count} An additional pod finds no room{known}. {wait}"
+    return "False", "InProgress", count
 
 
 def _scheduled(facts: Facts) -> Decided:

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from quire_operator import names, reports
-from quire_operator.observed import Body, controller_uid
+from quire_operator.observed import Body, controller_uid, seconds_since
 from quire_operator.reports import Sample
 from quire_operator.status.reasons import BY_EXIT_CODE, REASONS
 
@@ -35,6 +35,7 @@ _IMAGE_WAITS = frozenset(
 )
 _CONFIG_WAITS = frozenset({"CreateContainerConfigError", "CreateContainerError"})
 _SELF_REPORTED = frozenset({"CanaryMismatch", "CanaryStale", "EngineStalled"})
+_STARTING = frozenset({"loading", "warming"})
 _SELF_TERMINATED = frozenset(
     {
         "ModelNotFound",
@@ -112,7 +113,9 @@ def read(
     going = _is_going(pod)
     ready = not going and (conditions.get("Ready") or {}).get("status") == "True"
     ended = _ended(pod, container)
-    said = _said(sample) if sample is not None else _said_before(told, pod, container)
+    said = "" if sample is None else _said(sample)
+    if sample is None or sample.phase in _STARTING:
+        said = said or _said_before(told, pod, container)
     failure = None if ready or going else _failure(pod, conditions, container, said, ended, now)
     if failure is None and mount_error and awaits_volumes(pod, now):
         detail = reports.printable(mount_error)
@@ -184,7 +187,9 @@ def _said(sample: Sample) -> str:
 
 
 def _said_before(told: Mapping[str, Any], pod: Body, container: Mapping[str, Any]) -> str:
-    """What the running container said of itself to an operator that has been restarted since."""
+    """What the running container said of itself to an operator that has been restarted since; or before it
+    ended, if the next one answers already and the kubelet has not told of that yet.
+    """
     started = str(((container.get("state") or {}).get("running") or {}).get("startedAt"))
     if told.get("pod") != pod["metadata"]["name"] or str(told.get("time")) < started:
         return ""
@@ -231,14 +236,6 @@ def _placement(conditions: Mapping[str, Any], name: str, now: datetime) -> Failu
         reason = "VolumePending" if _VOLUME_WORDS.search(detail) else "WaitingForNode"
         return Failure(reason=reason, detail=detail, pod=name)
     return None
-
-
-def seconds_since(timestamp: str, now: datetime) -> float:
-    """Seconds from a timestamp of the API server to `now`; 0 for what is no timestamp."""
-    try:
-        return (now - datetime.fromisoformat(timestamp)).total_seconds()
-    except (ValueError, TypeError):
-        return 0.0
 
 
 def _image(pod: Body) -> str:

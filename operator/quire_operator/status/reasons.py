@@ -156,6 +156,12 @@ _ALL = (
         final=True,
     ),
     Reason(
+        "RolledBack",
+        "the rollout of the newest spec failed, and the last revision that was Ready serves again",
+        "correct the spec: its next edit is tried; with spec.rollout.autoRollback off this one is, too",
+        final=True,
+    ),
+    Reason(
         "MetricsUnavailable",
         "the autoscaler cannot read the metrics of the pods, and keeps their number as it is",
         "look at the metrics adapter's pods and at the APIService v1beta2.custom.metrics.k8s.io (kubectl "

@@ -13,11 +13,10 @@ from typing import Any
 
 from quire_operator import names, quantity, reports
 from quire_operator.errors import QuantityError
-from quire_operator.observed import Body, Observed
+from quire_operator.observed import Body, Observed, seconds_since
 from quire_operator.resources import Measured
 from quire_operator.spec import LLMDeployment
 from quire_operator.status import reasons
-from quire_operator.status.pods import seconds_since
 
 Decided = tuple[str, str, str]  # status, reason, message
 

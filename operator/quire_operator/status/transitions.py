@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quire_operator.status.conditions import SURGE_UNSCHEDULABLE
 from quire_operator.status.reasons import REASONS
 
 
@@ -44,13 +45,16 @@ def is_progress_only(patch: Mapping[str, Any]) -> bool:
 
 
 def events(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Event, ...]:
-    """One Warning for each new reason of trouble, one Normal when it becomes Ready."""
+    """One Warning for each new reason of trouble, one Normal when it becomes Ready or gives up to surge."""
     trouble, known = _trouble(new), _trouble(old)
     told = [
         Event(kind="Warning", reason=reason, note=note)
         for reason, note in trouble.items()
         if reason not in known
     ]
+    complete = _condition(new, "RolloutComplete")
+    if complete.get("reason") == SURGE_UNSCHEDULABLE != _condition(old, "RolloutComplete").get("reason"):
+        told.append(Event(kind="Normal", reason=SURGE_UNSCHEDULABLE, note=str(complete.get("message", ""))))
     ready = _condition(new, "Ready")
     if ready.get("status") == "True" and _condition(old, "Ready").get("status") != "True":
         told.append(Event(kind="Normal", reason="Ready", note=str(ready.get("message", ""))))

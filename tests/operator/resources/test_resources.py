@@ -185,7 +185,7 @@ def test_probes_give_the_startup_its_whole_time() -> None:
 
 def test_the_deployment_waits_longer_than_a_start_may_take() -> None:
     spec_of = build(health={"startupTimeoutSeconds": 600})["Deployment"]["spec"]
-    assert spec_of["progressDeadlineSeconds"] == 900
+    assert spec_of["progressDeadlineSeconds"] == 600 + 120 + 300
 
 
 def test_the_pod_has_time_to_drain() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from e2e.operator import pods as kubelet
 from quire_operator.reports import Sample
-from quire_operator.status import reasons
+from quire_operator.status import reasons, transitions
 from tests.operator.status.told import FAILURES, Body, compute, condition, deployment, pod
 
 
@@ -180,3 +180,20 @@ def test_what_a_pod_said_holds_after_a_restart_of_the_operator_until_the_pod_say
     assert not_asked_yet == said
     for after in (healed, another_pod, another_life, compute(pod(kubelet.loading()), old=healed)):
         assert condition(after, "Degraded") == ("False", "AsExpected")
+
+
+def test_a_restart_is_one_failure_although_the_next_container_answers_before_the_kubelet_tells_of_it() -> (
+    None
+):
+    stalled, starting = {"uid-m-0": Sample(phase="stalled")}, {"uid-m-0": Sample(phase="loading")}
+    said = compute(pod(kubelet.loading()), samples=stalled)
+
+    answers_already = compute(pod(kubelet.loading()), samples=starting, old=said)
+    restarted = kubelet.running(
+        since=-5, last=kubelet.end(71, message='{"reason": "EngineStalled"}'), restarts=1
+    )
+    told = compute(pod(kubelet.status(restarted)), samples=starting, old=answers_already)
+
+    for earlier, later in ((said, answers_already), (answers_already, told)):
+        assert condition(later, "Degraded") == ("True", "EngineStalled")
+        assert not transitions.events(earlier, later)

@@ -1,0 +1,36 @@
+"""The command line: parses, prints, and turns errors into sentences and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+
+from quire_kubectl import size, status
+from quire_kubectl.kubectl import KubectlError
+from quire_sizing.errors import SizingError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: done; 1: an error, named on stderr; 2: wrong usage; 3, 4: what the command says of its answer."""
+    parser = argparse.ArgumentParser(prog="kubectl quire", description="LLMDeployments at a terminal.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    status.add_arguments(commands.add_parser("status", help="how one LLMDeployment is, or all of them"))
+    size.add_arguments(commands.add_parser("size", help="does a model fit on an accelerator?"))
+    parsed = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a child kubectl that watches ends with us
+    try:
+        return status.run(parsed) if parsed.command == "status" else size.run(parsed)
+    except (KubectlError, SizingError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `| head` has seen enough
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

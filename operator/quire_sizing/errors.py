@@ -1,0 +1,5 @@
+"""What callers of this package catch."""
+
+
+class SizingError(Exception):
+    """A model or a load cannot be sized; the message names the key and the remedy."""

@@ -1,0 +1,77 @@
+"""`kubectl quire size` as a person runs it: figures, verdict, exit code, and errors that say what to give."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from e2e import models
+from quire_kubectl.__main__ import main
+
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    return str(tmp_path)
+
+
+def test_what_fits_is_said_with_its_numbers(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--memory", "80GB", "--bandwidth", "3.35TB/s", "--max-model-len", "8192"]
+    code = main(["size", llama, *asked, "--max-num-seqs", "32"])
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "8.03 billion parameters" in out and "131,072 B" in out
+    assert "Fits: all 32 requests, each with 8,192 tokens." in out
+    assert "at most 209 tokens a second" in out
+    assert "Note:" not in out
+
+
+def test_what_does_not_fit_ends_with_3_and_names_what_would(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["size", llama, "--memory", "24GB"]) == 3
+    longest = capsys.readouterr().out.split("Lower maxModelLen to ")[1].split(".")[0].replace(",", "")
+    assert main(["size", llama, "--memory", "24GB", "--max-model-len", longest]) == 0
+    assert main(["size", llama, "--memory", "16GB"]) == 3
+    assert "lacking before the first token" in capsys.readouterr().out
+    assert main(["size", llama, "--memory", "16GB", "--weight-bits", "4", "--max-model-len", "8192"]) == 0
+
+
+def test_programs_read_the_same_as_json(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["size", llama, "--memory", "80GB", "-o", "json"])
+
+    document = json.loads(capsys.readouterr().out)
+    assert (document["verdict"], document["kv_per_token"]) == ("FitsFewer", 131072)
+    assert any("maxModelLen is not set" in line for line in document["advice"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["/nowhere", "--memory", "80GB"], 1, "/nowhere cannot be read as a config.json"),
+        ([str(models.smollm2()), "--memory", "80GB", "--max-model-len", "0"], 1, "maxModelLen is 0"),
+        ([str(models.smollm2()), "--memory", "lots"], 2, "write one such as 80GB"),
+        ([str(models.smollm2())], 2, "--memory"),
+    ],
+)
+def test_a_mistake_is_one_sentence_on_stderr(arguments: list[str], code: int, words: str) -> None:
+    command = [sys.executable, "-m", "quire_kubectl", "size", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert ended.returncode == code
+    assert words in ended.stderr and "Traceback" not in ended.stderr and not ended.stdout

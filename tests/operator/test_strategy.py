@@ -1,0 +1,117 @@
+"""Auto surges, goes on in place where there is no room, and surges again in the next rollout."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from e2e.operator import pods
+from quire_operator import resources, spec
+from quire_operator.observed import Observed, Ref
+from quire_operator.plan import strategy
+from quire_operator.settings import Settings
+from tests.operator.status.told import compute, condition, deployment, model_body, pod, replica_set
+
+Body = dict[str, Any]
+
+NO_GPU = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+WRONG_NODE = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
+NO_VOLUME = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+
+
+def waiting(ago: float, message: str = NO_GPU) -> Body:
+    told = [pods.condition("PodScheduled", "False", reason="Unschedulable", message=message, ago=ago)]
+    return pod({"phase": "Pending", "conditions": told}, name="new", of="rs2")
+
+
+OLD_POD = pod(pods.ready(), name="old", of="rs1")
+
+
+def live(*, surge: int = 1, replicas: int = 3, updated: int = 1, seen: bool = True) -> Body:
+    body = deployment(replicas=replicas, updated=updated, ready=2, seen=seen)
+    body["spec"]["strategy"] = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge}}
+    return body
+
+
+def goes_in_place(of: Body, *of_pods: Body, **rollout: Any) -> bool:
+    observed = Observed(
+        body=model_body(),
+        children={Ref("Deployment", "m"): of},
+        replica_sets=(replica_set("rs1", 1), replica_set("rs2", 2)),
+        pods=of_pods,
+    )
+    model = spec.parse(model_body(replicas=2, rollout={"surgeWaitSeconds": 60, **rollout}))
+    return strategy.goes_in_place(model, observed, datetime.now(UTC))
+
+
+@pytest.mark.parametrize(
+    ("expected", "of", "of_pods", "rollout"),
+    [
+        (False, live(), (OLD_POD, waiting(50)), {}),  # not for long enough
+        (True, live(), (OLD_POD, waiting(70)), {}),
+        (False, live(), (waiting(70),), {}),  # nothing to replace: the first pod waits for its node
+        (False, live(), (OLD_POD, waiting(70, WRONG_NODE)), {}),  # room would not help
+        (False, live(), (OLD_POD, waiting(70, NO_VOLUME)), {}),
+        (False, live(), (OLD_POD, waiting(70)), {"strategy": "Surge"}),  # its user prefers to wait
+        (False, live(), (OLD_POD, waiting(70)), {"strategy": "Recreate"}),
+        (
+            False,
+            live(surge=0),
+            (OLD_POD,),
+            {"maxSurge": 0, "maxUnavailable": 1},
+        ),  # there is no surge to give up
+        (True, live(surge=0), (OLD_POD,), {}),  # the new pod has its node now: the rest goes in place, too
+        (True, live(surge=0, replicas=2, updated=2, seen=False), (OLD_POD,), {}),  # another edit meanwhile
+        (False, live(surge=0, replicas=2, updated=2), (), {}),  # done: back to surging
+    ],
+)
+def test_in_place_begins_when_room_is_lacking_and_ends_with_the_rollout(
+    expected: bool, of: Body, of_pods: tuple[Body, ...], rollout: Body
+) -> None:
+    assert goes_in_place(of, *of_pods, **rollout) is expected
+
+
+def test_in_place_takes_one_pod_at_a_time() -> None:
+    model = spec.parse(model_body(replicas=2))
+    desired = resources.build(model, Settings(engine_image="engine:1"))
+    observed = Observed(
+        body=model_body(),
+        children={Ref("Deployment", "m"): live()},
+        replica_sets=(replica_set("rs1", 1), replica_set("rs2", 2)),
+        pods=(OLD_POD, waiting(121)),
+    )
+    settled = strategy.settled(desired, model, observed, datetime.now(UTC))
+    assert settled[-1]["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+    assert [m for m in settled if m["kind"] != "Deployment"] == list(desired[:-1])
+
+
+def test_a_surge_pod_that_waits_is_no_failure_and_the_status_says_what_comes() -> None:
+    told = compute(OLD_POD, waiting(30), of=live(), body=model_body(replicas=2))
+    assert condition(told, "Degraded") == ("False", "AsExpected")
+    assert condition(told, "RolloutComplete") == ("False", "WaitingToSurge")
+    assert condition(told, "Scheduled") == ("False", "WaitingForNode")
+    assert told["rollout"] == {"strategyInEffect": "Surge"}
+
+
+@pytest.mark.parametrize(
+    ("of_pods", "rollout"),
+    [
+        ((OLD_POD, waiting(30)), {"strategy": "Surge"}),
+        ((OLD_POD, waiting(30, WRONG_NODE)), {}),
+        ((waiting(30),), {}),
+    ],
+)
+def test_a_pod_that_waits_for_what_will_not_come_by_itself_is_a_failure(
+    of_pods: tuple[Body, ...], rollout: Body
+) -> None:
+    told = compute(*of_pods, of=live(), body=model_body(replicas=2, rollout=rollout))
+    assert condition(told, "Degraded") == ("True", "WaitingForNode")
+
+
+def test_giving_up_to_surge_is_told_with_its_cause() -> None:
+    told = compute(OLD_POD, waiting(130), of=live(surge=0), body=model_body(replicas=2))
+    assert condition(told, "RolloutComplete") == ("False", "SurgeUnschedulable")
+    assert "Insufficient nvidia.com/gpu" in str(told["conditions"])
+    assert told["rollout"] == {"strategyInEffect": "InPlace"}

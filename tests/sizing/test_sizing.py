@@ -1,0 +1,165 @@
+"""Sizes agree with transformers, with the server and with figures that are known; limits that are none are
+refused.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from e2e import models
+from quire_server.models import registry
+from quire_server.runner import kv_cache
+from quire_sizing import memory
+from quire_sizing.errors import SizingError
+from quire_sizing.memory import Accelerator, Serving, Verdict
+from quire_sizing.model import Model, from_config
+from tests.server.models import families
+from tests.server.models.variants import VARIANTS
+
+GB = 10**9
+
+
+def shape(parameters: float, layers: int, kv_heads: int, longest: int = 131072) -> Model:
+    return Model(
+        parameters=int(parameters),
+        num_layers=layers,
+        num_kv_heads=kv_heads,
+        head_size=128,
+        hidden_size=5120,
+        vocab_size=32000,
+        longest=longest,
+    )
+
+
+LLAMA_2_7B, LLAMA_2_13B, WITHOUT_GQA = shape(7e9, 32, 32), shape(13e9, 40, 40), shape(70e9, 80, 64)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_family_has_as_many_parameters_as_transformers_counts_and_the_servers_cache(
+    variant: str, tmp_path: Path
+) -> None:
+    theirs = families.make(tmp_path, variant)
+    document = json.loads((tmp_path / "config.json").read_text())
+    model = from_config(document)
+
+    assert model.parameters == theirs.num_parameters()
+    config = registry.parse(document, ())
+    assert 16 * memory.kv_bytes_per_token(model) == kv_cache.block_bytes(config, 16, torch.bfloat16)
+
+
+def test_weights_of_a_real_checkpoint_are_its_bytes_on_disk() -> None:
+    directory = models.smollm2()
+    model = from_config(json.loads((directory / "config.json").read_text()))
+
+    on_disk = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+
+    assert memory.weight_bytes(model.parameters) == pytest.approx(on_disk, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "size"),
+    [
+        (LLAMA_2_7B, 1, 524_288),
+        (LLAMA_2_7B, 4096, 2.147 * GB),
+        (WITHOUT_GQA, 1, 2.62e6),
+        (WITHOUT_GQA, 4096, 10.7 * GB),
+        (WITHOUT_GQA, 131072, 343 * GB),
+    ],
+)
+def test_kv_bytes_are_the_known_ones(model: Model, tokens: int, size: float) -> None:
+    assert tokens * memory.kv_bytes_per_token(model) == pytest.approx(size, rel=4e-3)
+
+
+def test_grouped_queries_and_a_byte_for_a_number_divide_the_cache() -> None:
+    whole = memory.kv_bytes_per_token(WITHOUT_GQA)
+
+    assert 8 * memory.kv_bytes_per_token(shape(70e9, 80, 8)) == whole
+    assert 2 * memory.kv_bytes_per_token(WITHOUT_GQA, bits=8) == whole
+    assert 8 * memory.kv_bytes_per_token(WITHOUT_GQA, tensor_parallel=8) == whole
+    one_head_each = memory.kv_bytes_per_token(shape(70e9, 80, 8), tensor_parallel=8)
+    assert memory.kv_bytes_per_token(shape(70e9, 80, 8), tensor_parallel=16) == one_head_each
+
+
+@pytest.mark.parametrize(
+    ("parameters", "bits", "size"), [(7e9, 16, 14 * GB), (7e9, 4, 3.5 * GB), (70e9, 4, 35 * GB)]
+)
+def test_weights_are_the_known_ones(parameters: float, bits: int, size: float) -> None:
+    assert memory.weight_bytes(int(parameters), bits) == size
+
+
+def test_one_stream_is_bounded_by_reading_the_weights() -> None:
+    assert round(memory.decode_bound(3.35e12, 14 * GB)) == 239  # often quoted rounded down, as 238
+
+
+@pytest.mark.parametrize(
+    ("bits", "length", "concurrency"),
+    [(16, 4096, 13), (16, 8192, 6), (16, 16384, 3), (4, 4096, 19), (4, 8192, 9), (4, 16384, 4)],
+)
+def test_a_13b_model_on_80_gb_serves_so_many_at_once(bits: int, length: int, concurrency: int) -> None:
+    asked = Serving(max_model_len=length, weight_bits=bits)
+
+    found = memory.budget(LLAMA_2_13B, Accelerator(memory=80 * GB), asked)
+
+    assert (found.usable, found.verdict, found.concurrency) == (72 * GB, Verdict.FEWER, concurrency)
+    assert found.weights + found.workspace + concurrency * length * found.kv_per_token <= found.usable
+
+
+def test_what_does_not_fit_says_how_long_a_context_would() -> None:
+    small = Accelerator(memory=30 * GB)
+
+    found = memory.budget(LLAMA_2_13B, small, Serving(max_model_len=16384, max_num_seqs=8))
+    shorter = memory.budget(LLAMA_2_13B, small, Serving(max_model_len=found.longest or None, max_num_seqs=1))
+    hopeless = memory.budget(LLAMA_2_13B, Accelerator(memory=24 * GB), Serving())
+
+    assert found.verdict is Verdict.NOTHING
+    assert hopeless.verdict is Verdict.NOTHING and hopeless.longest == 0
+    assert found.longest == 0 or shorter.verdict is Verdict.FITS
+
+
+def test_two_accelerators_share_weights_and_cache() -> None:
+    asked = {"max_model_len": 4096, "max_num_seqs": 8}
+    card = Accelerator(memory=24 * GB)
+
+    alone = memory.budget(LLAMA_2_13B, card, Serving(**asked))  # type: ignore[arg-type]  # both are numbers
+    both = memory.budget(LLAMA_2_13B, card, Serving(**asked, tensor_parallel=2))  # type: ignore[arg-type]
+
+    assert (alone.verdict, both.verdict) == (Verdict.NOTHING, Verdict.FEWER)
+    assert (2 * both.weights, 2 * both.kv_per_token) == (alone.weights, alone.kv_per_token)
+
+
+def test_what_is_likely_a_mistake_is_named_with_its_remedy() -> None:
+    card, host = Accelerator(memory=80 * GB), 128 * GB
+
+    assert memory.advice(Serving(max_model_len=4096), card, host_memory=host) == ()
+    for serving, memory_of_host, words in (
+        (Serving(max_model_len=4096, utilization=0.95), host, "gpuMemoryUtilization"),
+        (Serving(max_model_len=4096, utilization=0.5), host, "gpuMemoryUtilization"),
+        (Serving(), host, "maxModelLen"),
+        (Serving(max_model_len=4096), 64 * GB, "resources.memory"),
+    ):
+        (found,) = memory.advice(serving, card, host_memory=memory_of_host)
+        assert words in found
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        (Serving(max_model_len=1 << 30), "maxModelLen"),
+        (Serving(max_num_seqs=0), "maxNumSeqs"),
+        (Serving(utilization=1.5), "gpuMemoryUtilization"),
+        (Serving(tensor_parallel=0), "tensor"),
+    ],
+)
+def test_a_limit_that_is_none_is_refused_by_name(asked: Serving, named: str) -> None:
+    with pytest.raises(SizingError, match=named):
+        memory.budget(LLAMA_2_7B, Accelerator(memory=80 * GB), asked)
+
+
+@pytest.mark.parametrize("value", [None, -1, 0, True, "4096", 1 << 60])
+def test_a_config_without_a_size_is_refused_by_its_key(value: object) -> None:
+    document = json.loads((models.smollm2() / "config.json").read_text()) | {"hidden_size": value}
+
+    with pytest.raises(SizingError, match="hidden_size"):
+        from_config(document)
