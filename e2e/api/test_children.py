@@ -49,7 +49,9 @@ def test_the_autoscaler_that_the_documentation_gives_is_accepted(api: Client) ->
     api.try_create(yaml.safe_load(text))
 
 
-@pytest.mark.parametrize("body", [specs.MINIMAL, specs.FULL, specs.AUTOSCALED], ids=specs.name_of)
+@pytest.mark.parametrize(
+    "body", [specs.MINIMAL, specs.FULL, specs.AUTOSCALED, *specs.DOWNLOADED], ids=specs.name_of
+)
 def test_children_are_accepted_and_kept(api: Client, body: specs.Body) -> None:
     _assert_children_are_kept(api, body)
 

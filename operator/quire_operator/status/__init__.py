@@ -69,6 +69,7 @@ def of(
         rollout=view.rollout,
         suspended=model.replicas == 0,
         loading=sum(state.loading for state in here),
+        fetching=sum(state.loading and state.fetching for state in here),
         pods=len(here),
         unscheduled=next((s.failure for s in here if not s.scheduled and s.failure), None),
         failure=view.failure,
@@ -91,7 +92,7 @@ def of(
         "loadingReplicas": facts.loading,
         "scaling": scaling.summary(model, observed),
         "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in observed.pods),
-        "model": progress.model(here, old.get("model") or {}),
+        "model": progress.model(here, old.get("model") or {}, downloads=model.spec.cache is not None),
         "engine": progress.engine(deployment, here, old.get("engine") or {}),
         **rollout.summary(model, deployment, newer),
         "lastFailure": _last_failure(problem, view, old.get("lastFailure") or {}, now),
@@ -268,7 +269,9 @@ def _phase(facts: Facts, is_true: Mapping[str, str]) -> str:
         return "Serving"
     if is_true["Available"] == "True":
         return "Updating"
-    return "Loading" if facts.loading else "Pending"
+    if facts.loading:
+        return "Downloading" if facts.fetching == facts.loading else "Loading"
+    return "Pending"
 
 
 def _last_failure(

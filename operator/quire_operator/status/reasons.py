@@ -25,15 +25,15 @@ class Reason:
 _ALL = (
     Reason(
         "ModelNotFound",
-        "the model's directory or one of its files is not in the volume",
-        "check spec.model.source.pvc.path and what the claim holds",
+        "the model or one of its files is not where spec.model.source says",
+        "check spec.model.source, and for a claim its path and what it holds",
         final=True,
         exit_code=66,
     ),
     Reason(
         "ModelCorrupt",
         "a file of the model cannot be read as what it should be, or differs from the manifest's checksum",
-        "copy the model into the volume again",
+        "copy the model into the volume again; where it is downloaded, delete the pod",
         final=True,
         exit_code=65,
     ),

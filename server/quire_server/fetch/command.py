@@ -35,7 +35,7 @@ _CA_VARIABLES = ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 
 def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Fetch, and return the exit code."""
-    wanted = _parser().parse_args(arguments)
+    wanted = parser().parse_args(arguments)
     log_path = Path(environ.get("QUIRE_TERMINATION_LOG", config.ServeConfig.termination_log))
     try:
         fetched = _fetch(wanted)
@@ -123,8 +123,9 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Of its arguments; the operator's are tried on it."""
+    built = argparse.ArgumentParser(
         prog="quire-server fetch",
         allow_abbrev=False,
         description="Download a model into a directory that appears when it is whole and checked. "
@@ -135,33 +136,33 @@ def _parser() -> argparse.ArgumentParser:
         "GOOGLE_APPLICATION_CREDENTIALS; "
         "DOCKER_CONFIG. Also honoured: HF_ENDPOINT, AWS_ENDPOINT_URL, HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE.",
     )
-    parser.add_argument(
+    built.add_argument(
         "source",
         metavar="SOURCE",
         help="hf://org/name@revision, s3://bucket/prefix, gs://bucket/prefix or oci://registry/repository:tag",
     )
-    parser.add_argument("--to", required=True, type=Path, metavar="DIR", help="the model's directory")
-    parser.add_argument("--parallel", type=_count, default=4, help="files at a time (default: 4)")
-    parser.add_argument(
+    built.add_argument("--to", required=True, type=Path, metavar="DIR", help="the model's directory")
+    built.add_argument("--parallel", type=_count, default=4, help="files at a time (default: 4)")
+    built.add_argument(
         "--attempts", type=_count, default=8, help="tries of one file without a byte of progress (default: 8)"
     )
-    parser.add_argument(
+    built.add_argument(
         "--stall-timeout-seconds",
         type=_seconds,
         default=60.0,
         metavar="SECONDS",
         help="a connection without a byte for this long is given up and tried again (default: 60)",
     )
-    parser.add_argument(
+    built.add_argument(
         "--progress-file", type=Path, metavar="FILE", help="keeps the newest progress, as JSON"
     )
-    parser.add_argument(
+    built.add_argument(
         "--status-port",
         type=_port,
         metavar="PORT",
         help="answers GET /statusz with the progress while it runs",
     )
-    return parser
+    return built
 
 
 def _count(text: str) -> int:

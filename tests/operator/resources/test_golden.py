@@ -23,6 +23,7 @@ BODIES = {
     "minimal": specs.minimal(),
     "full": specs.FULL,
     "autoscaled": specs.AUTOSCALED,
+    "from-a-hub": specs.DOWNLOADED[0],
     "smollm2": specs.merged(EXAMPLE, {"metadata": {"uid": "11111111-2222-3333-4444-555555555555"}}),
 }
 
