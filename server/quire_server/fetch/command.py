@@ -10,6 +10,7 @@ import argparse
 import importlib
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -36,6 +37,7 @@ _CA_VARIABLES = ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Fetch, and return the exit code."""
     wanted = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _leave_at_once)
     log_path = Path(environ.get("QUIRE_TERMINATION_LOG", config.ServeConfig.termination_log))
     try:
         fetched = _fetch(wanted)
@@ -54,6 +56,11 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     exits.write_termination_log(log_path, failure)
     sys.stderr.write(f"quire-server: {failure.message}\n")
     return failure.exit_code
+
+
+def _leave_at_once(*_: object) -> None:
+    """As pid 1 of a container it would ignore the signal otherwise; what is on the disk is continued."""
+    os._exit(128 + signal.SIGTERM)
 
 
 def _fetch(wanted: argparse.Namespace) -> Fetched:

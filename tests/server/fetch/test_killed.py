@@ -81,6 +81,18 @@ def test_twenty_kills_at_random_end_with_the_right_bytes(hub, tmp_path):
     assert sum(hub.sent.values()) - before < sum(len(hub.files[name]) for name in published.WANTED)
 
 
+def test_a_pod_that_has_to_go_does_not_wait_for_its_download(hub, tmp_path):
+    gate = Gate()
+    hub.before_piece = gate
+    gate.let(2)
+    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint}
+    with subprocess.Popen(command(tmp_path / "model"), env=environment, stdout=subprocess.DEVNULL) as process:
+        assert gate.wait_until_passed()
+        process.terminate()
+    gate.open()
+    assert process.returncode == 128 + signal.SIGTERM  # a handler: pid 1 has no other way to hear of it
+
+
 def test_what_a_killed_fetcher_left_of_another_revision_is_thrown_away(hub, fetch, tmp_path):
     place = tmp_path / "model"
     left = tmp_path / ".model.0123456789abcdef.part"
