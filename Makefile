@@ -75,8 +75,8 @@ docs: $(READY) ## The documentation as a site, in site/
 
 lock: $(READY) ## Resolve pyproject.toml into requirements/*.txt
 	$(COMPILE) pyproject.toml --extra operator -o requirements/operator.txt
-	$(COMPILE) pyproject.toml --extra server -o requirements/server.txt
-	$(COMPILE) pyproject.toml --extra operator --extra server \
+	$(COMPILE) pyproject.toml --extra server --extra fetch -o requirements/server.txt
+	$(COMPILE) pyproject.toml --extra operator --extra server --extra fetch \
 		--group test --group lint --group docs --group bench -o requirements/dev.txt
 	$(COMPILE) --group peers --constraint requirements/dev.txt -o requirements/peers.txt
 	$(COMPILE) --group loadgen -o requirements/loadgen.txt

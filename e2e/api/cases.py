@@ -15,6 +15,7 @@ from e2e.api.kv_cases import KV_CASES
 from e2e.api.log_cases import LOG_CASES
 from e2e.api.rollout_cases import ROLLOUT_CASES
 from e2e.api.scaling_cases import SCALING_CASES
+from e2e.api.source_cases import SOURCE_CASES
 from e2e.api.specs import Body, merged, minimal, schemas
 
 
@@ -283,7 +284,7 @@ CASES: dict[str, Cases] = (
     | {
         case_id: Cases(**arguments)
         for case_id, arguments in (
-            KV_CASES | ENGINE_CASES | LOG_CASES | SCALING_CASES | ROLLOUT_CASES
+            KV_CASES | ENGINE_CASES | LOG_CASES | SCALING_CASES | ROLLOUT_CASES | SOURCE_CASES
         ).items()
     }
 )

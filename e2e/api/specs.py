@@ -44,6 +44,12 @@ AUTOSCALED, IDLING = yaml.safe_load_all(
 )
 
 
+#: One for each source of which a model is downloaded.
+DOWNLOADED: tuple[Body, ...] = tuple(
+    yaml.safe_load_all((Path(__file__).parent / "downloaded.yaml").read_text(encoding="utf-8"))
+)
+
+
 def minimal(**spec: Any) -> Body:
     """The minimal LLMDeployment with parts of the spec merged in: minimal(drain={"timeoutSeconds": 5})."""
     return merged(MINIMAL, {"spec": spec})
@@ -103,6 +109,15 @@ _OVERRIDES: dict[str, st.SearchStrategy[Any]] = {
     "spec.engine.extraArgs": st.lists(
         st.sampled_from(_HOSTILE) | st.text(max_size=20).filter(lambda t: "\0" not in t), max_size=4
     ).map(lambda args: [argument for argument in args if argument != "--host"]),
+    "spec.model.source": st.sampled_from([body["spec"]["model"]["source"] for body in DOWNLOADED])
+    | st.builds(
+        lambda claim, path: {"pvc": {"claimName": claim, "path": path}},
+        st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True),
+        st.from_regex(r"[^\x00-\x1f\x7f]{0,40}", fullmatch=True).filter(
+            lambda path: not path.startswith("/") and ".." not in path.split("/")
+        ),
+    ),
+    "spec.cache.size": st.sampled_from(["20Gi", "0.5Ti", 10**12]),
     "spec.scheduling.affinity": st.sampled_from(
         [
             {},
@@ -169,10 +184,10 @@ def _repaired(entry: Body, path: str) -> Body:
     match path.removeprefix("spec."):
         case "spec":
             _repair_spec(entry)
-        case "model.source.pvc":
-            if entry.get("path", "").startswith("/") or ".." in entry.get("path", "").split("/"):
-                del entry["path"]
-        case "engine.env[]":
+        case "cache":
+            if entry["mode"] == "None":
+                entry.pop("storageClassName", None)
+        case "engine.env[]" | "cache.download.env[]":
             entry["name"] = f"X_{entry['name']}"[:128]
         case "engine.kvCache":
             if "hostOffload" not in entry:
@@ -234,6 +249,10 @@ def _repair_spec(entry: Body) -> None:
         metrics[:] = [metric for metric in metrics if metric["type"] != "GPUUtilization"]
     if scaling:
         entry.pop("replicas", None)
+    if "pvc" in entry["model"]["source"]:
+        entry.pop("cache", None)
+    else:
+        entry.setdefault("cache", {"mode": "None", "size": "20Gi"})
 
 
 def _repair_scaling(entry: Body) -> None:

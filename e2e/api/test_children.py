@@ -50,7 +50,9 @@ def test_the_autoscaler_that_the_documentation_gives_is_accepted(api: Client) ->
 
 
 @pytest.mark.parametrize(
-    "body", [specs.MINIMAL, specs.FULL, specs.AUTOSCALED, specs.IDLING], ids=specs.name_of
+    "body",
+    [specs.MINIMAL, specs.FULL, specs.AUTOSCALED, specs.IDLING, *specs.DOWNLOADED],
+    ids=specs.name_of,
 )
 def test_children_are_accepted_and_kept(api: Client, body: specs.Body) -> None:
     _assert_children_are_kept(api, body)

@@ -55,7 +55,9 @@ def test_the_status_starts_unobserved(api: Client) -> None:
     assert api.try_create(specs.minimal())["status"] == {"observedGeneration": -1}
 
 
-@pytest.mark.parametrize("body", [specs.FULL, specs.AUTOSCALED, specs.IDLING], ids=specs.name_of)
+@pytest.mark.parametrize(
+    "body", [specs.FULL, specs.AUTOSCALED, specs.IDLING, *specs.DOWNLOADED], ids=specs.name_of
+)
 def test_no_field_is_lost(api: Client, body: specs.Body) -> None:
     assert lost_fields(body, api.try_create(body)) == []
 

@@ -57,6 +57,8 @@ PROGRAMS = (
     Program(name="pause"),
     Program(name="coredns"),
     Program(name="otelcol"),
+    Program(name="versitygw", package="github.com/versity/versitygw/cmd/versitygw"),
+    Program(name="fakegcs", package="github.com/fsouza/fake-gcs-server"),
     Program(
         name="kubeconform",
         package="github.com/yannh/kubeconform/cmd/kubeconform",

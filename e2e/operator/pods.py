@@ -54,6 +54,32 @@ def loading(ip: str = "") -> Status:
     return status(running(), ip=ip)
 
 
+def fetcher(state: Status, *, last: Status | None = None, restarts: int = 0) -> Status:
+    """The pod's first container, while the server waits for it."""
+    waiting = container({"waiting": {"reason": "PodInitializing"}})
+    first = {**container(state, last=last, restarts=restarts), "name": "fetch"}
+    return {**status(waiting), "initContainerStatuses": [first]}
+
+
+def fetching() -> Status:
+    return fetcher({"running": {"startedAt": at(-20)}})
+
+
+def fetch_failed(code: int, reason: str, message: str, *, restarts: int = 0) -> Status:
+    """The download ended with our JSON in the termination log, and is about to be tried again."""
+    text = json.dumps({"reason": reason, "message": message, "exitCode": code})
+    back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting"}}
+    return fetcher(back_off, last=end(code, message=text), restarts=restarts)
+
+
+def fetched() -> Status:
+    """The model is there, and the server loads it."""
+    said = {"digest": f"sha256:{'a' * 64}", "revision": "c0ffee" + "0" * 34, "totalBytes": 7}
+    text = json.dumps({"reason": "Fetched", **said, "files": {"config.json": "b" * 64}})
+    first = fetcher(end(0, "Completed", text))["initContainerStatuses"]
+    return {**status(running()), "initContainerStatuses": first}
+
+
 def end(code: int, reason: str = "Error", message: str = "") -> Status:
     return {
         "terminated": {

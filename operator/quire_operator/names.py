@@ -38,6 +38,8 @@ PROTECT_WHILE_LOADING = {
 }
 
 CONTAINER = "server"
+FETCHER = "fetch"
+FETCHED_DIR = "model"
 PORT_HTTP = 8000
 PORT_HTTP_NAME = "http"
 PORT_HEALTH = 8001
@@ -45,6 +47,9 @@ PORT_HEALTH_NAME = "health"
 
 PATH_LOG_REDACT = "/etc/quire/redact"
 PATH_MODELS = "/models"
+PATH_CA_BUNDLE = "/etc/quire/ca"
+PATH_GCS_KEY = "/etc/quire/gcs"
+PATH_PULL_SECRET = "/etc/quire/registry"
 PATH_API_KEYS = "/etc/quire/keys"
 PATH_HOME = "/home/quire"
 PATH_KV_OFFLOAD = "/var/cache/quire/kv"

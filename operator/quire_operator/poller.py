@@ -141,7 +141,9 @@ def _read(body: Object) -> _Pod:
 
 
 def _is_running(status: Object) -> bool:
+    containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
     return any(
-        container.get("name") == names.CONTAINER and "running" in (container.get("state") or {})
-        for container in status.get("containerStatuses") or ()
+        container.get("name") in (names.FETCHER, names.CONTAINER)
+        and "running" in (container.get("state") or {})
+        for container in containers
     )

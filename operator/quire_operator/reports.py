@@ -21,8 +21,13 @@ MAX_BYTES = 1 << 50
 MAX_REQUESTS = 1_000_000
 MAX_SECONDS = 30 * 86_400.0
 
-PHASES = frozenset({"loading", "warming", "serving", "draining", "stalled", "failed"})
+FETCHING = frozenset({"resolving", "waiting", "downloading", "verifying", "done"})
+PHASES = frozenset({"loading", "warming", "serving", "draining", "stalled", "failed"}) | FETCHING
 _REASON = re.compile(r"[A-Z][A-Za-z]{0,63}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_REVISION = re.compile(r"[0-9A-Za-z:]{1,80}")
+_FILE = re.compile(r"[0-9A-Za-z._-]{1,255}")
 _VERSION = re.compile(r"[0-9A-Za-z.+-]{1,64}")
 _NOT_PRINTABLE = re.compile(r"[^\x20-\x7e\xa0-\ud7ff\ue000-\ufffd]+")
 _INVISIBLE = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]+")
@@ -48,6 +53,34 @@ class Termination:
 
     reason: str = ""
     message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """What a fetcher left of the model that it brought: content's name, revision, and sha256 by file."""
+
+    digest: str
+    revision: str
+    total_bytes: int
+    files: Mapping[str, str]
+
+
+def parse_fetched(text: object) -> Fetched | None:
+    """The termination log of a fetcher that succeeded; None for anything else."""
+    document = _json_object(text[:MAX_TERMINATION_CHARS]) if isinstance(text, str) else {}
+    digest, revision, files = (document.get(key) for key in ("digest", "revision", "files"))
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        return None
+    return Fetched(
+        digest=digest,
+        revision=revision if isinstance(revision, str) and _REVISION.fullmatch(revision) else "",
+        total_bytes=_whole(document.get("totalBytes"), MAX_BYTES) or 0,
+        files={
+            name: sha256
+            for name, sha256 in (files if isinstance(files, dict) else {}).items()
+            if _FILE.fullmatch(name) and isinstance(sha256, str) and _SHA256.fullmatch(sha256)
+        },
+    )
 
 
 def parse_statusz(raw: bytes) -> Sample | None:

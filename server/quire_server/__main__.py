@@ -1,6 +1,6 @@
 """The command line: `quire-server serve MODEL`, `quire-server import-gguf FILE OUT_DIR`, `quire-server
-detect-watermark`, `quire-server draft-alignment --model DIR --draft DIR TEXT_FILE`, `quire-server quantize`,
-`quire-server eval-quality`, `quire-server --version`.
+detect-watermark`, `quire-server draft-alignment --model DIR --draft DIR TEXT_FILE`, `quire-server fetch`,
+`quire-server quantize`, `quire-server eval-quality`, `quire-server --version`.
 
 Decides which program runs and turns its errors into exit codes. Stays light: as `serve` it becomes pid 1.
 """
@@ -20,6 +20,7 @@ from quire_server.supervisor import main as supervisor
 
 _USAGE = """\
 usage: quire-server serve MODEL [flags]            serve a model (quire-server serve --help lists the flags)
+       quire-server fetch SOURCE --to DIR          download a model (hf://, s3://, gs://, oci://)
        quire-server import-gguf FILE OUT_DIR       convert a GGUF file into a model directory
        quire-server quantize MODEL --scheme SCHEME --calibration FILE --output DIR
                                                    write a smaller model (fp8, int8, awq, gptq)
@@ -42,8 +43,12 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     match argv:
         case ["serve", *arguments]:
             return _serve(arguments, environ)
+        case ["fetch", *arguments]:
+            # By name: it brings HTTP clients along, which pid 1 of a server must not load.
+            downloader = importlib.import_module("quire_server.fetch.command")
+            return int(downloader.run(arguments, environ))
         case ["import-gguf", file, out_dir]:
-            # By name: the importer brings torch along, which pid 1 of a server must not load.
+            # As above: the importer brings torch along.
             importer = importlib.import_module("quire_server.models.import_gguf")
             return _finished(lambda: importer.run(Path(file), Path(out_dir)))
         case ["quantize", *arguments]:

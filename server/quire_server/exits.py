@@ -12,7 +12,15 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire_server.core.errors import ConfigError, DeviceError, ModelCorruptError, ModelNotFoundError
+from quire_server.core.errors import (
+    AccessDeniedError,
+    ConfigError,
+    DeviceError,
+    DiskError,
+    DownloadError,
+    ModelCorruptError,
+    ModelNotFoundError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +37,9 @@ class Reason(enum.Enum):
     CONFIG_ERROR = "ConfigError"
     MODEL_NOT_FOUND = "ModelNotFound"
     MODEL_CORRUPT = "ModelCorrupt"
+    MODEL_ACCESS_DENIED = "ModelAccessDenied"
+    MODEL_DOWNLOAD_FAILED = "ModelDownloadFailed"
+    OUT_OF_DISK = "OutOfDisk"
     STARTUP_TIMEOUT = "StartupTimeout"
     LOAD_STALLED = "LoadStalled"
     ENGINE_CRASHED = "EngineCrashed"
@@ -39,10 +50,13 @@ EXIT_CODES = {
     Reason.CONFIG_ERROR: 2,
     Reason.MODEL_CORRUPT: 65,
     Reason.MODEL_NOT_FOUND: 66,
+    Reason.MODEL_DOWNLOAD_FAILED: 69,
     Reason.ENGINE_CRASHED: 70,
     Reason.ENGINE_STALLED: 71,
+    Reason.OUT_OF_DISK: 73,
     Reason.STARTUP_TIMEOUT: 74,
     Reason.LOAD_STALLED: 75,
+    Reason.MODEL_ACCESS_DENIED: 77,
 }
 
 
@@ -73,6 +87,9 @@ _REASON_OF_ERROR = {
     ConfigError: Reason.CONFIG_ERROR,
     ModelNotFoundError: Reason.MODEL_NOT_FOUND,
     ModelCorruptError: Reason.MODEL_CORRUPT,
+    AccessDeniedError: Reason.MODEL_ACCESS_DENIED,
+    DownloadError: Reason.MODEL_DOWNLOAD_FAILED,
+    DiskError: Reason.OUT_OF_DISK,
     DeviceError: Reason.ENGINE_CRASHED,
 }
 

@@ -23,6 +23,7 @@ from quire_operator.status import Failure, reasons
 NOW = datetime.now(UTC)
 BODY = specs.merged(specs.MINIMAL, {"metadata": {"uid": "u", "generation": 3}})
 SCALED = spec.parse(specs.merged(BODY, {"spec": {"autoscaling": {"maxReplicas": 4}}}))
+DOWNLOADED = spec.parse(specs.merged(specs.DOWNLOADED[0], {"metadata": {"name": "minimal", "uid": "u"}}))
 STATUS_SCHEMA = specs.SCHEMA["properties"]["status"]
 
 
@@ -67,11 +68,14 @@ def statuses() -> dict[str, status.Status]:
     model, long = spec.parse(BODY), "x" * MAX_MESSAGE_CHARS
     loading = Sample(phase="loading", loaded_bytes=1, total_bytes=MAX_BYTES, eta_seconds=9, version="v" * 64)
     serving = replace(loading, phase="serving", load_seconds=86_400)
+    fetching = replace(loading, phase="downloading")
     found = {
         "nothing yet": status.of(model, Observed(body=BODY), now=NOW),
         "loading": status.of(model, observed(pods.loading(), samples=(loading,)), now=NOW),
         "serving": status.of(model, observed(pods.ready(), samples=(serving,)), now=NOW, newer="minimal-1"),
         "failed": status.of(model, observed(pods.terminated(70, "EngineCrashed", message=long)), now=NOW),
+        "downloading": status.of(DOWNLOADED, observed(pods.fetching(), samples=(fetching,)), now=NOW),
+        "downloaded": status.of(DOWNLOADED, observed(pods.fetched()), now=NOW),
         "scaled": status.of(SCALED, scaled(), now=NOW),
         "invalid": status.invalid(observed(), SpecError("spec.engine", long), now=NOW),
     }

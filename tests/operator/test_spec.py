@@ -75,7 +75,8 @@ def test_optional_text_may_be_empty() -> None:
     ("fields", "path", "says"),
     [
         ({"model": {"source": {"pvc": {"claimName": ""}}}}, "spec.model.source.pvc.claimName", "empty"),
-        ({"model": {"source": {"s3": {}}}}, "spec.model.source.s3", "known here: pvc"),
+        ({"model": {"source": {"git": {}}}}, "spec.model.source.git", "known here: gcs"),
+        ({"model": {"source": {"s3": {}}}}, "spec.model.source.s3.uri", "required"),
         ({"engine": {"env": [{"value": "x"}]}}, "spec.engine.env[0].name", "required"),
         ({"engine": {"env": [{"name": "A"}, {"name": "A"}]}}, "spec.engine.env[1].name", "twice"),
         ({"engine": {"env": {"A": "b"}}}, "spec.engine.env", "expected a list"),

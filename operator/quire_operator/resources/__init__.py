@@ -11,6 +11,7 @@ from quire_operator.resources import (
     deployment,
     disruption_budget,
     hpa,
+    model_files,
     network_policy,
     pod,
     revision,
@@ -38,7 +39,12 @@ def build(model: LLMDeployment, settings: Settings, measured: Measured = UNMEASU
     own_account = not model.spec.security.service_account_name
     restricted = model.spec.networking.network_policy.mode == "Restricted"
     environment = config_map.build(model)
-    template = pod.build(model, settings, config_map=environment["metadata"]["name"])
+    template = pod.build(
+        model,
+        settings,
+        config_map=environment["metadata"]["name"],
+        model_parts=model_files.build(model, settings),
+    )
     return (
         *([service_account.build(model)] if own_account else []),
         environment,

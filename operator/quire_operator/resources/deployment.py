@@ -25,6 +25,7 @@ def build(model: LLMDeployment, template: Manifest) -> Manifest:
             "strategy": _strategy(rollout),
             "progressDeadlineSeconds": (
                 model.spec.health.startup_timeout_seconds
+                + (model.spec.cache.download.timeout_seconds if model.spec.cache is not None else 0)
                 + rollout.surge_wait_seconds
                 + _PROGRESS_MARGIN_SECONDS
             ),

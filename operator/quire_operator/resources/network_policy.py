@@ -2,7 +2,8 @@
 traces are wanted, their collector.
 
 The API is for the same namespace and for whom the user lets in; the health port is for the operator and for
-monitoring. A model on a volume needs nothing from the network, so a stolen process cannot send anything away.
+monitoring. A model on a volume needs nothing from the network, so a stolen process cannot send anything away;
+one that is downloaded in the pod opens the ports of its source.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def build(model: LLMDeployment, settings: Settings) -> Manifest:
             "egress": [
                 {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]},
                 *_to_collector(model.spec.observability.tracing.endpoint),
+                *_to_source(model),
             ],
         },
     }
@@ -66,6 +68,28 @@ def _to_collector(endpoint: str) -> list[dict[str, Any]]:
         namespace = {"matchLabels": {_METADATA_NAME: labels[1]}}
         return [{"to": [{"namespaceSelector": namespace}], **rule}]
     return [rule]
+
+
+def _to_source(model: LLMDeployment) -> list[dict[str, Any]]:
+    """Hubs and stores answer from many addresses, so only the ports are narrow: HTTPS, and those of a store
+    of one's own and of proxies.
+    """
+    cache = model.spec.cache
+    if cache is None:
+        return []
+    addresses = [model.spec.model.source.endpoint]
+    addresses += [item.value for item in cache.download.env if item.name.lower().endswith("_proxy")]
+    ports = {443, *(port for address in addresses if (port := _port(address)))}
+    return [{"ports": [_tcp(port) for port in sorted(ports)]}]
+
+
+def _port(address: str) -> int:
+    """0 where the address names none and implies none."""
+    parts = urlsplit(address)
+    try:
+        return parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    except ValueError:
+        return 0
 
 
 def _tcp(port: int) -> dict[str, Any]:

@@ -25,8 +25,12 @@ _LIVENESS_GRACE_SECONDS = 10
 _GRACE_MARGIN_SECONDS = 5
 
 
-def build(model: LLMDeployment, settings: Settings, *, config_map: str) -> Manifest:
-    """The pod template. `config_map`: name of the one that holds the server's environment."""
+def build(
+    model: LLMDeployment, settings: Settings, *, config_map: str, model_parts: Mapping[str, Any]
+) -> Manifest:
+    """The pod template. `config_map`: name of the one that holds the server's environment; `model_parts`: the
+    volume of the model, and what fills it.
+    """
     annotations = compact({names.ANNOTATION_RESTART_ID: model.spec.rollout.restart_id})
     if model.spec.disruption.protect_while_loading:
         annotations |= names.PROTECT_WHILE_LOADING
@@ -46,10 +50,12 @@ def build(model: LLMDeployment, settings: Settings, *, config_map: str) -> Manif
                 "runAsUser": names.USER_ID,
                 "runAsGroup": names.USER_ID,
                 "seccompProfile": {"type": "RuntimeDefault"},
+                **model_parts["securityContext"],
             },
             **_scheduling(model),
+            **compact({"initContainers": model_parts["initContainers"]}),
             "containers": [_container(model, settings, config_map)],
-            "volumes": _volumes(model),
+            "volumes": [*model_parts["volumes"], *_volumes(model)],
         },
     }
 
@@ -61,7 +67,7 @@ def _container(model: LLMDeployment, settings: Settings, config_map: str) -> Man
         "name": names.CONTAINER,
         "image": settings.engine_image,
         "imagePullPolicy": settings.engine_image_pull_policy,
-        "args": ["serve", names.model_path(model.spec.model.source.pvc.path), *model.spec.engine.extra_args],
+        "args": ["serve", names.model_path(model.model_dir), *model.spec.engine.extra_args],
         "envFrom": [{"configMapRef": {"name": config_map}}],
         **compact({"env": _environment(model, settings), "lifecycle": lifecycle}),
         "ports": [
@@ -156,10 +162,6 @@ def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
 def _volumes(model: LLMDeployment) -> list[dict[str, Any]]:
     shared = model.spec.resources.shared_memory
     volumes: list[dict[str, Any]] = [
-        {
-            "name": "model",
-            "persistentVolumeClaim": {"claimName": model.spec.model.source.pvc.claim_name, "readOnly": True},
-        },
         {"name": "tmp", "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
         {"name": "home", "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
         {

@@ -13,11 +13,11 @@ from typing import Any
 from quire_operator import names
 from quire_operator.errors import SpecError
 from quire_operator.spec import reader, rules
+from quire_operator.spec.references import EnvVar
 from quire_operator.spec.replicas import Autoscaling, Disruption, Rollout
 from quire_operator.spec.tree import (
     Drain,
     Engine,
-    EnvVar,
     Health,
     KVCache,
     LabelSelector,
@@ -103,6 +103,12 @@ class LLMDeployment:
     def service_account_name(self) -> str:
         """The user's ServiceAccount, or our own that has no rights."""
         return self.spec.security.service_account_name or self.name
+
+    @property
+    def model_dir(self) -> str:
+        """Where the model is on its volume: where the user put it, or where it is downloaded to."""
+        claim = self.spec.model.source.pvc
+        return claim.path if claim is not None else names.FETCHED_DIR
 
     @property
     def url(self) -> str:

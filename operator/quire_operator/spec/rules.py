@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from quire_operator import names, quantity
 from quire_operator.errors import SpecError
-from quire_operator.spec import memory_rules, scaling_rules
+from quire_operator.spec import memory_rules, scaling_rules, source_rules
+from quire_operator.spec.references import EnvVar
 from quire_operator.spec.tree import (
     AUTO,
     LABEL_KEY,
@@ -96,10 +97,14 @@ def check_name(name: object) -> None:
 
 def check(spec: Spec) -> None:
     """Every rule, in the order of the fields."""
-    _check_path("spec.model.source.pvc.path", spec.model.source.pvc.path)
+    source_rules.check(spec.model.source, spec.cache)
+    if spec.model.source.pvc is not None:
+        _check_path("spec.model.source.pvc.path", spec.model.source.pvc.path)
+    if spec.cache is not None:
+        _check_env("spec.cache.download.env", spec.cache.download.env)
     _check_speculation(spec.engine.speculation)
     _check_extra_args(spec.engine.extra_args)
-    _check_env([variable.name for variable in spec.engine.env])
+    _check_env("spec.engine.env", spec.engine.env, names.ENV_FAULT)
     _check_resources(spec.resources)
     memory_rules.check(spec)
     if spec.engine.enforce_eager and spec.resources.gpu is None:
@@ -146,10 +151,11 @@ def _check_extra_args(arguments: Iterable[str]) -> None:
             )
 
 
-def _check_env(env_names: list[str]) -> None:
+def _check_env(field: str, env: Sequence[EnvVar], allowed: str = "") -> None:
+    env_names = [variable.name for variable in env]
     for index, name in enumerate(env_names):
-        path = f"spec.engine.env[{index}].name"
-        if re.fullmatch(RESERVED_ENV_PATTERN, name) and name != names.ENV_FAULT:
+        path = f"{field}[{index}].name"
+        if re.fullmatch(RESERVED_ENV_PATTERN, name) and name != allowed:
             raise SpecError(path, f"{name} is reserved (QUIRE_*, LD_*, PYTHON*): use the fields of the spec")
         if name in env_names[:index]:
             raise SpecError(path, f"{name} is given twice")

@@ -23,32 +23,25 @@ from quire_operator.spec.bounds import (
     text,
     texts,
 )
+from quire_operator.spec.references import (
+    DNS_1123_SUBDOMAIN,
+    HTTP_ADDRESS,
+    NO_NUL,
+    PRINTABLE,
+    EnvVar,
+    ObjectRef,
+    SecretKeyRef,
+)
 from quire_operator.spec.replicas import Autoscaling, Disruption, Rollout
+from quire_operator.spec.sources import ModelCache, Source
 
 AUTO = "Auto"
 
 # Expressions without anchors: the reader and the CRD match the whole text, and optional text may be empty.
-DNS_1123_SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 LABEL_VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 LABEL_KEY = rf"({DNS_1123_SUBDOMAIN}/)?{LABEL_VALUE}"
 MODEL_NAME = r"[A-Za-z0-9]([A-Za-z0-9._/:@+-]*[A-Za-z0-9])?"
-ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-NO_NUL = r"[^\x00]*"
-PRINTABLE = r"[^\x00-\x1f\x7f]*"
-_PORT = r"([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
-HTTP_ADDRESS = rf"https?://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(:{_PORT})?"
 CIDR = r"[0-9a-fA-F:.]+/[0-9]{1,3}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PersistentVolumeClaim:
-    claim_name: str = required_text(DNS_1123_SUBDOMAIN, 253)
-    path: str = text(PRINTABLE, 512)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    pvc: PersistentVolumeClaim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,21 +62,9 @@ class KVCache:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecretKeyRef:
-    name: str = required_text(DNS_1123_SUBDOMAIN, 253)
-    key: str = required_text(r"[-._a-zA-Z0-9]+", 253)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Watermark:
     mode: str = choice("Off", "OnRequest", "Always")
     key_secret_ref: SecretKeyRef | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvVar:
-    name: str = required_text(ENV_NAME, 128)
-    value: str = text(NO_NUL, 4096)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,11 +220,6 @@ class Networking:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectRef:
-    name: str = required_text(DNS_1123_SUBDOMAIN, 253)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Security:
     api_keys_secret_ref: ObjectRef | None = None
     service_account_name: str = text(DNS_1123_SUBDOMAIN, 253)
@@ -272,6 +248,7 @@ class Observability:
 class Spec:
     model: Model
     resources: Resources
+    cache: ModelCache | None = None
     engine: Engine = Engine()
     replicas: int | None = optional_number(0, 1000)
     autoscaling: Autoscaling | None = None

@@ -70,6 +70,7 @@ def of(
         suspended=model.replicas == 0,
         idle=scaling.is_idle(model, observed),
         loading=sum(state.loading for state in here),
+        fetching=sum(state.loading and state.fetching for state in here),
         pods=len(here),
         unscheduled=next((s.failure for s in here if not s.scheduled and s.failure), None),
         failure=view.failure,
@@ -93,7 +94,7 @@ def of(
         "loadingReplicas": facts.loading,
         "scaling": scaling.summary(model, observed),
         "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in observed.pods),
-        "model": progress.model(here, old.get("model") or {}),
+        "model": progress.model(here, old.get("model") or {}, downloads=model.spec.cache is not None),
         "engine": progress.engine(deployment, here, old.get("engine") or {}),
         **rollout.summary(deployment, newer),
         "lastFailure": _last_failure(problem, view, old.get("lastFailure") or {}, now),
@@ -284,7 +285,9 @@ def _phase(facts: Facts, is_true: Mapping[str, str]) -> str:
         return "Serving"
     if is_true["Available"] == "True":
         return "Updating"
-    return "Loading" if facts.loading else "Pending"
+    if facts.loading:
+        return "Downloading" if facts.fetching == facts.loading else "Loading"
+    return "Pending"
 
 
 def _last_failure(

@@ -62,6 +62,7 @@ class Facts:
     scaling: Decided | None = None  # of an autoscaler
     idle: bool = False  # an autoscaler has taken all pods away
     activator: Decided | None = None  # of who holds the first request then
+    fetching: int = 0  # of the loading pods, how many download the model first
 
 
 def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> list[Condition]:
@@ -119,6 +120,8 @@ def _ready(facts: Facts) -> Decided:
         return "True", reason, count
     if facts.failure is not None:
         return "False", facts.failure.reason, _explain(facts.failure)
+    if facts.loading and facts.fetching == facts.loading:
+        return "False", "Downloading", f"{count} The model is downloaded; status.model says how far that is."
     if facts.loading:
         return "False", "Loading", f"{count} Pods are loading the model; status.model says how far they are."
     if rollout.paused:

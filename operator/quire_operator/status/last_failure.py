@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire_operator import names
 from quire_operator.status import reasons
 from quire_operator.status.pods import Failure, PodState
 
@@ -31,7 +30,7 @@ def told(failure: Failure, old: Mapping[str, Any], now: str) -> dict[str, Any]:
         "time": failure.time or (same and old.get("time")) or now,
     }
     if failure.pod:
-        result |= {"pod": failure.pod, "container": names.CONTAINER}
+        result |= {"pod": failure.pod, "container": failure.container}
     if failure.exit_code is not None:
         result["exitCode"] = failure.exit_code
     return result

@@ -14,7 +14,7 @@ from typing import Any
 
 from quire_operator import names, reports
 from quire_operator.observed import Body, controller_uid, seconds_since
-from quire_operator.reports import Sample
+from quire_operator.reports import Fetched, Sample
 from quire_operator.status.reasons import BY_EXIT_CODE, REASONS
 
 # A claim that is being bound, or a node that frees up, takes a moment in health, too.
@@ -40,6 +40,9 @@ _SELF_TERMINATED = frozenset(
     {
         "ModelNotFound",
         "ModelCorrupt",
+        "ModelAccessDenied",
+        "ModelDownloadFailed",
+        "OutOfDisk",
         "ConfigError",
         "StartupTimeout",
         "LoadStalled",
@@ -62,6 +65,7 @@ class Failure:
     exit_code: int | None = None
     time: str = ""  # empty when Kubernetes gives none: then the time at which we first saw it
     count: int = 1  # how often this pod has failed
+    container: str = names.CONTAINER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +82,8 @@ class PodState:
     ended: Failure | None
     sample: Sample | None
     created: str
+    fetching: bool = False
+    fetched: Fetched | None = None
 
 
 def awaits_volumes(pod: Body, now: datetime) -> bool:
@@ -132,7 +138,15 @@ def read(
         ended=ended,
         sample=sample,
         created=str(pod["metadata"].get("creationTimestamp", "")),
+        fetching=running and container.get("name") == names.FETCHER,
+        fetched=_fetched(status),
     )
+
+
+def _fetched(status: Mapping[str, Any]) -> Fetched | None:
+    fetcher = named(status, "initContainerStatuses", names.FETCHER)
+    end = (fetcher.get("state") or {}).get("terminated") or {}
+    return reports.parse_fetched(end.get("message")) if end.get("exitCode") == 0 else None
 
 
 def _is_going(pod: Body) -> bool:
@@ -145,10 +159,16 @@ def _conditions(pod: Body) -> dict[str, Mapping[str, Any]]:
 
 
 def _server(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    for container in status.get("containerStatuses") or ():
-        if container.get("name") == names.CONTAINER:
-            return dict(container)
-    return {}
+    """The server's container or, until it is done, the one that fetches the model for it."""
+    fetcher = named(status, "initContainerStatuses", names.FETCHER)
+    if fetcher and ((fetcher.get("state") or {}).get("terminated") or {}).get("exitCode") != 0:
+        return fetcher
+    return named(status, "containerStatuses", names.CONTAINER)
+
+
+def named(status: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any]:
+    """What the kubelet says of a container; empty where it says nothing yet."""
+    return next((dict(one) for one in status.get(kind) or () if one.get("name") == name), {})
 
 
 def _failure(
@@ -223,6 +243,7 @@ def _ended(pod: Body, container: Mapping[str, Any]) -> Failure | None:
         detail=detail,
         pod=pod["metadata"]["name"],
         exit_code=code,
+        container=str(container.get("name") or names.CONTAINER),
         time=str(end.get("finishedAt") or ""),
         count=int(container.get("restartCount", 0)) + (0 if "running" in state else 1),
     )

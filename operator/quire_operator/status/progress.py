@@ -13,10 +13,13 @@ from quire_operator import names
 from quire_operator.observed import Body
 from quire_operator.status.pods import PodState
 
+MAX_FILES = 64
 
-def model(states: Sequence[PodState], old: Mapping[str, Any]) -> dict[str, Any]:
-    """The loading pod that is furthest tells when there will be one more."""
-    told: dict[str, Any] = {key: old[key] for key in ("bytesTotal", "lastLoadSeconds") if key in old}
+
+def model(states: Sequence[PodState], old: Mapping[str, Any], *, downloads: bool = False) -> dict[str, Any]:
+    """The loading pod that is furthest tells when there will be one more. `downloads`: pods fetch it."""
+    kept = ("bytesTotal", "lastLoadSeconds", *(("digest", "files", "resolvedRevision") if downloads else ()))
+    told: dict[str, Any] = {key: old[key] for key in kept if key in old} | _fetched(states)
     loaded = [s for s in states if s.sample is not None and s.sample.load_seconds is not None]
     if loaded:
         youngest = max(loaded, key=lambda state: (state.created, state.name))
@@ -33,6 +36,18 @@ def model(states: Sequence[PodState], old: Mapping[str, Any]) -> dict[str, Any]:
     elif "bytesTotal" in told and any(s.ready for s in states):
         told["bytesLoaded"] = told["bytesTotal"]
     return told
+
+
+def _fetched(states: Sequence[PodState]) -> dict[str, Any]:
+    """What the youngest pod that has fetched the model got; empty while none has, or none had to."""
+    done = [state for state in states if state.fetched is not None]
+    if not done:
+        return {}
+    fetched = max(done, key=lambda state: (state.created, state.name)).fetched
+    assert fetched is not None
+    files = [{"name": name, "sha256": sha256} for name, sha256 in sorted(fetched.files.items())][:MAX_FILES]
+    told = {"digest": fetched.digest, "resolvedRevision": fetched.revision, "files": files}
+    return {key: value for key, value in told.items() if value}
 
 
 def engine(deployment: Body, states: Sequence[PodState], old: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,17 +25,37 @@ class Reason:
 _ALL = (
     Reason(
         "ModelNotFound",
-        "the model's directory or one of its files is not in the volume",
-        "check spec.model.source.pvc.path and what the claim holds",
+        "the model or one of its files is not where spec.model.source says",
+        "check spec.model.source, and for a claim its path and what it holds",
         final=True,
         exit_code=66,
     ),
     Reason(
         "ModelCorrupt",
         "a file of the model cannot be read as what it should be, or differs from the manifest's checksum",
-        "copy the model into the volume again",
+        "copy the model into the volume again; where it is downloaded, delete the pod",
         final=True,
         exit_code=65,
+    ),
+    Reason(
+        "ModelAccessDenied",
+        "the source of the model refuses to give it",
+        "correct the Secret with the credentials, and accept the model's terms where it is published",
+        final=True,
+        exit_code=77,
+    ),
+    Reason(
+        "ModelDownloadFailed",
+        "the model could not be downloaded",
+        "check the network, the proxy and the source that the message names; it is tried again",
+        exit_code=69,
+    ),
+    Reason(
+        "OutOfDisk",
+        "the volume has no room for the model, or cannot be written",
+        "enlarge the volume; what is there already is continued",
+        final=True,
+        exit_code=73,
     ),
     Reason(
         "ConfigError",

@@ -8,6 +8,9 @@ own.
     ├── ConfigError                a flag, a variable or a model that this server cannot serve
     ├── ModelNotFoundError         there is no model where the configuration points
     ├── ModelCorruptError          the model's files contradict each other, their manifest or their format
+    ├── AccessDeniedError          whoever holds the model does not give it to us
+    ├── DownloadError              the network or the other side failed; later it may work
+    ├── DiskError                  the model does not fit on the disk, or cannot be written there
     └── DeviceError                the GPU cannot go on
 
 Every message is one sentence or two: what is wrong, and what to do about it. Raised everywhere, imports
@@ -45,6 +48,22 @@ class ModelNotFoundError(QuireServerError):
 
 class ModelCorruptError(QuireServerError):
     """A model file is damaged, truncated, hostile, or does not fit the others."""
+
+
+class AccessDeniedError(QuireServerError):
+    """Credentials are missing or not good enough for the model's source."""
+
+
+class DownloadError(QuireServerError):
+    """A transfer failed in a way that may pass; ``retry_after``: seconds that the other side asks for."""
+
+    def __init__(self, message: str, *, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DiskError(QuireServerError):
+    """There is no room for the model, or its disk fails."""
 
 
 class DeviceError(QuireServerError):

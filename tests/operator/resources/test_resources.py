@@ -115,20 +115,22 @@ def test_every_pod_is_restricted(body: specs.Body) -> None:
     assert pod["enableServiceLinks"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(pod)
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
     assert {key for volume in pod["volumes"] for key in volume} <= {
         "name",
         "persistentVolumeClaim",
         "configMap",
         "emptyDir",
+        "ephemeral",
         "secret",
     }
     assert all("sizeLimit" in volume["emptyDir"] for volume in pod["volumes"] if "emptyDir" in volume)
-    assert pod["containers"][0]["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    for each in (*pod["containers"], *pod.get("initContainers", [])):
+        assert each["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
 
 
 def test_the_selector_never_changes_and_the_pods_match_it() -> None:

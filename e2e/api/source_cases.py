@@ -1,0 +1,55 @@
+"""Accepted and refused objects for the rules of `model.source` and `cache`. Part of `cases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from e2e.api.specs import DOWNLOADED, MINIMAL, Body, merged
+
+_HUB, _S3, _GCS, _OCI = DOWNLOADED
+_CACHE = {"mode": "None", "size": "20Gi"}
+
+
+def _without(body: Body, field: str) -> Body:
+    return {**body, "spec": {key: value for key, value in body["spec"].items() if key != field}}
+
+
+def _cached(**cache: Any) -> Body:
+    return {**_OCI, "spec": {**_OCI["spec"], "cache": {**_CACHE, **cache}}}
+
+
+def _env(name: str) -> Body:
+    return _cached(download={"env": [{"name": name, "value": "x"}]})
+
+
+# By rule: the arguments of `cases.Cases`.
+SOURCE_CASES: dict[str, dict[str, Any]] = {
+    "spec.model.source#0": {
+        "field": "spec.model.source",
+        "accepted": (MINIMAL, *DOWNLOADED),
+        "refused": (
+            merged(_HUB, {"spec": {"model": {"source": _S3["spec"]["model"]["source"]}}}),
+            merged(MINIMAL, {"spec": {"model": {"source": {"pvc": None}}}}),
+        ),
+    },
+    "spec.cache#0": {
+        "field": "spec.cache.storageClassName",
+        "accepted": (_cached(mode="PerReplica", storageClassName="fast"), _cached()),
+        "refused": (_cached(storageClassName="fast"),),
+    },
+    "spec.cache.size#0": {
+        "field": "spec.cache.size",
+        "accepted": (_cached(size="1"), _cached(size="64Ti")),
+        "refused": (_cached(size="0"), _cached(size="65Ti"), _cached(size="many")),
+    },
+    "spec.cache.download.env[].name#0": {
+        "field": "spec.cache.download.env[0].name",
+        "accepted": (_env("HTTPS_PROXY"), _env("AWS_CA_BUNDLE")),
+        "refused": (_env("QUIRE_HOST"), _env("LD_PRELOAD"), _env("PYTHONPATH"), _env("QUIRE_FAULT")),
+    },
+    "spec#6": {
+        "field": "spec.cache",
+        "accepted": (MINIMAL, *DOWNLOADED),
+        "refused": (_without(_HUB, "cache"), merged(MINIMAL, {"spec": {"cache": _CACHE}})),
+    },
+}

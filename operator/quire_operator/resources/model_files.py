@@ -1,0 +1,131 @@
+"""What a pod has of its model: the volume that holds it and, where it is downloaded, the container that
+fetches it before the server starts.
+
+Only that container sees the credentials and may write; the server mounts the volume read-only. A fetch
+that was interrupted goes on where it was, and one that is done costs a look at the files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire_operator import names
+from quire_operator.resources.manifest import Manifest, compact
+from quire_operator.settings import Settings
+from quire_operator.spec import LLMDeployment
+from quire_operator.spec.sources import ModelCache, Source
+
+_CA_FILE = "ca.crt"
+_AWS_VARIABLES = {"AWS_ACCESS_KEY_ID": False, "AWS_SECRET_ACCESS_KEY": False, "AWS_SESSION_TOKEN": True}
+
+
+def build(model: LLMDeployment, settings: Settings) -> Manifest:
+    """initContainers, volumes and securityContext of the pod, as far as the model decides them."""
+    source, cache = model.spec.model.source, model.spec.cache
+    if cache is None:
+        assert source.pvc is not None  # as `spec.parse` has checked
+        claim = {"claimName": source.pvc.claim_name, "readOnly": True}
+        volume: Manifest = {"name": "model", "persistentVolumeClaim": claim}
+        return {"initContainers": [], "volumes": [volume], "securityContext": {}}
+    # A new volume belongs to root until the kubelet gives it to this group.
+    group = {"fsGroup": names.USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
+    return {
+        "initContainers": [_container(model, settings, cache)],
+        "volumes": [_volume(cache), *_secret_volumes(source, cache)],
+        "securityContext": group if cache.mode == "PerReplica" else {},
+    }
+
+
+def _container(model: LLMDeployment, settings: Settings, cache: ModelCache) -> Manifest:
+    source, resources = model.spec.model.source, model.spec.resources
+    target = f"{names.PATH_MODELS}/{names.FETCHED_DIR}"
+    return {
+        "name": names.FETCHER,
+        "image": settings.engine_image,
+        "imagePullPolicy": settings.engine_image_pull_policy,
+        "args": ["fetch", source.uri, "--to", target, "--status-port", str(names.PORT_HEALTH)],
+        **compact({"env": _environment(source, cache)}),
+        # The pod needs the larger of its containers' requests, so this adds nothing.
+        "resources": {
+            "requests": {"cpu": resources.cpu, "memory": resources.memory},
+            "limits": {"memory": resources.memory},
+        },
+        "terminationMessagePath": names.PATH_TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "model", "mountPath": names.PATH_MODELS},
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "home", "mountPath": names.PATH_HOME},
+            *_secret_mounts(source, cache),
+        ],
+    }
+
+
+def _environment(source: Source, cache: ModelCache) -> list[Manifest]:
+    """Addresses, references to Secrets, and what the user adds (a proxy, say)."""
+    variables = [compact({"name": item.name, "value": item.value}) for item in cache.download.env]
+    values: dict[str, str] = {}
+    if source.hugging_face is not None:
+        values["HF_ENDPOINT"] = source.hugging_face.endpoint
+        if ref := source.hugging_face.token_secret_ref:
+            variables.append(_from_secret("HF_TOKEN", ref.name, ref.key))
+    if source.s3 is not None:
+        values |= {"AWS_ENDPOINT_URL": source.s3.endpoint, "AWS_REGION": source.s3.region}
+        if reference := source.s3.credentials_secret_ref:
+            for name, optional in _AWS_VARIABLES.items():
+                variables.append(_from_secret(name, reference.name, name, optional=optional))
+    if source.gcs is not None and (key := source.gcs.credentials_secret_ref):
+        values["GOOGLE_APPLICATION_CREDENTIALS"] = f"{names.PATH_GCS_KEY}/{key.key}"
+    if source.oci is not None and source.oci.pull_secret_ref:
+        values["DOCKER_CONFIG"] = names.PATH_PULL_SECRET
+    if cache.download.ca_bundle_config_map_ref:
+        values["SSL_CERT_FILE"] = f"{names.PATH_CA_BUNDLE}/{_CA_FILE}"
+    given = {item.name for item in cache.download.env}
+    own = [{"name": name, "value": value} for name, value in values.items() if value and name not in given]
+    return [*variables, *own]
+
+
+def _from_secret(name: str, secret: str, key: str, *, optional: bool = False) -> Manifest:
+    reference: dict[str, Any] = {"name": secret, "key": key, **({"optional": True} if optional else {})}
+    return {"name": name, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _volume(cache: ModelCache) -> Manifest:
+    if cache.mode == "None":
+        return {"name": "model", "emptyDir": {"sizeLimit": cache.size}}
+    claim = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": cache.size}},
+        **compact({"storageClassName": cache.storage_class_name}),
+    }
+    return {"name": "model", "ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
+
+
+def _secret_volumes(source: Source, cache: ModelCache) -> list[Manifest]:
+    volumes: list[Manifest] = []
+    if source.gcs is not None and (key := source.gcs.credentials_secret_ref):
+        items = [{"key": key.key, "path": key.key}]
+        volumes.append({"name": "gcs-key", "secret": {"secretName": key.name, "items": items}})
+    if source.oci is not None and (pull := source.oci.pull_secret_ref):
+        items = [{"key": ".dockerconfigjson", "path": "config.json"}]
+        volumes.append({"name": "registry", "secret": {"secretName": pull.name, "items": items}})
+    if bundle := cache.download.ca_bundle_config_map_ref:
+        volumes.append({"name": "ca-bundle", "configMap": {"name": bundle.name}})
+    return volumes
+
+
+def _secret_mounts(source: Source, cache: ModelCache) -> list[Manifest]:
+    paths = {
+        "gcs-key": names.PATH_GCS_KEY,
+        "registry": names.PATH_PULL_SECRET,
+        "ca-bundle": names.PATH_CA_BUNDLE,
+    }
+    return [
+        {"name": volume["name"], "mountPath": paths[volume["name"]], "readOnly": True}
+        for volume in _secret_volumes(source, cache)
+    ]

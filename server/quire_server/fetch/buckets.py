@@ -1,0 +1,143 @@
+"""A model as objects with a common prefix, in S3 (or what speaks it) or Google Cloud Storage, by fsspec.
+
+Called by `command`. Credentials and endpoints come from where their SDKs look: AWS_ACCESS_KEY_ID,
+AWS_ENDPOINT_URL, web identity; GOOGLE_APPLICATION_CREDENTIALS, STORAGE_EMULATOR_HOST, workload identity. No
+error of theirs is shown: some carry request signatures.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, TypeVar
+
+import aiohttp
+import botocore.exceptions
+import google.auth
+import google.auth.exceptions
+import s3fs
+from fsspec import AbstractFileSystem
+from gcsfs.core import GCSFileSystem  # not the one that asks by gRPC first, which few networks let through
+from gcsfs.retry import HttpError
+
+from quire_server.core.errors import AccessDeniedError, DownloadError, ModelNotFoundError
+from quire_server.fetch.remote import Check, Listing, RemoteFile
+from quire_server.fetch.source import Bucket
+
+_BLOCK_BYTES = 16 << 20
+_READ_ONLY = "https://www.googleapis.com/auth/devstorage.read_only"
+_NO_CREDENTIALS = (
+    botocore.exceptions.NoCredentialsError,
+    botocore.exceptions.PartialCredentialsError,
+    botocore.exceptions.TokenRetrievalError,
+    google.auth.exceptions.GoogleAuthError,
+)
+_FAILED = (OSError, aiohttp.ClientError, botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
+_VERSIONS = ("generation", "ETag", "LastModified")
+T = TypeVar("T")
+
+
+class Buckets:
+    """A `Remote`."""
+
+    def __init__(self, bucket: Bucket, environ: Mapping[str, str], stall_seconds: float) -> None:
+        self._bucket = bucket
+        self._open = functools.partial(
+            _open_s3 if bucket.scheme == "s3" else _open_gcs, environ, stall_seconds
+        )
+
+    @functools.cached_property
+    def _files(self) -> AbstractFileSystem:
+        return self._asked(self._open)
+
+    def list_files(self, revision: str) -> Listing:
+        """The objects just below the prefix. Buckets have no revisions."""
+        del revision
+        entries = self._asked(lambda: self._files.ls(self._bucket.path, detail=True, refresh=True))
+        start = len(self._bucket.path) + 1
+        return Listing(
+            "",
+            tuple(_file(entry, str(entry["name"])[start:]) for entry in entries if entry["type"] == "file"),
+        )
+
+    def read(self, file: RemoteFile, offset: int) -> Generator[bytes, None, None]:
+        """One object, in blocks."""
+        for begin in range(offset, file.size, _BLOCK_BYTES):
+            end = min(begin + _BLOCK_BYTES, file.size)
+            yield self._asked(functools.partial(self._files.cat_file, file.place, start=begin, end=end))
+
+    def close(self) -> None:
+        """Connections belong to fsspec's own thread, and end with the process."""
+
+    def _asked(self, work: Callable[[], T]) -> T:
+        where = f"{self._bucket.scheme}://{self._bucket.path}"
+        try:
+            return work()
+        except (PermissionError, *_NO_CREDENTIALS):
+            raise self._denied(where) from None
+        except FileNotFoundError:
+            raise ModelNotFoundError(
+                f"There is nothing at {where}. Check the bucket and the prefix."
+            ) from None
+        except HttpError as error:
+            if str(error.code) in ("401", "403"):
+                raise self._denied(where) from None
+            raise DownloadError(f"The store of {where} answered {int(error.code or 0)}.") from None
+        except _FAILED as error:
+            raise DownloadError(
+                f"{where} cannot be read ({type(error).__name__}). Check the endpoint, the network and "
+                "the proxy."
+            ) from None
+
+    def _denied(self, where: str) -> AccessDeniedError:
+        needed = (
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role that may list the bucket and get its "
+            "objects"
+            if self._bucket.scheme == "s3"
+            else "GOOGLE_APPLICATION_CREDENTIALS, or a workload identity that may "
+            "list the bucket and get its objects"
+        )
+        return AccessDeniedError(f"{where} is refused to these credentials, or to none. Give {needed}.")
+
+
+def _open_s3(environ: Mapping[str, str], stall_seconds: float) -> AbstractFileSystem:
+    endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+    config: dict[str, Any] = {
+        "connect_timeout": min(15.0, stall_seconds),
+        "read_timeout": stall_seconds,
+        "retries": {"total_max_attempts": 1},
+    }
+    if endpoint:  # buckets of one's own store seldom have host names
+        config["s3"] = {"addressing_style": "path"}
+    files = s3fs.S3FileSystem(endpoint_url=endpoint, config_kwargs=config, skip_instance_cache=True)
+    files.retries = 1  # the transfer has patience enough
+    return files
+
+
+def _open_gcs(environ: Mapping[str, str], stall_seconds: float) -> AbstractFileSystem:
+    token: Any = "anon"
+    if not environ.get("STORAGE_EMULATOR_HOST"):
+        try:
+            token, _ = google.auth.default(scopes=[_READ_ONLY])
+        except google.auth.exceptions.DefaultCredentialsError:
+            token = "anon"  # a public bucket needs none
+    return GCSFileSystem(
+        token=token,
+        access="read_only",
+        timeout=stall_seconds,
+        session_kwargs={"trust_env": True},
+        skip_instance_cache=True,
+    )
+
+
+def _file(entry: Mapping[str, Any], name: str) -> RemoteFile:
+    """Google gives the MD5 of what was not composed; an ETag of S3 may be one, or not."""
+    md5 = entry.get("md5Hash")
+    version = next((str(entry[key]) for key in _VERSIONS if entry.get(key)), "")
+    check = Check("md5", _hex(md5)) if isinstance(md5, str) else None
+    return RemoteFile(name, int(entry["size"]), check, version, str(entry["name"]))
+
+
+def _hex(base64_text: str) -> str:
+    return base64.b64decode(base64_text).hex()

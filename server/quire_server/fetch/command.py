@@ -1,0 +1,190 @@
+"""The command line of `quire-server fetch`: arguments, where progress shows, and the exit code of each cause.
+
+Called by the entry point. Credentials come by environment and files, never by arguments; what is printed is
+Quire's own words, or the type of an error that nobody foresaw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+
+import certifi
+
+from quire_server import config, exits
+from quire_server.core.errors import ConfigError, QuireServerError
+from quire_server.exits import Failure
+from quire_server.fetch import directory, progress
+from quire_server.fetch.directory import Fetched, Order
+from quire_server.fetch.hub import Hub
+from quire_server.fetch.registry import Registry
+from quire_server.fetch.remote import Remote
+from quire_server.fetch.source import Artifact, Bucket, HubModel, parse
+from quire_server.fetch.transfer import Patience
+from quire_server.fetch.web import Web
+
+_MAX_RESULT_BYTES = 4000  # the kubelet cuts a termination message at 4096
+_CA_VARIABLES = ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
+
+
+def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Fetch, and return the exit code."""
+    wanted = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _leave_at_once)
+    log_path = Path(environ.get("QUIRE_TERMINATION_LOG", config.ServeConfig.termination_log))
+    try:
+        fetched = _fetch(wanted)
+    except QuireServerError as error:
+        failure = exits.failure_of(error)
+    except Exception as error:  # its text may hold an address with a signature, so only its kind is shown
+        sys.stderr.write("".join(traceback.format_tb(error.__traceback__)))
+        failure = Failure(
+            exits.Reason.MODEL_DOWNLOAD_FAILED,
+            f"The download met an unexpected {type(error).__name__}. It is tried again; report it with "
+            "the log.",
+        )
+    else:
+        _leave_result(log_path, fetched)
+        return 0
+    exits.write_termination_log(log_path, failure)
+    sys.stderr.write(f"quire-server: {failure.message}\n")
+    return failure.exit_code
+
+
+def _leave_at_once(*_: object) -> None:
+    """As pid 1 of a container it would ignore the signal otherwise; what is on the disk is continued."""
+    os._exit(128 + signal.SIGTERM)
+
+
+def _fetch(wanted: argparse.Namespace) -> Fetched:
+    source = parse(wanted.source)
+    trust(os.environ)
+    remote = _remote(source, wanted.stall_timeout_seconds)
+    counted = progress.Progress()
+    order = Order(wanted.source, wanted.to.absolute(), wanted.parallel, Patience(wanted.attempts))
+    server = None if wanted.status_port is None else progress.serve(counted, wanted.status_port)
+    try:
+        with progress.Reporter(counted, _say, wanted.progress_file):
+            fetched = directory.fetch(remote, order, counted)
+            counted.begin("done", fetched.size)
+            for name, entry in fetched.files.items():
+                counted.at(name, entry.size)
+    finally:
+        remote.close()
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+    _say(f"{json.dumps(_result(fetched))}\n")
+    return fetched
+
+
+def _remote(source: HubModel | Bucket | Artifact, stall_seconds: float) -> Remote:
+    match source:
+        case HubModel():
+            return Hub(Web(stall_seconds), source, os.environ)
+        case Artifact():
+            return Registry(Web(stall_seconds), source, os.environ)
+    # By name: two SDKs that take a second to import, for the sources that need them.
+    buckets = importlib.import_module("quire_server.fetch.buckets")
+    remote: Remote = buckets.Buckets(source, os.environ, stall_seconds)
+    return remote
+
+
+def trust(environ: MutableMapping[str, str]) -> None:
+    """One CA bundle for every client, each of which looks for it under a name of its own."""
+    bundle = environ.get("SSL_CERT_FILE") or certifi.where()
+    if not os.access(bundle, os.R_OK):
+        raise ConfigError("SSL_CERT_FILE names a file that cannot be read. Mount the CA bundle there.")
+    for name in _CA_VARIABLES:
+        environ.setdefault(name, bundle)
+
+
+def _result(fetched: Fetched) -> dict[str, object]:
+    return {
+        "reason": "Fetched",
+        "digest": fetched.digest,
+        "revision": fetched.revision,
+        "totalBytes": fetched.size,
+        "files": {name: entry.sha256 for name, entry in sorted(fetched.files.items())},
+    }
+
+
+def _leave_result(path: Path, fetched: Fetched) -> None:
+    """For the operator. Of a model of very many files only the digest has room."""
+    result = _result(fetched)
+    if len(json.dumps(result)) > _MAX_RESULT_BYTES:
+        del result["files"]
+    if path.exists():
+        path.write_text(json.dumps(result), encoding="utf-8")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line)
+    sys.stdout.flush()
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of its arguments; the operator's are tried on it."""
+    built = argparse.ArgumentParser(
+        prog="quire-server fetch",
+        allow_abbrev=False,
+        description="Download a model into a directory that appears when it is whole and checked. "
+        "Run again, it continues; over a directory that is there, it checks every file and "
+        "fetches again what differs.",
+        epilog="Exit codes: 2 configuration, 65 other bytes than promised, 66 not found, 69 network, 73 "
+        "disk, 77 access denied. Credentials: HF_TOKEN or HF_TOKEN_PATH; AWS_*; "
+        "GOOGLE_APPLICATION_CREDENTIALS; "
+        "DOCKER_CONFIG. Also honoured: HF_ENDPOINT, AWS_ENDPOINT_URL, HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE.",
+    )
+    built.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="hf://org/name@revision, s3://bucket/prefix, gs://bucket/prefix or oci://registry/repository:tag",
+    )
+    built.add_argument("--to", required=True, type=Path, metavar="DIR", help="the model's directory")
+    built.add_argument("--parallel", type=_count, default=4, help="files at a time (default: 4)")
+    built.add_argument(
+        "--attempts", type=_count, default=8, help="tries of one file without a byte of progress (default: 8)"
+    )
+    built.add_argument(
+        "--stall-timeout-seconds",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="a connection without a byte for this long is given up and tried again (default: 60)",
+    )
+    built.add_argument(
+        "--progress-file", type=Path, metavar="FILE", help="keeps the newest progress, as JSON"
+    )
+    built.add_argument(
+        "--status-port",
+        type=_port,
+        metavar="PORT",
+        help="answers GET /statusz with the progress while it runs",
+    )
+    return built
+
+
+def _count(text: str) -> int:
+    if not 1 <= int(text) <= 64:
+        raise ValueError
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not 0.1 <= float(text) <= 3600:
+        raise ValueError
+    return float(text)
+
+
+def _port(text: str) -> int:
+    if not 1 <= int(text) <= 65_535:
+        raise ValueError
+    return int(text)

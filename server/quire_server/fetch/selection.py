@@ -1,0 +1,98 @@
+"""Which of a source's files a model needs: what the server reads, in the root of the source, and no more.
+
+Called by `directory`. Pure. A name with a slash, such as ../../etc/passwd, is never among them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from quire_server.core.model_files import MANIFEST_NAME, FileEntry, is_plain_name
+from quire_server.fetch.remote import Check, Listing, RemoteFile
+
+INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_SMALL = frozenset(
+    {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    }
+)
+_SMALL_BYTES = 256 << 20
+_MAX_SHARDS = 10_000
+
+
+def candidates(listing: Listing) -> dict[str, RemoteFile]:
+    """By name: every file that a model may need. Raises QuireServerError."""
+    found: dict[str, RemoteFile] = {}
+    for file in listing.files:
+        is_small = file.name in _SMALL or file.name in {INDEX, MANIFEST_NAME}
+        if not is_plain_name(file.name) or not (is_small or file.name.endswith(".safetensors")):
+            continue
+        if file.name in found:
+            raise ModelCorruptError(f"The source lists {file.name} twice. Publish the model again.")
+        if is_small and file.size > _SMALL_BYTES:
+            raise ModelCorruptError(
+                f"The source's {file.name} has {file.size} bytes, which is not believable."
+            )
+        found[file.name] = file
+    if "config.json" not in found:
+        raise ModelNotFoundError(
+            "The source has no config.json in its root, so it is no model directory. Check the name or "
+            "the prefix."
+        )
+    if _SINGLE not in found and INDEX not in found:
+        raise ConfigError(
+            f"The source has neither {_SINGLE} nor {INDEX}. Use the model's safetensors release; GGUF is "
+            "converted with quire-server import-gguf, pickled weights are refused."
+        )
+    return found
+
+
+def fingerprint(files: Iterable[RemoteFile]) -> str:
+    """Another one when any file changed: what a broken-off download left belongs to one of them."""
+    facts = sorted(repr((file.name, file.size, file.version, file.check)) for file in files)
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def with_checks(files: Mapping[str, RemoteFile], manifest: Mapping[str, FileEntry]) -> dict[str, RemoteFile]:
+    """The files with the digests that the model's own manifest promises, where the source promises none."""
+    result = {}
+    for name, file in files.items():
+        entry = manifest.get(name)
+        if manifest and entry is None:
+            continue
+        if entry is not None and entry.size != file.size:
+            raise ModelCorruptError(
+                f"{name} has {file.size} bytes at the source, and its {MANIFEST_NAME} says {entry.size}. "
+                "Publish the model again."
+            )
+        if entry is not None and (file.check is None or file.check.algorithm != "sha256"):
+            file = dataclasses.replace(file, check=Check("sha256", entry.sha256))
+        result[name] = file
+    return result
+
+
+def wanted(files: Mapping[str, RemoteFile], index: Mapping[str, object] | None) -> tuple[RemoteFile, ...]:
+    """What to download: the small files, and the weights that the index names. Raises ModelCorruptError."""
+    if index is None:
+        shards = {_SINGLE}
+    else:
+        weight_map = index.get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelCorruptError(f"{INDEX} has no object 'weight_map'. Publish the model again.")
+        shards = {str(name) for name in weight_map.values()}
+    if len(shards) > _MAX_SHARDS:
+        raise ModelCorruptError(
+            f"{INDEX} names {len(shards)} files; more than {_MAX_SHARDS} are not believable."
+        )
+    if missing := sorted(name for name in shards if name not in files or not name.endswith(".safetensors")):
+        raise ModelCorruptError(f"{INDEX} names {missing[0][:100]!r}, which the source does not have.")
+    names = (_SMALL | {INDEX} if index is not None else _SMALL) | shards
+    return tuple(files[name] for name in sorted(names & files.keys()))

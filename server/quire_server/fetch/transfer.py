@@ -1,0 +1,209 @@
+"""One file from a source to the disk: resumed where it broke off, hashed on the way, repeated with patience.
+
+Called by `directory`, in several threads. What is on the disk already is read again and hashed, so that a
+download that was killed, or a disk that lost its last writes, ends with the right bytes or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from quire_server.core.errors import (
+    ConfigError,
+    DiskError,
+    DownloadError,
+    ModelCorruptError,
+    QuireServerError,
+)
+from quire_server.core.model_files import FileEntry
+from quire_server.fetch.progress import Progress
+from quire_server.fetch.remote import CHUNK_BYTES, Check, Listing, Remote, RemoteFile
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+class StoppedError(QuireServerError):
+    """Another file's failure ended the download."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How often a file is tried without a byte of progress, and the seconds in between."""
+
+    attempts: int = 8
+    first_pause: float = 0.5
+    longest_pause: float = 30.0
+
+    def pause(self, failures: int, asked_for: float) -> float:
+        """Before the next attempt."""
+        return max(asked_for, min(self.longest_pause, self.first_pause * 2.0 ** (failures - 1)))
+
+
+class Transfer:
+    """Moves files of one source, until one fails for good."""
+
+    def __init__(self, remote: Remote, progress: Progress, patience: Patience) -> None:
+        self._remote = remote
+        self._progress = progress
+        self._patience = patience
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """End all transfers at their next chunk."""
+        self._stop.set()
+
+    def list_files(self, revision: str) -> Listing:
+        """What the source has, with the same patience."""
+        failures = 0
+        while True:
+            try:
+                return self._remote.list_files(revision)
+            except DownloadError as error:
+                failures += 1
+                self._wait(failures, error)
+
+    def fetch(self, file: RemoteFile, path: Path) -> FileEntry:
+        """The file is whole, checked and on the disk when this returns. Raises QuireServerError."""
+        failures = mismatches = 0
+        while True:
+            before = path.stat().st_size if path.exists() else 0
+            try:
+                with disk_errors(path):
+                    return self._attempt(file, path)
+            except DownloadError as error:
+                is_further = path.exists() and path.stat().st_size > before
+                failures = 1 if is_further else failures + 1
+                self._wait(failures, error)
+            except ModelCorruptError:
+                # The first time, what an earlier run left may have been wrong.
+                mismatches += 1
+                path.unlink()
+                if mismatches > 2:
+                    raise
+
+    def _wait(self, failures: int, error: DownloadError) -> None:
+        """Raises the error when patience is at an end."""
+        if failures >= self._patience.attempts:
+            raise error
+        if self._stop.wait(self._patience.pause(failures, error.retry_after)):
+            raise StoppedError
+
+    def _attempt(self, file: RemoteFile, path: Path) -> FileEntry:
+        hashes = _Hashes(file)
+        with _appending(path) as target:
+            position = self._read_again(file, target, hashes)
+            if position < file.size:
+                with contextlib.closing(self._remote.read(file, position)) as chunks:
+                    position = self._append(file, target, hashes, position, chunks)
+            if position < file.size:
+                raise DownloadError(f"{file.name} broke off after {position} of {file.size} bytes.")
+            os.fsync(target.fileno())
+        return hashes.entry()
+
+    def _read_again(self, file: RemoteFile, target: BinaryIO, hashes: _Hashes) -> int:
+        """Hash what is there; returns how much that is."""
+        if os.fstat(target.fileno()).st_size > file.size:
+            target.truncate(0)
+        target.seek(0)
+        position = 0
+        while chunk := target.read(CHUNK_BYTES):
+            self._check_stop()
+            hashes.update(chunk)
+            position += len(chunk)
+            self._progress.at(file.name, position)
+        return position
+
+    def _append(
+        self, file: RemoteFile, target: BinaryIO, hashes: _Hashes, position: int, chunks: Iterator[bytes]
+    ) -> int:
+        for chunk in chunks:
+            self._check_stop()
+            if position + len(chunk) > file.size:
+                target.truncate(0)
+                raise DownloadError(
+                    f"{file.name} is longer than the {file.size} bytes that its source announced."
+                )
+            hashes.update(chunk)
+            rest = memoryview(chunk)
+            while rest:
+                rest = rest[target.write(rest) :]
+            position += len(chunk)
+            self._progress.at(file.name, position, len(chunk))
+        return position
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise StoppedError
+
+
+class _Hashes:
+    """sha256 of everything, and beside it what the source promised where that is something else."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        self._file = file
+        self._size = 0
+        self._sha256 = hashlib.sha256()
+        self._other = _start(file.check, file.size)
+
+    def update(self, chunk: bytes) -> None:
+        self._size += len(chunk)
+        self._sha256.update(chunk)
+        if self._other is not None:
+            self._other.update(chunk)
+
+    def entry(self) -> FileEntry:
+        """Raises ModelCorruptError when the bytes are not those that the source promised."""
+        check = self._file.check
+        found = self._sha256.hexdigest() if self._other is None else self._other.hexdigest()
+        if check is not None and found != check.hex:
+            raise ModelCorruptError(
+                f"{self._file.name} has the {check.algorithm} {found}, and its source promises "
+                f"{check.hex}. A proxy or "
+                "a cache in between may hold an old copy; otherwise publish the model again."
+            )
+        return FileEntry(self._size, self._sha256.hexdigest())
+
+
+def _start(check: Check | None, size: int) -> hashlib._Hash | None:
+    match check.algorithm if check else "sha256":
+        case "git-sha1":
+            return hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
+        case "md5":
+            return hashlib.md5(usedforsecurity=False)
+    return None
+
+
+@contextlib.contextmanager
+def _appending(path: Path) -> Iterator[BinaryIO]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    with os.fdopen(descriptor, "r+b", buffering=0) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """OSErrors within are the disk's: sources turn their own into DownloadError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise DiskError(
+                f"There is no room for {path.name} ({error.strerror}). Enlarge the volume; what is there "
+                "is kept."
+            ) from None
+        if error.errno in _NOT_OURS:
+            raise ConfigError(
+                f"{path.parent} cannot be written by user {os.getuid()} ({error.strerror}). Mount it "
+                "writable, with a "
+                "group that this user has (fsGroup)."
+            ) from None
+        raise DiskError(f"{path} failed: {error.strerror}. Check the volume.") from None

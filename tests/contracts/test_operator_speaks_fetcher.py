@@ -1,0 +1,65 @@
+"""Whatever source the API admits, `quire-server fetch` can be started with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from e2e.api import specs
+from quire_operator import names, resources, spec
+from quire_operator.settings import Settings
+from quire_operator.spec import sources
+from quire_operator.status.reasons import REASONS
+from quire_server.exits import EXIT_CODES
+from quire_server.fetch import source
+from quire_server.fetch.command import parser
+
+SETTINGS = Settings(engine_image="registry.example/quire-server:1")
+
+
+def pod(body: specs.Body) -> dict[str, Any]:
+    template = resources.build(spec.parse(body), SETTINGS)[-1]["spec"]["template"]["spec"]
+    assert isinstance(template, dict)
+    return template
+
+
+@pytest.mark.parametrize("body", specs.DOWNLOADED, ids=specs.name_of)
+def test_the_fetcher_understands_its_arguments_and_the_server_looks_where_it_writes(body: specs.Body) -> None:
+    built = pod(body)
+    command, *arguments = built["initContainers"][0]["args"]
+    understood = parser().parse_args(arguments)
+    assert command == "fetch"
+    source.parse(understood.source)
+    assert understood.status_port == names.PORT_HEALTH
+    assert built["containers"][0]["args"][:2] == ["serve", str(understood.to)]
+
+
+ADMITTED = st.one_of(
+    st.builds(
+        lambda repo, revision: f"hf://{repo}@{revision}",
+        st.from_regex(sources.HUB_REPO, fullmatch=True),
+        st.from_regex(sources.HUB_REVISION, fullmatch=True).filter(lambda text: len(text) <= 200),
+    ),
+    st.from_regex(f"(s3|gs)://{sources.OBJECTS}", fullmatch=True).filter(lambda text: len(text) <= 900),
+    st.from_regex(f"oci://{sources.OCI_REFERENCE}", fullmatch=True),
+)
+
+
+@settings(max_examples=300)
+@given(ADMITTED)
+def test_whatever_the_api_admits_names_a_source(text: str) -> None:
+    source.parse(text)
+
+
+def test_the_operator_knows_how_a_fetcher_ends() -> None:
+    known = spec_reasons()
+    ends = ("MODEL_ACCESS_DENIED", "MODEL_NOT_FOUND", "MODEL_DOWNLOAD_FAILED", "MODEL_CORRUPT", "OUT_OF_DISK")
+    codes = {reason.value: code for reason, code in EXIT_CODES.items() if reason.name in ends}
+    assert {name: known[name] for name in codes} == codes
+
+
+def spec_reasons() -> dict[str, int | None]:
+    return {name: reason.exit_code for name, reason in REASONS.items()}

@@ -1,0 +1,93 @@
+"""What the status tells of a model that is downloaded: how far it is, why it failed, what was brought."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from e2e.api import specs
+from e2e.operator import pods as kubelet
+from quire_operator import reports, spec, status
+from quire_operator.observed import Observed, Ref
+from quire_operator.reports import Sample
+from tests.operator.status import told
+
+SOURCE = specs.DOWNLOADED[0]["spec"]
+MODEL = spec.parse(told.model_body(model=SOURCE["model"], cache=SOURCE["cache"]))
+
+
+def compute(pod: told.Body, *samples: Sample, old: status.Status | None = None) -> status.Status:
+    observed = Observed(
+        body=told.model_body() | {"status": old or {}},
+        children={Ref("Deployment", "m"): told.deployment()},
+        replica_sets=(told.replica_set("rs2", 2),),
+        pods=(told.pod(pod),),
+        samples=dict(zip(("uid-m-0",), samples, strict=False)),
+    )
+    return status.of(MODEL, observed, now=datetime.now(UTC))
+
+
+def ready(found: status.Status) -> tuple[str, str]:
+    condition = next(c for c in found["conditions"] if c["type"] == "Ready")
+    return condition["status"], condition["reason"]
+
+
+def test_a_download_shows_how_far_it_is() -> None:
+    sample = Sample(phase="downloading", loaded_bytes=4, total_bytes=16, eta_seconds=3)
+    found = compute(kubelet.fetching(), sample)
+    assert found["phase"] == "Downloading"
+    assert ready(found) == ("False", "Downloading")
+    assert found["model"] == {"bytesTotal": 16, "bytesLoaded": 4, "etaSeconds": 3}
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "phase"),
+    [
+        (77, "ModelAccessDenied", "Failed"),
+        (66, "ModelNotFound", "Failed"),
+        (73, "OutOfDisk", "Failed"),
+        (69, "ModelDownloadFailed", "Degraded"),
+    ],
+)
+def test_a_failed_download_says_why_and_whether_another_try_may_help(
+    code: int, reason: str, phase: str
+) -> None:
+    found = compute(kubelet.fetch_failed(code, reason, "the hub says no", restarts=3))
+    assert ready(found) == ("False", reason)
+    assert found["phase"] == phase
+    failure = found["lastFailure"]
+    assert (failure["container"], failure["exitCode"]) == ("fetch", code)
+    assert "the hub says no" in failure["message"]
+
+
+def test_what_was_brought_stays_in_the_status() -> None:
+    found = compute(kubelet.fetched())
+    assert found["phase"] == "Loading"
+    assert found["model"]["digest"] == f"sha256:{'a' * 64}"
+    assert found["model"]["files"] == [{"name": "config.json", "sha256": "b" * 64}]
+    later = compute(kubelet.ready(), old=found)
+    assert later["model"]["files"] == found["model"]["files"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "not json",
+        '{"digest": "sha256:1"}',
+        '{"digest": 7}',
+        '{"digest": "' + "x" * 9000 + '"}',
+    ],
+)
+def test_a_fetcher_that_lies_is_not_believed(text: object) -> None:
+    assert reports.parse_fetched(text) is None
+
+
+def test_of_a_fetcher_s_files_only_the_believable_are_told() -> None:
+    digest = f"sha256:{'a' * 64}"
+    files = '{"../x": "' + "b" * 64 + '", "ok.json": "' + "c" * 64 + '", "y": 7}'
+    fetched = reports.parse_fetched(f'{{"digest": "{digest}", "files": {files}, "totalBytes": -1}}')
+    assert fetched is not None
+    assert (dict(fetched.files), fetched.total_bytes, fetched.revision) == ({"ok.json": "c" * 64}, 0, "")

@@ -1,0 +1,46 @@
+"""A hub with one model, and the fetcher run in this process as the command line runs it."""
+
+import json
+import os
+from collections import namedtuple
+
+import certifi
+import pytest
+
+from quire_server.__main__ import run
+from tests.server.fetch import published
+from tests.server.fetch.hub_server import HubServer
+
+Outcome = namedtuple("Outcome", "code lines error log")
+
+
+@pytest.fixture
+def hub():
+    server = HubServer(published.files())
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def fetch(monkeypatch, tmp_path, capfd):
+    """fetch(source, *arguments, to=..., **environment) -> Outcome"""
+    log = tmp_path / "termination-log"
+    for name in ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
+        monkeypatch.setenv(name, certifi.where())
+    for name in ("HF_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT", "DOCKER_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("QUIRE_TERMINATION_LOG", str(log))
+
+    def fetch(source, *arguments, to=tmp_path / "volume" / "model", attempts=2, stall=5, **environment):
+        log.write_text("")
+        for name, value in environment.items():
+            monkeypatch.setenv(name, str(value))
+        flags = ("--to", str(to), "--attempts", str(attempts), "--stall-timeout-seconds", str(stall))
+        code = run(["fetch", source, *flags, *arguments], os.environ)
+        printed = capfd.readouterr()
+        lines = [json.loads(line) for line in printed.out.splitlines()]
+        return Outcome(code, lines, printed.err, log.read_text())
+
+    return fetch

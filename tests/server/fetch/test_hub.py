@@ -1,0 +1,226 @@
+"""`quire-server fetch hf://...` against a real HTTP server that speaks the hub's protocol."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from quire_server.core.model_files import ModelFiles
+from tests.server.fetch import published
+from tests.server.fetch.hub_server import COMMIT, SIGNATURE, cut, once, reply
+
+SOURCE = "hf://org/tiny@main"
+SHARD = published.SHARDS[0]
+
+
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "volume" / "model"
+
+
+def contents(directory):
+    return {
+        path.name: path.read_bytes() for path in directory.iterdir() if path.name != "quire-manifest.json"
+    }
+
+
+def wanted(hub):
+    return {name: hub.files[name] for name in published.WANTED}
+
+
+def test_a_model_arrives_whole_with_a_manifest_and_nothing_else(hub, fetch, place):
+    outcome = fetch(SOURCE, HF_ENDPOINT=hub.endpoint)
+    assert (outcome.code, outcome.error) == (0, "")
+    assert contents(place) == wanted(hub)
+    assert ModelFiles.open(place).read("config.json", 1000) == hub.files["config.json"]
+    manifest = json.loads((place / "quire-manifest.json").read_text())
+    assert {name: entry["sha256"] for name, entry in manifest["files"].items()} == {
+        name: published.sha256(data) for name, data in wanted(hub).items()
+    }
+    assert manifest["revision"] == COMMIT
+    leftovers = {path.name for path in place.parent.iterdir()}
+    assert leftovers == {"model", ".model.lock"}
+
+
+def test_the_operator_learns_the_digests_and_how_far_it_is(hub, fetch, place, tmp_path):
+    outcome = fetch(SOURCE, "--progress-file", str(tmp_path / "progress"), HF_ENDPOINT=hub.endpoint)
+    result = json.loads(outcome.log)
+    assert result["files"][SHARD] == published.sha256(hub.files[SHARD])
+    assert result["digest"] == json.loads((place / "quire-manifest.json").read_text())["digest"]
+    assert result == outcome.lines[-1]
+    size = sum(map(len, wanted(hub).values()))
+    newest = json.loads((tmp_path / "progress").read_text())
+    assert (newest["phase"], newest["loadedBytes"], newest["totalBytes"]) == ("done", size, size)
+
+
+def test_a_second_run_asks_nobody(hub, fetch):
+    fetch(SOURCE, HF_ENDPOINT=hub.endpoint)
+    hub.requests.clear()
+    outcome = fetch(SOURCE)
+    assert (outcome.code, hub.requests) == (0, [])
+    assert json.loads(outcome.log)["revision"] == COMMIT
+
+
+def test_a_file_that_rots_in_the_volume_is_fetched_again_and_only_that(hub, fetch, place):
+    fetch(SOURCE, HF_ENDPOINT=hub.endpoint)
+    rotten = bytearray(hub.files[SHARD])
+    rotten[1000] ^= 1
+    (place / SHARD).write_bytes(rotten)
+    hub.sent.clear()
+    assert fetch(SOURCE).code == 0
+    assert contents(place) == wanted(hub)
+    assert set(hub.sent) == {SHARD}
+
+
+def test_somebody_elses_directory_is_left_alone(hub, fetch, place):
+    place.mkdir(parents=True)
+    (place / "thesis.tex").write_text("years of work")
+    outcome = fetch(SOURCE, HF_ENDPOINT=hub.endpoint)
+    assert outcome.code == 2
+    assert "Remove it, or name another" in outcome.error
+    assert contents(place) == {"thesis.tex": b"years of work"}
+
+
+def test_a_body_that_is_cut_short_is_continued_where_it_broke_off(hub, fetch, place):
+    hub.faults[SHARD] = once(cut)
+    assert fetch(SOURCE, HF_ENDPOINT=hub.endpoint).code == 0
+    assert contents(place) == wanted(hub)
+    assert hub.sent[SHARD] == len(hub.files[SHARD]) - len(hub.files[SHARD]) // 2
+
+
+def test_a_server_without_ranges_is_read_from_the_start_again(hub, fetch, place):
+    hub.ignores_ranges = True
+    hub.faults[SHARD] = once(cut)
+    assert fetch(SOURCE, HF_ENDPOINT=hub.endpoint).code == 0
+    assert contents(place) == wanted(hub)
+
+
+def test_a_busy_hub_is_asked_again(hub, fetch):
+    hub.listing_status = [(503, {}), (429, {"Retry-After": "0"})]
+    assert fetch(SOURCE, attempts=4, HF_ENDPOINT=hub.endpoint).code == 0
+
+
+def _says_403(handler, data):
+    reply(handler, 403, b"")
+    return True
+
+
+FAILURES = {
+    "cut for ever": (
+        lambda hub: hub.faults.update({SHARD: lambda h, d: cut(h, b"")}),
+        69,
+        "broke off after 0 of",
+    ),
+    "other bytes than promised": (
+        lambda hub: hub.promised.update({SHARD: "0" * 64}),
+        65,
+        "its source promises 0000",
+    ),
+    "a git file of other bytes": (
+        lambda hub: hub.faults.update({"config.json": lambda h, d: reply(h, 200, d[::-1]) or True}),
+        65,
+        "git-sha1",
+    ),
+    "no token": (lambda hub: setattr(hub, "token", "t"), 77, "Give a token"),
+    "no such model": (
+        lambda hub: hub.listing_status.append((404, {"X-Error-Code": "RevisionNotFound"})),
+        66,
+        "revision",
+    ),
+    "storage that refuses": (lambda hub: hub.faults.update({SHARD: _says_403}), 69, "answered 403"),
+    "more than any disk": (
+        lambda hub: hub.announced.update({SHARD: 1 << 50}),
+        73,
+        "Enlarge the volume by at least",
+    ),
+    "a longer body": (lambda hub: hub.announced.update({SHARD: 1000}), 69, "longer than the 1000 bytes"),
+    "a missing shard": (lambda hub: hub.files.pop(SHARD), 65, "which the source does not have"),
+    "no model at all": (lambda hub: hub.files.pop("config.json"), 66, "no config.json"),
+    "pickles only": (
+        lambda hub: hub.files.pop("model.safetensors.index.json"),
+        2,
+        "pickled weights are refused",
+    ),
+    "a down hub": (lambda hub: hub.listing_status.extend([(500, {})] * 9), 69, "answered 500"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_each_cause_has_its_exit_code_and_its_words(name, hub, fetch, place):
+    break_it, code, words = FAILURES[name]
+    break_it(hub)
+    outcome = fetch(SOURCE, HF_ENDPOINT=hub.endpoint)
+    assert outcome.code == code
+    assert words in outcome.error
+    assert json.loads(outcome.log)["exitCode"] == code
+    assert not place.exists()
+
+
+def test_a_server_that_falls_silent_is_given_up(hub, fetch):
+    silence = threading.Event()
+    hub.before_piece = silence.wait
+    try:
+        outcome = fetch(SOURCE, attempts=1, stall=0.3, HF_ENDPOINT=hub.endpoint)
+    finally:
+        silence.set()
+    assert outcome.code == 69
+    assert "sent nothing for 0.3 seconds" in outcome.error
+
+
+def test_a_hub_that_is_not_there_is_named(fetch):
+    outcome = fetch(SOURCE, attempts=1, HF_ENDPOINT="http://127.0.0.1:9")
+    assert outcome.code == 69
+    assert "HTTPS_PROXY" in outcome.error
+
+
+@pytest.mark.parametrize("name", ["../escape.safetensors", "/etc/escape.safetensors", "a/../../config.json"])
+def test_no_name_leads_out_of_the_directory(name, hub, fetch, place, tmp_path):
+    hub.extra_siblings.append({"rfilename": name, "size": 3, "blobId": "0" * 40})
+    assert fetch(SOURCE, HF_ENDPOINT=hub.endpoint).code == 0
+    assert contents(place) == wanted(hub)
+    assert list(tmp_path.rglob("escape*")) == []
+
+
+def test_two_fetchers_do_the_work_once(hub, fetch, place):
+    gate = threading.Event()
+    hub.before_piece = gate.wait
+    codes = []
+    environment = {"HF_ENDPOINT": hub.endpoint}
+    threads = [threading.Thread(target=lambda: codes.append(_quietly(place, environment))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    gate.set()
+    for thread in threads:
+        thread.join()
+    assert codes == [0, 0]
+    assert hub.sent[SHARD] == len(hub.files[SHARD])
+    assert contents(place) == wanted(hub)
+
+
+def _quietly(place, environment):
+    command = [sys.executable, "-m", "quire_server", "fetch", SOURCE, "--to", str(place)]
+    return subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, check=False
+    ).returncode
+
+
+def test_the_token_goes_to_the_hub_alone_and_secrets_appear_nowhere(hub, fetch, place):
+    hub.token = "hf_canary_token"
+    hub.faults[SHARD] = _says_403
+    environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": f"{hub.token}\n"}
+    failed = fetch(SOURCE, **environment)
+    hub.faults.clear()
+    worked = fetch(SOURCE, **environment)
+    hub.token = "hf_another"
+    refused = fetch(SOURCE, to=place.with_name("other"), **environment)
+    assert (failed.code, worked.code, refused.code) == (69, 0, 77)
+    everything = repr((failed, worked, refused)) + "".join(
+        path.read_text(errors="replace") for path in place.parent.rglob("*") if path.is_file()
+    )
+    assert "canary" not in everything
+    assert SIGNATURE not in everything
+    asked = {host for host, _, headers in hub.requests if "Authorization" in headers}
+    assert asked == {"hub"}
