@@ -125,8 +125,8 @@ class Reconciler:
     async def _render(self, model: LLMDeployment, body: Object, fresh: Sequence[Manifest]) -> _Render:
         """What of the children stays as it was rendered, and what is rendered anew.
 
-        What is stored is read only where it differs from what would be rendered now. What never served and fails
-        is not worth keeping: a newer default may be what mends it.
+        What is stored is read only where it differs from what would be rendered now. What fails and
+        never served is not worth keeping: a newer default may be what mends it.
         """
         past = revisions.history(self._cluster.revisions(body))
         now = asked = resources.kept(model, body["spec"], fresh)
