@@ -48,6 +48,10 @@ def test_a_newer_operator_with_other_defaults_changes_no_child_until_the_spec_is
     first.wait_leading(world)
     world.deploy(namespace, "m", replicas=1)
     world.deploy(namespace, "eager", rollout={"adoptOperatorDefaults": "Always"})
+    world.deploy(namespace, "broken")
+    eventually("all children", lambda: world.has_children(namespace, "broken"))
+    world.make_pod(namespace, "broken", pods.waiting("ErrImagePull", "no such tag"))
+    world.roll_out(namespace, "broken", ready=0, replicas=1)
     for name in ("m", "eager"):
         eventually("all children", lambda name=name: world.has_children(namespace, name))  # type: ignore[misc]  # mypy infers no lambda that has a default
         world.make_pod(namespace, name, pods.ready())
@@ -65,6 +69,7 @@ def test_a_newer_operator_with_other_defaults_changes_no_child_until_the_spec_is
         QUIRE_MONITORING_NAMESPACE_LABELS="team=metrics",
     ).wait_leading(world)
     eventually("the one that wants it has it", lambda: image(world, namespace, "eager").endswith("e:2"))
+    eventually("what never served is mended", lambda: image(world, namespace, "broken").endswith("e:2"))
     eventually("newer defaults are told", lambda: "availableRenderRevision" in world.status(namespace, "m"))
     status = world.status(namespace, "m")
     eventually("its watches have told", lambda: tells_of(second, "ControllerRevision"))

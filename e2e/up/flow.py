@@ -85,7 +85,8 @@ def _serve(place: Place, root: Path, images: References, began: float) -> None:
     served_name = manifest["spec"]["model"]["servedName"]
     _step(began, f"LLMDeployment {name} ({_EXAMPLE})")
     place.volumes(images.server).provide(place.model, namespace)
-    kubectl.run("apply", "-f", str(root / _EXAMPLE))
+    # The server that was just built is what `make up` is run again for.
+    kubectl.apply({**manifest, "spec": {**manifest["spec"], "rollout": {"adoptOperatorDefaults": "Always"}}})
     waiting.until_ready(kubectl, name, namespace, images.server, seconds=_READY_SECONDS)
     if place.is_ours:
         _forget_old_images(kubectl, root)

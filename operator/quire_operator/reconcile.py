@@ -125,14 +125,18 @@ class Reconciler:
     async def _render(self, model: LLMDeployment, body: Object, fresh: Sequence[Manifest]) -> _Render:
         """What of the children stays as it was rendered, and what is rendered anew.
 
-        What is stored is read only where it differs from what would be rendered now.
+        What is stored is read only where it differs from what would be rendered now. What fails and
+        never served is not worth keeping: a newer default may be what mends it.
         """
         past = revisions.history(self._cluster.revisions(body))
         now = asked = resources.kept(model, body["spec"], fresh)
         if past and past[-1].name != now.name and model.spec.rollout.adopt_operator_defaults != "Always":
             newest = await self._stored(model, past[-1].name)
             if newest is not None and resources.is_same(model, body, newest):
-                asked = newest
+                observed = await self._cluster.observe(body)
+                never_served = revisions.is_unfinished(newest.name, observed)
+                fails = never_served and status.is_failing(model, observed, now=self._now())
+                asked = now if fails else newest
         back, why = revisions.rollback(model, asked.name, past)
         before = await self._stored(model, back) if back else None
         return _Render(

@@ -88,6 +88,11 @@ def give_up(
     return Plan(revise=(mark,), details=(f"give up {asked} ({why}), back to {found.rollback_to}",))
 
 
+def is_unfinished(name: str, observed: Observed) -> bool:
+    """Whether the Deployment was applied from this revision, and has never been rolled out."""
+    return _running(observed) == name and not is_rolled_out(observed)
+
+
 def is_rolled_out(observed: Observed) -> bool:
     """Whether all pods of the Deployment's template were available once; its controller remembers that."""
     deployment = observed.child("Deployment") or {}

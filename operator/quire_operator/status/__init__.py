@@ -29,6 +29,7 @@ __all__ = [
     "awaits_metrics",
     "failed_rollout",
     "invalid",
+    "is_failing",
     "measured",
     "of",
     "ownership_conflict",
@@ -103,12 +104,19 @@ def of(
     return {key: value for key, value in status.items() if value != {}}
 
 
+def is_failing(model: LLMDeployment, observed: Observed, *, now: datetime) -> bool:
+    """Whether pods fail, or cannot be made."""
+    return _view(model, observed, now).failure is not None
+
+
 def failed_rollout(model: LLMDeployment, observed: Observed, *, now: datetime) -> str:
     """Why the rollout that is under way will not end by itself; empty while it may. What was said of the pods
     of another template is no evidence.
     """
     deployment = observed.child("Deployment")
-    if deployment is None or not (_is_seen(deployment) and _is_newest(observed.replica_sets, deployment)):
+    if deployment is None or not (
+        rollout.is_seen(deployment) and rollout.is_newest(observed.replica_sets, deployment)
+    ):
         return ""
     view = _view(model, observed, now)
     final = rollout.final_failure(view.states)
@@ -228,35 +236,10 @@ def _rollout(deployment: Body | None, *, wanted: int, needed: int, sets: Sequenc
         updated=int(status.get("updatedReplicas") or 0),
         ready=int(status.get("readyReplicas") or 0),
         available=int(status.get("availableReplicas") or 0),
-        seen=_is_seen(deployment) or _is_rolled_out(sets, deployment),
+        seen=rollout.is_seen(deployment) or rollout.is_rolled_out(sets, deployment),
         deadline_exceeded=progressing.get("reason") == "ProgressDeadlineExceeded",
         paused=bool((deployment.get("spec") or {}).get("paused")),
     )
-
-
-def _is_seen(deployment: Body) -> bool:
-    seen = int((deployment.get("status") or {}).get("observedGeneration") or 0)
-    return seen >= int(deployment["metadata"].get("generation") or 0)
-
-
-def _is_rolled_out(sets: Sequence[Body], deployment: Body) -> bool:
-    """Whether all pods are made as the Deployment wants them: then an autoscaler has changed their number,
-    and what is reported of the old one still holds.
-    """
-    newest = newest_of(sets)
-    old = [one for one in sets if one is not newest and (one.get("status") or {}).get("replicas")]
-    return not old and _is_newest(sets, deployment)
-
-
-def _is_newest(sets: Sequence[Body], deployment: Body) -> bool:
-    """Whether the newest pods are made as the Deployment wants them."""
-    wanted = (deployment.get("spec") or {}).get("template")
-    made = ((newest_of(sets) or {}).get("spec") or {}).get("template")
-    if not wanted or not made:
-        return False
-    metadata = made.get("metadata") or {}
-    labels = {k: v for k, v in (metadata.get("labels") or {}).items() if k != "pod-template-hash"}
-    return bool({**made, "metadata": {**metadata, "labels": labels}} == wanted)
 
 
 def _refused(deployment: Body | None) -> Failure | None:

@@ -15,6 +15,7 @@ from quire_operator.observed import (
     Observed,
     awaits_room_since,
     is_replaced_in_place,
+    newest_of,
     scheduler_says,
     seconds_since,
     surging_pods,
@@ -69,6 +70,32 @@ def has_given_up_to_surge(model: LLMDeployment, deployment: Body | None) -> bool
     rollout = model.spec.rollout
     is_auto = rollout.strategy == "Auto" and rollout.max_surge > 0
     return is_auto and deployment is not None and is_replaced_in_place(deployment)
+
+
+def is_seen(deployment: Body) -> bool:
+    """Whether the Deployment's controller has seen its newest spec."""
+    seen = int((deployment.get("status") or {}).get("observedGeneration") or 0)
+    return seen >= int(deployment["metadata"].get("generation") or 0)
+
+
+def is_rolled_out(sets: Sequence[Body], deployment: Body) -> bool:
+    """Whether all pods are made as the Deployment wants them: then an autoscaler has changed their number,
+    and what is reported of the old one still holds.
+    """
+    newest = newest_of(sets)
+    old = [one for one in sets if one is not newest and (one.get("status") or {}).get("replicas")]
+    return not old and is_newest(sets, deployment)
+
+
+def is_newest(sets: Sequence[Body], deployment: Body) -> bool:
+    """Whether the newest pods are made as the Deployment wants them."""
+    wanted = (deployment.get("spec") or {}).get("template")
+    made = ((newest_of(sets) or {}).get("spec") or {}).get("template")
+    if not wanted or not made:
+        return False
+    metadata = made.get("metadata") or {}
+    labels = {k: v for k, v in (metadata.get("labels") or {}).items() if k != "pod-template-hash"}
+    return bool({**made, "metadata": {**metadata, "labels": labels}} == wanted)
 
 
 def final_failure(states: Sequence[PodState]) -> Failure | None:
