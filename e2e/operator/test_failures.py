@@ -16,6 +16,9 @@ pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 FAILURES: dict[str, Callable[[], dict[str, Any]]] = {
     "ModelNotFound": lambda: pods.terminated(66, "ModelNotFound"),
     "ModelCorrupt": lambda: pods.terminated(65, "ModelCorrupt"),
+    "ModelAccessDenied": lambda: pods.fetch_failed(77, "ModelAccessDenied", "the hub says no"),
+    "ModelDownloadFailed": lambda: pods.fetch_failed(69, "ModelDownloadFailed", "no connection"),
+    "OutOfDisk": lambda: pods.fetch_failed(73, "OutOfDisk", "5 bytes are missing"),
     "ConfigError": lambda: pods.terminated(2, "ConfigError"),
     "StartupTimeout": lambda: pods.terminated(74, "StartupTimeout"),
     "LoadStalled": lambda: pods.terminated(75, "LoadStalled"),
