@@ -139,7 +139,7 @@ def streams() -> str:
     """Eight requests at once, and the next one when one of them ends, as served."""
     runner = load(dtype="auto", quantization="auto")
     lines = [
-        "| text | tok/s | without | speed, median pair | middle half of the pairs |",
+        f"| text | tok/s | without | speed, median of {PAIRS} pairs | their middle half |",
         "|---|---:|---:|---:|---:|",
     ]
     for name, text in TEXTS.items():
@@ -154,9 +154,7 @@ def streams() -> str:
         plain, drafted = (statistics.median(values) for values in rates.values())
         pairs = [after / before for before, after in zip(*rates.values(), strict=True)]
         low, middle, high = statistics.quantiles(pairs)
-        lines.append(
-            f"| {name} | {drafted:.1f} | {plain:.1f} | {middle:.2f}x | {low:.2f}x to {high:.2f}x of {PAIRS} |"
-        )
+        lines.append(f"| {name} | {drafted:.1f} | {plain:.1f} | {middle:.2f}x | {low:.2f}x to {high:.2f}x |")
         print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join(lines)
 

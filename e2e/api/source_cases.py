@@ -47,7 +47,7 @@ SOURCE_CASES: dict[str, dict[str, Any]] = {
         "accepted": (_env("HTTPS_PROXY"), _env("AWS_CA_BUNDLE")),
         "refused": (_env("QUIRE_HOST"), _env("LD_PRELOAD"), _env("PYTHONPATH"), _env("QUIRE_FAULT")),
     },
-    "spec#6": {
+    "spec#8": {
         "field": "spec.cache",
         "accepted": (MINIMAL, *DOWNLOADED),
         "refused": (_without(_HUB, "cache"), merged(MINIMAL, {"spec": {"cache": _CACHE}})),

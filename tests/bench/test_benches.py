@@ -74,7 +74,7 @@ def test_scheduling_is_measured():
 
 @pytest.mark.parametrize("section", ["ngram", "draft-model", "streams"])
 def test_speculation_is_measured(section, directory, monkeypatch):
-    for name, value in (("DIRECTORY", directory), ("LENGTH", 12), ("LONGEST", 2)):
+    for name, value in (("DIRECTORY", directory), ("LENGTH", 12), ("LONGEST", 2), ("PAIRS", 2)):
         monkeypatch.setattr(speculation, name, value)
     table = columns(speculation.SECTIONS[section][1]())
     assert all(table[text][-1].endswith("x") for text in ("repetitive", "open"))
