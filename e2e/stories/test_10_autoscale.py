@@ -116,6 +116,7 @@ def test_replicas_follow_the_queue_up_and_down_without_flapping(deploy: Callable
             eventually("all of them serve", lambda: len(llm.endpoints()) == MOST)
             before = clients.answers
             eventually("answers come", lambda: clients.answers > before + MOST)
+        eventually("one is asked for", lambda: watch.wanted[-1] == 1, timeout=120, poll=0.5)
         eventually("one replica is left", lambda: ready(llm) == len(llm.pods()) == 1, timeout=120, poll=0.5)
 
     assert clients.errors == []

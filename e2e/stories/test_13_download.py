@@ -1,0 +1,130 @@
+"""Story 13: a model from a hub that wants a token is downloaded by its pod, checked, served, and the token
+is nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from e2e.kubectl import Kubectl, Manifest
+from e2e.stories.deployment import SERVED_NAME, LLMDeployment
+from e2e.stories.release import OperatorRelease
+from e2e.stories.waiting import eventually
+from e2e.up.place import Place
+
+NAME = "hub"
+MOUNTS = {"model": "/models", "code": "/code", "token": "/token"}
+
+
+def hub(namespace: str, image: str, token: str) -> list[Manifest]:
+    """The hub's pod, which has the model from the story's claim, and what it needs."""
+    named = {"namespace": namespace, "name": NAME}
+    volumes: list[Manifest] = [
+        {"name": "model", "persistentVolumeClaim": {"claimName": "smollm2", "readOnly": True}},
+        {"name": "code", "configMap": {"name": NAME}},
+        {"name": "token", "secret": {"secretName": NAME}},
+    ]
+    security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    container = {
+        "name": NAME,
+        "image": image,
+        "command": ["/opt/quire/bin/python", "/code/hub.py", "/models", "/token/token"],
+        "volumeMounts": [{"name": n, "mountPath": path, "readOnly": True} for n, path in MOUNTS.items()],
+        "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 1},
+        "securityContext": security,
+    }
+    pod = {
+        "containers": [container],
+        "volumes": volumes,
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 0,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    code = (Path(__file__).parent / "hub.py").read_text(encoding="utf-8")
+    service = {"selector": {"app": NAME}, "ports": [{"port": 8000}]}
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": named, "data": {"hub.py": code}},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": named, "stringData": {"token": token}},
+        {"apiVersion": "v1", "kind": "Service", "metadata": named, "spec": service},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {**named, "labels": {"app": NAME}}, "spec": pod},
+    ]
+
+
+def source(namespace: str, key: str = "token") -> Manifest:
+    return {
+        "source": {
+            "huggingFace": {
+                "repo": "org/smollm2",
+                "revision": "main",
+                "endpoint": f"http://{NAME}.{namespace}.svc:8000",
+                "tokenSecretRef": {"name": NAME, "key": key},
+            }
+        },
+        "servedName": SERVED_NAME,
+    }
+
+
+@pytest.fixture
+def token(kube: Kubectl, namespace: str, operator: OperatorRelease) -> str:
+    """The token of a hub that runs."""
+    token = f"hf-{secrets.token_hex(16)}"
+    kube.apply(*hub(namespace, operator.engine_image(), token))
+    kube.run("wait", "pod", NAME, "-n", namespace, "--for=condition=Ready", "--timeout=120s")
+    return token
+
+
+def test_a_model_of_a_hub_is_downloaded_checked_and_served_and_its_token_stays_with_the_download(
+    kube: Kubectl, place: Place, namespace: str, token: str, deploy: Callable[..., LLMDeployment]
+) -> None:
+    llm = deploy("fetched", model=source(namespace), cache={"mode": "None", "size": "1Gi"})
+    eventually("it downloads", lambda: llm.status().get("phase") == "Downloading", timeout=60, poll=0.2)
+    llm.wait_ready()
+    with llm.client() as client:
+        answer = client.completions.create(model=SERVED_NAME, prompt="Once upon a time", max_tokens=8)
+
+    assert answer.choices[0].text.strip()
+    files = {file["name"]: file["sha256"] for file in llm.status()["model"]["files"]}
+    for name in ("config.json", "model.safetensors"):
+        assert files[name] == hashlib.sha256((place.model / name).read_bytes()).hexdigest()
+
+    (pod,) = llm.pods()
+    (server,) = pod["spec"]["containers"]
+    (fetcher,) = pod["spec"]["initContainers"]
+    assert "tokenSecretRef" not in json.dumps(server) and "HF_TOKEN" not in json.dumps(server)
+    assert "HF_TOKEN" in json.dumps(fetcher)
+    told = [
+        kube.run("get", "llmdeployments,pods,configmaps,events", "-n", namespace, "-o", "json"),
+        kube.run("logs", "-n", namespace, pod["metadata"]["name"], "--all-containers"),
+    ]
+    assert all(token not in text for text in told)
+
+
+def test_a_token_that_is_refused_is_said_and_the_right_one_helps(
+    kube: Kubectl, namespace: str, token: str, deploy: Callable[..., LLMDeployment]
+) -> None:
+    wrong = {"namespace": namespace, "name": NAME}
+    kube.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": wrong,
+            "stringData": {"token": token, "old": "hf-revoked"},
+        }
+    )
+    llm = deploy("denied", model=source(namespace, key="old"), cache={"mode": "None", "size": "1Gi"})
+    failure = llm.wait_failure("ModelAccessDenied")
+
+    assert (failure["container"], failure["exitCode"]) == ("fetch", 77)
+    assert "hf-revoked" not in json.dumps(llm.status())
+    llm.patch({"model": source(namespace)})
+    llm.wait_ready()
