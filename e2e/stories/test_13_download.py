@@ -74,7 +74,7 @@ def source(namespace: str, key: str = "token") -> Manifest:
     }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def token(kube: Kubectl, namespace: str, operator: OperatorRelease) -> str:
     """The token of a hub that runs."""
     token = f"hf-{secrets.token_hex(16)}"
