@@ -22,14 +22,8 @@ def running(server: ApiServer, *names: str) -> Iterator[Path]:
         "--leader-elect=false",
         "--secure-port=0",
     ]
-    with log.open("wb") as file:
-        # The kernel ends it when this process dies, however it dies.
-        process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *command], stdout=file, stderr=file)
-    try:
+    with _running(command, log):
         yield log
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextmanager
@@ -42,10 +36,17 @@ def scheduling(server: ApiServer) -> Iterator[Path]:
         "--leader-elect=false",
         "--secure-port=0",
     ]
+    with _running(command, log):
+        yield log
+
+
+@contextmanager
+def _running(command: list[str], log: Path) -> Iterator[None]:
     with log.open("wb") as file:
+        # The kernel ends it when this process dies, however it dies.
         process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *command], stdout=file, stderr=file)
     try:
-        yield log
+        yield
     finally:
         process.kill()
         process.wait()

@@ -3,6 +3,7 @@ refused.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,23 +108,23 @@ def test_a_13b_model_on_80_gb_serves_so_many_at_once(bits: int, length: int, con
 
 
 def test_what_does_not_fit_says_how_long_a_context_would() -> None:
-    small = Accelerator(memory=30 * GB)
+    small = Accelerator(memory=32 * GB)
 
     found = memory.budget(LLAMA_2_13B, small, Serving(max_model_len=16384, max_num_seqs=8))
-    shorter = memory.budget(LLAMA_2_13B, small, Serving(max_model_len=found.longest or None, max_num_seqs=1))
+    shorter = memory.budget(LLAMA_2_13B, small, Serving(max_model_len=found.longest, max_num_seqs=1))
     hopeless = memory.budget(LLAMA_2_13B, Accelerator(memory=24 * GB), Serving())
 
     assert found.verdict is Verdict.NOTHING
     assert hopeless.verdict is Verdict.NOTHING and hopeless.longest == 0
-    assert found.longest == 0 or shorter.verdict is Verdict.FITS
+    assert 0 < found.longest < 16384 and shorter.verdict is Verdict.FITS
 
 
 def test_two_accelerators_share_weights_and_cache() -> None:
-    asked = {"max_model_len": 4096, "max_num_seqs": 8}
+    asked = Serving(max_model_len=4096, max_num_seqs=8)
     card = Accelerator(memory=24 * GB)
 
-    alone = memory.budget(LLAMA_2_13B, card, Serving(**asked))  # type: ignore[arg-type]  # both are numbers
-    both = memory.budget(LLAMA_2_13B, card, Serving(**asked, tensor_parallel=2))  # type: ignore[arg-type]
+    alone = memory.budget(LLAMA_2_13B, card, asked)
+    both = memory.budget(LLAMA_2_13B, card, replace(asked, tensor_parallel=2))
 
     assert (alone.verdict, both.verdict) == (Verdict.NOTHING, Verdict.FEWER)
     assert (2 * both.weights, 2 * both.kv_per_token) == (alone.weights, alone.kv_per_token)
