@@ -46,6 +46,7 @@ _SELF_TERMINATED = frozenset(
         "ConfigError",
         "StartupTimeout",
         "LoadStalled",
+        "GPUOutOfMemory",
         "EngineCrashed",
         "EngineStalled",
     }

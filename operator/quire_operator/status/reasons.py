@@ -82,6 +82,13 @@ _ALL = (
         "raise spec.resources.memory, or lower spec.engine.kvCache.memory or spec.engine.maxModelLen",
     ),
     Reason(
+        "GPUOutOfMemory",
+        "the GPU has no memory for the model, its graphs or a step, whatever requests are given up",
+        "lower spec.resources.gpu.memoryPercent (it leaves more to steps and graphs) or "
+        "spec.engine.maxNumSeqs, serve a smaller or a quantised model, or choose a larger GPU",
+        exit_code=76,
+    ),
+    Reason(
         "EngineCrashed",
         "the inference engine ended unexpectedly",
         "read the log of the ended container (kubectl logs --previous)",
