@@ -121,7 +121,7 @@ def _row(document: Document, short: bool) -> tuple[str, ...]:
     metadata, status = document["metadata"], _mapping(document.get("status"))
     model = _mapping(status.get("model"))
     total, loaded = _number(model.get("bytesTotal")), _number(model.get("bytesLoaded"))
-    loading = _number(status.get("loadingReplicas")) and total
+    loading = (_number(status.get("loadingReplicas")) or status.get("phase") == "Downloading") and total
     size = "" if short else f" of {total / 1e9:.2f} GB{_left(model)}"
     return (
         text(metadata["namespace"]),

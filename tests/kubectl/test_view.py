@@ -68,6 +68,11 @@ def test_every_line_fits_and_the_bar_its_bytes_and_the_time_left_are_there(
     assert width < 80 or "38%" in table
 
 
+def test_a_download_that_no_replica_makes_shows_how_far_it_is() -> None:
+    table = view.table([loading(phase="Downloading", loadingReplicas=0)], Look(width=200, has_colours=False))
+    assert "38%" in table and "Downloading" in table
+
+
 @pytest.mark.parametrize("environ", [{"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}])
 def test_no_colours_where_nobody_wants_them(environ: dict[str, str]) -> None:
     class Terminal(io.StringIO):
