@@ -72,6 +72,9 @@ def _resources(**fields: Any) -> Body:
     return minimal(resources=fields)
 
 
+_PROFILE = {"profileRef": {"name": "h100"}}
+
+
 def _selector(labels: Mapping[str, str]) -> Body:
     return minimal(scheduling={"nodeSelector": dict(labels)})
 
@@ -147,6 +150,11 @@ CASES: dict[str, Cases] = (
                 _resources(sharedMemory=4096),
             ),
             refused=(_resources(sharedMemory="2Gi"), _resources(sharedMemory="3Gi", memory="2.5Gi")),
+        ),
+        "spec.resources#1": Cases(
+            field="spec.resources.profileRef",
+            accepted=(_resources(gpu={}), _resources(**_PROFILE)),
+            refused=(_resources(gpu={}, **_PROFILE),),
         ),
         "spec.resources.cpu#0": Cases(
             field="spec.resources.cpu",

@@ -184,6 +184,9 @@ def _repaired(entry: Body, path: str) -> Body:
     match path.removeprefix("spec."):
         case "spec":
             _repair_spec(entry)
+        case "resources":
+            if "profileRef" in entry:
+                entry.pop("gpu", None)
         case "cache":
             if entry["mode"] == "None":
                 entry.pop("storageClassName", None)
@@ -242,7 +245,7 @@ def _repair_spec(entry: Body) -> None:
     if "apiKeysSecretRef" not in entry.get("security", {}):
         for limit in PER_KEY:
             engine.pop(limit, None)
-    if "gpu" not in entry["resources"]:
+    if not {"gpu", "profileRef"} & entry["resources"].keys():
         engine.pop("enforceEager", None)
         engine.pop("weightOffload", None)
         metrics = scaling.get("metrics", [])

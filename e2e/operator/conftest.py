@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e.api import profiles
 from e2e.api.client import Client
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator import rights
@@ -42,6 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 def world(server: ApiServer) -> Iterator[World]:
     with Client(server.kubeconfig) as client:
         client.install_crd()
+        client.install_crd(profiles.CRD)
         world = World(client, server.directory / "audit" / "audit.log")
         world.namespace(OPERATOR_NAMESPACE)
         rights.install(world, rights.rendered_chart())

@@ -15,31 +15,34 @@ from datetime import UTC, datetime
 from typing import Any
 
 from quire_operator import names, reports
-from quire_operator.errors import SpecError
 from quire_operator.observed import Body, Observed, newest_of, ref
 from quire_operator.spec import LLMDeployment
-from quire_operator.status import conditions, last_failure, pods, progress, rollout, scaling
+from quire_operator.status import conditions, fitting, last_failure, pods, progress, reasons, rollout, scaling
 from quire_operator.status.conditions import Facts, Rollout
+from quire_operator.status.fitting import Target
 from quire_operator.status.pods import Failure, PodState
 from quire_operator.status.scaling import awaits_metrics, measured
 
 __all__ = [
     "Failure",
     "Status",
+    "Target",
     "awaits_metrics",
     "failed_rollout",
-    "invalid",
     "is_failing",
     "measured",
     "of",
     "ownership_conflict",
+    "refused",
     "timestamp",
 ]
 
 Status = dict[str, Any]
+NO_PROFILE = Target()
 
 # Nothing has failed yet while a pod waits for what others provide.
-_WAITING_PHASES = {"WaitingForNode": "WaitingForNode", "VolumePending": "Pending", "QuotaExceeded": "Pending"}
+_WAITING_PHASES = {reason: reason for reason in ("WaitingForGPU", "WaitingForNode")}
+_WAITING_PHASES |= dict.fromkeys(("VolumePending", "QuotaExceeded", "WaitingForQuota"), "Pending")
 _POD_REFUSED = re.compile(r'^pods "[^"]*" is forbidden: ')
 
 
@@ -59,13 +62,16 @@ def of(
     now: datetime,
     problem: Failure | None = None,
     newer: str = "",
+    target: Target = NO_PROFILE,
 ) -> Status:
     """The whole status. `problem`: why the desired state could not be applied, if so. `newer`: what would be
-    rendered for the same spec now, if that is something else.
+    rendered for the same spec now, if that is something else. `target`: the accelerator that is asked for.
     """
     view = _view(model, observed, now)
     old = observed.status
     here = [state for state in view.states if not state.going]
+    told = progress.model(here, old.get("model") or {}, downloads=model.spec.cache is not None)
+    sizes = fitting.sizes(model, here, old.get("model") or {})
     facts = Facts(
         rollout=view.rollout,
         suspended=model.replicas == 0,
@@ -78,6 +84,7 @@ def of(
         problem=problem,
         scaling=scaling.condition(model, observed, ready=view.rollout.ready, now=now),
         activator=scaling.activator(model),
+        fits=fitting.condition(model, target, sizes, told),
     )
     built = conditions.build(
         facts, generation=model.generation, old=old.get("conditions") or (), now=timestamp(now)
@@ -95,7 +102,7 @@ def of(
         "loadingReplicas": facts.loading,
         "scaling": scaling.summary(model, observed),
         "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in observed.pods),
-        "model": progress.model(here, old.get("model") or {}, downloads=model.spec.cache is not None),
+        "model": told | ({"sizes": sizes} if sizes else {}),
         "engine": progress.engine(deployment, here, old.get("engine") or {}),
         **rollout.summary(deployment, newer),
         "lastFailure": _last_failure(problem, view, old.get("lastFailure") or {}, now),
@@ -128,10 +135,9 @@ def failed_rollout(model: LLMDeployment, observed: Observed, *, now: datetime) -
     return reports.printable(": ".join([*reasons, *told]))
 
 
-def invalid(observed: Observed, error: SpecError, *, now: datetime) -> Status:
-    """The status of an object whose spec cannot be read: what serves goes on serving, numbers stay."""
+def refused(observed: Observed, problem: Failure, *, now: datetime) -> Status:
+    """The status of an object of which nothing can be rendered: what serves goes on serving, numbers stay."""
     generation = int(observed.body["metadata"].get("generation") or 0)
-    problem = Failure(reason="InvalidSpec", detail=reports.printable(str(error)))
     deployment = observed.child("Deployment")
     facts = Facts(
         rollout=_rollout(deployment, wanted=0, needed=1),
@@ -150,7 +156,7 @@ def invalid(observed: Observed, error: SpecError, *, now: datetime) -> Status:
     return {
         **old,
         "observedGeneration": generation,
-        "phase": "Failed",
+        "phase": "Failed" if reasons.REASONS[problem.reason].final else "Pending",
         "lastFailure": failure,
         "conditions": built,
     }
