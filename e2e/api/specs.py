@@ -117,6 +117,7 @@ _OVERRIDES: dict[str, st.SearchStrategy[Any]] = {
             lambda path: not path.startswith("/") and ".." not in path.split("/")
         ),
     ),
+    "spec.resources.profileRef.name": st.just("h100"),
     "spec.cache.size": st.sampled_from(["20Gi", "0.5Ti", 10**12]),
     "spec.scheduling.affinity": st.sampled_from(
         [

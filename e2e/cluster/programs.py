@@ -57,6 +57,7 @@ PROGRAMS = (
     Program(name="pause"),
     Program(name="coredns"),
     Program(name="otelcol"),
+    Program(name="verdicts"),
     Program(name="versitygw", package="github.com/versity/versitygw/cmd/versitygw"),
     Program(name="fakegcs", package="github.com/fsouza/fake-gcs-server"),
     Program(

@@ -40,7 +40,9 @@ from quire_server.runner.tiers import Tiers
 from quire_server.text.grammar import Vocabulary
 from quire_server.text.tokenizer import Tokenizer
 
-__all__ = ["ModelRunner", "RunnerOptions"]
+__all__ = ["ModelRunner", "RunnerOptions", "default_block_size"]
+
+_BLOCK_SIZE, _GPU_BLOCK_SIZE = 16, 64  # on a GPU a tile of keys is one block, whose number is read once
 
 
 class ModelRunner:
@@ -51,6 +53,7 @@ class ModelRunner:
         self.model_config = model.config
         self.grammars = grammars
         self.num_blocks, self.max_model_len = parts.num_blocks, parts.max_model_len
+        self.block_size = options.block_size
         self.dtype, self.quantization = parts.dtype, parts.quantization
         self.kv_cache_bytes = sum(cache.nbytes for cache in (*kv_caches, *parts.draft_caches))
         self._model = model
@@ -264,6 +267,15 @@ def _vocabulary(model_dir: Path, config: ModelConfig) -> Vocabulary:
     return Vocabulary.of(Tokenizer.load(model_dir), config.eos_token_ids, config.vocab_size)
 
 
+def default_block_size(device: str) -> int:
+    """Of ``--device``, in tokens."""
+    return _GPU_BLOCK_SIZE if _is_gpu(device) else _BLOCK_SIZE
+
+
 def _device(name: str) -> Device | None:
+    return CudaDevice() if _is_gpu(name) else None
+
+
+def _is_gpu(name: str) -> bool:
     """What ``--device`` names; auto: a GPU where there is one."""
-    return CudaDevice() if name == "cuda" or (name == "auto" and CudaDevice.is_there()) else None
+    return name == "cuda" or (name == "auto" and CudaDevice.is_there())

@@ -1,0 +1,152 @@
+"""What Argo CD and Flux make of the status that the operator writes, by their own code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.cluster import programs
+from e2e.operator import pods as kubelet
+from quire_operator import status
+from quire_operator.errors import SpecError
+from quire_operator.observed import Observed
+from tests.operator.status.told import Body, compute, deployment, model_body, pod
+
+ROOT = Path(__file__).parents[2]
+CUSTOMIZATION = ROOT / "examples" / "gitops" / "argocd-cm.yaml"
+KEY = "resource.customizations.health.serving.quire.dev_LLMDeployment"
+
+SCALED = {"autoscaling": {"minReplicas": 2, "maxReplicas": 8}}
+ASLEEP = {"autoscaling": {"maxReplicas": 8, "backend": "KEDA", "idle": {"afterSeconds": 60}}}
+
+
+def case(body: Body | None = None, *pods: Body, of: Body | None = None, **fields: Any) -> Body:
+    """The object as the API server has it once the operator has written its status."""
+    body = body or model_body()
+    return {**body, "status": compute(*pods, of=of, body=body, **fields)}
+
+
+def growing(replicas: int, ready: int, updated: int | None = None) -> Body:
+    """Pods that an autoscaler asked for and that load still; the number in the spec is its own."""
+    made = deployment(replicas=replicas, ready=ready, updated=updated)
+    made["spec"]["replicas"] = replicas
+    return made
+
+
+def asleep() -> Body:
+    made = deployment(replicas=0)
+    made["spec"]["replicas"] = 0
+    return made
+
+
+def paused() -> Body:
+    made = deployment(ready=0)
+    made["spec"]["paused"] = True
+    return made
+
+
+def edited() -> Body:
+    """Of a status that was right for the generation before."""
+    return {**case(of=deployment(ready=1)), "metadata": model_body(generation=3)["metadata"]}
+
+
+def unreadable() -> Body:
+    error = SpecError("spec.engine.env[0].name", "not allowed")
+    return {
+        **model_body(),
+        "status": status.invalid(Observed(body=model_body()), error, now=datetime.now(UTC)),
+    }
+
+
+def twice(code: int, reason: str) -> Body:
+    return pod(kubelet.terminated(code, reason, restarts=1))
+
+
+LATE = deployment(Progressing="ProgressDeadlineExceeded")
+UNSCHEDULABLE = pod(kubelet.unschedulable("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."))
+
+# name: object, Argo CD's health, kstatus
+CASES: dict[str, tuple[Body, str, str]] = {
+    "new": ({**model_body(), "status": {"observedGeneration": -1}}, "Progressing", "InProgress"),
+    "edited": (edited(), "Progressing", "InProgress"),
+    "first pods": (case(), "Progressing", "InProgress"),
+    "loading": (case(None, pod(kubelet.loading())), "Progressing", "InProgress"),
+    "no node": (case(None, UNSCHEDULABLE), "Progressing", "InProgress"),
+    "ready": (case(None, pod(kubelet.ready()), of=deployment(ready=1)), "Healthy", "Current"),
+    "grown by an autoscaler": (
+        case(model_body(**SCALED), pod(kubelet.loading()), of=growing(6, 2)), "Healthy", "Current"
+    ),
+    "too few of an autoscaler's least": (
+        case(model_body(**SCALED), pod(kubelet.loading()), of=growing(2, 1)), "Progressing", "InProgress"
+    ),
+    "one of three being replaced": (
+        case(model_body(replicas=3), of=deployment(replicas=4, updated=1, ready=3)),
+        "Progressing",
+        "InProgress",
+    ),
+    "crashed once": (case(None, pod(kubelet.terminated(70, "EngineCrashed"))), "Progressing", "InProgress"),
+    "wrong for good": (case(None, twice(2, "ConfigError")), "Degraded", "Failed"),
+    "no model": (case(None, twice(66, "ModelNotFound")), "Degraded", "Failed"),
+    "too late": (case(None, pod(kubelet.loading()), of=LATE), "Degraded", "Failed"),
+    "a spec nobody can read": (unreadable(), "Degraded", "Failed"),
+    "suspended": (case(model_body(suspend=True), of=asleep()), "Suspended", "InProgress"),
+    "asleep": (case(model_body(**ASLEEP), of=asleep()), "Suspended", "InProgress"),
+    "paused": (case(model_body(rollout={"paused": True}), of=paused()), "Suspended", "InProgress"),
+}  # fmt: skip
+
+
+def judged(*arguments: str, objects: list[Body]) -> list[dict[str, str]]:
+    """What the tool says of each object."""
+    programs.build(ROOT / ".cluster" / "bin", ("verdicts",))
+    done = subprocess.run(
+        [str(ROOT / ".cluster" / "bin" / "verdicts"), *arguments],
+        input=json.dumps(objects),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said: list[dict[str, str]] = json.loads(done.stdout)
+    return said
+
+
+@pytest.fixture(scope="module")
+def argo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    script = tmp_path_factory.mktemp("argo") / "health.lua"
+    data = yaml.safe_load(CUSTOMIZATION.read_text(encoding="utf-8"))["data"]
+    assert list(data) == [KEY]
+    script.write_text(data[KEY], encoding="utf-8")
+    said = judged("argo", str(script), objects=[body for body, _, _ in CASES.values()])
+    return dict(zip(CASES, said, strict=True))
+
+
+@pytest.fixture(scope="module")
+def flux() -> dict[str, dict[str, str]]:
+    said = judged("kstatus", objects=[body for body, _, _ in CASES.values()])
+    return dict(zip(CASES, said, strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_argo_cd_shows_how_it_is(argo: dict[str, dict[str, str]], name: str) -> None:
+    assert argo[name]["status"] == CASES[name][1], argo[name]
+    assert argo[name]["message"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flux_waits_as_long_as_it_should(flux: dict[str, dict[str, str]], name: str) -> None:
+    assert flux[name]["status"] == CASES[name][2], flux[name]
+
+
+def test_what_is_wrong_for_good_is_told_with_its_reason_and_its_remedy(
+    argo: dict[str, dict[str, str]], flux: dict[str, dict[str, str]]
+) -> None:
+    for said in (argo["wrong for good"], flux["wrong for good"]):
+        assert "Correct spec.engine" in said["message"]
+    assert argo["wrong for good"]["message"].startswith("ConfigError: ")
