@@ -29,7 +29,7 @@ POLICY = {
 
 @contextmanager
 def audited() -> Iterator[tuple[ApiServer, World]]:
-    """An API server with our CRDs, a profile and the operator's account, and an administrator's view of it."""
+    """An API server with our CRDs, a profile, the operator's account, and an administrator's view of it."""
     with tempfile.TemporaryDirectory(prefix="quire-audit-") as name:
         directory = Path(name)
         (directory / "policy.json").write_text(json.dumps(POLICY), encoding="utf-8")

@@ -22,6 +22,9 @@ pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
 
 NODE = "/api/v1/nodes/node-1"
 DRAIN = {"preStopSeconds": 1, "timeoutSeconds": 30}
+# That of taints finds a node's pods by an index that the other one makes.
+CONTROLLERS = ("taint-eviction-controller", "node-lifecycle-controller", "disruption-controller")
+PATIENT = ("--node-monitor-grace-period=1h", "--node-startup-grace-period=1h")
 SOON = ("--node-monitor-period=500ms", "--node-monitor-grace-period=2s", "--node-startup-grace-period=2s")
 
 
@@ -37,7 +40,7 @@ def world(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     directory = tmp_path_factory.mktemp("disruptions")
     with (
         Client(server.kubeconfig) as client,
-        controllers.running(server, "taint-eviction-controller", "disruption-controller"),
+        controllers.running(server, *CONTROLLERS, flags=PATIENT),
         controllers.scheduling(server),
     ):
         client.install_crd()
@@ -94,6 +97,20 @@ def told(world: World, namespace: str, reason: str) -> Body:
     return failure
 
 
+def test_a_taint_that_takes_the_node_back_starts_the_drain_at_once(
+    world: World, namespace: str, serving: Body
+) -> None:
+    taint = {"key": "cloud.google.com/impending-node-termination", "effect": "NoExecute"}
+    world.client.request("PATCH", NODE, {"spec": {"taints": [taint]}}, MERGE)
+
+    eventually("it drains", lambda: is_going(world, serving), seconds=10)
+
+    pod = world.read("Pod", namespace, serving["metadata"]["name"])
+    assert pod["metadata"]["deletionGracePeriodSeconds"] == 1 + 30 + 5, "streams have the time of a drain"
+    failure = told(world, namespace, "Evicted")
+    assert failure["pod"] == serving["metadata"]["name"]
+
+
 def test_a_drained_node_is_told_as_an_eviction(world: World, namespace: str, serving: Body) -> None:
     name = serving["metadata"]["name"]
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
@@ -124,13 +141,12 @@ def test_a_pod_of_a_higher_priority_preempts_it(world: World, namespace: str, se
 
 def test_a_pod_that_finds_no_gpu_or_no_quota_says_which(world: World, namespace: str, serving: Body) -> None:
     held: Body = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
-    world.make_pod(namespace, "m", {"phase": "Pending"}, revision=2)
-    world.roll_out(namespace, "m", ready=0, replicas=2)
-    world.wait_condition(namespace, "m", "Scheduled", "False", "WaitingForGPU")
-
     world.deploy(namespace, "queued", scheduling={"queueName": "team-a"})
     world.make_pod(namespace, "queued", {}, **held)
+    world.make_pod(namespace, "m", {"phase": "Pending"}, revision=2)
+    world.roll_out(namespace, "m", ready=0, replicas=2)
 
+    world.wait_condition(namespace, "m", "Scheduled", "False", "WaitingForGPU")
     world.wait_condition(namespace, "queued", "Ready", "False", "WaitingForQuota")
     labels = world.read("Deployment", namespace, "queued")["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "team-a"
