@@ -42,10 +42,13 @@ class Cases:
 
 
 def rules() -> Iterator[Rule]:
-    """Every CEL rule of the CRD, in its order."""
+    """Every CEL rule of the CRD about an object as it is, in its order; those about a change have tests of
+    their own.
+    """
     for path, schema in schemas():
         for index, rule in enumerate(schema.get("x-kubernetes-validations", [])):
-            yield Rule(path=path, index=index, message=" ".join(rule["message"].split()))
+            if "oldSelf" not in rule["rule"]:
+                yield Rule(path=path, index=index, message=" ".join(rule["message"].split()))
 
 
 def _named(name: str) -> Body:
@@ -70,9 +73,6 @@ def _env(name: str) -> Body:
 
 def _resources(**fields: Any) -> Body:
     return minimal(resources=fields)
-
-
-_PROFILE = {"profileRef": {"name": "h100"}}
 
 
 def _selector(labels: Mapping[str, str]) -> Body:
@@ -153,8 +153,8 @@ CASES: dict[str, Cases] = (
         ),
         "spec.resources#1": Cases(
             field="spec.resources.profileRef",
-            accepted=(_resources(gpu={}), _resources(**_PROFILE)),
-            refused=(_resources(gpu={}, **_PROFILE),),
+            accepted=(_resources(gpu={}), _resources(profileRef={"name": "h100"})),
+            refused=(_resources(gpu={}, profileRef={"name": "h100"}),),
         ),
         "spec.resources.cpu#0": Cases(
             field="spec.resources.cpu",

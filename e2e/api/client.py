@@ -21,6 +21,7 @@ _PLURALS = {
     "AcceleratorProfile": "acceleratorprofiles",
     "ConfigMap": "configmaps",
     "Deployment": "deployments",
+    "Job": "jobs",
     "HorizontalPodAutoscaler": "horizontalpodautoscalers",
     "LLMDeployment": "llmdeployments",
     "NetworkPolicy": "networkpolicies",

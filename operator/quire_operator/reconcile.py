@@ -27,7 +27,7 @@ from quire_operator.cluster import (
 )
 from quire_operator.errors import SpecError
 from quire_operator.observed import Body, Observed, Ref, ref
-from quire_operator.plan import Plan, decider, make_plan, revisions, strategy
+from quire_operator.plan import Plan, decider, make_plan, revisions, strategy, with_renewals
 from quire_operator.plan.revisions import Revision
 from quire_operator.reports import printable
 from quire_operator.resources import Kept, Manifest
@@ -112,6 +112,8 @@ class Reconciler:
         problem = status.ownership_conflict(observed)
         desired = strategy.settled(desired, model, observed, self._now())
         plan = make_plan(desired, observed, decider(model, observed))
+        now = self._now()
+        plan = with_renewals(plan, desired, observed, status.found_corrupt(observed, now), now)
         plan = revisions.writes(plan, model, render.asked, render.past, observed)
         may_give_up = model.spec.rollout.auto_rollback
         why = status.failed_rollout(model, observed, now=self._now()) if may_give_up else ""

@@ -8,7 +8,6 @@ status is only read to keep what cannot be observed again: times, the last failu
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,9 +16,20 @@ from typing import Any
 from quire_operator import names, reports
 from quire_operator.observed import Body, Observed, newest_of, ref
 from quire_operator.spec import LLMDeployment
-from quire_operator.status import conditions, fitting, last_failure, pods, progress, reasons, rollout, scaling
+from quire_operator.status import (
+    conditions,
+    fitting,
+    last_failure,
+    model_cache,
+    pods,
+    progress,
+    reasons,
+    rollout,
+    scaling,
+)
 from quire_operator.status.conditions import Facts, Rollout
 from quire_operator.status.fitting import Target
+from quire_operator.status.model_cache import Download, found_corrupt
 from quire_operator.status.pods import Failure, PodState
 from quire_operator.status.scaling import awaits_metrics, measured
 
@@ -29,6 +39,7 @@ __all__ = [
     "Target",
     "awaits_metrics",
     "failed_rollout",
+    "found_corrupt",
     "is_failing",
     "measured",
     "of",
@@ -43,7 +54,6 @@ NO_PROFILE = Target()
 # Nothing has failed yet while a pod waits for what others provide.
 _WAITING_PHASES = {reason: reason for reason in ("WaitingForGPU", "WaitingForNode")}
 _WAITING_PHASES |= dict.fromkeys(("VolumePending", "QuotaExceeded", "WaitingForQuota"), "Pending")
-_POD_REFUSED = re.compile(r'^pods "[^"]*" is forbidden: ')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +63,12 @@ class _View:
     rollout: Rollout
     states: Sequence[PodState]
     failure: Failure | None
+    download: Download | None = None
+
+    @property
+    def fetchers(self) -> Sequence[PodState]:
+        """The pods of the Job that brings the model."""
+        return () if self.download is None else self.download.states
 
 
 def of(
@@ -70,8 +86,9 @@ def of(
     view = _view(model, observed, now)
     old = observed.status
     here = [state for state in view.states if not state.going]
-    told = progress.model(here, old.get("model") or {}, downloads=model.spec.cache is not None)
-    sizes = fitting.sizes(model, here, old.get("model") or {})
+    known, downloads = old.get("model") or {}, model.spec.cache is not None
+    told = progress.model([*here, *view.fetchers], known, downloads=downloads)
+    sizes = fitting.sizes(model, here, known)
     facts = Facts(
         rollout=view.rollout,
         suspended=model.replicas == 0,
@@ -85,6 +102,7 @@ def of(
         scaling=scaling.condition(model, observed, ready=view.rollout.ready, now=now),
         activator=scaling.activator(model),
         fits=fitting.condition(model, target, sizes, told),
+        download=view.download,
     )
     built = conditions.build(
         facts, generation=model.generation, old=old.get("conditions") or (), now=timestamp(now)
@@ -181,7 +199,7 @@ def _view(model: LLMDeployment, observed: Observed, now: datetime) -> _View:
     deployment = observed.child("Deployment")
     newest = newest_of(observed.replica_sets)
     newest_uid = "" if newest is None else str(newest["metadata"]["uid"])
-    wanted, needed = _numbers(model, observed)
+    wanted, needed = rollout.numbers(model, observed)
     known = {c.get("reason") for c in observed.status.get("conditions") or () if c.get("type") == "Degraded"}
     told = observed.status.get("lastFailure") or {}
     states = [
@@ -197,29 +215,29 @@ def _view(model: LLMDeployment, observed: Observed, now: datetime) -> _View:
     ]
     waiting = rollout.waiting_to_surge(model, observed, now)
     failures = [s.failure for s in _by_weight(states) if s.failure is not None and s.name not in waiting]
-    refused = _refused(deployment)
+    refused = rollout.refused(deployment)
+    download = model_cache.read(model, observed, now)
+    failures = _with_download(failures, download)
     # The one that is told already stays the one that is told, so that two bad pods do not take turns.
     failure = next((f for f in failures if f.reason in known), failures[0] if failures else refused)
+    told_of = _rollout(deployment, wanted=wanted, needed=needed, sets=observed.replica_sets)
     numbers = replace(
-        _rollout(deployment, wanted=wanted, needed=needed, sets=observed.replica_sets),
+        told_of,
+        seen=told_of.seen and not (download is not None and download.awaited),
         awaits_room=next(iter(waiting.values()), ""),
         surge_wait_seconds=model.spec.rollout.surge_wait_seconds,
         in_place=rollout.has_given_up_to_surge(model, deployment),
     )
-    return _View(rollout=numbers, states=states, failure=failure)
+    return _View(rollout=numbers, states=states, failure=failure, download=download)
 
 
-def _numbers(model: LLMDeployment, observed: Observed) -> tuple[int, int]:
-    """How many pods are wanted now, and without how many ready ones the LLMDeployment is not Ready. Those
-    that an autoscaler adds are wanted and not needed.
-    """
-    wanted, spare = model.replicas, model.spec.disruption.max_unavailable
-    if not wanted:
-        return 0, 0
-    if not model.autoscaler and not observed.rivals:
-        return wanted, max(1, wanted - spare)
-    live = int(((observed.child("Deployment") or {}).get("spec") or {}).get("replicas", wanted))
-    return live, wanted if model.autoscaler else max(1, min(live, wanted) - spare)
+def _with_download(failures: list[Failure], download: Download | None) -> list[Failure]:
+    """The Job's failure comes first where pods wait for it; while it mends the model, that is not final."""
+    if download is None or download.cached:
+        return failures
+    failures = [replace(one, count=1) if one.reason == "ModelCorrupt" else one for one in failures]
+    own = [download.failure] if download.failure is not None else []
+    return [*own, *failures] if download.awaited else [*failures, *own]
 
 
 def _by_weight(states: Sequence[PodState]) -> list[PodState]:
@@ -248,16 +266,6 @@ def _rollout(deployment: Body | None, *, wanted: int, needed: int, sets: Sequenc
     )
 
 
-def _refused(deployment: Body | None) -> Failure | None:
-    """The pods that the API server does not let the ReplicaSet create."""
-    for condition in ((deployment or {}).get("status") or {}).get("conditions") or ():
-        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-            detail = _POD_REFUSED.sub("", reports.printable(condition.get("message")))
-            reason = "QuotaExceeded" if "exceeded quota" in detail else "ApplyRejected"
-            return Failure(reason=reason, detail=detail, time=str(condition.get("lastTransitionTime") or ""))
-    return None
-
-
 def _phase(facts: Facts, is_true: Mapping[str, str]) -> str:
     """One word for the printer column; the conditions are the contract."""
     if is_true["Stalled"] == "True":
@@ -274,6 +282,8 @@ def _phase(facts: Facts, is_true: Mapping[str, str]) -> str:
         return "Serving"
     if is_true["Available"] == "True":
         return "Updating"
+    if facts.download is not None and facts.download.awaited:
+        return "Downloading" if facts.download.fetching else "Pending"
     if facts.loading:
         return "Downloading" if facts.fetching == facts.loading else "Loading"
     return "Pending"
@@ -284,4 +294,4 @@ def _last_failure(
 ) -> Mapping[str, Any]:
     if problem is not None:
         return last_failure.told(problem, old, timestamp(now))
-    return last_failure.newest(view.states, view.failure, old, timestamp(now))
+    return last_failure.newest([*view.states, *view.fetchers], view.failure, old, timestamp(now))

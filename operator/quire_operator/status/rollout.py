@@ -5,6 +5,7 @@ Called by `status.of` and by reconcile. Pure; decides about no pod.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -26,6 +27,7 @@ from quire_operator.status.reasons import REASONS, STALLED_AFTER_FAILURES
 
 # After an old pod is gone, until the scheduler has tried again.
 _ROOM_GRACE_SECONDS = 30
+_POD_REFUSED = re.compile(r'^pods "[^"]*" is forbidden: ')
 
 
 def waiting_to_surge(model: LLMDeployment, observed: Observed, now: datetime) -> dict[str, str]:
@@ -98,6 +100,16 @@ def is_newest(sets: Sequence[Body], deployment: Body) -> bool:
     return bool({**made, "metadata": {**metadata, "labels": labels}} == wanted)
 
 
+def refused(deployment: Body | None) -> Failure | None:
+    """The pods that the API server does not let the ReplicaSet create."""
+    for condition in ((deployment or {}).get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            detail = _POD_REFUSED.sub("", reports.printable(condition.get("message")))
+            reason = "QuotaExceeded" if "exceeded quota" in detail else "ApplyRejected"
+            return Failure(reason=reason, detail=detail, time=str(condition.get("lastTransitionTime") or ""))
+    return None
+
+
 def final_failure(states: Sequence[PodState]) -> Failure | None:
     """Of a pod of the newest revision: the same end again, which no retry will help."""
     failures = [state.failure for state in states if state.current and state.failure is not None]
@@ -115,3 +127,16 @@ def _strategy(deployment: Mapping[str, Any]) -> str:
     if strategy.get("type") == "Recreate":
         return "Recreate"
     return "InPlace" if is_replaced_in_place(deployment) else "Surge"
+
+
+def numbers(model: LLMDeployment, observed: Observed) -> tuple[int, int]:
+    """How many pods are wanted now, and without how many ready ones the LLMDeployment is not Ready. Those
+    that an autoscaler adds are wanted and not needed.
+    """
+    wanted, spare = model.replicas, model.spec.disruption.max_unavailable
+    if not wanted:
+        return 0, 0
+    if not model.autoscaler and not observed.rivals:
+        return wanted, max(1, wanted - spare)
+    live = int(((observed.child("Deployment") or {}).get("spec") or {}).get("replicas", wanted))
+    return live, wanted if model.autoscaler else max(1, min(live, wanted) - spare)
