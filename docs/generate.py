@@ -1,4 +1,4 @@
-"""Writes docs/reference.md from the CRD, docs/failures.md from the operator's table of reasons,
+"""Writes docs/reference.md from the CRD, docs/troubleshooting.md from the operator's table of reasons,
 docs/api.md from the server's OpenAPI document, docs/server.md from its flags, docs/matrix.md from the parity
 matrix of the tests, the tables of docs/kernels.md from bench/results/aot.json, and docs/sizing.md by
 quire_sizing.
@@ -17,10 +17,10 @@ from typing import Any
 import yaml
 
 from docs import api_pages, flag_pages, kernel_tables, model_matrix, size_tables
-from quire_operator.status.reasons import REASONS
+from quire_operator.status.reasons import REASONS, Reason
 
 DOCS = Path(__file__).parent
-CRD = DOCS.parent / "crds" / "llmdeployments.yaml"
+CRDS = DOCS.parent / "crds"
 Schema = dict[str, Any]
 
 
@@ -59,10 +59,16 @@ def rules(schema: Schema, path: str = "spec") -> Iterator[str]:
         yield from rules(schema["items"], f"{path}[]")
 
 
+def crd_of(plural: str) -> Schema:
+    found: Schema = yaml.safe_load((CRDS / f"{plural}.yaml").read_text())
+    return found
+
+
 def reference() -> str:
-    crd = yaml.safe_load(CRD.read_text())
+    crd = crd_of("llmdeployments")
     version = crd["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]
+    profile = crd_of("acceleratorprofiles")["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     head = "| field | type | default | meaning |\n|---|---|---|---|\n"
     sections = [
         "# API reference",
@@ -74,20 +80,25 @@ def reference() -> str:
         "\n".join(rules(schema, "LLMDeployment")),
         "## status",
         head + "\n".join(rows(schema["properties"]["status"])),
+        "## AcceleratorProfile",
+        "Of the whole cluster, made by administrators. " + " ".join(profile["description"].split()),
+        head + "\n".join(rows(profile["properties"]["spec"], "spec.")),
+        "\n".join(rules(profile["properties"]["spec"])),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-FAILURES_HEAD = """# When something fails
+TROUBLE_HEAD = """# When something fails
 
 `kubectl get llmdep` shows the reason, `kubectl describe llmdep NAME` the message and the Events, and
-`status.lastFailure` keeps the last end of a container with its exit code. Made from the operator's table of
-reasons by `make docs`.
+`status.lastFailure` keeps the last thing that went wrong, with a container's exit code. Each reason is told
+by one Event, a Warning of the same name. What `Degraded` says is the reason of `Ready`, too, while that is
+False for it. Made from the operator's table of reasons by `make docs`.
 """
 
 
-def failures() -> str:
-    sections = [FAILURES_HEAD]
+def troubleshooting() -> str:
+    sections = [TROUBLE_HEAD]
     for reason in REASONS.values():
         code = "" if reason.exit_code is None else f" The server ends with exit code {reason.exit_code}."
         stalled = (
@@ -95,9 +106,16 @@ def failures() -> str:
         )
         sections.append(
             f"## {reason.name}\n\n{sentence(reason.what)}{code}{stalled}\n\n"
+            f"**Shown by:** {shown_by(reason)}.\n\n"
             f"**What to do:** {sentence(reason.remedy)}\n"
         )
     return "\n".join(sections)
+
+
+def shown_by(reason: Reason) -> str:
+    places = [f"`{each}`" for each in reason.shown.split(", ") if each]
+    kept = ["`status.lastFailure`"] if not places or "Degraded" in reason.shown else []
+    return f"{', '.join([*places, *kept])}; Event `{reason.name}`"
 
 
 def sentence(text: str) -> str:
@@ -106,7 +124,7 @@ def sentence(text: str) -> str:
 
 PAGES = {
     DOCS / "reference.md": reference,
-    DOCS / "failures.md": failures,
+    DOCS / "troubleshooting.md": troubleshooting,
     DOCS / "api.md": api_pages.page,
     DOCS / "server.md": flag_pages.page,
     DOCS / "matrix.md": model_matrix.page,

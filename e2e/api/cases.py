@@ -151,6 +151,11 @@ CASES: dict[str, Cases] = (
             ),
             refused=(_resources(sharedMemory="2Gi"), _resources(sharedMemory="3Gi", memory="2.5Gi")),
         ),
+        "spec.resources#1": Cases(
+            field="spec.resources.profileRef",
+            accepted=(_resources(gpu={}), _resources(profileRef={"name": "h100"})),
+            refused=(_resources(gpu={}, profileRef={"name": "h100"}),),
+        ),
         "spec.resources.cpu#0": Cases(
             field="spec.resources.cpu",
             accepted=(

@@ -18,6 +18,7 @@ import yaml
 from e2e.api.specs import CRD, Body
 
 _PLURALS = {
+    "AcceleratorProfile": "acceleratorprofiles",
     "ConfigMap": "configmaps",
     "Deployment": "deployments",
     "Job": "jobs",
@@ -31,7 +32,7 @@ _PLURALS = {
     "ServiceAccount": "serviceaccounts",
     "ScaledObject": "scaledobjects",
 }
-_CLUSTER_WIDE = {"PersistentVolume"}
+_CLUSTER_WIDE = {"AcceleratorProfile", "PersistentVolume"}
 _TO_ESCAPE = re.compile("[^\x00-\x7e\U00010000-\U0010ffff]")
 
 

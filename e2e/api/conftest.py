@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from e2e.api import profiles
 from e2e.api.client import Client
 from e2e.api.specs import ROOT
 from e2e.cluster import keda, programs
@@ -25,5 +26,6 @@ def api() -> Iterator[Client]:
         pytest.skip(f"the API server cannot be built: {error}")
     with ApiServer() as server, Client(server.kubeconfig) as client:
         client.install_crd()
+        client.install_crd(profiles.CRD)
         client.install_crd(keda.crd())
         yield client

@@ -8,6 +8,8 @@ from typing import Any
 
 from e2e.api.specs import Body, minimal
 
+_PROFILE = {"memory": "2Gi", "profileRef": {"name": "h100"}}
+
 
 def _cache(memory: str | int, of: str = "2Gi", **fields: str | int) -> Body:
     return minimal(engine={"kvCache": {"memory": memory, **fields}}, resources={"memory": of})
@@ -39,6 +41,7 @@ KV_CASES: dict[str, dict[str, Any]] = {
             _cache("1999m", "64Mi"),
             minimal(engine={"kvCache": {}}),
             minimal(engine={"kvCache": {"memory": "40Gi"}}, resources={"memory": "2Gi", "gpu": {}}),
+            minimal(engine={"kvCache": {"memory": "40Gi"}}, resources=_PROFILE),
         ),
         "refused": (
             _cache("2Gi"),
@@ -73,6 +76,7 @@ KV_CASES: dict[str, dict[str, Any]] = {
         "field": "spec.engine",
         "accepted": (
             minimal(engine={"enforceEager": True}, resources={"gpu": {}}),
+            minimal(engine={"enforceEager": True, "weightOffload": "1Gi"}, resources=_PROFILE),
             minimal(engine={"enforceEager": False}),
         ),
         "refused": (minimal(engine={"enforceEager": True}),),

@@ -117,6 +117,7 @@ _OVERRIDES: dict[str, st.SearchStrategy[Any]] = {
             lambda path: not path.startswith("/") and ".." not in path.split("/")
         ),
     ),
+    "spec.resources.profileRef.name": st.just("h100"),
     "spec.cache.size": st.sampled_from(["20Gi", "0.5Ti", 10**12]),
     "spec.scheduling.affinity": st.sampled_from(
         [
@@ -184,6 +185,9 @@ def _repaired(entry: Body, path: str) -> Body:
     match path.removeprefix("spec."):
         case "spec":
             _repair_spec(entry)
+        case "resources":
+            if "profileRef" in entry:
+                entry.pop("gpu", None)
         case "cache":
             _repair_cache(entry)
         case "engine.env[]" | "cache.download.env[]":
@@ -241,7 +245,7 @@ def _repair_spec(entry: Body) -> None:
     if "apiKeysSecretRef" not in entry.get("security", {}):
         for limit in PER_KEY:
             engine.pop(limit, None)
-    if "gpu" not in entry["resources"]:
+    if not {"gpu", "profileRef"} & entry["resources"].keys():
         engine.pop("enforceEager", None)
         engine.pop("weightOffload", None)
         metrics = scaling.get("metrics", [])

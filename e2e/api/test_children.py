@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 
-from e2e.api import specs
+from e2e.api import profiles, specs
 from e2e.api.client import Client, RefusedError
 from quire_operator import plan, resources, spec
 from quire_operator.settings import Settings
@@ -26,7 +26,7 @@ EXAMPLES = sorted((specs.ROOT / "examples").glob("*.yaml"))
 
 def _assert_children_are_kept(api: Client, body: specs.Body) -> None:
     stored = {**body, "metadata": {**body["metadata"], "uid": "0e3c1f5e-0000-4000-8000-000000000000"}}
-    for manifest in resources.build(spec.parse(stored), SETTINGS):
+    for manifest in resources.build(spec.parse(stored), SETTINGS, profile=profiles.named_by(stored)):
         stamped = plan.stamped(manifest)
         live = api.try_apply(stamped)
         assert plan.lost_fields(stamped, live) == [], manifest["kind"]

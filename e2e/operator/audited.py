@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from e2e.api import profiles
 from e2e.api.client import Client
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator import rights
@@ -28,7 +29,7 @@ POLICY = {
 
 @contextmanager
 def audited() -> Iterator[tuple[ApiServer, World]]:
-    """An API server with our CRD and the operator's account, and an administrator's view of it."""
+    """An API server with our CRDs, a profile, the operator's account, and an administrator's view of it."""
     with tempfile.TemporaryDirectory(prefix="quire-audit-") as name:
         directory = Path(name)
         (directory / "policy.json").write_text(json.dumps(POLICY), encoding="utf-8")
@@ -39,6 +40,8 @@ def audited() -> Iterator[tuple[ApiServer, World]]:
         )
         with ApiServer(extra=extra) as server, Client(server.kubeconfig) as client:
             client.install_crd()
+            client.install_crd(profiles.CRD)
+            client.create(profiles.FULL)
             world = World(client, directory / "audit.log")
             world.namespace(OPERATOR_NAMESPACE)
             rights.install(world, rights.rendered_chart())

@@ -11,9 +11,9 @@ from e2e.cluster.apiserver import ApiServer
 
 
 @contextmanager
-def running(server: ApiServer, *names: str) -> Iterator[Path]:
+def running(server: ApiServer, *names: str, flags: tuple[str, ...] = ()) -> Iterator[Path]:
     """kube-controller-manager with these controllers alone, looking every second; its log."""
-    log = server.directory / "kube-controller-manager.log"
+    log = server.directory / f"{names[0]}.log"
     command = [
         str(server.bin_dir / "kube-controller-manager"),
         f"--kubeconfig={server.kubeconfig}",
@@ -21,6 +21,7 @@ def running(server: ApiServer, *names: str) -> Iterator[Path]:
         "--horizontal-pod-autoscaler-sync-period=1s",
         "--leader-elect=false",
         "--secure-port=0",
+        *flags,
     ]
     with _running(command, log):
         yield log

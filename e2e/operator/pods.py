@@ -138,6 +138,32 @@ def unschedulable(message: str) -> Status:
     }
 
 
+def gated() -> Status:
+    """Held back before the scheduler sees it, as the API server writes it: without a time."""
+    told = condition("PodScheduled", "False", reason="SchedulingGated", message="Scheduling is blocked")
+    del told["lastTransitionTime"]
+    return {"phase": "Pending", "conditions": [told]}
+
+
+def disrupted(reason: str, message: str) -> Status:
+    """About to be deleted, by whom the condition says."""
+    target = condition("DisruptionTarget", "True", reason=reason, message=message, ago=5)
+    return {**ready(), "conditions": [condition("Ready", "True"), target]}
+
+
+def put_out(reason: str, message: str) -> Status:
+    """Ended by the kubelet for want of something."""
+    return {**status(container(end(137))), "phase": "Failed", "reason": reason, "message": message}
+
+
+def silent() -> Status:
+    """What the node's controller makes of a ready pod when its kubelet says nothing any more."""
+    return {
+        **ready(),
+        "conditions": [condition("Ready", "False", ago=5), condition("ContainersReady", "True")],
+    }
+
+
 def not_mounted() -> Status:
     return {
         "phase": "Pending",

@@ -18,13 +18,12 @@ import pytest
 from e2e.api.client import Client, RefusedError
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator import controllers, pods, rights
+from e2e.operator.nodes import GPU, make_claim, make_node
 from e2e.operator.process import OperatorProcess
 from e2e.operator.world import OPERATOR_NAMESPACE, Body, World, eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(240)]
 
-GPU = "nvidia.com/gpu"
-MERGE = "application/merge-patch+json"
 GONE_AFTER_SECONDS = 1.0
 
 
@@ -94,39 +93,6 @@ def is_ready(pod: Body) -> bool:
     conditions = pod.get("status", {}).get("conditions", [])
     placed = "deletionTimestamp" not in pod["metadata"]
     return placed and any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-
-
-def make_node(world: World, gpus: int) -> None:
-    world.client.request("POST", "/api/v1/nodes", {"metadata": {"name": "node-1"}})
-    room = {"cpu": "64", "memory": "256Gi", "pods": "110", "ephemeral-storage": "100Gi", GPU: str(gpus)}
-    status = {"capacity": room, "allocatable": room, "conditions": [pods.condition("Ready", "True")]}
-    world.client.request("PATCH", "/api/v1/nodes/node-1/status", {"status": status}, MERGE)
-    world.client.request("PATCH", "/api/v1/nodes/node-1", {"spec": {"taints": None}}, MERGE)
-
-
-def make_claim(world: World, namespace: str) -> None:
-    """The bound claim `models`: nobody here binds one."""
-    size = {"storage": "1Gi"}
-    volume: Body = {
-        "metadata": {"name": namespace},
-        "spec": {
-            "capacity": size,
-            "accessModes": ["ReadOnlyMany"],
-            "hostPath": {"path": "/models"},
-            "claimRef": {"namespace": namespace, "name": "models"},
-        },
-    }
-    world.client.request("POST", "/api/v1/persistentvolumes", volume)
-    claim: Body = {
-        "metadata": {"name": "models", "annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
-        "spec": {
-            "accessModes": ["ReadOnlyMany"],
-            "resources": {"requests": size},
-            "volumeName": namespace,
-            "storageClassName": "",
-        },
-    }
-    world.client.request("POST", f"/api/v1/namespaces/{namespace}/persistentvolumeclaims", claim)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -180,8 +180,10 @@ class World:
 
     # ------------------------------------------------------------ instead of controllers and kubelet
 
-    def make_pod(self, namespace: str, name: str, status: Body, *, revision: int = 1) -> Body:
-        """A ReplicaSet of the Deployment and one pod of it, as the controllers would make them."""
+    def make_pod(self, namespace: str, name: str, status: Body, *, revision: int = 1, **spec: Any) -> Body:
+        """A ReplicaSet of the Deployment and one pod of it, as the controllers would make them; `spec`: what
+        somebody's admission webhook has put over the template.
+        """
         deployment = eventually("the Deployment", lambda: self.get("Deployment", namespace, name))
         template = deployment["spec"]["template"]
         suffix = secrets.token_hex(4)
@@ -208,7 +210,7 @@ class World:
                     "annotations": template["metadata"].get("annotations", {}),
                     "ownerReferences": [_owner("apps/v1", replica_set, "ReplicaSet")],
                 },
-                "spec": {**template["spec"], "serviceAccountName": ""},
+                "spec": {**template["spec"], "serviceAccountName": "", **spec},
             },
         )
         return self.patch("Pod", namespace, pod["metadata"]["name"], {"status": status}, status=True)

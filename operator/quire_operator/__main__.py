@@ -18,6 +18,7 @@ import yaml
 from quire_operator import handlers, names, resources, spec
 from quire_operator.errors import QuireOperatorError, SpecError
 from quire_operator.settings import Settings
+from quire_operator.spec import profiles
 
 _EXIT_UNUSABLE = 2
 _DEFAULT_IMAGE = "localhost:5000/quire-server:dev"
@@ -39,12 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def render(text: str, environ: Mapping[str, str]) -> list[resources.Manifest]:
-    """The children of every LLMDeployment among the YAML documents; other kinds are passed over."""
+    """The children of every LLMDeployment among the YAML documents, with the AcceleratorProfiles among them;
+    other kinds are passed over.
+    """
     settings = Settings.from_environ({"QUIRE_ENGINE_IMAGE": _DEFAULT_IMAGE, **environ})
-    bodies = [body for body in yaml.safe_load_all(text) if _is_ours(body)]
+    documents = [body for body in yaml.safe_load_all(text) if isinstance(body, Mapping)]
+    bodies = [body for body in documents if body.get("kind") == names.KIND]
     if not bodies:
         raise QuireOperatorError(f"no document of kind {names.KIND}, apiVersion {names.API_VERSION}")
-    return [child for body in bodies for child in _children(body, settings)]
+    known = [body for body in documents if body.get("kind") == names.PROFILE_KIND]
+    by_name = {_name(body): profiles.parse(body) for body in known}
+    return [child for body in bodies for child in _children(body, settings, by_name)]
 
 
 def dump(documents: Sequence[resources.Manifest]) -> str:
@@ -52,17 +58,24 @@ def dump(documents: Sequence[resources.Manifest]) -> str:
     return yaml.dump_all(documents, Dumper=_PlainDumper, sort_keys=False, explicit_start=True)
 
 
-def _children(body: Mapping[str, Any], settings: Settings) -> tuple[resources.Manifest, ...]:
+def _children(
+    body: Mapping[str, Any], settings: Settings, by_name: Mapping[str, spec.Profile]
+) -> tuple[resources.Manifest, ...]:
     try:
-        return resources.build(spec.parse(body), settings)
+        model = spec.parse(body)
+        reference = model.spec.resources.profile_ref
+        if reference is not None and reference.name not in by_name:
+            why = f"put the {names.PROFILE_KIND} {reference.name} into the same input"
+            raise SpecError("spec.resources.profileRef", why)
+        profile = None if reference is None else by_name[reference.name]
+        return resources.build(model, settings, profile=profile)
     except SpecError as error:
-        metadata = body.get("metadata")
-        name = metadata.get("name") if isinstance(metadata, Mapping) else None
-        raise QuireOperatorError(f"{names.KIND} {name}: {error}") from error
+        raise QuireOperatorError(f"{names.KIND} {_name(body)}: {error}") from error
 
 
-def _is_ours(body: Any) -> bool:
-    return isinstance(body, Mapping) and body.get("kind") == names.KIND
+def _name(body: Mapping[str, Any]) -> str:
+    metadata = body.get("metadata")
+    return str(metadata.get("name") if isinstance(metadata, Mapping) else None)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -132,17 +132,32 @@ def surging_pods(observed: Observed) -> list[Body]:
 
 
 def awaits_room_since(pod: Body) -> str:
-    """Since when the scheduler finds no room for the pod; empty unless room is what it lacks.
+    """Since when there is no room for the pod, or no quota; empty unless that is what it lacks.
 
-    Where no node is the right one, or a volume is missing, the room that another pod leaves would not help.
+    Where no node is the right one, or a volume is missing, what another pod leaves would not help.
+    """
+    lacks_room = _scheduled(pod).get("reason") == "Unschedulable" and _ROOM.search(scheduler_says(pod))
+    return unscheduled_since(pod) if lacks_room or is_held_by_kueue(pod) else ""
+
+
+def unscheduled_since(pod: Body) -> str:
+    """Since when the pod is known to have no node; empty for one that has. Where a gate holds it back the API
+    server gives no time.
     """
     scheduled = _scheduled(pod)
-    is_waiting = (scheduled.get("status"), scheduled.get("reason")) == ("False", "Unschedulable")
-    return (
-        str(scheduled.get("lastTransitionTime", ""))
-        if is_waiting and _ROOM.search(scheduler_says(pod))
-        else ""
-    )
+    if scheduled.get("status") != "False":
+        return ""
+    return str(scheduled.get("lastTransitionTime") or pod["metadata"].get("creationTimestamp") or "")
+
+
+def scheduling_gates(pod: Body) -> list[str]:
+    """Who holds the pod back from the scheduler."""
+    return [str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or ()]
+
+
+def is_held_by_kueue(pod: Body) -> bool:
+    """Whether its queue has no quota for it."""
+    return any(gate.startswith(names.KUEUE_GATES) for gate in scheduling_gates(pod))
 
 
 def scheduler_says(pod: Body) -> str:

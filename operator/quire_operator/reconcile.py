@@ -32,7 +32,7 @@ from quire_operator.plan.revisions import Revision
 from quire_operator.reports import printable
 from quire_operator.resources import Kept, Manifest
 from quire_operator.settings import Settings
-from quire_operator.spec import LLMDeployment
+from quire_operator.spec import LLMDeployment, Profile, profiles
 from quire_operator.status import Failure, transitions
 
 logger = logging.getLogger(__name__)
@@ -99,12 +99,14 @@ class Reconciler:
             return Outcome()  # garbage collection takes the children along
         try:
             model = spec.parse(body)
-            autoscaler = self._autoscaler(model)
-            fresh = resources.build(model, self._settings, status.measured(body, autoscaler))
+            profile, lacks = await self._profile(model)
+            measured = status.measured(body, self._autoscaler(model))
+            fresh = resources.build(model, self._settings, measured, profile)
         except SpecError as error:
-            observed = await self._cluster.observe(body)
-            return await self._report(key, observed, status.invalid(observed, error, now=self._now()), Plan())
-        render = await self._render(model, body, fresh)
+            return await self._refuse(key, body, Failure(reason="InvalidSpec", detail=printable(str(error))))
+        render = await self._render(model, body, fresh, is_whole=not lacks)
+        if render is None:
+            return await self._refuse(key, body, Failure(reason="ProfileNotFound", detail=lacks))
         desired = resources.with_kept(fresh, render.in_force)
         observed = await self._cluster.observe(body, [ref(manifest) for manifest in desired])
         problem = status.ownership_conflict(observed)
@@ -123,32 +125,55 @@ class Reconciler:
             logger.info("%s/%s: %s", key.namespace, key.name, "; ".join(plan.details))
             problem = await self._execute(plan, key) or problem
             observed = replace(await self._cluster.observe(body), missing=observed.missing)
-        new = status.of(model, observed, now=self._now(), problem=problem, newer=render.newer)
+        target = status.Target(profile=profile, lacks=lacks)
+        new = status.of(model, observed, now=self._now(), problem=problem, newer=render.newer, target=target)
         outcome = await self._report(key, observed, new, plan)
         return outcome if due is None else replace(outcome, again_after=min(due, outcome.again_after or due))
 
-    async def _render(self, model: LLMDeployment, body: Object, fresh: Sequence[Manifest]) -> _Render:
-        """What of the children stays as it was rendered, and what is rendered anew.
+    async def _refuse(self, key: Key, body: Object, problem: Failure) -> Outcome:
+        """Touch no child, and say why."""
+        observed = await self._cluster.observe(body)
+        return await self._report(key, observed, status.refused(observed, problem, now=self._now()), Plan())
+
+    async def _profile(self, model: LLMDeployment) -> tuple[Profile | None, str]:
+        """The AcceleratorProfile that the spec names, if it names one, or why it cannot be had."""
+        reference = model.spec.resources.profile_ref
+        if reference is None:
+            return None, ""
+        try:
+            body = await self._cluster.profile(reference.name)
+            return (None, f"there is no {reference.name}") if body is None else (profiles.parse(body), "")
+        except (RejectedError, SpecError) as error:
+            return None, printable(str(error))
+
+    async def _render(
+        self, model: LLMDeployment, body: Object, fresh: Sequence[Manifest], *, is_whole: bool
+    ) -> _Render | None:
+        """What of the children stays as it was rendered, and what is rendered anew. None where nothing was
+        kept for this spec, and `fresh` is not whole: it lacks what an AcceleratorProfile says.
 
         What is stored is read only where it differs from what would be rendered now. What fails and
         never served is not worth keeping: a newer default may be what mends it.
         """
         past = revisions.history(self._cluster.revisions(body))
         now = asked = resources.kept(model, body["spec"], fresh)
-        if past and past[-1].name != now.name and model.spec.rollout.adopt_operator_defaults != "Always":
+        may_adopt = is_whole and model.spec.rollout.adopt_operator_defaults == "Always"
+        if past and past[-1].name != now.name and not may_adopt:
             newest = await self._stored(model, past[-1].name)
             if newest is not None and resources.is_same(model, body, newest):
                 observed = await self._cluster.observe(body)
                 never_served = revisions.is_unfinished(newest.name, observed)
                 fails = never_served and status.is_failing(model, observed, now=self._now())
-                asked = now if fails else newest
+                asked = now if fails and is_whole else newest
+        if asked is now and not is_whole:
+            return None
         back, why = revisions.rollback(model, asked.name, past)
         before = await self._stored(model, back) if back else None
         return _Render(
             asked=asked,
             in_force=before or asked,
             past=past,
-            newer="" if asked is now else now.name,
+            newer="" if asked is now or not is_whole else now.name,
             rolled_back=why if before else "",
         )
 

@@ -11,8 +11,11 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from quire_sizing.errors import SizingError
+from quire_sizing.model import Model, from_config
 
 MAX_STATUSZ_BYTES = 16 * 1024
 MAX_TERMINATION_CHARS = 4096  # the kubelet's own limit
@@ -20,6 +23,10 @@ MAX_MESSAGE_CHARS = 512
 MAX_BYTES = 1 << 50
 MAX_REQUESTS = 1_000_000
 MAX_SECONDS = 30 * 86_400.0
+MAX_CONFIG_ENTRIES = 64
+MAX_CONFIG_LIST = 512
+MAX_LAYERS = 4096
+MAX_PARAMETERS = 1 << 50
 
 FETCHING = frozenset({"resolving", "waiting", "downloading", "verifying", "done"})
 PHASES = frozenset({"loading", "warming", "serving", "draining", "stalled", "failed"}) | FETCHING
@@ -46,6 +53,7 @@ class Sample:
     load_seconds: int | None = None
     version: str = ""
     requests: int | None = None  # that run or wait
+    model: Model | None = None  # that it loads or serves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +114,25 @@ def parse_statusz(raw: bytes) -> Sample | None:
         load_seconds=_whole(document.get("loadSeconds"), MAX_SECONDS),
         version=version if isinstance(version, str) and _VERSION.fullmatch(version) else "",
         requests=None if running is None or queued is None else running + queued,
+        model=_model(document.get("config")),
     )
+
+
+def _model(config: object) -> Model | None:
+    """The model of these entries of a config.json; None where they are not those of one that could exist."""
+    if not isinstance(config, dict) or len(config) > MAX_CONFIG_ENTRIES:
+        return None
+    if any(isinstance(value, list | dict) and len(value) > MAX_CONFIG_LIST for value in config.values()):
+        return None
+    layers = config.get("num_hidden_layers")
+    if not isinstance(layers, int) or layers > MAX_LAYERS:  # sizing looks at each of them
+        return None
+    try:
+        model = from_config(config)
+    except (SizingError, TypeError):
+        return None
+    numbers = asdict(model).values()
+    return model if min(numbers) > 0 and max(numbers) <= MAX_PARAMETERS else None
 
 
 def parse_termination(text: object) -> Termination:

@@ -36,6 +36,8 @@ class Serving:
     utilization: float = _MANY
     tensor_parallel: int = 1
     max_num_batched_tokens: int = 2048
+    host_weights: int = 0  # bytes of them that stay in the host's memory
+    kv_memory: int | None = None  # bytes of the cache on one accelerator; None: what the rest leaves
 
 
 class Verdict(enum.StrEnum):
@@ -90,7 +92,10 @@ def budget(model: Model, accelerator: Accelerator, serving: Serving) -> Budget:
     wanted = serving.max_model_len or model.longest
     usable = int(accelerator.memory * serving.utilization)
     weights = weight_bytes(model.parameters, serving.weight_bits) // serving.tensor_parallel
+    weights = max(0, weights - serving.host_weights)
     room = usable - weights - workspace(model, serving)
+    if serving.kv_memory is not None:
+        room = min(room, serving.kv_memory)
     each = kv_bytes_per_token(model, serving.kv_bits, serving.tensor_parallel)
     fitting = max(0, room) // each
     concurrency = fitting // wanted

@@ -36,6 +36,10 @@ MATRIX: dict[str, tuple[str, ...]] = {
         "--set", "rbac.aggregateClusterRoles.view=false",
         "--set", "metricsAdapter.serviceAccount.create=false,metricsAdapter.serviceAccount.name=mine-too",
     ),
+    "profiles": (
+        "--set", "acceleratorProfiles.create=true,acceleratorProfiles.overrides.mine.memory=24G",
+        "--set-string", "acceleratorProfiles.overrides.t4-16gb.nodeSelector.pool=t4",
+    ),
     "everything": (
         "--set", f"image.digest=sha256:{'0' * 64},engineImage.tag=v9,allowFaults=true,logLevel=debug",
         "--set", "rbac.aggregateClusterRoles.edit=true,imagePullSecrets[0].name=pull,priorityClassName=high",

@@ -54,6 +54,7 @@ def test_the_operator_has_the_rights_that_its_code_uses_and_no_others() -> None:
         (kinds.REPLICA_SET.group, kinds.REPLICA_SET.plural): READ,
         (kinds.POD.group, kinds.POD.plural): READ | {"patch", "delete"},
         (kinds.EVENT.group, kinds.EVENT.plural): {"create", "list"},
+        (kinds.PROFILE.group, kinds.PROFILE.plural): {"get"},
     }
 
     assert granted(role) == expected
@@ -67,6 +68,13 @@ def test_a_namespaced_operator_has_no_right_in_the_cluster() -> None:
     assert {r["kind"] for r in roles(bodies)} == {"Role"}
     namespaces = sorted(r["metadata"]["namespace"] for r in roles(bodies))
     assert namespaces == ["quire-system", "team-a", "team-b"]
+
+
+def test_a_namespaced_operator_may_read_profiles_by_name_when_asked() -> None:
+    bodies = render(*MATRIX["namespaced"], "--set", "rbac.readAcceleratorProfiles=true")
+    (role,) = [r for r in roles(bodies) if r["kind"] == "ClusterRole"]
+
+    assert granted(role) == {(kinds.PROFILE.group, kinds.PROFILE.plural): {"get"}}
 
 
 def test_the_lease_is_the_only_thing_in_its_own_namespace() -> None:

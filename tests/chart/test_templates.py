@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from quire_operator.settings import Settings
-from tests.chart.helm import CHART, MATRIX, PROMETHEUS, ROOT, Body, named, of_kind, render, run, the
+from tests.chart.helm import CHART, MATRIX, PROMETHEUS, ROOT, Body, named, of_kind, render, run
 
 
 def test_lint_finds_nothing() -> None:
@@ -70,17 +70,29 @@ def test_every_default_has_a_schema_and_the_schema_nothing_else() -> None:
     compare(values, schema, "")
 
 
-def test_the_crd_is_the_one_of_the_repository_and_is_kept() -> None:
-    canonical = yaml.safe_load((ROOT / "crds" / "llmdeployments.yaml").read_text(encoding="utf-8"))
-    assert (CHART / "files" / "llmdeployments.yaml").read_text(encoding="utf-8") == (
-        ROOT / "crds" / "llmdeployments.yaml"
-    ).read_text(encoding="utf-8"), "copy crds/llmdeployments.yaml to charts/quire/files"
+@pytest.mark.parametrize("plural", ["llmdeployments", "acceleratorprofiles"])
+def test_a_crd_is_the_one_of_the_repository_and_is_kept(plural: str) -> None:
+    kind, name = "CustomResourceDefinition", f"{plural}.serving.quire.dev"
+    canonical = yaml.safe_load((ROOT / "crds" / f"{plural}.yaml").read_text(encoding="utf-8"))
 
-    crd = the(render(), "CustomResourceDefinition")
+    crd = named(render(), kind, name)
     assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert crd == canonical
-    assert the(render("--set", "crds.keep=false"), "CustomResourceDefinition") == canonical
-    assert of_kind(render("--set", "crds.enabled=false"), "CustomResourceDefinition") == []
+    assert named(render("--set", "crds.keep=false"), kind, name) == canonical
+    assert of_kind(render("--set", "crds.enabled=false"), kind) == []
+
+
+def test_profiles_are_shipped_when_asked_and_overridden_field_by_field() -> None:
+    shipped = (CHART / "files" / "accelerator-profiles.yaml").read_text(encoding="utf-8")
+    expected = {body["metadata"]["name"]: body["spec"] for body in yaml.safe_load_all(shipped)}
+    expected |= {
+        "mine": {"memory": "24G"},
+        "t4-16gb": {**expected["t4-16gb"], "nodeSelector": {"pool": "t4"}},
+    }
+
+    assert of_kind(render(), "AcceleratorProfile") == []
+    made = of_kind(render(*MATRIX["profiles"]), "AcceleratorProfile")
+    assert {body["metadata"]["name"]: body["spec"] for body in made} == expected
 
 
 def container(bodies: list[Body]) -> Body:

@@ -82,6 +82,17 @@ def test_in_place_begins_when_room_is_lacking_and_ends_with_the_rollout(
     assert goes_in_place(of, *of_pods, **rollout) is expected
 
 
+@pytest.mark.parametrize(("ago", "expected"), [(20, False), (600, True)])
+def test_a_surge_pod_without_quota_goes_in_place_as_one_without_a_gpu_does(
+    ago: float, expected: bool
+) -> None:
+    held = pod(pods.gated(), name="m-new")
+    held["spec"] |= {"nodeName": "", "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
+    held["metadata"]["creationTimestamp"] = pods.at(-ago)
+
+    assert goes_in_place(live(), OLD_POD, held, surgeWaitSeconds=120) is expected
+
+
 def test_in_place_takes_one_pod_at_a_time() -> None:
     model = spec.parse(model_body(replicas=2))
     desired = resources.build(model, Settings(engine_image="engine:1"))
@@ -100,23 +111,23 @@ def test_a_surge_pod_that_waits_is_no_failure_and_the_status_says_what_comes() -
     told = compute(OLD_POD, waiting(30), of=live(), body=model_body(replicas=2))
     assert condition(told, "Degraded") == ("False", "AsExpected")
     assert condition(told, "RolloutComplete") == ("False", "WaitingToSurge")
-    assert condition(told, "Scheduled") == ("False", "WaitingForNode")
+    assert condition(told, "Scheduled") == ("False", "WaitingForGPU")
     assert told["rollout"] == {"strategyInEffect": "Surge"}
 
 
 @pytest.mark.parametrize(
-    ("of_pods", "rollout"),
+    ("of_pods", "rollout", "reason"),
     [
-        ((OLD_POD, waiting(30)), {"strategy": "Surge"}),
-        ((OLD_POD, waiting(30, WRONG_NODE)), {}),
-        ((waiting(30),), {}),
+        ((OLD_POD, waiting(30)), {"strategy": "Surge"}, "WaitingForGPU"),
+        ((OLD_POD, waiting(30, WRONG_NODE)), {}, "WaitingForNode"),
+        ((waiting(30),), {}, "WaitingForGPU"),
     ],
 )
 def test_a_pod_that_waits_for_what_will_not_come_by_itself_is_a_failure(
-    of_pods: tuple[Body, ...], rollout: Body
+    of_pods: tuple[Body, ...], rollout: Body, reason: str
 ) -> None:
     told = compute(*of_pods, of=live(), body=model_body(replicas=2, rollout=rollout), now=NOW)
-    assert condition(told, "Degraded") == ("True", "WaitingForNode")
+    assert condition(told, "Degraded") == ("True", reason)
 
 
 def test_the_moment_after_the_last_old_pod_is_gone_is_no_failure_and_a_longer_wait_is() -> None:
@@ -129,7 +140,7 @@ def test_the_moment_after_the_last_old_pod_is_gone_is_no_failure_and_a_longer_wa
         )
 
     assert condition(told(95), "Degraded") == ("False", "AsExpected")
-    assert condition(told(105), "Degraded") == ("True", "WaitingForNode")
+    assert condition(told(105), "Degraded") == ("True", "WaitingForGPU")
 
 
 def test_giving_up_to_surge_is_told_with_its_cause() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from e2e import models
+from quire_server.health import model_config
 from quire_server.models import registry
 from quire_server.runner import kv_cache
 from quire_sizing import memory
@@ -46,6 +47,7 @@ def test_every_family_has_as_many_parameters_as_transformers_counts_and_the_serv
     model = from_config(document)
 
     assert model.parameters == theirs.num_parameters()
+    assert from_config(model_config.read(tmp_path)) == model, "what a pod tells of it is enough"
     config = registry.parse(document, ())
     assert 16 * memory.kv_bytes_per_token(model) == kv_cache.block_bytes(config, 16, torch.bfloat16)
 

@@ -111,6 +111,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   verbs: [create, list]
 {{- end }}
 
+{{- /* Of the whole cluster: read by the name that an LLMDeployment gives. */ -}}
+{{- define "quire.profileRules" -}}
+- apiGroups: [serving.quire.dev]
+  resources: [acceleratorprofiles]
+  verbs: [get]
+{{- end }}
+
 {{- /* {a: x, b: y} as a=x,b=y */ -}}
 {{- define "quire.labelList" -}}
 {{- $pairs := list -}}

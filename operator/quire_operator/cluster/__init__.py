@@ -103,6 +103,10 @@ class Cluster:
         revision = await self._read(kinds.REVISION, namespace, name)
         return None if revision is None else revision.get("data")
 
+    async def profile(self, name: str) -> Object | None:
+        """The AcceleratorProfile, None where there is none; RejectedError without the right to read it."""
+        return await self._read(kinds.PROFILE, "", name)
+
     async def observe(self, body: Body, wanted: Iterable[Ref] = ()) -> Observed:
         """The LLMDeployment's objects from the cache; what is wanted and not there is looked up by name."""
         key = owner_key(dict(body))

@@ -35,6 +35,8 @@ class Kind:
 
 
 LLM_DEPLOYMENT = Kind(names.API_VERSION, names.KIND, names.PLURAL, label="")
+# Of the whole cluster, and read by name when an LLMDeployment names one: no right to list them is needed.
+PROFILE = Kind(names.API_VERSION, names.PROFILE_KIND, names.PROFILE_PLURAL, label="")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 EVENT = Kind("events.k8s.io/v1", "Event", "events")
 POD = Kind("v1", "Pod", "pods")

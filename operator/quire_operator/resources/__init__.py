@@ -24,16 +24,22 @@ from quire_operator.resources.kept import Kept, is_same, kept, stored, with_kept
 from quire_operator.resources.manifest import Manifest
 from quire_operator.resources.pace import Measured
 from quire_operator.settings import Settings
-from quire_operator.spec import LLMDeployment
+from quire_operator.spec import LLMDeployment, Profile
 
 __all__ = ["Kept", "Manifest", "Measured", "build", "is_same", "kept", "revision", "stored", "with_kept"]
 
 UNMEASURED = Measured()
 
 
-def build(model: LLMDeployment, settings: Settings, measured: Measured = UNMEASURED) -> tuple[Manifest, ...]:
+def build(
+    model: LLMDeployment,
+    settings: Settings,
+    measured: Measured = UNMEASURED,
+    profile: Profile | None = None,
+) -> tuple[Manifest, ...]:
     """All children, in the order to apply them: what the pods need comes before the pods, and the autoscaler
-    before the Deployment is left to it. `measured`: of the pods that run, which sets the autoscaler's pace.
+    before the Deployment is left to it. `measured`: of the pods that run, which sets the autoscaler's pace;
+    `profile`: the one that spec.resources.profileRef names, if there is one of that name.
 
     Raises SpecError where the administrator's settings forbid what the user asks for.
     """
@@ -45,6 +51,7 @@ def build(model: LLMDeployment, settings: Settings, measured: Measured = UNMEASU
         settings,
         config_map=environment["metadata"]["name"],
         model_parts=model_files.build(model, settings),
+        profile=profile,
     )
     return (
         *([service_account.build(model)] if own_account else []),

@@ -38,7 +38,7 @@ def _name(model: LLMDeployment) -> str:
 def _data(model: LLMDeployment) -> dict[str, str]:
     """What the user set or the API defaults; about the rest the server decides."""
     engine, health, drain = model.spec.engine, model.spec.health, model.spec.drain
-    gpu = model.spec.resources.gpu
+    gpu = model.spec.resources.accelerator
     tracing, logging = model.spec.observability.tracing, model.spec.observability.request_logging
     block_size, cache = engine.kv_cache.block_size, engine.kv_cache.memory
     drafts, draft_path = _METHODS[engine.speculation.method], engine.speculation.draft_model_path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire_operator import names
-from quire_operator.resources.manifest import Manifest, metadata
+from quire_operator.resources.manifest import Manifest, compact, metadata
 from quire_operator.spec import LLMDeployment, Rollout
 
 # A pod that may take the whole startup time, after a wait for a node, is late only some minutes later.
@@ -15,10 +15,13 @@ def build(model: LLMDeployment, template: Manifest) -> Manifest:
     rollout = model.spec.rollout
     min_ready = {"minReadySeconds": rollout.min_ready_seconds} if rollout.min_ready_seconds else {}
     paused = {"paused": True} if rollout.paused else {}
+    described = metadata(model, model.name)
+    # Kueue takes it from here to the pods, which then wait for their queue's quota.
+    described["labels"] |= compact({names.LABEL_QUEUE: model.spec.scheduling.queue_name})
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(model, model.name),
+        "metadata": described,
         "spec": {
             "replicas": model.replicas,
             "selector": {"matchLabels": names.selector_labels(model.name)},

@@ -11,10 +11,11 @@ from typing import Any
 
 from quire_operator import names
 from quire_operator.errors import SpecError
+from quire_operator.resources import placement
 from quire_operator.resources.manifest import Manifest, compact
 from quire_operator.settings import Settings
-from quire_operator.spec import LLMDeployment
-from quire_operator.spec.tree import AUTO, Resources
+from quire_operator.spec import LLMDeployment, Profile
+from quire_operator.spec.placement import AUTO
 
 _SHARED_MEMORY_AUTO = "64Mi"
 _SCRATCH_SIZE = "1Gi"
@@ -26,10 +27,15 @@ _GRACE_MARGIN_SECONDS = 5
 
 
 def build(
-    model: LLMDeployment, settings: Settings, *, config_map: str, model_parts: Mapping[str, Any]
+    model: LLMDeployment,
+    settings: Settings,
+    *,
+    config_map: str,
+    model_parts: Mapping[str, Any],
+    profile: Profile | None,
 ) -> Manifest:
     """The pod template. `config_map`: name of the one that holds the server's environment; `model_parts`: the
-    volume of the model, and what fills it.
+    volume of the model, and what fills it; `profile`: of the accelerator, where one is named.
     """
     annotations = compact({names.ANNOTATION_RESTART_ID: model.spec.rollout.restart_id})
     if model.spec.disruption.protect_while_loading:
@@ -52,15 +58,17 @@ def build(
                 "seccompProfile": {"type": "RuntimeDefault"},
                 **model_parts["securityContext"],
             },
-            **_scheduling(model),
+            **placement.build(model, profile),
             **compact({"initContainers": model_parts["initContainers"]}),
-            "containers": [_container(model, settings, config_map)],
+            "containers": [_container(model, settings, config_map, profile)],
             "volumes": [*model_parts["volumes"], *_volumes(model)],
         },
     }
 
 
-def _container(model: LLMDeployment, settings: Settings, config_map: str) -> Manifest:
+def _container(
+    model: LLMDeployment, settings: Settings, config_map: str, profile: Profile | None
+) -> Manifest:
     resources, drain = model.spec.resources, model.spec.drain
     lifecycle = {"preStop": {"sleep": {"seconds": drain.pre_stop_seconds}}} if drain.pre_stop_seconds else {}
     return {
@@ -84,7 +92,7 @@ def _container(model: LLMDeployment, settings: Settings, config_map: str) -> Man
                     "ephemeral-storage": model.spec.engine.kv_cache.disk_offload,
                 }
             ),
-            "limits": {"memory": resources.memory, **_gpus(resources)},
+            "limits": {"memory": resources.memory, **placement.devices(resources, profile)},
         },
         "terminationMessagePath": names.PATH_TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -95,10 +103,6 @@ def _container(model: LLMDeployment, settings: Settings, config_map: str) -> Man
         },
         "volumeMounts": _volume_mounts(model),
     }
-
-
-def _gpus(resources: Resources) -> dict[str, str]:
-    return {} if resources.gpu is None else {resources.gpu.resource_name: "1"}
 
 
 def _environment(model: LLMDeployment, settings: Settings) -> list[dict[str, str]]:
@@ -180,44 +184,3 @@ def _volumes(model: LLMDeployment) -> list[dict[str, Any]]:
     if ref := model.spec.observability.request_logging.redact_config_map_ref:
         volumes.append({"name": "log-redact", "configMap": {"name": ref.name}})
     return volumes
-
-
-def _scheduling(model: LLMDeployment) -> dict[str, Any]:
-    scheduling = model.spec.scheduling
-    tolerations = [
-        compact(
-            {
-                "key": item.key,
-                "operator": item.operator,
-                "value": item.value,
-                "effect": item.effect,
-                "tolerationSeconds": item.toleration_seconds,
-            }
-        )
-        for item in scheduling.tolerations
-    ]
-    spread = {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": names.selector_labels(model.name)},
-    }
-    return compact(
-        {
-            "nodeSelector": dict(scheduling.node_selector),
-            "tolerations": tolerations,
-            "affinity": _without_empty_lists(scheduling.affinity),
-            "priorityClassName": scheduling.priority_class_name,
-            "runtimeClassName": scheduling.runtime_class_name,
-            "schedulerName": scheduling.scheduler_name,
-            "topologySpreadConstraints": [spread] if scheduling.topology_spread == AUTO else [],
-        }
-    )
-
-
-def _without_empty_lists(value: Any) -> Any:
-    """The API server drops empty lists and nulls, and keeps empty selectors, which mean everything."""
-    if isinstance(value, Mapping):
-        entries = {key: _without_empty_lists(entry) for key, entry in value.items()}
-        return {key: entry for key, entry in entries.items() if entry is not None and entry != []}
-    return [_without_empty_lists(entry) for entry in value] if isinstance(value, list) else value

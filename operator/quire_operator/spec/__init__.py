@@ -14,6 +14,8 @@ from typing import Any
 from quire_operator import names
 from quire_operator.errors import SpecError
 from quire_operator.spec import reader, rules
+from quire_operator.spec.placement import Resources, Scheduling, Toleration
+from quire_operator.spec.profiles import Profile
 from quire_operator.spec.references import EnvVar
 from quire_operator.spec.replicas import Autoscaling, Disruption, Rollout
 from quire_operator.spec.tree import (
@@ -27,12 +29,9 @@ from quire_operator.spec.tree import (
     NetworkPolicy,
     Observability,
     Peer,
-    Resources,
-    Scheduling,
     Security,
     Service,
     Spec,
-    Toleration,
 )
 
 __all__ = [
@@ -50,6 +49,7 @@ __all__ = [
     "Networking",
     "Observability",
     "Peer",
+    "Profile",
     "Resources",
     "Rollout",
     "Scheduling",

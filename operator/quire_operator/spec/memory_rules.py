@@ -21,7 +21,7 @@ def check(spec: Spec) -> None:
 
 def _check_kv_cache(spec: Spec) -> None:
     cache, memory = spec.engine.kv_cache, quantity.parse(spec.resources.memory)
-    on_host = "" if spec.resources.gpu is not None else cache.memory
+    on_host = "" if spec.resources.accelerator is not None else cache.memory
     for field, size in (("memory", on_host), ("hostOffload", cache.host_offload)):
         if size and not 0 < quantity.parse(size) < memory:
             raise SpecError(
@@ -54,7 +54,7 @@ def _check_weight_offload(spec: Spec) -> None:
     size, blocks = spec.engine.weight_offload, spec.engine.kv_cache.host_offload
     if not size:
         return
-    if spec.resources.gpu is None:
+    if spec.resources.accelerator is None:
         raise SpecError(
             "spec.engine.weightOffload",
             "without a GPU all weights are in the host's memory: set resources.gpu",

@@ -1,6 +1,6 @@
 """Texts that name something else (an object, a variable, an address), and references to objects.
 
-Used by `tree` and by `sources`. No reference carries a namespace.
+Used by `tree` and its branches. No reference carries a namespace.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from quire_operator.spec.bounds import required_text, text
 
 # Expressions without anchors: the reader and the CRD match the whole text, and optional text may be empty.
 DNS_1123_SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+LABEL_VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+LABEL_KEY = rf"({DNS_1123_SUBDOMAIN}/)?{LABEL_VALUE}"
 ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 NO_NUL = r"[^\x00]*"
 PRINTABLE = r"[^\x00-\x1f\x7f]*"

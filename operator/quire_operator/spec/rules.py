@@ -8,22 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from quire_operator import names, quantity
+from quire_operator import names
 from quire_operator.errors import SpecError
-from quire_operator.spec import memory_rules, scaling_rules, source_rules
-from quire_operator.spec.references import EnvVar
-from quire_operator.spec.tree import (
-    AUTO,
-    LABEL_KEY,
-    LabelSelector,
-    Peer,
-    Resources,
-    Spec,
-    Speculation,
-    Toleration,
-)
+from quire_operator.spec import memory_rules, placement_rules, scaling_rules, source_rules
+from quire_operator.spec.references import LABEL_KEY, EnvVar
+from quire_operator.spec.tree import LabelSelector, Peer, Spec, Speculation
 
 NAME_MAX_LENGTH = 40
 NAME_PATTERN = r"[a-z]([-a-z0-9]*[a-z0-9])?"
@@ -82,9 +73,6 @@ RESERVED_FLAGS = (
 RESERVED_FLAG_PATTERN = rf"(--(no-)?({'|'.join(RESERVED_FLAGS)})(=(.|\n)*)?|-h+)"
 RESERVED_ENV_PATTERN = r"(QUIRE_|LD_|PYTHON).*"
 
-MAX_CPU = "1024"
-MIN_MEMORY, MAX_MEMORY = "64Mi", "64Ti"
-
 
 def check_name(name: object) -> None:
     """Children carry the CR's name: a Service wants DNS-1035, and hashes follow it in some."""
@@ -106,14 +94,14 @@ def check(spec: Spec) -> None:
     _check_speculation(spec.engine.speculation)
     _check_extra_args(spec.engine.extra_args)
     _check_env("spec.engine.env", spec.engine.env, names.ENV_FAULT)
-    _check_resources(spec.resources)
+    placement_rules.check_resources(spec.resources)
     memory_rules.check(spec)
-    if spec.engine.enforce_eager and spec.resources.gpu is None:
+    if spec.engine.enforce_eager and spec.resources.accelerator is None:
         raise SpecError("spec.engine.enforceEager", "only a GPU has graphs to do without: set resources.gpu")
     _check_limits_per_key(spec)
     _check_watermark(spec)
     scaling_rules.check(spec)
-    _check_scheduling(spec)
+    placement_rules.check_scheduling(spec.scheduling)
     _check_times(spec)
     _check_networking(spec)
     logging = spec.observability.request_logging
@@ -162,22 +150,6 @@ def _check_env(field: str, env: Sequence[EnvVar], allowed: str = "") -> None:
             raise SpecError(path, f"{name} is given twice")
 
 
-def _check_resources(resources: Resources) -> None:
-    if not 0 < quantity.parse(resources.cpu) <= quantity.parse(MAX_CPU):
-        raise SpecError("spec.resources.cpu", f"give more than 0 and at most {MAX_CPU}, such as 500m or 4")
-    memory = quantity.parse(resources.memory)
-    if not quantity.parse(MIN_MEMORY) <= memory <= quantity.parse(MAX_MEMORY):
-        raise SpecError(
-            "spec.resources.memory",
-            f"give {MIN_MEMORY} to {MAX_MEMORY}, such as 4Gi (512m is half a byte; write 512Mi)",
-        )
-    shared = resources.shared_memory
-    if shared != AUTO and not 0 < quantity.parse(shared) < memory:
-        raise SpecError(
-            "spec.resources.sharedMemory", "counts against resources.memory: give less than that, or Auto"
-        )
-
-
 def _check_limits_per_key(spec: Spec) -> None:
     engine = spec.engine
     for name, limit in (
@@ -197,29 +169,6 @@ def _check_watermark(spec: Spec) -> None:
     if watermark.mode != "Off" and watermark.key_secret_ref is None:
         raise SpecError(
             "spec.engine.watermark.keySecretRef", "without a key there is no watermark: set it, or mode Off"
-        )
-
-
-def _check_scheduling(spec: Spec) -> None:
-    _check_keys(spec.scheduling.node_selector, "spec.scheduling.nodeSelector")
-    for index, toleration in enumerate(spec.scheduling.tolerations):
-        _check_toleration(toleration, f"spec.scheduling.tolerations[{index}]")
-
-
-def _check_keys(entries: Mapping[str, str], path: str) -> None:
-    for key in entries:
-        if not re.fullmatch(LABEL_KEY, key):
-            raise SpecError(path, f"{key!r:.80} is no label key: write name or domain/name")
-
-
-def _check_toleration(toleration: Toleration, path: str) -> None:
-    if toleration.operator == "Exists" and toleration.value:
-        raise SpecError(path, "operator Exists matches every value: drop value, or use operator Equal")
-    if toleration.operator == "Equal" and not toleration.key:
-        raise SpecError(path, "without a key only operator Exists works: give a key, or use operator Exists")
-    if toleration.toleration_seconds is not None and toleration.effect != "NoExecute":
-        raise SpecError(
-            path, "tolerationSeconds works with effect NoExecute only: set it, or drop the seconds"
         )
 
 
@@ -260,7 +209,7 @@ def _check_peer(peer: Peer, path: str) -> None:
 
 
 def _check_selector(selector: LabelSelector, path: str) -> None:
-    _check_keys(selector.match_labels, f"{path}.matchLabels")
+    placement_rules.check_keys(selector.match_labels, f"{path}.matchLabels")
     for index, requirement in enumerate(selector.match_expressions):
         if (requirement.operator in ("In", "NotIn")) != bool(requirement.values):
             raise SpecError(

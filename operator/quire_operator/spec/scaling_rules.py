@@ -25,7 +25,7 @@ def check(spec: Spec) -> None:
             "spec.autoscaling.minReplicas",
             "above maxReplicas: lower it, or raise spec.autoscaling.maxReplicas",
         )
-    _check_metrics(scaling, has_gpu=spec.resources.gpu is not None)
+    _check_metrics(scaling, has_gpu=spec.resources.accelerator is not None)
     _check_keda(scaling)
 
 

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from quire_operator.spec.bounds import (
     choice,
-    default_text,
     items,
     mapping,
     number,
     optional_number,
     quantity,
-    required_quantity,
     required_text,
     text,
     texts,
 )
+from quire_operator.spec.placement import Resources, Scheduling
 from quire_operator.spec.references import (
     DNS_1123_SUBDOMAIN,
     HTTP_ADDRESS,
+    LABEL_KEY,
+    LABEL_VALUE,
     NO_NUL,
     PRINTABLE,
     EnvVar,
@@ -35,11 +35,7 @@ from quire_operator.spec.references import (
 from quire_operator.spec.replicas import Autoscaling, Disruption, Rollout
 from quire_operator.spec.sources import ModelCache, Source
 
-AUTO = "Auto"
-
 # Expressions without anchors: the reader and the CRD match the whole text, and optional text may be empty.
-LABEL_VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-LABEL_KEY = rf"({DNS_1123_SUBDOMAIN}/)?{LABEL_VALUE}"
 MODEL_NAME = r"[A-Za-z0-9]([A-Za-z0-9._/:@+-]*[A-Za-z0-9])?"
 CIDR = r"[0-9a-fA-F:.]+/[0-9]{1,3}"
 
@@ -97,40 +93,6 @@ class Engine:
     speculation: Speculation = Speculation()
     extra_args: tuple[str, ...] = texts(NO_NUL, 1024, 64)
     env: tuple[EnvVar, ...] = items(64)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GPU:
-    resource_name: str = default_text("nvidia.com/gpu", f"{DNS_1123_SUBDOMAIN}/{LABEL_VALUE}", 253)
-    memory_percent: int = number(1, 98, 90)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resources:
-    cpu: str = required_quantity()
-    memory: str = required_quantity()
-    gpu: GPU | None = None
-    shared_memory: str = field(default=AUTO, metadata={"quantity": True, "or": AUTO})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Toleration:
-    key: str = text(LABEL_KEY, 317)
-    operator: str = choice("Equal", "Exists")
-    value: str = text(LABEL_VALUE, 63)
-    effect: str = field(default="", metadata={"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]})
-    toleration_seconds: int | None = optional_number(0, 31_536_000)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scheduling:
-    node_selector: Mapping[str, str] = mapping(LABEL_VALUE, 63)
-    tolerations: tuple[Toleration, ...] = items(32)
-    affinity: Mapping[str, Any] = field(default_factory=dict)
-    priority_class_name: str = text(DNS_1123_SUBDOMAIN, 253)
-    runtime_class_name: str = text(DNS_1123_SUBDOMAIN, 253)
-    scheduler_name: str = text(DNS_1123_SUBDOMAIN, 253)
-    topology_spread: str = choice("Auto", "None")
 
 
 @dataclass(frozen=True, kw_only=True)

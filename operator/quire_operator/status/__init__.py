@@ -14,11 +14,21 @@ from datetime import UTC, datetime
 from typing import Any
 
 from quire_operator import names, reports
-from quire_operator.errors import SpecError
 from quire_operator.observed import Body, Observed, newest_of, ref
 from quire_operator.spec import LLMDeployment
-from quire_operator.status import conditions, last_failure, model_cache, pods, progress, rollout, scaling
+from quire_operator.status import (
+    conditions,
+    fitting,
+    last_failure,
+    model_cache,
+    pods,
+    progress,
+    reasons,
+    rollout,
+    scaling,
+)
 from quire_operator.status.conditions import Facts, Rollout
+from quire_operator.status.fitting import Target
 from quire_operator.status.model_cache import Download, found_corrupt
 from quire_operator.status.pods import Failure, PodState
 from quire_operator.status.scaling import awaits_metrics, measured
@@ -26,21 +36,24 @@ from quire_operator.status.scaling import awaits_metrics, measured
 __all__ = [
     "Failure",
     "Status",
+    "Target",
     "awaits_metrics",
     "failed_rollout",
     "found_corrupt",
-    "invalid",
     "is_failing",
     "measured",
     "of",
     "ownership_conflict",
+    "refused",
     "timestamp",
 ]
 
 Status = dict[str, Any]
+NO_PROFILE = Target()
 
 # Nothing has failed yet while a pod waits for what others provide.
-_WAITING_PHASES = {"WaitingForNode": "WaitingForNode", "VolumePending": "Pending", "QuotaExceeded": "Pending"}
+_WAITING_PHASES = {reason: reason for reason in ("WaitingForGPU", "WaitingForNode")}
+_WAITING_PHASES |= dict.fromkeys(("VolumePending", "QuotaExceeded", "WaitingForQuota"), "Pending")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +78,17 @@ def of(
     now: datetime,
     problem: Failure | None = None,
     newer: str = "",
+    target: Target = NO_PROFILE,
 ) -> Status:
     """The whole status. `problem`: why the desired state could not be applied, if so. `newer`: what would be
-    rendered for the same spec now, if that is something else.
+    rendered for the same spec now, if that is something else. `target`: the accelerator that is asked for.
     """
     view = _view(model, observed, now)
     old = observed.status
     here = [state for state in view.states if not state.going]
+    known, downloads = old.get("model") or {}, model.spec.cache is not None
+    told = progress.model([*here, *view.fetchers], known, downloads=downloads)
+    sizes = fitting.sizes(model, here, known)
     facts = Facts(
         rollout=view.rollout,
         suspended=model.replicas == 0,
@@ -84,6 +101,7 @@ def of(
         problem=problem,
         scaling=scaling.condition(model, observed, ready=view.rollout.ready, now=now),
         activator=scaling.activator(model),
+        fits=fitting.condition(model, target, sizes, told),
         download=view.download,
     )
     built = conditions.build(
@@ -102,9 +120,7 @@ def of(
         "loadingReplicas": facts.loading,
         "scaling": scaling.summary(model, observed),
         "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in observed.pods),
-        "model": progress.model(
-            [*here, *view.fetchers], old.get("model") or {}, downloads=model.spec.cache is not None
-        ),
+        "model": told | ({"sizes": sizes} if sizes else {}),
         "engine": progress.engine(deployment, here, old.get("engine") or {}),
         **rollout.summary(deployment, newer),
         "lastFailure": _last_failure(problem, view, old.get("lastFailure") or {}, now),
@@ -137,10 +153,9 @@ def failed_rollout(model: LLMDeployment, observed: Observed, *, now: datetime) -
     return reports.printable(": ".join([*reasons, *told]))
 
 
-def invalid(observed: Observed, error: SpecError, *, now: datetime) -> Status:
-    """The status of an object whose spec cannot be read: what serves goes on serving, numbers stay."""
+def refused(observed: Observed, problem: Failure, *, now: datetime) -> Status:
+    """The status of an object of which nothing can be rendered: what serves goes on serving, numbers stay."""
     generation = int(observed.body["metadata"].get("generation") or 0)
-    problem = Failure(reason="InvalidSpec", detail=reports.printable(str(error)))
     deployment = observed.child("Deployment")
     facts = Facts(
         rollout=_rollout(deployment, wanted=0, needed=1),
@@ -159,7 +174,7 @@ def invalid(observed: Observed, error: SpecError, *, now: datetime) -> Status:
     return {
         **old,
         "observedGeneration": generation,
-        "phase": "Failed",
+        "phase": "Failed" if reasons.REASONS[problem.reason].final else "Pending",
         "lastFailure": failure,
         "conditions": built,
     }
@@ -184,7 +199,7 @@ def _view(model: LLMDeployment, observed: Observed, now: datetime) -> _View:
     deployment = observed.child("Deployment")
     newest = newest_of(observed.replica_sets)
     newest_uid = "" if newest is None else str(newest["metadata"]["uid"])
-    wanted, needed = _numbers(model, observed)
+    wanted, needed = rollout.numbers(model, observed)
     known = {c.get("reason") for c in observed.status.get("conditions") or () if c.get("type") == "Degraded"}
     told = observed.status.get("lastFailure") or {}
     states = [
@@ -223,19 +238,6 @@ def _with_download(failures: list[Failure], download: Download | None) -> list[F
     failures = [replace(one, count=1) if one.reason == "ModelCorrupt" else one for one in failures]
     own = [download.failure] if download.failure is not None else []
     return [*own, *failures] if download.awaited else [*failures, *own]
-
-
-def _numbers(model: LLMDeployment, observed: Observed) -> tuple[int, int]:
-    """How many pods are wanted now, and without how many ready ones the LLMDeployment is not Ready. Those
-    that an autoscaler adds are wanted and not needed.
-    """
-    wanted, spare = model.replicas, model.spec.disruption.max_unavailable
-    if not wanted:
-        return 0, 0
-    if not model.autoscaler and not observed.rivals:
-        return wanted, max(1, wanted - spare)
-    live = int(((observed.child("Deployment") or {}).get("spec") or {}).get("replicas", wanted))
-    return live, wanted if model.autoscaler else max(1, min(live, wanted) - spare)
 
 
 def _by_weight(states: Sequence[PodState]) -> list[PodState]:

@@ -1,9 +1,9 @@
 """The conditions of an LLMDeployment, as kubectl wait, kstatus (Flux) and Argo CD read them.
 
 Called by `status.of` with everything already decided about pods and rollout. All conditions are always
-written, but for ScalingActive and ActivatorReady, which are there where an autoscaler is, and ModelCached,
-which is there where pods share a model that is downloaded. Reconciling and Stalled are never True together
-and never True while Ready is. Knows no pod and no API server.
+written, but for ScalingActive and ActivatorReady, which are there where an autoscaler is, ModelCached, which
+is where pods share a model that is downloaded, and FitsAccelerator, which is where an accelerator is.
+Reconciling and Stalled are never True together and never True while Ready is. Knows no pod and no API server.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Facts:
     scaling: Decided | None = None  # of an autoscaler
     idle: bool = False  # an autoscaler has taken all pods away
     activator: Decided | None = None  # of who holds the first request then
+    fits: Decided | None = None  # the model its accelerator
     fetching: int = 0  # of the loading pods, how many download the model first
     download: Download | None = None  # of a claim that all pods share
 
@@ -88,6 +89,8 @@ def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> lis
         decided["ScalingActive"] = facts.scaling
     if facts.activator is not None:
         decided["ActivatorReady"] = facts.activator
+    if facts.fits is not None:
+        decided["FitsAccelerator"] = facts.fits
     if facts.download is not None:
         decided["ModelCached"] = facts.download.condition
     conditions = []

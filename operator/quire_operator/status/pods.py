@@ -15,10 +15,9 @@ from typing import Any
 from quire_operator import names, reports
 from quire_operator.observed import Body, controller_uid, seconds_since
 from quire_operator.reports import Fetched, Sample
+from quire_operator.status import disruption, placement
 from quire_operator.status.reasons import BY_EXIT_CODE, REASONS
 
-# A claim that is being bound, or a node that frees up, takes a moment in health, too.
-PLACEMENT_GRACE_SECONDS = 5.0
 # A claim or a Secret that comes a moment after its pod is mounted at the kubelet's next try.
 VOLUME_GRACE_SECONDS = 30.0
 
@@ -53,7 +52,6 @@ _SELF_TERMINATED = frozenset(
 )
 # The kubelet alternates between the error and a back-off that quotes it: the same text for both.
 _PULL_PREFIX = re.compile(r'^(Back-off pulling image "[^"]*"(: )?)?(ErrImagePull: )?')
-_VOLUME_WORDS = re.compile(r"persistentvolumeclaim|volume", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +117,13 @@ def read(
     container = _server(status)
     going = _is_going(pod)
     ready = not going and (conditions.get("Ready") or {}).get("status") == "True"
-    ended = _ended(pod, container)
+    ended = _disrupted(pod, conditions) or _ended(pod, container)
+    is_disrupted = ended is not None and ended.reason in disruption.REASONS
     said = "" if sample is None else _said(sample)
     if sample is None or sample.phase in _STARTING:
         said = said or _said_before(told, pod, container)
-    failure = None if ready or going else _failure(pod, conditions, container, said, ended, now)
+    failure = ended if is_disrupted else _failure(pod, conditions, container, said, ended, now)
+    failure = None if ready or going else failure
     if failure is None and mount_error and awaits_volumes(pod, now):
         detail = reports.printable(mount_error)
         failure = Failure(reason="VolumePending", detail=detail, pod=pod["metadata"]["name"])
@@ -134,7 +134,7 @@ def read(
         ready=ready,
         going=going,
         scheduled=bool((pod.get("spec") or {}).get("nodeName")),
-        loading=running and not ready and not going and (failure is None or failure is ended),
+        loading=running and not (ready or going or is_disrupted) and (failure is None or failure is ended),
         failure=failure,
         ended=ended,
         sample=sample,
@@ -202,7 +202,8 @@ def _failure(
         return Failure(reason="ImagePullFailed", detail=f"{image}: {cause}", pod=name)
     if waits_for in _CONFIG_WAITS:
         return Failure(reason="ConfigError", detail=detail or waits_for, pod=name)
-    return _placement(conditions, name, now)
+    waits = placement.waits_for(pod, now)
+    return None if waits is None else Failure(reason=waits[0], detail=waits[1], pod=name)
 
 
 def _said(sample: Sample) -> str:
@@ -225,6 +226,14 @@ def _served_since(running: Mapping[str, Any], conditions: Mapping[str, Any]) -> 
     """True when the pod became unready after this container had been ready: its last end explains nothing."""
     changed = str((conditions.get("Ready") or {}).get("lastTransitionTime", ""))
     return bool(changed) and changed > str(running.get("startedAt", ""))
+
+
+def _disrupted(pod: Body, conditions: Mapping[str, Any]) -> Failure | None:
+    """What Kubernetes does to the pod explains how its container ends, and not the other way round."""
+    found = disruption.read(pod, conditions)
+    if found is None:
+        return None
+    return Failure(reason=found.reason, detail=found.detail, time=found.time, pod=pod["metadata"]["name"])
 
 
 def _ended(pod: Body, container: Mapping[str, Any]) -> Failure | None:
@@ -252,16 +261,6 @@ def _ended(pod: Body, container: Mapping[str, Any]) -> Failure | None:
         time=str(end.get("finishedAt") or ""),
         count=int(container.get("restartCount", 0)) + (0 if "running" in state else 1),
     )
-
-
-def _placement(conditions: Mapping[str, Any], name: str, now: datetime) -> Failure | None:
-    scheduled = conditions.get("PodScheduled") or {}
-    since = seconds_since(str(scheduled.get("lastTransitionTime", "")), now)
-    if scheduled.get("status") == "False" and since >= PLACEMENT_GRACE_SECONDS:
-        detail = reports.printable(scheduled.get("message"))
-        reason = "VolumePending" if _VOLUME_WORDS.search(detail) else "WaitingForNode"
-        return Failure(reason=reason, detail=detail, pod=name)
-    return None
 
 
 def _image(pod: Body) -> str:

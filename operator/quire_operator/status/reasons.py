@@ -13,13 +13,16 @@ STALLED_AFTER_FAILURES = 2
 
 @dataclass(frozen=True)
 class Reason:
-    """`final`: the same failure twice means that no retry will help until the spec or the model changes."""
+    """`final`: the same failure twice means that no retry will help until the spec or the model changes;
+    `shown`: the condition that carries it, empty where nothing is degraded.
+    """
 
     name: str
     what: str
     remedy: str
     final: bool = False
     exit_code: int | None = None  # with which the server ends for it
+    shown: str = "Degraded=True"
 
 
 _ALL = (
@@ -127,6 +130,39 @@ _ALL = (
         "WaitingForNode",
         "no node can take the pod",
         "lower spec.resources, correct spec.scheduling, or add a node",
+        shown="Degraded=True, Scheduled=False",
+    ),
+    Reason(
+        "WaitingForGPU",
+        "every accelerator of the kind that is asked for is in use",
+        "add a node that has one, free one, or lower spec.replicas; a rollout goes on in place by itself",
+        shown="Degraded=True, Scheduled=False",
+    ),
+    Reason(
+        "WaitingForQuota",
+        "Kueue has not admitted the pods",
+        "look at the queue (kubectl describe localqueue): its quota is used up, or there is no queue of the "
+        "name in spec.scheduling.queueName",
+        shown="Degraded=True, Scheduled=False",
+    ),
+    Reason(
+        "Evicted",
+        "a pod had to leave its node",
+        "nothing where the node was drained or taken back: another pod takes its place; else make room for "
+        "what the message names",
+        shown="",
+    ),
+    Reason(
+        "Preempted",
+        "a pod had to make room for one of a higher priority",
+        "name a PriorityClass of a higher value in spec.scheduling.priorityClassName, or add a node",
+        shown="",
+    ),
+    Reason(
+        "NodeLost",
+        "the node of a pod does not answer any more",
+        "look at the node (kubectl describe node); its pod is replaced after five minutes, or at once when "
+        "the node is deleted",
     ),
     Reason(
         "VolumePending",
@@ -176,23 +212,47 @@ _ALL = (
         "look at the metrics adapter's pods and, with backend HPA, at the APIService "
         "v1beta2.custom.metrics.k8s.io (kubectl describe); if that belongs to somebody else, set "
         "spec.autoscaling.backend to External",
+        shown="ScalingActive=False",
     ),
     Reason(
         "KEDAMissing",
         "KEDA is to decide about the number of pods, and is not installed",
         "install KEDA 2.17 or newer (it is found by itself then), or drop spec.autoscaling.idle and fallback "
         "and set backend to HPA",
+        shown="ScalingActive=False",
     ),
     Reason(
         "ActivatorMissing",
         "nobody holds the first request while no pod runs: it fails, and wakes nothing",
         "name what holds requests in spec.autoscaling.idle.activator, such as KEDA's HTTP add-on, or drop "
         "spec.autoscaling.idle",
+        shown="ActivatorReady=False",
     ),
     Reason(
         "ConflictingAutoscaler",
         "the Deployment has an autoscaler that the operator did not make",
         "delete it, or let it decide: drop spec.replicas and set spec.autoscaling.backend to External",
+        shown="ScalingActive=False",
+    ),
+    Reason(
+        "DoesNotFit",
+        "the model and one request of the longest length do not fit the accelerator",
+        "lower spec.engine.maxModelLen to what fits, use a quantised model or spec.engine.kvCache.dtype FP8, "
+        "or a larger accelerator; kubectl quire size compares them",
+        shown="FitsAccelerator=False",
+    ),
+    Reason(
+        "FitsFewer",
+        "the accelerator holds fewer requests of the longest length than spec.engine.maxNumSeqs",
+        "lower spec.engine.maxModelLen or maxNumSeqs to what fits, or leave it: requests that find no room "
+        "wait",
+        shown="FitsAccelerator=False",
+    ),
+    Reason(
+        "ProfileNotFound",
+        "the AcceleratorProfile that spec.resources.profileRef names cannot be read",
+        "create it (it is found by itself then), or name one that kubectl get acceleratorprofiles shows; an "
+        "operator for some namespaces only needs rbac.readAcceleratorProfiles in its chart",
     ),
     Reason(
         "InvalidSpec",

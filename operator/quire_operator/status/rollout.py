@@ -127,3 +127,16 @@ def _strategy(deployment: Mapping[str, Any]) -> str:
     if strategy.get("type") == "Recreate":
         return "Recreate"
     return "InPlace" if is_replaced_in_place(deployment) else "Surge"
+
+
+def numbers(model: LLMDeployment, observed: Observed) -> tuple[int, int]:
+    """How many pods are wanted now, and without how many ready ones the LLMDeployment is not Ready. Those
+    that an autoscaler adds are wanted and not needed.
+    """
+    wanted, spare = model.replicas, model.spec.disruption.max_unavailable
+    if not wanted:
+        return 0, 0
+    if not model.autoscaler and not observed.rivals:
+        return wanted, max(1, wanted - spare)
+    live = int(((observed.child("Deployment") or {}).get("spec") or {}).get("replicas", wanted))
+    return live, wanted if model.autoscaler else max(1, min(live, wanted) - spare)

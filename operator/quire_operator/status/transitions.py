@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quire_operator.status import disruption
 from quire_operator.status.conditions import SURGE_UNSCHEDULABLE
 from quire_operator.status.reasons import REASONS
+
+_WANTED = ("ScalingActive", "ActivatorReady", "FitsAccelerator")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +48,10 @@ def is_progress_only(patch: Mapping[str, Any]) -> bool:
 
 
 def events(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Event, ...]:
-    """One Warning for each new reason of trouble, one Normal when it becomes Ready or gives up to surge."""
-    trouble, known = _trouble(new), _trouble(old)
+    """One Warning for each new reason of trouble and for each pod that is disrupted, one Normal when it
+    becomes Ready or gives up to surge.
+    """
+    trouble, known = _trouble(new) | _disrupted(old, new), _trouble(old)
     told = [
         Event(kind="Warning", reason=reason, note=note)
         for reason, note in trouble.items()
@@ -61,12 +66,21 @@ def events(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Event, ...]:
     return tuple(told)
 
 
+def _disrupted(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
+    """A pod that had to go although nothing is degraded, where that is news."""
+    before, last = old.get("lastFailure") or {}, new.get("lastFailure") or {}
+    is_news = any(before.get(key) != last.get(key) for key in ("reason", "pod"))
+    if not is_news or last.get("reason") not in disruption.REASONS:
+        return {}
+    return {str(last["reason"]): str(last["message"])}
+
+
 def _trouble(status: Mapping[str, Any]) -> dict[str, str]:
     found = [_condition(status, kind) for kind in ("Degraded", "Stalled")]
     trouble = {str(c.get("reason")): str(c.get("message")) for c in found if c.get("status") == "True"}
-    for scaling in (_condition(status, kind) for kind in ("ScalingActive", "ActivatorReady")):
-        if scaling.get("status") == "False" and scaling.get("reason") in REASONS:
-            trouble[str(scaling["reason"])] = str(scaling.get("message"))
+    for wanted in (_condition(status, kind) for kind in _WANTED):
+        if wanted.get("status") == "False" and wanted.get("reason") in REASONS:
+            trouble[str(wanted["reason"])] = str(wanted.get("message"))
     return trouble
 
 

@@ -33,6 +33,7 @@ def main(argv: list[str]) -> int:
         )
         exits.leave_failure(run_dir, failure)
         return failure.exit_code
+    server.learn(settings.model)
     server.serve_forever(poll_interval=60)
     return 0
 

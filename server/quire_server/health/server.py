@@ -9,10 +9,13 @@ import json
 import logging
 import socket
 import sys
+import threading
 import time
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
-from quire_server.health import decision
+from quire_server.health import decision, model_config
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import SharedState
 
@@ -31,8 +34,17 @@ class HealthServer(ThreadingHTTPServer):
         self.state = state
         self.thresholds = thresholds
         self.version = version
+        self.model: Mapping[str, object] = {}
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
+
+    def learn(self, model: Path) -> None:
+        """Read how large the model is, beside the probes: they must not wait for slow storage."""
+
+        def read() -> None:
+            self.model = model_config.read(model)
+
+        threading.Thread(target=read, name="model config", daemon=True).start()
 
     def server_bind(self) -> None:
         """Bind without HTTPServer's reverse DNS look-up, which can hang for seconds in a pod."""
@@ -52,7 +64,7 @@ class HealthServer(ThreadingHTTPServer):
         sample = self.state.read_heartbeat()
         verdict = decision.judge(sample, self.state.read_control(), now, self.thresholds)
         if path == "/statusz":
-            return 200, decision.statusz(sample, verdict, now, self.version)
+            return 200, {**decision.statusz(sample, verdict, now, self.version), "config": dict(self.model)}
         probes = {"/startupz": verdict.startup, "/readyz": verdict.ready, "/livez": verdict.live}
         probe = probes.get(path)
         if probe is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from e2e.api import specs
+from e2e.api import profiles, specs
 from quire_operator import resources, spec
 from quire_operator.__main__ import dump
 from quire_operator.settings import Settings
@@ -32,7 +32,7 @@ BODIES = {
 
 @pytest.mark.parametrize("name", BODIES)
 def test_children_are_as_reviewed(name: str) -> None:
-    children = resources.build(spec.parse(BODIES[name]), SETTINGS)
+    children = resources.build(spec.parse(BODIES[name]), SETTINGS, profile=profiles.named_by(BODIES[name]))
     path = GOLDEN / f"{name}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(dump(children), encoding="utf-8")

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from e2e.operator import pods as kubelet
 from quire_operator import status
-from quire_operator.errors import SpecError
 from quire_operator.observed import Observed, Ref
 from quire_operator.reports import Sample
-from quire_operator.status import transitions
+from quire_operator.status import Failure, transitions
 from tests.operator.status.told import FAILURES, Body, compute, condition, deployment, model_body, pod
 
 
@@ -76,9 +75,8 @@ def test_an_invalid_spec_is_stalled_and_what_serves_keeps_its_numbers() -> None:
         children={Ref("Deployment", "m"): deployment(ready=1)},
     )
 
-    computed = status.invalid(
-        observed, SpecError("spec.engine.env[0].name", "not allowed"), now=datetime.now(UTC)
-    )
+    problem = Failure(reason="InvalidSpec", detail="spec.engine.env[0].name: not allowed")
+    computed = status.refused(observed, problem, now=datetime.now(UTC))
 
     assert condition(computed, "Stalled") == ("True", "InvalidSpec")
     assert condition(computed, "Available") == ("True", "Serving")

@@ -19,7 +19,7 @@ def test_a_failure_is_in_conditions_and_last_failure_with_its_remedy(reason: str
     assert computed["lastFailure"]["reason"] == reason
     assert computed["lastFailure"]["pod"] == "m-0"
     assert reasons.REASONS[reason].remedy[1:] in computed["lastFailure"]["message"]
-    is_placed = reason not in ("WaitingForNode", "VolumePending")
+    is_placed = reason not in ("WaitingForGPU", "WaitingForNode", "VolumePending")
     assert condition(computed, "Scheduled")[0] == ("True" if is_placed else "False")
 
 

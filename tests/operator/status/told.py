@@ -12,6 +12,9 @@ from quire_operator.observed import Observed, Ref
 Body = dict[str, Any]
 
 
+LIMITS = {"memory": "2Gi", "nvidia.com/gpu": "1"}
+
+
 def model_body(generation: int = 2, **fields: Any) -> Body:
     return {
         "apiVersion": names.API_VERSION,
@@ -71,7 +74,7 @@ def pod(told: Body, *, name: str = "m-0", of: str = "rs2", node: str = "node-1")
         },
         "spec": {
             "nodeName": node if placed else "",
-            "containers": [{"name": "server", "image": "engine:1"}],
+            "containers": [{"name": "server", "image": "engine:1", "resources": {"limits": LIMITS}}],
             "volumes": [{"name": "model", "persistentVolumeClaim": {"claimName": "models"}}],
         },
         "status": told,
@@ -83,6 +86,7 @@ def compute(
 ) -> Body:
     body = body or model_body()
     problem, now = fields.pop("problem", None), fields.pop("now", datetime.now(UTC))
+    target = fields.pop("target", status.Target())
     observed = Observed(
         body={**body, "status": old or {}},
         children={Ref("Deployment", "m"): of or deployment()},
@@ -90,7 +94,7 @@ def compute(
         pods=pods,
         **fields,
     )
-    return status.of(spec.parse(body), observed, now=now, problem=problem)
+    return status.of(spec.parse(body), observed, now=now, problem=problem, target=target)
 
 
 def condition(computed: Body, kind: str) -> tuple[str, str]:
@@ -110,6 +114,8 @@ FAILURES: dict[str, Body] = {
     "EngineStalled": kubelet.terminated(71, "EngineStalled"),
     "ServerExited": kubelet.ended_well(),
     "ImagePullFailed": kubelet.waiting("ImagePullBackOff", 'Back-off pulling image "engine:1"'),
+    "WaitingForGPU": kubelet.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."),
     "WaitingForNode": kubelet.unschedulable("0/1 nodes are available: 1 Insufficient cpu."),
+    "NodeLost": kubelet.silent(),
     "VolumePending": kubelet.unschedulable("pod has unbound immediate PersistentVolumeClaims"),
 }

@@ -8,6 +8,7 @@ import urllib.request
 
 import pytest
 
+from quire_server.health import model_config
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import Control, SharedState
 from quire_server.health.server import HealthServer
@@ -69,3 +70,35 @@ def test_the_process_loads_neither_torch_nor_a_web_framework_nor_msgpack():
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
     assert ran.stdout == "[]\n"
+
+
+def test_statusz_tells_how_large_the_model_is_and_nothing_else_of_its_config(tmp_path):
+    (tmp_path / "config.json").write_text('{"hidden_size": 8, "secret": "x", "model_type": "llama"}')
+    assert model_config.read(tmp_path) == {"hidden_size": 8, "model_type": "llama"}
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "[]", "{", '{"hidden_size": 1e400}', '{"model_type": "%s"}' % ("x" * 99)]
+)
+def test_a_model_that_cannot_be_read_leaves_the_probes_alone(tmp_path, text):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    assert model_config.read(tmp_path) == {}
+
+
+def test_the_config_is_read_beside_the_probes(served, tmp_path, monkeypatch):
+    """Storage that hangs must not make a pod look dead."""
+    asked, answered = threading.Event(), threading.Event()
+    state, _ = served
+    server = HealthServer(("127.0.0.1", 0), state, Thresholds(60, 60), "1.2.3")
+    monkeypatch.setattr(
+        model_config, "read", lambda _: asked.set() or answered.wait(30) and {"hidden_size": 8}
+    )
+    with server:
+        server.learn(tmp_path)
+        assert asked.wait(30)
+        assert server.answer("/statusz")[1]["config"] == {}
+        answered.set()
+        while not (config := server.answer("/statusz")[1]["config"]):
+            answered.wait(0)
+    assert config == {"hidden_size": 8}

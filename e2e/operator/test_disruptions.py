@@ -1,0 +1,163 @@
+"""What Kubernetes' own controllers do to pods: a node that is taken back, silent or drained, a pod of a
+higher priority, a queue without quota. Each is told as what it is, and pods drain within their grace.
+
+Only the kubelet is played, and Kueue's webhook, which adds the gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.api import profiles
+from e2e.api.client import Client
+from e2e.cluster.apiserver import ApiServer
+from e2e.operator import controllers, pods, rights
+from e2e.operator.nodes import GPU, MERGE, make_claim, make_node
+from e2e.operator.process import OperatorProcess
+from e2e.operator.world import OPERATOR_NAMESPACE, Body, World, eventually
+
+pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
+
+NODE = "/api/v1/nodes/node-1"
+DRAIN = {"preStopSeconds": 1, "timeoutSeconds": 30}
+# That of taints finds a node's pods by an index that the other one makes.
+CONTROLLERS = ("taint-eviction-controller", "node-lifecycle-controller", "disruption-controller")
+PATIENT = ("--node-monitor-grace-period=1h", "--node-startup-grace-period=1h")
+SOON = ("--node-monitor-period=500ms", "--node-monitor-grace-period=2s", "--node-startup-grace-period=2s")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ApiServer]:
+    """Of its own: these controllers would act on what other tests left."""
+    with ApiServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def world(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    directory = tmp_path_factory.mktemp("disruptions")
+    with (
+        Client(server.kubeconfig) as client,
+        controllers.running(server, *CONTROLLERS, flags=PATIENT),
+        controllers.scheduling(server),
+    ):
+        client.install_crd()
+        client.install_crd(profiles.CRD)
+        client.create(profiles.profile(resourceName=GPU))
+        world = World(client, directory / "no-audit")
+        world.namespace(OPERATOR_NAMESPACE)
+        rights.install(world, rights.rendered_chart())
+        make_node(world, gpus=1)
+        account = rights.token_kubeconfig(server, world, "quire-operator", directory / "kubeconfig")
+        operator = OperatorProcess("disrupted", account, directory).start()
+        try:
+            operator.wait_leading(world)
+            yield world
+        finally:
+            operator.stop()
+
+
+@pytest.fixture
+def serving(world: World, namespace: str) -> Iterator[Body]:
+    """A pod that serves on the only node, on spot terms, with the only GPU."""
+    make_claim(world, namespace)
+    resources: Body = {"cpu": "1", "memory": "2Gi", "profileRef": {"name": "h100"}}
+    world.deploy(namespace, "m", resources=resources, drain=DRAIN, scheduling={"spot": {"enabled": True}})
+    name = world.make_pod(namespace, "m", {"phase": "Pending"})["metadata"]["name"]
+    eventually("it is placed", lambda: world.read("Pod", namespace, name)["spec"].get("nodeName"))
+    yield world.patch("Pod", namespace, name, {"status": ready()}, status=True)
+    world.client.request("PATCH", NODE, {"spec": {"taints": None}}, MERGE)
+    world.delete("LLMDeployment", namespace, "m")
+    for pod in world.find("Pod", namespace):
+        world.delete("Pod", namespace, pod["metadata"]["name"])
+
+
+def ready() -> Body:
+    return {
+        **pods.ready(),
+        "conditions": [pods.condition(kind, "True") for kind in ("Ready", "ContainersReady")],
+    }
+
+
+def is_going(world: World, pod: Body) -> bool:
+    metadata = pod["metadata"]
+    return "deletionTimestamp" in world.read("Pod", metadata["namespace"], metadata["name"])["metadata"]
+
+
+def told(world: World, namespace: str, reason: str) -> Body:
+    def last() -> Body | None:
+        failure: Body = world.status(namespace, "m").get("lastFailure", {})
+        return failure if failure.get("reason") == reason else None
+
+    failure = eventually(f"lastFailure {reason}", last)
+    eventually("the Event", lambda: reason in [e["reason"] for e in world.events(namespace, "m")])
+    assert [e["reason"] for e in world.events(namespace, "m")].count(reason) == 1
+    return failure
+
+
+def test_a_taint_that_takes_the_node_back_starts_the_drain_at_once(
+    world: World, namespace: str, serving: Body
+) -> None:
+    taint = {"key": "cloud.google.com/impending-node-termination", "effect": "NoExecute"}
+    world.client.request("PATCH", NODE, {"spec": {"taints": [taint]}}, MERGE)
+
+    eventually("it drains", lambda: is_going(world, serving), seconds=10)
+
+    pod = world.read("Pod", namespace, serving["metadata"]["name"])
+    assert pod["metadata"]["deletionGracePeriodSeconds"] == 1 + 30 + 5, "streams have the time of a drain"
+    failure = told(world, namespace, "Evicted")
+    assert failure["pod"] == serving["metadata"]["name"]
+
+
+def test_a_drained_node_is_told_as_an_eviction(world: World, namespace: str, serving: Body) -> None:
+    name = serving["metadata"]["name"]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
+
+    def evicted() -> Body | None:
+        try:
+            return world.client.request("POST", path, eviction)
+        except Exception as error:  # the budget's controller has not counted yet
+            assert "disruption budget" in str(error)
+            return None
+
+    eventually("the budget allows it", evicted)
+
+    assert "Eviction" in told(world, namespace, "Evicted")["message"]
+
+
+def test_a_pod_of_a_higher_priority_preempts_it(world: World, namespace: str, serving: Body) -> None:
+    urgent = {"metadata": {"name": "urgent"}, "value": 1000}
+    world.client.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", urgent)
+    limits = {"cpu": "1", "memory": "1Gi", GPU: "1"}
+    rival = {"name": "c", "image": "i", "resources": {"limits": limits}}
+    spec = {"priorityClassName": "urgent", "containers": [rival]}
+    world.create("Pod", namespace, {"metadata": {"name": "rival"}, "spec": spec})
+
+    assert told(world, namespace, "Preempted")["pod"] == serving["metadata"]["name"]
+
+
+def test_a_pod_that_finds_no_gpu_or_no_quota_says_which(world: World, namespace: str, serving: Body) -> None:
+    held: Body = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
+    world.deploy(namespace, "queued", scheduling={"queueName": "team-a"})
+    world.make_pod(namespace, "queued", {}, **held)
+    world.make_pod(namespace, "m", {"phase": "Pending"}, revision=2)
+    world.roll_out(namespace, "m", ready=0, replicas=2)
+
+    world.wait_condition(namespace, "m", "Scheduled", "False", "WaitingForGPU")
+    world.wait_condition(namespace, "queued", "Ready", "False", "WaitingForQuota")
+    labels = world.read("Deployment", namespace, "queued")["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "team-a"
+
+
+def test_a_node_that_says_nothing_any_more_is_told_as_lost(
+    world: World, server: ApiServer, namespace: str, serving: Body
+) -> None:
+    with controllers.running(server, "node-lifecycle-controller", flags=SOON):
+        failure = told(world, namespace, "NodeLost")
+
+    assert failure["pod"] == serving["metadata"]["name"]
+    assert "node-1" in failure["message"]
+    assert not is_going(world, serving), "told long before the pod is deleted"

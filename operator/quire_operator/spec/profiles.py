@@ -1,0 +1,64 @@
+"""AcceleratorProfile: a kind of accelerator, and the nodes that have it, as the administrator describes them.
+
+Read by reconcile for an LLMDeployment that names one, and by `render`. As with an LLMDeployment, what the CRD
+has checked is checked again. Knows nothing of pods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire_operator import names, quantity
+from quire_operator.errors import SpecError
+from quire_operator.spec import placement_rules, reader
+from quire_operator.spec.bounds import default_text, items, mapping, required_quantity, text
+from quire_operator.spec.bounds import quantity as optional_quantity
+from quire_operator.spec.placement import RESOURCE_NAME, Toleration
+from quire_operator.spec.references import DNS_1123_SUBDOMAIN, LABEL_VALUE
+
+MIN_MEMORY, MAX_MEMORY = "1Gi", "64Ti"
+MAX_BANDWIDTH = "1024T"
+PRICE = r"[0-9]{1,9}([.][0-9]{1,6})?"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Bandwidths are bytes a second; the interconnect's is between two accelerators of a node."""
+
+    memory: str = required_quantity()
+    resource_name: str = default_text("nvidia.com/gpu", RESOURCE_NAME, 253)
+    memory_bandwidth: str = optional_quantity()
+    interconnect_bandwidth: str = optional_quantity()
+    fp8: bool = False
+    node_selector: Mapping[str, str] = mapping(LABEL_VALUE, 63)
+    tolerations: tuple[Toleration, ...] = items(32)
+    runtime_class_name: str = text(DNS_1123_SUBDOMAIN, 253)
+    cost_per_hour: str = text(PRICE, 16)
+
+
+def parse(body: Mapping[str, Any]) -> Profile:
+    """Read and check one object. Raises SpecError, which names the profile and the field."""
+    metadata = body.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    try:
+        profile = reader.read(Profile, body.get("spec"), "spec")
+        _check(profile)
+    except SpecError as error:
+        raise SpecError(f"{names.PROFILE_KIND} {name!s:.253}: {error.field_path}", error.message) from error
+    return profile
+
+
+def _check(profile: Profile) -> None:
+    least, most = quantity.parse(MIN_MEMORY), quantity.parse(MAX_MEMORY)
+    if not least <= quantity.parse(profile.memory) <= most:
+        raise SpecError("spec.memory", f"give {MIN_MEMORY} to {MAX_MEMORY}, such as 80G")
+    for field, value in (
+        ("memoryBandwidth", profile.memory_bandwidth),
+        ("interconnectBandwidth", profile.interconnect_bandwidth),
+    ):
+        if value and not 0 < quantity.parse(value) <= quantity.parse(MAX_BANDWIDTH):
+            raise SpecError(f"spec.{field}", f"give bytes a second up to {MAX_BANDWIDTH}, such as 900G")
+    placement_rules.check_keys(profile.node_selector, "spec.nodeSelector")
+    placement_rules.check_tolerations(profile.tolerations, "spec.tolerations")

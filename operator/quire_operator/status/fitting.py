@@ -1,0 +1,130 @@
+"""Whether the model fits its accelerator: the condition FitsAccelerator, and the sizes that it is told by.
+
+Called by `status.of`. The sizes come from the pods, which know the model's config.json before they load a
+weight, and are kept for the time in which no pod can be asked. It warns and never hinders: the arithmetic is
+`quire_sizing`'s, and the server measures for itself.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from quire_operator import quantity
+from quire_operator.reports import MAX_PARAMETERS
+from quire_operator.resources.pace import DEFAULT_BATCH
+from quire_operator.spec import LLMDeployment, Profile
+from quire_operator.status import reasons
+from quire_operator.status.pods import PodState
+from quire_operator.status.scaling import Decided
+from quire_sizing import memory
+from quire_sizing.errors import SizingError
+from quire_sizing.memory import Accelerator, Budget, Serving, Verdict
+from quire_sizing.model import Model
+
+_NO_PROFILE = (
+    "How much memory the GPU has is not known: name an AcceleratorProfile in spec.resources.profileRef "
+    "instead of gpu."
+)
+_SOURCE = "source"  # among the sizes: a checksum of where the model is from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The accelerator: its profile, or why there is none."""
+
+    profile: Profile | None = None
+    lacks: str = ""
+
+
+def sizes(model: LLMDeployment, states: Sequence[PodState], old: Mapping[str, Any]) -> dict[str, int]:
+    """As `status.model.sizes` keeps them: those that a pod of now tells, else those known of this source."""
+    of = _checksum(model)
+    told = [state for state in states if state.current and state.sample and state.sample.model]
+    if told:
+        youngest = max(told, key=lambda state: (state.created, state.name))
+        assert youngest.sample is not None and youngest.sample.model is not None
+        return {**asdict(youngest.sample.model), _SOURCE: of}
+    known = old.get("sizes")
+    return dict(known) if isinstance(known, Mapping) and known.get(_SOURCE) == of else {}
+
+
+def condition(
+    model: LLMDeployment, target: Target, sizes: Mapping[str, int], status: Mapping[str, Any]
+) -> Decided | None:
+    """None where no accelerator is asked for. `status`: of the model, with the size of its weights."""
+    asked = model.spec.resources.accelerator
+    if asked is None:
+        return None
+    if target.lacks:
+        return "Unknown", "ProfileNotFound", reasons.message("ProfileNotFound", target.lacks)
+    shape = _model(sizes)
+    accelerator = Accelerator(memory=quantity.whole_bytes(target.profile.memory) if target.profile else 0)
+    serving = _serving(model, shape, status)
+    hints = memory.advice(serving, accelerator, host_memory=quantity.whole_bytes(model.spec.resources.memory))
+    if target.profile is None:
+        return "Unknown", "MemoryUnknown", " ".join([_NO_PROFILE, *hints])
+    if shape is None:
+        known = "No pod has read the model's config.json yet; kubectl quire size tells without one."
+        return "Unknown", "ModelUnknown", " ".join([known, *hints])
+    try:
+        budget = memory.budget(shape, accelerator, serving)
+    except SizingError as error:
+        return "Unknown", "NotSized", " ".join([str(error), *hints])
+    told = _told(budget, serving, shape, accelerator)
+    if budget.verdict is Verdict.FITS:
+        return "True", "Fits", " ".join([f"{told}.", *hints])
+    reason = budget.verdict.value
+    return "False", reason, " ".join([reasons.message(reason, told), *hints])
+
+
+def _serving(model: LLMDeployment, shape: Model | None, status: Mapping[str, Any]) -> Serving:
+    engine, asked = model.spec.engine, model.spec.resources.accelerator
+    assert asked is not None
+    bits = {"Int8": 8.0}.get(engine.quantization) or {"Float32": 32.0}.get(engine.dtype)
+    loaded = status.get("bytesTotal")
+    if bits is None and shape is not None and isinstance(loaded, int) and loaded > 0:
+        bits = min(32.0, loaded * 8 / shape.parameters)  # as the files have them
+    cache = engine.kv_cache
+    return Serving(
+        max_model_len=engine.max_model_len,
+        max_num_seqs=engine.max_num_seqs or DEFAULT_BATCH,
+        weight_bits=bits or 16.0,
+        kv_bits=16 if cache.dtype == "Auto" else 8,
+        utilization=asked.memory_percent / 100,
+        host_weights=quantity.whole_bytes(engine.weight_offload) if engine.weight_offload else 0,
+        kv_memory=quantity.whole_bytes(cache.memory) if cache.memory else None,
+    )
+
+
+def _told(budget: Budget, serving: Serving, shape: Model, accelerator: Accelerator) -> str:
+    """The numbers, and what fits."""
+    length = serving.max_model_len or shape.longest
+    most = f"{budget.concurrency} requests of {length:,} tokens fit at once"
+    longest = f"one of {budget.longest:,} tokens fits alone" if budget.longest else "no request fits"
+    wanted = f"{_gb(budget.kv_wanted)} for {serving.max_num_seqs} requests of {length:,} tokens"
+    return (
+        f"weights {_gb(budget.weights)}, KV cache {wanted}, about {_gb(budget.workspace)} to work with, of "
+        f"{_gb(budget.usable)} "
+        f"({serving.utilization:.0%} of {_gb(accelerator.memory)}); {most}, {longest}"
+    )
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"
+
+
+def _model(sizes: Mapping[str, int]) -> Model | None:
+    """What was kept, checked again: whoever may write the status may write anything there."""
+    values = {item.name: sizes.get(item.name) for item in fields(Model)}
+    if not all(isinstance(value, int) and 0 < value <= MAX_PARAMETERS for value in values.values()):
+        return None
+    return Model(**values)  # type: ignore[arg-type]  # all of them are int
+
+
+def _checksum(model: LLMDeployment) -> int:
+    source = json.dumps(asdict(model.spec.model.source), sort_keys=True)
+    return zlib.crc32(source.encode())

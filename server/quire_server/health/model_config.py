@@ -1,0 +1,59 @@
+"""The few entries of a model's config.json from which its size in memory follows, for /statusz.
+
+Read once by the health process, before any weight: the operator tells by them whether the model fits the
+accelerator that waits for it. Judges nothing: a directory that is no model gives none, and the engine says
+so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from quire_server.core.errors import QuireServerError
+from quire_server.core.model_files import ModelFiles
+
+KEYS = (
+    "model_type",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "tie_word_embeddings",
+    "attention_bias",
+    "intermediate_size",
+    "mlp_bias",
+    "num_local_experts",
+    "num_experts",
+    "moe_intermediate_size",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "max_position_embeddings",
+)
+_LONGEST_LIST = 512
+_LONGEST_TEXT = 64
+
+Entries = Mapping[str, object]
+
+
+def read(directory: Path) -> Entries:
+    """Those of the entries that are there and small; none where there is no readable config.json."""
+    try:
+        config = ModelFiles.open(directory).read_json("config.json")
+    except (QuireServerError, OSError):
+        return {}
+    return {key: config[key] for key in KEYS if _is_small(config.get(key))}
+
+
+def _is_small(value: object) -> bool:
+    match value:
+        case bool() | int():
+            return abs(value) < 1 << 40
+        case str():
+            return len(value) <= _LONGEST_TEXT
+        case list():
+            return len(value) <= _LONGEST_LIST and all(isinstance(item, int) for item in value)
+        case _:
+            return False

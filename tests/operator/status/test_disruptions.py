@@ -1,0 +1,118 @@
+"""Pods that have to go, or wait for others, are told by what Kubernetes says of them, each once."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.operator import pods as kubelet
+from quire_operator.status import transitions
+from tests.operator.status.told import Body, compute, condition, deployment, pod
+
+
+def going(told: Body) -> Body:
+    body = pod(told)
+    body["metadata"]["deletionTimestamp"] = kubelet.at()
+    return body
+
+
+def gated(gate: str) -> Body:
+    body = pod(kubelet.gated())
+    body["spec"] |= {"nodeName": "", "schedulingGates": [{"name": gate}]}
+    return body
+
+
+DISRUPTED = {
+    "Evicted": going(kubelet.disrupted("EvictionByEvictionAPI", "Eviction API: evicting")),
+    "Evicted by a taint": going(
+        kubelet.disrupted("DeletionByTaintManager", "deleting due to NoExecute taint")
+    ),
+    "Evicted by the kubelet": pod(kubelet.put_out("Evicted", "The node was low on resource: memory.")),
+    "Evicted at the door": pod(kubelet.put_out("UnexpectedAdmissionError", "no healthy devices")),
+    "Preempted": going(kubelet.disrupted("PreemptionByScheduler", "preempting to accommodate another")),
+    "Preempted by the kubelet": pod(kubelet.put_out("Preempting", "to admit critical pods")),
+    "NodeLost": going(kubelet.disrupted("DeletionByPodGC", "node no longer exists")),
+    "NodeLost long ago": pod(kubelet.put_out("NodeLost", "Node n which was running pod m is unresponsive")),
+}
+
+
+@pytest.mark.parametrize("name", DISRUPTED)
+def test_a_disrupted_pod_is_the_last_failure_and_one_event_and_degrades_nothing(name: str) -> None:
+    reason = name.partition(" ")[0]
+    other = pod(kubelet.ready(), name="m-1")
+
+    told = compute(DISRUPTED[name], other, of=deployment(ready=1))
+    again = compute(DISRUPTED[name], other, of=deployment(ready=1), old=told)
+    after = compute(other, of=deployment(ready=1), old=again)
+
+    assert (told["lastFailure"]["reason"], told["lastFailure"]["pod"]) == (reason, "m-0")
+    assert condition(told, "Degraded") == ("False", "AsExpected")
+    assert [(e.kind, e.reason) for e in transitions.events({}, told)][0] == ("Warning", reason)
+    assert transitions.merge_patch(told, again) == {} and transitions.events(told, again) == ()
+    assert after["lastFailure"] == told["lastFailure"], "it is kept when the pod is gone"
+
+
+def test_two_pods_that_have_to_go_are_two_events() -> None:
+    first = going(kubelet.disrupted("EvictionByEvictionAPI", "evicting"))
+    second = going(kubelet.disrupted("EvictionByEvictionAPI", "evicting"))
+    second["metadata"] |= {"name": "m-1", "uid": "uid-m-1"}
+
+    one = compute(first)
+    other = compute(second, old=one)
+
+    assert [e.reason for e in transitions.events(one, other)] == ["Evicted"]
+
+
+def test_how_an_evicted_pod_ends_does_not_hide_why() -> None:
+    """Its time to drain was over, and it was killed."""
+    body = going(kubelet.disrupted("DeletionByTaintManager", "deleting due to NoExecute taint"))
+    body["status"]["containerStatuses"] = [kubelet.container(kubelet.end(137))]
+
+    assert compute(body)["lastFailure"]["reason"] == "Evicted"
+
+
+def test_a_silent_node_is_told_before_its_pods_are_deleted_and_once() -> None:
+    lost, then = compute(pod(kubelet.silent())), going(kubelet.silent())
+    later = compute(then, old=lost)
+
+    assert condition(lost, "Degraded") == ("True", "NodeLost")
+    assert lost["loadingReplicas"] == 0, "what the kubelet said last is not true any more"
+    assert [e.reason for e in transitions.events({}, lost)] == ["NodeLost"]
+    assert transitions.events(lost, later) == ()
+
+
+@pytest.mark.parametrize(
+    "ready",
+    [
+        kubelet.condition("Ready", "False", reason="ReadinessGatesNotReady"),
+        kubelet.condition("Ready", "False", reason="ContainersNotReady"),
+    ],
+)
+def test_a_pod_that_is_unready_for_a_reason_is_not_on_a_silent_node(ready: Body) -> None:
+    told = {**kubelet.ready(), "conditions": [ready, kubelet.condition("ContainersReady", "True")]}
+
+    assert "lastFailure" not in compute(pod(told))
+
+
+def test_a_pod_without_quota_waits_for_quota_and_one_that_others_hold_for_a_node() -> None:
+    by_kueue, by_others = compute(gated("kueue.x-k8s.io/admission")), compute(gated("example.com/review"))
+
+    assert condition(by_kueue, "Degraded") == ("True", "WaitingForQuota")
+    assert condition(by_kueue, "Scheduled") == ("False", "WaitingForQuota")
+    assert (by_kueue["phase"], by_others["phase"]) == ("Pending", "WaitingForNode")
+    assert "example.com/review" in by_others["lastFailure"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("0/3 nodes are available: 1 Insufficient cpu, 2 Insufficient nvidia.com/gpu.", "WaitingForGPU"),
+        ("0/3 nodes are available: 3 Insufficient memory.", "WaitingForNode"),
+        ("0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.", "WaitingForNode"),
+        ('persistentvolumeclaim "models" not found', "VolumePending"),
+    ],
+)
+def test_what_a_pod_waits_for_is_what_the_scheduler_lacks(message: str, reason: str) -> None:
+    told = compute(pod(kubelet.unschedulable(message)))
+
+    assert condition(told, "Degraded") == ("True", reason)
+    assert told["phase"] == {"VolumePending": "Pending"}.get(reason, reason)
