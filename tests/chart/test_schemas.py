@@ -18,6 +18,8 @@ from tests.chart.helm import BIN, MATRIX, Body, render
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
 
+MONITORING = {"PodMonitor", "PrometheusRule"}  # see test_monitoring
+
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
@@ -73,7 +75,7 @@ def conform(schemas: Path, bodies: list[Body], folder: Path) -> subprocess.Compl
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_kubeconform_accepts_the_chart(schemas: Path, name: str, tmp_path: Path) -> None:
-    bodies = [b for b in render(*MATRIX[name]) if b["kind"] != "PodMonitor"]  # has no schema here
+    bodies = [b for b in render(*MATRIX[name]) if b["kind"] not in MONITORING]  # these have no schema here
 
     done = conform(schemas, bodies, tmp_path)
 
@@ -94,9 +96,12 @@ def test_kubeconform_would_find_a_misspelt_field(schemas: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_the_api_server_accepts_the_chart(client: Client, name: str) -> None:
-    plurals = {"NetworkPolicy": "networkpolicies"}
+    plurals = {
+        "NetworkPolicy": "networkpolicies",
+        "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+    }
     for body in render(*MATRIX[name]):
-        if body["kind"] != "PodMonitor":
+        if body["kind"] not in MONITORING:
             version, metadata = body["apiVersion"], body["metadata"]
             base = f"/apis/{version}" if "/" in version else f"/api/{version}"
             namespace = f"/namespaces/{metadata['namespace']}" if "namespace" in metadata else ""
