@@ -24,7 +24,6 @@ from e2e.cluster import (
     pki,
     process,
     programs,
-    prometheus,
 )
 from e2e.cluster.client import Client, wait_until
 from e2e.cluster.errors import NotReadyError
@@ -75,7 +74,6 @@ def setup(checkout: Checkout) -> None:
     """Packages and programs; nothing runs."""
     host.install(host.missing_packages())
     programs.build(checkout.bin)
-    prometheus.unpack(checkout.state)
 
 
 def down(root: Path) -> None:

@@ -22,6 +22,12 @@ def identity(body: Body) -> tuple[str, str, str]:
     return body["kind"], body["metadata"].get("namespace", ""), body["metadata"]["name"]
 
 
+@pytest.fixture(scope="module")
+def written() -> list[Body]:
+    """What stands in the file: long enough to be read once."""
+    return list(yaml.safe_load_all(FILE.read_text(encoding="utf-8")))
+
+
 def kustomized(folder: str) -> list[Body]:
     programs.build(BIN, ("kube",))
     command = [str(BIN / "kubectl"), "kustomize", str(ROOT / folder)]
@@ -37,19 +43,19 @@ def test_the_file_is_what_the_chart_gives() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_it_holds_every_object_of_the_chart_in_a_namespace_of_its_own_and_no_trace_of_a_release() -> None:
-    bodies = list(yaml.safe_load_all(FILE.read_text(encoding="utf-8")))
-
-    assert identity(bodies[0]) == ("Namespace", "", "quire-system")
-    assert {identity(b) for b in bodies[1:]} == {identity(b) for b in render()}
+def test_it_holds_every_object_of_the_chart_its_namespace_and_no_trace_of_a_release(
+    written: list[Body],
+) -> None:
+    assert identity(written[0]) == ("Namespace", "", "quire-system")
+    assert {identity(b) for b in written[1:]} == {identity(b) for b in render()}
     assert "helm" not in FILE.read_text(encoding="utf-8").lower()
 
 
-def test_the_base_is_the_file() -> None:
+def test_the_base_is_the_file(written: list[Body]) -> None:
     def known(bodies: list[Body]) -> dict[tuple[str, str, str], Body]:
         return {identity(body): body for body in bodies}
 
-    assert known(kustomized("deploy")) == known(list(yaml.safe_load_all(FILE.read_text(encoding="utf-8"))))
+    assert known(kustomized("deploy")) == known(written)
 
 
 def test_the_overlay_has_its_own_images_and_no_metrics_adapter() -> None:
