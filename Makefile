@@ -16,7 +16,7 @@ FOREIGN := $(filter-out $(abspath .cluster/kubeconfig),$(abspath $(KUBECONFIG)))
 COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	--generate-hashes --no-emit-index-url --no-annotate --no-header
 
-.PHONY: help setup up down check unit test soak bench bench-gpu images docs lock
+.PHONY: help setup up down check unit test soak chaos bench bench-gpu images docs lock
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -47,7 +47,7 @@ test: setup check unit ## Everything, the stories on a real cluster included (KU
 ifdef FOREIGN
 	@echo "KUBECONFIG=$(KUBECONFIG): left out are the tests that start API servers or nodes (-m api, tests/cluster)"
 else
-	$(PYTEST) -q -n 4 --dist loadfile -m "api or cluster" tests/chart tests/cluster e2e/api e2e/operator e2e/metrics_adapter
+	$(PYTEST) -q -n 4 --dist loadfile -m "api or cluster" tests/chart tests/cluster e2e/api e2e/operator e2e/metrics_adapter e2e/chaos
 endif
 	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 -m kernels tests/kernels
 	$(PYTHON) -m e2e.up
@@ -56,6 +56,9 @@ endif
 
 soak: $(READY) ## Twenty minutes of overload, fifty killed engines
 	SOAK_MINUTES=20 SOAK_KILLS=50 $(PYTEST) -q -m soak tests/soak
+
+chaos: setup ## All that the operator survives, as a table; CHAOS_MINUTES=30 of churn
+	$(PYTEST) -q -n 2 --dist loadfile -p e2e.chaos.table -m chaos e2e/chaos e2e/operator
 
 bench: $(READY) $(LOADGEN) ## Speed on this machine, beside transformers and llama.cpp (ONLY=decode, batching ...: a part)
 	@$(PYTHON) -c 'import llama_cpp' 2>/dev/null || .venv/bin/uv pip install --python $(PYTHON) --quiet \

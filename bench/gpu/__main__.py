@@ -24,8 +24,7 @@ from bench.gpu.sizes import FULL, TINY
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
-_TOTAL_SECONDS, _PART_SECONDS = 25 * 60, 8 * 60
-_GRACE_SECONDS = 45  # for the row that is under way when a part's time is up
+_GRACE_SECONDS = 30  # of a part's, for the row that is under way when the rest is up
 _CRASHES = 5  # of one part in one run, after each of which it goes on behind the row that did it
 _OUT_OF_TIME = 3  # exit status
 
@@ -66,36 +65,24 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run_all(names: Sequence[str], folder: Path, *, tiny: bool) -> bool:
     """Whether all of them came to their end."""
-    began, complete = time.time(), True
+    complete = True
     for name in names:
-        until = min(began + _TOTAL_SECONDS, time.time() + _PART_SECONDS) - _GRACE_SECONDS
-        if time.time() > until:
-            print(f"{name}: no time is left; run it again", flush=True)
-            complete = False
-        elif tiny:
-            complete &= _run(name, folder, until, tiny=True) == 0
-        else:
-            complete &= _in_process(name, folder, until)
-        print(f"[{time.time() - began:.0f} s of {_TOTAL_SECONDS}]", flush=True)
+        began = time.time()
+        seconds = float("inf") if tiny else report.PARTS[name].SECONDS
+        complete &= in_process(name, folder, began + seconds, tiny=tiny)
+        print(f"[{time.time() - began:.0f} s of {seconds}]", flush=True)
     return complete
 
 
-def _in_process(name: str, folder: Path, until: float) -> bool:
-    command = [
-        sys.executable,
-        "-m",
-        "bench.gpu",
-        "--part",
-        name,
-        "--out",
-        str(folder.parent),
-        f"--until={until}",
-    ]
+def in_process(name: str, folder: Path, deadline: float, *, tiny: bool) -> bool:
+    """One part, in processes of its own; whether it came to its end."""
+    until = deadline - _GRACE_SECONDS
+    command = [sys.executable, "-m", "bench.gpu", "--part", name, "--out", str(folder.parent)]
+    command += [f"--until={until}", *(["--tiny"] if tiny else [])]
     for _ in range(_CRASHES):
+        left = None if deadline == float("inf") else deadline - time.time()
         try:
-            status = subprocess.run(
-                command, cwd=ROOT, timeout=until + _GRACE_SECONDS - time.time()
-            ).returncode
+            status = subprocess.run(command, cwd=ROOT, timeout=left).returncode
         except subprocess.TimeoutExpired:
             print(f"{name}: ended, for its time was up", flush=True)
             return False

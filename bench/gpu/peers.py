@@ -12,6 +12,7 @@ from bench.gpu.play import prompts
 from bench.gpu.sizes import Sizes
 
 TITLE = "transformers, continuous batching"
+SECONDS = 120
 COLUMNS = ("output tok/s", "ours in the same run", "ours over theirs")
 _MODEL = "8B"
 

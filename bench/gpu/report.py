@@ -23,6 +23,10 @@ class Part(Protocol):
     def COLUMNS(self) -> tuple[str, ...]:
         """Of its table, between the row and what is to be reached in it."""
 
+    @property
+    def SECONDS(self) -> int:
+        """That it may take in one run; all parts together have 25 minutes, and none more than 8."""
+
     def goals(self, sizes: Sizes) -> dict[str, str]:
         """Every row that there is to be, and what is to be reached in it."""
 

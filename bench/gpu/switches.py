@@ -11,6 +11,7 @@ from bench.gpu.sizes import Sizes
 from quire_server.runner.model_runner import ModelRunner
 
 TITLE = "With and without"
+SECONDS = 120
 COLUMNS = ("step, us", "host's launch of a step, us", "TTFT, ms")
 _MODEL = "8B"
 # name: (graphs, a step ahead); those without graphs first, for captured ones stay

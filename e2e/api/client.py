@@ -20,6 +20,7 @@ from e2e.api.specs import CRD, Body
 _PLURALS = {
     "ConfigMap": "configmaps",
     "Deployment": "deployments",
+    "Job": "jobs",
     "HorizontalPodAutoscaler": "horizontalpodautoscalers",
     "LLMDeployment": "llmdeployments",
     "NetworkPolicy": "networkpolicies",

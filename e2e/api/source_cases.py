@@ -6,7 +6,7 @@ from typing import Any
 
 from e2e.api.specs import DOWNLOADED, MINIMAL, Body, merged
 
-_HUB, _S3, _GCS, _OCI = DOWNLOADED
+_HUB, _S3, _GCS, _OCI, *_SHARED = DOWNLOADED
 _CACHE = {"mode": "None", "size": "20Gi"}
 
 
@@ -16,6 +16,14 @@ def _without(body: Body, field: str) -> Body:
 
 def _cached(**cache: Any) -> Body:
     return {**_OCI, "spec": {**_OCI["spec"], "cache": {**_CACHE, **cache}}}
+
+
+def _shared(**cache: Any) -> Body:
+    return {**_OCI, "spec": {**_OCI["spec"], "cache": {"mode": "SharedPVC", **cache}}}
+
+
+def _of_one_node(**spec: Any) -> Body:
+    return merged(_shared(size="20Gi", accessMode="ReadWriteOnce"), {"spec": spec})
 
 
 def _env(name: str) -> Body:
@@ -33,9 +41,36 @@ SOURCE_CASES: dict[str, dict[str, Any]] = {
         ),
     },
     "spec.cache#0": {
-        "field": "spec.cache.storageClassName",
+        "field": "spec.cache",
         "accepted": (_cached(mode="PerReplica", storageClassName="fast"), _cached()),
         "refused": (_cached(storageClassName="fast"),),
+    },
+    "spec.cache#1": {
+        "field": "spec.cache",
+        "accepted": (_shared(size="20Gi", accessMode="ReadWriteMany"), _shared(existingClaim="models")),
+        "refused": (
+            _cached(accessMode="ReadWriteOnce"),
+            _cached(mode="PerReplica", accessMode="ReadWriteMany"),
+        ),
+    },
+    "spec.cache#2": {
+        "field": "spec.cache",
+        "accepted": (_shared(size="20Gi"), _shared(existingClaim="models", retainPolicy="Retain")),
+        "refused": (
+            _shared(),
+            _shared(size="20Gi", existingClaim="models"),
+            _shared(existingClaim="models", storageClassName="fast"),
+        ),
+    },
+    "spec#9": {
+        "field": "spec.cache",
+        "accepted": (
+            _of_one_node(),
+            _of_one_node(replicas=1),
+            _of_one_node(autoscaling={"maxReplicas": 1}),
+            merged(_shared(size="20Gi"), {"spec": {"replicas": 4}}),
+        ),
+        "refused": (_of_one_node(replicas=2), _of_one_node(autoscaling={"maxReplicas": 2})),
     },
     "spec.cache.size#0": {
         "field": "spec.cache.size",

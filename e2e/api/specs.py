@@ -185,8 +185,7 @@ def _repaired(entry: Body, path: str) -> Body:
         case "spec":
             _repair_spec(entry)
         case "cache":
-            if entry["mode"] == "None":
-                entry.pop("storageClassName", None)
+            _repair_cache(entry)
         case "engine.env[]" | "cache.download.env[]":
             entry["name"] = f"X_{entry['name']}"[:128]
         case "engine.kvCache":
@@ -252,7 +251,22 @@ def _repair_spec(entry: Body) -> None:
     if "pvc" in entry["model"]["source"]:
         entry.pop("cache", None)
     else:
-        entry.setdefault("cache", {"mode": "None", "size": "20Gi"})
+        cache = entry.setdefault("cache", {"mode": "None", "size": "20Gi"})
+        if max(entry.get("replicas", 1), scaling.get("maxReplicas", 1)) > 1:
+            cache.pop("accessMode", None)
+
+
+def _repair_cache(entry: Body) -> None:
+    if entry["mode"] != "SharedPVC":
+        entry.pop("accessMode", None)
+        entry.pop("existingClaim", None)
+    if entry["mode"] == "None":
+        entry.pop("storageClassName", None)
+    if "existingClaim" in entry:
+        entry.pop("size", None)
+        entry.pop("storageClassName", None)
+    else:
+        entry.setdefault("size", "20Gi")
 
 
 def _repair_scaling(entry: Body) -> None:

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 
 from e2e.api import specs
-from e2e.api.client import Client
+from e2e.api.client import Client, RefusedError
 from quire_operator import plan, resources, spec
 from quire_operator.settings import Settings
 
@@ -58,11 +58,38 @@ def test_children_are_accepted_and_kept(api: Client, body: specs.Body) -> None:
     _assert_children_are_kept(api, body)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.fixture(scope="module")
+def restricted(api: Client) -> str:
+    """A namespace that takes pods only as Pod Security's `restricted` has them."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "restricted", "labels": labels}})
+    with pytest.raises(RefusedError, match="violates PodSecurity"):
+        _try_pod(api, "restricted", {"spec": {"containers": [{"name": "c", "image": "i"}]}})
+    return "restricted"
+
+
+def _try_pod(api: Client, namespace: str, template: specs.Body) -> None:
+    # Classes of the cluster's own, which is not there.
+    pod_spec = {
+        k: v for k, v in template["spec"].items() if k not in ("priorityClassName", "runtimeClassName")
+    }
+    body = {"metadata": {**template.get("metadata", {}), "name": "tried"}, "spec": pod_spec}
+    api.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", body)
+
+
+@settings(
+    max_examples=60,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(body=specs.random_bodies())
-def test_whatever_the_schema_admits_becomes_children_that_are_accepted_and_kept(
-    api: Client, body: specs.Body
+def test_whatever_the_schema_admits_becomes_children_that_are_accepted_and_kept_and_restricted_pods(
+    api: Client, restricted: str, body: specs.Body
 ) -> None:
     admitted = api.try_create(body)
     assert plan.lost_fields(body, admitted) == []
     _assert_children_are_kept(api, admitted)
+    deployment = resources.build(spec.parse(admitted), SETTINGS)[-1]
+    _try_pod(api, restricted, deployment["spec"]["template"])

@@ -80,6 +80,19 @@ def test_kubectl_scale_is_refused_where_an_autoscaler_decides(api: Client) -> No
         api.request("PATCH", path, {"spec": {"replicas": 3}}, "application/merge-patch+json")
 
 
+def test_a_shared_claim_keeps_its_class_and_its_access_mode(api: Client) -> None:
+    body = specs.merged(specs.DOWNLOADED[4], {"metadata": {"name": "kept"}})
+    api.create(body)
+    path = "/apis/serving.quire.dev/v1alpha1/namespaces/default/llmdeployments/kept"
+    refused: tuple[specs.Body, ...] = ({"storageClassName": "slow"}, {"accessMode": None})
+    for cache in refused:
+        with pytest.raises(RefusedError, match="a shared claim keeps them"):
+            api.request("PATCH", path, {"spec": {"cache": cache}}, "application/merge-patch+json")
+    elsewhere: specs.Body = {"mode": "PerReplica", "storageClassName": "slow", "accessMode": None}
+    for cache in ({"size": "40Gi", "retainPolicy": "Delete"}, elsewhere):
+        api.request("PATCH", path, {"spec": {"cache": cache}}, "application/merge-patch+json")
+
+
 def test_a_field_that_does_not_exist_is_refused(api: Client) -> None:
     with pytest.raises(RefusedError, match="unknown field"):
         api.try_create(specs.minimal(trustRemoteCode=True))

@@ -6,14 +6,20 @@ controllers but those that a test asks for: owner references collect nothing, na
 deleting, no ServiceAccount is made by itself. Needs no root.
 """
 
+import base64
+import json
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ipaddress import IPv4Network
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from e2e.cluster import control_plane, pki, programs
 from e2e.cluster.client import Client, wait_until
@@ -92,14 +98,50 @@ class ApiServer:
                 *self._extra,
             ),
         )
-        self._spawn("kube-apiserver", control_plane.api_server(settings))
-        client = Client(self.url, keys)
+        self._api_server = control_plane.api_server(settings)
+        self.start_api()
+
+    def kill_api(self) -> None:
+        """SIGKILL kube-apiserver; etcd stays."""
+        process = self._named("kube-apiserver")
+        process.kill()
+        process.wait()
+        self._processes.remove(process)
+
+    def start_api(self) -> None:
+        """Start kube-apiserver, for the first time or again, and wait until it is ready."""
+        self._spawn("kube-apiserver", self._api_server)
+        client = Client(self.url, self.directory / "pki")
         wait_until(
             "kube-apiserver",
             lambda: client.is_ready() and client.exists("/api/v1/namespaces/default"),
             seconds=60,
             death=self._first_death,
         )
+
+    def compact(self) -> None:
+        """Make etcd forget every state of every object but the present one."""
+        seen = self._etcd("kv/range", {"key": base64.b64encode(b"/").decode()})
+        self._etcd("kv/compaction", {"revision": seen["header"]["revision"], "physical": True})
+
+    @contextmanager
+    def silenced(self) -> Iterator[None]:
+        """While the block runs, kube-apiserver accepts connections and says nothing."""
+        process = self._named("kube-apiserver")
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+    def _named(self, name: str) -> "subprocess.Popen[bytes]":
+        (found,) = (process for process in self._processes if name in _program(process))
+        return found
+
+    def _etcd(self, call: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(f"{self._etcd_url}/v3/{call}", data=json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
 
     def _spawn(self, name: str, argv: list[str]) -> None:
         with (self.directory / f"{name}.log").open("wb") as log:
@@ -112,7 +154,7 @@ class ApiServer:
     def _first_death(self) -> str | None:
         for process in self._processes:
             if process.poll() is not None:
-                name = Path(process.args[3] if isinstance(process.args, list) else "").name
+                name = _program(process)
                 log = self.directory / f"{name}.log"
                 return f"{name} exited with {process.returncode}:\n{log.read_text(errors='replace')[-2000:]}"
         return None
@@ -123,6 +165,11 @@ class ApiServer:
             process.wait()
         self._processes.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _program(process: "subprocess.Popen[bytes]") -> str:
+    assert isinstance(process.args, list)
+    return Path(str(process.args[3])).name
 
 
 def _free_ports(count: int) -> list[int]:

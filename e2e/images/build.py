@@ -35,12 +35,21 @@ def build(root: Path, environ: Mapping[str, str]) -> None:
             _ensure(tool, image, root, base_name, environ)
 
 
-def push(root: Path, registry: str, environ: Mapping[str, str], within: Sequence[str] = ()) -> References:
-    """Builds what is missing, pushes (what the registry has already costs nothing), says how it is called."""
+def push(
+    root: Path,
+    registry: str,
+    environ: Mapping[str, str],
+    within: Sequence[str] = (),
+    images: tuple[Recipe, Recipe] = IMAGES,
+) -> References:
+    """Builds what is missing, pushes (what the registry has already costs nothing), says how it is called.
+
+    `images` are the operator's and the server's recipe, in this order.
+    """
     tool, base_name = tools.choose(), base.name(environ)
     pushed = []
     with _one_at_a_time():
-        for image in IMAGES:
+        for image in images:
             name = _ensure(tool, image, root, base_name, environ)
             target = f"{registry}/{name.removeprefix('localhost/')}"
             began = time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Callable, Iterator
@@ -10,42 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from e2e.api.client import Client
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator import rights
+from e2e.operator.audited import audited
 from e2e.operator.process import OperatorProcess
-from e2e.operator.world import OPERATOR_NAMESPACE, World
-
-AUDIT = {
-    "apiVersion": "audit.k8s.io/v1",
-    "kind": "Policy",
-    "omitStages": ["RequestReceived"],
-    "rules": [{"level": "Metadata", "verbs": ["create", "update", "patch", "delete", "deletecollection"]}],
-}
+from e2e.operator.world import World
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    directory = tmp_path_factory.mktemp("audit")
-    (directory / "policy.json").write_text(json.dumps(AUDIT), encoding="utf-8")
-    extra = (
-        f"--audit-policy-file={directory}/policy.json",
-        f"--audit-log-path={directory}/audit.log",
-        "--audit-log-mode=blocking",
-    )
-    with ApiServer(extra=extra) as server:
-        (server.directory / "audit").symlink_to(directory)
-        yield server
+def audited_world() -> Iterator[tuple[ApiServer, World]]:
+    with audited() as both:
+        yield both
 
 
 @pytest.fixture(scope="session")
-def world(server: ApiServer) -> Iterator[World]:
-    with Client(server.kubeconfig) as client:
-        client.install_crd()
-        world = World(client, server.directory / "audit" / "audit.log")
-        world.namespace(OPERATOR_NAMESPACE)
-        rights.install(world, rights.rendered_chart())
-        yield world
+def server(audited_world: tuple[ApiServer, World]) -> ApiServer:
+    return audited_world[0]
+
+
+@pytest.fixture(scope="session")
+def world(audited_world: tuple[ApiServer, World]) -> World:
+    return audited_world[1]
 
 
 @pytest.fixture(scope="session")

@@ -72,11 +72,29 @@ def fetch_failed(code: int, reason: str, message: str, *, restarts: int = 0) -> 
     return fetcher(back_off, last=end(code, message=text), restarts=restarts)
 
 
+def only_fetching(ip: str) -> Status:
+    """The pod of a download Job: without probes it is ready as soon as it runs."""
+    container_ = {**container({"running": {"startedAt": at(-5)}}, ready=True), "name": "fetch"}
+    return status(
+        container_, conditions=(condition("PodScheduled", "True"), condition("Ready", "True")), ip=ip
+    )
+
+
+def only_fetched(code: int, message: str) -> Status:
+    """The same pod when it has ended with this termination message."""
+    container_ = {**container(end(code, message=message)), "name": "fetch"}
+    return {**status(container_), "phase": "Failed" if code else "Succeeded"}
+
+
+def fetch_result() -> str:
+    """What a fetcher leaves that has succeeded."""
+    said = {"digest": f"sha256:{'a' * 64}", "revision": "c0ffee" + "0" * 34, "totalBytes": 7}
+    return json.dumps({"reason": "Fetched", **said, "files": {"config.json": "b" * 64}})
+
+
 def fetched() -> Status:
     """The model is there, and the server loads it."""
-    said = {"digest": f"sha256:{'a' * 64}", "revision": "c0ffee" + "0" * 34, "totalBytes": 7}
-    text = json.dumps({"reason": "Fetched", **said, "files": {"config.json": "b" * 64}})
-    first = fetcher(end(0, "Completed", text))["initContainerStatuses"]
+    first = fetcher(end(0, "Completed", fetch_result()))["initContainerStatuses"]
     return {**status(running()), "initContainerStatuses": first}
 
 

@@ -9,7 +9,7 @@ import asyncio
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import aiohttp
@@ -20,18 +20,34 @@ from e2e.cluster.apiserver import ApiServer
 _OF_THE_CONNECTION = {"connection", "content-length", "host", "keep-alive", "transfer-encoding"}
 
 
+#: A fault: the request is done, and whoever asked never hears of it.
+LOST = 0
+
+
 class Proxy:
-    """`silent`: resources whose watches tell nothing any more but bookmarks; `away`: nobody is served."""
+    """`silent`: resources whose watches tell nothing any more but bookmarks; `away`: nobody is served;
+    `refusal`: the HTTP status that everybody gets; `latency`: seconds before every answer. `fault`: asked for
+    each write of an object (not of a Lease), the HTTP status that is answered instead of doing it, LOST, or
+    None; `written`: called after each that was done, before whoever asked hears of it.
+    """
 
     def __init__(self, server: ApiServer) -> None:
         self.port = 0
         self.silent: frozenset[str] = frozenset()
         self.away = False
+        self.refusal = 0
+        self.latency = 0.0
+        self.fault: Callable[[], int | None] = lambda: None
+        self.written: Callable[[], None] = lambda: None
+        self.writes = 0  # asked for, whatever became of them
+        self.faults: Counter[int] = Counter()
         self.answers: Counter[int] = Counter()  # by HTTP status
         self.swallowed = 0
+        self.unreached = 0  # requests for which there was no API server
+        self.expired = 0  # watches that were told "410 Gone"
         self._server = server
         self._loop = asyncio.new_event_loop()
-        self._watches: set[asyncio.Task[None]] = set()
+        self._watches: dict[asyncio.Task[None], tuple[str, web.StreamResponse]] = {}
 
     def cut(self) -> None:
         """End all watches."""
@@ -41,6 +57,17 @@ class Proxy:
                 watch.cancel()
 
         self._loop.call_soon_threadsafe(cancel)
+
+    def tell(self, resource: str, line: bytes) -> int:
+        """Put a line into the open watches of `resource`; how many these are."""
+
+        async def write() -> int:
+            streams = [stream for told, stream in self._watches.values() if told == resource]
+            for stream in streams:
+                await stream.write(line)
+            return len(streams)
+
+        return asyncio.run_coroutine_threadsafe(write(), self._loop).result(10)
 
     async def run(self, started: threading.Event, stop: asyncio.Event) -> None:
         pki = self._server.directory / "pki"
@@ -64,10 +91,23 @@ class Proxy:
         await asyncio.sleep(0.1)  # a closed TLS connection is closed some turns of the loop later
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+        if self.latency:
+            await asyncio.sleep(self.latency)
+        is_write = _is_write(request)
+        self.writes += is_write
+        fault = self.fault() if is_write else None
         if self.away:
-            assert request.transport is not None
-            request.transport.abort()
-            return web.Response()
+            return _hang_up(request)
+        if status := fault or self.refusal:
+            self.faults[status] += 1
+            return web.json_response(_refused(status), status=status)
+        try:
+            return await self._forward(request, fault)
+        except aiohttp.ClientError:
+            self.unreached += 1
+            return _hang_up(request)
+
+    async def _forward(self, request: web.Request, fault: int | None) -> web.StreamResponse:
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _OF_THE_CONNECTION}
         async with self._session.request(
             request.method,
@@ -78,13 +118,21 @@ class Proxy:
             self.answers[answer.status] += 1
             kept = {k: v for k, v in answer.headers.items() if k.lower() not in _OF_THE_CONNECTION}
             if request.query.get("watch") != "true" or answer.status != 200:
-                return web.Response(status=answer.status, headers=kept, body=await answer.read())
+                body = await answer.read()
+                if _is_write(request) and answer.status < 300:
+                    self.written()
+                if fault == LOST:
+                    self.faults[LOST] += 1
+                    return _hang_up(request)
+                return web.Response(status=answer.status, headers=kept, body=body)
             response = web.StreamResponse(headers=kept)
             await response.prepare(request)
             watch = asyncio.create_task(self._stream(request, answer, response))
-            self._watches.add(watch)
+            self._watches[watch] = request.path.rpartition("/")[2], response
             await asyncio.wait([watch])
-            self._watches.discard(watch)
+            del self._watches[watch]
+            if not watch.cancelled() and watch.exception() is not None:
+                return _hang_up(request)
             return response
 
     async def _stream(
@@ -92,10 +140,25 @@ class Proxy:
     ) -> None:
         resource = request.path.rpartition("/")[2]
         async for line in answer.content:
+            self.expired += b'"code":410' in line
             if resource in self.silent and b'"type":"BOOKMARK"' not in line:
                 self.swallowed += 1
             else:
                 await response.write(line)
+
+
+def _is_write(request: web.Request) -> bool:
+    return request.method not in ("GET", "HEAD") and "/leases" not in request.path
+
+
+def _hang_up(request: web.Request) -> web.Response:
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()
+
+
+def _refused(status: int) -> dict[str, object]:
+    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "message": "a fault"}
 
 
 @contextmanager

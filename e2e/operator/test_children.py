@@ -47,6 +47,7 @@ def test_children_appear_with_our_owner_reference_and_nothing_is_written_to_the_
     assert container["env"][0]["value"] == 'hé \U0001f600 $(id) "\n\t}'
 
 
+@pytest.mark.chaos(9, fault="a child deleted by hand, of each kind", proof="another uid")
 @pytest.mark.parametrize("kind", CHILDREN)
 def test_a_deleted_child_is_back_within_two_seconds(world: World, namespace: str, kind: str) -> None:
     world.deploy(namespace, "m")
@@ -66,6 +67,7 @@ def test_a_deleted_child_is_back_within_two_seconds(world: World, namespace: str
     assert time.monotonic() - start < 2
 
 
+@pytest.mark.chaos(9, fault="a child edited by hand, of each kind", proof="the edit is accepted")
 @pytest.mark.parametrize("kind", EDITS)
 def test_an_edited_child_is_as_before_within_two_seconds(world: World, namespace: str, kind: str) -> None:
     world.deploy(namespace, "m")

@@ -2,18 +2,123 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from e2e.operator import pods
 from e2e.operator.statusz import speaking
-from e2e.operator.world import World, eventually
+from e2e.operator.world import CHILDREN, NAME_LABEL, Body, World, eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 
-HUB = {
+HUB: Body = {
     "model": {"source": {"huggingFace": {"repo": "org/tiny", "tokenSecretRef": {"name": "hub", "key": "t"}}}},
     "cache": {"mode": "PerReplica", "size": "1Gi"},
 }
+
+
+SHARED: Body = {**HUB, "cache": {"mode": "SharedPVC", "size": "1Gi"}}
+REASONS = {
+    77: "ModelAccessDenied",
+    66: "ModelNotFound",
+    73: "OutOfDisk",
+    69: "ModelDownloadFailed",
+}
+
+
+def job_of(world: World, namespace: str, *, after: str = "") -> Body:
+    """The Job of `m`; another one than the one with the uid `after`."""
+
+    def found() -> Body | None:
+        jobs = world.find("Job", namespace, f"{NAME_LABEL}=m")
+        return next((job for job in jobs if job["metadata"]["uid"] != after), None)
+
+    return eventually("the Job", found)
+
+
+def test_pods_wait_for_the_model_that_a_job_brings_and_mount_what_it_filled(
+    world: World, namespace: str
+) -> None:
+    world.deploy(namespace, "m", **SHARED)
+    job = job_of(world, namespace)
+    (claim,) = world.find("PersistentVolumeClaim", namespace)
+    assert claim["metadata"]["ownerReferences"][0]["name"] == "m"
+    world.wait_condition(namespace, "m", "ModelCached", "False", "Pending")
+
+    said = {"phase": "downloading", "loadedBytes": 4, "totalBytes": 16, "etaSeconds": 3, "bytesPerSecond": 4}
+    with speaking(said) as fetcher:
+        pod = world.make_fetcher(namespace, job, pods.only_fetching(fetcher.ip))
+        world.wait_condition(namespace, "m", "Ready", "False", "Downloading")
+        eventually(
+            "the speed", lambda: world.status(namespace, "m").get("model", {}).get("bytesPerSecond") == 4
+        )
+    assert world.status(namespace, "m")["phase"] == "Downloading"
+    assert world.get("Deployment", namespace, "m") is None
+
+    result = {"status": pods.only_fetched(0, pods.fetch_result())}
+    world.patch("Pod", namespace, pod["metadata"]["name"], result, status=True)
+    world.end_job(namespace, job, ago=60)
+    world.wait_condition(namespace, "m", "ModelCached", "True", "Cached")
+    deployment = eventually("the Deployment", lambda: world.get("Deployment", namespace, "m"))
+    volumes = deployment["spec"]["template"]["spec"]["volumes"]
+    (model,) = [volume["persistentVolumeClaim"] for volume in volumes if volume["name"] == "model"]
+    assert model == {"claimName": claim["metadata"]["name"], "readOnly": True}
+    assert world.status(namespace, "m")["model"]["digest"] == f"sha256:{'a' * 64}"
+
+    # A file rots: a pod finds it, another Job mends it, and nothing else is done about it.
+    world.make_pod(namespace, "m", pods.terminated(65, "ModelCorrupt"))
+    again = job_of(world, namespace, after=job["metadata"]["uid"])
+    world.wait_condition(namespace, "m", "ModelCached", "False", "Pending")
+    assert world.condition(namespace, "m", "Ready")["reason"] == "ModelCorrupt"
+    world.end_job(namespace, again)
+    world.wait_condition(namespace, "m", "ModelCached", "True", "Cached")
+    assert world.read("Deployment", namespace, "m")["spec"] == deployment["spec"]
+
+
+@pytest.mark.parametrize("code", REASONS)
+def test_a_download_that_ends_badly_says_why_in_one_event_and_an_edit_begins_it_again(
+    world: World, namespace: str, code: int
+) -> None:
+    world.deploy(namespace, "m", **SHARED)
+    job, reason = job_of(world, namespace), REASONS[code]
+    text = json.dumps({"reason": reason, "message": "the hub says no", "exitCode": code})
+    world.make_fetcher(namespace, job, pods.only_fetched(code, text))
+    is_final = reason != "ModelDownloadFailed"
+    world.end_job(namespace, job, failed="PodFailurePolicy" if is_final else "BackoffLimitExceeded")
+    world.wait_condition(namespace, "m", "ModelCached", "False", reason)
+    world.wait_condition(namespace, "m", "Stalled", str(is_final))
+    assert "the hub says no" in world.status(namespace, "m")["lastFailure"]["message"]
+    eventually("the Event", lambda: world.events(namespace, "m"))
+    assert [event["reason"] for event in world.events(namespace, "m")] == [reason]
+    assert world.get("Deployment", namespace, "m") is None
+
+    source = {"huggingFace": {"tokenSecretRef": {"name": "other"}}}
+    world.patch("LLMDeployment", namespace, "m", {"spec": {"model": {"source": source}}})
+    again = job_of(world, namespace, after=job["metadata"]["uid"])
+    env = again["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert [e["valueFrom"]["secretKeyRef"]["name"] for e in env if "valueFrom" in e] == ["other"]
+
+
+def test_a_retained_claim_outlives_its_owner_and_serves_the_next_one(world: World, namespace: str) -> None:
+    cache = {**SHARED["cache"], "retainPolicy": "Retain"}
+    world.deploy(namespace, "m", **{**SHARED, "cache": cache})
+    world.end_job(namespace, job_of(world, namespace))
+    world.wait_condition(namespace, "m", "ModelCached", "True")
+    (claim,) = world.find("PersistentVolumeClaim", namespace)
+    assert "ownerReferences" not in claim["metadata"]
+    world.delete("LLMDeployment", namespace, "m")
+    for kind in (*CHILDREN, "Job", "ControllerRevision"):  # as the collector would
+        for body in world.find(kind, namespace, f"{NAME_LABEL}=m"):
+            world.delete(kind, namespace, body["metadata"]["name"])
+    world.deploy(namespace, "m", **SHARED)
+    job_of(world, namespace)
+    owned = eventually(
+        "its new owner",
+        lambda: world.find("PersistentVolumeClaim", namespace)[0]["metadata"].get("ownerReferences"),
+    )
+    assert owned[0]["name"] == "m"
+    assert world.find("PersistentVolumeClaim", namespace)[0]["metadata"]["uid"] == claim["metadata"]["uid"]
 
 
 def test_a_download_shows_its_progress_its_failure_and_what_it_brought(world: World, namespace: str) -> None:

@@ -23,6 +23,7 @@ FAILURES: dict[str, Callable[[], dict[str, Any]]] = {
     "StartupTimeout": lambda: pods.terminated(74, "StartupTimeout"),
     "LoadStalled": lambda: pods.terminated(75, "LoadStalled"),
     "OOMKilled": pods.killed_for_memory,
+    "GPUOutOfMemory": lambda: pods.terminated(76, "GPUOutOfMemory"),
     "EngineCrashed": lambda: pods.terminated(70, "EngineCrashed"),
     "EngineStalled": lambda: pods.terminated(71, "EngineStalled"),
     "ServerExited": pods.ended_well,

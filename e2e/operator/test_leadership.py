@@ -44,6 +44,7 @@ def two(
     return leader, standby
 
 
+@pytest.mark.chaos(8, fault="SIGTERM to the leader", proof="exit code 0")
 def test_a_standby_answers_its_probes_and_takes_over_within_two_seconds_of_a_sigterm(
     world: World, namespace: str, start: Start
 ) -> None:
@@ -66,6 +67,7 @@ def test_a_standby_answers_its_probes_and_takes_over_within_two_seconds_of_a_sig
     assert works <= 4
 
 
+@pytest.mark.chaos(8, fault="SIGKILL to the leader", proof="the Lease expires")
 def test_a_killed_leader_is_replaced_when_its_lease_expires(
     world: World, namespace: str, start: Start
 ) -> None:
@@ -80,6 +82,7 @@ def test_a_killed_leader_is_replaced_when_its_lease_expires(
     assert time.monotonic() - killed <= 5 + 3
 
 
+@pytest.mark.chaos(8, fault="SIGSTOP to the leader until another leads, then SIGCONT", proof="exit code 1")
 def test_a_leader_that_was_frozen_past_its_lease_ends_without_writing(
     world: World, namespace: str, start: Start
 ) -> None:

@@ -14,6 +14,9 @@ from e2e.operator.world import World, eventually
 pytestmark = [pytest.mark.api, pytest.mark.timeout(240)]
 
 
+@pytest.mark.chaos(
+    2, fault=f"403: all rights gone for {OUTAGE_SECONDS} s", proof="a deleted child stays away"
+)
 def test_missing_rights_for_a_minute_are_survived(
     world: World, namespace: str, start: Callable[..., OperatorProcess]
 ) -> None:
@@ -30,6 +33,7 @@ def test_missing_rights_for_a_minute_are_survived(
         while time.monotonic() < until:
             assert operator.code is None, operator.tail()
             time.sleep(1)
+        assert world.get("Service", namespace, "m") is None, "the rights are gone"
     finally:
         world.client.request("PATCH", role, {"rules": rules}, "application/merge-patch+json")
 

@@ -5,8 +5,6 @@ Its sister test_missing_rights.py lasts as long: two files, so that they can run
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable
 
@@ -21,16 +19,15 @@ pytestmark = [pytest.mark.api, pytest.mark.timeout(240)]
 OUTAGE_SECONDS = 65
 
 
+@pytest.mark.chaos(2, fault=f"kube-apiserver silent for {OUTAGE_SECONDS} s", proof="it leads no more")
 def test_an_api_server_that_is_silent_for_a_minute_is_survived(
     server: ApiServer, world: World, namespace: str, start: Callable[..., OperatorProcess]
 ) -> None:
     operator = start("outage").wait_leading(world)
     world.deploy(namespace, "before")
     eventually("all children", lambda: world.has_children(namespace, "before"))
-    api_server = server._processes[-1]  # there is no other way to silence it
 
-    os.kill(api_server.pid, signal.SIGSTOP)
-    try:
+    with server.silenced():
         until = time.monotonic() + OUTAGE_SECONDS
         while time.monotonic() < until:
             assert operator.code is None, operator.tail()
@@ -38,8 +35,6 @@ def test_an_api_server_that_is_silent_for_a_minute_is_survived(
             time.sleep(1)
         # Past the renew deadline it cannot know that it leads, so it must not believe it.
         assert "quire_operator_leader 0.0" in operator.ask("/metrics")[1]
-    finally:
-        os.kill(api_server.pid, signal.SIGCONT)
 
     eventually("the API server answers", lambda: world.find("LLMDeployment", namespace), seconds=30)
     back = time.monotonic()

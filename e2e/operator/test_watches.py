@@ -47,6 +47,7 @@ def start(proxy: Proxy, kubeconfig: Path, tmp_path: Path) -> Iterator[Start]:
         process.stop()
 
 
+@pytest.mark.chaos(9, fault="events dropped: a watch tells nothing any more", proof="events swallowed")
 def test_a_watch_that_fell_silent_fails_the_liveness_probe_and_costs_only_time(
     world: World, namespace: str, proxy: Proxy, start: Start
 ) -> None:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +37,8 @@ PATHS = {
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "HorizontalPodAutoscaler": "/apis/autoscaling/v2/namespaces/{}/horizontalpodautoscalers",
     "ScaledObject": "/apis/keda.sh/v1alpha1/namespaces/{}/scaledobjects",
+    "Job": "/apis/batch/v1/namespaces/{}/jobs",
+    "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
     "Lease": "/apis/coordination.k8s.io/v1/namespaces/{}/leases",
     "Event": "/apis/events.k8s.io/v1/namespaces/{}/events",
 }
@@ -209,6 +212,29 @@ class World:
             },
         )
         return self.patch("Pod", namespace, pod["metadata"]["name"], {"status": status}, status=True)
+
+    def make_fetcher(self, namespace: str, job: Body, status: Body) -> Body:
+        """A pod of a Job, as its controller would make it."""
+        template, name = job["spec"]["template"], f"{job['metadata']['name']}-{secrets.token_hex(3)}"
+        metadata = {
+            "name": name,
+            "labels": template["metadata"]["labels"],
+            "ownerReferences": [_owner("batch/v1", job, "Job")],
+        }
+        spec = {**template["spec"], "serviceAccountName": ""}
+        self.create("Pod", namespace, {"metadata": metadata, "spec": spec})
+        return self.patch("Pod", namespace, name, {"status": status}, status=True)
+
+    def end_job(self, namespace: str, job: Body, *, failed: str = "", ago: float = 0) -> None:
+        """What the Job's controller would report of one that succeeded, or `failed` for this reason."""
+        now = datetime.now(UTC) - timedelta(seconds=ago)
+        moment, begun = (t.strftime("%Y-%m-%dT%H:%M:%SZ") for t in (now, now - timedelta(seconds=60)))
+        kinds = ("FailureTarget", "Failed") if failed else ("SuccessCriteriaMet", "Complete")
+        about = {"status": "True", "lastTransitionTime": moment, "reason": failed or "CompletionsReached"}
+        conditions = [{"type": kind, **about} for kind in kinds]
+        ended = {"failed": 1} if failed else {"succeeded": 1, "completionTime": moment}
+        status = {"startTime": begun, "conditions": conditions, **ended}
+        self.patch("Job", namespace, job["metadata"]["name"], {"status": status}, status=True)
 
     def roll_out(
         self,

@@ -1,13 +1,17 @@
 """A hub in a pod: gives one directory by Hugging Face's protocol to whoever has the token. Mounted into the
-pod as it is, so it knows the standard library alone. `hub.py DIRECTORY TOKEN_FILE`.
+pod as it is, so it knows the standard library alone. `hub.py DIRECTORY TOKEN_FILE`. The repository org/slow
+has the same files and takes its time.
 """
 
 import hashlib
 import json
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+SECONDS_PER_MIB = 0.04
+REPOSITORIES = {"org/smollm2": 0.0, "org/slow": SECONDS_PER_MIB}
 COMMIT = "c0ffee" + "0" * 34
 DIRECTORY, TOKEN = Path(sys.argv[1]), Path(sys.argv[2]).read_text().strip()
 
@@ -29,15 +33,32 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        name = self.path.rpartition("/")[2]
+        name, repository = self.path.rpartition("/")[2], self._repository()
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._reply(401, b"")
-        elif self.path == "/api/models/org/smollm2/revision/main?blobs=true":
+        elif self.path == f"/api/models/{repository}/revision/main?blobs=true":
             self._reply(200, json.dumps(LISTING).encode())
-        elif self.path == f"/org/smollm2/resolve/{COMMIT}/{name}" and (DIRECTORY / name).is_file():
-            self._reply(200, (DIRECTORY / name).read_bytes())
+        elif self.path == f"/{repository}/resolve/{COMMIT}/{name}" and (DIRECTORY / name).is_file():
+            self._give(DIRECTORY / name, REPOSITORIES[repository])
         else:
             self._reply(404, b"")
+
+    def _repository(self) -> str:
+        return next((name for name in REPOSITORIES if f"/{name}/" in self.path), "none")
+
+    def _give(self, path: Path, seconds_per_mib: float) -> None:
+        size = path.stat().st_size
+        start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
+        self.send_header("Content-Length", str(size - start))
+        self.end_headers()
+        with path.open("rb") as file:
+            file.seek(start)
+            while piece := file.read(1 << 20):
+                time.sleep(seconds_per_mib)
+                self.wfile.write(piece)
 
     def _reply(self, status: int, body: bytes) -> None:
         self.send_response(status)

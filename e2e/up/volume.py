@@ -8,12 +8,13 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from e2e.kubectl import Kubectl, Manifest
 from e2e.up.errors import UpError
 
 CLAIM = "smollm2"
+SPARE = "spare"
 _SIZE = {"storage": "1Gi"}
 _LOADER = "quire-model-loader"
 _DONE = "/models/.complete"
@@ -24,6 +25,9 @@ class Volumes(Protocol):
 
     def provide(self, model: Path, namespace: str, claim: str = CLAIM) -> None:
         """Makes the claim and what is behind it; returns when a pod may mount the model."""
+
+    def spare(self, namespace: str) -> Manifest:
+        """Room for a claim that somebody else makes: what it has to ask for, in the words of spec.cache."""
 
     def remove(self, namespace: str, claim: str = CLAIM) -> None:
         """Lets claim and volume go, at once or as soon as no pod mounts them; does not wait."""
@@ -44,6 +48,17 @@ class OnNode:
         self.kubectl.apply(*_manifests(namespace, claim, shown))
         bound = "--for=jsonpath={.status.phase}=Bound"
         self.kubectl.run("wait", bound, f"persistentvolumeclaim/{claim}", "-n", namespace, "--timeout=60s")
+
+    def spare(self, namespace: str) -> Manifest:
+        """An empty directory, for a claim whose class has the volume's own name."""
+        name = _volume_name(namespace, SPARE)
+        shown = self.directory / name
+        shutil.rmtree(shown, ignore_errors=True)
+        shown.mkdir(parents=True)
+        shown.chmod(0o777)  # the kubelet gives no such volume to the pod's group
+        self._forget_unbound(name)
+        self.kubectl.apply(_volume(name, shown, access="ReadWriteMany", storageClassName=name))
+        return {"storageClassName": name, "accessMode": "ReadWriteMany"}
 
     def remove(self, namespace: str, claim: str = CLAIM) -> None:
         """Deletes both, and the copy when no other volume shows it."""
@@ -94,6 +109,11 @@ class ThroughPod:
         finally:
             self._forget_loader(namespace)
 
+    def spare(self, namespace: str) -> Manifest:
+        """Few default classes offer more than one node."""
+        del namespace
+        return {"accessMode": "ReadWriteOnce"}
+
     def remove(self, namespace: str, claim: str = CLAIM) -> None:
         """Deletes the claim; its storage class decides about the volume."""
         self.kubectl.delete("persistentvolumeclaim", claim, namespace, "--wait=false")
@@ -120,20 +140,8 @@ def _volume_name(namespace: str, claim: str) -> str:
 
 def _manifests(namespace: str, claim: str, directory: Path) -> tuple[Manifest, Manifest]:
     name = _volume_name(namespace, claim)
-    volume: Manifest = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": name},
-        "spec": {
-            "capacity": _SIZE,
-            "accessModes": ["ReadOnlyMany"],
-            "persistentVolumeReclaimPolicy": "Retain",
-            "storageClassName": "",
-            "hostPath": {"path": str(directory), "type": "Directory"},
-            "claimRef": {"namespace": namespace, "name": claim},
-        },
-    }
-    return volume, {
+    claim_ref = {"namespace": namespace, "name": claim}
+    return _volume(name, directory, access="ReadOnlyMany", storageClassName="", claimRef=claim_ref), {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": claim, "namespace": namespace},
@@ -142,6 +150,21 @@ def _manifests(namespace: str, claim: str, directory: Path) -> tuple[Manifest, M
             "storageClassName": "",
             "volumeName": name,
             "resources": {"requests": _SIZE},
+        },
+    }
+
+
+def _volume(name: str, directory: Path, *, access: str, **fields: Any) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            "capacity": _SIZE,
+            "accessModes": [access],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "hostPath": {"path": str(directory), "type": "Directory"},
+            **fields,
         },
     }
 

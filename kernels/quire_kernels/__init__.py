@@ -8,7 +8,7 @@ beside them where they hold a byte an element.
 from quire_kernels.add_rmsnorm import add_rmsnorm
 from quire_kernels.add_rmsnorm_fp8 import add_rmsnorm_fp8
 from quire_kernels.block_copy import host_pool, load_blocks, save_blocks
-from quire_kernels.fp8_linear import fp8_linear
+from quire_kernels.fp8_linear import fp8_linear, fp8_product
 from quire_kernels.fp8_quantize import fp8_quantize
 from quire_kernels.gelu_tanh_mul import gelu_tanh_mul
 from quire_kernels.group_rows import group_rows
@@ -51,6 +51,7 @@ __all__ = [
     "apply_token_bitmask",
     "decode_gather",
     "fp8_linear",
+    "fp8_product",
     "fp8_quantize",
     "gelu_tanh_mul",
     "group_rows",

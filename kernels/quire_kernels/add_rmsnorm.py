@@ -10,14 +10,21 @@ if torch.cuda.is_available():
     from quire_kernels.add_rmsnorm_triton import add_rmsnorm_triton
 
 
-def add_rmsnorm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def add_rmsnorm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, out: Tensor | None = None
+) -> Tensor:
     """RMS norm of ``x + residual``; the sum is left in ``residual``. All [tokens, hidden], weight [hidden].
 
     Without a residual (first layer) it is the norm of ``x``. A float32 weight is applied before the result is
     rounded to ``x``'s dtype (as Gemma does), a weight of that dtype after (as Llama does).
     """
     if x.is_cuda:
-        return add_rmsnorm_triton(x, residual, weight, eps)
+        return add_rmsnorm_triton(x, residual, weight, eps, out=out)
+    y = _on_cpu(x, residual, weight, eps)
+    return y if out is None else out.copy_(y)
+
+
+def _on_cpu(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     if NATIVE is not None and NATIVE.takes(x, residual, weight):
         return NATIVE.add_rmsnorm(x, residual, weight, eps)
     if x.device.type == "cpu" and x.dtype == torch.float32:

@@ -13,12 +13,18 @@ ALIGNED = 16  # inputs and outputs must be a multiple of it: `torch._scaled_mm`
 
 def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
     """x bf16 [T, K] -> [T, N]; ``weight`` e4m3 [N, K], ``scales`` f32 [N] of its rows, bias bf16 [N]."""
-    stored = fp8_quantize(x)
+    return fp8_product(fp8_quantize(x), weight, scales, bias, x.dtype)
+
+
+def fp8_product(
+    rounded: Quantized, weight: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """The same of inputs that are rounded already; ``dtype`` bf16, the result's."""
     if weight.device.type != "cuda":  # the kernel before it can be interpreted, and a vendor's product cannot
-        return _product(stored, weight, scales, bias, x.dtype)
-    values, row_scales = stored
+        return _product(rounded, weight, scales, bias, dtype)
+    values, row_scales = rounded
     return torch._scaled_mm(
-        values, weight.T, scale_a=row_scales, scale_b=scales[None], bias=bias, out_dtype=x.dtype
+        values, weight.T, scale_a=row_scales, scale_b=scales[None], bias=bias, out_dtype=dtype
     )
 
 

@@ -17,7 +17,13 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def gumbel_sample(
-    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, *, threshold: Tensor | None = None
+    logits: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    *,
+    threshold: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Token ids i64 [B] drawn from softmax(logits / temperature), logits f32 [B, V].
 
@@ -25,8 +31,9 @@ def gumbel_sample(
     [B]. Tokens whose logits / temperature lie below ``threshold`` f32 [B] are never drawn.
     """
     if logits.is_cuda:
-        return gumbel_sample_triton(logits, temperature, seeds, positions, threshold=threshold)
-    return gumbel_sample_reference(logits, temperature, seeds, positions, threshold)
+        return gumbel_sample_triton(logits, temperature, seeds, positions, threshold=threshold, out=out)
+    tokens = gumbel_sample_reference(logits, temperature, seeds, positions, threshold)
+    return tokens if out is None else out.copy_(tokens)
 
 
 def gumbel_sample_reference(

@@ -61,8 +61,9 @@ class Native:
         self._kernels = {
             name: (_address(library, f"quire_{name}"), arguments) for name, arguments in _KERNELS.items()
         }
-        self._run = library.quire_run
-        self._run.argtypes, self._run.restype = [_P, _I, _I, ctypes.c_int], None
+        self._library_run = library.quire_run
+        self._library_run.argtypes = [_P, _I, _I, ctypes.c_int]
+        self._library_run.restype = ctypes.c_int
         self._recorder: Recorder | None = None
 
     @contextmanager
@@ -82,6 +83,10 @@ class Native:
     def run(self, calls: "ctypes.Array[_Call]", rows: int, *, is_large: bool) -> None:
         """Make the calls one after the other, each over the same number of rows."""
         self._run(calls, len(calls), rows, is_large)
+
+    def _run(self, calls: object, count: int, rows: int, is_large: bool) -> None:
+        if self._library_run(calls, count, rows, is_large):
+            raise MemoryError("a CPU kernel got no memory to work in")
 
     def takes(self, *tensors: Tensor | None) -> bool:
         """One dtype that the kernels know, on the CPU, contiguous, rows of whole registers."""

@@ -10,10 +10,15 @@ if torch.cuda.is_available():
     from quire_kernels.silu_mul_triton import silu_mul_triton
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
+def silu_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
     """silu(gate) * up for gate_up [tokens, 2 * intermediate] -> [tokens, intermediate]."""
     if gate_up.is_cuda:
-        return silu_mul_triton(gate_up)
+        return silu_mul_triton(gate_up, out=out)
+    y = _on_cpu(gate_up)
+    return y if out is None else out.copy_(y)
+
+
+def _on_cpu(gate_up: Tensor) -> Tensor:
     if NATIVE is not None and NATIVE.takes(gate_up):
         return NATIVE.silu_mul(gate_up)
     if gate_up.device.type == "cpu" and gate_up.dtype == torch.float32:

@@ -9,14 +9,19 @@ if torch.cuda.is_available():
 _CANDIDATES = 1024  # enough for almost every nucleus; a flatter distribution is sorted whole
 
 
-def topk_topp_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+def topk_topp_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, *, out: Tensor | None = None) -> Tensor:
     """f32 [B]: keep tokens with scaled >= threshold. scaled = logits / temperature, f32 [B, V].
 
     ``top_k`` i64 [B], 0 = off; ``top_p`` f32 [B], 1 = off. Top-p counts the mass that top-k left. Ties at
     the cut are all kept, so that the answer does not depend on a sorting order.
     """
     if scaled.is_cuda:
-        return topk_topp_threshold_triton(scaled, top_k, top_p)
+        return topk_topp_threshold_triton(scaled, top_k, top_p, out=out)
+    thresholds = _on_cpu(scaled, top_k, top_p)
+    return thresholds if out is None else out.copy_(thresholds)
+
+
+def _on_cpu(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     if scaled.shape[1] <= _CANDIDATES:
         return topk_topp_threshold_reference(scaled, top_k, top_p)
     # Always as many candidates, so that no row's arithmetic depends on its neighbours.

@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 1
     except KeyboardInterrupt:
+        sys.stderr.write("\n" if sys.stderr.isatty() else "")
         return 130
     except BrokenPipeError:  # `| head` has seen enough
         sys.stderr.close()

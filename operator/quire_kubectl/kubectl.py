@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-_KIND = "llmdeployments.serving.quire.dev"
-_CHUNK = 1 << 16
+LLM_DEPLOYMENTS = "llmdeployments.serving.quire.dev"
+_WATCH_AGAIN_SECONDS = 1.0
 Document = dict[str, Any]
 
 
@@ -21,46 +22,78 @@ class KubectlError(Exception):
     """kubectl failed; the message is what it said."""
 
 
-def get(name: str | None, arguments: Sequence[str]) -> Document:
-    """An LLMDeployment, or the list of all where no name is given."""
-    command = [*_command(name, arguments), "-o", "json"]
+def run(arguments: Sequence[str], given: str | None = None) -> str:
+    """What kubectl prints. `given`: its standard input."""
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            ["kubectl", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            input=given,
+            errors="replace",
+        )
     except OSError as error:
         raise KubectlError(f"kubectl cannot be started: {error}") from error
     if ended.returncode:
         raise KubectlError(ended.stderr.strip() or f"kubectl ended with {ended.returncode}")
-    document: Document = json.loads(ended.stdout)
-    return document
+    return ended.stdout
+
+
+def documents(arguments: Sequence[str], given: str | None = None) -> list[Document]:
+    """The objects that kubectl prints as JSON, those of a list one by one."""
+    printed = run([*arguments, "-o", "json"], given)
+    return [item for document in _parsed([printed]) for item in document.get("items", [document])]
 
 
 @contextmanager
-def watch(name: str | None, arguments: Sequence[str]) -> Iterator[Iterator[Document]]:
-    """The same, and again whenever one changes, until kubectl ends; it is ended on leaving."""
-    command = [*_command(name, arguments), "-o", "json", "--watch"]
+def watch(arguments: Sequence[str]) -> Iterator[Iterator[tuple[str, Document]]]:
+    """ADDED, MODIFIED or DELETED and the object, first of all that `kubectl get` finds. The API server ends a
+    watch after some time and kubectl with it: then another begins, and tells again of all that is there.
+    """
+    children: list[subprocess.Popen[str]] = []
+
+    def told() -> Iterator[tuple[str, Document]]:
+        while True:
+            child = start(["get", *arguments, "-o", "json", "--watch", "--output-watch-events"])
+            children[:] = [child]
+            assert child.stdout is not None
+            for event in _parsed(child.stdout):
+                yield str(event["type"]), event["object"]
+            if child.wait():
+                raise KubectlError(f"kubectl ended with {child.returncode}; what it said stands above")
+            time.sleep(_WATCH_AGAIN_SECONDS)
+
     try:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        yield told()
+    finally:
+        for child in children:
+            stop(child)
+
+
+def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
+    """kubectl, whose output is to be read as it comes; what it says on stderr everybody sees."""
+    try:
+        return subprocess.Popen(["kubectl", *arguments], stdout=subprocess.PIPE, text=True, errors="replace")
     except OSError as error:
         raise KubectlError(f"kubectl cannot be started: {error}") from error
-    with child:
-        try:
-            yield _documents(child)
-        finally:
-            child.terminate()
 
 
-def _command(name: str | None, arguments: Sequence[str]) -> list[str]:
-    return ["kubectl", "get", _KIND, *([name] if name else []), *arguments]
+def stop(child: subprocess.Popen[str]) -> None:
+    """End it, whatever it still has to say."""
+    child.terminate()
+    child.wait()
+    if child.stdout is not None:
+        child.stdout.close()
 
 
-def _documents(child: subprocess.Popen[str]) -> Iterator[Document]:
+def _parsed(lines: Iterator[str] | Sequence[str]) -> Iterator[Document]:
     """JSON objects one after the other, without anything between them to go by."""
-    assert child.stdout is not None
     decoder, pending = json.JSONDecoder(), ""
-    for line in child.stdout:
+    for line in lines:
         pending = (pending + line).lstrip()
-        if not line.startswith("}"):
-            continue  # the end of an object stands at the beginning of a line
+        if line[:1] not in ("{", "}") or not line.rstrip().endswith("}"):
+            continue  # an object ends with a line that is all of it, or its last brace
         while pending:
             try:
                 document, end = decoder.raw_decode(pending)
@@ -68,5 +101,3 @@ def _documents(child: subprocess.Popen[str]) -> Iterator[Document]:
                 break
             yield document
             pending = pending[end:].lstrip()
-    if child.wait():
-        raise KubectlError(f"kubectl ended with {child.returncode}; what it said stands above")

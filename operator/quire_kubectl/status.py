@@ -12,8 +12,7 @@ from typing import TextIO
 
 from quire_kubectl import kubectl, view
 from quire_kubectl.kubectl import Document
-
-_HOME_AND_CLEAR = "\x1b[H\x1b[J"
+from quire_kubectl.terminal import Canvas, Look
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,35 +28,46 @@ def run(arguments: argparse.Namespace, out: TextIO = sys.stdout) -> int:
     """0: ready (of all: shown); 3: not ready; 4: stalled. Raises KubectlError."""
     if arguments.name and arguments.all_namespaces:
         raise kubectl.KubectlError("give a NAME or -A, not both: a name is of one namespace")
-    scope = ["--all-namespaces"] if arguments.all_namespaces else []
-    scope += ["--namespace", arguments.namespace] if arguments.namespace else []
+    command = [kubectl.LLM_DEPLOYMENTS, *([arguments.name] if arguments.name else [])]
+    command += ["--all-namespaces"] if arguments.all_namespaces else []
+    command += ["--namespace", arguments.namespace] if arguments.namespace else []
     if arguments.watch:
-        return _watch(arguments, scope, out)
-    document = kubectl.get(arguments.name, scope)
-    out.write(_shown(arguments, document if arguments.name else document["items"]) + "\n")
+        return _watch(arguments, command, out)
+    document = json.loads(kubectl.run(["get", *command, "-o", "json"]))
+    if arguments.output == "json":
+        out.write(json.dumps(document, indent=2) + "\n")
+    else:
+        out.write(_text(document if arguments.name else document["items"], Look.of(out)) + "\n")
     return view.code(document) if arguments.name else 0
 
 
-def _shown(arguments: argparse.Namespace, document: Document | list[Document]) -> str:
-    if arguments.output == "json":
-        return json.dumps(document, indent=None if arguments.watch else 2)
-    return view.table(document) if isinstance(document, list) else view.details(document)
+def _text(document: Document | list[Document], look: Look) -> str:
+    return view.table(document, look) if isinstance(document, list) else view.details(document, look)
 
 
-def _watch(arguments: argparse.Namespace, scope: list[str], out: TextIO) -> int:
-    """A terminal is drawn anew; elsewhere each change is another line or paragraph."""
+def _watch(arguments: argparse.Namespace, command: list[str], out: TextIO) -> int:
+    """Does not end by itself: an error, or Ctrl-C."""
     known: dict[str, Document] = {}
-    last, ended = "", 3
-    with kubectl.watch(arguments.name, scope) as documents:
-        for document in documents:
-            known[str(document["metadata"]["uid"])] = document
-            whole = arguments.name or arguments.output == "json"
-            text = _shown(arguments, document if whole else list(known.values()))
-            ended = view.code(document) if arguments.name else 0
-            if text == last:
+    canvas, last = Canvas(out), ""
+    if out.isatty() and not arguments.name:
+        canvas.show(view.NOBODY)
+    with kubectl.watch(command) as events:
+        for change, document in events:
+            uid, is_gone = str(document["metadata"]["uid"]), change == "DELETED"
+            if change == "ADDED" and known.get(uid) == document:
+                continue  # another watch has begun
+            known.pop(uid, None)
+            if not is_gone:
+                known[uid] = document
+            if arguments.output == "json":
+                out.write(json.dumps(document) + "\n")
+                out.flush()
                 continue
-            redraws = out.isatty() and arguments.output == "text"
-            out.write((_HOME_AND_CLEAR if redraws else "") + text + "\n")
-            out.flush()
+            if arguments.name and is_gone:
+                text = f"{arguments.name} is deleted."
+            else:
+                text = _text(document if arguments.name else list(known.values()), Look.of(out))
+            if text != last:
+                canvas.show(text)
             last = text
-    return ended
+    return 0

@@ -10,44 +10,72 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from quire_kubectl.terminal import Look
+
 Document = Mapping[str, Any]
+PLAIN = Look()
+NOBODY = "No LLMDeployments here."
 _BAR = 24
+_LEAST_BAR = 6
+_NAMES = 16  # columns of what stands before a fact
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e]+")
 _HEADS = ("NAMESPACE", "NAME", "PHASE", "READY", "LOADED", "REASON")
+_COLOURS = {
+    "Serving": "green",
+    "Failed": "red",
+    "Degraded": "red",
+    "Suspended": "",
+    "Idle": "",
+    "Unknown": "",
+}
 
 
-def table(documents: Sequence[Document]) -> str:
+def table(documents: Sequence[Document], look: Look = PLAIN) -> str:
     """One line each, those that need somebody first."""
-    rows = sorted((_row(document) for document in documents), key=lambda row: (row[2] == "Serving", row))
-    widths = [max(map(len, column)) for column in zip(_HEADS, *rows, strict=True)]
-    lines = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in (_HEADS, *rows)]
-    return "\n".join(lines) if rows else "No LLMDeployments here."
+    rows, gap = _rows(documents, short=False), 3
+    if look.width and sum(_widths(rows)) + gap * (len(_HEADS) - 1) > look.width:
+        rows, gap = _rows(documents, short=True), 1
+    widths = _widths(rows)
+    lines = [look.cut((" " * gap).join(map(str.ljust, row, widths)).rstrip()) for row in (_HEADS, *rows)]
+    before = sum(widths[:2]) + 2 * gap
+    painted = [
+        line[:before]
+        + look.paint(line[before:][: len(row[2])], _colour(row[2]))
+        + line[before + len(row[2]) :]
+        for line, row in zip(lines[1:], rows, strict=True)
+    ]
+    return "\n".join([lines[0], *painted]) if rows else NOBODY
 
 
-def details(document: Document) -> str:
+def details(document: Document, look: Look = PLAIN) -> str:
     """Everything that a status says, the answer first."""
     metadata, status = document["metadata"], _mapping(document.get("status"))
-    answer = _text(_condition(status, "Ready").get("message"))
+    answer = text(_condition(status, "Ready").get("message"))
+    phase = _phase(status)
     lines = [
-        f"{_text(metadata['namespace'])}/{_text(metadata['name'])}: {_phase(status)}",
-        f"  {answer or 'The operator has not looked at it yet: is it running?'}",
+        f"{text(metadata['namespace'])}/{text(metadata['name'])}: {look.paint(phase, _colour(phase))}",
+        *look.wrapped(answer or "The operator has not looked at it yet: is it running?", "  ", "  "),
         "",
     ]
     failure = _mapping(status.get("lastFailure"))
     engine = _mapping(status.get("engine"))
+    model = _mapping(status.get("model"))
     facts = [
         ("replicas", _replicas(status)),
-        ("model", _model(_mapping(status.get("model")))),
-        ("engine", f"{_text(engine.get('version'))} {_text(engine.get('image'))}".strip()),
-        ("url", _text(status.get("url"))),
+        ("model", _model(model)),
+        *_progress(model, look),
+        ("engine", f"{text(engine.get('version'))} {text(engine.get('image'))}".strip()),
+        ("url", text(status.get("url"))),
         ("last failure", _failure(failure)),
     ]
-    lines += [f"  {name:14}{value}" for name, value in facts if value]
+    indent = " " * _NAMES
+    for name, value in facts:
+        lines += look.wrapped(value, f"  {name:14}", indent) if value else []
     told = {answer}
     for reason, message in [("", failure.get("message")), *_troubles(status)]:
-        if (text := _text(message)) and text not in told:  # a pod's failure is in several conditions
-            lines.append(f"  {'':14}{reason}{text}")
-            told.add(text)
+        if (said := text(message)) and said not in told:  # a pod's failure is in several conditions
+            lines += look.wrapped(f"{reason}{said}", indent, indent)
+            told.add(said)
     return "\n".join(lines)
 
 
@@ -59,29 +87,58 @@ def code(document: Document) -> int:
     return 0 if _condition(status, "Ready").get("status") == "True" else 3
 
 
-def bar(share: float) -> str:
+def bar(share: float, length: int = _BAR) -> str:
     """A share of 1 as a bar."""
-    filled = int(max(0.0, min(1.0, share)) * _BAR)
-    return f"[{'#' * filled}{'.' * (_BAR - filled)}] {share:4.0%}"
+    filled = int(max(0.0, min(1.0, share)) * length)
+    return f"[{'#' * filled}{'.' * (length - filled)}] {share:4.0%}"
 
 
-def _row(document: Document) -> tuple[str, ...]:
+def span(seconds: int) -> str:
+    """Seconds as a person says them: 41 s, 6 min 51 s, 2 h 3 min."""
+    if seconds < 100:
+        return f"{seconds} s"
+    minutes, rest = divmod(seconds, 60)
+    if minutes < 100:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def text(value: object) -> str:
+    """What others wrote, in one line that a terminal shows as it is."""
+    return _CONTROL.sub(" ", value) if isinstance(value, str) else ""
+
+
+def _rows(documents: Sequence[Document], *, short: bool) -> list[tuple[str, ...]]:
+    rows = (_row(document, short) for document in documents)
+    return sorted(rows, key=lambda row: (row[2] == "Serving", row))
+
+
+def _widths(rows: Sequence[tuple[str, ...]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(_HEADS, *rows, strict=True)]
+
+
+def _row(document: Document, short: bool) -> tuple[str, ...]:
     metadata, status = document["metadata"], _mapping(document.get("status"))
     model = _mapping(status.get("model"))
-    total = _number(model.get("bytesTotal"))
+    total, loaded = _number(model.get("bytesTotal")), _number(model.get("bytesLoaded"))
     loading = _number(status.get("loadingReplicas")) and total
+    size = "" if short else f" of {total / 1e9:.2f} GB{_left(model)}"
     return (
-        _text(metadata["namespace"]),
-        _text(metadata["name"]),
+        text(metadata["namespace"]),
+        text(metadata["name"]),
         _phase(status),
         f"{_number(status.get('readyReplicas'))}/{_number(status.get('replicas'))}",
-        f"{_number(model.get('bytesLoaded')) / total:.0%}" if loading else "-",
-        _text(_condition(status, "Ready").get("reason")) or "-",
+        f"{loaded / total:.0%}{size}" if loading else "-",
+        text(_condition(status, "Ready").get("reason")) or "-",
     )
 
 
+def _colour(phase: str) -> str:
+    return _COLOURS.get(phase, "yellow")
+
+
 def _phase(status: Document) -> str:
-    return _text(status.get("phase")) or "Unknown"
+    return text(status.get("phase")) or "Unknown"
 
 
 def _replicas(status: Document) -> str:
@@ -93,23 +150,36 @@ def _replicas(status: Document) -> str:
 
 
 def _model(model: Document) -> str:
-    total, loaded = _number(model.get("bytesTotal")), _number(model.get("bytesLoaded"))
-    if not total:
+    """Of one that is loaded; empty for others."""
+    total, seconds = _number(model.get("bytesTotal")), _number(model.get("lastLoadSeconds"))
+    if not total or _number(model.get("bytesLoaded")) < total:
         return ""
+    return f"{total / 1e9:.2f} GB" + (f", loaded in {span(seconds)} the last time" if seconds else "")
+
+
+def _progress(model: Document, look: Look) -> list[tuple[str, str]]:
+    """How far loading is: a bar and, beside it or beneath, the numbers."""
+    total, loaded = _number(model.get("bytesTotal")), _number(model.get("bytesLoaded"))
     if loaded >= total:
-        seconds = model.get("lastLoadSeconds")
-        return f"{total / 1e9:.2f} GB" + (f", loaded in {seconds} s the last time" if seconds else "")
+        return []
+    numbers = f"{loaded / 1e9:.2f} of {total / 1e9:.2f} GB{_left(model)}"
+    room = look.width - _NAMES - len("[] 100%") if look.width else 2 * _BAR + len(numbers)
+    if room >= _LEAST_BAR + 2 + len(numbers):
+        return [("model", f"{bar(loaded / total, min(_BAR, room - 2 - len(numbers)))}  {numbers}")]
+    return [("model", bar(loaded / total, max(1, min(_BAR, room)))), ("", numbers)]
+
+
+def _left(model: Document) -> str:
     eta = model.get("etaSeconds")
-    left = f", {_number(eta)} s left" if eta is not None else ""
-    return f"{bar(loaded / total)}  {loaded / 1e9:.2f} of {total / 1e9:.2f} GB{left}"
+    return f", {span(_number(eta))} left" if eta is not None else ""
 
 
 def _failure(failure: Document) -> str:
     if not failure:
         return ""
-    told = f"{_text(failure.get('reason'))} at {_text(failure.get('time'))}"
+    told = f"{text(failure.get('reason'))} at {text(failure.get('time'))}"
     if failure.get("pod"):
-        told += f" in {_text(failure['pod'])}"
+        told += f" in {text(failure['pod'])}"
     if failure.get("exitCode") is not None:
         told += f", exit code {_number(failure['exitCode'])}"
     return told
@@ -119,7 +189,7 @@ def _troubles(status: Document) -> Iterator[tuple[str, object]]:
     for condition in _conditions(status):
         bad = {"Degraded": "True", "Stalled": "True", "Scheduled": "False", "ScalingActive": "False"}
         if condition.get("status") == bad.get(str(condition.get("type"))):
-            yield f"{_text(condition.get('reason'))}: ", condition.get("message")
+            yield f"{text(condition.get('reason'))}: ", condition.get("message")
 
 
 def _condition(status: Document, kind: str) -> Document:
@@ -136,7 +206,3 @@ def _mapping(value: object) -> Document:
 
 def _number(value: object) -> int:
     return int(value) if isinstance(value, int | float) else 0
-
-
-def _text(value: object) -> str:
-    return _CONTROL.sub(" ", value) if isinstance(value, str) else ""

@@ -9,6 +9,7 @@ little as kopf knows it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 WORKERS = 16
 CONFIRM_SECONDS = 30.0  # a watch that seems to have missed something is checked again this soon
+GAP_SECONDS = 1.0  # watches that were interrupted together begin again one after another
 RECONCILE_SECONDS = 60.0
 CONFLICT_SECONDS = 0.2
 # Such failures are the API server's and not the object's: when it is back, nobody waits for minutes.
@@ -53,6 +55,7 @@ class Controller:
         self._queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop())
         self._poller = Poller(cluster, self._queue.add)
         self._watches = Watches()
+        self._interrupted = asyncio.Event()
         metrics.queue_depth.set_function(lambda: self._queue.depth)
         metrics.queue_oldest_seconds.set_function(lambda: self._queue.oldest_age)
 
@@ -64,7 +67,10 @@ class Controller:
             self._cluster.cache.remove(body)
             self._queue.add(owner_key(body))
             return
-        self._watches.told(kind, str(body["metadata"]["uid"]), version_of(body))
+        uid = str(body["metadata"]["uid"])
+        if event is None and self._watches.has_told(kind, uid):
+            self._interrupted.set()
+        self._watches.told(kind, uid, version_of(body))
         # Our own writes are in the cache already: their echo is no news and causes no work.
         if self._cluster.cache.put(body):
             self._queue.add(owner_key(body))
@@ -140,7 +146,11 @@ class Controller:
             period = float(self._settings.resync_seconds)
             if self._watches.in_doubt:
                 period = min(period, CONFIRM_SECONDS)
-            await asyncio.sleep(period * random.uniform(0.8, 1.2))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(period * random.uniform(0.8, 1.2)):
+                    await self._interrupted.wait()
+                    await asyncio.sleep(GAP_SECONDS)
+            self._interrupted.clear()
             try:
                 await self._resync()
                 self._metrics.resyncs.labels("ok").inc()

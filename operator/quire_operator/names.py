@@ -23,6 +23,7 @@ LABEL_ROLE = f"{GROUP}/role"
 MANAGED_BY = "quire-operator"
 APP = "quire-server"
 ROLE_LEADER = "leader"
+ROLE_FETCHER = "fetcher"
 
 ANNOTATION_APPLIED_HASH = f"{GROUP}/applied-hash"
 ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
@@ -81,6 +82,11 @@ def child_labels(name: str) -> dict[str, str]:
 def selector_labels(name: str) -> dict[str, str]:
     """What selects the serving pods of `name`: immutable in a Deployment, so never to be changed."""
     return {LABEL_NAME: name, LABEL_ROLE: ROLE_LEADER}
+
+
+def fetcher_labels(name: str) -> dict[str, str]:
+    """What selects the pod that fills the shared claim of `name`, and no serving pod."""
+    return {LABEL_NAME: name, LABEL_ROLE: ROLE_FETCHER}
 
 
 def selector(name: str) -> str:

@@ -43,6 +43,7 @@ class Observed:
     missing: frozenset[str] = frozenset()  # kinds that we want and that the cluster does not know
     replica_sets: tuple[Body, ...] = ()
     pods: tuple[Body, ...] = ()
+    fetchers: tuple[Body, ...] = ()  # pods of the Job that downloads the model
     samples: Mapping[str, Sample] = field(default_factory=dict)  # pod uid -> what it says of itself
     mount_errors: Mapping[str, str] = field(default_factory=dict)  # pod uid -> why a volume does not mount
 
@@ -158,6 +159,26 @@ def is_replaced_in_place(deployment: Body) -> bool:
     """Whether its pods are replaced without one more than wanted."""
     strategy = (deployment.get("spec") or {}).get("strategy") or {}
     return (strategy.get("rollingUpdate") or {}).get("maxSurge") == 0
+
+
+def served_model(deployment: Body) -> tuple[str, str]:
+    """The claim that holds the model of its pods, and the directory there; empty where it has none."""
+    spec = ((deployment.get("spec") or {}).get("template") or {}).get("spec") or {}
+    volumes = {one.get("name"): one for one in spec.get("volumes") or ()}
+    claim = (volumes.get("model") or {}).get("persistentVolumeClaim") or {}
+    servers = [one for one in spec.get("containers") or () if one.get("name") == names.CONTAINER]
+    arguments = [*(servers[0].get("args") or ()), "", ""] if servers else ["", ""]
+    return str(claim.get("claimName", "")), str(arguments[1])
+
+
+def ended(job: Body) -> dict[str, Body]:
+    """How a Job has ended, Complete or Failed, with its condition; empty while it has not."""
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return {
+        str(c["type"]): c
+        for c in conditions
+        if c.get("status") == "True" and c.get("type") in ("Complete", "Failed")
+    }
 
 
 def claims_on_replicas(body: Body) -> list[dict[str, Any]]:

@@ -136,8 +136,15 @@ def _read(body: Object) -> _Pod:
         version=version_of(body),
         owner=owner_key(body),
         address=str(status.get("podIP") or "") if can_answer else "",
-        ready=conditions.get("Ready") == "True",
+        # Nothing asks a pod that only fetches whether it is ready, so it always is.
+        ready=conditions.get("Ready") == "True" and not _fetches(body),
     )
+
+
+def _fetches(body: Object) -> bool:
+    """Whether it is the pod that fills a shared claim."""
+    labels = body["metadata"].get("labels") or {}
+    return labels.get(names.LABEL_ROLE) == names.ROLE_FETCHER
 
 
 def _is_running(status: Object) -> bool:

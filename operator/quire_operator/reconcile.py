@@ -27,7 +27,7 @@ from quire_operator.cluster import (
 )
 from quire_operator.errors import SpecError
 from quire_operator.observed import Body, Observed, Ref, ref
-from quire_operator.plan import Plan, decider, make_plan, revisions, strategy
+from quire_operator.plan import Plan, decider, make_plan, revisions, strategy, with_renewals
 from quire_operator.plan.revisions import Revision
 from quire_operator.reports import printable
 from quire_operator.resources import Kept, Manifest
@@ -43,6 +43,9 @@ PROGRESS_SECONDS = 10.0
 # The same manifest applied so often means that somebody else keeps changing it: then repair more slowly.
 REPAIRS_AT_ONCE = 5
 REPAIR_WINDOW_SECONDS = 60.0
+# A status that changes without end (somebody scales back and forth) is written this often at most.
+STATUS_AT_ONCE = 10
+STATUS_WINDOW_SECONDS = 10.0
 
 _SETTLED_PHASES = frozenset({"Serving", "Suspended", "Idle"})
 
@@ -84,7 +87,7 @@ class Reconciler:
         self._settings = settings
         self._clock = clock
         self._now = now
-        self._written_at: dict[Key, float] = {}
+        self._written_at: dict[Key, deque[float]] = {}
         self._applied_at: dict[Key, dict[tuple[Ref, str], deque[float]]] = {}
 
     async def __call__(self, key: Key) -> Outcome:
@@ -107,6 +110,8 @@ class Reconciler:
         problem = status.ownership_conflict(observed)
         desired = strategy.settled(desired, model, observed, self._now())
         plan = make_plan(desired, observed, decider(model, observed))
+        now = self._now()
+        plan = with_renewals(plan, desired, observed, status.found_corrupt(observed, now), now)
         plan = revisions.writes(plan, model, render.asked, render.past, observed)
         may_give_up = model.spec.rollout.auto_rollback
         why = status.failed_rollout(model, observed, now=self._now()) if may_give_up else ""
@@ -178,11 +183,14 @@ class Reconciler:
         patch = transitions.merge_patch(observed.status, new)
         if not patch:
             return outcome
-        wait = self._written_at.get(key, float("-inf")) + PROGRESS_SECONDS - self._clock()
-        if transitions.is_progress_only(patch) and wait > 0:
+        written = self._written_at.setdefault(key, deque(maxlen=STATUS_AT_ONCE))
+        due = written[0] + STATUS_WINDOW_SECONDS if len(written) == STATUS_AT_ONCE else 0.0
+        if written and transitions.is_progress_only(patch):
+            due = max(due, written[-1] + PROGRESS_SECONDS)
+        if (wait := due - self._clock()) > 0:
             return replace(outcome, again_after=wait)
         await self._cluster.patch_status(observed.body, patch)
-        self._written_at[key] = self._clock()
+        written.append(self._clock())
         for event in transitions.events(observed.status, new):
             try:
                 await self._cluster.tell(observed.body, event)

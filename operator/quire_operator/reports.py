@@ -41,6 +41,7 @@ class Sample:
     reason: str = ""
     loaded_bytes: int = 0
     total_bytes: int = 0
+    bytes_per_second: int | None = None
     eta_seconds: int | None = None
     load_seconds: int | None = None
     version: str = ""
@@ -100,6 +101,7 @@ def parse_statusz(raw: bytes) -> Sample | None:
         reason=_reason(document.get("reason")),
         loaded_bytes=min(_whole(document.get("loadedBytes"), MAX_BYTES) or 0, total),
         total_bytes=total,
+        bytes_per_second=_whole(document.get("bytesPerSecond"), MAX_BYTES),
         eta_seconds=_whole(document.get("etaSeconds"), MAX_SECONDS),
         load_seconds=_whole(document.get("loadSeconds"), MAX_SECONDS),
         version=version if isinstance(version, str) and _VERSION.fullmatch(version) else "",

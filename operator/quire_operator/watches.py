@@ -22,6 +22,12 @@ class Watches:
         """An event, or an object of the list with which a watch begins."""
         self._told[kind][uid] = version
 
+    def has_told(self, kind: str, uid: str) -> bool:
+        """Whether it told of this object before. A list that does so again comes after an interruption which
+        the API server's memory did not cover: what was deleted meanwhile, nobody tells.
+        """
+        return uid in self._told[kind]
+
     def listed(self, kind: str, missed: Iterable[str], versions: Mapping[str, int]) -> bool:
         """True when stale, after a re-list: it found `missed` new or newer, and `versions` is all of it."""
         told = {uid: version for uid, version in self._told[kind].items() if uid in versions}

@@ -46,7 +46,9 @@ class ServeConfig:
     kv_cache_dtype: str = setting(
         "auto", one_of("auto", "fp8", "int8"), "type of the KV cache; fp8 (e4m3) and int8 are scaled"
     )
-    block_size: int = setting(16, integer(1, 1024), "tokens of one KV block")
+    block_size: int | None = setting(
+        None, integer(1, 1024), "tokens of one KV block (default: 16 on a CPU, 64 on a GPU)"
+    )
     kv_cache_memory_bytes: int | None = setting(
         None, integer(1), "bytes of the KV cache (default: by memory)"
     )

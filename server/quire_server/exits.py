@@ -16,6 +16,7 @@ from quire_server.core.errors import (
     AccessDeniedError,
     ConfigError,
     DeviceError,
+    DeviceMemoryError,
     DiskError,
     DownloadError,
     ModelCorruptError,
@@ -42,6 +43,7 @@ class Reason(enum.Enum):
     OUT_OF_DISK = "OutOfDisk"
     STARTUP_TIMEOUT = "StartupTimeout"
     LOAD_STALLED = "LoadStalled"
+    GPU_OUT_OF_MEMORY = "GPUOutOfMemory"
     ENGINE_CRASHED = "EngineCrashed"
     ENGINE_STALLED = "EngineStalled"
 
@@ -56,6 +58,7 @@ EXIT_CODES = {
     Reason.OUT_OF_DISK: 73,
     Reason.STARTUP_TIMEOUT: 74,
     Reason.LOAD_STALLED: 75,
+    Reason.GPU_OUT_OF_MEMORY: 76,
     Reason.MODEL_ACCESS_DENIED: 77,
 }
 
@@ -83,13 +86,14 @@ class Failure:
             message = message[: len(message) - max(1, (len(text) - MAX_LOG_BYTES) // 6)]
 
 
-_REASON_OF_ERROR = {
+_REASON_OF_ERROR = {  # the first that fits
     ConfigError: Reason.CONFIG_ERROR,
     ModelNotFoundError: Reason.MODEL_NOT_FOUND,
     ModelCorruptError: Reason.MODEL_CORRUPT,
     AccessDeniedError: Reason.MODEL_ACCESS_DENIED,
     DownloadError: Reason.MODEL_DOWNLOAD_FAILED,
     DiskError: Reason.OUT_OF_DISK,
+    DeviceMemoryError: Reason.GPU_OUT_OF_MEMORY,
     DeviceError: Reason.ENGINE_CRASHED,
 }
 

@@ -91,6 +91,9 @@ class Metrics:
         self._queued_tokens = ours.gauge(
             "llm_queued_prompt_tokens", "Tokens of prompts whose answers have not begun."
         )
+        self._load = ours.gauge(
+            "llm_model_load_seconds", "What the last load of the model took; 0 before it."
+        )
         self._active = ours.gauge("llm_active_requests", "Requests that are admitted and not finished.")
 
     def _make_counters(self, ours: Labelled, vllm: Labelled) -> None:
@@ -132,9 +135,12 @@ class Metrics:
         )
         return text, "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-    def engine_known(self, max_model_len: int, cache: CacheFacts, gpu_memory: Mapping[str, int]) -> None:
-        """The engine said what it is; a second one is the same again, but for its memory."""
+    def engine_known(
+        self, max_model_len: int, cache: CacheFacts, gpu_memory: Mapping[str, int], load_seconds: float
+    ) -> None:
+        """The engine said what it is; a second one is the same again, but for its memory and its load."""
         self.gpus.engine_takes(gpu_memory)
+        self._load.set(load_seconds)
         if self.answers is None:
             self.answers = AnswerMetrics(self._vllm, max_model_len)
             facts = {

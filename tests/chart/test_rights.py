@@ -52,7 +52,7 @@ def test_the_operator_has_the_rights_that_its_code_uses_and_no_others() -> None:
         ("serving.quire.dev", "llmdeployments/status"): {"patch"},
         ("serving.quire.dev", "llmdeployments/finalizers"): {"update"},
         (kinds.REPLICA_SET.group, kinds.REPLICA_SET.plural): READ,
-        (kinds.POD.group, kinds.POD.plural): READ | {"patch"},
+        (kinds.POD.group, kinds.POD.plural): READ | {"patch", "delete"},
         (kinds.EVENT.group, kinds.EVENT.plural): {"create", "list"},
     }
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from e2e.api import specs
 from quire_operator import names, resources, spec
+from quire_operator.resources import shared_model
 from quire_operator.settings import Settings
 from quire_operator.spec import sources
 from quire_operator.status.reasons import REASONS
@@ -26,7 +27,7 @@ def pod(body: specs.Body) -> dict[str, Any]:
     return template
 
 
-@pytest.mark.parametrize("body", specs.DOWNLOADED, ids=specs.name_of)
+@pytest.mark.parametrize("body", specs.DOWNLOADED[:4], ids=specs.name_of)
 def test_the_fetcher_understands_its_arguments_and_the_server_looks_where_it_writes(body: specs.Body) -> None:
     built = pod(body)
     command, *arguments = built["initContainers"][0]["args"]
@@ -59,6 +60,26 @@ def test_the_operator_knows_how_a_fetcher_ends() -> None:
     ends = ("MODEL_ACCESS_DENIED", "MODEL_NOT_FOUND", "MODEL_DOWNLOAD_FAILED", "MODEL_CORRUPT", "OUT_OF_DISK")
     codes = {reason.value: code for reason, code in EXIT_CODES.items() if reason.name in ends}
     assert {name: known[name] for name in codes} == codes
+
+
+def test_the_job_gives_up_where_another_try_cannot_help_and_only_there() -> None:
+    of_a_fetcher = {"ConfigError", "ModelCorrupt", "ModelNotFound", "OutOfDisk", "ModelAccessDenied"}
+    final = {code for reason, code in EXIT_CODES.items() if reason.value in of_a_fetcher}
+    assert set(shared_model.FINAL_EXIT_CODES) == final
+    assert all(REASONS[name].final for name in of_a_fetcher)
+    assert not REASONS["ModelDownloadFailed"].final
+
+
+@pytest.mark.parametrize("body", specs.DOWNLOADED[4:], ids=specs.name_of)
+def test_the_job_s_fetcher_understands_its_arguments_and_the_server_looks_where_it_writes(
+    body: specs.Body,
+) -> None:
+    job = next(child for child in resources.build(spec.parse(body), SETTINGS) if child["kind"] == "Job")
+    command, *arguments = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    understood = parser().parse_args(arguments)
+    assert command == "fetch"
+    source.parse(understood.source)
+    assert pod(body)["containers"][0]["args"][:2] == ["serve", str(understood.to)]
 
 
 def spec_reasons() -> dict[str, int | None]:

@@ -68,7 +68,7 @@ def statuses() -> dict[str, status.Status]:
     model, long = spec.parse(BODY), "x" * MAX_MESSAGE_CHARS
     loading = Sample(phase="loading", loaded_bytes=1, total_bytes=MAX_BYTES, eta_seconds=9, version="v" * 64)
     serving = replace(loading, phase="serving", load_seconds=86_400)
-    fetching = replace(loading, phase="downloading")
+    fetching = replace(loading, phase="downloading", bytes_per_second=MAX_BYTES)
     found = {
         "nothing yet": status.of(model, Observed(body=BODY), now=NOW),
         "loading": status.of(model, observed(pods.loading(), samples=(loading,)), now=NOW),

@@ -1,6 +1,7 @@
 """`make bench-gpu` works: all its parts, in tiny form, by the interpreter, so that it will on a GPU."""
 
 import ast
+import re
 import time
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from bench.gpu import __main__ as command
 from bench.gpu import report, sizes, tuning
 from bench.gpu.ledger import Ledger, OutOfTimeError, read
 from bench.gpu.place import here
+
+MINUTES = re.compile(r"^\| `(\w+)` \|.*\| (\d+) \|$", re.MULTILINE)
 
 
 def run(folder: Path, *more: str) -> tuple[int, str]:
@@ -27,8 +30,25 @@ def test_every_part_fills_all_its_rows_and_a_second_run_measures_nothing(tmp_pat
     assert torch.cuda.is_available() or "whose figures mean nothing" in page
     files = {path.name: path.read_bytes() for path in (tmp_path / "gpu").iterdir()}
     assert files.keys() == {*(f"{name}.json" for name in report.PARTS), "tuned.py"}
-    run(tmp_path)
+    run(tmp_path, "--only", "kernels,serving")
     assert {path.name: path.read_bytes() for path in (tmp_path / "gpu").iterdir()} == files
+
+
+def test_all_parts_together_have_25_minutes_and_the_page_says_which_has_how_many() -> None:
+    seconds = {name: part.SECONDS for name, part in report.PARTS.items()}
+    assert sum(seconds.values()) <= 25 * 60 and max(seconds.values()) <= 8 * 60
+    said = MINUTES.findall((command.ROOT / "docs" / "gpu.md").read_text())
+    assert {name: int(count) for name, count in said} == seconds
+
+
+@pytest.mark.kernels
+def test_a_part_whose_time_is_up_ends_and_what_it_lacks_is_left_to_the_next_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_GRACE_SECONDS", 1000)
+    assert not command.in_process("kernels", tmp_path / "gpu", time.time() + 900, tiny=True)
+    assert "the time is up before" in capfd.readouterr().out
+    assert not (tmp_path / "gpu" / "kernels.json").exists()
 
 
 def test_the_committed_page_is_what_the_report_makes_of_nothing_or_of_what_was_measured(

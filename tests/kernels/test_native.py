@@ -85,6 +85,15 @@ def test_attention_of_a_sequence_depends_on_nobody_else(dtype: torch.dtype) -> N
         assert torch.equal(alone[0], together[row])
 
 
+def test_without_memory_to_work_in_there_is_an_error_and_the_next_call_is_right() -> None:
+    k_cache, v_cache, table, seq_lens = paged([20], 64, torch.float32, 16)
+    q = torch.randn(1, 6, 64)
+    expected = paged_decode_attention(q, k_cache, v_cache, table, seq_lens, 0.125)
+    with pytest.raises(MemoryError, match="no memory to work in"):
+        paged_decode_attention(q, k_cache, v_cache, table, torch.tensor([1 << 50]), 0.125)
+    assert torch.equal(paged_decode_attention(q, k_cache, v_cache, table, seq_lens, 0.125), expected)
+
+
 def test_a_number_that_is_none_is_not_hidden() -> None:
     k_cache, v_cache, table, seq_lens = paged([20, 20], 64, torch.float32, 16)
     q = torch.randn(2, 6, 64)

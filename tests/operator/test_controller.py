@@ -96,6 +96,30 @@ async def test_a_list_mends_a_missed_deletion_without_calling_the_watch_stale() 
         assert controller.health() == ""
 
 
+async def test_a_second_list_of_a_watch_leads_to_a_re_list_at_once_and_the_first_to_none() -> None:
+    """Of what was deleted between its two lists, kopf tells nothing."""
+    api = FakeApi()
+    path = "/apis/serving.quire.dev/v1alpha1/llmdeployments"
+    async with controlling(api) as (controller, cluster, metrics):
+        kept, gone = api.put(f"{path}/m", model()), model()
+        gone["metadata"] |= {"name": "gone", "uid": "u2"}
+        for body in (kept, api.put(f"{path}/gone", gone)):
+            controller.on_event(None, body)
+        work = asyncio.create_task(controller.run())
+        del api.objects[f"{path}/gone"]
+        api.version += 1
+        await asyncio.sleep(0)
+        assert len(cluster.cache.llm_deployments()) == 2 and not controller._interrupted.is_set()
+
+        controller.on_event(None, kept)
+        await until(
+            lambda: metrics.registry.get_sample_value("quire_operator_resync_total", {"result": "ok"})
+        )
+        work.cancel()
+
+    assert [key.name for key in cluster.cache.llm_deployments()] == ["m"]
+
+
 async def test_one_object_that_makes_reconcile_fail_does_not_stop_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -220,3 +220,23 @@ async def test_progress_alone_is_written_every_ten_seconds_at_most() -> None:
 
     assert 3 <= len(api.writes()) <= 4
     assert all(wait is not None and wait <= 10 for wait in waits)
+
+
+async def test_a_status_that_changes_without_end_is_written_once_a_second_on_average() -> None:
+    api, clock = FakeApi(), Clock()
+    deployment = "/apis/apps/v1/namespaces/ns/deployments/m"
+    async with reconciling(api, clock) as (reconcile, cluster):
+        cluster.cache.put(api.put(LLM, model()))
+        await reconcile(KEY)
+        live = api.objects[deployment]
+        for turn in range(600):
+            clock.now += 0.1
+            status = {"replicas": 1 + turn % 2, "observedGeneration": 1}
+            cluster.cache.put(api.put(deployment, {**live, "status": status}))
+            outcome = await reconcile(KEY)
+            last = api.objects[LLM]["status"]["replicas"]
+        clock.now += outcome.again_after or 0
+        await reconcile(KEY)
+
+    assert 20 <= api.writes().count(f"PATCH {LLM}/status") <= 80
+    assert last in (1, 2) and api.objects[LLM]["status"]["replicas"] == 2

@@ -134,6 +134,7 @@ def test_a_slow_load_survives_and_shows_its_progress_then_a_wrong_canary_unreadi
         assert [server.probe(name) for name in ("startupz", "readyz", "livez")] == [503, 503, 200]
         server.wait_ready()
         assert server.statusz()["loadSeconds"] > 6
+        assert server.metric("llm_model_load_seconds") > 6
 
         server.wait("not ready", lambda: server.probe("readyz") == 503, 10)
         assert server.reason("readyz") == "CanaryMismatch"

@@ -35,6 +35,7 @@ STILL = {
     "llm_kv_tier_blocks",
     "llm_kv_tier_corrupt_blocks",
     "llm_kv_tier_failed",
+    "llm_model_load_seconds",
     "vllm:cache_config_info",
 }
 

@@ -70,7 +70,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   resources: [llmdeployments/finalizers]
   verbs: [update]
 - apiGroups: [""]
-  resources: [configmaps, serviceaccounts, services]
+  resources: [configmaps, persistentvolumeclaims, serviceaccounts, services]
+  verbs: [get, list, watch, create, patch, delete]
+# Models are downloaded by Jobs.
+- apiGroups: [batch]
+  resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments]
@@ -97,10 +101,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   resources: [replicasets]
   verbs: [get, list, watch]
 # patch: takes the annotations off a pod that protect it from being moved while it loads, and says which is idle
-# before an autoscaler takes one away.
+# before an autoscaler takes one away. delete: one that downloads for itself and found its model corrupt.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, patch]
+  verbs: [get, list, watch, patch, delete]
 # list: why a volume does not mount stands in the kubelet's Events and nowhere else.
 - apiGroups: [events.k8s.io]
   resources: [events]

@@ -165,12 +165,16 @@ INLINE void attend(const struct attention *a, int64_t sequences, int dtype, cons
     const int64_t heads_each = sequences < FEW ? 1 : a->kv_heads, parts = a->kv_heads / heads_each;
     const int64_t heads = heads_each * a->heads / a->kv_heads;
     float *memory = malloc((heads * (reach + 2 * size + 1) + a->block_size * size) * sizeof(float));
+    if (!memory) {
+#pragma omp atomic write
+        quire_lacked_memory = 1;
+    }
     struct scratch work = {.scores = memory, .reach = reach, .q = memory + heads * reach};
     work.sums = work.q + heads * size, work.block = work.sums + heads * size;
     work.totals = work.block + a->block_size * size;
 #pragma omp for schedule(dynamic)
     for (int64_t index = 0; index < sequences * parts; index++)
-        task(a, index / parts, index % parts * heads_each, (index % parts + 1) * heads_each, &work, dtype, size);
+        if (memory) task(a, index / parts, index % parts * heads_each, (index % parts + 1) * heads_each, &work, dtype, size);
     free(memory);
 }
 

@@ -15,6 +15,9 @@
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
 
+/* Set by a kernel that got no memory, of one run (`run.c`). */
+extern int quire_lacked_memory;
+
 enum dtype { FLOAT32 = 0, BFLOAT16 = 1 };
 
 INLINE int64_t size_of(int dtype) { return dtype == BFLOAT16 ? 2 : 4; }

@@ -137,6 +137,9 @@ class Cluster:
         sets = [o for o in related if o["kind"] == "ReplicaSet" and controller_uid(o) in workloads]
         set_uids = {str(o["metadata"]["uid"]) for o in sets}
         pods = [o for o in related if o["kind"] == "Pod" and controller_uid(o) in set_uids]
+        jobs = {str(live["metadata"]["uid"]) for target, live in children.items() if target.kind == "Job"}
+        fetchers = [o for o in related if o["kind"] == "Pod" and controller_uid(o) in jobs]
+        everybody = (*pods, *fetchers)
         return Observed(
             body=body,
             children=children,
@@ -146,8 +149,9 @@ class Cluster:
             missing=frozenset(missing),
             replica_sets=tuple(sets),
             pods=tuple(pods),
-            samples={uid: self.samples[uid] for pod in pods if (uid := _uid(pod)) in self.samples},
-            mount_errors=await self._mount_errors(pods, key.namespace),
+            fetchers=tuple(fetchers),
+            samples={uid: self.samples[uid] for pod in everybody if (uid := _uid(pod)) in self.samples},
+            mount_errors=await self._mount_errors(everybody, key.namespace),
         )
 
     async def _mount_errors(self, pods: Sequence[Body], namespace: str) -> dict[str, str]:

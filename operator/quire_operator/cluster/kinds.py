@@ -51,6 +51,8 @@ CHILDREN = (
     Kind("v1", "ServiceAccount", "serviceaccounts"),
     Kind("v1", "ConfigMap", "configmaps"),
     Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
+    Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
+    Kind("batch/v1", "Job", "jobs"),
     Kind("v1", "Service", "services"),
     Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     HPA,

@@ -10,16 +10,27 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from quire_operator import names
 from quire_operator.observed import Body, Observed, Ref, ref
-from quire_operator.plan import deletion_cost, handover
+from quire_operator.plan import deletion_cost, handover, model_cache
 from quire_operator.plan.drift import lost_fields
 from quire_operator.plan.handover import Decider, decider
 
-__all__ = ["Decider", "Plan", "PodMark", "RevisionMark", "decider", "lost_fields", "make_plan", "stamped"]
+__all__ = [
+    "Decider",
+    "Plan",
+    "PodMark",
+    "RevisionMark",
+    "decider",
+    "lost_fields",
+    "make_plan",
+    "stamped",
+    "with_renewals",
+]
 
 Manifest = dict[str, Any]
 
@@ -70,8 +81,9 @@ def make_plan(desired: Iterable[Body], observed: Observed, by: Decider = Decider
     apply: list[Manifest] = []
     repairs: list[Ref] = []
     details: list[str] = []
+    awaits_model = model_cache.waiting(wanted.values(), observed)
     for target, manifest in wanted.items():
-        if target in observed.foreign or _must_wait(target, observed):
+        if target in observed.foreign or target in awaits_model or _must_wait(target, observed):
             continue
         why = _why_apply(manifest, observed.children.get(target))
         if why:
@@ -82,7 +94,7 @@ def make_plan(desired: Iterable[Body], observed: Observed, by: Decider = Decider
     unwanted = tuple(
         (target, str(live["metadata"]["uid"]))
         for target, live in sorted(observed.children.items())
-        if target not in wanted and not _is_going(live) and not _is_used(target, observed)
+        if target not in wanted and not _is_going(live) and not _is_used(live, observed)
     )
     details += [f"delete {target}: not wanted any more" for target, _ in unwanted]
     mark = tuple(_marks(observed))
@@ -94,6 +106,20 @@ def make_plan(desired: Iterable[Body], observed: Observed, by: Decider = Decider
         mark=mark,
         repairs=tuple(repairs),
         details=tuple(details),
+    )
+
+
+def with_renewals(
+    plan: Plan, desired: Iterable[Body], observed: Observed, corrupt: Mapping[str, str], now: datetime
+) -> Plan:
+    """`plan` with the downloads that begin again: what they replace is deleted. `corrupt`: when the pods of
+    these names ended for a corrupt model.
+    """
+    found = list(model_cache.renewals([stamped(one) for one in desired], observed, corrupt, now))
+    return replace(
+        plan,
+        delete=(*plan.delete, *((target, uid) for target, uid, _ in found)),
+        details=(*plan.details, *(f"delete {target}: {why}" for target, _, why in found)),
     )
 
 
@@ -132,8 +158,8 @@ def _why_apply(manifest: Manifest, live: Body | None) -> str:
     """Empty when nothing needs to be written."""
     if live is None:
         return "missing"
-    if _is_going(live):
-        return ""  # its deletion is an event that brings us back
+    if _is_going(live) or manifest["kind"] == "Job":
+        return ""  # its deletion is an event that brings us back; a Job is replaced and never changed
     hashes = [
         (body["metadata"].get("annotations") or {}).get(names.ANNOTATION_APPLIED_HASH)
         for body in (manifest, live)
@@ -156,8 +182,13 @@ def _is_going(live: Body) -> bool:
     return "deletionTimestamp" in live["metadata"]
 
 
-def _is_used(target: Ref, observed: Observed) -> bool:
-    """A ConfigMap lives as long as a ReplicaSet (for a rollback) or a pod refers to it."""
+def _is_used(live: Body, observed: Observed) -> bool:
+    """A ConfigMap lives as long as a ReplicaSet (for a rollback) or a pod refers to it; a claim, while
+    somebody serves from it.
+    """
+    target = ref(live)
+    if target.kind == "PersistentVolumeClaim":
+        return model_cache.is_served_from(live, observed)
     if target.kind != "ConfigMap":
         return False
     specs = [rs["spec"]["template"]["spec"] for rs in observed.replica_sets]

@@ -18,6 +18,7 @@ from quire_operator.resources import (
     scaled_object,
     service,
     service_account,
+    shared_model,
 )
 from quire_operator.resources.kept import Kept, is_same, kept, stored, with_kept
 from quire_operator.resources.manifest import Manifest
@@ -49,11 +50,24 @@ def build(model: LLMDeployment, settings: Settings, measured: Measured = UNMEASU
         *([service_account.build(model)] if own_account else []),
         environment,
         *([network_policy.build(model, settings)] if restricted else []),
+        *_shared_model(model, settings, template),
         service.build(model),
         disruption_budget.build(model),
         *_autoscaler(model, settings, measured),
         deployment.build(model, template),
     )
+
+
+def _shared_model(model: LLMDeployment, settings: Settings, template: Manifest) -> list[Manifest]:
+    cache = model.spec.cache
+    if cache is None or not cache.is_shared:
+        return []
+    restricted = model.spec.networking.network_policy.mode == "Restricted"
+    return [
+        *([] if cache.existing_claim else [shared_model.claim(model, cache)]),
+        *([network_policy.build_of_download(model, settings)] if restricted else []),
+        shared_model.job(model, settings, cache, template),
+    ]
 
 
 def _autoscaler(model: LLMDeployment, settings: Settings, measured: Measured) -> list[Manifest]:

@@ -25,7 +25,7 @@ def build(model: LLMDeployment, template: Manifest) -> Manifest:
             "strategy": _strategy(rollout),
             "progressDeadlineSeconds": (
                 model.spec.health.startup_timeout_seconds
-                + (model.spec.cache.download.timeout_seconds if model.spec.cache is not None else 0)
+                + _download_seconds(model)
                 + rollout.surge_wait_seconds
                 + _PROGRESS_MARGIN_SECONDS
             ),
@@ -34,6 +34,12 @@ def build(model: LLMDeployment, template: Manifest) -> Manifest:
             "template": template,
         },
     }
+
+
+def _download_seconds(model: LLMDeployment) -> int:
+    """What a pod may take for its download, before it loads."""
+    cache = model.spec.cache
+    return 0 if cache is None or cache.is_shared else cache.download.timeout_seconds
 
 
 def _strategy(rollout: Rollout) -> Manifest:

@@ -18,7 +18,18 @@ from quire_operator.errors import SpecError
 from quire_operator.resources.manifest import Manifest, metadata
 from quire_operator.spec import LLMDeployment, Rollout, Spec, parse
 
-KEPT_KINDS = ("ServiceAccount", "ConfigMap", "NetworkPolicy", "Service", "PodDisruptionBudget", "Deployment")
+KEPT_KINDS = (
+    "ServiceAccount",
+    "ConfigMap",
+    "NetworkPolicy",
+    "PersistentVolumeClaim",
+    "Job",
+    "Service",
+    "PodDisruptionBudget",
+    "Deployment",
+)
+# Their names go on after the LLMDeployment's.
+_NAMED_BY_CONTENT = ("ConfigMap", "NetworkPolicy", "PersistentVolumeClaim", "Job")
 _KEPT_OF_DEPLOYMENT = ("selector", "template")
 _HASH_LENGTH = 10
 
@@ -109,5 +120,9 @@ def _is_own(child: Any, model: LLMDeployment) -> bool:
     owned = metadata(model, model.name)
     if not isinstance(told, dict):
         return False
-    is_named = told.get("name") == model.name or child["kind"] == "ConfigMap"
-    return is_named and all(told.get(key) == owned.get(key) for key in ("namespace", "ownerReferences"))
+    name = str(told.get("name"))
+    by_content = child["kind"] in _NAMED_BY_CONTENT and name.startswith(f"{model.name}-")
+    if told.get("namespace") != owned["namespace"] or not (name == model.name or by_content):
+        return False
+    is_retained = child["kind"] == "PersistentVolumeClaim" and "ownerReferences" not in told
+    return is_retained or told.get("ownerReferences") == owned.get("ownerReferences")

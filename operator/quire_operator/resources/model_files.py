@@ -1,5 +1,5 @@
-"""What a pod has of its model: the volume that holds it and, where it is downloaded, the container that
-fetches it before the server starts.
+"""What a pod has of its model: the volume that holds it and, where the pod downloads it itself, the container
+that fetches it before the server starts.
 
 Only that container sees the credentials and may write; the server mounts the volume read-only. A fetch
 that was interrupted goes on where it was, and one that is done costs a look at the files.
@@ -16,40 +16,45 @@ from quire_operator.spec import LLMDeployment
 from quire_operator.spec.sources import ModelCache, Source
 
 _CA_FILE = "ca.crt"
+# A new volume belongs to root until the kubelet gives it to this group.
+WRITABLE = {"fsGroup": names.USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
 _AWS_VARIABLES = {"AWS_ACCESS_KEY_ID": False, "AWS_SECRET_ACCESS_KEY": False, "AWS_SESSION_TOKEN": True}
 
 
 def build(model: LLMDeployment, settings: Settings) -> Manifest:
     """initContainers, volumes and securityContext of the pod, as far as the model decides them."""
     source, cache = model.spec.model.source, model.spec.cache
-    if cache is None:
-        assert source.pvc is not None  # as `spec.parse` has checked
-        claim = {"claimName": source.pvc.claim_name, "readOnly": True}
+    if cache is None or cache.is_shared:
+        held_by = source.pvc.claim_name if source.pvc is not None else model.claim_name
+        claim = {"claimName": held_by, "readOnly": True}
         volume: Manifest = {"name": "model", "persistentVolumeClaim": claim}
         return {"initContainers": [], "volumes": [volume], "securityContext": {}}
-    # A new volume belongs to root until the kubelet gives it to this group.
-    group = {"fsGroup": names.USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
+    resources = model.spec.resources
+    # The pod needs the larger of its containers' requests, so this adds nothing.
+    share = {
+        "requests": {"cpu": resources.cpu, "memory": resources.memory},
+        "limits": {"memory": resources.memory},
+    }
     return {
-        "initContainers": [_container(model, settings, cache)],
-        "volumes": [_volume(cache), *_secret_volumes(source, cache)],
-        "securityContext": group if cache.mode == "PerReplica" else {},
+        "initContainers": [container(model, settings, cache, share)],
+        "volumes": [_volume(cache), *secret_volumes(source, cache)],
+        "securityContext": WRITABLE if cache.mode == "PerReplica" else {},
     }
 
 
-def _container(model: LLMDeployment, settings: Settings, cache: ModelCache) -> Manifest:
-    source, resources = model.spec.model.source, model.spec.resources
-    target = f"{names.PATH_MODELS}/{names.FETCHED_DIR}"
+def container(model: LLMDeployment, settings: Settings, cache: ModelCache, resources: Manifest) -> Manifest:
+    """The one that fetches, with these resources. It mounts the volumes model, tmp, home and those of
+    `secret_volumes`.
+    """
+    source = model.spec.model.source
+    target = names.model_path(model.model_dir)
     return {
         "name": names.FETCHER,
         "image": settings.engine_image,
         "imagePullPolicy": settings.engine_image_pull_policy,
         "args": ["fetch", source.uri, "--to", target, "--status-port", str(names.PORT_HEALTH)],
         **compact({"env": _environment(source, cache)}),
-        # The pod needs the larger of its containers' requests, so this adds nothing.
-        "resources": {
-            "requests": {"cpu": resources.cpu, "memory": resources.memory},
-            "limits": {"memory": resources.memory},
-        },
+        "resources": resources,
         "terminationMessagePath": names.PATH_TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
@@ -106,7 +111,8 @@ def _volume(cache: ModelCache) -> Manifest:
     return {"name": "model", "ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
 
 
-def _secret_volumes(source: Source, cache: ModelCache) -> list[Manifest]:
+def secret_volumes(source: Source, cache: ModelCache) -> list[Manifest]:
+    """What the container that fetches gets from Secrets and ConfigMaps as files."""
     volumes: list[Manifest] = []
     if source.gcs is not None and (key := source.gcs.credentials_secret_ref):
         items = [{"key": key.key, "path": key.key}]
@@ -127,5 +133,5 @@ def _secret_mounts(source: Source, cache: ModelCache) -> list[Manifest]:
     }
     return [
         {"name": volume["name"], "mountPath": paths[volume["name"]], "readOnly": True}
-        for volume in _secret_volumes(source, cache)
+        for volume in secret_volumes(source, cache)
     ]

@@ -18,6 +18,7 @@ from quire_operator.settings import Settings
 from quire_operator.spec import LabelSelector, LLMDeployment, Peer
 
 _METADATA_NAME = "kubernetes.io/metadata.name"
+_DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 
 
 def build(model: LLMDeployment, settings: Settings) -> Manifest:
@@ -40,10 +41,26 @@ def build(model: LLMDeployment, settings: Settings) -> Manifest:
                 },
             ],
             "egress": [
-                {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]},
+                _DNS,
                 *_to_collector(model.spec.observability.tracing.endpoint),
-                *_to_source(model),
+                *([] if model.spec.cache is not None and model.spec.cache.is_shared else _to_source(model)),
             ],
+        },
+    }
+
+
+def build_of_download(model: LLMDeployment, settings: Settings) -> Manifest:
+    """Of the Job that fills a shared claim: it connects to its source; the operator asks how far it is."""
+    operator = {"matchLabels": {_METADATA_NAME: settings.operator_namespace}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(model, model.download_name),
+        "spec": {
+            "podSelector": {"matchLabels": names.fetcher_labels(model.name)},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{"from": [{"namespaceSelector": operator}], "ports": [_tcp(names.PORT_HEALTH)]}],
+            "egress": [_DNS, *_to_source(model)],
         },
     }
 

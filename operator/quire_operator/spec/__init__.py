@@ -6,8 +6,9 @@ is checked again: `render` has no API server, and an older CRD may be installed.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire_operator import names
@@ -59,6 +60,8 @@ __all__ = [
     "parse",
 ]
 
+_HASH_LENGTH = 10
+
 
 @dataclass(frozen=True, kw_only=True)
 class LLMDeployment:
@@ -107,8 +110,32 @@ class LLMDeployment:
     @property
     def model_dir(self) -> str:
         """Where the model is on its volume: where the user put it, or where it is downloaded to."""
-        claim = self.spec.model.source.pvc
-        return claim.path if claim is not None else names.FETCHED_DIR
+        claim, cache = self.spec.model.source.pvc, self.spec.cache
+        if claim is not None:
+            return claim.path
+        is_shared = cache is not None and cache.is_shared
+        return f"{names.FETCHED_DIR}-{self.content}" if is_shared else names.FETCHED_DIR
+
+    @property
+    def content(self) -> str:
+        """A name for what is to be on a shared claim: made from the source, and from the claim if that is the
+        user's.
+        """
+        source, cache = self.spec.model.source, self.spec.cache
+        parts = (source.uri, source.endpoint, cache.existing_claim if cache is not None else "")
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_HASH_LENGTH]
+
+    @property
+    def claim_name(self) -> str:
+        """The shared claim: the user's, or our own."""
+        cache = self.spec.cache
+        existing = cache.existing_claim if cache is not None else ""
+        return existing or f"{self.name}-model-{self.content}"
+
+    @property
+    def download_name(self) -> str:
+        """The Job that fills the shared claim, and its NetworkPolicy."""
+        return f"{self.name}-{names.FETCHER}-{self.content}"
 
     @property
     def url(self) -> str:
@@ -128,6 +155,9 @@ def parse(body: Mapping[str, Any]) -> LLMDeployment:
     rules.check_name(name)
     spec = reader.read(Spec, body.get("spec"), "spec")
     rules.check(spec)
+    if spec.cache is not None and spec.cache.is_of_one_node and spec.rollout.strategy == "Auto":
+        # An additional pod on another node would wait for the claim for ever.
+        spec = replace(spec, rollout=replace(spec.rollout, strategy="InPlace"))
     return LLMDeployment(
         name=str(name),
         namespace=str(metadata.get("namespace") or "default"),

@@ -100,6 +100,7 @@ def check(spec: Spec) -> None:
     source_rules.check(spec.model.source, spec.cache)
     if spec.model.source.pvc is not None:
         _check_path("spec.model.source.pvc.path", spec.model.source.pvc.path)
+    source_rules.check_replicas(spec)
     if spec.cache is not None:
         _check_env("spec.cache.download.env", spec.cache.download.env)
     _check_speculation(spec.engine.speculation)

@@ -7,6 +7,7 @@ from dataclasses import fields
 from quire_operator import quantity
 from quire_operator.errors import SpecError
 from quire_operator.spec.sources import ModelCache, Source
+from quire_operator.spec.tree import Spec
 
 MAX_SIZE = "64Ti"
 
@@ -23,7 +24,18 @@ def check(source: Source, cache: ModelCache | None) -> None:
         )
     if cache is None:
         return
-    if not 0 < quantity.parse(cache.size) <= quantity.parse(MAX_SIZE):
+    if bool(cache.size) == bool(cache.existing_claim):
+        raise SpecError("spec.cache.size", "give it, or existingClaim: a claim that is there has its size")
+    if cache.size and not 0 < quantity.parse(cache.size) <= quantity.parse(MAX_SIZE):
         raise SpecError("spec.cache.size", f"give a positive quantity up to {MAX_SIZE}, such as 20Gi")
-    if cache.storage_class_name and cache.mode != "PerReplica":
-        raise SpecError("spec.cache.storageClassName", "set mode PerReplica, or drop it: None has no claim")
+    if cache.storage_class_name and (cache.mode == "None" or cache.existing_claim):
+        raise SpecError("spec.cache.storageClassName", "drop it: no claim is made")
+    if not cache.is_shared and (cache.access_mode or cache.existing_claim):
+        raise SpecError("spec.cache", "set mode SharedPVC, or drop accessMode and existingClaim")
+
+
+def check_replicas(spec: Spec) -> None:
+    """What one node mounts, one pod uses. Raises SpecError."""
+    most = spec.replicas if spec.autoscaling is None else spec.autoscaling.max_replicas
+    if spec.cache is not None and spec.cache.access_mode == "ReadWriteOnce" and (most or 0) > 1:
+        raise SpecError("spec.cache.accessMode", "set ReadWriteMany, or give one replica at most")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire_operator.spec.bounds import items, number, required_quantity, required_text, text
+from quire_operator.spec.bounds import choice, items, number, quantity, required_text, text
 from quire_operator.spec.references import (
     DNS_1123_SUBDOMAIN,
     HTTP_ADDRESS,
@@ -98,7 +98,22 @@ class Download:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCache:
-    mode: str = field(metadata={"enum": ["PerReplica", "None"]})
-    size: str = required_quantity()
+    mode: str = field(metadata={"enum": ["SharedPVC", "PerReplica", "None"]})
+    size: str = quantity()
     storage_class_name: str = text(DNS_1123_SUBDOMAIN, 253)
+    access_mode: str = field(default="", metadata={"enum": ["ReadWriteMany", "ReadWriteOnce"]})
+    existing_claim: str = field(
+        default="", metadata={"pattern": f"^{DNS_1123_SUBDOMAIN}$", "maxLength": 253, "minLength": 1}
+    )
+    retain_policy: str = choice("Delete", "Retain")
     download: Download = Download()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether one claim serves all pods, filled by a Job before there are any."""
+        return self.mode == "SharedPVC"
+
+    @property
+    def is_of_one_node(self) -> bool:
+        """Whether one node at a time can mount that claim."""
+        return self.is_shared and self.access_mode == "ReadWriteOnce"

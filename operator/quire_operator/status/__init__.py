@@ -8,7 +8,6 @@ status is only read to keep what cannot be observed again: times, the last failu
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,8 +17,9 @@ from quire_operator import names, reports
 from quire_operator.errors import SpecError
 from quire_operator.observed import Body, Observed, newest_of, ref
 from quire_operator.spec import LLMDeployment
-from quire_operator.status import conditions, last_failure, pods, progress, rollout, scaling
+from quire_operator.status import conditions, last_failure, model_cache, pods, progress, rollout, scaling
 from quire_operator.status.conditions import Facts, Rollout
+from quire_operator.status.model_cache import Download, found_corrupt
 from quire_operator.status.pods import Failure, PodState
 from quire_operator.status.scaling import awaits_metrics, measured
 
@@ -28,6 +28,7 @@ __all__ = [
     "Status",
     "awaits_metrics",
     "failed_rollout",
+    "found_corrupt",
     "invalid",
     "is_failing",
     "measured",
@@ -40,7 +41,6 @@ Status = dict[str, Any]
 
 # Nothing has failed yet while a pod waits for what others provide.
 _WAITING_PHASES = {"WaitingForNode": "WaitingForNode", "VolumePending": "Pending", "QuotaExceeded": "Pending"}
-_POD_REFUSED = re.compile(r'^pods "[^"]*" is forbidden: ')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,12 @@ class _View:
     rollout: Rollout
     states: Sequence[PodState]
     failure: Failure | None
+    download: Download | None = None
+
+    @property
+    def fetchers(self) -> Sequence[PodState]:
+        """The pods of the Job that brings the model."""
+        return () if self.download is None else self.download.states
 
 
 def of(
@@ -78,6 +84,7 @@ def of(
         problem=problem,
         scaling=scaling.condition(model, observed, ready=view.rollout.ready, now=now),
         activator=scaling.activator(model),
+        download=view.download,
     )
     built = conditions.build(
         facts, generation=model.generation, old=old.get("conditions") or (), now=timestamp(now)
@@ -95,7 +102,9 @@ def of(
         "loadingReplicas": facts.loading,
         "scaling": scaling.summary(model, observed),
         "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in observed.pods),
-        "model": progress.model(here, old.get("model") or {}, downloads=model.spec.cache is not None),
+        "model": progress.model(
+            [*here, *view.fetchers], old.get("model") or {}, downloads=model.spec.cache is not None
+        ),
         "engine": progress.engine(deployment, here, old.get("engine") or {}),
         **rollout.summary(deployment, newer),
         "lastFailure": _last_failure(problem, view, old.get("lastFailure") or {}, now),
@@ -191,16 +200,29 @@ def _view(model: LLMDeployment, observed: Observed, now: datetime) -> _View:
     ]
     waiting = rollout.waiting_to_surge(model, observed, now)
     failures = [s.failure for s in _by_weight(states) if s.failure is not None and s.name not in waiting]
-    refused = _refused(deployment)
+    refused = rollout.refused(deployment)
+    download = model_cache.read(model, observed, now)
+    failures = _with_download(failures, download)
     # The one that is told already stays the one that is told, so that two bad pods do not take turns.
     failure = next((f for f in failures if f.reason in known), failures[0] if failures else refused)
+    told_of = _rollout(deployment, wanted=wanted, needed=needed, sets=observed.replica_sets)
     numbers = replace(
-        _rollout(deployment, wanted=wanted, needed=needed, sets=observed.replica_sets),
+        told_of,
+        seen=told_of.seen and not (download is not None and download.awaited),
         awaits_room=next(iter(waiting.values()), ""),
         surge_wait_seconds=model.spec.rollout.surge_wait_seconds,
         in_place=rollout.has_given_up_to_surge(model, deployment),
     )
-    return _View(rollout=numbers, states=states, failure=failure)
+    return _View(rollout=numbers, states=states, failure=failure, download=download)
+
+
+def _with_download(failures: list[Failure], download: Download | None) -> list[Failure]:
+    """The Job's failure comes first where pods wait for it; while it mends the model, that is not final."""
+    if download is None or download.cached:
+        return failures
+    failures = [replace(one, count=1) if one.reason == "ModelCorrupt" else one for one in failures]
+    own = [download.failure] if download.failure is not None else []
+    return [*own, *failures] if download.awaited else [*failures, *own]
 
 
 def _numbers(model: LLMDeployment, observed: Observed) -> tuple[int, int]:
@@ -242,16 +264,6 @@ def _rollout(deployment: Body | None, *, wanted: int, needed: int, sets: Sequenc
     )
 
 
-def _refused(deployment: Body | None) -> Failure | None:
-    """The pods that the API server does not let the ReplicaSet create."""
-    for condition in ((deployment or {}).get("status") or {}).get("conditions") or ():
-        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-            detail = _POD_REFUSED.sub("", reports.printable(condition.get("message")))
-            reason = "QuotaExceeded" if "exceeded quota" in detail else "ApplyRejected"
-            return Failure(reason=reason, detail=detail, time=str(condition.get("lastTransitionTime") or ""))
-    return None
-
-
 def _phase(facts: Facts, is_true: Mapping[str, str]) -> str:
     """One word for the printer column; the conditions are the contract."""
     if is_true["Stalled"] == "True":
@@ -268,6 +280,8 @@ def _phase(facts: Facts, is_true: Mapping[str, str]) -> str:
         return "Serving"
     if is_true["Available"] == "True":
         return "Updating"
+    if facts.download is not None and facts.download.awaited:
+        return "Downloading" if facts.download.fetching else "Pending"
     if facts.loading:
         return "Downloading" if facts.fetching == facts.loading else "Loading"
     return "Pending"
@@ -278,4 +292,4 @@ def _last_failure(
 ) -> Mapping[str, Any]:
     if problem is not None:
         return last_failure.told(problem, old, timestamp(now))
-    return last_failure.newest(view.states, view.failure, old, timestamp(now))
+    return last_failure.newest([*view.states, *view.fetchers], view.failure, old, timestamp(now))

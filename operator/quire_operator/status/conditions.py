@@ -1,8 +1,9 @@
 """The conditions of an LLMDeployment, as kubectl wait, kstatus (Flux) and Argo CD read them.
 
 Called by `status.of` with everything already decided about pods and rollout. All conditions are always
-written, but for ScalingActive and ActivatorReady, which are there where an autoscaler is. Reconciling and
-Stalled are never True together and never True while Ready is. Knows no pod and no API server.
+written, but for ScalingActive and ActivatorReady, which are there where an autoscaler is, and ModelCached,
+which is there where pods share a model that is downloaded. Reconciling and Stalled are never True together
+and never True while Ready is. Knows no pod and no API server.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire_operator.status import reasons, rollout
+from quire_operator.status.model_cache import Download
 from quire_operator.status.pods import Failure
 from quire_operator.status.scaling import Decided
 
@@ -63,6 +65,7 @@ class Facts:
     idle: bool = False  # an autoscaler has taken all pods away
     activator: Decided | None = None  # of who holds the first request then
     fetching: int = 0  # of the loading pods, how many download the model first
+    download: Download | None = None  # of a claim that all pods share
 
 
 def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> list[Condition]:
@@ -85,6 +88,8 @@ def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> lis
         decided["ScalingActive"] = facts.scaling
     if facts.activator is not None:
         decided["ActivatorReady"] = facts.activator
+    if facts.download is not None:
+        decided["ModelCached"] = facts.download.condition
     conditions = []
     for kind, (status, reason, message) in decided.items():
         known = before.get(kind) or {}
@@ -120,6 +125,9 @@ def _ready(facts: Facts) -> Decided:
         return "True", reason, count
     if facts.failure is not None:
         return "False", facts.failure.reason, _explain(facts.failure)
+    if facts.download is not None and facts.download.awaited:
+        _, reason, message = facts.download.condition
+        return "False", reason, f"{count} {message}"
     if facts.loading and facts.fetching == facts.loading:
         return "False", "Downloading", f"{count} The model is downloaded; status.model says how far that is."
     if facts.loading:

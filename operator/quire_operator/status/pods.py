@@ -46,6 +46,7 @@ _SELF_TERMINATED = frozenset(
         "ConfigError",
         "StartupTimeout",
         "LoadStalled",
+        "GPUOutOfMemory",
         "EngineCrashed",
         "EngineStalled",
     }
@@ -145,6 +146,7 @@ def read(
 
 def _fetched(status: Mapping[str, Any]) -> Fetched | None:
     fetcher = named(status, "initContainerStatuses", names.FETCHER)
+    fetcher = fetcher or named(status, "containerStatuses", names.FETCHER)
     end = (fetcher.get("state") or {}).get("terminated") or {}
     return reports.parse_fetched(end.get("message")) if end.get("exitCode") == 0 else None
 
@@ -159,11 +161,14 @@ def _conditions(pod: Body) -> dict[str, Mapping[str, Any]]:
 
 
 def _server(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The server's container or, until it is done, the one that fetches the model for it."""
+    """The server's container or, until it is done, the one that fetches the model for it; of a pod that only
+    fetches, that one.
+    """
     fetcher = named(status, "initContainerStatuses", names.FETCHER)
     if fetcher and ((fetcher.get("state") or {}).get("terminated") or {}).get("exitCode") != 0:
         return fetcher
-    return named(status, "containerStatuses", names.CONTAINER)
+    server = named(status, "containerStatuses", names.CONTAINER)
+    return server or named(status, "containerStatuses", names.FETCHER)
 
 
 def named(status: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any]:

@@ -31,8 +31,10 @@ def model(states: Sequence[PodState], old: Mapping[str, Any], *, downloads: bool
         told |= {"bytesTotal": furthest.total_bytes, "bytesLoaded": furthest.loaded_bytes}
         if furthest.eta_seconds is not None:
             told["etaSeconds"] = furthest.eta_seconds
+        if furthest.bytes_per_second is not None:
+            told["bytesPerSecond"] = furthest.bytes_per_second
     elif any(s.loading for s in states):
-        told |= {key: old[key] for key in ("bytesLoaded", "etaSeconds") if key in old}
+        told |= {key: old[key] for key in ("bytesLoaded", "bytesPerSecond", "etaSeconds") if key in old}
     elif "bytesTotal" in told and any(s.ready for s in states):
         told["bytesLoaded"] = told["bytesTotal"]
     return told

@@ -33,7 +33,8 @@ _ALL = (
     Reason(
         "ModelCorrupt",
         "a file of the model cannot be read as what it should be, or differs from the manifest's checksum",
-        "copy the model into the volume again; where it is downloaded, delete the pod",
+        "copy the model into the volume again; a downloaded one is fetched again without you, by a Job at "
+        "once or, where pods download, by a new pod in ten minutes; if it comes back, publish it again",
         final=True,
         exit_code=65,
     ),
@@ -82,6 +83,13 @@ _ALL = (
         "raise spec.resources.memory, or lower spec.engine.kvCache.memory or spec.engine.maxModelLen",
     ),
     Reason(
+        "GPUOutOfMemory",
+        "the GPU has no memory for the model, its graphs or a step, whatever requests are given up",
+        "lower spec.resources.gpu.memoryPercent (it leaves more to steps and graphs) or "
+        "spec.engine.maxNumSeqs, serve a smaller or a quantised model, or choose a larger GPU",
+        exit_code=76,
+    ),
+    Reason(
         "EngineCrashed",
         "the inference engine ended unexpectedly",
         "read the log of the ended container (kubectl logs --previous)",
@@ -123,8 +131,9 @@ _ALL = (
     Reason(
         "VolumePending",
         "the model's volume is not there or cannot be mounted",
-        "check that the claim in spec.model.source.pvc is in this namespace and bound, and that the Secret "
-        "of spec.security.apiKeysSecretRef exists",
+        "check that the claim (of spec.model.source.pvc or spec.cache) is in this namespace and bound, that "
+        "its class offers ReadWriteMany if that is asked for, and that the Secret of "
+        "spec.security.apiKeysSecretRef exists",
     ),
     Reason(
         "OwnershipConflict",
@@ -195,6 +204,12 @@ _ALL = (
 
 REASONS = {reason.name: reason for reason in _ALL}
 BY_EXIT_CODE = {reason.exit_code: reason.name for reason in _ALL if reason.exit_code is not None}
+
+
+def detail(reason: str, told: str) -> str:
+    """What `message` was given; empty when `told` is none of its messages."""
+    start, end = message(reason, "\0").split("\0")
+    return told[len(start) : -len(end)] if told.startswith(start) and told.endswith(end) else ""
 
 
 def message(reason: str, detail: str = "") -> str:

@@ -5,6 +5,7 @@ Called by `status.of` and by reconcile. Pure; decides about no pod.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -26,6 +27,7 @@ from quire_operator.status.reasons import REASONS, STALLED_AFTER_FAILURES
 
 # After an old pod is gone, until the scheduler has tried again.
 _ROOM_GRACE_SECONDS = 30
+_POD_REFUSED = re.compile(r'^pods "[^"]*" is forbidden: ')
 
 
 def waiting_to_surge(model: LLMDeployment, observed: Observed, now: datetime) -> dict[str, str]:
@@ -96,6 +98,16 @@ def is_newest(sets: Sequence[Body], deployment: Body) -> bool:
     metadata = made.get("metadata") or {}
     labels = {k: v for k, v in (metadata.get("labels") or {}).items() if k != "pod-template-hash"}
     return bool({**made, "metadata": {**metadata, "labels": labels}} == wanted)
+
+
+def refused(deployment: Body | None) -> Failure | None:
+    """The pods that the API server does not let the ReplicaSet create."""
+    for condition in ((deployment or {}).get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            detail = _POD_REFUSED.sub("", reports.printable(condition.get("message")))
+            reason = "QuotaExceeded" if "exceeded quota" in detail else "ApplyRejected"
+            return Failure(reason=reason, detail=detail, time=str(condition.get("lastTransitionTime") or ""))
+    return None
 
 
 def final_failure(states: Sequence[PodState]) -> Failure | None:

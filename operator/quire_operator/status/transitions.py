@@ -40,7 +40,7 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
 
 def is_progress_only(patch: Mapping[str, Any]) -> bool:
     """True for a patch that only says how far loading is: it can wait a little."""
-    progress = {"bytesLoaded", "etaSeconds"}
+    progress = {"bytesLoaded", "bytesPerSecond", "etaSeconds"}
     return set(patch) == {"model"} and isinstance(patch["model"], Mapping) and set(patch["model"]) <= progress
 
 

@@ -99,7 +99,7 @@ def build_house(settings: ServeConfig, run_dir: Path) -> House:
         run_dir / SOCKET_NAME,
         lambda outbox: metrics.step(outbox.stats),
         lambda info: metrics.engine_known(
-            info.max_model_len, _cache_facts(settings, info), dict(info.gpu_memory)
+            info.max_model_len, _cache_facts(settings, info), dict(info.gpu_memory), info.load_seconds
         ),
     )
     if settings.device != "cpu":

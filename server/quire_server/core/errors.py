@@ -12,6 +12,7 @@ own.
     ├── DownloadError              the network or the other side failed; later it may work
     ├── DiskError                  the model does not fit on the disk, or cannot be written there
     └── DeviceError                the GPU cannot go on
+        └── DeviceMemoryError      its memory does not hold what has to be in it
 
 Every message is one sentence or two: what is wrong, and what to do about it. Raised everywhere, imports
 nothing.
@@ -68,3 +69,7 @@ class DiskError(QuireServerError):
 
 class DeviceError(QuireServerError):
     """A fault of the GPU: what it holds is lost, and the process with it."""
+
+
+class DeviceMemoryError(DeviceError):
+    """The GPU has too little memory, where no request can be given up instead."""

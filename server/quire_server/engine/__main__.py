@@ -50,6 +50,7 @@ def _serve(settings: ServeConfig, run_dir: Path, pulse: Pulse, switched: Faults)
         block_size=limits.block_size,
         max_num_seqs=limits.max_num_seqs,
         gpu_memory=tuple(runner.gpu_memory.items()),
+        load_seconds=time.monotonic() - pulse.sample.started_at,
     )
     engine = Engine(
         Scheduler(limits, eos_token_ids=runner.model_config.eos_token_ids),

@@ -16,7 +16,7 @@ from quire_server.core.scheduler import SchedulerConfig
 from quire_server.core.watermark import Watermark, read_key
 from quire_server.engine.pulse import Pulse
 from quire_server.faults import Faults
-from quire_server.runner.model_runner import ModelRunner, RunnerOptions
+from quire_server.runner.model_runner import ModelRunner, RunnerOptions, default_block_size
 
 _DEFAULT_STEP_TOKENS = 512
 
@@ -30,7 +30,7 @@ def load(config: ServeConfig, pulse: Pulse, faults: Faults) -> ModelRunner:
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
         quantization=config.quantization,
-        block_size=config.block_size,
+        block_size=config.block_size or default_block_size(config.device),
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         num_blocks_override=config.num_gpu_blocks_override,
         max_num_seqs=config.max_num_seqs,
@@ -58,7 +58,7 @@ def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfi
         max_num_batched_tokens=_step_tokens(config),
         max_model_len=runner.max_model_len,
         num_blocks=runner.num_blocks,
-        block_size=config.block_size,
+        block_size=runner.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,
         num_host_slots=runner.num_host_slots,

@@ -30,6 +30,7 @@ class EngineInfo:
     block_size: int
     max_num_seqs: int
     gpu_memory: tuple[tuple[str, int], ...] = ()  # bytes by what takes them
+    load_seconds: float = 0.0  # from its start until the weights were in place
 
     @property
     def kv_capacity(self) -> int:

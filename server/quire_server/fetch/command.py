@@ -68,7 +68,7 @@ def _fetch(wanted: argparse.Namespace) -> Fetched:
     trust(os.environ)
     remote = _remote(source, wanted.stall_timeout_seconds)
     counted = progress.Progress()
-    order = Order(wanted.source, wanted.to.absolute(), wanted.parallel, Patience(wanted.attempts))
+    order = Order(wanted.source, wanted.to.absolute(), wanted.parallel, _patience(wanted))
     server = None if wanted.status_port is None else progress.serve(counted, wanted.status_port)
     try:
         with progress.Reporter(counted, _say, wanted.progress_file):
@@ -83,6 +83,10 @@ def _fetch(wanted: argparse.Namespace) -> Fetched:
             server.server_close()
     _say(f"{json.dumps(_result(fetched))}\n")
     return fetched
+
+
+def _patience(wanted: argparse.Namespace) -> Patience:
+    return Patience(wanted.attempts, slow_seconds=wanted.stall_timeout_seconds)
 
 
 def _remote(source: HubModel | Bucket | Artifact, stall_seconds: float) -> Remote:
@@ -151,14 +155,15 @@ def parser() -> argparse.ArgumentParser:
     built.add_argument("--to", required=True, type=Path, metavar="DIR", help="the model's directory")
     built.add_argument("--parallel", type=_count, default=4, help="files at a time (default: 4)")
     built.add_argument(
-        "--attempts", type=_count, default=8, help="tries of one file without a byte of progress (default: 8)"
+        "--attempts", type=_count, default=8, help="tries of one file without progress (default: 8)"
     )
     built.add_argument(
         "--stall-timeout-seconds",
         type=_seconds,
         default=60.0,
         metavar="SECONDS",
-        help="a connection without a byte for this long is given up and tried again (default: 60)",
+        help="a connection that gives no byte, or less than 4 KiB/s, for this long is given up and tried "
+        "again (default: 60)",
     )
     built.add_argument(
         "--progress-file", type=Path, metavar="FILE", help="keeps the newest progress, as JSON"

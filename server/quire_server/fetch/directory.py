@@ -70,7 +70,7 @@ def fetch(remote: Remote, order: Order, progress: Progress) -> Fetched:
             if present is not None:
                 progress.begin("verifying", present.size)
                 good = _unharmed(order.to, present, progress)
-                if good.keys() == present.files.keys():
+                if good and good.keys() == present.files.keys():
                     return present
             progress.begin("resolving")
             transfer = Transfer(remote, progress, order.patience)
@@ -171,12 +171,17 @@ def _read(order: Order) -> Fetched | None:
         os.replace(old, order.to)
     if not order.to.exists():
         return None
-    with contextlib.suppress(QuireServerError, KeyError, TypeError, ValueError):
+    manifest = order.to / MANIFEST_NAME
+    try:
         document = ModelFiles(order.to, {}).read_json(MANIFEST_NAME)
-        if document["source"] == order.source:
-            return Fetched(
-                order.source, str(document["revision"]), str(document["digest"]), _entries(document)
-            )
+        if document.get("source") == order.source:
+            revision, name = str(document.get("revision", "")), str(document.get("digest", ""))
+            return Fetched(order.source, revision, name, _entries(document))
+    except ModelCorruptError:  # nothing says any more which files are good
+        if manifest.is_file() and not manifest.is_symlink():
+            return Fetched(order.source, "", "", {})
+    except QuireServerError:
+        pass
     if order.to.is_dir() and not any(order.to.iterdir()):
         order.to.rmdir()
         return None

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +36,19 @@ class StoppedError(QuireServerError):
     """Another file's failure ended the download."""
 
 
+class _TooSlowError(DownloadError):
+    """What a connection trickles is no progress."""
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How often a file is tried without a byte of progress, and the seconds in between."""
+    """How often a file is tried without progress, and the seconds in between. A connection that gives less
+    than `least_rate` bytes/s for `slow_seconds` is given up, as curl's --speed-limit has it.
+    """
 
     attempts: int = 8
+    slow_seconds: float = 60.0
+    least_rate: float = 4096.0
     first_pause: float = 0.5
     longest_pause: float = 30.0
 
@@ -80,7 +89,8 @@ class Transfer:
                 with disk_errors(path):
                     return self._attempt(file, path)
             except DownloadError as error:
-                is_further = path.exists() and path.stat().st_size > before
+                has_more = path.exists() and path.stat().st_size > before
+                is_further = has_more and not isinstance(error, _TooSlowError)
                 failures = 1 if is_further else failures + 1
                 self._wait(failures, error)
             except ModelCorruptError:
@@ -125,7 +135,7 @@ class Transfer:
     def _append(
         self, file: RemoteFile, target: BinaryIO, hashes: _Hashes, position: int, chunks: Iterator[bytes]
     ) -> int:
-        for chunk in chunks:
+        for chunk in _fast_enough(chunks, file, self._patience):
             self._check_stop()
             if position + len(chunk) > file.size:
                 target.truncate(0)
@@ -143,6 +153,25 @@ class Transfer:
     def _check_stop(self) -> None:
         if self._stop.is_set():
             raise StoppedError
+
+
+def _fast_enough(chunks: Iterator[bytes], file: RemoteFile, patience: Patience) -> Iterator[bytes]:
+    """The chunks, as long as they come at the least rate. Time that the disk takes does not count."""
+    waited, received = 0.0, 0
+    while True:
+        asked = time.monotonic()
+        chunk = next(chunks, None)
+        if chunk is None:
+            return
+        waited, received = waited + time.monotonic() - asked, received + len(chunk)
+        if waited >= patience.slow_seconds:
+            if received < waited * patience.least_rate:
+                raise _TooSlowError(
+                    f"{file.name} came at {received / waited:.0f} bytes/s for {waited:.0f} s. Check the "
+                    "network, the proxy and the host."
+                )
+            waited, received = 0.0, 0
+        yield chunk
 
 
 class _Hashes:

@@ -5,12 +5,15 @@ that the arithmetic wants side by side (q, k and v; gate and up) are one matrix 
 checkpoint.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+#: Of rows rounded to float8, e4m3 [T, in], and the scale of each, f32 [T, 1]: [T, out].
+OfRounded = Callable[[Tensor, Tensor], Tensor]
 
 
 class Weights(Protocol):
@@ -28,6 +31,10 @@ class Weights(Protocol):
 
 class LinearLayer(Weights, Protocol):
     """What a model may do with a linear layer."""
+
+    @property
+    def of_rounded(self) -> OfRounded | None:
+        """The same, where it multiplies in float8: whoever makes the rows rounds them on the way then."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, sum of the parts]."""
@@ -55,6 +62,8 @@ class LinearFactory(Protocol):
 
 class Linear:
     """y = x W^T + b in the model's dtype, W [sum of parts, in]; ``targets`` are views of it."""
+
+    of_rounded: OfRounded | None = None
 
     def __init__(
         self,

@@ -1,9 +1,22 @@
-"""RMS norm with the residual add in front of it. Called by the models."""
+"""RMS norm with the residual add in front of it, and rounding to float8 behind it. Called by the models."""
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from quire_kernels import add_rmsnorm
+from quire_kernels import add_rmsnorm, add_rmsnorm_fp8
+from quire_server.layers.linear import OfRounded
+
+
+class Next(Protocol):
+    """What a norm is for: a linear layer, or what begins with one."""
+
+    @property
+    def of_rounded(self) -> OfRounded | None:
+        """As that of a linear layer."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
 
 
 class RMSNorm:
@@ -21,6 +34,12 @@ class RMSNorm:
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
         return add_rmsnorm(x, residual, self.weight, self.eps)
+
+    def into(self, following: Next, x: Tensor, residual: Tensor | None) -> Tensor:
+        """What follows, of the norm: one kernel makes the float8 rows where it takes such."""
+        if (of_rounded := following.of_rounded) is None:
+            return following(self(x, residual))
+        return of_rounded(*add_rmsnorm_fp8(x, residual, self.weight, self.eps))
 
     def finish(self) -> None:
         """Called once, when the weight is loaded."""

@@ -225,11 +225,12 @@ class Layer:
         kv_cache: Tensor,
     ) -> Tensor:
         """``residual`` is the stream, updated in place; ``hidden`` what is still to be added to it."""
-        x = self.input_norm(residual, None) if hidden is None else self.input_norm(hidden, residual)
-        x = self.output(self.attention(self.qkv(x), rotary, batch, kv_cache))
+        to_add = (residual, None) if hidden is None else (hidden, residual)
+        qkv = self.input_norm.into(self.qkv, *to_add)
+        x = self.output(self.attention(qkv, rotary, batch, kv_cache))
         if self.output_norm is not None:
             x = self.output_norm(x, None)
-        x = self.mlp(self.mlp_norm(x, residual))
+        x = self.mlp_norm.into(self.mlp, x, residual)
         return x if self.mlp_output_norm is None else self.mlp_output_norm(x, None)
 
 

@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire_server.layers.activation import gelu_tanh_mul, silu_mul
+from quire_server.layers.activation import gelu_tanh_mul, silu_mul, silu_mul_fp8
 from quire_server.layers.grouped_experts import GroupedExperts
-from quire_server.layers.linear import LinearLayer, Weights
+from quire_server.layers.linear import LinearLayer, OfRounded, Weights
 from quire_server.models.config import Experts, ModelConfig
 
 MakeLinear = Callable[..., LinearLayer]  # a LinearFactory with dtype and device filled in
@@ -31,6 +31,10 @@ class FeedForward(Protocol):
     def asks_host(self) -> bool:
         """Whether the host looks at what was computed before it goes on."""
 
+    @property
+    def of_rounded(self) -> OfRounded | None:
+        """As that of a linear layer."""
+
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
@@ -46,10 +50,22 @@ class MLP:
         self._gate_up = make(gate_up, config.hidden_size, sizes, bias=config.mlp_bias)
         self._down = make([down], inner, [config.hidden_size], bias=config.mlp_bias)
         self._activate = _ACTIVATIONS[config.activation]
+        self._rounds = config.activation == "silu"  # into float8, where the next layer takes that
         self.linears = [self._gate_up, self._down]
 
+    @property
+    def of_rounded(self) -> OfRounded | None:
+        """The first layer's, and on from there."""
+        of_rounded = self._gate_up.of_rounded
+        return None if of_rounded is None else lambda *rows: self._finish(of_rounded(*rows))
+
     def __call__(self, x: Tensor) -> Tensor:
-        return self._down(self._activate(self._gate_up(x)))
+        return self._finish(self._gate_up(x))
+
+    def _finish(self, gate_up: Tensor) -> Tensor:
+        if self._rounds and (of_rounded := self._down.of_rounded) is not None:
+            return of_rounded(*silu_mul_fp8(gate_up))
+        return self._down(self._activate(gate_up))
 
 
 class SparseMLP:
@@ -61,6 +77,7 @@ class SparseMLP:
     """
 
     asks_host = True
+    of_rounded: OfRounded | None = None  # its router takes no float8
 
     def __init__(self, config: ModelConfig, experts: Experts, prefix: str, make: MakeLinear) -> None:
         self._settings = experts
@@ -90,6 +107,7 @@ class GroupedSparseMLP:
     """
 
     asks_host = False
+    of_rounded: OfRounded | None = None
 
     def __init__(
         self,

@@ -34,10 +34,22 @@ class Computed(NamedTuple):
 
 
 class DeviceSteps:
-    """A model on a device, and its part of the rows."""
+    """A model on a device, and its part of the rows.
 
-    def __init__(self, model: Decoder, kv_caches: tuple[Tensor, ...], rows: Rows, device: Device) -> None:
+    ``is_draft``: their tokens may be beyond its vocabulary, and it tells nothing of prompts.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_caches: tuple[Tensor, ...],
+        rows: Rows,
+        device: Device,
+        *,
+        is_draft: bool = False,
+    ) -> None:
         self._model, self._kv_caches, self._rows, self._device = model, kv_caches, rows, device
+        self._is_draft = is_draft
         self._state = DeviceRows(rows, device)
         self._graphs = CudaGraphs(device)
         self.graph_bytes = 0  # that captures took
@@ -63,9 +75,9 @@ class DeviceSteps:
         token_rows = self._device.upload(np.repeat(spans.rows, spans.ends - spans.starts))
         uploaded = self._uploaded(built)
         known = self._state.known(uploaded.token_ids, token_rows)
-        uploaded = dataclasses.replace(uploaded, token_ids=known)
+        uploaded = dataclasses.replace(uploaded, token_ids=self._embeddable(known))
         states = self._model.states(uploaded, self._kv_caches)
-        reports = bool((self._rows.num_prompt_logprobs[spans.rows] >= 0).any())
+        reports = not self._is_draft and bool((self._rows.num_prompt_logprobs[spans.rows] >= 0).any())
         told = prompt_logprobs.compute(self._model, states, spans, self._rows) if reports else {}
         return Computed(self._model.logits(states, uploaded.sample_rows).float(), None, told)
 
@@ -103,9 +115,14 @@ class DeviceSteps:
 
     def _decode(self, entries: Tensor) -> Outputs:
         forward_batch = self._state.batch(entries, self._model.config)
+        given = self._embeddable(forward_batch.token_ids)
+        forward_batch = dataclasses.replace(forward_batch, token_ids=given)
         logits = self._model(forward_batch, self._kv_caches).float()
         rows, starts, _ = entries.flatten(1)
         return logits, device_sampler.choose(logits, self._state, rows, starts + 1, cuts=False)
+
+    def _embeddable(self, token_ids: Tensor) -> Tensor:
+        return token_ids.clamp(max=self._model.config.vocab_size - 1) if self._is_draft else token_ids
 
     def _uploaded(self, built: ForwardBatch) -> ForwardBatch:
         tensors: dict[str, Any] = {

@@ -21,6 +21,7 @@ from torch.nn import functional
 from quire_server.core.step import Step
 from quire_server.models.decoder import Decoder
 from quire_server.runner import batch, out_of_memory
+from quire_server.runner.device_steps import DeviceSteps
 from quire_server.runner.rows import Rows
 from quire_server.runner.static_decode import StaticDecode
 
@@ -50,8 +51,12 @@ class DraftModel:
         *,
         vocab_size: int,
         step_tokens: int,
+        device: DeviceSteps | None = None,
     ) -> None:
-        """``vocab_size`` is the model's; ``step_tokens``: of contexts that it reads in one step."""
+        """``vocab_size`` is the model's; ``step_tokens``: of contexts that it reads in one step; ``device``:
+        the draft model where both are on one. What it says is sampled on the host all the same.
+        """
+        self._device = device
         self._model = model
         self._kv_caches = kv_caches
         self._rows = rows
@@ -64,6 +69,8 @@ class DraftModel:
 
     def follow(self, step: Step) -> None:
         """Blocks that get a new content hold nothing yet; rows that start find what is there of theirs."""
+        if self._device is not None:
+            self._device.apply(step)
         loaded = () if step.copies is None else step.copies.loads
         fresh = [block_id for _, block_id in (*step.grown, *loaded)]
         starts = dict(zip(step.rows, step.starts, strict=True)) if step.started else {}
@@ -159,6 +166,8 @@ class DraftModel:
         return gained
 
     def _forward(self, step: Step, spans: batch.Spans) -> Tensor:
+        if self._device is not None:
+            return self._device.compute(step, spans).logits.cpu()
         if self._static_decode is not None and self._static_decode.takes(step):
             return self._static_decode(spans, self._rows)
         config = self._model.config

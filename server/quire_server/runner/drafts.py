@@ -35,11 +35,13 @@ class Draft:
         return kv_cache.allocate(config, num_blocks, self.block_size, dtype=self.stored, device=device)
 
 
-def open_draft(model: Checkpoint, options: RunnerOptions) -> Draft | None:
-    """The draft model of the options, or None. Raises ConfigError where it cannot draft for the model."""
+def open_draft(model: Checkpoint, options: RunnerOptions, capability: int | None = None) -> Draft | None:
+    """The draft model of the options, or None. Raises ConfigError where it cannot draft for the model.
+    ``capability``: of the GPU that computes both.
+    """
     if options.speculative_model is None:
         return None
-    found = open_as_draft(options.speculative_model)
+    found = open_as_draft(options.speculative_model, capability)
     refuse_misfit(model, found)
     wanted = options.max_model_len or model.config.max_position
     if found.config.max_position < wanted:
@@ -50,10 +52,10 @@ def open_draft(model: Checkpoint, options: RunnerOptions) -> Draft | None:
     return Draft(found, options.block_size, kv_cache.storage_dtype(options.kv_cache_dtype, found.dtype))
 
 
-def open_as_draft(directory: Path) -> Checkpoint:
+def open_as_draft(directory: Path, capability: int | None = None) -> Checkpoint:
     """With the fastest arithmetic there is: a wrong draft costs time and nothing else."""
-    found = Checkpoint.open(directory, dtype="auto", quantization_name="auto")
-    if found.quantization != "none" or not has_native_kernels():
+    found = Checkpoint.open(directory, dtype="auto", quantization_name="auto", capability=capability)
+    if capability is not None or found.quantization != "none" or not has_native_kernels():
         return found
     return Checkpoint.open(directory, dtype="auto", quantization_name="int8")
 

@@ -33,10 +33,6 @@ def arithmetic(options: RunnerOptions, capability: int) -> RunnerOptions:
         )
     if options.quantization == "int8":
         raise ConfigError("--quantization int8 is the CPU's arithmetic: use none or auto with --device cuda.")
-    if options.speculative_model is not None:
-        raise ConfigError(
-            "--speculative-method draft-model runs with --device cpu only: use ngram with --device cuda."
-        )
     return dataclasses.replace(options, quantization="none")
 
 
@@ -53,28 +49,46 @@ def uses_graphs(model: Decoder, options: RunnerOptions) -> bool:
 
 
 def measure(
-    model: Decoder, options: RunnerOptions, device: Device, stored: torch.dtype, longest: int
+    model: Decoder,
+    options: RunnerOptions,
+    device: Device,
+    stored: torch.dtype,
+    longest: int,
+    *,
+    draft: Decoder | None = None,
 ) -> Measured:
-    """What the GPU's memory is taken for, the model being there and the cache not yet."""
+    """What the GPU's memory is taken for, the model and its draft model being there and the cache not yet.
+    The two never compute at once; each has graphs of its own.
+    """
     memory = device.memory()
-    num_rows = options.max_num_seqs
-    rows = Rows(num_rows, longest, options.block_size)
-    caches = kv_cache.allocate(model.config, 1, options.block_size, dtype=stored, device=device.place)
+    drafts = min(options.num_speculative_tokens, longest - 1)
+    peaks = [_peaks(model, options, device, stored, longest, drafts)]
+    if draft is not None:
+        peaks.append(_peaks(draft, options, device, draft.embedding.dtype, longest, 0))
+    workspaces, graphs = zip(*peaks, strict=True)
+    others = memory.total - memory.free - memory.reserved
+    return Measured(memory.total, others, memory.allocated, max(workspaces), sum(graphs))
+
+
+def _peaks(
+    model: Decoder, options: RunnerOptions, device: Device, stored: torch.dtype, longest: int, drafts: int
+) -> tuple[int, int]:
+    """Bytes of the largest step and of all graphs, of one model whose rows have so many drafts."""
+    num_rows, block_size = options.max_num_seqs, options.block_size
+    rows = Rows(num_rows, longest, block_size)
+    caches = kv_cache.allocate(model.config, 1, block_size, dtype=stored, device=device.place)
     steps = DeviceSteps(model, caches, rows, device)
 
     def run(step: Step) -> int:
         return device.peak_bytes(lambda: _run(steps, rows, step))
 
-    drafts, block_size = min(options.num_speculative_tokens, longest - 1), options.block_size
     workspace = run(largest_step(num_rows, min(options.max_num_batched_tokens, longest), block_size, drafts))
-    graphs = 0
-    if uses_graphs(model, options):
-        shapes = graph_buckets.shapes(num_rows, drafts)
-        sequences, tokens = shapes[0]  # of most tokens, each of which is sampled
-        peak = run(largest_step(sequences, sequences * tokens, block_size, tokens - 1))
-        graphs = gpu_memory.graph_bytes(peak, shapes, _LOGIT_BYTES * model.config.vocab_size)
-    others = memory.total - memory.free - memory.reserved
-    return Measured(memory.total, others, memory.allocated, workspace, graphs)
+    if not uses_graphs(model, options):
+        return workspace, 0
+    shapes = graph_buckets.shapes(num_rows, drafts)
+    sequences, tokens = shapes[0]  # of most tokens, each of which is sampled
+    peak = run(largest_step(sequences, sequences * tokens, block_size, tokens - 1))
+    return workspace, gpu_memory.graph_bytes(peak, shapes, _LOGIT_BYTES * model.config.vocab_size)
 
 
 def sized(options: RunnerOptions, measured: Measured, config: ModelConfig, block_bytes: int) -> RunnerOptions:

@@ -40,7 +40,9 @@ from quire_server.runner.tiers import Tiers
 from quire_server.text.grammar import Vocabulary
 from quire_server.text.tokenizer import Tokenizer
 
-__all__ = ["ModelRunner", "RunnerOptions"]
+__all__ = ["ModelRunner", "RunnerOptions", "default_block_size"]
+
+_BLOCK_SIZE, _GPU_BLOCK_SIZE = 16, 64  # on a GPU a tile of keys is one block, whose number is read once
 
 
 class ModelRunner:
@@ -51,6 +53,7 @@ class ModelRunner:
         self.model_config = model.config
         self.grammars = grammars
         self.num_blocks, self.max_model_len = parts.num_blocks, parts.max_model_len
+        self.block_size = options.block_size
         self.dtype, self.quantization = parts.dtype, parts.quantization
         self.kv_cache_bytes = sum(cache.nbytes for cache in (*kv_caches, *parts.draft_caches))
         self._model = model
@@ -70,33 +73,41 @@ class ModelRunner:
         self.num_disk_slots = disk.num_slots if disk is not None else 0
         self._tiers = Tiers(kv_caches, self.num_host_slots, disk) if self.num_host_slots else None
         self._watermark = options.watermark
-        self._draft_model = (
-            None
-            if parts.draft is None
-            else DraftModel(
-                parts.draft,
+        self._draft_device: DeviceSteps | None = None
+        self._draft_model: DraftModel | None = None
+        if (draft := parts.draft) is not None:
+            if device is not None:
+                self._draft_device = DeviceSteps(draft, parts.draft_caches, self._rows, device, is_draft=True)
+                self._captures_draft = gpu_setup.uses_graphs(draft, options)
+            self._draft_model = DraftModel(
+                draft,
                 parts.draft_caches,
                 self._rows,
                 vocab_size=model.config.vocab_size,
                 step_tokens=options.max_num_batched_tokens,
+                device=self._draft_device,
             )
-        )
 
     @classmethod
     def load(
         cls, model_dir: Path, options: RunnerOptions, on_progress: Callable[[int, int], None]
     ) -> "ModelRunner":
         """Read, check and place the model; on_progress(loaded bytes, total bytes) between chunks."""
-        parts = assemble(model_dir, options, on_progress, _device(options.device))
-        config = parts.model.config
-        return cls(parts, options, Grammars(lambda: _vocabulary(model_dir, config)))
+        with device_faults.named("while the model is loaded"):
+            parts = assemble(model_dir, options, on_progress, _device(options.device))
+            config = parts.model.config
+            return cls(parts, options, Grammars(lambda: _vocabulary(model_dir, config)))
 
     @property
     def gpu_memory(self) -> Mapping[str, int]:
         """Bytes of the GPU by what takes them; nothing on the host."""
         if self._device is None:
             return {}
-        return {**self._gpu_memory, "kv": self.kv_cache_bytes, "graphs": self._device.graph_bytes}
+        return {**self._gpu_memory, "kv": self.kv_cache_bytes, "graphs": self._graph_bytes}
+
+    @property
+    def _graph_bytes(self) -> int:
+        return sum(each.graph_bytes for each in (self._device, self._draft_device) if each is not None)
 
     @property
     def streamed_bytes(self) -> int:
@@ -106,7 +117,11 @@ class ModelRunner:
     def capture(self, on_progress: Callable[[int, int], None]) -> None:
         """On a device: capture decode steps before the first one; on_progress(graphs, of how many)."""
         if self._device is not None and self._uses_graphs:
-            self._device.capture(self._num_drafts, on_progress)
+            with device_faults.named("while graphs are captured"):
+                self._device.capture(self._num_drafts, on_progress)
+        if self._draft_device is not None and self._captures_draft:
+            with device_faults.named("while graphs are captured"):
+                self._draft_device.capture(0, on_progress)
 
     def close(self) -> None:
         """Give back what the process's end would give back, too: the disk tier's space."""
@@ -264,6 +279,15 @@ def _vocabulary(model_dir: Path, config: ModelConfig) -> Vocabulary:
     return Vocabulary.of(Tokenizer.load(model_dir), config.eos_token_ids, config.vocab_size)
 
 
+def default_block_size(device: str) -> int:
+    """Of ``--device``, in tokens."""
+    return _GPU_BLOCK_SIZE if _is_gpu(device) else _BLOCK_SIZE
+
+
 def _device(name: str) -> Device | None:
+    return CudaDevice() if _is_gpu(name) else None
+
+
+def _is_gpu(name: str) -> bool:
     """What ``--device`` names; auto: a GPU where there is one."""
-    return CudaDevice() if name == "cuda" or (name == "auto" and CudaDevice.is_there()) else None
+    return name == "cuda" or (name == "auto" and CudaDevice.is_there())

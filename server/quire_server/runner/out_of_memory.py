@@ -48,8 +48,19 @@ def _with_failure(result: StepResult, step: Step, index: int) -> StepResult:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """torch raises a class of its own for devices, and any RuntimeError for the host's allocator."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """torch raises any RuntimeError for the host's allocator."""
+    is_hosts = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    return is_hosts or is_devices(error)
+
+
+def is_devices(error: Exception) -> bool:
+    """torch raises a class of its own for what it allocates, and others what CUDA, its libraries and Triton
+    say of what they do.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    said = str(error).splitlines()[0] if isinstance(error, RuntimeError) and str(error) else ""
+    return "CUBLAS_STATUS_ALLOC_FAILED" in said or ("CUDA" in said and "out of memory" in said)
 
 
 def largest(step: Step) -> int:

@@ -52,13 +52,11 @@ def assemble(
     place = torch.device("cpu") if device is None else device.place
     if device is not None:
         options = gpu_setup.arithmetic(options, device.capability)
+    capability = None if device is None else device.capability
     found = Checkpoint.open(
-        model_dir,
-        dtype=options.dtype,
-        quantization_name=options.quantization,
-        capability=None if device is None else device.capability,
+        model_dir, dtype=options.dtype, quantization_name=options.quantization, capability=capability
     )
-    draft = drafts.open_draft(found, options)
+    draft = drafts.open_draft(found, options, capability)
     config = found.config
     stored = kv_cache.storage_dtype(options.kv_cache_dtype, found.dtype)
     block_bytes = kv_cache.block_bytes(config, options.block_size, stored)
@@ -78,7 +76,7 @@ def assemble(
         )
     gpu_memory: Mapping[str, int] = {}
     if device is not None:
-        measured = gpu_setup.measure(model, options, device, stored, longest)
+        measured = gpu_setup.measure(model, options, device, stored, longest, draft=draft_model)
         options = gpu_setup.sized(options, measured, config, block_bytes)
         gpu_memory = {"weights": measured.weights, "workspace": measured.workspace}
     num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes)

@@ -1,5 +1,7 @@
 """One launch gives what norms, rotation, quantisation and write give one after the other."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,19 +10,20 @@ from quire_kernels.kv_quantization import KVScales, kv_row_size, open_kv_cache
 from quire_kernels.qk_norm import qk_norm_reference
 from quire_kernels.rope_kv_write import rope_kv_write_reference
 from quire_kernels.rope_kv_write_triton import rope_kv_write_triton
+from tests.kernels.gpu.caches import TYPES
 from tests.kernels.gpu.closeness import assert_near
+from tests.kernels.gpu.pairwise import cases
 
-# tokens, query heads, KV heads, head size, turned, block size, dtype, cache, type of the norms, by position
-CASES = [
-    (1, 4, 4, 64, 64, 16, torch.bfloat16, torch.bfloat16, None, True),
-    (5, 6, 2, 80, 32, 16, torch.bfloat16, torch.int8, None, False),
-    (123, 3, 1, 64, 64, 64, torch.float32, torch.float32, torch.float32, True),
-    (5, 8, 1, 96, 96, 16, torch.bfloat16, torch.float8_e4m3fn, torch.bfloat16, False),
-    (257, 8, 2, 16, 16, 16, torch.float16, torch.float16, None, False),
-    (5, 8, 2, 128, 64, 64, torch.float32, torch.int8, torch.float32, True),
-    (5, 4, 1, 256, 256, 64, torch.bfloat16, torch.bfloat16, torch.float32, False),
-    (1, 9, 3, 64, 64, 16, torch.float32, torch.float8_e4m3fn, None, True),
-]
+FACTORS: dict[str, Any] = {
+    "tokens": [5, 123, 257, 1],
+    "group": [4, 3, 1, 8],
+    "kv_heads": [1, 2],
+    "size": [(64, 64), (80, 32), (96, 96), (128, 64), (256, 256), (16, 16)],  # and how many are turned
+    "block": [16, 64],
+    "types": TYPES,
+    "norm": [None, "as the model", torch.float32],
+    "by_position": [True, False],
+}
 BLOCKS = 20
 
 
@@ -39,13 +42,11 @@ def caches(
     return whole, *open_kv_cache(whole, None if scale is None else (scale, scale * 2))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "heads", "kv_heads", "size", "turned", "block", "dtype", "cache", "norm", "by_position"), CASES
-)
-def test_it_equals_norm_rotation_and_write_one_by_one(
-    tokens: int, heads: int, kv_heads: int, size: int, turned: int, block: int, dtype: torch.dtype,
-    cache: torch.dtype, norm: torch.dtype | None, by_position: bool, device: str,
-) -> None:  # fmt: skip
+@pytest.mark.parametrize("case", cases(FACTORS), ids=str)
+def test_it_equals_norm_rotation_and_write_one_by_one(case: dict[str, Any], device: str) -> None:
+    tokens, group, kv_heads, block = (case[name] for name in ("tokens", "group", "kv_heads", "block"))
+    (size, turned), (dtype, cache), heads = case["size"], case["types"], group * kv_heads
+    cache, norm = cache or dtype, dtype if isinstance(case["norm"], str) else case["norm"]
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * size + 8, device=device).to(dtype)[:, :-8]
     angles = torch.rand(300, turned // 2, device=device) * 6
     cos, sin = angles.cos(), angles.sin()
@@ -63,7 +64,7 @@ def test_it_equals_norm_rotation_and_write_one_by_one(
     )
     given = rope_kv_write_triton(
         qkv,
-        *((cos, sin, positions) if by_position else (their_cos, their_sin, None)),
+        *((cos, sin, positions) if case["by_position"] else (their_cos, their_sin, None)),
         slots,
         *our_parts[:2],
         scales=our_parts[2],

@@ -20,7 +20,8 @@ from quire_server.layers.quantized.skipping import Skipped
 from quire_server.layers.quantized.stored import Stored
 from tests.kernels.gpu.as_cuda import as_cuda
 from tests.kernels.gpu.closeness import assert_near
-from tests.kernels.gpu.test_whole_model_triton import new_device, on_gpu
+from tests.kernels.gpu.test_whole_model_triton import PROMPTS as SHORT
+from tests.kernels.gpu.test_whole_model_triton import SAMPLING, answers, new_device, on_gpu
 from tests.server.models import compressed_tensors_oracle as compressed
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 from tests.server.runner.test_quantized_parity import PROMPTS, tiny_llama
@@ -136,6 +137,31 @@ def test_a_whole_checkpoint_is_computed_so(scheme: str, kernel: str, near: float
     found.append(_first_logprobs(InProcessEngine(load(tmp_path / "model", device="cpu")), prompt))
     ours, dequantised = found
     assert (ours - dequantised).square().mean().sqrt() < near * dequantised.std()
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("is_eager", [False, True], ids=["graphs", "eager"])
+def test_what_comes_before_float8_weights_rounds_on_the_way_and_nothing_else_changes(
+    is_eager: bool, tmp_path: Path
+) -> None:
+    compressed.write(tiny_llama(tmp_path / "float"), tmp_path / "model", "fp8 by channel")
+    settings: dict[str, Any] = {"dtype": "bfloat16", "enforce_eager": is_eager}
+    with as_cuda() as called:
+        runner = on_gpu(tmp_path / "model", new_device(), lambda done, wanted: None, **settings)
+        called.clear()
+        fused = answers(runner, SHORT, SAMPLING)
+        kernels = list(called)
+        (layer,) = runner._model.layers  # no public way back to a kernel for each
+        for linear in (layer.qkv, *layer.mlp.linears):
+            linear.of_rounded = None  # type: ignore[attr-defined]
+        called.clear()
+        apart = answers(runner, SHORT, SAMPLING)
+    assert fused == apart
+    assert {"add_rmsnorm_fp8_triton", "silu_mul_fp8_triton"}.isdisjoint(called)
+    count = {name: kernels.count(name) for name in kernels}
+    steps = count["silu_mul_fp8_triton"]
+    assert count["add_rmsnorm_fp8_triton"] == 2 * steps and "silu_mul_triton" not in count
+    assert count["fp8_quantize_triton"] == count["add_rmsnorm_triton"] == steps, "attention's; the head"
 
 
 def _first_logprobs(engine: InProcessEngine, prompt: list[int]) -> torch.Tensor:

@@ -199,6 +199,28 @@ def test_drafts_are_verified_by_their_kernel(directory: Path, is_eager: bool) ->
 
 
 @pytest.mark.kernels
+def test_a_draft_model_is_captured_beside_the_model(directory: Path) -> None:
+    prompts, sampling = [[7, 8, 9, 7], [40] * 9, [30, 31]], [greedy(8)] * 3
+    expected = by_torch(load(directory, device="cpu"), prompts, sampling)
+    drafts = SpeculationConfig(SpeculativeMethod.DRAFT_MODEL, 2)
+    device, progress = new_device(), list[tuple[int, int]]()
+    with as_cuda() as called:
+        runner = on_gpu(
+            directory,
+            device,
+            lambda *seen: progress.append(seen),
+            speculative_model=directory,
+            num_speculative_tokens=2,
+        )
+        called.clear()
+        given = answers(runner, prompts, sampling, speculation=drafts)
+    assert given == expected
+    assert "paged_verify_attention_triton" in called
+    assert progress.count((4, 4)) == 1 and progress[-1] == (4, 4), "the draft model's graphs come last"
+    assert not isinstance(device, PretendDevice) or "replay" in device.log
+
+
+@pytest.mark.kernels
 def test_penalties_and_grammars_are_applied_where_the_logits_are(directory: Path) -> None:
     sampling = [
         greedy(8, repetition_penalty=1.3, presence_penalty=0.5),

@@ -12,7 +12,8 @@ from quire_operator import resources, spec
 from quire_operator.settings import Settings
 
 SETTINGS = Settings(engine_image="registry.example/quire-server:1")
-HUB, S3, GCS, OCI = specs.DOWNLOADED
+HUB, S3, GCS, OCI, SHARED, EXISTING = specs.DOWNLOADED
+FOR_EACH_POD = (HUB, S3, GCS, OCI)
 
 
 def children(body: specs.Body) -> dict[str, dict[str, Any]]:
@@ -47,7 +48,7 @@ def test_credentials_are_in_the_container_that_downloads_and_nowhere_else(
     assert in_environment or in_volume
 
 
-@pytest.mark.parametrize("body", specs.DOWNLOADED, ids=specs.name_of)
+@pytest.mark.parametrize("body", FOR_EACH_POD, ids=specs.name_of)
 def test_the_server_cannot_write_to_its_model(body: specs.Body) -> None:
     built = pod(body)
     (served,) = [mount for mount in built["containers"][0]["volumeMounts"] if mount["name"] == "model"]

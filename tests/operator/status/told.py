@@ -105,6 +105,7 @@ FAILURES: dict[str, Body] = {
     "StartupTimeout": kubelet.terminated(74, "StartupTimeout"),
     "LoadStalled": kubelet.terminated(75, "LoadStalled"),
     "OOMKilled": kubelet.killed_for_memory(),
+    "GPUOutOfMemory": kubelet.terminated(76, "GPUOutOfMemory"),
     "EngineCrashed": kubelet.terminated(70, "EngineCrashed"),
     "EngineStalled": kubelet.terminated(71, "EngineStalled"),
     "ServerExited": kubelet.ended_well(),

@@ -1,5 +1,6 @@
 """`quire-server fetch hf://...` against a real HTTP server that speaks the hub's protocol."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -168,6 +169,51 @@ def test_a_server_that_falls_silent_is_given_up(hub, fetch):
         silence.set()
     assert outcome.code == 69
     assert "sent nothing for 0.3 seconds" in outcome.error
+
+
+def _trickle(ended):
+    """A byte now and then, until the other side has enough of it."""
+
+    def answer(handler, data):
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            for byte in data:
+                handler.wfile.write(bytes([byte]))
+                ended.wait(0.01)
+        handler.close_connection = True
+        return True
+
+    return answer
+
+
+def test_a_connection_that_trickles_is_given_up_and_another_one_goes_on_where_it_was(hub, fetch, place):
+    hub.faults[SHARD] = once(_trickle(threading.Event()))
+    assert fetch(SOURCE, stall=0.3, HF_ENDPOINT=hub.endpoint).code == 0
+    assert contents(place) == wanted(hub)
+    asked = [headers for _, path, headers in hub.requests if path.startswith(f"/{SHARD}?")]
+    assert len(asked) == 2
+    assert int(asked[1]["Range"].removeprefix("bytes=").rstrip("-")) > 0
+
+
+def test_a_source_that_only_trickles_is_given_up(hub, fetch, place):
+    ended = threading.Event()
+    hub.faults[SHARD] = _trickle(ended)
+    outcome = fetch(SOURCE, attempts=2, stall=0.3, HF_ENDPOINT=hub.endpoint)
+    assert outcome.code == 69
+    assert "bytes/s" in outcome.error
+    assert not place.exists()
+
+
+def test_a_directory_whose_manifest_is_damaged_is_fetched_again(hub, fetch, place):
+    assert fetch(SOURCE, HF_ENDPOINT=hub.endpoint).code == 0
+    manifest = place / "quire-manifest.json"
+    good = manifest.read_bytes()
+    manifest.write_bytes(good[1:])
+    assert fetch(SOURCE, HF_ENDPOINT=hub.endpoint).code == 0
+    assert manifest.read_bytes() == good
+    assert contents(place) == wanted(hub)
 
 
 def test_a_hub_that_is_not_there_is_named(fetch):

@@ -1,11 +1,11 @@
-"""On a device that computes by itself requests get what they get on the host, and a fault names itself."""
+"""On a device that computes by itself requests get what they get on the host."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from quire_server.core.errors import ConfigError, DeviceError
+from quire_server.core.errors import ConfigError
 from quire_server.core.limits import SpeculationConfig, SpeculativeMethod
 from quire_server.core.request import Request, SamplingParams
 from quire_server.core.step import OUT_OF_MEMORY, StartedRow, Step, TokenEvent
@@ -200,25 +200,6 @@ def test_without_memory_for_a_step_the_largest_request_fails(
     assert tokens == expected
 
 
-@pytest.mark.parametrize("when", ["waiting", "launching"])
-def test_a_fault_of_the_device_says_what_it_was_and_what_to_do(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    device = PretendDevice()
-    runner = on(device, directory)
-    fault = torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore\nlines")
-
-    def broken(*_: object) -> None:
-        raise fault
-
-    if when == "waiting":
-        device.fault = fault
-    else:
-        monkeypatch.setattr(runner, "_forward", broken)
-    with pytest.raises(DeviceError, match=r"illegal memory access was encountered\. The pod starts again"):
-        play(runner, [Request("a", (5, 6), greedy(4), 0.0)])
-
-
 def test_tables_grow_there_as_on_the_host_by_several_blocks_at_once_too() -> None:
     rows = Rows(3, 16, 2)
     there = DeviceRows(rows, PretendDevice())
@@ -284,7 +265,6 @@ def test_an_fp8_checkpoint_is_not_made_float_in_silence_where_the_gpu_has_no_fp8
     ("options", "message"),
     [
         ({"quantization": "int8"}, "int8 is the CPU's arithmetic"),
-        ({"speculative_model": Path("draft")}, "runs with --device cpu only"),
         ({"max_model_len": 257}, "256 positions"),
     ],
 )

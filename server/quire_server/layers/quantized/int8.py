@@ -17,6 +17,7 @@ from quire_server.layers.quantized.format import REMEDY
 class StoredInt8:
     """A LinearLayer of matrices that are all stored so."""
 
+    of_rounded = None
     _packed: Int8Weight | None = None
 
     def __init__(

@@ -46,6 +46,8 @@ class Quantization:
 class _Dequantized:
     """Holds the stored tensors until ``finish``, and the dense layer afterwards."""
 
+    of_rounded = None
+
     def __init__(
         self,
         formats: Mapping[str, WeightFormat],

@@ -11,11 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire_kernels import W4Weight, fp8_linear, w4a16, w8a8
+from quire_kernels import W4Weight, fp8_linear, fp8_product, w4a16, w8a8
 from quire_kernels.fp8_linear import ALIGNED as FP8_ALIGNED
 from quire_kernels.w4a16_packing import GROUPS
 from quire_kernels.w8a8 import ALIGNED as INT8_ALIGNED
 from quire_server.core.errors import ModelCorruptError
+from quire_server.layers.linear import OfRounded
 from quire_server.layers.quantized.awq import AWQ
 from quire_server.layers.quantized.format import REMEDY, WeightFormat
 from quire_server.layers.quantized.gptq import GPTQ
@@ -28,6 +29,7 @@ class Product(NamedTuple):
 
     of: Callable[[Tensor, Tensor | None], Tensor]
     weights: tuple[Tensor, ...]
+    of_rounded: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
 
 
 def can_multiply(weights: WeightFormat, in_size: int, out_sizes: Sequence[int], dtype: torch.dtype) -> bool:
@@ -70,6 +72,12 @@ class Stored:
             for prefix, size in zip(prefixes, out_sizes, strict=True)
         }
         self._bias = torch.empty(sum(out_sizes), dtype=dtype, device=device) if bias else None
+        is_fp8 = isinstance(weights, Scaled) and weights.dtype == FP8
+        self.of_rounded: OfRounded | None = self._of_rounded if is_fp8 else None
+
+    def _of_rounded(self, values: Tensor, scales: Tensor) -> Tensor:
+        assert self._product is not None and self._product.of_rounded is not None, "finish() comes first"
+        return self._product.of_rounded(values, scales, self._bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         assert self._product is not None, "finish() comes before the first call"
@@ -117,8 +125,14 @@ def _one_byte(weights: Scaled, stored: Mapping[str, Mapping[str, Tensor]]) -> Pr
         tensors[weights.scale_name].flatten().expand(len(tensors["weight"])) for tensors in stored.values()
     ]
     weight, all_scales = torch.cat(parts), torch.cat(scales).contiguous()
-    linear = fp8_linear if weights.dtype == FP8 else w8a8
-    return Product(lambda x, bias: linear(x, weight, all_scales, bias), (weight, all_scales))
+    tensors = (weight, all_scales)
+    if weights.dtype != FP8:
+        return Product(lambda x, bias: w8a8(x, *tensors, bias), tensors)
+
+    def of_rounded(values: Tensor, row_scales: Tensor, bias: Tensor | None) -> Tensor:
+        return fp8_product((values, row_scales), *tensors, bias, torch.bfloat16)
+
+    return Product(lambda x, bias: fp8_linear(x, *tensors, bias), tensors, of_rounded)
 
 
 def _four_bits(weights: WeightFormat, stored: Mapping[str, Mapping[str, Tensor]]) -> Product:

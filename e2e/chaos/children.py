@@ -1,0 +1,77 @@
+"""The children of an LLMDeployment as one comparable value: two runs are alike if these are equal.
+
+What the API server gives (uids, versions, addresses) and what follows from it (hashes of owner references) is
+left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from e2e.operator.world import CHILDREN, NAME_LABEL, World
+
+Body = dict[str, Any]
+
+_OF_THE_SERVER = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation")
+_HASHES = ("serving.quire.dev/applied-hash", "serving.quire.dev/render-revision")
+_KINDS = (*CHILDREN, "HorizontalPodAutoscaler", "ControllerRevision")
+
+
+def children(world: World, namespace: str, name: str, *, history: bool = True) -> dict[str, Body]:
+    """Every child by kind and name. `history`: also what is kept of former specs."""
+    owner = world.read("LLMDeployment", namespace, name)
+    found = [
+        {**body, "kind": kind}
+        for kind in _KINDS
+        for body in world.find(kind, namespace, f"{NAME_LABEL}={name}")
+        if "deletionTimestamp" not in body["metadata"]
+    ]
+    if not history:
+        used = json.dumps([body["spec"] for body in found if body["kind"] == "Deployment"])
+        found = [
+            body
+            for body in found
+            if body["kind"] != "ControllerRevision"
+            and (body["kind"] != "ConfigMap" or f'"{body["metadata"]["name"]}"' in used)
+        ]
+    alike: dict[str, Body] = {}
+    for body in found:
+        known = _comparable(body, {str(owner["metadata"]["uid"]): "UID", namespace: "NAMESPACE"})
+        key = f"{body['kind']} {known['metadata']['name']}"
+        assert key not in alike, f"{key} is there twice"
+        alike[key] = known
+    return alike
+
+
+def pods(world: World, namespace: str, name: str) -> set[str]:
+    """The uids of its pods that are not about to go."""
+    found = world.find("Pod", namespace, f"{NAME_LABEL}={name}")
+    return {str(pod["metadata"]["uid"]) for pod in found if "deletionTimestamp" not in pod["metadata"]}
+
+
+def differences(one: dict[str, Body], other: dict[str, Body]) -> list[str]:
+    """For the message of an assertion: which children differ, and how."""
+    return [
+        f"{key}: {json.dumps(one.get(key))[:1500]} != {json.dumps(other.get(key))[:1500]}"
+        for key in sorted({*one, *other})
+        if one.get(key) != other.get(key)
+    ]
+
+
+def _comparable(body: Body, names: dict[str, str]) -> Body:
+    metadata = {k: v for k, v in body["metadata"].items() if k not in _OF_THE_SERVER}
+    annotations = metadata.pop("annotations", {})
+    metadata["annotations"] = {k: v for k, v in annotations.items() if k not in _HASHES}
+    rest = {k: v for k, v in body.items() if k not in ("metadata", "status", "apiVersion")}
+    if body["kind"] == "ControllerRevision":
+        metadata["name"] = str(rest["revision"])
+        metadata["annotations"] = {}  # names of other revisions
+    if body["kind"] == "Service":
+        rest["spec"] = {k: v for k, v in rest["spec"].items() if not k.startswith("clusterIP")}
+    text = json.dumps({**rest, "metadata": metadata}, sort_keys=True)
+    for old, new in names.items():
+        text = re.sub(re.escape(old), new, text)
+    result: Body = json.loads(text)
+    return result

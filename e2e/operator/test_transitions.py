@@ -1,0 +1,99 @@
+"""Whatever way a spec went, its children are those that the last one gives when it is applied afresh.
+
+Specs are drawn from the CRD's schema and follow one another, settled between or in a hurry; after each way
+the children are compared with those of an LLMDeployment that never was anything else.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from e2e.api import specs
+from e2e.api.client import RefusedError
+from e2e.chaos.children import children, differences
+from e2e.operator.world import PATHS, World, eventually
+
+pytestmark = [pytest.mark.api, pytest.mark.timeout(300), pytest.mark.usefixtures("operator")]
+
+Body = dict[str, Any]
+ROUNDS = 12
+_NUMBERS = itertools.count()
+
+ways = st.lists(
+    st.tuples(specs.random_bodies().map(lambda body: body["spec"]), st.booleans()), min_size=2, max_size=5
+)
+
+
+@settings(
+    max_examples=ROUNDS,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(way=ways)
+def test_every_way_to_a_spec_ends_in_the_children_that_a_fresh_one_gets(
+    world: World, namespace: str, way: list[tuple[Body, bool]]
+) -> None:
+    number = next(_NUMBERS)
+    travelled, fresh = (world.namespace(f"{namespace[-20:]}-{where}-{number}") for where in ("way", "new"))
+    first, waits = way[0]
+    create(world, travelled, first)
+    for spec, settles in way[1:]:
+        if waits:
+            answered(world, travelled)
+        replace(world, travelled, spec)
+        waits = settles
+    last = world.read("LLMDeployment", travelled, "m")["spec"]
+    create(world, fresh, last)
+    answered(world, fresh)
+    answered(world, travelled)
+
+    def is_alike() -> bool:
+        return comparable(world, travelled, last) == comparable(world, fresh, last)
+
+    try:
+        eventually("the same children", is_alike, seconds=15)
+    except AssertionError:
+        assert differences(comparable(world, travelled, last), comparable(world, fresh, last)) == []
+        raise
+
+
+def create(world: World, namespace: str, spec: Body) -> None:
+    body = {**specs.MINIMAL, "metadata": {"name": "m", "namespace": namespace}, "spec": spec}
+    world.create("LLMDeployment", namespace, body)
+
+
+def replace(world: World, namespace: str, spec: Body) -> None:
+    """As `kubectl replace` does it; a transition that the API refuses is not made."""
+    path = f"{PATHS['LLMDeployment'].format(namespace)}/m"
+    while True:
+        live = world.client.request("GET", path)
+        try:
+            world.client.request("PUT", path, {**live, "spec": spec})
+        except RefusedError as error:
+            if "has been modified" in str(error):
+                continue
+            assert "immutable" in str(error), error
+        return
+
+
+def answered(world: World, namespace: str) -> None:
+    def is_answered() -> bool:
+        model = world.read("LLMDeployment", namespace, "m")
+        return bool(model.get("status", {}).get("observedGeneration") == model["metadata"]["generation"])
+
+    eventually(f"{namespace} is answered to", is_answered, seconds=30)
+
+
+def comparable(world: World, namespace: str, spec: Body) -> dict[str, Body]:
+    found = children(world, namespace, "m", history=False)
+    if "autoscaling" in spec:  # then the number of pods is not the operator's, and stays what it was
+        found["Deployment m"]["spec"].pop("replicas", None)
+    return found

@@ -1,0 +1,144 @@
+"""How an LLMDeployment looks at a terminal: wide, narrow, without colours, through a pipe."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire_kubectl import view
+from quire_kubectl.terminal import Canvas, Look
+
+GB = 10**9
+FAKE = """#!{python}
+import json, pathlib, sys
+calls = pathlib.Path({calls!r})
+number = len(calls.read_text().splitlines()) if calls.exists() else 0
+calls.open("a").write(json.dumps(sys.argv[1:]) + "\\n")
+answers = json.loads({answers!r})
+if number >= len(answers):
+    sys.exit("the API server is gone")
+for event in answers[number]:
+    print(json.dumps(event), flush=True)
+"""
+
+
+def loading(name: str = "qwen", *, loaded: int = 3 * GB, **status: Any) -> dict[str, Any]:
+    message = "0 of 1 replicas ready. Pods are loading the model; status.model says how far they are."
+    return {
+        "metadata": {"namespace": "team-a", "name": name, "uid": name},
+        "status": {
+            "phase": "Loading",
+            "replicas": 1,
+            "readyReplicas": 0,
+            "loadingReplicas": 1,
+            "url": f"http://{name}.team-a.svc/v1",
+            "model": {"bytesTotal": 8 * GB, "bytesLoaded": loaded, "etaSeconds": 411},
+            "conditions": [{"type": "Ready", "status": "False", "reason": "Loading", "message": message}],
+            **status,
+        },
+    }
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[\d*m", "", text)
+
+
+@pytest.mark.parametrize("width", [32, 44, 80, 200])
+@pytest.mark.parametrize("has_colours", [True, False])
+def test_every_line_fits_and_the_bar_its_bytes_and_the_time_left_are_there(
+    width: int, has_colours: bool
+) -> None:
+    look = Look(width=width, has_colours=has_colours)
+    table, details = view.table([loading(), loading("b" * 40)], look), view.details(loading(), look)
+
+    assert max(len(line) for line in plain(table + "\n" + details).splitlines()) <= width
+    assert re.search(r"\[#+\.+\]  38%", details)
+    told = " ".join(plain(details).split())
+    assert "3.00 of 8.00 GB, 6 min 51 s left" in told and "status.model says how far they are." in told
+    assert ("\x1b[33mLoading\x1b[0m" in details) == has_colours
+    assert width < 80 or "38%" in table
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}])
+def test_no_colours_where_nobody_wants_them(environ: dict[str, str]) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    assert Look.of(Terminal(), {"TERM": "xterm"}).has_colours
+    assert not Look.of(Terminal(), environ).has_colours
+    assert Look.of(io.StringIO(), {"TERM": "xterm"}) == Look()
+
+
+def test_what_a_model_server_wrote_cannot_steer_the_terminal() -> None:
+    hostile = {"reason": "EngineCrashed", "message": "gone\x1b]0;owned\x07\r\u202e", "time": "\x1b[2J"}
+    shown = view.details(loading(lastFailure=hostile), Look(width=80, has_colours=True))
+    assert plain(shown).isprintable() is False and set(re.findall(r"[^\n -~]", plain(shown))) == set()
+
+
+def test_a_terminal_is_drawn_in_place_and_never_beyond_its_height(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = os.terminal_size((40, 10))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: size)
+    monkeypatch.setenv("TERM", "xterm")
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as out:
+        canvas = Canvas(out)
+        canvas.show("x" * 90 + "\nsecond")
+        canvas.show("\n".join(f"line {i}" for i in range(50)))
+        canvas.show("end")
+        drawn = os.read(reader, 1 << 16).decode()
+    os.close(reader)
+
+    first, second, third = drawn.split("\r\x1b[J")[1:]
+    assert first.endswith("\x1b[4A"), "90 characters are three lines of 40"
+    assert "line 7" in second and "line 8" not in second and "42 lines more" in second
+    assert second.endswith("\x1b[9A") and third.split() == ["end"]
+
+
+def watched(tmp_path: Path, answers: list[Any], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`status -w` over a kubectl that tells one list of events each time, and then fails."""
+    fake = tmp_path / "kubectl"
+    calls = str(tmp_path / "calls")
+    fake.write_text(FAKE.format(python=sys.executable, calls=calls, answers=json.dumps(answers)))
+    fake.chmod(0o755)
+    command = [sys.executable, "-m", "quire_kubectl", "status", *arguments, "-w"]
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
+
+
+def test_a_watch_that_the_api_server_ends_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
+    one, two = loading(), loading(loaded=4 * GB)
+    answers = [
+        [{"type": "ADDED", "object": one}],
+        [{"type": "ADDED", "object": one}, {"type": "MODIFIED", "object": two}],
+    ]
+
+    ended = watched(tmp_path, answers, "qwen", "-o", "json")
+
+    assert [json.loads(line) for line in ended.stdout.splitlines()] == [one, two]
+    assert ended.returncode == 1 and "the API server is gone" in ended.stderr
+
+
+def test_a_deleted_one_leaves_the_table(tmp_path: Path) -> None:
+    gone = loading("gone")
+    answers = [
+        [
+            {"type": "ADDED", "object": gone},
+            {"type": "ADDED", "object": loading()},
+            {"type": "DELETED", "object": gone},
+        ]
+    ]
+
+    shown = watched(tmp_path, answers).stdout
+
+    assert shown.count("gone") == 2 and "gone" not in shown.split("NAMESPACE")[-1]
+    assert "\x1b" not in shown

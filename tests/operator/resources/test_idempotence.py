@@ -1,0 +1,35 @@
+"""Rendering is a function of the spec alone, and what it gave needs no second write."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given, settings
+
+from e2e.api import specs
+from quire_operator import plan, resources, spec
+from quire_operator.observed import Observed, ref
+from quire_operator.settings import Settings
+
+SETTINGS = Settings(engine_image="registry.example/quire-server:1", allow_faults=True)
+UID = "11111111-2222-3333-4444-555555555555"
+
+
+@settings(max_examples=60, derandomize=True)
+@given(specs.random_bodies())
+def test_equal_specs_give_equal_children_in_whatever_order_their_fields_stand(body: specs.Body) -> None:
+    turned = json.loads(json.dumps(body, sort_keys=True))
+    first, second = (resources.build(spec.parse(each), SETTINGS) for each in (body, turned))
+    assert [json.dumps(child) for child in first] == [json.dumps(child) for child in second]
+
+
+@settings(max_examples=60, derandomize=True)
+@given(specs.random_bodies())
+def test_what_was_applied_as_it_was_rendered_is_applied_no_second_time(body: specs.Body) -> None:
+    owned = specs.merged(body, {"metadata": {"uid": UID}})
+    children = resources.build(spec.parse(owned), SETTINGS)
+    first = plan.make_plan(children, Observed(body=owned))
+    assert [ref(child) for child in first.apply] == [ref(child) for child in children]
+
+    live = {ref(child): {**child, "metadata": {**child["metadata"], "uid": "c"}} for child in first.apply}
+    assert not plan.make_plan(children, Observed(body=owned, children=live))

@@ -1,0 +1,47 @@
+"""What the command says becomes what the runner and the scheduler are made with."""
+
+from pathlib import Path
+
+import pytest
+
+from quire_server.config import parse_args
+from quire_server.engine import loading
+from quire_server.engine.pulse import Pulse
+from quire_server.faults import Faults
+from quire_server.health.heartbeat import SharedState
+from quire_server.runner.cuda_device import CudaDevice
+from quire_server.runner.model_runner import ModelRunner
+
+
+class Runner:
+    """As far as loading looks."""
+
+    max_model_len, num_blocks, num_host_slots, num_disk_slots = 64, 8, 0, 0
+
+    def __init__(self, block_size):
+        self.block_size = block_size
+
+    def capture(self, on_progress):
+        on_progress(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_gpu", "tokens"),
+    [
+        (["--device", "cpu"], True, 16),
+        (["--device", "auto"], False, 16),
+        (["--device", "auto"], True, 64),
+        (["--device", "cuda"], True, 64),
+        (["--device", "cuda", "--block-size", "32"], True, 32),
+    ],
+)
+def test_a_gpus_blocks_are_larger_unless_the_user_says(flags, has_gpu, tokens, monkeypatch, tmp_path):
+    monkeypatch.setattr(CudaDevice, "is_there", staticmethod(lambda: has_gpu))
+    monkeypatch.setattr(
+        ModelRunner, "load", staticmethod(lambda model, options, progress: Runner(options.block_size))
+    )
+    config = parse_args([str(Path("m")), *flags], {})
+    pulse = Pulse(SharedState.create(tmp_path), 0.0)
+    runner = loading.load(config, pulse, Faults({}, tmp_path))
+    assert runner.block_size == tokens
+    assert loading.scheduler_config(config, runner).block_size == tokens
