@@ -74,6 +74,7 @@ images: $(READY) ## Build both images and push them to the cluster's registry (o
 
 docs: $(READY) ## The documentation as a site, in site/
 	$(PYTHON) -m docs.generate
+	$(PYTHON) -m docs.manifests
 	.venv/bin/zensical build --clean
 
 lock: $(READY) ## Resolve pyproject.toml into requirements/*.txt

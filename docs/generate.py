@@ -1,7 +1,7 @@
 """Writes docs/reference.md from the CRD, docs/troubleshooting.md from the operator's table of reasons,
 docs/api.md from the server's OpenAPI document, docs/server.md from its flags, docs/matrix.md from the parity
-matrix of the tests, the tables of docs/kernels.md from bench/results/aot.json, and docs/sizing.md by
-quire_sizing.
+matrix of the tests, the tables of docs/kernels.md from bench/results/aot.json, docs/sizing.md by
+quire_sizing, and from one table of what is measured docs/alerts.md, the chart's alerts and its dashboard.
 
 Run by `make docs`, in the repository's root; `--check` (run by tests) fails when a page is not what
 the code gives.
@@ -16,11 +16,12 @@ from typing import Any
 
 import yaml
 
-from docs import api_pages, flag_pages, kernel_tables, model_matrix, size_tables
+from docs import alerting, api_pages, dashboard, flag_pages, kernel_tables, model_matrix, size_tables
 from quire_operator.status.reasons import REASONS, Reason
 
 DOCS = Path(__file__).parent
 CRDS = DOCS.parent / "crds"
+CHART = DOCS.parent / "charts" / "quire" / "files"
 Schema = dict[str, Any]
 
 
@@ -130,13 +131,16 @@ PAGES = {
     DOCS / "matrix.md": model_matrix.page,
     DOCS / "kernels.md": kernel_tables.page,
     DOCS / "sizing.md": size_tables.page,
+    DOCS / "alerts.md": alerting.page,
+    CHART / "alerts.yaml": alerting.rules_file,
+    CHART / "dashboard.json": dashboard.dashboard,
 }
 
 
 def main(arguments: list[str]) -> int:
     if arguments == ["--check"]:
         stale = [page.name for page, text in PAGES.items() if not page.exists() or page.read_text() != text()]
-        sys.stderr.writelines(f"docs/{name} is not what the code gives: run `make docs`\n" for name in stale)
+        sys.stderr.writelines(f"{name} is not what the code gives: run `make docs`\n" for name in stale)
         return 1 if stale else 0
     for page, text in PAGES.items():
         page.write_text(text())

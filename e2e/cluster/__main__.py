@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.cluster import lifecycle, plan, programs
+from e2e.cluster import lifecycle, plan, programs, prometheus
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.layout import Checkout, foreign_kubeconfig
 
@@ -47,6 +47,7 @@ def _run(command: str, root: Path) -> None:
         return
     if command == "setup":
         lifecycle.setup(checkout)
+        prometheus.unpack(checkout.state)  # for tests: `up` does without
         return
     foreign = foreign_kubeconfig(checkout, os.environ)
     if foreign is not None:

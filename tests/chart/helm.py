@@ -29,7 +29,12 @@ MATRIX: dict[str, tuple[str, ...]] = {
         "--set", "metricsAdapter.tls.secretName=quire-metrics-adapter-tls",
         "--set", "metricsAdapter.tls.apiServiceAnnotations.cert-manager\\.io/inject-ca-from=quire-system/x",
     ),
-    "prometheus": (*PROMETHEUS, "--set", "monitoring.podMonitor.labels.release=kube-prometheus"),
+    "prometheus": (
+        *PROMETHEUS, "--set", "monitoring.podMonitor.labels.release=kube-prometheus",
+        "--set", "monitoring.prometheusRule.enabled=true,monitoring.prometheusRule.labels.release=kube-prom",
+        "--set", "monitoring.prometheusRule.runbooks=https://quire.example.com/alerts",
+        "--set", "monitoring.dashboard.enabled=true",
+    ),
     "bare": (
         "--set", "crds.enabled=false,networkPolicy.enabled=false,podDisruptionBudget.enabled=false",
         "--set", "rbac.create=false,serviceAccount.create=false,serviceAccount.name=mine",
@@ -40,6 +45,7 @@ MATRIX: dict[str, tuple[str, ...]] = {
         "--set", "acceleratorProfiles.create=true,acceleratorProfiles.overrides.mine.memory=24G",
         "--set-string", "acceleratorProfiles.overrides.t4-16gb.nodeSelector.pool=t4",
     ),
+    "policy": ("--set", "admissionPolicy.enabled=true,admissionPolicy.maxGPUs=4"),
     "everything": (
         "--set", f"image.digest=sha256:{'0' * 64},engineImage.tag=v9,allowFaults=true,logLevel=debug",
         "--set", "rbac.aggregateClusterRoles.edit=true,imagePullSecrets[0].name=pull,priorityClassName=high",

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from quire_operator.cluster import kinds
-from tests.chart.helm import CHART, MATRIX, ROOT, Body, of_kind, render
+from tests.chart.helm import CHART, MATRIX, ROOT, Body, named, of_kind, render
 
 READ = {"get", "list", "watch"}
 FORBIDDEN_RESOURCES = {"secrets", "nodes", "serviceaccounts/token"}
@@ -96,7 +96,19 @@ def test_people_get_to_see_by_default_and_to_edit_only_when_asked() -> None:
         }
 
     assert aggregated() == set()
+    assert aggregated("--set", "rbac.aggregateClusterRoles.admin=true") == {"admin"}
     assert aggregated("--set", "rbac.aggregateClusterRoles.edit=true") == {"edit", "admin"}
+
+
+def test_each_role_for_people_is_enough_by_itself_and_more_than_the_one_before() -> None:
+    names = [f"quire-llmdeployment-{name}" for name in ("viewer", "editor", "admin")]
+    viewer, editor, admin = (granted(named(render(), "ClusterRole", name)) for name in names)
+
+    for less, more in ((viewer, editor), (editor, admin)):
+        assert all(verbs <= more[place] for place, verbs in less.items()) and less != more
+    assert {group for group, _ in admin} == {"serving.quire.dev"}
+    assert ("serving.quire.dev", "llmdeployments/status") in viewer
+    assert all(verbs == {"get"} for (_, thing), verbs in admin.items() if thing.endswith("/status"))
 
 
 def test_nothing_in_the_templates_depends_on_chance_or_on_the_cluster() -> None:

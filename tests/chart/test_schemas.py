@@ -18,7 +18,7 @@ from tests.chart.helm import BIN, MATRIX, Body, render
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
 
-CUSTOM = {"AcceleratorProfile", "PodMonitor"}  # no CRD of theirs is installed here
+CUSTOM = {"AcceleratorProfile", "PodMonitor", "PrometheusRule"}  # see test_monitoring for the last two
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,10 @@ def test_kubeconform_would_find_a_misspelt_field(schemas: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_the_api_server_accepts_the_chart(client: Client, name: str) -> None:
-    plurals = {"NetworkPolicy": "networkpolicies"}
+    plurals = {
+        "NetworkPolicy": "networkpolicies",
+        "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+    }
     for body in render(*MATRIX[name]):
         if body["kind"] not in CUSTOM:
             version, metadata = body["apiVersion"], body["metadata"]

@@ -43,6 +43,9 @@ def test_every_choice_of_values_renders_named_objects_once(name: str) -> None:
         "monitoring.podMonitor.interval=often",
         "metricsAdapter.replicas=two",
         "metricsAdapter.tls.secretName=Not_A_Name",
+        "admissionPolicy.hosts={https://hub.example.com/}",
+        "admissionPolicy.sources={ftp}",
+        "admissionPolicy.maxGPUs=many",
     ],
 )
 def test_values_that_mean_nothing_are_refused(values: str) -> None:
@@ -152,13 +155,15 @@ def test_pods_are_restricted(name: str) -> None:
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
 
 
-def test_the_pod_monitor_needs_the_switch_and_the_crd() -> None:
-    switch_only = PROMETHEUS[2:]
-    crd_only = PROMETHEUS[:2]
+def test_what_needs_the_prometheus_operator_needs_the_switch_and_the_crds() -> None:
+    rule = ("--set", "monitoring.prometheusRule.enabled=true")
+    switches_only = (*PROMETHEUS[2:], *rule)
+    crds_only = PROMETHEUS[:2]
 
-    assert len(of_kind(render(*PROMETHEUS), "PodMonitor")) == 1
-    assert of_kind(render(*switch_only), "PodMonitor") == []
-    assert of_kind(render(*crd_only), "PodMonitor") == []
+    assert len(of_kind(render(*PROMETHEUS), "PodMonitor")) == 2
+    assert len(of_kind(render(*PROMETHEUS, *rule), "PrometheusRule")) == 1
+    for values in (switches_only, crds_only):
+        assert not {b["kind"] for b in render(*values)} & {"PodMonitor", "PrometheusRule"}
 
 
 def test_the_notes_are_short() -> None:

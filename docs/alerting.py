@@ -1,0 +1,277 @@
+"""What is measured of model servers and of the operator, from which value on it is bad, and what to do then.
+
+One table for three things that have to agree: the Prometheus rules (charts/quire/files/alerts.yaml), the
+thresholds of the dashboard (`docs.dashboard`) and the runbook (docs/alerts.md). Written by `docs.generate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+BY = "namespace, llmdeployment"
+RUNBOOKS = "docs/alerts.md"  # the chart puts its value monitoring.prometheusRule.runbooks there
+# A percentile of fewer first tokens in five minutes is chance.
+ENOUGH = f"sum by ({BY}) (increase(llm_ttft_seconds_count[5m])) >= 10"
+
+# Grafana's units, and how Prometheus' templates show them.
+_SHOWN = {"s": "humanizeDuration", "percentunit": "humanizePercentage", "short": "humanize"}
+
+Expression = Callable[[str, str], str]  # of a selector of series and a window
+
+
+def quantile(share: float, histogram: str, by: str = BY) -> Expression:
+    """A percentile over all pods: of the sum of their buckets, for percentiles cannot be added."""
+    return lambda select, window: (
+        f"histogram_quantile({share}, sum by (le, {by}) (rate({histogram}_bucket{select}[{window}])))"
+    )
+
+
+def _errors(select: str, window: str) -> str:
+    failed = select[:-1] + "," if select else "{"
+    return (
+        f'sum by ({BY}) (rate(llm_requests_total{failed}status=~"error|shed|cancelled"}}[{window}]))'
+        f" / (sum by ({BY}) (rate(llm_requests_total{select}[{window}])) > 0)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A number with levels. `falling`: low values are the bad ones."""
+
+    alert: str
+    what: str
+    unit: str
+    expression: Expression
+    good: float
+    warning: float
+    critical: float
+    minutes: tuple[int, int]  # for which it has to last: warning, critical
+    only_if: str = ""
+    falling: bool = False
+    impact: str
+    diagnosis: str
+    steps: str
+
+    def rules(self) -> list[dict[str, Any]]:
+        sign = "<" if self.falling else ">"
+        condition = f" and {self.only_if}" if self.only_if else ""
+        levels = zip(("warning", "critical"), (self.warning, self.critical), self.minutes, strict=True)
+        return [
+            rule(self, f"({self.expression('', '5m')}) {sign} {bound:g}{condition}", severity, minutes)
+            for severity, bound, minutes in levels
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Something that is there or not."""
+
+    alert: str
+    what: str
+    severity: str
+    expression: str
+    minutes: int
+    impact: str
+    diagnosis: str
+    steps: str
+
+    def rules(self) -> list[dict[str, Any]]:
+        return [rule(self, self.expression, self.severity, self.minutes)]
+
+
+def rule(of: Measure | Fault, expression: str, severity: str, minutes: int) -> dict[str, Any]:
+    is_model = isinstance(of, Measure)
+    where = "{{ $labels.namespace }}/{{ $labels.llmdeployment }}: " if is_model else ""
+    value = f" ({{{{ $value | {_SHOWN[of.unit]} }}}})" if isinstance(of, Measure) else ""
+    return {
+        "alert": of.alert,
+        "expr": expression,
+        "for": f"{minutes}m",
+        "labels": {"severity": severity},
+        "annotations": {
+            "summary": f"{where}{of.what}{value}",
+            "description": of.impact,
+            "runbook_url": f"{RUNBOOKS}#{of.alert.lower()}",
+        },
+    }
+
+
+MEASURES = (
+    Measure(
+        alert="QuireFirstTokenSlow",
+        what="half of the first tokens come late",
+        unit="s",
+        expression=quantile(0.5, "llm_ttft_seconds"),
+        good=0.2,
+        warning=0.5,
+        critical=1,
+        minutes=(10, 5),
+        only_if=ENOUGH,
+        impact="Everybody waits before an answer begins.",
+        diagnosis="On the dashboard see where the time to the first token goes. Queue: there are too few "
+        "replicas. "
+        "Prefill: prompts are long, or the prefix cache finds little.",
+        steps="Raise `spec.autoscaling.maxReplicas` or `spec.replicas`; with long prompts see "
+        "[performance](performance.md).",
+    ),
+    Measure(
+        alert="QuireFirstTokenTailSlow",
+        what="one first token in a hundred comes late",
+        unit="s",
+        expression=quantile(0.99, "llm_ttft_seconds"),
+        good=0.5,
+        warning=2,
+        critical=5,
+        minutes=(10, 5),
+        only_if=ENOUGH,
+        impact="Some wait long before an answer begins.",
+        diagnosis="Bursts fill the queue, single prompts are very long, or pods are unequally loaded: "
+        "compare them in "
+        "*Waiting and running*. Preemptions say that the KV cache is too small.",
+        steps="Limit what one client may queue (`engine.maxRequestsPerKey`), raise "
+        "`engine.kvCache.memory`, or add "
+        "replicas; see [overload](overload.md).",
+    ),
+    Measure(
+        alert="QuireErrors",
+        what="requests fail or are turned away",
+        unit="percentunit",
+        expression=_errors,
+        good=0.001,
+        warning=0.001,
+        critical=0.01,
+        minutes=(10, 2),
+        impact="Clients get 5xx. What a client did wrong, ended itself or was limited in (429) does not "
+        "count.",
+        diagnosis="`llm_requests_total` by `status`: `shed` is a full queue "
+        "(`llm_requests_refused_total` says why), "
+        "`cancelled` a drain that was cut, `error` the engine.",
+        steps="For `shed` add replicas; for `cancelled` raise `drain.timeoutSeconds`; for `error` read "
+        "the pod's log "
+        "and [when something fails](failures.md).",
+    ),
+    Measure(
+        alert="QuireQueueLong",
+        what="many requests wait",
+        unit="short",
+        expression=lambda select, _: f"sum by ({BY}) (llm_queue_depth{select})",
+        good=50,
+        warning=200,
+        critical=500,
+        minutes=(5, 2),
+        impact="Waiting grows, and from a full queue on requests are turned away.",
+        diagnosis="`kubectl get llmdep`, `kubectl get hpa`: is the autoscaler at its most, without "
+        "metrics, or are its "
+        "pods waiting for nodes?",
+        steps="Raise `spec.autoscaling.maxReplicas`, mend what `ScalingActive` or `Scheduled` names, or "
+        "add nodes; see "
+        "[autoscaling](autoscaling.md).",
+    ),
+    Measure(
+        alert="QuireGPUIdle",
+        what="GPUs do little although requests run",
+        unit="percentunit",
+        expression=lambda select, window: (
+            f"avg by ({BY}) (avg_over_time(llm_gpu_utilization_ratio{select}[{window}]))"
+        ),
+        good=0.7,
+        warning=0.7,
+        critical=0.4,
+        minutes=(30, 30),
+        only_if=f"sum by ({BY}) (min_over_time(llm_running_requests[5m])) > 0",
+        falling=True,
+        impact="Nobody waits for it, but GPUs are paid for and not used.",
+        diagnosis="Few requests run at once (*Requests in a step*), or the host is too slow: see the "
+        "pod's CPU.",
+        steps="Lower `spec.autoscaling.minReplicas`, give the pods more CPU, or put smaller models on "
+        "smaller GPUs.",
+    ),
+)
+
+FAULTS = (
+    Fault(
+        alert="QuireOperatorWithoutLeader",
+        what="no operator leads",
+        severity="critical",
+        expression="sum by (namespace) (quire_operator_leader) == 0 or absent(quire_operator_leader)",
+        minutes=2,
+        impact="Models keep serving, but nothing is created, changed, repaired or told in status.",
+        diagnosis="`kubectl get pods,lease -n quire-system`: pods that do not run, or an API server that "
+        "does not answer. "
+        "No series at all: the operator is not scraped.",
+        steps="Read the pods' logs; they restart by themselves once the API server answers.",
+    ),
+    Fault(
+        alert="QuireOperatorWatchStale",
+        what="the operator misses changes of {{ $labels.kind }}",
+        severity="warning",
+        expression="max by (namespace, kind) (quire_operator_watch_stale) == 1",
+        minutes=5,
+        impact="Changes are seen minutes late, by the next full re-list.",
+        diagnosis="The operator's log names the watch; its liveness probe fails, so it is restarted.",
+        steps="If it does not end, look at the API server and at what stands between (proxies that cut "
+        "long requests).",
+    ),
+    Fault(
+        alert="QuireReconcilesFail",
+        what="the operator fails again and again",
+        severity="warning",
+        expression=(
+            'sum by (namespace) (increase(quire_operator_reconcile_total{result=~"error|bug"}[10m])) > 5'
+        ),
+        minutes=10,
+        impact="At least one LLMDeployment does not become what its spec says.",
+        diagnosis="The operator's log names it and the error; `kubectl get llmdep -A` shows its reason.",
+        steps="See [when something fails](failures.md).",
+    ),
+)
+
+
+def rules_file() -> str:
+    groups = [
+        {"name": "quire-models", "rules": [rule for measure in MEASURES for rule in measure.rules()]},
+        {"name": "quire-operator", "rules": [rule for fault in FAULTS for rule in fault.rules()]},
+    ]
+    head = (
+        "# Made from docs/alerting.py by `make docs`; a Prometheus without its operator reads it as it is.\n"
+    )
+    return head + yaml.safe_dump({"groups": groups}, sort_keys=False, width=110)
+
+
+HEAD = """# Alerts
+
+`monitoring.prometheusRule.enabled=true` installs these rules where the Prometheus operator is. Any other
+Prometheus reads `charts/quire/files/alerts.yaml` as a rule file, if its scrape sets the labels `namespace`
+and `llmdeployment` as the chart's PodMonitor does. Severity `warning` stands for a ticket, `critical` for a
+page. Made by `make docs`.
+
+| measured, for each LLMDeployment | good | warning | critical |
+|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """The runbook."""
+
+    def shown(measure: Measure, value: float) -> str:
+        return (
+            f"{value * 100:g} %"
+            if measure.unit == "percentunit"
+            else f"{value:g} {measure.unit}".removesuffix(" short")
+        )
+
+    rows = []
+    for m in MEASURES:
+        good, bad = ("from", "below") if m.falling else ("up to", "above")
+        levels = " | ".join(f"{bad} {shown(m, value)}" for value in (m.warning, m.critical))
+        rows.append(f"| [{m.what}](#{m.alert.lower()}) | {good} {shown(m, m.good)} | {levels} |\n")
+    text = HEAD + "".join(rows)
+    for one in (*MEASURES, *FAULTS):
+        what = one.what.replace("{{ $labels.kind }}", "a kind of object")
+        text += f"\n## {one.alert}\n\n{what[:1].upper()}{what[1:]}. {one.impact}\n\n"
+        text += f"**Find out:** {one.diagnosis}\n\n**What to do:** {one.steps}\n"
+    return text

@@ -1,0 +1,123 @@
+"""GitOps tools find no drift: the operator leaves the user's object alone, and nobody's apply moves a pod."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.cluster.apiserver import ApiServer
+from e2e.kubectl import Kubectl, KubectlError
+from e2e.operator.process import ROOT
+from e2e.operator.world import CHILDREN, World, eventually
+
+pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
+
+NAME = "m"
+KINDS = (*CHILDREN, "HorizontalPodAutoscaler", "ControllerRevision")
+# By which Argo CD knows what belongs to an application, and what to prune.
+TRACKED = {"app.kubernetes.io/instance": "my-app"}
+TRACKING = {"argocd.argoproj.io/tracking-id": "my-app:serving.quire.dev/LLMDeployment:ns/m"}
+
+
+@pytest.fixture
+def kube(server: ApiServer) -> Kubectl:
+    return Kubectl(server.bin_dir, server.kubeconfig)
+
+
+@pytest.fixture
+def manifest(namespace: str, tmp_path: Path) -> Path:
+    """As it stands in a repository: with nearly every field, and with an autoscaler of its pods."""
+    body = yaml.safe_load((ROOT / "e2e" / "api" / "full.yaml").read_text(encoding="utf-8"))
+    body["metadata"] = {"name": NAME, "namespace": namespace, "labels": TRACKED, "annotations": TRACKING}
+    del body["spec"]["replicas"], body["spec"]["rollout"]["paused"]
+    del body["spec"]["security"]["serviceAccountName"]
+    body["spec"]["autoscaling"] = {"minReplicas": 2, "maxReplicas": 8}
+    path = tmp_path / "model.yaml"
+    path.write_text(yaml.safe_dump(body), encoding="utf-8")
+    return path
+
+
+@pytest.mark.usefixtures("operator")
+def test_the_same_manifest_changes_nothing_while_an_autoscaler_moves_the_number_of_pods(
+    world: World, namespace: str, kube: Kubectl, manifest: Path
+) -> None:
+    kube.run("apply", "-f", str(manifest))
+    eventually("all children", lambda: world.has_children(namespace, NAME))
+    by_another = ("apply", "--server-side", "--field-manager=argocd-controller", "-f", str(manifest))
+    kube.run(*by_another)  # without --force-conflicts: no field is the operator's
+    settle(world, namespace, 2)
+    before, writes = children(world, namespace), world.writes()
+    own = owned(world, namespace)
+
+    for replicas in (4, 8, 2):
+        world.scale(namespace, NAME, replicas)
+        settle(world, namespace, replicas)
+        kube.run("diff", "-f", str(manifest))
+        kube.run("diff", "--server-side", "--field-manager=argocd-controller", "-f", str(manifest))
+        kube.run(*by_another)
+        assert owned(world, namespace) == own
+        assert world.read("Deployment", namespace, NAME)["spec"]["replicas"] == replicas
+
+    assert children(world, namespace) == before
+    assert applied(world.writes() - writes, namespace) == {}
+    manifest.write_text(manifest.read_text(encoding="utf-8").replace("maxNumSeqs: 32", "maxNumSeqs: 33"))
+    with pytest.raises(KubectlError):
+        kube.run("diff", "-f", str(manifest))
+
+
+@pytest.mark.usefixtures("operator")
+def test_no_child_looks_as_if_it_came_from_the_repository(
+    world: World, namespace: str, kube: Kubectl, manifest: Path
+) -> None:
+    """Argo CD would prune it."""
+    kube.run("apply", "-f", str(manifest))
+    eventually("all children", lambda: world.has_children(namespace, NAME))
+
+    for kind in KINDS:
+        metadata = world.find(kind, namespace)[0]["metadata"]
+        assert TRACKED.items().isdisjoint(metadata.get("labels", {}).items()), kind
+        assert TRACKING.keys().isdisjoint(metadata.get("annotations", {})), kind
+
+
+def settle(world: World, namespace: str, replicas: int) -> None:
+    """The Deployment has that many ready pods, and the operator has seen it."""
+    world.roll_out(namespace, NAME, ready=replicas)
+    eventually("the status follows", lambda: world.status(namespace, NAME).get("readyReplicas") == replicas)
+    world.wait_condition(namespace, NAME, "Ready", "True")
+
+
+def owned(world: World, namespace: str) -> dict[str, Any]:
+    """The LLMDeployment but for its status: what stands in it, and who said so when."""
+    body = world.read("LLMDeployment", namespace, NAME)
+    metadata = {key: value for key, value in body["metadata"].items() if key != "resourceVersion"}
+    metadata["managedFields"] = [m for m in metadata["managedFields"] if m.get("subresource") != "status"]
+    return {"metadata": metadata, "spec": body["spec"]}
+
+
+def children(world: World, namespace: str) -> dict[str, Any]:
+    """What must stay as it is: versions, and of the Deployment, whose number moves, all but that."""
+    found = {(kind, b["metadata"]["name"]): b for kind in KINDS for b in world.find(kind, namespace)}
+    return {
+        " ".join(key): template(body) if key[0] == "Deployment" else body["metadata"]["resourceVersion"]
+        for key, body in found.items()
+    }
+
+
+def template(deployment: dict[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = {**deployment["spec"]}
+    del spec["replicas"]
+    return spec
+
+
+def applied(writes: Counter[str], namespace: str) -> dict[str, int]:
+    """What the operator wrote there but for what it tells: its own status, and Events."""
+    told = f"patch llmdeployments/status {namespace}/{NAME}"
+    return {
+        what: n
+        for what, n in writes.items()
+        if f" {namespace}/" in what and what != told and not what.startswith("create events ")
+    }

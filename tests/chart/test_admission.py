@@ -1,0 +1,165 @@
+"""The chart's admission policy on a real API server: what it lets through, and what it says else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2e.api.client import Client, RefusedError
+from e2e.api.specs import DOWNLOADED, merged, minimal
+from e2e.cluster.apiserver import ApiServer
+from e2e.operator.world import PATHS, eventually
+from tests.chart.helm import Body, of_kind, render
+
+pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
+
+POLICY = (
+    "--set", "admissionPolicy.enabled=true,admissionPolicy.sources={pvc,huggingFace,s3,oci}",
+    "--set", "admissionPolicy.hosts={hub.example.com,store.example.com}",
+    "--set", "admissionPolicy.registries={registry.example.com/models}",
+    "--set", "admissionPolicy.images={registry.example.com/quire-server}",
+    "--set", "admissionPolicy.gpuResources={nvidia.com/gpu}",
+    "--set", "admissionPolicy.maxReplicas=8,admissionPolicy.maxGPUs=2",
+    "--set", "admissionPolicy.namespaceSelector.matchLabels.tenant=yes",
+)  # fmt: skip
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+HUB, S3, GCS, OCI = DOWNLOADED
+GPU = {"cpu": "1", "memory": "2Gi", "gpu": {}}
+IMAGE = "registry.example.com/quire-server:1"
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with ApiServer() as server, Client(server.kubeconfig) as client:
+        client.install_crd()
+        for name in ("quire-system", "tenant", "other"):
+            labels = {"tenant": "yes"} if name == "tenant" else {}
+            body = {"metadata": {"name": name, "labels": labels}}
+            client.request("POST", "/api/v1/namespaces", body)
+        bodies = render(*POLICY)
+        (parameters,) = of_kind(bodies, "ConfigMap")
+        client.request("POST", PATHS["ConfigMap"].format("quire-system"), parameters)
+        for suffix in ("", "Binding"):
+            for body in of_kind(bodies, f"ValidatingAdmissionPolicy{suffix}"):
+                path = POLICIES.replace("policies", "policybindings") if suffix else POLICIES
+                client.request("POST", f"{path}?fieldValidation=Strict", body)
+        eventually(
+            "the policies are enforced", lambda: refused(client, GCS) and refused_image(client, "other:1")
+        )
+        yield client
+
+
+def there(body: Body, namespace: str = "tenant") -> Body:
+    return merged(body, {"metadata": {"namespace": namespace}})
+
+
+def refused(client: Client, body: Body) -> str:
+    """What the API server says; empty if it takes the object."""
+    try:
+        client.try_create(there(body))
+    except RefusedError as error:
+        return str(error)
+    return ""
+
+
+def server(image: str) -> Body:
+    labels = {"app.kubernetes.io/managed-by": "quire-operator"}
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "server", "image": image}]}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "m", "namespace": "tenant", "labels": labels},
+        "spec": {"selector": {"matchLabels": labels}, "template": pod},
+    }
+
+
+def refused_image(client: Client, image: str) -> str:
+    return refused(client, server(image))
+
+
+def source(base: Body, **fields: Any) -> Body:
+    (kind,) = base["spec"]["model"]["source"]
+    return merged(base, {"spec": {"model": {"source": {kind: fields}}}})
+
+
+ACCEPTED = {
+    "a claim": minimal(),
+    "an allowed hub": HUB,
+    "an allowed store": S3,
+    "an allowed registry": OCI,
+    "as many GPUs as are allowed": minimal(resources=GPU, replicas=2),
+    "as many replicas as are allowed": minimal(replicas=8),
+    "an autoscaler up to the ceiling": minimal(resources=GPU, autoscaling={"maxReplicas": 2}),
+    "none at all": minimal(resources=GPU, replicas=0),
+}
+REFUSED: dict[str, tuple[Body, str, str]] = {
+    "a source": (GCS, "spec.model.source.gcs is not allowed here", "use one of pvc,huggingFace,s3,oci"),
+    "a hub": (
+        source(HUB, endpoint="http://evil.example.net:80"),
+        "spec.model.source.huggingFace would come from evil.example.net",
+        "name one of these hosts in its endpoint: hub.example.com,store.example.com",
+    ),
+    "the public hub": (source(HUB, endpoint=""), "come from huggingface.co", "hub.example.com"),
+    "the public store": (source(S3, endpoint=""), "come from s3.amazonaws.com", "store.example.com"),
+    "a registry": (
+        source(OCI, reference="registry.example.com/models2/m:v1"),
+        "spec.model.source.oci.reference: registry.example.com/models2/m:v1",
+        "copy it to one of registry.example.com/models",
+    ),
+    "a GPU's name": (
+        minimal(resources={**GPU, "gpu": {"resourceName": "nvidia.com/mig-1g.5gb"}}),
+        "spec.resources.gpu.resourceName: nvidia.com/mig-1g.5gb",
+        "use one of nvidia.com/gpu",
+    ),
+    "too many replicas": (minimal(replicas=9), "spec.replicas: 9 is more than the 8", "lower it"),
+    "an autoscaler's most": (
+        minimal(autoscaling={"maxReplicas": 9}), "spec.autoscaling.maxReplicas: 9 is more", "lower it"
+    ),
+    "too many GPUs": (minimal(resources=GPU, replicas=3), "spec.replicas: 3 replicas with one", "lower it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_is_allowed_is_taken(client: Client, name: str) -> None:
+    assert refused(client, ACCEPTED[name]) == ""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_allowed_is_refused_with_its_field_and_a_remedy(client: Client, name: str) -> None:
+    body, field, remedy = REFUSED[name]
+
+    said = refused(client, body)
+
+    assert field in said and remedy in said, said
+    assert "denied request" in said
+
+
+def test_other_namespaces_are_left_alone(client: Client) -> None:
+    client.try_create(there(GCS, "other"))
+
+
+def test_a_server_runs_an_allowed_image_and_no_other(client: Client) -> None:
+    assert refused_image(client, IMAGE) == ""
+    for image in ("registry.example.com/quire-server2:1", "quire-server:1"):
+        said = refused_image(client, image)
+        assert f"image {image} is not allowed" in said and "engineImage" in said
+
+
+def test_scaling_is_an_edit_and_what_was_allowed_once_may_be_labelled_and_deleted(client: Client) -> None:
+    body = client.create(there(minimal(replicas=1, resources=GPU)))
+    path = f"{PATHS['LLMDeployment'].format('tenant')}/{body['metadata']['name']}"
+    scale = client.request("GET", f"{path}/scale")
+    scale["spec"]["replicas"] = 3
+    with pytest.raises(RefusedError, match=r"spec\.replicas: 3 .* edit spec\.replicas instead"):
+        client.request("PUT", f"{path}/scale", scale)
+    scale["spec"]["replicas"] = 2
+    client.request("PUT", f"{path}/scale", scale)
+
+    patch = "application/merge-patch+json"
+    parameters = f"{PATHS['ConfigMap'].format('quire-system')}/quire-llmdeployments"
+    client.request("PATCH", parameters, {"data": {"maxGPUs": "1"}}, patch)
+    eventually("the new ceiling", lambda: refused(client, minimal(resources=GPU, replicas=2)))
+    client.request("PATCH", path, {"metadata": {"labels": {"a": "b"}}}, patch)
+    client.request("DELETE", path)

@@ -1,0 +1,96 @@
+"""The single file and the kustomize base are the chart with its defaults, and say nothing of Helm."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.api.client import Client
+from e2e.cluster import programs
+from e2e.cluster.apiserver import ApiServer
+from e2e.kubectl import Kubectl
+from tests.chart.helm import BIN, ROOT, Body, named, of_kind, render
+
+FILE = ROOT / "deploy" / "install.yaml"
+
+
+def identity(body: Body) -> tuple[str, str, str]:
+    return body["kind"], body["metadata"].get("namespace", ""), body["metadata"]["name"]
+
+
+@pytest.fixture(scope="module")
+def written() -> list[Body]:
+    """What stands in the file: long enough to be read once."""
+    return list(yaml.safe_load_all(FILE.read_text(encoding="utf-8")))
+
+
+def kustomized(folder: str) -> list[Body]:
+    programs.build(BIN, ("kube",))
+    command = [str(BIN / "kubectl"), "kustomize", str(ROOT / folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def test_the_file_is_what_the_chart_gives() -> None:
+    command = [sys.executable, "-m", "docs.manifests", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_holds_every_object_of_the_chart_its_namespace_and_no_trace_of_a_release(
+    written: list[Body],
+) -> None:
+    assert identity(written[0]) == ("Namespace", "", "quire-system")
+    assert {identity(b) for b in written[1:]} == {identity(b) for b in render()}
+    assert "helm" not in FILE.read_text(encoding="utf-8").lower()
+
+
+def test_the_base_is_the_file(written: list[Body]) -> None:
+    def known(bodies: list[Body]) -> dict[tuple[str, str, str], Body]:
+        return {identity(body): body for body in bodies}
+
+    assert known(kustomized("deploy")) == known(written)
+
+
+def test_the_overlay_has_its_own_images_and_no_metrics_adapter() -> None:
+    bodies = kustomized("examples/gitops/overlay")
+
+    (deployment,) = of_kind(bodies, "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    environment = {e["name"]: e.get("value") for e in container["env"]}
+    assert container["image"] == "registry.example.com/quire-operator:0.1.0"
+    assert environment["QUIRE_ENGINE_IMAGE"] == "registry.example.com/quire-server:0.1.0"
+    without = named(render("--set", "metricsAdapter.enabled=false"), "Deployment", "quire-operator")
+    (expected,) = without["spec"]["template"]["spec"]["containers"]
+    assert environment.keys() == {e["name"] for e in expected["env"]}
+    assert environment["QUIRE_LOAD_URL"] == ""
+    assert not any("metrics-adapter" in body["metadata"]["name"] for body in bodies)
+    assert of_kind(bodies, "APIService") == []
+
+
+@pytest.mark.api
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("arguments", [("-f", "deploy/install.yaml"), ("-k", "examples/gitops/overlay")])
+def test_it_is_applied_and_applied_again_without_a_change(arguments: tuple[str, str]) -> None:
+    with ApiServer() as server, Client(server.kubeconfig) as client:
+        kube = Kubectl(server.bin_dir, server.kubeconfig)
+        flag, path = arguments
+        apply = ("apply", "--server-side", flag, str(ROOT / path))
+        kube.run(*apply)
+        before = versions(client)
+        kube.run(*apply)
+
+        assert before and versions(client) == before
+
+
+def versions(client: Client) -> dict[str, Any]:
+    paths = ("/apis/apps/v1/deployments", "/apis/rbac.authorization.k8s.io/v1/clusterroles")
+    items = [item for path in paths for item in client.request("GET", path)["items"]]
+    ours = [item["metadata"] for item in items if item["metadata"]["name"].startswith("quire-")]
+    return {metadata["name"]: metadata["resourceVersion"] for metadata in ours}

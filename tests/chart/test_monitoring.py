@@ -1,0 +1,52 @@
+"""PodMonitors and the PrometheusRule against the Prometheus operator's own CRDs, on a real API server."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.api.client import Client, RefusedError
+from e2e.cluster import prometheus
+from e2e.cluster.apiserver import ApiServer
+from quire_operator import names
+from tests.chart.helm import MATRIX, of_kind, render
+
+pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
+
+
+def test_the_prometheus_operators_kinds_are_taken_as_they_are_rendered() -> None:
+    with ApiServer() as server, Client(server.kubeconfig) as client:
+        client.request("POST", "/api/v1/namespaces", {"metadata": {"name": "quire-system"}})
+        for crd in prometheus.crds():
+            client.install_crd(crd)
+        created = 0
+        for kind in ("PodMonitor", "PrometheusRule"):
+            path = f"/apis/monitoring.coreos.com/v1/namespaces/quire-system/{kind.lower()}s"
+            for body in of_kind(render(*MATRIX["prometheus"]), kind):
+                client.request("POST", f"{path}?fieldValidation=Strict", body)
+                created += 1
+                with pytest.raises(RefusedError, match="unknown field"):
+                    client.request("POST", f"{path}?fieldValidation=Strict&dryRun=All", {**body, "spek": {}})
+        assert created == 3
+
+
+def test_model_servers_are_found_by_their_labels_and_their_port() -> None:
+    for values, namespaces in (
+        ("prometheus", {"any": True}),
+        ("namespaced", {"matchNames": ["team-a", "team-b"]}),
+    ):
+        monitors = of_kind(render(*MATRIX["prometheus"], *MATRIX[values]), "PodMonitor")
+        (spec,) = [m["spec"] for m in monitors if m["metadata"]["name"] == "quire-model-servers"]
+        (endpoint,) = spec["podMetricsEndpoints"]
+
+        assert spec["selector"]["matchLabels"].items() <= names.child_labels("m").items()
+        assert spec["namespaceSelector"] == namespaces
+        assert endpoint["port"] == names.PORT_HTTP_NAME
+        (label,) = endpoint["relabelings"][0]["sourceLabels"]
+        assert label.endswith(names.LABEL_NAME.replace(".", "_").replace("/", "_"))
+
+
+def test_alerts_link_to_where_people_read_the_runbook() -> None:
+    (rule,) = of_kind(render(*MATRIX["prometheus"]), "PrometheusRule")
+    links = [one["annotations"]["runbook_url"] for group in rule["spec"]["groups"] for one in group["rules"]]
+
+    assert links and all(link.startswith("https://quire.example.com/alerts#quire") for link in links)

@@ -1,0 +1,172 @@
+"""The alerts that the chart ships: promtool runs them over load that is good, bad and worse."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from docs.alerting import FAULTS, MEASURES
+from e2e.cluster import prometheus
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "charts" / "quire" / "files" / "alerts.yaml"
+MODEL = 'namespace="a",llmdeployment="m",pod="m-0"'
+BOUNDS = ("0.1", "0.2", "0.5", "1", "2", "5", "10", "+Inf")
+MINUTES = 60
+
+Series = dict[str, str]
+
+
+def growing(per_minute: float) -> str:
+    return f"0+{per_minute:g}x{MINUTES}"
+
+
+def still(value: float) -> str:
+    return f"{value:g}+0x{MINUTES}"
+
+
+def first_tokens(per_minute: float = 100, **shares: float) -> Series:
+    """A share of the first tokens up to each bound: first_tokens(upto_1=0.98, upto_2=0.02)."""
+    by_bound = {name.removeprefix("upto_").replace("_", "."): share for name, share in shares.items()}
+    sums, series = 0.0, {}
+    for bound in BOUNDS:
+        sums += by_bound.get(bound, 0)
+        series[f'llm_ttft_seconds_bucket{{{MODEL},le="{bound}"}}'] = growing(round(per_minute * sums, 3))
+    return {**series, f"llm_ttft_seconds_count{{{MODEL}}}": growing(per_minute)}
+
+
+def requests(**per_minute: float) -> Series:
+    return {f'llm_requests_total{{{MODEL},status="{s}"}}': growing(n) for s, n in per_minute.items()}
+
+
+def queue(*waiting: float) -> Series:
+    return {
+        f'llm_queue_depth{{namespace="a",llmdeployment="m",pod="m-{i}"}}': still(n)
+        for i, n in enumerate(waiting)
+    }
+
+
+def gpus(busy: float, running: float) -> Series:
+    series = {f'llm_gpu_utilization_ratio{{{MODEL},gpu_id="{i}"}}': still(busy) for i in range(2)}
+    return {**series, f"llm_running_requests{{{MODEL}}}": still(running)}
+
+
+LEADS = {'quire_operator_leader{namespace="q",pod="o-0"}': "1+0x60"}
+STANDS_BY = {'quire_operator_leader{namespace="q",pod="o-1"}': "0+0x60"}
+STALE = 'quire_operator_watch_stale{namespace="q",pod="o-0",kind="Pod"}'
+FAILS = 'quire_operator_reconcile_total{namespace="q",pod="o-0",result="error"}'
+
+BOTH = {"warning", "critical"}
+# what is there; the alerts that fire then, with their severities
+CASES: dict[str, tuple[Series, dict[str, set[str]]]] = {
+    "nothing runs": ({}, {}),
+    "all is good": (
+        {
+            **first_tokens(upto_0_1=1),
+            **requests(success=1000, client_error=50, limited=100, aborted=50),
+            **queue(25, 25),
+            **gpus(0.9, 8),
+        },
+        {},
+    ),
+    "half are acceptable": (first_tokens(upto_0_5=1), {}),
+    "half are slow": (first_tokens(upto_1=1), {"QuireFirstTokenSlow": {"warning"}}),
+    "half are very slow": (first_tokens(upto_2=1), {"QuireFirstTokenSlow": BOTH}),
+    "few are slow": (first_tokens(upto_0_1=0.98, upto_2=0.02), {}),
+    "few are very slow": (
+        first_tokens(upto_0_1=0.98, upto_5=0.02), {"QuireFirstTokenTailSlow": {"warning"}}
+    ),
+    "few take for ever": (first_tokens(upto_0_1=0.98, upto_10=0.02), {"QuireFirstTokenTailSlow": BOTH}),
+    "one an hour is slow": (first_tokens(per_minute=0.1, upto_10=1), {}),
+    "few errors": (requests(success=9995, error=5), {}),
+    "some errors": (requests(success=995, error=5), {"QuireErrors": {"warning"}}),
+    "many are turned away": (requests(success=900, shed=100), {"QuireErrors": BOTH}),
+    "answers are cut": (requests(success=900, cancelled=100), {"QuireErrors": BOTH}),
+    "a queue over two pods": (queue(100, 101), {"QuireQueueLong": {"warning"}}),
+    "a very long queue": (queue(501), {"QuireQueueLong": BOTH}),
+    "GPUs could do more": (gpus(0.6, 8), {"QuireGPUIdle": {"warning"}}),
+    "GPUs do nothing": (gpus(0.1, 8), {"QuireGPUIdle": BOTH}),
+    "nobody asks": (gpus(0, 0), {}),
+    "nobody leads": (STANDS_BY, {"QuireOperatorWithoutLeader": {"critical"}}),
+    "one leads": ({**LEADS, **STANDS_BY}, {}),
+    "a stale watch": ({**LEADS, STALE: still(1)}, {"QuireOperatorWatchStale": {"warning"}}),
+    "a sound watch": ({**LEADS, STALE: still(0)}, {}),
+    "reconciles fail": ({**LEADS, FAILS: growing(2)}, {"QuireReconcilesFail": {"warning"}}),
+    "one failed": ({**LEADS, FAILS: "0 1+0x60"}, {}),
+}  # fmt: skip
+
+
+def case(name: str) -> dict[str, Any]:
+    series, firing = CASES[name]
+    if not any("quire_operator" in one for one in series):
+        series = {**series, **LEADS}
+    samples = [
+        {"labels": f'{{alertname="{alert}",severity="{severity}"}}', "value": 1}
+        for alert, severities in firing.items()
+        for severity in severities
+    ]
+    query = {
+        "expr": 'count by (alertname, severity) (ALERTS{alertstate="firing"})',
+        "eval_time": f"{MINUTES - 5}m",
+        "exp_samples": samples,
+    }
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "promql_expr_test": [query],
+    }
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    return str(prometheus.unpack(ROOT / ".cluster") / "promtool")
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def outcome(promtool: str, folder: Path, rules: Path) -> subprocess.CompletedProcess[str]:
+    file = folder / "tests.yaml"
+    body = {"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [case(name) for name in CASES]}
+    file.write_text(yaml.safe_dump(body, sort_keys=False), encoding="utf-8")
+    return run(promtool, "test", "rules", str(file))
+
+
+def test_each_load_raises_the_alerts_that_it_should_and_no_others(promtool: str, tmp_path: Path) -> None:
+    done = outcome(promtool, tmp_path, RULES)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_another_threshold_would_be_noticed(promtool: str, tmp_path: Path) -> None:
+    changed = RULES.read_text(encoding="utf-8").replace("> 200", "> 210")
+    assert changed != RULES.read_text(encoding="utf-8")
+    (tmp_path / "alerts.yaml").write_text(changed, encoding="utf-8")
+
+    assert outcome(promtool, tmp_path, tmp_path / "alerts.yaml").returncode != 0
+
+
+def test_every_alert_is_tried_at_every_severity(promtool: str) -> None:
+    assert run(promtool, "check", "rules", str(RULES)).returncode == 0
+    raised = {
+        (alert, severity) for _, firing in CASES.values() for alert, s in firing.items() for severity in s
+    }
+    known = {(r["alert"], r["labels"]["severity"]) for one in (*MEASURES, *FAULTS) for r in one.rules()}
+
+    assert raised == known
+
+
+def test_every_alert_leads_to_its_section_of_the_runbook() -> None:
+    page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+    for rule in rules:
+        place, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert place == "docs/alerts.md" and anchor == rule["alert"].lower()
+        assert f"## {rule['alert']}\n" in page

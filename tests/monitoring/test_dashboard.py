@@ -1,0 +1,143 @@
+"""The chart's dashboard: its shape, and each query on a Prometheus that scraped a real server."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from e2e.cluster import prometheus
+from tests.server.launch import NO_TLS, Server, free_ports
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "charts/quire/files/dashboard.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+QUERIES = {
+    f"{panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]
+}
+# The machine of the tests has none.
+OF_GPUS = {name: expression for name, expression in QUERIES.items() if "llm_gpu_" in expression}
+OF_PODS = {name: expression for name, expression in QUERIES.items() if name not in OF_GPUS}
+VARIABLES = {"$namespace": "team-a", "$llmdeployment": ".*", "$__rate_interval": "1m"}
+ASK = {"model": "tiny", "prompt": "Once upon a time, " * 10, "max_tokens": 20, "ignore_eos": True}
+
+
+class Prometheus:
+    """A running one that scrapes a server twice a second, labelled as the chart's PodMonitor labels it."""
+
+    def __init__(self, directory: Path, target: str) -> None:
+        (port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}"
+        labels = {"namespace": "team-a", "llmdeployment": "tiny", "pod": "tiny-0"}
+        jobs = [{"job_name": "models", "static_configs": [{"targets": [target], "labels": labels}]}]
+        config = directory / "prometheus.yml"
+        times = {"scrape_interval": "500ms", "scrape_timeout": "400ms"}
+        config.write_text(yaml.safe_dump({"global": times, "scrape_configs": jobs}))
+        program = prometheus.unpack(ROOT / ".cluster") / "prometheus"
+        command = [str(program), f"--config.file={config}", f"--storage.tsdb.path={directory}/data"]
+        with (directory / "prometheus.log").open("wb") as log:
+            command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=5, verify=NO_TLS)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["data"]
+
+    def values(self, expression: str) -> list[float]:
+        """One number for each series, now."""
+        for variable, value in VARIABLES.items():
+            expression = expression.replace(variable, value)
+        return [float(one["value"][1]) for one in self.ask("query", query=expression)["result"]]
+
+
+@pytest.fixture(scope="module")
+def scraped(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    directory = tmp_path_factory.mktemp("scraped")
+    with Server(tiny, directory) as server:
+        server.wait_ready()
+        running = Prometheus(directory, f"127.0.0.1:{server.port}")
+        try:
+            _wait("the first scrape", running, 'llm_requests_total{status="success"}', 0)
+            for _ in range(3):
+                assert server.post("/v1/completions", ASK).status_code == 200
+            assert server.post("/v1/completions", {**ASK, "max_tokens": -1}).status_code == 400
+            _wait("the requests", running, "sum(increase(llm_requests_total[1m]))", 3)
+            yield running
+        finally:
+            running.process.kill()
+            running.process.wait(10)
+
+
+def _wait(what: str, running: Prometheus, expression: str, more_than: float) -> None:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            if any(value >= more_than for value in running.values(expression)):
+                return
+        except (httpx.TransportError, AssertionError):
+            pass
+        assert time.monotonic() < end and running.process.poll() is None, f"not within a minute: {what}"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("name", OF_PODS)
+def test_no_panel_of_a_server_that_answers_is_empty(scraped: Prometheus, name: str) -> None:
+    values = scraped.values(OF_PODS[name])
+
+    assert values, OF_PODS[name]
+    assert all(value == value and value >= 0 for value in values), values
+
+
+@pytest.mark.parametrize("name", OF_GPUS)
+def test_a_panel_of_gpus_is_a_query_that_prometheus_takes(scraped: Prometheus, name: str) -> None:
+    assert scraped.values(OF_GPUS[name]) == []
+
+
+def test_the_variables_offer_what_is_there(scraped: Prometheus) -> None:
+    offered = {}
+    for variable in DASHBOARD["templating"]["list"][1:]:
+        series, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]).groups()  # type: ignore[union-attr]
+        selector = series.replace("$namespace", "team-a")
+        found = scraped.ask("series", **{"match[]": selector})
+        offered[variable["name"]] = {one[label] for one in found}
+
+    assert offered == {"namespace": {"team-a"}, "llmdeployment": {"tiny"}}
+
+
+def test_what_was_done_is_what_is_shown(scraped: Prometheus) -> None:
+    assert max(scraped.values(QUERIES["Found in the prefix cache A"])) > 0.1
+    assert max(scraped.values(QUERIES["Tokens a second B"])) > 0
+    assert 0 < max(scraped.values(QUERIES["First token, half A"])) < 60
+
+
+def test_panels_have_units_words_and_a_place_of_their_own() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not taken & cells and max(x for x, _ in cells) < 24, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    assert len({panel["title"] for panel in PANELS}) == len(PANELS)
+    for panel in PANELS:
+        assert panel["description"] and panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert all(target["legendFormat"] for target in panel["targets"])
+
+
+def test_counters_and_histograms_are_shown_as_rates_and_nobodys_grafana_is_named() -> None:
+    """A lifetime's average cannot show an incident."""
+    for name, expression in QUERIES.items():
+        for metric in re.findall(r"\b\w[\w:]*_(?:total|bucket|sum|count)\b", expression):
+            assert f"rate({metric}" in expression, name
+        assert "$namespace" in expression and "$llmdeployment" in expression, name
+    sources = set(re.findall(r'"uid": "([^"]*)"', json.dumps(DASHBOARD))) - {DASHBOARD["uid"]}
+    assert sources == {"${datasource}"}
