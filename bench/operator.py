@@ -1,4 +1,5 @@
 """What the operator costs with a thousand LLMDeployments: `python -m bench.operator`, about seven minutes.
+`--size 40` looks whether all of it still works, and writes nothing down.
 
 A real API server with an audit log, in which the writes are counted and their times read, and the operator's
 process with the rights of the chart. Pods and the status of Deployments are written as controllers and
@@ -7,6 +8,7 @@ kubelets would write them. Counts and memory hold on a busy machine, times only 
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import signal
@@ -27,7 +29,7 @@ from e2e.operator.process import OperatorProcess
 from e2e.operator.world import CHILDREN, OPERATOR_NAMESPACE, World, eventually
 
 SIZE = 1000
-PROBES = 100  # of them are created, and have a child deleted, at a steady pace
+PROBES = 10  # one of so many is created, and has a child deleted, at a steady pace
 PER_SECOND = 2.0
 SETTLE_SECONDS = 12  # what waits for its pods is looked at every ten
 IDLE_SECONDS = 100
@@ -61,6 +63,9 @@ class Report:
 
 def main() -> None:
     """Measure, print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", type=int, default=SIZE)
+    size = parser.parse_args().size
     began, report = time.monotonic(), Report()
     with tempfile.TemporaryDirectory() as name, audited() as (server, world):
         kubeconfig = rights.token_kubeconfig(server, world, "quire-operator", Path(name) / "kubeconfig")
@@ -72,11 +77,12 @@ def main() -> None:
             return started[-1]
 
         try:
-            _measure(Fleet(world, SIZE), start, report)
+            _measure(Fleet(world, size), start, report)
         finally:
             for process in started:
                 process.stop()
-    _write(report, time.monotonic() - began)
+    if size == SIZE:
+        _write(report, time.monotonic() - began)
 
 
 def _measure(fleet: Fleet, start: Callable[[str], OperatorProcess], report: Report) -> None:
@@ -85,26 +91,26 @@ def _measure(fleet: Fleet, start: Callable[[str], OperatorProcess], report: Repo
     _populate(fleet, operator, report)
     _repair(fleet, operator, report)
     _idle(world, operator, report)
-    report.add(f"memory with {SIZE} LLMDeployments (RSS)", megabytes(operator.pid), 150, " MB", 0)
+    report.add(f"memory with {fleet.size} LLMDeployments (RSS)", megabytes(operator.pid), 150, " MB", 0)
     report.add("memory at its highest", megabytes(operator.pid, "VmHWM"), None, " MB", 0)
-    _take_over(world, operator, start, report)
+    _take_over(fleet, operator, start, report)
 
 
 def _populate(fleet: Fleet, operator: OperatorProcess, report: Report) -> None:
-    world, most = fleet.world, SIZE - PROBES
+    world, size = fleet.world, fleet.size
+    most = size - size // PROBES
     fleet.make_namespaces()
-    fleet.each(fleet.make, range(most))
-    fleet.each(fleet.serve, range(most))
+    fleet.each(fleet.make_and_serve, range(most))
     wait_idle(operator)
-    _steadily(fleet.make, range(most, SIZE))
-    eventually("the last one's Deployment", lambda: world.get("Deployment", *fleet.place(SIZE - 1)))
+    _steadily(fleet.make, range(most, size))
+    eventually("the last one's Deployment", lambda: world.get("Deployment", *fleet.place(size - 1)))
     time.sleep(SETTLE_SECONDS)
     made = writes(world)
-    fleet.each(fleet.serve, range(most, SIZE))
-    eventually("all serve", lambda: fleet.serving() == SIZE, seconds=300, poll=1)
+    fleet.each(fleet.serve, range(most, size))
+    eventually("all serve", lambda: fleet.serving() == size, seconds=300, poll=1)
     wait_idle(operator)
 
-    for number in range(most, SIZE):
+    for number in range(most, size):
         place = fleet.place(number)
         of_one = Counter(w.resource for w in made if w.user == OPERATOR and _is_of(w, *place))
         children = sum(n for resource, n in of_one.items() if resource != "llmdeployments/status")
@@ -115,8 +121,8 @@ def _populate(fleet: Fleet, operator: OperatorProcess, report: Report) -> None:
     statuses = _per_model(writes(world), "llmdeployments/status")
     report.add("writes of the status until it serves, at most", max(statuses.values()), 3, "", 0)
     events = sum(w.resource == "events" for w in writes(world) if w.user == OPERATOR)
-    report.add("Events until it serves, on average", events / SIZE, None)
-    seconds = [_created_to_children(fleet, number, made) for number in range(most, SIZE)]
+    report.add("Events until it serves, on average", events / size, None)
+    seconds = [_created_to_children(fleet, number, made) for number in range(most, size)]
     _add_p99(report, f"created to all children, {PER_SECOND:g} a second", seconds, 1)
 
 
@@ -141,7 +147,7 @@ def _created_to_children(fleet: Fleet, number: int, made: list[Write]) -> float:
 
 
 def _repair(fleet: Fleet, operator: OperatorProcess, report: Report) -> None:
-    numbers = range(0, SIZE, SIZE // PROBES)
+    numbers = range(0, fleet.size, PROBES)
     began = time.time()
     _steadily(lambda number: fleet.world.delete("Service", *fleet.place(number)), numbers)
     wait_idle(operator)
@@ -149,7 +155,7 @@ def _repair(fleet: Fleet, operator: OperatorProcess, report: Report) -> None:
     for write in writes(fleet.world, began):
         if write.resource == "services":
             times[write.namespace, write.name].append(write.at)
-    assert all(len(pair) == 2 for pair in times.values()) and len(times) == PROBES, times
+    assert all(len(pair) == 2 for pair in times.values()) and len(times) == len(numbers), times
     _add_p99(report, "a deleted child is back", [back - gone for gone, back in times.values()], 2)
 
 
@@ -174,35 +180,35 @@ def _idle(world: World, operator: OperatorProcess, report: Report) -> None:
 
 
 def _take_over(
-    world: World, operator: OperatorProcess, start: Callable[[str], OperatorProcess], report: Report
+    fleet: Fleet, operator: OperatorProcess, start: Callable[[str], OperatorProcess], report: Report
 ) -> None:
+    world = fleet.world
     for name, number, bound in (("SIGTERM", signal.SIGTERM, 2.0), ("SIGKILL", signal.SIGKILL, 20.0)):
         standby = start(f"after-{name.lower()}")
-        eventually("the standby is up", lambda standby=standby: standby.ask("/readyz")[0] == 200)  # type: ignore[misc]  # mypy infers no lambda that has a default
+        eventually("the standby is up", lambda replica=standby: replica.ask("/readyz")[0] == 200)  # type: ignore[misc]  # mypy infers no lambda that has a default
         began, clock = time.time(), time.monotonic()
         operator.send(number)
-        eventually(
-            "it leads",
-            lambda standby=standby: world.lease_holder() == standby.name,
-            seconds=40,
-            poll=0.02,  # type: ignore[misc]  # mypy infers no lambda that has a default
-        )
+        _wait_leading(world, standby)
         report.add(f"takeover after {name}", time.monotonic() - clock, bound, " s")
-        _wait_all_looked_at(standby)
+        _wait_all_looked_at(fleet, standby)
         report.add(f"writes but the Lease's after {name}", _not_leases(world, began), 0, "", 0)
         operator = standby
     operator.stop()
     began, clock = time.time(), time.monotonic()
     operator = start("cold")
-    _wait_all_looked_at(operator)
-    report.add(f"start of the process to all {SIZE} looked at", time.monotonic() - clock, 30, " s")
+    _wait_all_looked_at(fleet, operator)
+    report.add(f"start of the process to all {fleet.size} looked at", time.monotonic() - clock, 30, " s")
     wait_idle(operator)
     report.add("writes but the Lease's after a restart", _not_leases(world, began), 0, "", 0)
     report.add("memory after a restart (RSS)", megabytes(operator.pid), 150, " MB", 0)
 
 
-def _wait_all_looked_at(operator: OperatorProcess) -> None:
-    eventually("all looked at", lambda: reconciles(operator) >= SIZE, seconds=120, poll=0.1)
+def _wait_leading(world: World, replica: OperatorProcess) -> None:
+    eventually("it leads", lambda: world.lease_holder() == replica.name, seconds=40, poll=0.02)
+
+
+def _wait_all_looked_at(fleet: Fleet, operator: OperatorProcess) -> None:
+    eventually("all looked at", lambda: reconciles(operator) >= fleet.size, seconds=120, poll=0.1)
 
 
 def _steadily(do: Callable[[int], None], numbers: Iterable[int]) -> None:

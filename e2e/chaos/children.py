@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from e2e.operator.world import CHILDREN, NAME_LABEL, World
@@ -52,12 +53,21 @@ def pods(world: World, namespace: str, name: str) -> set[str]:
 
 
 def differences(one: dict[str, Body], other: dict[str, Body]) -> list[str]:
-    """For the message of an assertion: which children differ, and how."""
+    """For the message of an assertion: the fields that differ."""
+    left, right = dict(_leaves(one)), dict(_leaves(other))
     return [
-        f"{key}: {json.dumps(one.get(key))[:1500]} != {json.dumps(other.get(key))[:1500]}"
-        for key in sorted({*one, *other})
-        if one.get(key) != other.get(key)
+        f"{path}: {left.get(path)!r} != {right.get(path)!r}"
+        for path in sorted({*left, *right})
+        if left.get(path) != right.get(path)
     ]
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield from _leaves(each, f"{path}/{key}")
+    if not inner:
+        yield path, value
 
 
 def _comparable(body: Body, names: dict[str, str]) -> Body:
@@ -70,6 +80,8 @@ def _comparable(body: Body, names: dict[str, str]) -> Body:
         metadata["annotations"] = {}  # names of other revisions
     if body["kind"] == "Service":
         rest["spec"] = {k: v for k, v in rest["spec"].items() if not k.startswith("clusterIP")}
+        for port in rest["spec"]["ports"]:
+            port.pop("nodePort", None)
     text = json.dumps({**rest, "metadata": metadata}, sort_keys=True)
     for old, new in names.items():
         text = re.sub(re.escape(old), new, text)

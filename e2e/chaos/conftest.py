@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from e2e.chaos.children import Body, children
+from e2e.cluster import host
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator import controllers, rights
 from e2e.operator.audited import audited
@@ -126,12 +126,11 @@ def is_settled(world: World, namespace: str, name: str = "m") -> bool:
 @pytest.fixture(scope="session")
 def libfaketime() -> str:
     """The library that gives a process a clock of its own; Debian's, installed when it is asked for."""
-    names = [*Path("/usr/lib").glob("*/faketime/libfaketime.so.1")]
-    if not names:
-        subprocess.run(
-            ["apt-get", "install", "-y", "--no-install-recommends", "libfaketime"],
-            check=True,
-            capture_output=True,
-        )
-        names = [*Path("/usr/lib").glob("*/faketime/libfaketime.so.1")]
-    return str(names[0])
+    if not (found := _libfaketime()):
+        host.install(["libfaketime"])
+        found = _libfaketime()
+    return found[0]
+
+
+def _libfaketime() -> list[str]:
+    return [str(path) for path in Path("/usr/lib").glob("*/faketime/libfaketime.so.1")]

@@ -44,6 +44,11 @@ class Fleet:
         self.world.make_pod(namespace, name, pods.ready())
         self.world.roll_out(namespace, name, ready=1, progressing=DONE)
 
+    def make_and_serve(self, number: int) -> None:
+        """What does not serve is looked at every ten seconds: few at a time."""
+        self.make(number)
+        self.serve(number)
+
     def each(self, do: Callable[[int], None], numbers: Iterable[int] = ()) -> None:
         """`do` with every one of them, some at once."""
         with ThreadPoolExecutor(AT_ONCE) as pool:

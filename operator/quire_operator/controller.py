@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 WORKERS = 16
 CONFIRM_SECONDS = 30.0  # a watch that seems to have missed something is checked again this soon
+# A change of a pod is followed by one of its ReplicaSet and of the Deployment: all are worth one look and one
+# write of the status.
+FOLLOW_SECONDS = 0.2
+_FOLLOWED = frozenset({kinds.POD.kind, kinds.REPLICA_SET.kind})
 GAP_SECONDS = 1.0  # watches that were interrupted together begin again one after another
 RECONCILE_SECONDS = 60.0
 CONFLICT_SECONDS = 0.2
@@ -72,7 +76,11 @@ class Controller:
             self._interrupted.set()
         self._watches.told(kind, uid, version_of(body))
         # Our own writes are in the cache already: their echo is no news and causes no work.
-        if self._cluster.cache.put(body):
+        if not self._cluster.cache.put(body):
+            return
+        if kind in _FOLLOWED:
+            self._queue.add_after(owner_key(body), FOLLOW_SECONDS)
+        else:
             self._queue.add(owner_key(body))
 
     def health(self) -> str:

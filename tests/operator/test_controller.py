@@ -96,6 +96,24 @@ async def test_a_list_mends_a_missed_deletion_without_calling_the_watch_stale() 
         assert controller.health() == ""
 
 
+async def test_what_follows_a_change_of_a_pod_at_once_is_looked_at_together() -> None:
+    api = FakeApi()
+    async with controlling(api) as (controller, _, metrics):
+        work = asyncio.create_task(controller.run())
+        controller.on_event("ADDED", api.put(LLM, model()))
+        done = "quire_operator_reconcile_total"
+        await until(lambda: metrics.registry.get_sample_value(done, {"result": "changed"}))
+        for number in range(20):
+            pod = {"kind": "Pod", "spec": {"containers": []}, "metadata": {"name": "p", "namespace": "ns"}}
+            pod["metadata"] |= {"labels": {names.LABEL_NAME: "m"}, "annotations": {"n": str(number)}}
+            controller.on_event("MODIFIED", api.put("/api/v1/namespaces/ns/pods/p", pod))
+            await asyncio.sleep(0.001)
+        await until(lambda: metrics.registry.get_sample_value(done, {"result": "unchanged"}))
+        work.cancel()
+
+    assert metrics.registry.get_sample_value(done, {"result": "unchanged"}) <= 3
+
+
 async def test_a_second_list_of_a_watch_leads_to_a_re_list_at_once_and_the_first_to_none() -> None:
     """Of what was deleted between its two lists, kopf tells nothing."""
     api = FakeApi()

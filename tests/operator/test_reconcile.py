@@ -229,8 +229,8 @@ async def test_a_status_that_changes_without_end_is_written_once_a_second_on_ave
         cluster.cache.put(api.put(LLM, model()))
         await reconcile(KEY)
         live = api.objects[deployment]
-        for turn in range(600):
-            clock.now += 0.1
+        for turn in range(150):
+            clock.now += 0.2
             status = {"replicas": 1 + turn % 2, "observedGeneration": 1}
             cluster.cache.put(api.put(deployment, {**live, "status": status}))
             outcome = await reconcile(KEY)
@@ -238,5 +238,21 @@ async def test_a_status_that_changes_without_end_is_written_once_a_second_on_ave
         clock.now += outcome.again_after or 0
         await reconcile(KEY)
 
-    assert 20 <= api.writes().count(f"PATCH {LLM}/status") <= 80
+    assert 10 <= api.writes().count(f"PATCH {LLM}/status") <= 42
     assert last in (1, 2) and api.objects[LLM]["status"]["replicas"] == 2
+
+
+async def test_a_render_that_another_release_left_is_read_once_and_not_at_every_look() -> None:
+    api = FakeApi()
+    async with reconciling(api) as (reconcile, cluster):
+        cluster.cache.put(api.put(LLM, model()))
+        await reconcile(KEY)
+        now = datetime(2026, 1, 1, tzinfo=UTC)
+        newer = Reconciler(cluster, Settings(engine_image="engine:2"), clock=Clock(), now=lambda: now)
+        for _ in range(3):
+            await newer(KEY)
+
+    asked = [one.path for one in api.requests if one.method == "GET" and "/controllerrevisions/" in one.path]
+    assert len(asked) == 1
+    assert "engine:1" in str(api.objects["/apis/apps/v1/namespaces/ns/deployments/m"])
+    assert api.objects[LLM]["status"]["availableRenderRevision"], "the newer one is told of"

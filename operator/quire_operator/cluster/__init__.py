@@ -26,6 +26,7 @@ from quire_operator.cluster.errors import (
 )
 from quire_operator.cluster.kinds import Kind
 from quire_operator.cluster.leases import LeaseClient
+from quire_operator.cluster.renders import Renders
 from quire_operator.observed import (
     Body,
     Observed,
@@ -78,6 +79,7 @@ class Cluster:
         self._fence = fence
         self._instance = instance
         self.cache = Cache()
+        self._renders = Renders()
         self.samples: dict[str, Sample] = {}  # by pod uid; the poller keeps it
 
     async def relist(self, kind: Kind, namespaces: Sequence[str]) -> Changes:
@@ -99,9 +101,15 @@ class Cluster:
         return [revision for revision in owned if controller_uid(revision) == _uid(body)]
 
     async def kept(self, namespace: str, name: str) -> Any:
-        """What a ControllerRevision keeps; None when it is gone."""
+        """What a ControllerRevision keeps; None when it is gone. It never changes: it is read once."""
+        known = self.cache.get(kinds.REVISION.kind, namespace, name)
+        if known is not None and (data := self._renders.get(_uid(known))) is not None:
+            return data
         revision = await self._read(kinds.REVISION, namespace, name)
-        return None if revision is None else revision.get("data")
+        if revision is None:
+            return None
+        self._renders.put(_uid(revision), revision.get("data"))
+        return revision.get("data")
 
     async def profile(self, name: str) -> Object | None:
         """The AcceleratorProfile, None where there is none; RejectedError without the right to read it."""

@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 from quire_operator import quantity
@@ -30,18 +31,24 @@ def read(cls: type[T], value: object, path: str) -> T:
     """Read `value` as the dataclass `cls`; `path` is where it stands in the object."""
     if not isinstance(value, Mapping):
         raise SpecError(path, "required" if value is None else "expected an object")
-    known = {camel(item.name): item for item in fields(cls)}  # type: ignore[arg-type]  # cls is a dataclass
+    known = _fields(cls)  # type: ignore[arg-type]  # every type is hashable
     for key in value:
         if key not in known:
             raise SpecError(f"{path}.{key}", f"unknown field; known here: {', '.join(sorted(known))}")
-    hints = typing.get_type_hints(cls)
     given = {}
-    for key, item in known.items():
+    for key, (item, hint) in known.items():
         if value.get(key) is not None:
-            given[item.name] = _value(hints[item.name], value[key], f"{path}.{key}", item.metadata)
+            given[item.name] = _value(hint, value[key], f"{path}.{key}", item.metadata)
         elif _is_required(item):
             raise SpecError(f"{path}.{key}", "required")
     return cls(**given)
+
+
+@cache
+def _fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:
+    """Every field of a dataclass with its type, by its name in YAML; finding them is slow, and done once."""
+    hints = typing.get_type_hints(cls)
+    return {camel(item.name): (item, hints[item.name]) for item in fields(cls)}
 
 
 def _is_required(item: Field[Any]) -> bool:
