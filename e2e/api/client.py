@@ -20,7 +20,9 @@ from e2e.api.specs import CRD, Body
 _PLURALS = {
     "ConfigMap": "configmaps",
     "Deployment": "deployments",
+    "HTTPRoute": "httproutes",
     "HorizontalPodAutoscaler": "horizontalpodautoscalers",
+    "InferencePool": "inferencepools",
     "LLMDeployment": "llmdeployments",
     "NetworkPolicy": "networkpolicies",
     "PersistentVolume": "persistentvolumes",

@@ -18,15 +18,15 @@ from quire_operator import names, reports
 from quire_operator.errors import SpecError
 from quire_operator.observed import Body, Observed, newest_of, ref
 from quire_operator.spec import LLMDeployment
-from quire_operator.status import conditions, last_failure, pods, progress, rollout, scaling
+from quire_operator.status import conditions, last_failure, pods, progress, rollout, routing, scaling
 from quire_operator.status.conditions import Facts, Rollout
 from quire_operator.status.pods import Failure, PodState
-from quire_operator.status.scaling import awaits_metrics, measured
+from quire_operator.status.scaling import measured
 
 __all__ = [
     "Failure",
     "Status",
-    "awaits_metrics",
+    "awaits_others",
     "failed_rollout",
     "invalid",
     "is_failing",
@@ -78,6 +78,7 @@ def of(
         problem=problem,
         scaling=scaling.condition(model, observed, ready=view.rollout.ready, now=now),
         activator=scaling.activator(model),
+        routed=routing.condition(model, observed),
     )
     built = conditions.build(
         facts, generation=model.generation, old=old.get("conditions") or (), now=timestamp(now)
@@ -102,6 +103,11 @@ def of(
         "conditions": built,
     }
     return {key: value for key, value in status.items() if value != {}}
+
+
+def awaits_others(status: Mapping[str, Any]) -> bool:
+    """Whether something in the status will change with time, without an event."""
+    return scaling.awaits_metrics(status) or routing.awaits_others(status)
 
 
 def is_failing(model: LLMDeployment, observed: Observed, *, now: datetime) -> bool:

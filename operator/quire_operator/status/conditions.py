@@ -1,8 +1,9 @@
 """The conditions of an LLMDeployment, as kubectl wait, kstatus (Flux) and Argo CD read them.
 
 Called by `status.of` with everything already decided about pods and rollout. All conditions are always
-written, but for ScalingActive and ActivatorReady, which are there where an autoscaler is. Reconciling and
-Stalled are never True together and never True while Ready is. Knows no pod and no API server.
+written, but for ScalingActive and ActivatorReady, which are there where an autoscaler is, and Routed, where a
+Gateway is asked for. Reconciling and Stalled are never True together and never True while Ready is. Knows no
+pod and no API server.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Facts:
     scaling: Decided | None = None  # of an autoscaler
     idle: bool = False  # an autoscaler has taken all pods away
     activator: Decided | None = None  # of who holds the first request then
+    routed: Decided | None = None  # of Gateways
     fetching: int = 0  # of the loading pods, how many download the model first
 
 
@@ -85,6 +87,8 @@ def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> lis
         decided["ScalingActive"] = facts.scaling
     if facts.activator is not None:
         decided["ActivatorReady"] = facts.activator
+    if facts.routed is not None:
+        decided["Routed"] = facts.routed
     conditions = []
     for kind, (status, reason, message) in decided.items():
         known = before.get(kind) or {}

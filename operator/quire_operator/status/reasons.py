@@ -186,6 +186,17 @@ _ALL = (
         "delete it, or let it decide: drop spec.replicas and set spec.autoscaling.backend to External",
     ),
     Reason(
+        "MissingCRD",
+        "a kind that the spec asks for is not installed in this cluster; what else serves goes on",
+        "install the Gateway API (HTTPRoute) or its inference extension (InferencePool), which is found by "
+        "itself then, or drop spec.networking.httpRoute or inferencePool",
+    ),
+    Reason(
+        "RouteNotAccepted",
+        "a Gateway does not take the HTTPRoute",
+        "correct spec.networking.httpRoute, or have the Gateway's listener allow routes of this namespace",
+    ),
+    Reason(
         "InvalidSpec",
         "a field of the spec cannot be used",
         "correct the field that the message names",

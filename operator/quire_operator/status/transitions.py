@@ -64,9 +64,9 @@ def events(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Event, ...]:
 def _trouble(status: Mapping[str, Any]) -> dict[str, str]:
     found = [_condition(status, kind) for kind in ("Degraded", "Stalled")]
     trouble = {str(c.get("reason")): str(c.get("message")) for c in found if c.get("status") == "True"}
-    for scaling in (_condition(status, kind) for kind in ("ScalingActive", "ActivatorReady")):
-        if scaling.get("status") == "False" and scaling.get("reason") in REASONS:
-            trouble[str(scaling["reason"])] = str(scaling.get("message"))
+    for other in (_condition(status, kind) for kind in ("ScalingActive", "ActivatorReady", "Routed")):
+        if other.get("status") == "False" and other.get("reason") in REASONS:
+            trouble[str(other["reason"])] = str(other.get("message"))
     return trouble
 
 
