@@ -163,8 +163,10 @@ def _strategy(schema: Body, path: str) -> st.SearchStrategy[Any]:
         case {"type": "string", "pattern": pattern, "maxLength": longest}:
             return st.from_regex(pattern, fullmatch=True).filter(lambda text: len(text) <= longest)
         case {"type": "array", "items": items}:
-            by = (lambda entry: entry[_NUMBERED[name]]) if name in _NUMBERED else str
-            return st.lists(_strategy(items, f"{path}[]"), max_size=3, unique_by=by)
+            keys = schema.get("x-kubernetes-list-map-keys") or [key for key in [_NUMBERED.get(name)] if key]
+            by = (lambda entry: tuple(entry.get(key, "") for key in keys)) if keys else str
+            least = schema.get("minItems", 0)
+            return st.lists(_strategy(items, f"{path}[]"), min_size=least, max_size=3, unique_by=by)
         case {"additionalProperties": values}:
             return st.dictionaries(_KEYS, _strategy(values, f"{path}.*"), max_size=3)
         case _:

@@ -11,40 +11,25 @@ from typing import Any
 
 import pytest
 
-from e2e.api.client import RefusedError
-from e2e.cluster import keda
+from e2e.cluster import crds
 from e2e.operator.test_autoscaling import autoscaler, count, counts, edit, owners
 from e2e.operator.world import MERGE, PATHS, Body, World, eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator"), pytest.mark.timeout(120)]
 
 SCALED = {"minReplicas": 2, "maxReplicas": 50, "backend": "KEDA"}
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 FINALIZER = "finalizer.keda.sh"
 
 
 @pytest.fixture
 def installed(world: World) -> Iterator[None]:
     """With KEDA's CRD, and without it afterwards."""
-    world.client.install_crd(keda.crd())
+    world.client.install_crd(crds.crd(crds.SCALED_OBJECT))
     yield
     for body in world.client.request("GET", "/apis/keda.sh/v1alpha1/scaledobjects")["items"]:
         path = f"{PATHS['ScaledObject'].format(body['metadata']['namespace'])}/{body['metadata']['name']}"
         world.client.request("PATCH", path, {"metadata": {"finalizers": None}}, MERGE)
-    uninstall(world)
-
-
-def uninstall(world: World) -> None:
-    world.client.request("DELETE", f"{CRDS}/scaledobjects.keda.sh", {})
-
-    def gone() -> bool:
-        try:
-            world.client.request("GET", "/apis/keda.sh/v1alpha1/scaledobjects")
-        except RefusedError:
-            return True
-        return False
-
-    eventually("KEDA's API is gone", gone)
+    world.uninstall("ScaledObject")
 
 
 def taken_up(world: World, namespace: str) -> Body:

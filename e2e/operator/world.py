@@ -36,12 +36,15 @@ PATHS = {
     "PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "HorizontalPodAutoscaler": "/apis/autoscaling/v2/namespaces/{}/horizontalpodautoscalers",
+    "HTTPRoute": "/apis/gateway.networking.k8s.io/v1/namespaces/{}/httproutes",
+    "InferencePool": "/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools",
     "ScaledObject": "/apis/keda.sh/v1alpha1/namespaces/{}/scaledobjects",
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
     "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
     "Lease": "/apis/coordination.k8s.io/v1/namespaces/{}/leases",
     "Event": "/apis/events.k8s.io/v1/namespaces/{}/events",
 }
+_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CHILDREN = ("ServiceAccount", "ConfigMap", "NetworkPolicy", "Service", "PodDisruptionBudget", "Deployment")
 
 
@@ -109,6 +112,21 @@ class World:
                 assert "has been modified" in str(error), error
             else:
                 return
+
+    def uninstall(self, kind: str) -> None:
+        """Take the CRD of `kind` away, and wait until its API is gone."""
+        path = PATHS[kind].replace("/namespaces/{}", "")
+        plural, group = path.rpartition("/")[2], path.split("/")[2]
+        self.client.request("DELETE", f"{_CRDS}/{plural}.{group}", {})
+
+        def gone() -> bool:
+            try:
+                self.client.request("GET", path)
+            except RefusedError:
+                return True
+            return False
+
+        eventually(f"the API of {kind} is gone", gone)
 
     def namespace(self, name: str) -> str:
         self.client.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})

@@ -7,22 +7,32 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from quire_kubectl import size, status
+from quire_kubectl import logs, plan, render, size, status
 from quire_kubectl.kubectl import KubectlError
+from quire_operator.errors import QuireOperatorError
 from quire_sizing.errors import SizingError
+
+_COMMANDS = {
+    "status": (status, "how one LLMDeployment is, or all of them"),
+    "logs": (logs, "what its pods say, and first why one ended badly"),
+    "plan": (plan, "what an edit would do: fields, children, pods, step by step"),
+    "render": (render, "the children that the operator makes of it, as YAML"),
+    "size": (size, "does a model fit on an accelerator?"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: done; 1: an error, named on stderr; 2: wrong usage; 3, 4: what the command says of its answer."""
     parser = argparse.ArgumentParser(prog="kubectl quire", description="LLMDeployments at a terminal.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    status.add_arguments(commands.add_parser("status", help="how one LLMDeployment is, or all of them"))
-    size.add_arguments(commands.add_parser("size", help="does a model fit on an accelerator?"))
+    for name, (module, about) in _COMMANDS.items():
+        module.add_arguments(commands.add_parser(name, help=about))
     parsed = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a child kubectl that watches ends with us
     try:
-        return status.run(parsed) if parsed.command == "status" else size.run(parsed)
-    except (KubectlError, SizingError) as error:
+        module, _ = _COMMANDS[parsed.command]
+        return int(module.run(parsed))
+    except (KubectlError, QuireOperatorError, SizingError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     except KeyboardInterrupt:

@@ -187,7 +187,13 @@ def _failure(failure: Document) -> str:
 
 def _troubles(status: Document) -> Iterator[tuple[str, object]]:
     for condition in _conditions(status):
-        bad = {"Degraded": "True", "Stalled": "True", "Scheduled": "False", "ScalingActive": "False"}
+        bad = {
+            "Degraded": "True",
+            "Stalled": "True",
+            "Scheduled": "False",
+            "ScalingActive": "False",
+            "Routed": "False",
+        }
         if condition.get("status") == bad.get(str(condition.get("type"))):
             yield f"{text(condition.get('reason'))}: ", condition.get("message")
 

@@ -1,8 +1,9 @@
 """The TLS port, whose certificate and whose callers' authority change while it is open.
 
 Connections are taken here one by one: the next one gets the newest certificate, and open ones go on. There
-are MAX_CONNECTIONS at most: then the oldest goes whose caller showed no certificate, so that strangers never
-lock the API server out. The private key reaches OpenSSL through memory that has no name. Used by the process.
+are MAX_CONNECTIONS at most: then the oldest goes whose caller showed no certificate, or has not finished its
+handshake, so that strangers never lock the API server out. The private key reaches OpenSSL through memory
+that has no name. Used by the process.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Listener:
         self._socket = _listening(port)
         self._context: ssl.SSLContext | None = None
         self._known = asyncio.Event()
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._open: list[asyncio.BaseTransport] = []  # the oldest first
 
     @property
@@ -65,8 +66,9 @@ class Listener:
                 connection.close()
                 continue
             task = loop.create_task(self._shake_hands(connection))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            self._handshakes[task] = None
+            task.add_done_callback(self._forget)
+            await asyncio.sleep(0)  # it begins, and closes its connection if another one takes its place
 
     def close(self) -> None:
         """Take no more connections; the runner ends those that are open."""
@@ -80,12 +82,18 @@ class Listener:
         if len(self._open) + len(self._handshakes) < self._most:
             return True
         strangers = (one for one in self._open if not one.get_extra_info("peercert"))
-        oldest = next(strangers, None)
-        if oldest is None:
-            return False
-        self._open.remove(oldest)
-        oldest.close()
-        return True
+        if oldest := next(strangers, None):
+            self._open.remove(oldest)
+            oldest.close()
+            return True
+        if silent := next(iter(self._handshakes), None):
+            self._forget(silent)
+            silent.cancel()
+            return True
+        return False
+
+    def _forget(self, handshake: asyncio.Task[None]) -> None:
+        self._handshakes.pop(handshake, None)
 
     async def _shake_hands(self, connection: socket.socket) -> None:
         server = self._runner.server

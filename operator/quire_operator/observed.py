@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -73,6 +73,26 @@ class Observed:
 def ref(body: Body) -> Ref:
     """The Ref of a manifest or of a live object."""
     return Ref(str(body["kind"]), str(body["metadata"]["name"]))
+
+
+def is_ours(live: Body, uid: str) -> bool:
+    """Owned by this very object; or an orphan that we made: somebody took its owner reference away."""
+    controller = controller_uid(live)
+    if controller:
+        return controller == uid
+    metadata = live["metadata"]
+    made_by_us = names.ANNOTATION_APPLIED_HASH in (metadata.get("annotations") or {})
+    return made_by_us and (metadata.get("labels") or {}).get(names.LABEL_MANAGED_BY) == names.MANAGED_BY
+
+
+def workload(children: Iterable[Body], related: Sequence[Body]) -> tuple[list[Body], list[Body], list[Body]]:
+    """Among the `related` objects the ReplicaSets of these children, the pods of those, and those of Jobs."""
+    owners = {str(live["metadata"]["uid"]) for live in children}
+    sets = [one for one in related if one["kind"] == "ReplicaSet" and controller_uid(one) in owners]
+    makers = {str(one["metadata"]["uid"]) for one in sets}
+    pods = [one for one in related if one["kind"] == "Pod"]
+    served = [pod for pod in pods if controller_uid(pod) in makers]
+    return sets, served, [pod for pod in pods if controller_uid(pod) in owners]
 
 
 def scales_deployment(body: Body, name: str) -> bool:

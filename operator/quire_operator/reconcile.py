@@ -203,7 +203,7 @@ class Reconciler:
     async def _report(self, key: Key, observed: Observed, new: dict[str, Any], plan: Plan) -> Outcome:
         """Write the status in one patch if it changed, and tell Events of what changed."""
         phase = str(new.get("phase", ""))
-        is_settled = phase in _SETTLED_PHASES and not status.awaits_metrics(new)
+        is_settled = phase in _SETTLED_PHASES and not status.awaits_others(new)
         outcome = Outcome(phase, plan, None if is_settled else UNSETTLED_SECONDS)
         patch = transitions.merge_patch(observed.status, new)
         if not patch:

@@ -27,7 +27,8 @@ def configured(body: specs.Body) -> ServeConfig:
 def _command(body: specs.Body) -> tuple[list[str], dict[str, str]]:
     children = resources.build(spec.parse(body), SETTINGS)
     data = next(child["data"] for child in children if child["kind"] == "ConfigMap")
-    container = children[-1]["spec"]["template"]["spec"]["containers"][0]
+    (deployment,) = [child for child in children if child["kind"] == "Deployment"]
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
     assert container["args"][0] == "serve"
     environment = {entry["name"]: entry.get("value", "") for entry in container.get("env", [])}
     return container["args"][1:], data | environment

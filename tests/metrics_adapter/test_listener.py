@@ -100,6 +100,17 @@ async def test_the_api_servers_connections_stay_and_beyond_them_nobody_is_taken(
             writer.close()
 
 
+async def test_who_connects_and_says_nothing_locks_nobody_out() -> None:
+    async with listening() as (port, credentials):
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MOST)]
+        streams = await connect(port, credentials)
+
+        assert await ask(streams) == OK, "handshakes that never end held every place"
+        assert await silent[0][0].read() == b"", "the oldest of them has gone"
+        for _, writer in (*silent, streams):
+            writer.close()
+
+
 async def test_what_is_no_tls_holds_no_place() -> None:
     async with listening() as (port, credentials):
         for _ in range(2 * MOST):

@@ -87,6 +87,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - apiGroups: [keda.sh]
   resources: [scaledobjects]
   verbs: [get, list, create, patch, delete]
+# Where the Gateway API and its inference extension are installed, and an LLMDeployment asks for a route.
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [inference.networking.k8s.io]
+  resources: [inferencepools]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]

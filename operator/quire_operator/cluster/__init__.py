@@ -33,8 +33,10 @@ from quire_operator.observed import (
     Ref,
     controller_uid,
     is_made_by_keda,
+    is_ours,
     ref,
     scales_deployment,
+    workload,
 )
 from quire_operator.plan import Plan
 from quire_operator.reports import Sample
@@ -126,7 +128,7 @@ class Cluster:
         mine = {kind.kind for kind in kinds.CHILDREN}
         related = list(self.cache.owned(key))
         for live in related:
-            if live["kind"] in mine and _is_ours(live, uid):
+            if live["kind"] in mine and is_ours(live, uid):
                 children[ref(live)] = live
             elif scales_deployment(live, key.name):
                 autoscalers.append(live)
@@ -139,18 +141,13 @@ class Cluster:
                 self._forget_old(children.pop(target, None), found)
                 if found is None and not await self._is_installed(kind):
                     missing.add(kind.kind)
-            if found is not None and _is_ours(found, uid):
+            if found is not None and is_ours(found, uid):
                 self.cache.put(found)
                 children[target] = found
             elif found is not None:
                 _refuse_predecessor(found, key)
                 foreign.append(target)
-        workloads = {str(live["metadata"]["uid"]) for live in children.values()}
-        sets = [o for o in related if o["kind"] == "ReplicaSet" and controller_uid(o) in workloads]
-        set_uids = {str(o["metadata"]["uid"]) for o in sets}
-        pods = [o for o in related if o["kind"] == "Pod" and controller_uid(o) in set_uids]
-        jobs = {str(live["metadata"]["uid"]) for target, live in children.items() if target.kind == "Job"}
-        fetchers = [o for o in related if o["kind"] == "Pod" and controller_uid(o) in jobs]
+        sets, pods, fetchers = workload(children.values(), related)
         everybody = (*pods, *fetchers)
         return Observed(
             body=body,
@@ -287,16 +284,6 @@ class Cluster:
 
 def _uid(body: Body) -> str:
     return str(body["metadata"]["uid"])
-
-
-def _is_ours(live: Body, uid: str) -> bool:
-    """Owned by this very object; or an orphan that we made: somebody took its owner reference away."""
-    controller = controller_uid(live)
-    if controller:
-        return controller == uid
-    metadata = live["metadata"]
-    made_by_us = names.ANNOTATION_APPLIED_HASH in (metadata.get("annotations") or {})
-    return made_by_us and (metadata.get("labels") or {}).get(names.LABEL_MANAGED_BY) == names.MANAGED_BY
 
 
 def _refuse_predecessor(live: Body, key: Key) -> None:

@@ -49,6 +49,10 @@ HPA = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscaler
 # KEDA's. Its HorizontalPodAutoscaler is watched, and so most that happens to a ScaledObject is told of.
 SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", optional=True)
 
+# Of the Gateway API and its inference extension.
+HTTP_ROUTE = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes", optional=True)
+INFERENCE_POOL = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools", optional=True)
+
 CHILDREN = (
     Kind("v1", "ServiceAccount", "serviceaccounts"),
     Kind("v1", "ConfigMap", "configmaps"),
@@ -59,6 +63,8 @@ CHILDREN = (
     Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     HPA,
     SCALED_OBJECT,
+    HTTP_ROUTE,
+    INFERENCE_POOL,
     DEPLOYMENT,
 )
 

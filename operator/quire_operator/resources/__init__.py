@@ -11,6 +11,7 @@ from quire_operator.resources import (
     deployment,
     disruption_budget,
     hpa,
+    http_route,
     model_files,
     network_policy,
     pod,
@@ -20,13 +21,24 @@ from quire_operator.resources import (
     service_account,
     shared_model,
 )
-from quire_operator.resources.kept import Kept, is_same, kept, stored, with_kept
+from quire_operator.resources.kept import KEPT_KINDS, Kept, is_same, kept, stored, with_kept
 from quire_operator.resources.manifest import Manifest
 from quire_operator.resources.pace import Measured
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment, Profile
 
-__all__ = ["Kept", "Manifest", "Measured", "build", "is_same", "kept", "revision", "stored", "with_kept"]
+__all__ = [
+    "KEPT_KINDS",
+    "Kept",
+    "Manifest",
+    "Measured",
+    "build",
+    "is_same",
+    "kept",
+    "revision",
+    "stored",
+    "with_kept",
+]
 
 UNMEASURED = Measured()
 
@@ -38,8 +50,9 @@ def build(
     profile: Profile | None = None,
 ) -> tuple[Manifest, ...]:
     """All children, in the order to apply them: what the pods need comes before the pods, and the autoscaler
-    before the Deployment is left to it. `measured`: of the pods that run, which sets the autoscaler's pace;
-    `profile`: the one that spec.resources.profileRef names, if there is one of that name.
+    before the Deployment is left to it; last what leads to the pods from outside, and may be refused.
+    `measured`: of the pods that run, which sets the autoscaler's pace; `profile`: the one that
+    spec.resources.profileRef names, if there is one of that name.
 
     Raises SpecError where the administrator's settings forbid what the user asks for.
     """
@@ -62,6 +75,7 @@ def build(
         disruption_budget.build(model),
         *_autoscaler(model, settings, measured),
         deployment.build(model, template),
+        *http_route.build(model),
     )
 
 

@@ -70,7 +70,8 @@ def with_kept(children: Iterable[Manifest], render: Kept) -> tuple[Manifest, ...
     """`children` as the operator renders them now, with what is kept in place of its own."""
     fresh = list(children)
     (own,) = [child for child in render.children if child["kind"] == "Deployment"]
-    (live,) = [child for child in fresh if child["kind"] == "Deployment"]
+    (place,) = [index for index, child in enumerate(fresh) if child["kind"] == "Deployment"]
+    live = fresh[place]
     annotations = {names.ANNOTATION_RENDER_REVISION: render.name}
     deployment = {
         **own,
@@ -79,8 +80,9 @@ def with_kept(children: Iterable[Manifest], render: Kept) -> tuple[Manifest, ...
     }
     return (
         *(child for child in render.children if child["kind"] != "Deployment"),
-        *(child for child in fresh if child["kind"] not in KEPT_KINDS),
+        *(child for child in fresh[:place] if child["kind"] not in KEPT_KINDS),
         deployment,
+        *(child for child in fresh[place:] if child["kind"] not in KEPT_KINDS),
     )
 
 
@@ -97,9 +99,14 @@ def is_same(model: LLMDeployment, body: Mapping[str, Any], render: Kept) -> bool
 
 
 def _of_pods(spec: Spec) -> Spec:
-    """The spec without what says how many pods there are and how they are replaced."""
+    """The spec without what says how many pods there are, how they are replaced, and which Gateways lead to
+    them.
+    """
     rollout = Rollout(restart_id=spec.rollout.restart_id)
-    return replace(spec, replicas=None, suspend=False, autoscaling=None, rollout=rollout)
+    networking = replace(spec.networking, http_route=None, inference_pool=None)
+    return replace(
+        spec, replicas=None, suspend=False, autoscaling=None, rollout=rollout, networking=networking
+    )
 
 
 def _part(manifest: Manifest) -> Manifest:

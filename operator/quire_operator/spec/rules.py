@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from quire_operator import names
 from quire_operator.errors import SpecError
-from quire_operator.spec import memory_rules, placement_rules, scaling_rules, source_rules
+from quire_operator.spec import memory_rules, placement_rules, routes, scaling_rules, source_rules
 from quire_operator.spec.references import LABEL_KEY, EnvVar
 from quire_operator.spec.tree import LabelSelector, Peer, Spec, Speculation
 
@@ -189,6 +189,7 @@ def _check_networking(spec: Spec) -> None:
             raise SpecError(path, f"{key!r:.80} cannot be used: write domain/name, not under {names.GROUP}/")
     for index, peer in enumerate(spec.networking.network_policy.allow_from):
         _check_peer(peer, f"spec.networking.networkPolicy.allowFrom[{index}]")
+    routes.check(spec.networking.http_route)
 
 
 def _check_peer(peer: Peer, path: str) -> None:

@@ -33,6 +33,7 @@ from quire_operator.spec.references import (
     SecretKeyRef,
 )
 from quire_operator.spec.replicas import Autoscaling, Disruption, Rollout
+from quire_operator.spec.routes import InferencePool, Route
 from quire_operator.spec.sources import ModelCache, Source
 
 # Expressions without anchors: the reader and the CRD match the whole text, and optional text may be empty.
@@ -179,6 +180,8 @@ class NetworkPolicy:
 class Networking:
     service: Service = Service()
     network_policy: NetworkPolicy = NetworkPolicy()
+    http_route: Route | None = None
+    inference_pool: InferencePool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,19 +25,20 @@ from quire_operator.status import (
     progress,
     reasons,
     rollout,
+    routing,
     scaling,
 )
 from quire_operator.status.conditions import Facts, Rollout
 from quire_operator.status.fitting import Target
 from quire_operator.status.model_cache import Download, found_corrupt
 from quire_operator.status.pods import Failure, PodState
-from quire_operator.status.scaling import awaits_metrics, measured
+from quire_operator.status.scaling import measured
 
 __all__ = [
     "Failure",
     "Status",
     "Target",
-    "awaits_metrics",
+    "awaits_others",
     "failed_rollout",
     "found_corrupt",
     "is_failing",
@@ -103,6 +104,7 @@ def of(
         activator=scaling.activator(model),
         fits=fitting.condition(model, target, sizes, told),
         download=view.download,
+        routed=routing.condition(model, observed),
     )
     built = conditions.build(
         facts, generation=model.generation, old=old.get("conditions") or (), now=timestamp(now)
@@ -127,6 +129,11 @@ def of(
         "conditions": built,
     }
     return {key: value for key, value in status.items() if value != {}}
+
+
+def awaits_others(status: Mapping[str, Any]) -> bool:
+    """Whether something in the status will change with time, without an event."""
+    return scaling.awaits_metrics(status) or routing.awaits_others(status)
 
 
 def is_failing(model: LLMDeployment, observed: Observed, *, now: datetime) -> bool:

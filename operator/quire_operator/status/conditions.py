@@ -1,8 +1,8 @@
 """The conditions of an LLMDeployment, as kubectl wait, kstatus (Flux) and Argo CD read them.
 
 Called by `status.of` with everything already decided about pods and rollout. All conditions are always
-written, but for ScalingActive and ActivatorReady, which are there where an autoscaler is, ModelCached, which
-is where pods share a model that is downloaded, and FitsAccelerator, which is where an accelerator is.
+written, but for those that are only where there is something to tell of: ScalingActive and ActivatorReady (an
+autoscaler), ModelCached (a model that pods share), FitsAccelerator (an accelerator), Routed (a Gateway).
 Reconciling and Stalled are never True together and never True while Ready is. Knows no pod and no API server.
 """
 
@@ -65,6 +65,7 @@ class Facts:
     idle: bool = False  # an autoscaler has taken all pods away
     activator: Decided | None = None  # of who holds the first request then
     fits: Decided | None = None  # the model its accelerator
+    routed: Decided | None = None  # of Gateways
     fetching: int = 0  # of the loading pods, how many download the model first
     download: Download | None = None  # of a claim that all pods share
 
@@ -93,6 +94,8 @@ def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> lis
         decided["FitsAccelerator"] = facts.fits
     if facts.download is not None:
         decided["ModelCached"] = facts.download.condition
+    if facts.routed is not None:
+        decided["Routed"] = facts.routed
     conditions = []
     for kind, (status, reason, message) in decided.items():
         known = before.get(kind) or {}

@@ -255,6 +255,17 @@ _ALL = (
         "operator for some namespaces only needs rbac.readAcceleratorProfiles in its chart",
     ),
     Reason(
+        "MissingCRD",
+        "a kind that the spec asks for is not installed in this cluster; what else serves goes on",
+        "install the Gateway API (HTTPRoute) or its inference extension (InferencePool), which is found by "
+        "itself then, or drop spec.networking.httpRoute or inferencePool",
+    ),
+    Reason(
+        "RouteNotAccepted",
+        "a Gateway does not take the HTTPRoute",
+        "correct spec.networking.httpRoute, or have the Gateway's listener allow routes of this namespace",
+    ),
+    Reason(
         "InvalidSpec",
         "a field of the spec cannot be used",
         "correct the field that the message names",

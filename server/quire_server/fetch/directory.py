@@ -167,8 +167,11 @@ def _publish(order: Order, staging: Path, revision: str, entries: dict[str, File
 def _read(order: Order) -> Fetched | None:
     """What is there, by its manifest; None for nothing. Raises ConfigError for somebody else's directory."""
     old = order.to.parent / f".{order.to.name}.old"
-    if old.exists() and not order.to.exists():  # killed between two renames
-        os.replace(old, order.to)
+    if old.exists():
+        if order.to.exists():  # killed before the old one was removed
+            shutil.rmtree(old)
+        else:  # killed between two renames
+            os.replace(old, order.to)
     if not order.to.exists():
         return None
     manifest = order.to / MANIFEST_NAME

@@ -96,6 +96,9 @@ class Registry:
             if response.status_code != 401:
                 self._authorization = {}
                 return
+            asked = httpx2.URL(url)
+            if (response.url.host, response.url.port) != (asked.host, asked.port):
+                raise self._strange("a redirect to one who asks for credentials")
             scheme, _, rest = response.headers.get("WWW-Authenticate", "").partition(" ")
             if scheme.lower() == "basic" and self._credentials:
                 self._authorization = {"Authorization": f"Basic {self._credentials}"}

@@ -60,7 +60,7 @@ def test_what_keda_makes_of_the_scaled_object_is_mirrored(fields: Body, expected
         "name"
     )
     assert condition(computed, "Ready")[0] == "True", "what serves goes on serving"
-    assert status.awaits_metrics(computed) == (expected[1] in ("KEDAMissing", "AwaitingKEDA")), (
+    assert status.awaits_others(computed) == (expected[1] in ("KEDAMissing", "AwaitingKEDA")), (
         "no watch tells"
     )
 

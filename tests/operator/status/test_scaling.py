@@ -110,7 +110,7 @@ def test_metrics_are_missed_only_when_pods_have_been_there_for_a_while() -> None
         == ("Unknown", "AwaitingMetrics")
     )
     assert condition(long, "ScalingActive") == ("False", "MetricsUnavailable")
-    assert status.awaits_metrics(fresh) and not status.awaits_metrics(long)
+    assert status.awaits_others(fresh) and not status.awaits_others(long)
     assert transitions.events({}, fresh)[0].reason == "Ready"
     assert [e.reason for e in transitions.events(fresh, long)] == ["MetricsUnavailable"]
     assert transitions.events(long, long) == ()

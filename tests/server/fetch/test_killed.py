@@ -4,6 +4,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -100,6 +101,19 @@ def test_what_a_killed_fetcher_left_of_another_revision_is_thrown_away(hub, fetc
     (left / published.SHARDS[0]).write_bytes(b"of last week")
     assert fetch("hf://org/tiny", to=place, HF_ENDPOINT=hub.endpoint).code == 0
     assert not left.exists()
+    assert (place / published.SHARDS[0]).read_bytes() == hub.files[published.SHARDS[0]]
+
+
+def test_a_repair_that_was_killed_at_its_end_hinders_no_later_one(hub, fetch, tmp_path):
+    place, old = tmp_path / "model", tmp_path / ".model.old"
+    assert fetch("hf://org/tiny", to=place, HF_ENDPOINT=hub.endpoint).code == 0
+    shutil.copytree(place, old)
+    (place / published.SHARDS[0]).write_bytes(b"corrupt")
+
+    outcome = fetch("hf://org/tiny", to=place, HF_ENDPOINT=hub.endpoint)
+
+    assert (outcome.code, outcome.error) == (0, "")
+    assert not old.exists()
     assert (place / published.SHARDS[0]).read_bytes() == hub.files[published.SHARDS[0]]
 
 

@@ -31,6 +31,8 @@ class RegistryServer:
             for name, data in files.items()
         ]
         self.index: bytes | None = None
+        self.redirects_to = ""
+        self.seen: list[str | None] = []  # what was shown, request by request
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -57,6 +59,10 @@ class RegistryServer:
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         path, authorization = handler.path, handler.headers.get("Authorization")
+        self.seen.append(authorization)
+        if self.redirects_to and not path.startswith("/token"):
+            reply(handler, 307, b"", {"Location": f"http://{self.redirects_to}{path}"})
+            return
         if path.startswith("/token"):
             expected = base64.b64encode(f"robot:{PASSWORD}".encode()).decode()
             assert "scope=repository%3Amodels%2Ftiny%3Apull" in path
@@ -153,3 +159,14 @@ def test_other_bytes_than_the_digest_are_refused(registry, fetch, tmp_path):
     outcome = fetch(f"oci://{registry.address}/models/tiny:v1", to=tmp_path / "model")
     assert outcome.code == 65
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("registry", [False], indirect=True)
+def test_the_password_goes_to_nobody_to_whom_the_registry_redirects(registry, docker, fetch):
+    other = RegistryServer(published.files(), tokens=True)
+    registry.redirects_to = other.address.replace("127.0.0.1", "localhost")
+    outcome = fetch(f"oci://{registry.address}/models/tiny:v1", attempts=1, DOCKER_CONFIG=docker)
+    other.close()
+    assert outcome.code == 69
+    assert "a redirect to one who asks for credentials" in outcome.error
+    assert other.seen and set(other.seen) == {None}

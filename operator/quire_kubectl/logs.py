@@ -1,0 +1,187 @@
+"""``kubectl quire logs``: what all containers of an LLMDeployment's pods said, and first why one ended badly.
+
+Called by ``__main__``. Each container's log is a kubectl of its own, read by a thread; with -f a watch finds
+the pods that come later, and containers that start again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from quire_kubectl import kubectl, view
+from quire_kubectl.kubectl import Document, KubectlError
+from quire_kubectl.terminal import PREFIXES, Look
+from quire_operator import names
+from quire_operator.reports import parse_termination
+
+NOTHING_SAID = 3
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e]")
+_LINES_AT_ONCE = 1000  # that wait to be printed; a pod that says more waits
+
+
+@dataclass(frozen=True)
+class Source:
+    """One run of one container: `restarts` tells it from the one before."""
+
+    pod: str
+    container: str
+    restarts: int
+
+    @property
+    def title(self) -> str:
+        return self.pod if self.container == names.CONTAINER else f"{self.pod} {self.container}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """As kubectl's own."""
+    parser.add_argument("name", metavar="NAME", help="of an LLMDeployment")
+    parser.add_argument("-n", "--namespace", help="(default: that of kubectl's context)")
+    parser.add_argument("-f", "--follow", action="store_true", help="of later pods, too, until Ctrl-C")
+    parser.add_argument("-p", "--previous", action="store_true", help="of the containers that ended before")
+    parser.add_argument(
+        "--tail", type=int, default=-1, metavar="LINES", help="of each container (default: all)"
+    )
+
+
+def run(arguments: argparse.Namespace, out: TextIO = sys.stdout) -> int:
+    """0: printed; 3: there is no container that said anything. Raises KubectlError."""
+    if arguments.follow and arguments.previous:
+        raise KubectlError("give -f or -p, not both: what has ended says nothing more")
+    scope = ["--namespace", arguments.namespace] if arguments.namespace else []
+    kubectl.run(["get", kubectl.LLM_DEPLOYMENTS, arguments.name, *scope])  # or its name is wrong
+    command = ["pods", *scope, "-l", names.selector(arguments.name)]
+    printer = _Printer(out)
+    pods = kubectl.documents(["get", *command])
+    for line in (line for pod in pods for line in _endings(pod)):
+        out.write(f"{printer.look.paint(line, 'red')}\n")
+    if arguments.follow:
+        _follow(command, [*scope, f"--tail={arguments.tail}"], printer)
+    sources = [one for pod in pods for one in _sources(pod, previous=arguments.previous)]
+    options = [*scope, f"--tail={arguments.tail}", *(["--previous"] if arguments.previous else [])]
+    failed = [source.title for source in sources if not _print(source, options, printer)]
+    if failed:
+        raise KubectlError(f"the log of {', '.join(failed)} could not be read; kubectl's words stand above")
+    if not sources:
+        what = "no container has ended before" if arguments.previous else "no container has started"
+        sys.stderr.write(f"{arguments.name}: {what}; kubectl quire status {arguments.name} says why\n")
+    return 0 if sources else NOTHING_SAID
+
+
+class _Printer:
+    """Lines with the name of their pod before them, each pod in a colour of its own."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self.look = Look.of(out)
+        self._colours: dict[str, str] = {}
+
+    def line(self, source: Source, line: str) -> None:
+        colour = self._colours.setdefault(source.pod, PREFIXES[len(self._colours) % len(PREFIXES)])
+        prefix = self.look.paint(f"[{view.text(source.title)}]", colour)
+        self._out.write(f"{prefix} {_CONTROL.sub(' ', line)}\n")
+
+    def flush(self) -> None:
+        self._out.flush()
+
+
+def _print(source: Source, options: Sequence[str], printer: _Printer) -> bool:
+    """Whether kubectl could read it; it says itself why not."""
+    child = kubectl.start(_logs(source, options))
+    try:
+        assert child.stdout is not None
+        for line in child.stdout:
+            printer.line(source, line.rstrip("\n"))
+        return child.wait() == 0
+    finally:
+        kubectl.stop(child)
+
+
+@dataclass
+class _Followed:
+    """What is read now. `lines`: with where each is from; None ends, an error as well."""
+
+    lines: queue.Queue[tuple[Source | None, str]] = field(default_factory=lambda: queue.Queue(_LINES_AT_ONCE))
+    known: set[Source] = field(default_factory=set)
+    children: list[subprocess.Popen[str]] = field(default_factory=list)
+
+
+def _follow(command: Sequence[str], options: Sequence[str], printer: _Printer) -> None:
+    """Until the watch fails or somebody ends it."""
+    followed = _Followed()
+    threading.Thread(target=_watch, args=(command, options, followed), daemon=True).start()
+    try:
+        while True:
+            source, line = followed.lines.get()
+            if source is None:
+                raise KubectlError(line)
+            printer.line(source, line)
+            if followed.lines.empty():
+                printer.flush()
+    finally:
+        for child in followed.children:
+            child.terminate()
+
+
+def _watch(command: Sequence[str], options: Sequence[str], followed: _Followed) -> None:
+    try:
+        with kubectl.watch(command) as events:
+            for change, pod in events:
+                started = set(_sources(pod)) if change != "DELETED" else set()
+                for source in started - followed.known:
+                    followed.known.add(source)
+                    threading.Thread(target=_read, args=(source, options, followed), daemon=True).start()
+    except KubectlError as error:
+        followed.lines.put((None, str(error)))
+
+
+def _read(source: Source, options: Sequence[str], followed: _Followed) -> None:
+    child = kubectl.start(_logs(source, [*options, "--follow"]))
+    followed.children.append(child)
+    assert child.stdout is not None
+    for line in child.stdout:
+        followed.lines.put((source, line.rstrip("\n")))
+    child.wait()
+    followed.children.remove(child)
+
+
+def _logs(source: Source, options: Sequence[str]) -> list[str]:
+    return ["logs", source.pod, "-c", source.container, *options]
+
+
+def _sources(pod: Document, *, previous: bool = False) -> Iterator[Source]:
+    """The containers that have a log; with `previous` those that ran before and started again."""
+    for told in _statuses(pod):
+        count = int(told.get("restartCount") or 0)
+        state = told.get("state") or {}
+        if count if previous else ("running" in state or "terminated" in state):
+            yield Source(str(pod["metadata"]["name"]), str(told["name"]), count)
+
+
+def _endings(pod: Document) -> Iterator[str]:
+    """Which containers ended badly the last time, and what they wrote about it."""
+    for told in _statuses(pod):
+        for state in (told.get("state") or {}, told.get("lastState") or {}):
+            ended = state.get("terminated") or {}
+            if not ended.get("exitCode"):
+                continue
+            wrote = parse_termination(ended.get("message"))
+            reason = wrote.reason or view.text(ended.get("reason"))
+            where = f"{view.text(pod['metadata']['name'])} {view.text(told.get('name'))}"
+            yield (
+                f"[{where}] ended with {ended['exitCode']} ({reason}) at {view.text(ended.get('finishedAt'))}"
+                f"{f': {wrote.message}' if wrote.message else ''}"
+            )
+            break
+
+
+def _statuses(pod: Document) -> list[dict[str, Any]]:
+    status = pod.get("status") or {}
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]

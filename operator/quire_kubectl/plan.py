@@ -1,0 +1,261 @@
+"""``kubectl quire plan``: what an edit would do before it is made: which fields and children change, whether
+pods are replaced, how, and how many serve meanwhile.
+
+Called by ``__main__``. The API server says what the edit comes to (a dry run of ``kubectl apply``), and the
+operator's own code what it would do then. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from quire_kubectl import changes, deployed, kubectl, steps
+from quire_kubectl.deployed import Live, Rendered
+from quire_kubectl.kubectl import Document
+from quire_kubectl.terminal import Look
+from quire_kubectl.view import span
+from quire_operator import names, spec
+from quire_operator.observed import Observed, Ref, ref
+from quire_operator.plan import Decider, Plan, decider, handover, lost_fields, make_plan, strategy
+from quire_operator.spec import LLMDeployment
+
+PODS_CHANGE = 3
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_FEW = 8  # changed fields of one child that are named
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Edit:
+    """`there`: before it; None where the LLMDeployment is new."""
+
+    there: Live | None
+    after: Rendered
+    plan: Plan
+    by: Decider
+
+    @property
+    def deployment(self) -> Mapping[str, Any] | None:
+        return None if self.there is None else self.there.observed.child("Deployment")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """As those of kubectl diff."""
+    parser.add_argument(
+        "-f", "--filename", metavar="FILE", required=True, help="a manifest, - for standard input"
+    )
+    parser.add_argument("-n", "--namespace", help="(default: that of kubectl's context)")
+
+
+def run(arguments: argparse.Namespace, out: TextIO = sys.stdout) -> int:
+    """0: no pod comes or goes; 3: pods do. Raises KubectlError, QuireOperatorError."""
+    codes = []
+    for body in deployed.in_file(arguments.filename, arguments.namespace):
+        before = deployed.stored(body)
+        after = _applied(body, before)
+        code, told, lines = _planned(before, after)
+        sys.stderr.write(f"{told}\n")
+        look = Look.of(out)
+        out.write("\n".join(part for line in lines for part in _wrapped(line, look)) + "\n")
+        codes.append(code)
+    return max(codes)
+
+
+def _wrapped(line: str, look: Look) -> list[str]:
+    indent = line[: len(line) - len(line.lstrip())]
+    return look.wrapped(line.lstrip(), indent, f"{indent}  ")
+
+
+def _applied(body: Document, before: Document | None) -> Document:
+    """What `kubectl apply` would make of it, in the API server's words; nothing is stored. Where another
+    manager applied it on the server's side, as GitOps does, the fields that it leaves out go, too.
+    """
+    command = ["apply", "--dry-run=server", "-f", "-"]
+    managers = [] if before is None else _managers(before)
+    if managers:
+        command += ["--server-side", "--force-conflicts", f"--field-manager={managers[0]}"]
+    (after,) = kubectl.documents(command, json.dumps(body))
+    return after
+
+
+def _managers(before: Document) -> list[str]:
+    metadata = before["metadata"]
+    if _LAST_APPLIED in (metadata.get("annotations") or {}):
+        return []
+    claims = metadata.get("managedFields") or ()
+    return [
+        str(claim["manager"])
+        for claim in claims
+        if claim.get("operation") == "Apply" and "f:spec" in (claim.get("fieldsV1") or {})
+    ]
+
+
+def _planned(before: Document | None, after: Document) -> tuple[int, str, list[str]]:
+    """Exit code, where the settings are from, and what is to be said."""
+    model = spec.parse(after)
+    there = None if before is None else deployed.live(after, model)
+    settings, told = deployed.settings(model.namespace, there)
+    now = datetime.now(UTC)
+    render = deployed.rendered(after, settings, there, now)
+    observed = Observed(body=after) if there is None else there.observed
+    desired = strategy.settled(render.children, model, observed, now)
+    by = decider(model, observed)
+    edit = _Edit(
+        there=there,
+        after=replace(render, children=desired),
+        plan=make_plan(desired, observed, by),
+        by=by,
+    )
+    pods = list(_pods(edit, model, after))
+    fields = [] if before is None else changes.between(before["spec"], after["spec"], "spec")
+    lines = [
+        f"{model.namespace}/{model.name}" + ("" if before is not None else ": new"),
+        *_section("Fields", list(fields)),
+        *_section("Children", list(_children(edit))),
+        *_section("Pods", pods or ["none is started, stopped or replaced"]),
+        *_section("Autoscaler", list(_autoscaler(edit, model))),
+    ]
+    return PODS_CHANGE if pods else 0, told, lines
+
+
+def _section(title: str, lines: list[str]) -> list[str]:
+    return [f"  {title}", *(f"    {line}" for line in lines)] if lines else []
+
+
+def _children(edit: _Edit) -> Iterator[str]:
+    old = {} if edit.there is None else _before(edit.there)
+    for manifest in edit.plan.apply:
+        target = ref(manifest)
+        if target not in old:
+            yield f"create {target}"
+            continue
+        found = [line for line in _differences(old[target], manifest) if line]
+        more = f", and {len(found) - _FEW} more" if len(found) > _FEW else ""
+        yield f"change {target}: {', '.join(found[:_FEW]) or 'nothing that the pods see'}{more}"
+    for target, _ in (*edit.plan.retire, *edit.plan.delete):
+        yield f"delete {target}"
+    observed = None if edit.there is None else edit.there.observed
+    for kind in sorted(observed.missing if observed else ()):
+        if any(child["kind"] == kind for child in edit.after.children):
+            yield f"{kind} is not installed in this cluster: it is made as soon as it is"
+
+
+def _before(there: Live) -> dict[Ref, tuple[Mapping[str, Any], bool]]:
+    """The children as the operator applied them where that is kept, else as they live; with which it is."""
+    found = {target: (live, False) for target, live in there.observed.children.items()}
+    live = there.observed.child("Deployment")
+    name = _revision(live)
+    kept = (there.kept.get(name) or {}).get("children", ()) if name else ()
+    return found | {ref(child): (child, True) for child in kept if ref(child) in found}
+
+
+def _revision(deployment: Mapping[str, Any] | None) -> str:
+    annotations = ((deployment or {}).get("metadata") or {}).get("annotations") or {}
+    return str(annotations.get(names.ANNOTATION_RENDER_REVISION, ""))
+
+
+def _differences(old: tuple[Mapping[str, Any], bool], manifest: Mapping[str, Any]) -> Iterator[str]:
+    body, is_kept = old
+    if not is_kept:
+        yield from lost_fields(_without_marks(manifest), body)
+        return
+    for key in ("spec", "data"):
+        before, after = body.get(key) or {}, manifest.get(key) or {}
+        if manifest["kind"] == "Deployment":  # what else it has is not kept, and follows the spec
+            after = {part: after[part] for part in before if part in after}
+        yield from changes.between(before, after, key)
+
+
+def _without_marks(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in manifest.items() if key != "metadata"}
+
+
+def _pods(edit: _Edit, model: LLMDeployment, body: Document) -> Iterator[str]:
+    live = edit.deployment
+    (wanted,) = [child for child in edit.after.children if child["kind"] == "Deployment"]
+    if live is None:
+        yield f"start {_count(int(wanted['spec']['replicas']))}"
+        return
+    now = handover.live_replicas(live)
+    settled = next((m for m in edit.plan.apply if m["kind"] == "Deployment"), None)
+    then = now if settled is None else int(settled["spec"].get("replicas", now))
+    if not _is_replaced(edit, wanted):
+        if then != now:
+            yield f"{'start' if then > now else 'stop'} {_count(abs(then - now))}: {now} -> {then} replicas"
+        return
+    if model.spec.rollout.paused:
+        yield "all are to be replaced, once spec.rollout.paused is false"
+        return
+    yield from _rollout(model, wanted["spec"]["strategy"], now, then, body)
+
+
+def _is_replaced(edit: _Edit, wanted: Mapping[str, Any]) -> bool:
+    """Whether the pods' template becomes another one than was applied, or lives where that is not kept."""
+    if edit.there is None:
+        return True
+    old, is_kept = _before(edit.there)[ref(wanted)]
+    new = wanted["spec"]["template"]
+    if is_kept:
+        return bool(old["spec"]["template"] != new)
+    return bool(lost_fields(new, old["spec"]["template"]))
+
+
+def _rollout(
+    model: LLMDeployment, how: Mapping[str, Any], now: int, then: int, body: Document
+) -> Iterator[str]:
+    rollout, drain, numbers = model.spec.rollout, model.spec.drain, how.get("rollingUpdate") or {}
+    if not now or not then:
+        yield f"{now} -> {then} replicas: " + (f"start {_count(then)}" if then else f"stop {_count(now)}")
+        return
+    kind = "Recreate" if how["type"] == "Recreate" else "Surge" if numbers["maxSurge"] else "InPlace"
+    chosen = f" ({rollout.strategy} begins so)" if rollout.strategy == "Auto" else ""
+    yield f"replace {_count(now)}{f' by {then}' if then != now else ''}, strategy {kind}{chosen}:"
+    if kind == "Recreate":
+        taken = steps.recreated(now, then)
+    else:
+        taken = steps.rolling(now, then, surge=numbers["maxSurge"], unavailable=numbers["maxUnavailable"])
+    yield from (f"  {line}" for line in steps.described(taken, then))
+    yield from (f"  {line}" for line in _notes(model, kind, then, body))
+    seconds = span(drain.pre_stop_seconds + drain.timeout_seconds)
+    yield f"  A pod that stops finishes what it answers, within {seconds}."
+
+
+def _notes(model: LLMDeployment, kind: str, then: int, body: Document) -> Iterator[str]:
+    rollout, gpu = model.spec.rollout, model.spec.resources.gpu
+    if kind == "Surge":
+        room = f"{_count(rollout.max_surge)} more" + (f", each with 1 {gpu.resource_name}" if gpu else "")
+        yield f"Needs room for {room}."
+        if rollout.strategy == "Auto":
+            left = steps.rolling(then, then, surge=0, unavailable=1)[0].serving
+            yield (
+                f"If there is none for {span(rollout.surge_wait_seconds)}, the rest goes in place: "
+                f"one after the other, {left} of {then} serve meanwhile."
+            )
+        else:
+            yield "If there is none, it waits: strategy Surge never serves with fewer."
+    seconds = ((body.get("status") or {}).get("model") or {}).get("lastLoadSeconds")
+    if isinstance(seconds, int):
+        yield f"Each new pod loads for about {span(seconds)}, as the last one did."
+
+
+def _autoscaler(edit: _Edit, model: LLMDeployment) -> Iterator[str]:
+    scaling = model.spec.autoscaling
+    if edit.by is Decider.RIVAL:
+        yield "an autoscaler that the spec knows nothing of decides about the number: it stays as that says"
+    if scaling is None or not model.autoscaler:
+        return
+    limits = f"between {scaling.min_replicas} and {scaling.max_replicas}"
+    yield f"{model.autoscaler} decides about the number {limits}, during a rollout too"
+    live = edit.deployment
+    count = scaling.min_replicas if live is None else handover.live_replicas(live)
+    if count > scaling.max_replicas:
+        yield f"it will stop {_count(count - scaling.max_replicas)}: more than {scaling.max_replicas} run"
+
+
+def _count(number: int) -> str:
+    return f"{number} pod{'' if number == 1 else 's'}"

@@ -1,0 +1,71 @@
+"""The HTTPRoute and the InferencePool: how requests come in through a Gateway, where one is asked for.
+
+Others bring their CRDs (the Gateway API and its inference extension), and what serves them.
+"""
+
+from __future__ import annotations
+
+from quire_operator import names
+from quire_operator.resources.manifest import Manifest, compact, metadata
+from quire_operator.spec import LLMDeployment
+from quire_operator.spec.routes import InferencePool, Route
+
+_GATEWAYS = "gateway.networking.k8s.io"
+_POOLS = "inference.networking.k8s.io"
+
+
+def build(model: LLMDeployment) -> list[Manifest]:
+    """What leads to the endpoint; nothing unless the user asks."""
+    route, pool = model.spec.networking.http_route, model.spec.networking.inference_pool
+    if pool is not None and not pool.enabled:
+        pool = None
+    return [
+        *([_pool(model, pool)] if pool is not None else []),
+        *([_route(model, route, to_pool=pool is not None)] if route is not None else []),
+    ]
+
+
+def _route(model: LLMDeployment, route: Route, *, to_pool: bool) -> Manifest:
+    """A prefix of the path is for the gateway alone: the server knows /v1 and nothing before it."""
+    backend = (
+        {"group": _POOLS, "kind": "InferencePool", "name": model.name}
+        if to_pool
+        else {"kind": "Service", "name": model.name, "port": model.spec.networking.service.port}
+    )
+    rewrite = {
+        "type": "URLRewrite",
+        "urlRewrite": {"path": {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}},
+    }
+    rule: Manifest = {
+        "matches": [{"path": {"type": "PathPrefix", "value": route.path}}],
+        **({"filters": [rewrite]} if route.path != "/" else {}),
+        "backendRefs": [backend],
+    }
+    parents = [
+        compact({"name": ref.name, "namespace": ref.namespace, "sectionName": ref.section_name})
+        for ref in route.parent_refs
+    ]
+    return {
+        "apiVersion": f"{_GATEWAYS}/v1",
+        "kind": "HTTPRoute",
+        "metadata": metadata(model, model.name),
+        "spec": {"parentRefs": parents, **compact({"hostnames": list(route.hostnames)}), "rules": [rule]},
+    }
+
+
+def _pool(model: LLMDeployment, pool: InferencePool) -> Manifest:
+    picker = pool.endpoint_picker_ref
+    return {
+        "apiVersion": f"{_POOLS}/v1",
+        "kind": "InferencePool",
+        "metadata": metadata(model, model.name),
+        "spec": {
+            "selector": {"matchLabels": names.selector_labels(model.name)},
+            "targetPorts": [{"number": names.PORT_HTTP}],
+            "endpointPickerRef": {
+                "name": picker.name,
+                "port": {"number": picker.port},
+                "failureMode": pool.failure_mode,
+            },
+        },
+    }

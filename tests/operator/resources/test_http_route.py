@@ -1,0 +1,103 @@
+"""The HTTPRoute and the InferencePool lead to the serving pods, and asking for one restarts none of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from e2e.api import specs
+from quire_operator import names, resources, spec
+from quire_operator.errors import SpecError
+from quire_operator.observed import Observed, Ref
+from quire_operator.settings import Settings
+from quire_operator.status import routing
+from tests.operator.status.told import model_body
+
+SETTINGS = Settings(engine_image="engine:1")
+PARENT = {"name": "shared", "namespace": "gateways"}
+POOL = {"endpointPickerRef": {"name": "picker"}}
+
+
+def children(**networking: Any) -> dict[str, Any]:
+    model = spec.parse(specs.minimal(networking=networking))
+    return {child["kind"]: child for child in resources.build(model, SETTINGS)}
+
+
+def rule(**fields: Any) -> Any:
+    (found,) = children(httpRoute={"parentRefs": [PARENT], **fields})["HTTPRoute"]["spec"]["rules"]
+    return found
+
+
+def test_without_a_wish_there_is_no_route() -> None:
+    made = children(inferencePool={**POOL, "enabled": False})
+    assert made.keys().isdisjoint({"HTTPRoute", "InferencePool"})
+
+
+def test_a_prefix_is_taken_off_before_the_server_sees_it() -> None:
+    assert "filters" not in rule()
+    (rewrite,) = rule(path="/team/m")["filters"]
+    assert rewrite["urlRewrite"]["path"] == {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}
+
+
+def test_the_route_leads_to_the_pool_where_there_is_one() -> None:
+    made = children(httpRoute={"parentRefs": [PARENT]}, inferencePool=POOL)
+    (backend,) = made["HTTPRoute"]["spec"]["rules"][0]["backendRefs"]
+    assert backend["kind"] == "InferencePool"
+    assert rule()["backendRefs"] == [{"kind": "Service", "name": "minimal", "port": 80}]
+    assert made["InferencePool"]["spec"]["selector"]["matchLabels"] == names.selector_labels("minimal")
+
+
+@pytest.mark.parametrize("parents", [[], [PARENT, {**PARENT, "sectionName": "https"}]])
+def test_each_gateway_is_given_once_and_one_at_least(parents: Any) -> None:
+    with pytest.raises(SpecError, match="httpRoute.parentRefs: give each Gateway once"):
+        spec.parse(specs.minimal(networking={"httpRoute": {"parentRefs": parents}}))
+
+
+def test_a_route_that_is_refused_hinders_no_pod() -> None:
+    model = spec.parse(
+        specs.minimal(networking={"httpRoute": {"parentRefs": [PARENT]}, "inferencePool": POOL})
+    )
+    made = resources.build(model, SETTINGS)
+    applied = resources.with_kept(made, resources.kept(model, {}, made))
+    for order in (made, applied):
+        assert [m["kind"] for m in order][-3:] == ["Deployment", "InferencePool", "HTTPRoute"]
+
+
+def test_asking_for_a_route_is_no_other_spec_of_the_pods() -> None:
+    body = specs.merged(specs.MINIMAL, {"metadata": {"uid": "u"}})
+    model = spec.parse(body)
+    kept = resources.kept(model, body["spec"], resources.build(model, SETTINGS))
+    routed = specs.merged(body, {"spec": {"networking": {"httpRoute": {"parentRefs": [PARENT]}}}})
+    closed = specs.merged(body, {"spec": {"networking": {"networkPolicy": {"mode": "None"}}}})
+    assert resources.is_same(spec.parse(routed), routed, kept)
+    assert not resources.is_same(spec.parse(closed), closed, kept)
+
+
+def told(accepted: str, refs: str = "True") -> dict[str, Any]:
+    conditions = [
+        {"type": "Accepted", "status": accepted, "reason": "R", "message": "m\x1b"},
+        {"type": "ResolvedRefs", "status": refs, "reason": "R", "message": "m"},
+    ]
+    return {"parentRef": PARENT, "conditions": conditions}
+
+
+@pytest.mark.parametrize(
+    ("parents", "missing", "expected"),
+    [
+        ([], {"HTTPRoute"}, ("False", "MissingCRD")),
+        ([], set(), ("Unknown", "AwaitingGateway")),
+        ([told("True")], set(), ("Unknown", "AwaitingGateway")),
+        ([told("True"), told("True")], set(), ("True", "RouteAccepted")),
+        ([told("True"), told("False")], set(), ("False", "RouteNotAccepted")),
+        ([told("True"), told("True", refs="False")], set(), ("False", "RouteNotAccepted")),
+    ],
+)
+def test_routed_says_what_every_gateway_says(parents: Any, missing: set[str], expected: Any) -> None:
+    body = model_body(networking={"httpRoute": {"parentRefs": [PARENT, {"name": "local"}]}})
+    route = {"status": {"parents": parents}}
+    observed = Observed(body=body, children={Ref("HTTPRoute", "m"): route}, missing=frozenset(missing))
+
+    decided = routing.condition(spec.parse(body), observed)
+
+    assert decided is not None and decided[:2] == expected and decided[2].isprintable()
