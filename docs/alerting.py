@@ -152,7 +152,7 @@ MEASURES = (
         "`cancelled` a drain that was cut, `error` the engine.",
         steps="For `shed` add replicas; for `cancelled` raise `drain.timeoutSeconds`; for `error` read "
         "the pod's log "
-        "and [when something fails](failures.md).",
+        "and [when something fails](troubleshooting.md).",
     ),
     Measure(
         alert="QuireQueueLong",
@@ -226,7 +226,7 @@ FAULTS = (
         minutes=10,
         impact="At least one LLMDeployment does not become what its spec says.",
         diagnosis="The operator's log names it and the error; `kubectl get llmdep -A` shows its reason.",
-        steps="See [when something fails](failures.md).",
+        steps="See [when something fails](troubleshooting.md).",
     ),
 )
 

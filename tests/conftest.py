@@ -7,8 +7,10 @@ import pytest
 
 from e2e import models
 
-# Machines that run tests are busy machines: how long one example takes says nothing about it.
-hypothesis.settings.register_profile("quire", deadline=None)
+# Machines that run tests are busy machines: how long one example takes, or to think of one, says nothing.
+hypothesis.settings.register_profile(
+    "quire", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("quire")
 
 

@@ -14,8 +14,8 @@ import yaml
 from e2e.cluster import programs
 from e2e.operator import pods as kubelet
 from quire_operator import status
-from quire_operator.errors import SpecError
 from quire_operator.observed import Observed
+from quire_operator.status import Failure
 from tests.operator.status.told import Body, compute, deployment, model_body, pod
 
 ROOT = Path(__file__).parents[2]
@@ -57,10 +57,10 @@ def edited() -> Body:
 
 
 def unreadable() -> Body:
-    error = SpecError("spec.engine.env[0].name", "not allowed")
+    problem = Failure(reason="InvalidSpec", detail="spec.engine.env[0].name: not allowed")
     return {
         **model_body(),
-        "status": status.invalid(Observed(body=model_body()), error, now=datetime.now(UTC)),
+        "status": status.refused(Observed(body=model_body()), problem, now=datetime.now(UTC)),
     }
 
 

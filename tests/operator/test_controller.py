@@ -159,4 +159,4 @@ async def test_one_object_that_makes_reconcile_fail_does_not_stop_the_others(
 
 def test_everything_that_is_applied_is_watched_but_what_others_install() -> None:
     untold = {kind.kind for kind in kinds.CHILDREN} - {kind.kind for kind in kinds.WATCHED}
-    assert untold == {"ScaledObject"}
+    assert untold == {"HTTPRoute", "InferencePool", "ScaledObject"}

@@ -221,7 +221,7 @@ def _view(model: LLMDeployment, observed: Observed, now: datetime) -> _View:
         for pod in observed.pods
     ]
     waiting = rollout.waiting_to_surge(model, observed, now)
-    failures = [s.failure for s in _by_weight(states) if s.failure is not None and s.name not in waiting]
+    failures = [s.failure for s in pods.by_weight(states) if s.failure is not None and s.name not in waiting]
     refused = rollout.refused(deployment)
     download = model_cache.read(model, observed, now)
     failures = _with_download(failures, download)
@@ -245,13 +245,6 @@ def _with_download(failures: list[Failure], download: Download | None) -> list[F
     failures = [replace(one, count=1) if one.reason == "ModelCorrupt" else one for one in failures]
     own = [download.failure] if download.failure is not None else []
     return [*own, *failures] if download.awaited else [*failures, *own]
-
-
-def _by_weight(states: Sequence[PodState]) -> list[PodState]:
-    """Pods of the newest revision first, and those whose container ended before those that only wait."""
-    return sorted(
-        states, key=lambda s: (not s.current, s.failure is None or s.failure.exit_code is None, s.name)
-    )
 
 
 def _rollout(deployment: Body | None, *, wanted: int, needed: int, sets: Sequence[Body] = ()) -> Rollout:

@@ -7,7 +7,7 @@ says is believed only where Kubernetes cannot know better, and never about anoth
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -268,3 +268,10 @@ def _image(pod: Body) -> str:
 
 
 assert REASONS.keys() >= _SELF_REPORTED | _SELF_TERMINATED  # a reason without a remedy helps nobody
+
+
+def by_weight(states: Sequence[PodState]) -> list[PodState]:
+    """Pods of the newest revision first, and those whose container ended before those that only wait."""
+    return sorted(
+        states, key=lambda s: (not s.current, s.failure is None or s.failure.exit_code is None, s.name)
+    )

@@ -109,7 +109,8 @@ def test_hostile_text_stays_the_one_element_that_it_was(argument: str, value: st
 @settings(max_examples=100)
 @given(specs.random_bodies())
 def test_every_pod_is_restricted(body: specs.Body) -> None:
-    deployment = resources.build(spec.parse(body), FAULTS)[-1]
+    children = resources.build(spec.parse(body), FAULTS)
+    (deployment,) = (child for child in children if child["kind"] == "Deployment")
     pod = deployment["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False
     assert pod["enableServiceLinks"] is False

@@ -45,6 +45,7 @@ class RegistryServer:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.handle_error = lambda *_: None  # a client that hangs up is no failure
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         self.address = f"127.0.0.1:{self._server.server_address[1]}"
