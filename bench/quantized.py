@@ -5,6 +5,7 @@ reference (pydoc_data), so that nothing is downloaded. Imported by ``cpu.py``.
 """
 
 import ast
+import sys
 import sysconfig
 import tempfile
 import time
@@ -78,6 +79,7 @@ def report(directory: Path, windows: int = quality.MAX_WINDOWS, text: str | None
             found = quality.measure(_opened(made, "float32"), _opened(directory, "float32"), tokens)
             budget = f"{BUDGETS[kind]:.1f} %" if kind in BUDGETS else ""
             rows.append([kind, f"{size / 1e6:.0f}", f"{seconds:.0f}", *_cells(found), budget])
+            print(*rows[-1], sep=", ", file=sys.stderr, flush=True)  # half an hour goes by before the table
             if kind == "int8":
                 served = quality.measure(_opened(made, "auto"), _opened(directory, "float32"), tokens)
                 rows.append(["int8, as served on this CPU", "", "", *_cells(served), ""])
