@@ -1,5 +1,6 @@
-"""The chart's life on a real API server, by the commands of the pages: installed, upgraded, removed.
+"""The chart's life on a real API server, also by the commands of the pages: installed, upgraded, removed.
 
+Those of docs/operations.md, which wait for pods, run in a story.
 Pods of the operator do not run here: its process is started as they would be, with the rights that Helm made.
 """
 
@@ -29,14 +30,14 @@ Run = Callable[[str], str]
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/llmdeployments.serving.quire.dev"
 ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/quire-operator"
 KINDS = (*CHILDREN, "ControllerRevision", "ReplicaSet", "Pod")
+INSTALL = "helm upgrade --install quire charts/quire --namespace quire-system"
+UNINSTALL = "helm uninstall quire --namespace quire-system"
 NEW_WORDS = ("Where the deployment stands.", "Where it stands.")
 
 
-def commands(page: str, section: str = "") -> list[str]:
-    """What stands in the blocks of a page, or of one section of it."""
+def commands(page: str) -> list[str]:
+    """What stands in the blocks of a page."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    if section:
-        text = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"```\n(.*?)```", text, flags=re.DOTALL)
     return [line for block in blocks for line in block.splitlines()]
 
@@ -87,9 +88,13 @@ def test_an_upgrade_and_a_removal_touch_nothing_that_serves(
     bare: tuple[ApiServer, World], run: Run, tmp_path: Path
 ) -> None:
     server, world = bare
-    install = commands("operations.md", "Install and upgrade")
     others = [line for page in ("gitops.md", "observability.md") for line in commands(page)]
-    for command in (*install, *(line for line in others if line.startswith("helm")), install[-1]):
+    for command in (
+        "kubectl create namespace quire-system",
+        INSTALL,
+        *(o for o in others if o.startswith("helm")),
+        INSTALL,
+    ):
         run(command)
     world.namespace("team")
     kubeconfig = rights.token_kubeconfig(server, world, "quire-operator", tmp_path / "of-the-operator")
@@ -104,7 +109,7 @@ def test_an_upgrade_and_a_removal_touch_nothing_that_serves(
     before = state(world)
 
     newer(tmp_path / "charts" / "quire")
-    run(install[-1])
+    run(INSTALL)
     image = "registry.example/quire-server:2"
     operator = OperatorProcess("second", kubeconfig, tmp_path, QUIRE_ENGINE_IMAGE=image).start()
     try:
@@ -116,15 +121,14 @@ def test_an_upgrade_and_a_removal_touch_nothing_that_serves(
         operator.stop()
     assert NEW_WORDS[1] in str(world.client.request("GET", CRD)), "the CRD is upgraded with the chart"
 
-    (uninstall,) = commands("operations.md", "Uninstall")
-    run(uninstall)
+    run(UNINSTALL)
     assert state(world) == before
     assert there(world, CRD) and not there(world, ROLE)
 
-    run(install[-1])
+    run(INSTALL)
     assert there(world, ROLE), "the CRD that was kept is taken over again"
     run("kubectl delete llmdep --all -A --timeout=20s")
-    run(uninstall)
+    run(UNINSTALL)
     run("kubectl delete crd llmdeployments.serving.quire.dev --timeout=20s")
     assert not there(world, CRD)
 
