@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from e2e.api import profiles
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator.world import OPERATOR_NAMESPACE, Body, World, eventually
 from quire_operator.plan import lost_fields
@@ -113,7 +114,11 @@ def test_what_is_planned_is_what_happens(world: World, namespace: str, kubectl: 
 
 
 def test_what_is_rendered_is_what_lives(world: World, namespace: str, kubectl: Run) -> None:
-    body = manifest(namespace, autoscaling={"maxReplicas": 4}, rollout={"restartId": "7"})
+    world.client.create({**profiles.profile(resourceName="example.com/one"), "metadata": {"name": namespace}})
+    resources = {"cpu": "1", "memory": "2Gi", "profileRef": {"name": namespace}}
+    body = manifest(
+        namespace, autoscaling={"maxReplicas": 4}, rollout={"restartId": "7"}, resources=resources
+    )
     apply(kubectl, world, namespace, body)
 
     shown = kubectl("quire", "render", "m", "-n", namespace)

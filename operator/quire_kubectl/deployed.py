@@ -19,11 +19,11 @@ from quire_operator.observed import Observed, is_made_by_keda, is_ours, ref, sca
 from quire_operator.plan import revisions
 from quire_operator.resources import Kept, Manifest
 from quire_operator.settings import Settings
-from quire_operator.spec import LLMDeployment
+from quire_operator.spec import LLMDeployment, Profile, profiles
 
 _RELATED = (
     "serviceaccounts,configmaps,networkpolicies,services,poddisruptionbudgets,horizontalpodautoscalers,"
-    "deployments,replicasets,pods,controllerrevisions"
+    "deployments,replicasets,pods,controllerrevisions,persistentvolumeclaims,jobs"
 )
 _OPTIONAL = {
     "ScaledObject": "scaledobjects.keda.sh",
@@ -104,7 +104,7 @@ def live(body: Document, model: LLMDeployment) -> Live:
     wanted = {*resources.KEPT_KINDS, *_OPTIONAL, "HorizontalPodAutoscaler"}
     children = [one for one in related if one["kind"] in wanted and is_ours(one, uid)]
     scalers = [one for one in others if scales_deployment(one, model.name) and not is_ours(one, uid)]
-    sets, pods, _ = workload(children, related)
+    sets, pods, fetchers = workload(children, related)
     observed = Observed(
         body=body,
         children={ref(one): one for one in children},
@@ -113,6 +113,7 @@ def live(body: Document, model: LLMDeployment) -> Live:
         missing=frozenset(missing),
         replica_sets=tuple(sets),
         pods=tuple(pods),
+        fetchers=tuple(fetchers),
     )
     kept = [one for one in related if one["kind"] == "ControllerRevision" and is_ours(one, uid)]
     return Live(observed=observed, revisions=tuple(kept))
@@ -126,7 +127,8 @@ def rendered(body: Document, settings: Settings, there: Live | None, now: dateti
     if there is not None and there.observed.made_by_keda is not None:
         scalers.append(there.observed.made_by_keda)
     is_scaler = (b for b in scalers if str(ref(b)) == f"HorizontalPodAutoscaler {name}")
-    fresh = resources.build(model, settings, status.measured(body, next(is_scaler, None)))
+    measured = status.measured(body, next(is_scaler, None))
+    fresh = resources.build(model, settings, measured, _profile(model))
     anew = resources.kept(model, body["spec"], fresh)
     asked = anew if there is None else _asked(model, body, anew, there, now)
     force = asked
@@ -135,6 +137,15 @@ def rendered(body: Document, settings: Settings, there: Live | None, now: dateti
         force = (resources.stored(model, back, there.kept.get(back)) if back else None) or asked
     children = resources.with_kept(fresh, force)
     return Rendered(model=model, children=children, name=force.name, is_kept=force is not anew)
+
+
+def _profile(model: LLMDeployment) -> Profile | None:
+    """The AcceleratorProfile that the spec names. Raises KubectlError where it is not there."""
+    reference = model.spec.resources.profile_ref
+    if reference is None:
+        return None
+    (found,) = kubectl.documents(["get", "acceleratorprofiles.serving.quire.dev", reference.name])
+    return profiles.parse(found)
 
 
 def _asked(model: LLMDeployment, body: Document, anew: Kept, there: Live, now: datetime) -> Kept:
