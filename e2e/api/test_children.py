@@ -91,5 +91,6 @@ def test_whatever_the_schema_admits_becomes_children_that_are_accepted_and_kept_
     admitted = api.try_create(body)
     assert plan.lost_fields(body, admitted) == []
     _assert_children_are_kept(api, admitted)
-    deployment = resources.build(spec.parse(admitted), SETTINGS)[-1]
+    children = resources.build(spec.parse(admitted), SETTINGS)
+    (deployment,) = (child for child in children if child["kind"] == "Deployment")
     _try_pod(api, restricted, deployment["spec"]["template"])

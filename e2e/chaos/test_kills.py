@@ -16,6 +16,7 @@ from e2e.chaos.conftest import CREATED, SCALED, UPDATED, is_settled, settled
 from e2e.operator.process import OperatorProcess
 from e2e.operator.proxy import Proxy
 from e2e.operator.world import NAME_LABEL, PATHS, World, eventually
+from quire_operator.cluster.kinds import CHILDREN
 
 MOST_WRITES = 14  # more than any step takes
 BACK_SECONDS = 15
@@ -70,8 +71,9 @@ def test_a_kill_after_any_write_leaves_nothing_half_done(
     assert not (killed and k == MOST_WRITES), "every write was the last one once"
     operator.kill()
     world.delete("LLMDeployment", namespace, "m")
+    others = {kind.kind for kind in CHILDREN if kind.optional}  # not installed here
     operator.start().wait_leading(world)
-    kinds = (*PATHS.keys() - {"LLMDeployment", "Lease", "Event", "ScaledObject"},)
+    kinds = PATHS.keys() - {"LLMDeployment", "Lease", "Event", *others}
     eventually(
         "no orphans",
         lambda: not any(world.find(kind, namespace, f"{NAME_LABEL}=m") for kind in kinds),

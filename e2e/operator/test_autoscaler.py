@@ -67,8 +67,10 @@ def test_metrics_that_are_missing_and_a_second_autoscaler_are_told_of(
         world.delete("HorizontalPodAutoscaler", namespace, "theirs")
         world.wait_condition(namespace, "m", "ScalingActive", "False", "MetricsUnavailable")
 
-    events = [e["reason"] for e in world.events(namespace, "m")]
-    assert sorted(events) == ["ConflictingAutoscaler", "MetricsUnavailable", "MetricsUnavailable", "Ready"]
+    wanted = ["ConflictingAutoscaler", "MetricsUnavailable", "MetricsUnavailable", "Ready"]
+    eventually(  # an Event follows the status that it tells of
+        "the Events", lambda: sorted(e["reason"] for e in world.events(namespace, "m")) == wanted
+    )
 
 
 def test_the_idlest_pod_is_marked_while_the_autoscaler_is_about_to_take_one(

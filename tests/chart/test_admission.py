@@ -25,7 +25,7 @@ POLICY = (
     "--set", "admissionPolicy.namespaceSelector.matchLabels.tenant=yes",
 )  # fmt: skip
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
-HUB, S3, GCS, OCI, _ = DOWNLOADED
+HUB, S3, GCS, OCI = DOWNLOADED[:4]
 GPU = {"cpu": "1", "memory": "2Gi", "gpu": {}}
 IMAGE = "registry.example.com/quire-server:1"
 
