@@ -29,7 +29,7 @@ OPERATOR = Recipe(
     name="quire-operator",
     dockerfile="operator/Dockerfile",
     requirements=("requirements/uv.txt", "requirements/operator.txt"),
-    packages=("operator/quire_metrics_adapter", "operator/quire_operator"),
+    packages=("operator/quire_metrics_adapter", "operator/quire_operator", "operator/quire_sizing"),
 )
 SERVER = Recipe(
     name="quire-server",

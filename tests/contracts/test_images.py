@@ -1,0 +1,32 @@
+"""An image holds every package of ours that its code imports: a pod is no place to find out."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from e2e.images.recipe import IMAGES, Recipe
+
+ROOT = Path(__file__).parents[2]
+
+
+def imported(package: Path) -> set[str]:
+    found = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            modules = [node.module] if isinstance(node, ast.ImportFrom) else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found |= {str(module).partition(".")[0] for module in modules}
+    return {name for name in found if name.startswith("quire_")}
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)
+def test_an_image_holds_what_its_code_imports(image: Recipe) -> None:
+    inside = {Path(package).name for package in image.packages}
+    wanted = set().union(*(imported(ROOT / package) for package in image.packages))
+    assert wanted <= inside
+    dockerfile = (ROOT / image.dockerfile).read_text(encoding="utf-8")
+    seen = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert all(f"COPY {package} " in dockerfile and f"!{package}" in seen for package in image.packages)
