@@ -13,6 +13,7 @@ from pathlib import Path
 SECONDS_PER_MIB = 0.04
 REPOSITORIES = {"org/smollm2": 0.0, "org/slow": SECONDS_PER_MIB}
 COMMIT = "c0ffee" + "0" * 34
+REVISIONS = ("main", COMMIT)
 DIRECTORY, TOKEN = Path(sys.argv[1]), Path(sys.argv[2]).read_text().strip()
 
 
@@ -36,7 +37,7 @@ class Handler(BaseHTTPRequestHandler):
         name, repository = self.path.rpartition("/")[2], self._repository()
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._reply(401, b"")
-        elif self.path == f"/api/models/{repository}/revision/main?blobs=true":
+        elif self.path in (f"/api/models/{repository}/revision/{name}?blobs=true" for name in REVISIONS):
             self._reply(200, json.dumps(LISTING).encode())
         elif self.path == f"/{repository}/resolve/{COMMIT}/{name}" and (DIRECTORY / name).is_file():
             self._give(DIRECTORY / name, REPOSITORIES[repository])

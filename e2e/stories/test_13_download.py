@@ -230,7 +230,7 @@ def test_a_job_brings_the_model_for_all_pods_however_often_it_is_killed_and_mend
             and llm.condition("ModelCached")["status"] == "True"
             and llm.condition("Degraded")["status"] == "False"
         ),
-        timeout=120,
+        timeout=240,
     )
 
     told = [
