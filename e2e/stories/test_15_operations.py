@@ -36,7 +36,8 @@ def team(place: Place, operator: OperatorRelease, kube: Kubectl, tmp_path: Path)
     (tmp_path / "smollm2").symlink_to(place.model)
     (tmp_path / "values.yaml").write_text(values)
     (manifest,) = readme_blocks("yaml")
-    (tmp_path / "my-model.yaml").write_text(manifest)
+    # Two of them, and one that replaces another, have room on a small node.
+    (tmp_path / "my-model.yaml").write_text(manifest.replace('cpu: "1"', "cpu: 100m"))
     kube.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait", "--timeout=120s")
     kube.run("delete", "namespace", NAMESPACE, "--timeout=120s")
     yield tmp_path

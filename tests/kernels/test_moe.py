@@ -14,6 +14,8 @@ HIDDEN, INNER, COUNT, PER_TOKEN = 24, 16, 6, 3
 
 
 class Dense:
+    of_rounded = None
+
     def __init__(self, prefixes: list[str], inputs: int, outputs: list[int], *, bias: bool) -> None:
         assert not bias
         self.prefixes, self.weight = prefixes, torch.randn(sum(outputs), inputs) * 0.2
