@@ -41,11 +41,11 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def fuzzed(tiny, tmp_path_factory):
-    """A server that answers nobody for longer than a quarter of a second, and what it says to the canary."""
+    """A server that answers nobody for longer than half a second, and what it says to the canary."""
     directory = tmp_path_factory.mktemp("fuzzed")
     (directory / "keys").mkdir()
     (directory / "keys" / "alice").write_text(KEY)
-    flags = ("--api-keys-dir", str(directory / "keys"), "--request-timeout-seconds", "0.25")
+    flags = ("--api-keys-dir", str(directory / "keys"), "--request-timeout-seconds", "0.5")
     with Server(tiny, directory, *flags) as server:
         server.wait_ready()
         yield server, golden(server)
