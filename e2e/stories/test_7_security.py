@@ -77,8 +77,8 @@ def test_the_operator_touched_only_kinds_that_it_needs(operator: OperatorRelease
     touched = {what.split()[0] for what in operator.trail.writes()}
 
     assert touched <= {
-        "configmaps", "controllerrevisions", "deployments", "events", "horizontalpodautoscalers", "leases",
-        "llmdeployments/status", "networkpolicies",
+        "configmaps", "controllerrevisions", "deployments", "events", "horizontalpodautoscalers", "jobs",
+        "leases", "llmdeployments/status", "networkpolicies", "persistentvolumeclaims",
         "poddisruptionbudgets", "pods", "selfsubjectaccessreviews", "serviceaccounts", "services",
     }  # fmt: skip
 
