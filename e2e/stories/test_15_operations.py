@@ -45,6 +45,7 @@ def team(place: Place, operator: OperatorRelease, kube: Kubectl, tmp_path: Path)
     kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}})
     operator.install(values)
     metadata = {key: example["metadata"][key] for key in ("name", "namespace")}
+    kube.delete("llmdeployment", "my-model", "default")
     kube.delete("secret", "keys", "default")
     kube.apply({**{key: example[key] for key in ("apiVersion", "kind", "spec")}, "metadata": metadata})
 
