@@ -134,6 +134,16 @@ def test_a_token_that_is_refused_is_said_and_the_right_one_helps(
 
 ROLE = "serving.quire.dev/role"
 KILLS = 2
+# One byte in the middle of the largest file below the directory.
+ROT = """
+import pathlib
+path = max(pathlib.Path("/models").glob("model-*/*"), key=lambda path: path.stat().st_size)
+with path.open("r+b") as file:
+    file.seek(path.stat().st_size // 2)
+    byte = file.read(1)[0]
+    file.seek(-1, 1)
+    file.write(bytes([byte ^ 1]))
+"""
 
 
 @pytest.fixture
@@ -156,11 +166,37 @@ def loaded(kube: Kubectl, pod: Manifest) -> int:
     return max((int(entry.get("loadedBytes", 0)) for entry in told), default=0)
 
 
-def test_a_job_brings_the_model_for_all_pods_however_often_it_is_killed(
+def run_beside(kube: Kubectl, namespace: str, image: str, claim: str, code: str) -> None:
+    """Python in a pod that may write to the claim."""
+    security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    container = {
+        "name": "rot",
+        "image": image,
+        "command": ["/opt/quire/bin/python", "-c", code],
+        "volumeMounts": [{"name": "model", "mountPath": "/models"}],
+        "securityContext": security,
+    }
+    user = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+    pod = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": user,
+        "containers": [container],
+        "volumes": [{"name": "model", "persistentVolumeClaim": {"claimName": claim}}],
+    }
+    about = {"namespace": namespace, "name": "rot"}
+    kube.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": pod})
+    done = "--for=jsonpath={.status.phase}=Succeeded"
+    kube.run("wait", "pod", "rot", "-n", namespace, done, "--timeout=120s")
+    kube.delete("pod", "rot", namespace)
+
+
+def test_a_job_brings_the_model_for_all_pods_however_often_it_is_killed_and_mends_it_when_it_rots(
     kube: Kubectl,
     place: Place,
     namespace: str,
     token: str,
+    operator: OperatorRelease,
     spare: Manifest,
     deploy: Callable[..., LLMDeployment],
 ) -> None:
@@ -182,6 +218,20 @@ def test_a_job_brings_the_model_for_all_pods_however_often_it_is_killed(
     files = {file["name"]: file["sha256"] for file in llm.status()["model"]["files"]}
     for name in ("config.json", "model.safetensors"):
         assert files[name] == hashlib.sha256((place.model / name).read_bytes()).hexdigest()
+
+    (claim,) = kube.list("persistentvolumeclaims", namespace, "serving.quire.dev/name=shared")
+    run_beside(kube, namespace, operator.engine_image(), claim["metadata"]["name"], ROT)
+    kube.run("delete", "pod", llm.ready_pods()[0]["metadata"]["name"], "-n", namespace, "--wait=false")
+    llm.wait_failure("ModelCorrupt")
+    eventually(
+        "all pods serve the mended model",
+        lambda: (
+            llm.status().get("readyReplicas") == replicas
+            and llm.condition("ModelCached")["status"] == "True"
+            and llm.condition("Degraded")["status"] == "False"
+        ),
+        timeout=240,
+    )
 
     told = [
         kube.run("get", "llmdeployments,pods,jobs,configmaps,events", "-n", namespace, "-o", "json"),

@@ -1,0 +1,61 @@
+"""Story 15: a platform team does what docs/operations.md says, command by command, to the removal."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.kubectl import Kubectl
+from e2e.stories.conftest import ROOT
+from e2e.stories.deployment import LLMDeployment
+from e2e.stories.release import NAMESPACE, RELEASE, OperatorRelease
+from e2e.stories.test_0_readme import blocks as readme_blocks
+from e2e.up.place import Place
+
+PAGE = ROOT / "docs" / "operations.md"
+
+
+def commands() -> list[str]:
+    """Every block of commands, in the page's order; what has a language is something else."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [block for language, block in found if not language]
+
+
+@pytest.fixture
+def team(place: Place, operator: OperatorRelease, kube: Kubectl, tmp_path: Path) -> Iterator[Path]:
+    """A clone of the repository on a machine with kubectl and helm, and a cluster without Quire."""
+    values = operator.values()
+    example = LLMDeployment(kube, "default", "smollm2").read()
+    for name in ("charts", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "smollm2").symlink_to(place.model)
+    (tmp_path / "values.yaml").write_text(values)
+    (manifest,) = readme_blocks("yaml")
+    # Two of them, and one that replaces another, have room on a small node.
+    (tmp_path / "my-model.yaml").write_text(manifest.replace('cpu: "1"', "cpu: 100m"))
+    kube.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait", "--timeout=120s")
+    kube.run("delete", "namespace", NAMESPACE, "--timeout=120s")
+    yield tmp_path
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}})
+    operator.install(values)
+    metadata = {key: example["metadata"][key] for key in ("name", "namespace")}
+    kube.delete("llmdeployment", "my-model", "default")
+    kube.delete("secret", "keys", "default")
+    kube.apply({**{key: example[key] for key in ("apiVersion", "kind", "spec")}, "metadata": metadata})
+
+
+def test_every_command_of_the_operations_page_does_what_the_page_says(team: Path, kube: Kubectl) -> None:
+    path = f"{kube.bin}:{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "KUBECONFIG": str(kube.kubeconfig)}
+    for block in commands():
+        script = f"set -euo pipefail\n{block}"
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=team, env=environment, capture_output=True, text=True, timeout=420
+        )
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
