@@ -1,6 +1,6 @@
 """The chart's life on a real API server, also by the commands of the pages: installed, upgraded, removed.
 
-Those of docs/operations.md wait for pods, of which there are none here.
+Those of docs/operations.md, which wait for pods, run in a story.
 Pods of the operator do not run here: its process is started as they would be, with the rights that Helm made.
 """
 

@@ -26,6 +26,12 @@ def commands() -> list[str]:
     return [block for language, block in found if not language]
 
 
+def tidy(kube: Kubectl) -> None:
+    """What the page makes, also on a run that did not reach its end."""
+    LLMDeployment(kube, "default", "my-model").remove()
+    kube.delete("secret", "keys", "default")
+
+
 @pytest.fixture
 def team(place: Place, operator: OperatorRelease, kube: Kubectl, tmp_path: Path) -> Iterator[Path]:
     """A clone of the repository on a machine with kubectl and helm, and a cluster without Quire."""
@@ -38,6 +44,7 @@ def team(place: Place, operator: OperatorRelease, kube: Kubectl, tmp_path: Path)
     (manifest,) = readme_blocks("yaml")
     # Two of them, and one that replaces another, have room on a small node.
     (tmp_path / "my-model.yaml").write_text(manifest.replace('cpu: "1"', "cpu: 100m"))
+    tidy(kube)
     kube.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait", "--timeout=120s")
     kube.run("delete", "namespace", NAMESPACE, "--timeout=120s")
     yield tmp_path
@@ -45,8 +52,7 @@ def team(place: Place, operator: OperatorRelease, kube: Kubectl, tmp_path: Path)
     kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}})
     operator.install(values)
     metadata = {key: example["metadata"][key] for key in ("name", "namespace")}
-    kube.delete("llmdeployment", "my-model", "default")
-    kube.delete("secret", "keys", "default")
+    tidy(kube)
     kube.apply({**{key: example[key] for key in ("apiVersion", "kind", "spec")}, "metadata": metadata})
 
 
