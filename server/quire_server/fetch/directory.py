@@ -126,7 +126,7 @@ def _transfer_all(
     transfer: Transfer, files: tuple[RemoteFile, ...], staging: Path, parallel: int
 ) -> dict[str, FileEntry]:
     """All at once, so many at a time, the largest first. The first failure ends the others."""
-    failure: QuireServerError | None = None
+    failure: Exception | None = None
     entries = {}
     with ThreadPoolExecutor(parallel, thread_name_prefix="fetch") as pool:
         largest_first = sorted(files, key=lambda file: -file.size)
@@ -136,7 +136,7 @@ def _transfer_all(
                 entries[running[future].name] = future.result()
             except StoppedError:
                 pass  # the failure that stopped it is told
-            except QuireServerError as error:
+            except Exception as error:  # one that nobody foresaw, too: leaving waits for the others
                 failure = failure or error
                 transfer.stop()
     if failure is not None:
@@ -186,10 +186,9 @@ def _read(order: Order) -> Fetched | None:
     try:
         document = ModelFiles(order.to, {}).read_json(MANIFEST_NAME)
         if document.get("source") == order.source:
-            revision, listing, name = (
-                str(document.get(key, "")) for key in ("revision", "listing", "digest")
-            )
-            return Fetched(order.source, revision, listing, name, _entries(document))
+            revision, listing = str(document.get("revision", "")), str(document.get("listing", ""))
+            known = str(document.get("digest", ""))
+            return Fetched(order.source, revision, listing, known, _entries(document))
     except ModelCorruptError:  # nothing says any more which files are good
         if manifest.is_file() and not manifest.is_symlink():
             return Fetched(order.source, "", "", "", {})

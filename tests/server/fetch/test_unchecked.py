@@ -1,5 +1,8 @@
 """A source that promises no digests, as a bucket does: what is kept of it belongs to one state of it."""
 
+import dataclasses
+import threading
+
 import pytest
 
 from quire_server.fetch import directory
@@ -83,6 +86,24 @@ def test_a_repair_of_the_same_state_reads_only_what_differs(order):
 
     assert contents(order.to) == wanted(shelf.files)
     assert read == [SHARD]
+
+
+def test_an_error_that_nobody_foresaw_ends_the_other_downloads_too(order):
+    shelf, sent, never = Shelf(published.files()), [], threading.Event()
+
+    def read(file, offset):
+        if file.name == SHARD:
+            raise RuntimeError("a mistake of ours")
+        for begin in range(offset, file.size, 100):
+            sent.append(file.name)
+            never.wait(0.002)
+            yield shelf.files[file.name][begin : begin + 100]
+
+    shelf.read = read
+    with pytest.raises(RuntimeError):
+        directory.fetch(shelf, dataclasses.replace(order, parallel=2), Progress())
+
+    assert sent.count(OTHER) < len(shelf.files[OTHER]) / 100
 
 
 def test_another_models_download_beside_it_is_left_alone(order, tmp_path):
