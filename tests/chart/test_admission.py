@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[Body, str, str]] = {
         fetched_with("AWS_CONFIG_FILE", "/etc/quire/ca/aws"), "env: AWS_CONFIG_FILE", "drop it"
     ),
     "a proxy elsewhere": (
-        fetched_with("HTTPS_PROXY", "http://proxy.example.com@evil.example.net"), "env: HTTPS_PROXY", "drop it"
+        fetched_with("HTTPS_PROXY", "http://proxy.example.com@evil.net"), "env: HTTPS_PROXY", "drop it"
     ),
     "a proxy without http://": (
         fetched_with("HTTPS_PROXY", "proxy.example.com:3128"), "env: HTTPS_PROXY", "with http:// before it"
