@@ -194,7 +194,9 @@ def test_scaling_is_an_edit_and_what_was_allowed_once_may_be_labelled_and_delete
 
     patch = "application/merge-patch+json"
     parameters = f"{PATHS['ConfigMap'].format('quire-system')}/quire-llmdeployments"
-    client.request("PATCH", parameters, {"data": {"maxGPUs": "1"}}, patch)
-    eventually("the new ceiling", lambda: refused(client, minimal(resources=GPU, replicas=2)))
+    client.request("PATCH", parameters, {"data": {"maxGPUs": "0"}}, patch)
+    eventually("the new ceiling", lambda: refused(client, minimal(resources=GPU, replicas=1)))
+    scale = client.request("GET", f"{path}/scale")
+    client.request("PUT", f"{path}/scale", {**scale, "spec": {"replicas": 0}})
     client.request("PATCH", path, {"metadata": {"labels": {"a": "b"}}}, patch)
     client.request("DELETE", path)
