@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,11 +13,14 @@ import yaml
 from e2e.chaos.children import Body, children
 from e2e.cluster import host
 from e2e.cluster.apiserver import ApiServer
-from e2e.operator import controllers, rights
+from e2e.operator import controllers
 from e2e.operator.audited import audited
+from e2e.operator.fixtures import kubeconfig, namespace, server, world
 from e2e.operator.process import OperatorProcess
 from e2e.operator.proxy import Proxy, proxied
 from e2e.operator.world import World, eventually
+
+__all__ = ["kubeconfig", "namespace", "server", "world"]
 
 CONTROLLERS = (
     "deployment-controller",
@@ -37,22 +39,6 @@ SCALED: Mapping[str, Any] = {"replicas": 3}
 def audited_world() -> Iterator[tuple[ApiServer, World]]:
     with audited() as (server, world), controllers.running(server, *CONTROLLERS):
         yield server, world
-
-
-@pytest.fixture(scope="session")
-def server(audited_world: tuple[ApiServer, World]) -> ApiServer:
-    return audited_world[0]
-
-
-@pytest.fixture(scope="session")
-def world(audited_world: tuple[ApiServer, World]) -> World:
-    return audited_world[1]
-
-
-@pytest.fixture(scope="session")
-def kubeconfig(server: ApiServer, world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("operator") / "kubeconfig"
-    return rights.token_kubeconfig(server, world, "quire-operator", path)
 
 
 @pytest.fixture
@@ -77,12 +63,6 @@ def start(proxy: Proxy, kubeconfig: Path, tmp_path: Path) -> Iterator[Callable[.
     proxy.away, proxy.refusal, proxy.latency, proxy.fault = False, 0, 0.0, lambda: None
     for process in started:
         process.stop()
-
-
-@pytest.fixture
-def namespace(world: World, request: pytest.FixtureRequest) -> str:
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_"))[:40].strip("-")
-    return world.namespace(f"c-{name}-{secrets.token_hex(4)}")
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-num-seqs", type=int, default=256, help="requests at once (default 256)")
     parser.add_argument("--weight-bits", type=float, default=16, help="16, 8 or 4 (default 16)")
-    parser.add_argument("--kv-bits", type=int, choices=(16, 8), default=16, help="(default 16)")
+    parser.add_argument("--kv-bits", type=int, choices=(32, 16, 8), default=16, help="(default 16)")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="(default 0.9)")
     parser.add_argument("--host-memory", type=size, help="of the container, to be checked too")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")

@@ -15,6 +15,7 @@ from quire_sizing.model import Model
 
 _CUDA = 600 << 20  # what a process takes of a GPU before its first tensor
 _FEW, _MANY = 0.85, 0.90  # of an accelerator's memory
+_SCALE = 4  # bytes, of a key or a value that is kept in numbers of 8 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,8 @@ def weight_bytes(parameters: int, bits: float = 16) -> int:
 def kv_bytes_per_token(model: Model, bits: int = 16, tensor_parallel: int = 1) -> int:
     """On each of the accelerators; a KV head is never divided, so that more of them than heads share none."""
     heads = -(-model.num_kv_heads // tensor_parallel)
-    return model.kv_values_per_token // model.num_kv_heads * heads * bits // 8
+    row = model.head_size * bits // 8 + (_SCALE if bits == 8 else 0)
+    return 2 * model.num_layers * heads * row
 
 
 def decode_bound(bandwidth: float, weights: float) -> float:
@@ -120,8 +122,9 @@ def advice(serving: Serving, accelerator: Accelerator, *, host_memory: int) -> t
     found = []
     if not _FEW <= serving.utilization <= _MANY:
         found.append(
-            f"gpuMemoryUtilization is {serving.utilization:g}: below {_FEW:.2f} memory lies idle, above "
-            f"{_MANY:.2f} a step may fail for want of it. Set a value between them."
+            f"memoryPercent gives {serving.utilization * 100:g} % of the accelerator's memory: below "
+            f"{_FEW * 100:g} some lies idle, above {_MANY * 100:g} a step may fail for want of it. Set a "
+            "value between them."
         )
     if serving.max_model_len is None:
         found.append(
@@ -144,6 +147,8 @@ def _check(model: Model, serving: Serving) -> None:
     if serving.max_num_seqs < 1:
         raise SizingError(f"maxNumSeqs is {serving.max_num_seqs}; give 1 or more.")
     if not 0 < serving.utilization <= 1:
-        raise SizingError(f"gpuMemoryUtilization is {serving.utilization:g}; give a share above 0, up to 1.")
+        raise SizingError(
+            f"gpu-memory-utilization is {serving.utilization:g}; give a share above 0, up to 1."
+        )
     if serving.tensor_parallel < 1:
         raise SizingError(f"tensor is {serving.tensor_parallel}; give 1 or more accelerators.")

@@ -31,11 +31,6 @@ class Model:
     vocab_size: int
     longest: int
 
-    @property
-    def kv_values_per_token(self) -> int:
-        """Numbers that a token leaves in the KV cache: a key and a value for each layer and KV head."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_size
-
 
 def from_config(config: Mapping[str, Any]) -> Model:
     """The model of a config.json. Raises SizingError, which names the key that is missing or no number."""

@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
 
 POLICY = (
     "--set", "admissionPolicy.enabled=true,admissionPolicy.sources={pvc,huggingFace,s3,oci}",
-    "--set", "admissionPolicy.hosts={hub.example.com,store.example.com}",
+    "--set", "admissionPolicy.hosts={hub.example.com,store.example.com,proxy.example.com}",
     "--set", "admissionPolicy.registries={registry.example.com/models}",
-    "--set", "admissionPolicy.images={registry.example.com/quire-server}",
+    "--set", "admissionPolicy.images={registry.example.com/quire-server,mirror.example.com}",
     "--set", "admissionPolicy.gpuResources={nvidia.com/gpu}",
     "--set", "admissionPolicy.maxReplicas=8,admissionPolicy.maxGPUs=2",
     "--set", "admissionPolicy.namespaceSelector.matchLabels.tenant=yes",
@@ -84,7 +84,13 @@ def source(base: Body, **fields: Any) -> Body:
     return merged(base, {"spec": {"model": {"source": {kind: fields}}}})
 
 
+def fetched_with(name: str, value: str) -> Body:
+    return merged(HUB, {"spec": {"cache": {"download": {"env": [{"name": name, "value": value}]}}}})
+
+
 ACCEPTED = {
+    "a proxy on an allowed host": fetched_with("https_proxy", "http://proxy.example.com:3128"),
+    "hosts that no proxy is asked for": fetched_with("NO_PROXY", "store.example.com"),
     "a claim": minimal(),
     "an allowed hub": HUB,
     "an allowed store": S3,
@@ -100,6 +106,20 @@ REFUSED: dict[str, tuple[Body, str, str]] = {
         source(HUB, endpoint="http://evil.example.net:80"),
         "spec.model.source.huggingFace would come from evil.example.net",
         "name one of these hosts in its endpoint: hub.example.com,store.example.com",
+    ),
+    "a hub by its variable": (
+        fetched_with("HF_ENDPOINT", "https://evil.example.net"),
+        "spec.cache.download.env: HF_ENDPOINT may lead elsewhere",
+        "drop it",
+    ),
+    "a store by a file": (
+        fetched_with("AWS_CONFIG_FILE", "/etc/quire/ca/aws"), "env: AWS_CONFIG_FILE", "drop it"
+    ),
+    "a proxy elsewhere": (
+        fetched_with("HTTPS_PROXY", "http://proxy.example.com@evil.net"), "env: HTTPS_PROXY", "drop it"
+    ),
+    "a proxy without http://": (
+        fetched_with("HTTPS_PROXY", "proxy.example.com:3128"), "env: HTTPS_PROXY", "with http:// before it"
     ),
     "the public hub": (source(HUB, endpoint=""), "come from huggingface.co", "hub.example.com"),
     "the public store": (source(S3, endpoint=""), "come from s3.amazonaws.com", "store.example.com"),
@@ -142,9 +162,24 @@ def test_other_namespaces_are_left_alone(client: Client) -> None:
 
 def test_a_server_runs_an_allowed_image_and_no_other(client: Client) -> None:
     assert refused_image(client, IMAGE) == ""
-    for image in ("registry.example.com/quire-server2:1", "quire-server:1"):
+    for image in (
+        "registry.example.com/quire-server2:1",
+        "registry.example.com/quire-server:1/other",
+        "mirror.example.com:5000/quire-server:1",
+        "quire-server:1",
+    ):
         said = refused_image(client, image)
         assert f"image {image} is not allowed" in said and "engineImage" in said
+
+
+def test_a_download_runs_an_allowed_image_and_no_other(client: Client) -> None:
+    def job(image: str) -> Body:
+        spec = {"restartPolicy": "Never", "containers": [{"name": "fetcher", "image": image}]}
+        body = merged(server(image), {"apiVersion": "batch/v1", "kind": "Job"})
+        return {**body, "spec": {"template": {"spec": spec}}}
+
+    assert refused(client, job("mirror.example.com/quire-server:1")) == ""
+    assert "image other:1 is not allowed" in refused(client, job("other:1"))
 
 
 def test_scaling_is_an_edit_and_what_was_allowed_once_may_be_labelled_and_deleted(client: Client) -> None:
@@ -159,7 +194,9 @@ def test_scaling_is_an_edit_and_what_was_allowed_once_may_be_labelled_and_delete
 
     patch = "application/merge-patch+json"
     parameters = f"{PATHS['ConfigMap'].format('quire-system')}/quire-llmdeployments"
-    client.request("PATCH", parameters, {"data": {"maxGPUs": "1"}}, patch)
-    eventually("the new ceiling", lambda: refused(client, minimal(resources=GPU, replicas=2)))
+    client.request("PATCH", parameters, {"data": {"maxGPUs": "0"}}, patch)
+    eventually("the new ceiling", lambda: refused(client, minimal(resources=GPU, replicas=1)))
+    scale = client.request("GET", f"{path}/scale")
+    client.request("PUT", f"{path}/scale", {**scale, "spec": {"replicas": 0}})
     client.request("PATCH", path, {"metadata": {"labels": {"a": "b"}}}, patch)
     client.request("DELETE", path)

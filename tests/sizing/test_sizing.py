@@ -49,7 +49,8 @@ def test_every_family_has_as_many_parameters_as_transformers_counts_and_the_serv
     assert model.parameters == theirs.num_parameters()
     assert from_config(model_config.read(tmp_path)) == model, "what a pod tells of it is enough"
     config = registry.parse(document, ())
-    assert 16 * memory.kv_bytes_per_token(model) == kv_cache.block_bytes(config, 16, torch.bfloat16)
+    for bits, stored in ((32, torch.float32), (16, torch.bfloat16), (8, torch.int8)):
+        assert 16 * memory.kv_bytes_per_token(model, bits) == kv_cache.block_bytes(config, 16, stored)
 
 
 def test_weights_of_a_real_checkpoint_are_its_bytes_on_disk() -> None:
@@ -79,7 +80,8 @@ def test_grouped_queries_and_a_byte_for_a_number_divide_the_cache() -> None:
     whole = memory.kv_bytes_per_token(WITHOUT_GQA)
 
     assert 8 * memory.kv_bytes_per_token(shape(70e9, 80, 8)) == whole
-    assert 2 * memory.kv_bytes_per_token(WITHOUT_GQA, bits=8) == whole
+    scales = 2 * 80 * 64 * 4
+    assert 2 * (memory.kv_bytes_per_token(WITHOUT_GQA, bits=8) - scales) == whole
     assert 8 * memory.kv_bytes_per_token(WITHOUT_GQA, tensor_parallel=8) == whole
     one_head_each = memory.kv_bytes_per_token(shape(70e9, 80, 8), tensor_parallel=8)
     assert memory.kv_bytes_per_token(shape(70e9, 80, 8), tensor_parallel=16) == one_head_each
@@ -137,8 +139,8 @@ def test_what_is_likely_a_mistake_is_named_with_its_remedy() -> None:
 
     assert memory.advice(Serving(max_model_len=4096), card, host_memory=host) == ()
     for serving, memory_of_host, words in (
-        (Serving(max_model_len=4096, utilization=0.95), host, "gpuMemoryUtilization"),
-        (Serving(max_model_len=4096, utilization=0.5), host, "gpuMemoryUtilization"),
+        (Serving(max_model_len=4096, utilization=0.95), host, "memoryPercent"),
+        (Serving(max_model_len=4096, utilization=0.5), host, "memoryPercent"),
         (Serving(), host, "maxModelLen"),
         (Serving(max_model_len=4096), 64 * GB, "resources.memory"),
     ):
@@ -151,7 +153,7 @@ def test_what_is_likely_a_mistake_is_named_with_its_remedy() -> None:
     [
         (Serving(max_model_len=1 << 30), "maxModelLen"),
         (Serving(max_num_seqs=0), "maxNumSeqs"),
-        (Serving(utilization=1.5), "gpuMemoryUtilization"),
+        (Serving(utilization=1.5), "gpu-memory-utilization"),
         (Serving(tensor_parallel=0), "tensor"),
     ],
 )

@@ -89,12 +89,13 @@ def _to_collector(endpoint: str) -> list[dict[str, Any]]:
 
 def _to_source(model: LLMDeployment) -> list[dict[str, Any]]:
     """Hubs and stores answer from many addresses, so only the ports are narrow: HTTPS, and those of a store
-    of one's own and of proxies.
+    or a registry of one's own and of proxies.
     """
     cache = model.spec.cache
     if cache is None:
         return []
-    addresses = [model.spec.model.source.endpoint]
+    source = model.spec.model.source
+    addresses = [source.endpoint, f"https://{source.oci.reference}" if source.oci is not None else ""]
     addresses += [item.value for item in cache.download.env if item.name.lower().endswith("_proxy")]
     ports = {443, *(port for address in addresses if (port := _port(address)))}
     return [{"ports": [_tcp(port) for port in sorted(ports)]}]

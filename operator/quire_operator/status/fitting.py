@@ -89,11 +89,12 @@ def _serving(model: LLMDeployment, shape: Model | None, status: Mapping[str, Any
     if bits is None and shape is not None and isinstance(loaded, int) and loaded > 0:
         bits = min(32.0, loaded * 8 / shape.parameters)  # as the files have them
     cache = engine.kv_cache
+    computed = 32 if engine.dtype == "Float32" else 16
     return Serving(
         max_model_len=engine.max_model_len,
         max_num_seqs=engine.max_num_seqs or DEFAULT_BATCH,
         weight_bits=bits or 16.0,
-        kv_bits=16 if cache.dtype == "Auto" else 8,
+        kv_bits=computed if cache.dtype == "Auto" else 8,
         utilization=asked.memory_percent / 100,
         host_weights=quantity.whole_bytes(engine.weight_offload) if engine.weight_offload else 0,
         kv_memory=quantity.whole_bytes(cache.memory) if cache.memory else None,

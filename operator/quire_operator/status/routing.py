@@ -29,7 +29,11 @@ def condition(model: LLMDeployment, observed: Observed) -> Decided | None:
         return "False", "MissingCRD", reasons.message("MissingCRD", " and ".join(missing))
     if networking.http_route is None:
         return "True", "PoolMade", "The InferencePool is there for the HTTPRoutes of others."
-    parents = (((observed.child("HTTPRoute") or {}).get("status") or {}).get("parents")) or ()
+    route = observed.child("HTTPRoute") or {}
+    generation = (route.get("metadata") or {}).get("generation")
+    # What a Gateway said before the route's last edit says nothing, and no event tells when it says more.
+    told_of = ((route.get("status") or {}).get("parents")) or ()
+    parents = [parent for parent in told_of if _is_of(parent, generation)]
     if len(parents) < len(networking.http_route.parent_refs):
         told = f"{len(parents)} of {len(networking.http_route.parent_refs)} Gateways"
         return "Unknown", "AwaitingGateway", f"{told} have said whether they take the HTTPRoute."
@@ -43,6 +47,11 @@ def awaits_others(status: Mapping[str, Any]) -> bool:
     return any(
         c.get("type") == "Routed" and c.get("status") != "True" for c in status.get("conditions") or ()
     )
+
+
+def _is_of(parent: Body, generation: Any) -> bool:
+    conditions = parent.get("conditions") or ()
+    return all(each.get("observedGeneration") in (None, generation) for each in conditions)
 
 
 def _refusals(parent: Body) -> Iterator[str]:

@@ -37,7 +37,8 @@ _CA_VARIABLES = ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Fetch, and return the exit code."""
     wanted = parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _leave_at_once)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave_at_once)
     log_path = Path(environ.get("QUIRE_TERMINATION_LOG", config.ServeConfig.termination_log))
     try:
         fetched = _fetch(wanted)
@@ -58,9 +59,9 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     return failure.exit_code
 
 
-def _leave_at_once(*_: object) -> None:
-    """As pid 1 of a container it would ignore the signal otherwise; what is on the disk is continued."""
-    os._exit(128 + signal.SIGTERM)
+def _leave_at_once(number: int, _: object) -> None:
+    """Pid 1 of a container would ignore it, and Ctrl-C wait for the threads; what is there is continued."""
+    os._exit(128 + number)
 
 
 def _fetch(wanted: argparse.Namespace) -> Fetched:

@@ -12,10 +12,11 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from quire_server.core.errors import (
@@ -37,10 +38,13 @@ _SOURCE_MANIFEST = ".source-manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A model as it stands in its directory. `digest`: of all names, sizes and sha256."""
+    """A model as it stands in its directory. `digest`: of all names, sizes and sha256. `listing`: fingerprint
+    of the source's listing that it was fetched by.
+    """
 
     source: str
     revision: str
+    listing: str
     digest: str
     files: Mapping[str, FileEntry]
 
@@ -75,7 +79,8 @@ def fetch(remote: Remote, order: Order, progress: Progress) -> Fetched:
             progress.begin("resolving")
             transfer = Transfer(remote, progress, order.patience)
             listing = transfer.list_files(present.revision if present else "")
-            return _fetch(transfer, order, progress, listing, good)
+            kept = None if present is None else replace(present, files=good)
+            return _fetch(transfer, order, progress, listing, kept)
 
 
 def digest(files: Mapping[str, FileEntry]) -> str:
@@ -85,13 +90,15 @@ def digest(files: Mapping[str, FileEntry]) -> str:
 
 
 def _fetch(
-    transfer: Transfer, order: Order, progress: Progress, listing: Listing, good: Mapping[str, FileEntry]
+    transfer: Transfer, order: Order, progress: Progress, listing: Listing, kept: Fetched | None
 ) -> Fetched:
     offered = selection.candidates(listing)
-    staging = order.to.parent / f".{order.to.name}.{selection.fingerprint(offered.values())}.part"
+    fingerprint = selection.fingerprint(offered.values())
+    staging = order.to.parent / f".{order.to.name}.{fingerprint}.part"
     _clear(order.to, keep=staging)
     staging.mkdir(exist_ok=True)
-    _take_over(order.to, staging, good)
+    if kept is not None and kept.listing == fingerprint:  # files of another state of the source do not fit
+        _take_over(order.to, staging, kept.files)
     if source_manifest := offered.pop(MANIFEST_NAME, None):
         transfer.fetch(source_manifest, staging / _SOURCE_MANIFEST)
         # Read by the rules of the server's own reader.
@@ -108,16 +115,18 @@ def _fetch(
     # A source without digests may have changed under the reader.
     if any(file.check is None for file in files):
         now = selection.fingerprint(selection.candidates(transfer.list_files(listing.revision)).values())
-        if not staging.name.endswith(f".{now}.part"):
+        if now != fingerprint:
             raise DownloadError("The model changed at its source while it was read. Fetch it again.")
-    return _publish(order, staging, listing.revision, entries)
+    done = Fetched(order.source, listing.revision, fingerprint, digest(entries), entries)
+    _publish(order.to, staging, done)
+    return done
 
 
 def _transfer_all(
     transfer: Transfer, files: tuple[RemoteFile, ...], staging: Path, parallel: int
 ) -> dict[str, FileEntry]:
     """All at once, so many at a time, the largest first. The first failure ends the others."""
-    failure: QuireServerError | None = None
+    failure: Exception | None = None
     entries = {}
     with ThreadPoolExecutor(parallel, thread_name_prefix="fetch") as pool:
         largest_first = sorted(files, key=lambda file: -file.size)
@@ -127,7 +136,7 @@ def _transfer_all(
                 entries[running[future].name] = future.result()
             except StoppedError:
                 pass  # the failure that stopped it is told
-            except QuireServerError as error:
+            except Exception as error:  # one that nobody foresaw, too: leaving waits for the others
                 failure = failure or error
                 transfer.stop()
     if failure is not None:
@@ -135,16 +144,16 @@ def _transfer_all(
     return entries
 
 
-def _publish(order: Order, staging: Path, revision: str, entries: dict[str, FileEntry]) -> Fetched:
+def _publish(to: Path, staging: Path, done: Fetched) -> None:
     """The manifest last, then everything at once."""
     for path in staging.iterdir():
-        if path.name not in entries:
+        if path.name not in done.files:
             path.unlink()
-    done = Fetched(order.source, revision, digest(entries), entries)
     document = {
-        "files": {name: asdict(entry) for name, entry in sorted(entries.items())},
+        "files": {name: asdict(entry) for name, entry in sorted(done.files.items())},
         "source": done.source,
         "revision": done.revision,
+        "listing": done.listing,
         "digest": done.digest,
     }
     with (staging / MANIFEST_NAME).open("w", encoding="utf-8") as file:
@@ -153,15 +162,14 @@ def _publish(order: Order, staging: Path, revision: str, entries: dict[str, File
         os.fsync(file.fileno())
     staging.chmod(0o755)
     _sync(staging)
-    if order.to.exists():
-        old = order.to.parent / f".{order.to.name}.old"
-        os.replace(order.to, old)
-        os.replace(staging, order.to)
+    if to.exists():
+        old = to.parent / f".{to.name}.old"
+        os.replace(to, old)
+        os.replace(staging, to)
         shutil.rmtree(old)
     else:
-        os.replace(staging, order.to)
-    _sync(order.to.parent)
-    return done
+        os.replace(staging, to)
+    _sync(to.parent)
 
 
 def _read(order: Order) -> Fetched | None:
@@ -178,11 +186,12 @@ def _read(order: Order) -> Fetched | None:
     try:
         document = ModelFiles(order.to, {}).read_json(MANIFEST_NAME)
         if document.get("source") == order.source:
-            revision, name = str(document.get("revision", "")), str(document.get("digest", ""))
-            return Fetched(order.source, revision, name, _entries(document))
+            revision, listing = str(document.get("revision", "")), str(document.get("listing", ""))
+            known = str(document.get("digest", ""))
+            return Fetched(order.source, revision, listing, known, _entries(document))
     except ModelCorruptError:  # nothing says any more which files are good
         if manifest.is_file() and not manifest.is_symlink():
-            return Fetched(order.source, "", "", {})
+            return Fetched(order.source, "", "", "", {})
     except QuireServerError:
         pass
     if order.to.is_dir() and not any(order.to.iterdir()):
@@ -254,9 +263,10 @@ def _alone(to: Path, progress: Progress) -> Iterator[None]:
 
 
 def _clear(to: Path, keep: Path) -> None:
-    """What belongs to another state of the source."""
-    for path in to.parent.glob(f".{to.name}.*.part"):
-        if path != keep:
+    """What belongs to another state of the source, and to no model that is called alike."""
+    left = re.compile(rf"\.{re.escape(to.name)}\.[0-9a-f]{{16}}\.part")
+    for path in to.parent.iterdir():
+        if path != keep and left.fullmatch(path.name):
             shutil.rmtree(path)
 
 

@@ -1,7 +1,8 @@
 """One file from a source to the disk: resumed where it broke off, hashed on the way, repeated with patience.
 
 Called by `directory`, in several threads. What is on the disk already is read again and hashed, so that a
-download that was killed, or a disk that lost its last writes, ends with the right bytes or not at all.
+download that was killed, or a disk that lost its last writes, ends with the right bytes or not at all. Of a
+disk that lost them this holds where the source promises a digest, which a bucket in S3 need not.
 """
 
 from __future__ import annotations

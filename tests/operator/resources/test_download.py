@@ -81,6 +81,8 @@ def test_only_the_ports_of_the_source_and_of_proxies_are_opened() -> None:
 
     assert ports(HUB) == [443, 3128, 8443]
     assert ports(S3) == [443, 9000]
+    own = {"oci": {"reference": "registry.example.com:5000/models/qwen3-8b:v1"}}
+    assert ports(specs.merged(OCI, {"spec": {"model": {"source": own}}})) == [443, 5000]
     assert ports(specs.MINIMAL) == [53, 53]
 
 

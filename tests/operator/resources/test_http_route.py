@@ -74,10 +74,10 @@ def test_asking_for_a_route_is_no_other_spec_of_the_pods() -> None:
     assert not resources.is_same(spec.parse(closed), closed, kept)
 
 
-def told(accepted: str, refs: str = "True") -> dict[str, Any]:
+def told(accepted: str, refs: str = "True", **of: Any) -> dict[str, Any]:
     conditions = [
-        {"type": "Accepted", "status": accepted, "reason": "R", "message": "m\x1b"},
-        {"type": "ResolvedRefs", "status": refs, "reason": "R", "message": "m"},
+        {"type": "Accepted", "status": accepted, "reason": "R", "message": "m\x1b", **of},
+        {"type": "ResolvedRefs", "status": refs, "reason": "R", "message": "m", **of},
     ]
     return {"parentRef": PARENT, "conditions": conditions}
 
@@ -91,11 +91,14 @@ def told(accepted: str, refs: str = "True") -> dict[str, Any]:
         ([told("True"), told("True")], set(), ("True", "RouteAccepted")),
         ([told("True"), told("False")], set(), ("False", "RouteNotAccepted")),
         ([told("True"), told("True", refs="False")], set(), ("False", "RouteNotAccepted")),
+        ([told("True"), told("True", observedGeneration=2)], set(), ("True", "RouteAccepted")),
+        ([told("True"), told("True", observedGeneration=1)], set(), ("Unknown", "AwaitingGateway")),
+        ([told("True"), told("False", observedGeneration=1)], set(), ("Unknown", "AwaitingGateway")),
     ],
 )
 def test_routed_says_what_every_gateway_says(parents: Any, missing: set[str], expected: Any) -> None:
     body = model_body(networking={"httpRoute": {"parentRefs": [PARENT, {"name": "local"}]}})
-    route = {"status": {"parents": parents}}
+    route = {"metadata": {"generation": 2}, "status": {"parents": parents}}
     observed = Observed(body=body, children={Ref("HTTPRoute", "m"): route}, missing=frozenset(missing))
 
     decided = routing.condition(spec.parse(body), observed)

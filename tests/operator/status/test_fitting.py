@@ -85,7 +85,8 @@ def test_what_does_not_fit_says_what_would_and_is_told_once() -> None:
         ({"quantization": "Int8"}, statusz(), "weights 13.0 GB"),
         ({}, statusz(totalBytes=7_000_000_000), "weights 7.0 GB"),
         ({"dtype": "Float32"}, statusz(totalBytes=26_000_000_000), "weights 52.1 GB"),
-        ({"kvCache": {"dtype": "FP8"}}, statusz(), "KV cache 13.4 GB"),
+        ({"dtype": "Float32"}, statusz(), "KV cache 53.7 GB"),
+        ({"kvCache": {"dtype": "FP8"}}, statusz(), "KV cache 13.8 GB"),
         ({"weightOffload": "10Gi"}, statusz(), "weights 15.3 GB"),
         ({"kvCache": {"memory": "8Gi"}}, statusz(), "2 requests of 4,096 tokens fit at once"),
     ],
@@ -97,7 +98,7 @@ def test_it_counts_what_the_spec_makes_of_the_model(engine: Body, raw: bytes, wo
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (asked(percent=95, maxModelLen=4096), "gpuMemoryUtilization is 0.95"),
+        (asked(percent=95, maxModelLen=4096), "memoryPercent gives 95 %"),
         (asked(), "maxModelLen is not set"),
         (asked(memory="16Gi", maxModelLen=4096), "Raise resources.memory"),
     ],
