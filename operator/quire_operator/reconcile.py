@@ -109,7 +109,7 @@ class Reconciler:
             return await self._refuse(key, body, Failure(reason="ProfileNotFound", detail=lacks))
         desired = resources.with_kept(fresh, render.in_force)
         observed = await self._cluster.observe(body, [ref(manifest) for manifest in desired])
-        problem = status.ownership_conflict(observed)
+        problem = status.ownership_conflict(observed) or status.missing_rights(observed)
         desired = strategy.settled(desired, model, observed, self._now())
         plan = make_plan(desired, observed, decider(model, observed))
         now = self._now()
@@ -124,7 +124,8 @@ class Reconciler:
         if plan:
             logger.info("%s/%s: %s", key.namespace, key.name, "; ".join(plan.details))
             problem = await self._execute(plan, key) or problem
-            observed = replace(await self._cluster.observe(body), missing=observed.missing)
+            after = await self._cluster.observe(body)
+            observed = replace(after, missing=observed.missing, forbidden=observed.forbidden)
         target = status.Target(profile=profile, lacks=lacks)
         new = status.of(model, observed, now=self._now(), problem=problem, newer=render.newer, target=target)
         outcome = await self._report(key, observed, new, plan)

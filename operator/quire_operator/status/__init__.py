@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from quire_operator import names, reports
-from quire_operator.observed import Body, Observed, newest_of, ref
+from quire_operator.observed import Body, Observed, newest_of
 from quire_operator.spec import LLMDeployment
 from quire_operator.status import (
     conditions,
@@ -30,6 +30,7 @@ from quire_operator.status import (
 )
 from quire_operator.status.conditions import Facts, Rollout
 from quire_operator.status.fitting import Target
+from quire_operator.status.hindrance import missing_rights, ownership_conflict
 from quire_operator.status.model_cache import Download, found_corrupt
 from quire_operator.status.pods import Failure, PodState
 from quire_operator.status.scaling import measured
@@ -43,6 +44,7 @@ __all__ = [
     "found_corrupt",
     "is_failing",
     "measured",
+    "missing_rights",
     "of",
     "ownership_conflict",
     "refused",
@@ -185,16 +187,6 @@ def refused(observed: Observed, problem: Failure, *, now: datetime) -> Status:
         "lastFailure": failure,
         "conditions": built,
     }
-
-
-def ownership_conflict(observed: Observed) -> Failure | None:
-    """The problem of names that somebody else has."""
-    told = {ref(rival) for rival in observed.rivals}  # as ConflictingAutoscaler, which hinders no pod
-    foreign = [target for target in observed.foreign if target not in told]
-    if not foreign:
-        return None
-    taken = ", ".join(f"{target} in namespace {observed.namespace}" for target in foreign)
-    return Failure(reason="OwnershipConflict", detail=taken)
 
 
 def timestamp(moment: datetime) -> str:

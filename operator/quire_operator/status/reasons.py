@@ -261,6 +261,12 @@ _ALL = (
         "itself then, or drop spec.networking.httpRoute or inferencePool",
     ),
     Reason(
+        "MissingRights",
+        "the operator has no right to a kind of object that the spec asks for; what else serves goes on",
+        "add the rule that the message names to the operator's role, as the chart does with rbac.create=true "
+        "(it is tried again by itself), or drop the field that asks for it",
+    ),
+    Reason(
         "RouteNotAccepted",
         "a Gateway does not take the HTTPRoute",
         "correct spec.networking.httpRoute, or have the Gateway's listener allow routes of this namespace",
