@@ -134,6 +134,7 @@ class Controller:
             delay = self._queue.retry(key)
             logger.exception("%s/%s: unexpected; again in %.0f s", key.namespace, key.name, delay)
             return "bug"
+        self._metrics.tell_ready(*key, outcome.ready)
         self._queue.forget(key)
         for repaired in outcome.plan.repairs:
             self._metrics.conflicts.labels(repaired.kind).inc()

@@ -52,11 +52,14 @@ _SETTLED_PHASES = frozenset({"Serving", "Suspended", "Idle"})
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a reconcile did. `again_after`: seconds after which it is due without an event."""
+    """What a reconcile did. `again_after`: seconds after which it is due without an event. `ready`: None
+    where no pods are wanted.
+    """
 
     phase: str = ""
     plan: Plan = Plan()
     again_after: float | None = None
+    ready: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +208,8 @@ class Reconciler:
         """Write the status in one patch if it changed, and tell Events of what changed."""
         phase = str(new.get("phase", ""))
         is_settled = phase in _SETTLED_PHASES and not status.awaits_others(new)
-        outcome = Outcome(phase, plan, None if is_settled else UNSETTLED_SECONDS)
+        due_in = None if is_settled else UNSETTLED_SECONDS
+        outcome = Outcome(phase, plan, due_in, status.is_ready(new))
         patch = transitions.merge_patch(observed.status, new)
         if not patch:
             return outcome

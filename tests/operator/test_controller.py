@@ -194,6 +194,35 @@ async def test_who_needs_what_the_operator_may_not_read_is_told_and_served_when_
     assert controller.health() == ""
 
 
+async def test_whether_it_is_ready_is_a_number_while_it_is_there_and_wants_pods() -> None:
+    api = FakeApi()
+    async with controlling(api) as (controller, _, metrics):
+
+        def told() -> float | None:
+            labels = {"namespace": "ns", "llmdeployment": "m"}
+            return metrics.registry.get_sample_value("quire_llmdeployment_ready", labels)
+
+        work = asyncio.create_task(controller.run())
+        controller.on_event("ADDED", api.put(LLM, model()))
+        await until(lambda: told() == 0)
+        deployment = "/apis/apps/v1/namespaces/ns/deployments/m"
+        numbers = {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1}
+        live = api.objects[deployment]
+        controller.on_event(
+            "MODIFIED", api.put(deployment, {**live, "status": {**numbers, "observedGeneration": 9}})
+        )
+        await until(lambda: told() == 1)
+        body = api.objects[LLM]
+        controller.on_event("MODIFIED", api.put(LLM, {**body, "spec": {**body["spec"], "suspend": True}}))
+        await until(lambda: told() is None)
+        controller.on_event("MODIFIED", api.put(LLM, {**api.objects[LLM], "spec": body["spec"]}))
+        await until(lambda: told() is not None)
+        api.version += 1
+        controller.on_event("DELETED", api.objects[LLM])
+        await until(lambda: told() is None)
+        work.cancel()
+
+
 async def test_without_a_right_that_all_need_nothing_begins_and_the_rule_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -43,6 +43,7 @@ __all__ = [
     "failed_rollout",
     "found_corrupt",
     "is_failing",
+    "is_ready",
     "measured",
     "missing_rights",
     "of",
@@ -136,6 +137,13 @@ def of(
 def awaits_others(status: Mapping[str, Any]) -> bool:
     """Whether something in the status will change with time, without an event."""
     return scaling.awaits_metrics(status) or routing.awaits_others(status)
+
+
+def is_ready(status: Mapping[str, Any]) -> bool | None:
+    """What the condition Ready says; None where no pods are wanted."""
+    if status.get("phase") in ("Suspended", "Idle"):
+        return None
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in status["conditions"])
 
 
 def is_failing(model: LLMDeployment, observed: Observed, *, now: datetime) -> bool:
