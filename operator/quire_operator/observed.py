@@ -46,6 +46,7 @@ class Observed:
     pods: tuple[Body, ...] = ()
     fetchers: tuple[Body, ...] = ()  # pods of the Job that downloads the model
     samples: Mapping[str, Sample] = field(default_factory=dict)  # pod uid -> what it says of itself
+    job_error: str = ""  # why the Job that downloads the model gets no pod
     mount_errors: Mapping[str, str] = field(default_factory=dict)  # pod uid -> why a volume does not mount
 
     @property

@@ -43,6 +43,7 @@ from quire_operator.observed import (
 )
 from quire_operator.plan import Plan
 from quire_operator.reports import Sample
+from quire_operator.status.model_cache import awaits_pods
 from quire_operator.status.pods import awaits_volumes
 from quire_operator.status.transitions import Event
 
@@ -175,14 +176,22 @@ class Cluster:
             pods=tuple(pods),
             fetchers=tuple(fetchers),
             samples={uid: self.samples[uid] for pod in everybody if (uid := _uid(pod)) in self.samples},
+            job_error=await self._job_error(children.values(), fetchers, key.namespace),
             mount_errors=await self._mount_errors(everybody, key.namespace),
         )
 
     async def _mount_errors(self, pods: Sequence[Body], namespace: str) -> dict[str, str]:
         """What the kubelet's FailedMount Events say, by pod uid; asked only for pods that seem to wait."""
         waiting = [_uid(pod) for pod in pods if awaits_volumes(pod, datetime.now(UTC))]
-        told = {uid: await self._reads.mount_error(uid, namespace) for uid in waiting}
+        told = {uid: await self._reads.told("FailedMount", uid, namespace) for uid in waiting}
         return {uid: error for uid, error in told.items() if error}
+
+    async def _job_error(self, children: Iterable[Body], fetchers: Sequence[Body], namespace: str) -> str:
+        """Why a Job that seems to wait gets no pod, in its controller's words."""
+        now = datetime.now(UTC)
+        jobs = [child for child in children if child["kind"] == "Job" and awaits_pods(child, fetchers, now)]
+        told = [await self._reads.told("FailedCreate", _uid(job), namespace) for job in jobs]
+        return next(filter(None, told), "")
 
     async def execute(self, plan: Plan, namespace: str) -> None:
         """Carry out a plan: say what is to be kept, retire autoscalers, apply in order, delete, mark pods."""

@@ -46,12 +46,12 @@ class Reads:
                 return
             query["continue"] = str(metadata["continue"])
 
-    async def mount_error(self, uid: str, namespace: str) -> str:
-        """What the kubelet's newest FailedMount Event about the pod `uid` says; empty where there is none."""
-        query = {"fieldSelector": f"regarding.uid={uid},reason=FailedMount", "limit": "20"}
+    async def told(self, reason: str, uid: str, namespace: str) -> str:
+        """What an Event of this reason about the object `uid` says; empty where there is none."""
+        query = {"fieldSelector": f"regarding.uid={uid},reason={reason}", "limit": "20"}
         found = await self._get(kinds.EVENT, kinds.EVENT.path(namespace), query)
         items = found.get("items")
-        return str(items[-1].get("note") or "a volume does not mount") if items else ""
+        return str(items[-1].get("note") or reason) if items else ""
 
     async def is_installed(self, kind: Kind) -> bool:
         """Whether the API server serves `kind`'s version at all."""

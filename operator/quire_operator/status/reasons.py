@@ -180,7 +180,8 @@ _ALL = (
     Reason(
         "QuotaExceeded",
         "a ResourceQuota of the namespace does not allow the pods",
-        "have the quota raised, or lower spec.replicas or spec.resources",
+        "have the quota raised, or lower spec.replicas or spec.resources; where ModelCached says it, "
+        "there is no room for the Job that downloads the model, and it is tried again by itself",
     ),
     Reason(
         "ApplyRejected",
