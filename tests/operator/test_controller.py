@@ -55,8 +55,9 @@ async def test_an_event_leads_to_children_and_the_echo_of_our_writes_to_nothing(
         work = asyncio.create_task(controller.run())
         controller.on_event("ADDED", api.put(LLM, model()))
         await until(lambda: f"PATCH {LLM}/status" in api.writes())
-        await until(lambda: metrics.registry.get_sample_value("quire_operator_queue_depth") == 0)
-        done = metrics.registry.get_sample_value("quire_operator_reconcile_total", {"result": "changed"})
+        total = "quire_operator_reconcile_total", {"result": "changed"}
+        await until(lambda: metrics.registry.get_sample_value(*total))
+        done = metrics.registry.get_sample_value(*total)
         for path, body in list(api.objects.items()):
             if "/events" not in path:
                 controller.on_event("MODIFIED", body)
