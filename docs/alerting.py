@@ -68,13 +68,14 @@ class Measure:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something that is there or not."""
+    """Something that is there or not. `of_model`: it is told of each LLMDeployment."""
 
     alert: str
     what: str
     severity: str
     expression: str
     minutes: int
+    of_model: bool = False
     impact: str
     diagnosis: str
     steps: str
@@ -84,7 +85,7 @@ class Fault:
 
 
 def rule(of: Measure | Fault, expression: str, severity: str, minutes: int) -> dict[str, Any]:
-    is_model = isinstance(of, Measure)
+    is_model = isinstance(of, Measure) or of.of_model
     where = "{{ $labels.namespace }}/{{ $labels.llmdeployment }}: " if is_model else ""
     value = f" ({{{{ $value | {_SHOWN[of.unit]} }}}})" if isinstance(of, Measure) else ""
     return {
@@ -100,17 +101,31 @@ def rule(of: Measure | Fault, expression: str, severity: str, minutes: int) -> d
     }
 
 
-MEASURES = (
-    Measure(
-        alert="QuireFirstTokenSlow",
-        what="half of the first tokens come late",
+def _first_token(
+    alert: str, what: str, share: float, *, levels: tuple[float, float, float], **words: str
+) -> Measure:
+    """How late a share of the first tokens is. `levels`: good, warning, critical, in seconds."""
+    good, warning, critical = levels
+    return Measure(
+        alert=alert,
+        what=what,
         unit="s",
-        expression=quantile(0.5, "llm_ttft_seconds"),
-        good=0.2,
-        warning=0.5,
-        critical=1,
+        expression=quantile(share, "llm_ttft_seconds"),
+        good=good,
+        warning=warning,
+        critical=critical,
         minutes=(10, 5),
         only_if=ENOUGH,
+        **words,  # type: ignore[arg-type]  # impact, diagnosis, steps
+    )
+
+
+MEASURES = (
+    _first_token(
+        "QuireFirstTokenSlow",
+        "half of the first tokens come late",
+        0.5,
+        levels=(0.2, 0.5, 1),
         impact="Everybody waits before an answer begins.",
         diagnosis="On the dashboard see where the time to the first token goes. Queue: there are too few "
         "replicas. "
@@ -118,16 +133,11 @@ MEASURES = (
         steps="Raise `spec.autoscaling.maxReplicas` or `spec.replicas`; with long prompts see "
         "[performance](performance.md).",
     ),
-    Measure(
-        alert="QuireFirstTokenTailSlow",
-        what="one first token in a hundred comes late",
-        unit="s",
-        expression=quantile(0.99, "llm_ttft_seconds"),
-        good=0.5,
-        warning=2,
-        critical=5,
-        minutes=(10, 5),
-        only_if=ENOUGH,
+    _first_token(
+        "QuireFirstTokenTailSlow",
+        "one first token in a hundred comes late",
+        0.99,
+        levels=(0.5, 2, 5),
         impact="Some wait long before an answer begins.",
         diagnosis="Bursts fill the queue, single prompts are very long, or pods are unequally loaded: "
         "compare them in "
@@ -194,6 +204,19 @@ MEASURES = (
 
 FAULTS = (
     Fault(
+        alert="QuireModelNotReady",
+        what="the LLMDeployment is not Ready",
+        severity="critical",
+        # The number outlives the change of the leader, or that would begin the wait anew.
+        expression=f"max by ({BY}) (last_over_time(quire_llmdeployment_ready[2m])) == 0",
+        minutes=15,
+        of_model=True,
+        impact="It serves with too few replicas, with those of an older spec, or not at all. Where no pods "
+        "are wanted (suspended, idle) nothing is told; a model that loads for longer is told of meanwhile.",
+        diagnosis="`kubectl quire status NAME`: the reason and the message of `Ready`, and the last failure.",
+        steps="Do what the message says: [when something fails](troubleshooting.md).",
+    ),
+    Fault(
         alert="QuireOperatorWithoutLeader",
         what="no operator leads",
         severity="critical",
@@ -246,8 +269,8 @@ HEAD = """# Alerts
 
 `monitoring.prometheusRule.enabled=true` installs these rules where the Prometheus operator is. Any other
 Prometheus reads `charts/quire/files/alerts.yaml` as a rule file, if its scrape sets the labels `namespace`
-and `llmdeployment` as the chart's PodMonitor does. Severity `warning` stands for a ticket, `critical` for a
-page. Made by `make docs`.
+and `llmdeployment` as the chart's PodMonitors do, and keeps those that the operator gives
+(`honor_labels: true`). Severity `warning` stands for a ticket, `critical` for a page. Made by `make docs`.
 
 | measured, for each LLMDeployment | good | warning | critical |
 |---|---|---|---|

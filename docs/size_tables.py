@@ -36,6 +36,7 @@ Before a GPU waits for a model that it cannot hold:
 
 ```
 kubectl quire size MODEL --memory 80GB --max-model-len 8192 --max-num-seqs 32
+kubectl quire size MODEL --profile h100-80gb
 ```
 
 `MODEL` is a folder with a `config.json`, or that file. The answer has the weights, what one token takes of
@@ -44,6 +45,10 @@ is for programs. It ends with 0 when at least one such request fits, 3 when none
 limit that is none. `--gpus`, `--weight-bits`, `--kv-bits` and `--gpu-memory-utilization` are what the
 fields of an `LLMDeployment` say; `--bandwidth 3.35TB/s` adds the most tokens a second that one stream can
 get.
+
+`--profile` takes memory and bandwidth from the cluster's AcceleratorProfile of that name, and without a
+cluster, or where it has none, from [those that are shipped](placement.md); the answer says from which. The
+numbers are those of the condition `FitsAccelerator`.
 
 `kubectl-quire` comes with the Python package (`pip install .` in a clone); it needs no cluster and none of
 the package's extras.

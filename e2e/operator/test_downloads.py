@@ -76,6 +76,41 @@ def test_pods_wait_for_the_model_that_a_job_brings_and_mount_what_it_filled(
     assert world.read("Deployment", namespace, "m")["spec"] == deployment["spec"]
 
 
+def test_a_quota_that_refuses_the_jobs_pod_stands_in_model_cached(world: World, namespace: str) -> None:
+    world.deploy(namespace, "m", **SHARED)
+    metadata = job_of(world, namespace)["metadata"]
+    event = {
+        "metadata": {"name": "m.refused", "namespace": namespace},
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "reportingController": "job-controller",
+        "reportingInstance": "control-plane",
+        "action": "Create",
+        "type": "Warning",
+        "reason": "FailedCreate",
+        "note": 'Error creating: pods "m-x" is forbidden: exceeded quota: q, requested: cpu=1, limited: 0',
+        "regarding": {
+            "kind": "Job",
+            "namespace": namespace,
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        },
+    }
+    world.client.request("POST", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", event)
+
+    cached = eventually(
+        "the quota is named",
+        lambda: (
+            found
+            if (found := world.condition(namespace, "m", "ModelCached"))["reason"] == "QuotaExceeded"
+            else None
+        ),
+        seconds=40,
+    )
+
+    assert "exceeded quota: q" in cached["message"]
+    assert [e["reason"] for e in world.events(namespace, "m")] == ["QuotaExceeded"]
+
+
 @pytest.mark.parametrize("code", REASONS)
 def test_a_download_that_ends_badly_says_why_in_one_event_and_an_edit_begins_it_again(
     world: World, namespace: str, code: int

@@ -1,4 +1,4 @@
-"""The operator's rights are taken away for more than a minute: it stays up, and goes on where it was."""
+"""Rights of the operator are missing: all of them for more than a minute, or those that few need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import pytest
 
 from e2e.operator.process import OperatorProcess
 from e2e.operator.test_outage import OUTAGE_SECONDS
-from e2e.operator.world import World, eventually
+from e2e.operator.world import MERGE, World, eventually
+
+ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/quire-operator"
+NEWER = ("jobs", "inferencepools")  # as if the role were of a release that had no downloads and no routes
+CACHE = {"mode": "SharedPVC", "size": "1Gi"}
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(240)]
 
@@ -20,13 +24,12 @@ pytestmark = [pytest.mark.api, pytest.mark.timeout(240)]
 def test_missing_rights_for_a_minute_are_survived(
     world: World, namespace: str, start: Callable[..., OperatorProcess]
 ) -> None:
-    role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/quire-operator"
-    rules = world.client.request("GET", role)["rules"]
+    rules = world.client.request("GET", ROLE)["rules"]
     operator = start("forbidden").wait_leading(world)
     world.deploy(namespace, "m")
     eventually("all children", lambda: world.has_children(namespace, "m"))
 
-    world.client.request("PATCH", role, {"rules": None}, "application/merge-patch+json")
+    world.client.request("PATCH", ROLE, {"rules": None}, MERGE)
     try:
         world.delete("Service", namespace, "m")
         until = time.monotonic() + OUTAGE_SECONDS
@@ -35,7 +38,34 @@ def test_missing_rights_for_a_minute_are_survived(
             time.sleep(1)
         assert world.get("Service", namespace, "m") is None, "the rights are gone"
     finally:
-        world.client.request("PATCH", role, {"rules": rules}, "application/merge-patch+json")
+        world.client.request("PATCH", ROLE, {"rules": rules}, MERGE)
 
     eventually("the Service is back", lambda: world.get("Service", namespace, "m"), seconds=30)
     assert operator.code is None
+
+
+def test_with_an_older_role_all_is_served_but_what_it_does_not_grant(
+    world: World, namespace: str, start: Callable[..., OperatorProcess]
+) -> None:
+    rules = world.client.request("GET", ROLE)["rules"]
+    older = [rule for rule in rules if not set(rule["resources"]) & set(NEWER)]
+    assert len(older) == len(rules) - len(NEWER)
+    world.client.request("PATCH", ROLE, {"rules": older}, MERGE)
+    try:
+        operator = start("older").wait_leading(world)
+        world.deploy(namespace, "m")
+        eventually("all children", lambda: world.has_children(namespace, "m"))
+        source = {"huggingFace": {"repo": "org/m"}}
+        world.deploy(namespace, "fetched", model={"source": source}, cache=CACHE)
+        told = world.wait_condition(namespace, "fetched", "Ready", "False", "MissingRights")
+        assert "resources: [jobs], verbs: [get, list, watch, create, patch, delete]" in told["message"]
+        assert "MissingRights" in [event["reason"] for event in world.events(namespace, "fetched")]
+        assert operator.ask("/healthz")[0] == 200
+    finally:
+        world.client.request("PATCH", ROLE, {"rules": rules}, MERGE)
+
+    eventually("the Job", lambda: world.child("Job", namespace, "fetched"), seconds=30)
+    log = operator.log.read_text(encoding="utf-8")
+    for kind in ("Job", "InferencePool"):
+        assert log.count(f"LLMDeployments that ask for a {kind} have to wait") == 1
+    assert "APIForbiddenError" not in log

@@ -144,7 +144,12 @@ def _profile(model: LLMDeployment) -> Profile | None:
     reference = model.spec.resources.profile_ref
     if reference is None:
         return None
-    (found,) = kubectl.documents(["get", "acceleratorprofiles.serving.quire.dev", reference.name])
+    return profile(reference.name)
+
+
+def profile(name: str, *options: str) -> Profile:
+    """The cluster's AcceleratorProfile. Raises KubectlError without one, SpecError for a bad one."""
+    (found,) = kubectl.documents(["get", "acceleratorprofiles.serving.quire.dev", name, *options])
     return profiles.parse(found)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 LLM_DEPLOYMENTS = "llmdeployments.serving.quire.dev"
 _WATCH_AGAIN_SECONDS = 1.0
+PATIENCE_SECONDS = 120.0  # an API server that is restarted is back by then
 Document = dict[str, Any]
 
 
@@ -47,20 +48,25 @@ def documents(arguments: Sequence[str], given: str | None = None) -> list[Docume
 
 
 @contextmanager
-def watch(arguments: Sequence[str]) -> Iterator[Iterator[tuple[str, Document]]]:
+def watch(arguments: Sequence[str], patience: float = 0.0) -> Iterator[Iterator[tuple[str, Document]]]:
     """ADDED, MODIFIED or DELETED and the object, first of all that `kubectl get` finds. The API server ends a
     watch after some time and kubectl with it: then another begins, and tells again of all that is there.
+    `patience`: for so many seconds a watch that has told of something may fail.
     """
     children: list[subprocess.Popen[str]] = []
 
     def told() -> Iterator[tuple[str, Document]]:
+        until = 0.0
         while True:
             child = start(["get", *arguments, "-o", "json", "--watch", "--output-watch-events"])
             children[:] = [child]
             assert child.stdout is not None
             for event in _parsed(child.stdout):
+                until = time.monotonic() + patience
                 yield str(event["type"]), event["object"]
-            if child.wait():
+            if child.wait() == 0:
+                until = time.monotonic() + patience
+            elif time.monotonic() >= until:
                 raise KubectlError(f"kubectl ended with {child.returncode}; what it said stands above")
             time.sleep(_WATCH_AGAIN_SECONDS)
 

@@ -1,7 +1,8 @@
 """``kubectl quire logs``: what all containers of an LLMDeployment's pods said, and first why one ended badly.
 
-Called by ``__main__``. Each container's log is a kubectl of its own, read by a thread; with -f a watch finds
-the pods that come later, and containers that start again.
+Called by ``__main__``. Each container's log is a kubectl of its own; with -f a thread reads it, a watch finds
+the pods that come later and the containers that start again, and a stream that breaks is taken up where it
+broke.
 """
 
 from __future__ import annotations
@@ -12,28 +13,32 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 from quire_kubectl import kubectl, view
 from quire_kubectl.kubectl import Document, KubectlError
+from quire_kubectl.shown import Shown
 from quire_kubectl.terminal import PREFIXES, Look
 from quire_operator import names
 from quire_operator.reports import parse_termination
 
 NOTHING_SAID = 3
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e]")
+_AGAIN_SECONDS = 0.5  # after a stream has broken, doubled while nothing comes
+_AGAIN_AT_MOST_SECONDS = 8.0
 _LINES_AT_ONCE = 1000  # that wait to be printed; a pod that says more waits
 
 
 @dataclass(frozen=True)
 class Source:
-    """One run of one container: `restarts` tells it from the one before."""
+    """One run of one container: `restarts` tells it from the one before. `running`: it may say more."""
 
     pod: str
     container: str
     restarts: int
+    running: bool
 
     @property
     def title(self) -> str:
@@ -63,7 +68,7 @@ def run(arguments: argparse.Namespace, out: TextIO = sys.stdout) -> int:
     for line in (line for pod in pods for line in _endings(pod)):
         out.write(f"{printer.look.paint(line, 'red')}\n")
     if arguments.follow:
-        _follow(command, [*scope, f"--tail={arguments.tail}"], printer)
+        _follow(command, scope, arguments.tail, printer)
     sources = [one for pod in pods for one in _sources(pod, previous=arguments.previous)]
     options = [*scope, f"--tail={arguments.tail}", *(["--previous"] if arguments.previous else [])]
     failed = [source.title for source in sources if not _print(source, options, printer)]
@@ -104,19 +109,48 @@ def _print(source: Source, options: Sequence[str], printer: _Printer) -> bool:
         kubectl.stop(child)
 
 
-@dataclass
 class _Followed:
     """What is read now. `lines`: with where each is from; None ends, an error as well."""
 
-    lines: queue.Queue[tuple[Source | None, str]] = field(default_factory=lambda: queue.Queue(_LINES_AT_ONCE))
-    known: set[Source] = field(default_factory=set)
-    children: list[subprocess.Popen[str]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.lines: queue.Queue[tuple[Source | None, str]] = queue.Queue(_LINES_AT_ONCE)
+        self.children: list[subprocess.Popen[str]] = []
+        self._runs: dict[tuple[str, str], Source] = {}
+        self._changed = threading.Condition()
+
+    def tell(self, pod: str, sources: Iterable[Source]) -> list[Source]:
+        """All that a pod has now; those of its containers that were not known."""
+        told = {(one.pod, one.container): one for one in sources}
+        with self._changed:
+            new = [one for place, one in told.items() if place not in self._runs]
+            ended = {
+                place: replace(one, running=False) for place, one in self._runs.items() if place[0] == pod
+            }
+            self._runs |= ended | told
+            self._changed.notify_all()
+        return new
+
+    def forget(self, pod: str) -> None:
+        """It is deleted."""
+        with self._changed:
+            self._runs = {place: one for place, one in self._runs.items() if place[0] != pod}
+            self._changed.notify_all()
+
+    def now(self, source: Source) -> Source | None:
+        """What is told of that container now; None when its pod is gone."""
+        return self._runs.get((source.pod, source.container))
+
+    def wait(self, source: Source, seconds: float | None) -> Source | None:
+        """What is told of that container now, as soon as it is anything else, or after so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.now(source) != source, seconds)
+            return self.now(source)
 
 
-def _follow(command: Sequence[str], options: Sequence[str], printer: _Printer) -> None:
-    """Until the watch fails or somebody ends it."""
+def _follow(command: Sequence[str], scope: Sequence[str], tail: int, printer: _Printer) -> None:
+    """Until the watch fails for long or somebody ends it."""
     followed = _Followed()
-    threading.Thread(target=_watch, args=(command, options, followed), daemon=True).start()
+    threading.Thread(target=_watch, args=(command, scope, tail, followed), daemon=True).start()
     try:
         while True:
             source, line = followed.lines.get()
@@ -130,26 +164,47 @@ def _follow(command: Sequence[str], options: Sequence[str], printer: _Printer) -
             child.terminate()
 
 
-def _watch(command: Sequence[str], options: Sequence[str], followed: _Followed) -> None:
+def _watch(command: Sequence[str], scope: Sequence[str], tail: int, followed: _Followed) -> None:
     try:
-        with kubectl.watch(command) as events:
+        with kubectl.watch(command, patience=kubectl.PATIENCE_SECONDS) as events:
             for change, pod in events:
-                started = set(_sources(pod)) if change != "DELETED" else set()
-                for source in started - followed.known:
-                    followed.known.add(source)
-                    threading.Thread(target=_read, args=(source, options, followed), daemon=True).start()
+                name = str(pod["metadata"]["name"])
+                if change == "DELETED":
+                    followed.forget(name)
+                    continue
+                for source in followed.tell(name, _sources(pod)):
+                    threading.Thread(target=_read, args=(source, scope, tail, followed), daemon=True).start()
     except KubectlError as error:
         followed.lines.put((None, str(error)))
 
 
-def _read(source: Source, options: Sequence[str], followed: _Followed) -> None:
-    child = kubectl.start(_logs(source, [*options, "--follow"]))
-    followed.children.append(child)
-    assert child.stdout is not None
-    for line in child.stdout:
-        followed.lines.put((source, line.rstrip("\n")))
-    child.wait()
-    followed.children.remove(child)
+def _read(first: Source, scope: Sequence[str], tail: int, followed: _Followed) -> None:
+    """One container, run after run, until its pod is gone. While it runs, a stream that ends has broken."""
+    shown, pause = Shown(), _AGAIN_SECONDS
+    source: Source | None = first
+    while source is not None:
+        since = shown.since
+        options = [*scope, "--follow", "--timestamps", f"--since-time={since}" if since else f"--tail={tail}"]
+        child = kubectl.start(_logs(source, options))
+        followed.children.append(child)
+        assert child.stdout is not None
+        said = False
+        for line in shown.news(child.stdout, may_be_cut=source.running):
+            followed.lines.put((source, line))
+            said = True
+        followed.children.remove(child)
+        if child.wait() and not said and _is_gone(source, scope):
+            return
+        pause = _AGAIN_SECONDS if said else min(2 * pause, _AGAIN_AT_MOST_SECONDS)
+        source = followed.wait(source, pause if source.running else None)
+
+
+def _is_gone(source: Source, scope: Sequence[str]) -> bool:
+    """Deleted while no watch told of it."""
+    try:
+        return not kubectl.run(["get", "pod", source.pod, *scope, "--ignore-not-found", "-o", "name"])
+    except KubectlError:
+        return False  # the API server is away, or the right to ask
 
 
 def _logs(source: Source, options: Sequence[str]) -> list[str]:
@@ -162,7 +217,7 @@ def _sources(pod: Document, *, previous: bool = False) -> Iterator[Source]:
         count = int(told.get("restartCount") or 0)
         state = told.get("state") or {}
         if count if previous else ("running" in state or "terminated" in state):
-            yield Source(str(pod["metadata"]["name"]), str(told["name"]), count)
+            yield Source(str(pod["metadata"]["name"]), str(told["name"]), count, "running" in state)
 
 
 def _endings(pod: Document) -> Iterator[str]:

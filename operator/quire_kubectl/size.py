@@ -1,6 +1,8 @@
 """``kubectl quire size``: does a model fit on an accelerator, and how much of it does.
 
-Called by ``__main__`` with parsed arguments; the arithmetic is ``quire_sizing``. Reads one config.json.
+Called by ``__main__`` with parsed arguments; the arithmetic is ``quire_sizing``, as in the operator's
+condition FitsAccelerator. Reads one config.json, and where a profile is named the cluster's or the shipped
+one.
 """
 
 from __future__ import annotations
@@ -12,7 +14,12 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from quire_kubectl import deployed
+from quire_kubectl.kubectl import KubectlError
+from quire_operator import quantity
+from quire_operator.resources.pace import DEFAULT_BATCH
 from quire_sizing import memory
+from quire_sizing.accelerators import SHEETS
 from quire_sizing.errors import SizingError
 from quire_sizing.memory import Accelerator, Budget, Serving, Verdict
 from quire_sizing.model import Model, from_config
@@ -27,15 +34,21 @@ _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kMGT]|[KMGT]i)?B?(?:/s)?"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags are named like the fields of an LLMDeployment."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="a folder with a config.json, or that file")
-    parser.add_argument(
-        "--memory", type=size, required=True, help="of one accelerator, such as 80GB or 141Gi"
+    one = parser.add_mutually_exclusive_group(required=True)
+    one.add_argument("--memory", type=size, help="of one accelerator, such as 80GB or 141Gi")
+    one.add_argument(
+        "--profile",
+        metavar="NAME",
+        help="AcceleratorProfile: the cluster's, or a shipped one such as h100-80gb",
     )
     parser.add_argument("--gpus", type=int, default=1, help="accelerators that share one replica (default 1)")
-    parser.add_argument("--bandwidth", type=size, default=0, help="of its memory, such as 3.35TB/s")
+    parser.add_argument("--bandwidth", type=size, default=0, help="of --memory, such as 3.35TB/s")
     parser.add_argument(
         "--max-model-len", type=int, help="prompt and answer (default: the model's own limit)"
     )
-    parser.add_argument("--max-num-seqs", type=int, default=256, help="requests at once (default 256)")
+    parser.add_argument(
+        "--max-num-seqs", type=int, default=DEFAULT_BATCH, help="requests at once (default %(default)s)"
+    )
     parser.add_argument("--weight-bits", type=float, default=16, help="16, 8 or 4 (default 16)")
     parser.add_argument("--kv-bits", type=int, choices=(32, 16, 8), default=16, help="(default 16)")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="(default 0.9)")
@@ -52,9 +65,12 @@ def size(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the answer; 0: a request fits, 3: none does. Raises SizingError."""
+    """Print the answer; 0: a request fits, 3: none does. Raises SizingError, SpecError."""
     model = from_config(_read(arguments.model))
-    accelerator = Accelerator(memory=arguments.memory, bandwidth=arguments.bandwidth)
+    accelerator = Accelerator(memory=arguments.memory or 0, bandwidth=arguments.bandwidth)
+    origin: tuple[str, ...] = ()
+    if arguments.profile:
+        accelerator, origin = _of_profile(arguments.profile)
     serving = Serving(
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
@@ -64,8 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
         tensor_parallel=arguments.gpus,
     )
     budget = memory.budget(model, accelerator, serving)
-    host = arguments.memory * arguments.gpus if arguments.host_memory is None else arguments.host_memory
-    advice = memory.advice(serving, accelerator, host_memory=host)
+    host = accelerator.memory * arguments.gpus if arguments.host_memory is None else arguments.host_memory
+    advice = (*origin, *memory.advice(serving, accelerator, host_memory=host))
     code = DOES_NOT_FIT if budget.verdict is Verdict.NOTHING else 0
     if arguments.output == "json":
         document = {"parameters": model.parameters, **asdict(budget), "advice": advice}
@@ -74,6 +90,25 @@ def run(arguments: argparse.Namespace) -> int:
         text = _text(model, accelerator, serving, budget, advice)
     sys.stdout.write(f"{text}\n")
     return code
+
+
+def _of_profile(name: str) -> tuple[Accelerator, tuple[str, ...]]:
+    """The cluster's profile, else the shipped one of which the name is or begins; and which it is."""
+    try:
+        found = deployed.profile(name, "--request-timeout=5s")
+    except KubectlError as error:
+        shipped = [one for one in SHEETS if one == name or one.startswith(f"{name}-")]
+        why = str(error).splitlines()[-1]
+        if len(shipped) != 1:
+            known = ", ".join(shipped or SHEETS)
+            raise SizingError(
+                f"{name} is no shipped profile (give one of {known}), and no other: {why}"
+            ) from error
+        sheet = SHEETS[shipped[0]]
+        return sheet.accelerator, (f"{shipped[0]} as it is shipped ({sheet.source}); the cluster's: {why}",)
+    bandwidth = quantity.whole_bytes(found.memory_bandwidth) if found.memory_bandwidth else 0
+    accelerator = Accelerator(memory=quantity.whole_bytes(found.memory), bandwidth=bandwidth)
+    return accelerator, (f"{name} as the cluster's AcceleratorProfile has it.",)
 
 
 def _read(path: Path) -> dict[str, object]:

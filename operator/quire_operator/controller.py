@@ -18,6 +18,7 @@ from quire_operator.cluster import (
     Cluster,
     ClusterError,
     ConflictError,
+    ForbiddenError,
     Key,
     Object,
     kinds,
@@ -60,6 +61,7 @@ class Controller:
         self._poller = Poller(cluster, self._queue.add)
         self._watches = Watches()
         self._interrupted = asyncio.Event()
+        self._forbidden: set[str] = set()
         metrics.queue_depth.set_function(lambda: self._queue.depth)
         metrics.queue_oldest_seconds.set_function(lambda: self._queue.oldest_age)
 
@@ -132,6 +134,7 @@ class Controller:
             delay = self._queue.retry(key)
             logger.exception("%s/%s: unexpected; again in %.0f s", key.namespace, key.name, delay)
             return "bug"
+        self._metrics.tell_ready(*key, outcome.ready)
         self._queue.forget(key)
         for repaired in outcome.plan.repairs:
             self._metrics.conflicts.labels(repaired.kind).inc()
@@ -169,7 +172,16 @@ class Controller:
     async def _resync(self) -> None:
         """List everything, mend the cache, look at every LLMDeployment."""
         for kind in kinds.CACHED:
-            changes = await self._cluster.relist(kind, self._settings.watch_namespaces)
+            try:
+                changes = await self._cluster.relist(kind, self._settings.watch_namespaces)
+            except ForbiddenError as error:
+                if not kind.on_demand:
+                    raise
+                if kind.kind not in self._forbidden:
+                    logger.warning("LLMDeployments that ask for a %s have to wait: %s", kind.kind, error)
+                self._forbidden.add(kind.kind)
+                continue
+            self._forbidden.discard(kind.kind)
             for owner in changes.owners:
                 self._queue.add(owner)
             if kind.optional:

@@ -53,10 +53,18 @@ def main() -> int:
             stream=sys.stderr,
         )
         logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
+        logging.getLogger().handlers[0].addFilter(is_news)
         return asyncio.run(_run(settings))
     except QuireOperatorError as error:
         sys.stderr.write(f"quire-operator: {error}\n")
         return EXIT_UNUSABLE
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """False for what kopf's watches say every few seconds where a right is missing: the re-lists say it once,
+    with the rule that would grant it.
+    """
+    return not (record.name.startswith("kopf.") and "APIForbiddenError" in record.getMessage())
 
 
 async def _run(settings: Settings) -> int:

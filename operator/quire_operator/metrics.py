@@ -7,7 +7,7 @@ global registry. Knows nothing of what it counts.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -45,6 +45,12 @@ class Metrics:
             "quire_operator_queue_oldest_seconds", "Age of the one that waits longest.", registry=registry
         )
         self.leader = Gauge("quire_operator_leader", "1 while this replica leads.", registry=registry)
+        self.ready = Gauge(
+            "quire_llmdeployment_ready",
+            "1 while the LLMDeployment is Ready, 0 while it is not; nothing where no pods are wanted.",
+            ["namespace", "llmdeployment"],
+            registry=registry,
+        )
         self.watch_last_event = Gauge(
             "quire_operator_watch_last_event_timestamp_seconds",
             "When the watch of a kind last told of something.",
@@ -57,6 +63,14 @@ class Metrics:
             ["kind"],
             registry=registry,
         )
+
+    def tell_ready(self, namespace: str, name: str, ready: bool | None) -> None:
+        """Of one LLMDeployment; None where it is gone or wants no pods."""
+        if ready is not None:
+            self.ready.labels(namespace, name).set(ready)
+            return
+        with suppress(KeyError):  # it may never have been told of
+            self.ready.remove(namespace, name)
 
 
 @asynccontextmanager

@@ -41,10 +41,12 @@ class Observed:
     rivals: tuple[Body, ...] = ()  # autoscalers of our Deployment that somebody else made
     made_by_keda: Body | None = None  # the autoscaler that KEDA made of our own ScaledObject
     missing: frozenset[str] = frozenset()  # kinds that we want and that the cluster does not know
+    forbidden: Mapping[str, str] = field(default_factory=dict)  # kinds that we want and may not read: why
     replica_sets: tuple[Body, ...] = ()
     pods: tuple[Body, ...] = ()
     fetchers: tuple[Body, ...] = ()  # pods of the Job that downloads the model
     samples: Mapping[str, Sample] = field(default_factory=dict)  # pod uid -> what it says of itself
+    job_error: str = ""  # why the Job that downloads the model gets no pod
     mount_errors: Mapping[str, str] = field(default_factory=dict)  # pod uid -> why a volume does not mount
 
     @property

@@ -52,11 +52,14 @@ _SETTLED_PHASES = frozenset({"Serving", "Suspended", "Idle"})
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a reconcile did. `again_after`: seconds after which it is due without an event."""
+    """What a reconcile did. `again_after`: seconds after which it is due without an event. `ready`: None
+    where no pods are wanted.
+    """
 
     phase: str = ""
     plan: Plan = Plan()
     again_after: float | None = None
+    ready: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +112,7 @@ class Reconciler:
             return await self._refuse(key, body, Failure(reason="ProfileNotFound", detail=lacks))
         desired = resources.with_kept(fresh, render.in_force)
         observed = await self._cluster.observe(body, [ref(manifest) for manifest in desired])
-        problem = status.ownership_conflict(observed)
+        problem = status.ownership_conflict(observed) or status.missing_rights(observed)
         desired = strategy.settled(desired, model, observed, self._now())
         plan = make_plan(desired, observed, decider(model, observed))
         now = self._now()
@@ -124,7 +127,8 @@ class Reconciler:
         if plan:
             logger.info("%s/%s: %s", key.namespace, key.name, "; ".join(plan.details))
             problem = await self._execute(plan, key) or problem
-            observed = replace(await self._cluster.observe(body), missing=observed.missing)
+            after = await self._cluster.observe(body)
+            observed = replace(after, missing=observed.missing, forbidden=observed.forbidden)
         target = status.Target(profile=profile, lacks=lacks)
         new = status.of(model, observed, now=self._now(), problem=problem, newer=render.newer, target=target)
         outcome = await self._report(key, observed, new, plan)
@@ -204,7 +208,8 @@ class Reconciler:
         """Write the status in one patch if it changed, and tell Events of what changed."""
         phase = str(new.get("phase", ""))
         is_settled = phase in _SETTLED_PHASES and not status.awaits_others(new)
-        outcome = Outcome(phase, plan, None if is_settled else UNSETTLED_SECONDS)
+        due_in = None if is_settled else UNSETTLED_SECONDS
+        outcome = Outcome(phase, plan, due_in, status.is_ready(new))
         patch = transitions.merge_patch(observed.status, new)
         if not patch:
             return outcome

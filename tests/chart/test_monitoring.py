@@ -45,6 +45,13 @@ def test_model_servers_are_found_by_their_labels_and_their_port() -> None:
         assert label.endswith(names.LABEL_NAME.replace(".", "_").replace("/", "_"))
 
 
+def test_what_the_operator_tells_of_an_llmdeployment_keeps_the_namespace_of_that() -> None:
+    monitors = of_kind(render(*MATRIX["prometheus"]), "PodMonitor")
+    (spec,) = [m["spec"] for m in monitors if m["metadata"]["name"] == "quire-operator"]
+
+    assert [endpoint["honorLabels"] for endpoint in spec["podMetricsEndpoints"]] == [True]
+
+
 def test_alerts_link_to_where_people_read_the_runbook() -> None:
     (rule,) = of_kind(render(*MATRIX["prometheus"]), "PrometheusRule")
     links = [one["annotations"]["runbook_url"] for group in rule["spec"]["groups"] for one in group["rules"]]

@@ -12,24 +12,49 @@ from typing import Any
 import pytest
 
 FAKE = """#!{python}
-import json, pathlib, sys
+import json, pathlib, sys, time
 told = json.loads(pathlib.Path({told!r}).read_text())
 arguments = sys.argv[1:]
 if arguments[0] == "logs":
     key = " ".join([arguments[1], arguments[3], *(["previous"] if "--previous" in arguments else [])])
+    asked = pathlib.Path({told!r} + "." + key.replace(" ", "."))
+    turn = len(asked.read_text().splitlines()) if asked.exists() else 0
+    with asked.open("a") as file:
+        file.write(" ".join(arguments) + "\\n")
     if key not in told["logs"]:
         sys.exit("Error from server: no log of " + key)
-    sys.stdout.write(told["logs"][key])
+    streams = told["logs"][key]
+    if isinstance(streams, str):
+        sys.stdout.write(streams)
+    else:
+        text, code = streams[min(turn, len(streams) - 1)]
+        sys.stdout.write(text)
+        sys.exit(code)
 elif "--watch" in arguments:
-    for pods in told["later"]:
-        print(json.dumps({{"type": "MODIFIED", "object": pods}}), flush=True)
-    pathlib.Path({told!r}).write_text(json.dumps({{**told, "later": []}}))
-    if not told["later"]:
+    round, *later = told["later"] or [None]
+    pathlib.Path({told!r}).write_text(json.dumps({{**told, "later": later}}))
+    if round is None:
         sys.exit("the API server is gone")
+    for after, pod in round:
+        key, _, count = after.partition(":")
+        asked = pathlib.Path({told!r} + "." + key)
+        while key and not (asked.exists() and len(asked.read_text().splitlines()) >= int(count)):
+            time.sleep(0.01)
+        print(json.dumps({{"type": "MODIFIED", "object": pod}}), flush=True)
+elif arguments[:2] == ["get", "pod"]:
+    sys.stdout.write("pod/there" if arguments[2] in told["there"] else "")
 elif arguments[1].startswith("llmdeployments"):
     print("{{}}")
 else:
     print(json.dumps({{"kind": "List", "items": told["pods"]}}))
+"""
+
+# A person waits longer for an API server that is away.
+START = """
+import sys
+from quire_kubectl import __main__, kubectl, logs
+kubectl.PATIENCE_SECONDS, kubectl._WATCH_AGAIN_SECONDS, logs._AGAIN_SECONDS = {patience}, 0.01, 0.01
+sys.exit(__main__.main())
 """
 
 
@@ -50,10 +75,17 @@ def pod(name: str, *containers: dict[str, Any], init: tuple[dict[str, Any], ...]
 def logs(tmp_path: Path) -> Any:
     def run(told: dict[str, Any], *arguments: str) -> subprocess.CompletedProcess[str]:
         file, fake = tmp_path / "told", tmp_path / "kubectl"
-        file.write_text(json.dumps({"later": [], "pods": [], "logs": {}, **told}))
+        file.write_text(json.dumps({"later": [], "pods": [], "logs": {}, "there": [], **told}))
         fake.write_text(FAKE.format(python=sys.executable, told=str(file)))
         fake.chmod(0o755)
-        command = [sys.executable, "-m", "quire_kubectl", "logs", "m", *arguments]
+        command = [
+            sys.executable,
+            "-c",
+            START.format(patience=told.get("patience", 0)),
+            "logs",
+            "m",
+            *arguments,
+        ]
         environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
         return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
 
@@ -110,14 +142,89 @@ def test_one_log_that_cannot_be_read_hides_no_other_and_is_an_error(logs: Any) -
     assert "no log of m-a server" in shown.stderr and "the log of m-a could not be read" in shown.stderr
 
 
+def at(second: int, *lines: str) -> str:
+    return "".join(f"2026-01-01T00:00:0{second}.5Z {line}\n" for line in lines)
+
+
 def test_following_finds_pods_and_containers_that_start_later_once_each(logs: Any) -> None:
-    again = pod("m-a", container(restarts=1))
+    first, again, other = pod("m-a", container()), pod("m-a", container(restarts=1)), pod("m-b", container())
     told = {
-        "later": [pod("m-a", container()), pod("m-a", container()), again, pod("m-b", container())],
-        "logs": {"m-a server": "a\n", "m-b server": "b\n"},
+        "later": [
+            [
+                ["", first],
+                ["", first],
+                ["m-a.server:1", again],
+                ["m-a.server:3", other],
+                ["m-b.server:2", other],
+            ]
+        ],
+        "logs": {
+            "m-a server": [[at(1, "a"), 0], [at(1, "a") + at(2, "a"), 0]],
+            "m-b server": [[at(1, "b"), 0]],
+        },
     }
 
     shown = logs(told, "-f")
 
     assert sorted(shown.stdout.splitlines()) == ["[m-a] a", "[m-a] a", "[m-b] b"]
     assert shown.returncode == 1 and "the API server is gone" in shown.stderr
+
+
+def test_a_stream_that_breaks_is_taken_up_without_a_line_twice_or_lost(logs: Any, tmp_path: Path) -> None:
+    running = pod("m-a", container())
+    streams = [
+        [at(3, "same", "same", "three") + at(4, "four")[:-3], 1],
+        [at(2, "cut by --tail") + at(3, "same", "same", "three", "late") + at(4, "four"), 0],
+        [at(3, "late") + at(4, "four", "four"), 1],
+    ]
+    told = {
+        "later": [[["", running], ["m-a.server:4", running]]],
+        "logs": {"m-a server": streams},
+        "there": ["m-a"],
+    }
+
+    shown = logs(told, "-f", "--tail", "4")
+
+    lines = ["same", "same", "three", "late", "four", "four"]
+    assert shown.stdout.splitlines() == [f"[m-a] {line}" for line in lines]
+    first, second, third, *_ = (tmp_path / "told.m-a.server").read_text().splitlines()
+    assert "--tail=4" in first and "--since-time" not in first
+    assert "--since-time=2026-01-01T00:00:02Z" in second and "--tail" not in second
+    assert "--since-time=2026-01-01T00:00:03Z" in third
+
+
+def test_a_container_that_has_ended_is_read_to_its_end_and_then_left_alone(logs: Any, tmp_path: Path) -> None:
+    ended, other = pod("m-a", container(terminated={"exitCode": 1})), pod("m-b", container())
+    told = {
+        "later": [
+            [["", pod("m-a", container())], ["m-a.server:1", ended], ["m-a.server:2", other]],
+            [["m-b.server:4", other]],
+        ],
+        "logs": {
+            "m-a server": [[at(1, "one") + at(2, "bro")[:-1], 1], [at(2, "broken", "last")[:-1], 0]],
+            "m-b server": [["", 0]],
+        },
+        "there": ["m-a", "m-b"],
+    }
+
+    shown = logs(told, "-f")
+
+    assert shown.stdout.splitlines() == ["[m-a] one", "[m-a] broken", "[m-a] last"]
+    assert len((tmp_path / "told.m-a.server").read_text().splitlines()) <= 3
+
+
+def test_an_api_server_that_is_away_for_a_while_is_waited_for(logs: Any, tmp_path: Path) -> None:
+    """Meanwhile the pod m-a is deleted, which no watch tells."""
+    first, other = pod("m-a", container()), pod("m-b", container())
+    told = {
+        "patience": 3,
+        "later": [[["", first]], None, None, [["", other], ["m-b.server:4", other]]],
+        "logs": {"m-b server": [[at(1, "b"), 0]]},
+        "there": ["m-b"],
+    }
+
+    shown = logs(told, "-f")
+
+    assert shown.stdout == "[m-b] b\n"
+    assert shown.returncode == 1, "it is away for good in the end"
+    assert len((tmp_path / "told.m-a.server").read_text().splitlines()) == 1

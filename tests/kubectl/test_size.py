@@ -9,6 +9,7 @@ import pytest
 
 from e2e import models
 from quire_kubectl.__main__ import main
+from tests.operator.status.test_fitting import LLAMA_2_13B, asked, computed, message
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -60,6 +61,61 @@ def test_programs_read_the_same_as_json(llama: str, capsys: pytest.CaptureFixtur
     assert any("maxModelLen is not set" in line for line in document["advice"])
 
 
+def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *found: dict[str, object]) -> None:
+    """A kubectl whose cluster has these AcceleratorProfiles."""
+    known = {str(body["name"]): {"metadata": body, "spec": body["spec"]} for body in found}
+    fake = tmp_path / "kubectl"
+    fake.write_text(
+        f"#!{sys.executable}\nimport json, sys\nknown = {known!r}\n"
+        "name = sys.argv[3]\n"
+        "if name not in known:\n"
+        "    sys.exit('The connection to the server was refused')\n"
+        "print(json.dumps(known[name]))\n"
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_a_profile_gives_the_numbers_of_the_condition_fits_accelerator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiles(tmp_path, monkeypatch, {"name": "h100", "spec": {"memory": "80G", "memoryBandwidth": "3350G"}})
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_2_13B))
+    told = message(computed(asked(maxModelLen=4096)))
+
+    assert main(["size", str(tmp_path), "--profile", "h100", "--max-model-len", "4096"]) == 0
+
+    shown = capsys.readouterr().out
+    for told_there, shown_here in (
+        ("weights 26.0 GB", "26.0 GB"),
+        ("of 72.0 GB", "72.0 GB  90% of 80.0 GB"),
+        ("13 requests of 4,096 tokens fit at once", "Fits: 13 requests of 4,096 tokens at once"),
+    ):
+        assert told_there in told and shown_here in shown
+    assert "at most 129 tokens a second" in shown
+    assert "Note: h100 as the cluster's AcceleratorProfile has it." in shown
+
+
+def test_without_a_cluster_a_profile_is_as_it_is_shipped_and_says_so(
+    llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiles(tmp_path, monkeypatch)
+    answers = []
+    for asked_for in (["--profile", "h100"], ["--profile", "h100-80gb"], ["--memory", "80GB"]):
+        main(["size", llama, *asked_for, "-o", "json"])
+        answers.append(json.loads(capsys.readouterr().out))
+
+    by_prefix, by_name, by_hand = answers
+    assert by_prefix == by_name
+    assert "h100-80gb as it is shipped" in by_name["advice"][0] and "was refused" in by_name["advice"][0]
+    assert {**by_name, "advice": by_name["advice"][1:]} == by_hand
+
+    assert main(["size", llama, "--profile", "a100"]) == 1
+    assert "give one of a100-40gb, a100-80gb" in capsys.readouterr().err
+    assert main(["size", llama, "--profile", "abacus"]) == 1
+    assert "h200-141gb" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -67,6 +123,7 @@ def test_programs_read_the_same_as_json(llama: str, capsys: pytest.CaptureFixtur
         ([str(models.smollm2()), "--memory", "80GB", "--max-model-len", "0"], 1, "maxModelLen is 0"),
         ([str(models.smollm2()), "--memory", "lots"], 2, "write one such as 80GB"),
         ([str(models.smollm2())], 2, "--memory"),
+        ([str(models.smollm2()), "--memory", "80GB", "--profile", "h100"], 2, "not allowed with"),
     ],
 )
 def test_a_mistake_is_one_sentence_on_stderr(arguments: list[str], code: int, words: str) -> None:

@@ -59,6 +59,7 @@ LEADS = {'quire_operator_leader{namespace="q",pod="o-0"}': "1+0x60"}
 STANDS_BY = {'quire_operator_leader{namespace="q",pod="o-1"}': "0+0x60"}
 STALE = 'quire_operator_watch_stale{namespace="q",pod="o-0",kind="Pod"}'
 FAILS = 'quire_operator_reconcile_total{namespace="q",pod="o-0",result="error"}'
+READY = 'quire_llmdeployment_ready{namespace="a",llmdeployment="m",pod="o-%d"}'
 
 BOTH = {"warning", "critical"}
 # what is there; the alerts that fire then, with their severities
@@ -96,6 +97,15 @@ CASES: dict[str, tuple[Series, dict[str, set[str]]]] = {
     "a stale watch": ({**LEADS, STALE: still(1)}, {"QuireOperatorWatchStale": {"warning"}}),
     "a sound watch": ({**LEADS, STALE: still(0)}, {}),
     "reconciles fail": ({**LEADS, FAILS: growing(2)}, {"QuireReconcilesFail": {"warning"}}),
+    "a model is not Ready": (
+        {**LEADS, READY % 0: "1+0x39 0+0x20"}, {"QuireModelNotReady": {"critical"}}
+    ),
+    "not Ready, whoever leads": (
+        {**LEADS, READY % 0: "0+0x45 _x15", READY % 1: "_x46 0+0x14"}, {"QuireModelNotReady": {"critical"}}
+    ),
+    "not Ready for ten minutes": ({**LEADS, READY % 0: "1+0x44 0+0x15"}, {}),
+    "one of two models is Ready": ({**LEADS, READY % 0: still(1)}, {}),
+    "suspended": ({**LEADS, READY % 0: "0+0x30 stale _x29"}, {}),
     "one failed": ({**LEADS, FAILS: "0 1+0x60"}, {}),
 }  # fmt: skip
 

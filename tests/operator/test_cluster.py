@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from quire_operator.cluster import (
     Cluster,
     ConflictError,
     FailedError,
+    ForbiddenError,
     Key,
     NotFoundError,
     PredecessorError,
@@ -227,7 +229,7 @@ async def test_a_child_of_a_deleted_namesake_is_waited_for() -> None:
         (404, "", NotFoundError),
         (409, "", ConflictError),
         (403, "x is forbidden: exceeded quota: q", QuotaExceededError),
-        (403, "x is forbidden: User cannot", RejectedError),
+        (403, "x is forbidden: User cannot", ForbiddenError),
         (422, "spec.x: Invalid value", RejectedError),
         (401, "", UnreachableError),
         (429, "", UnreachableError),
@@ -258,3 +260,27 @@ def test_a_body_reads_the_same_as_json_and_as_yaml(text: str) -> None:
 
     assert json.loads(raw) == {"text": text}
     assert yaml.safe_load(raw) == {"text": text}
+
+
+EVENTS = "/apis/events.k8s.io/v1/namespaces/ns/events"
+
+
+async def test_why_a_job_gets_no_pod_is_asked_only_while_it_has_none_and_should() -> None:
+    def job(uid: str, made: str, **fields: Any) -> Body:
+        return {**thing("Job", uid=uid, ownerReferences=owner(), creationTimestamp=made), **fields}
+
+    done = {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+    old, new = "2026-01-01T00:00:00Z", datetime.now(UTC).isoformat()
+    api = FakeApi()
+    api.put(f"{EVENTS}/e", {"metadata": {"name": "e"}, "note": "exceeded quota: q"})
+    jobs = {"waits": job("j1", old), "young": job("j2", new), "done": job("j3", old, **done)}
+    told = {}
+    async with connected(api) as connection:
+        for name, body in jobs.items():
+            cluster = Cluster(connection, fence=lambda: None, instance="op")
+            cluster.cache.put(body)
+            told[name] = (await cluster.observe(MODEL)).job_error
+
+    assert told == {"waits": "exceeded quota: q", "young": "", "done": ""}
+    asked = [request.query["fieldSelector"] for request in api.requests if request.path == EVENTS]
+    assert asked == ["regarding.uid=j1,reason=FailedCreate"]

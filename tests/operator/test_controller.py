@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire_operator import names
-from quire_operator.cluster import Cluster, kinds
+from quire_operator import names, spec
+from quire_operator.cluster import Cluster, kinds, owner_key
 from quire_operator.controller import Controller
 from quire_operator.metrics import Metrics
 from quire_operator.settings import Settings
@@ -22,7 +22,7 @@ LLM = "/apis/serving.quire.dev/v1alpha1/namespaces/ns/llmdeployments/m"
 SETTINGS = Settings(engine_image="engine:1")
 
 
-def model(**spec: Any) -> Body:
+def model(**fields: Any) -> Body:
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
@@ -30,7 +30,7 @@ def model(**spec: Any) -> Body:
         "spec": {
             "model": {"source": {"pvc": {"claimName": "models"}}},
             "resources": {"cpu": "1", "memory": "2Gi"},
-            **spec,
+            **fields,
         },
     }
 
@@ -55,8 +55,9 @@ async def test_an_event_leads_to_children_and_the_echo_of_our_writes_to_nothing(
         work = asyncio.create_task(controller.run())
         controller.on_event("ADDED", api.put(LLM, model()))
         await until(lambda: f"PATCH {LLM}/status" in api.writes())
-        await until(lambda: metrics.registry.get_sample_value("quire_operator_queue_depth") == 0)
-        done = metrics.registry.get_sample_value("quire_operator_reconcile_total", {"result": "changed"})
+        total = "quire_operator_reconcile_total", {"result": "changed"}
+        await until(lambda: metrics.registry.get_sample_value(*total))
+        done = metrics.registry.get_sample_value(*total)
         for path, body in list(api.objects.items()):
             if "/events" not in path:
                 controller.on_event("MODIFIED", body)
@@ -136,6 +137,106 @@ async def test_a_second_list_of_a_watch_leads_to_a_re_list_at_once_and_the_first
         work.cancel()
 
     assert [key.name for key in cluster.cache.llm_deployments()] == ["m"]
+
+
+JOBS = "/apis/batch/v1/jobs"
+NO_JOBS = 'jobs.batch is forbidden: User "op" cannot list resource "jobs"'
+RULE = 'apiGroups: ["batch"], resources: [jobs], verbs: [get, list, watch, create, patch, delete]'
+CACHE = {"mode": "SharedPVC", "size": "1Gi"}
+DOWNLOADED = {"model": {"source": {"huggingFace": {"repo": "org/m"}}}, "cache": CACHE}
+
+
+def ready(api: FakeApi, path: str) -> Body:
+    return next(c for c in api.objects[path]["status"]["conditions"] if c["type"] == "Ready")
+
+
+async def test_without_a_right_that_few_need_the_others_are_served_and_the_rule_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    api = FakeApi(answers={("GET", JOBS): (403, NO_JOBS)})
+    async with controlling(api) as (controller, _, _metrics):
+        api.put("/apis/serving.quire.dev/v1alpha1/llmdeployments/m", model())
+        for _ in range(3):
+            async with asyncio.timeout(10):
+                await controller.prime()
+        work = asyncio.create_task(controller.run())
+        await until(lambda: f"PATCH {LLM}/status" in api.writes())
+        assert controller.health() == ""
+        work.cancel()
+
+    assert "PATCH /apis/apps/v1/namespaces/ns/deployments/m" in api.writes()
+    told = [record.getMessage() for record in caplog.records if "Job" in record.getMessage()]
+    assert len(told) == 1 and RULE in told[0]
+
+
+async def test_who_needs_what_the_operator_may_not_read_is_told_and_served_when_it_may() -> None:
+    api = FakeApi(answers={("GET", JOBS): (403, NO_JOBS)})
+    job_answers = api.answers
+    async with controlling(api) as (controller, cluster, _):
+        await controller.prime()
+        work = asyncio.create_task(controller.run())
+        body = api.put(LLM, model(**DOWNLOADED))
+        name = spec.parse(body).download_name
+        job_answers["GET", f"/apis/batch/v1/namespaces/ns/jobs/{name}"] = (403, NO_JOBS)
+        controller.on_event("ADDED", body)
+        await until(lambda: "status" in api.objects[LLM])
+        first = ready(api, LLM)
+        assert not [path for path in api.writes() if "/jobs/" in path or "/deployments/" in path]
+        assert [r.body["reason"] for r in api.requests if r.path.endswith("/events")] == ["MissingRights"]
+
+        job_answers.clear()
+        controller._queue.add(owner_key(body))
+        await until(lambda: f"PATCH /apis/batch/v1/namespaces/ns/jobs/{name}" in api.writes())
+        await until(lambda: ready(api, LLM)["reason"] != "MissingRights")
+        work.cancel()
+
+    assert (first["status"], first["reason"]) == ("False", "MissingRights")
+    assert RULE in first["message"]
+    assert controller.health() == ""
+
+
+async def test_whether_it_is_ready_is_a_number_while_it_is_there_and_wants_pods() -> None:
+    api = FakeApi()
+    async with controlling(api) as (controller, _, metrics):
+
+        def told() -> float | None:
+            labels = {"namespace": "ns", "llmdeployment": "m"}
+            return metrics.registry.get_sample_value("quire_llmdeployment_ready", labels)
+
+        work = asyncio.create_task(controller.run())
+        controller.on_event("ADDED", api.put(LLM, model()))
+        await until(lambda: told() == 0)
+        deployment = "/apis/apps/v1/namespaces/ns/deployments/m"
+        numbers = {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1}
+        live = api.objects[deployment]
+        controller.on_event(
+            "MODIFIED", api.put(deployment, {**live, "status": {**numbers, "observedGeneration": 9}})
+        )
+        await until(lambda: told() == 1)
+        body = api.objects[LLM]
+        controller.on_event("MODIFIED", api.put(LLM, {**body, "spec": {**body["spec"], "suspend": True}}))
+        await until(lambda: told() is None)
+        controller.on_event("MODIFIED", api.put(LLM, {**api.objects[LLM], "spec": body["spec"]}))
+        await until(lambda: told() is not None)
+        api.version += 1
+        controller.on_event("DELETED", api.objects[LLM])
+        await until(lambda: told() is None)
+        work.cancel()
+
+
+async def test_without_a_right_that_all_need_nothing_begins_and_the_rule_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    api = FakeApi(answers={("GET", "/api/v1/pods"): (403, "pods is forbidden")})
+    async with controlling(api) as (controller, _, _metrics):
+        priming = asyncio.create_task(controller.prime())
+        await until(lambda: "cannot list yet" in caplog.text)
+        assert not priming.done()
+        api.answers.clear()
+        async with asyncio.timeout(10):
+            await priming
+
+    assert 'apiGroups: [""], resources: [pods], verbs: [get, list, watch, patch, delete]' in caplog.text
 
 
 async def test_one_object_that_makes_reconcile_fail_does_not_stop_the_others(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sized
 
 import kopf
 
 from quire_operator import names
 from quire_operator.cluster import kinds
-from quire_operator.handlers import EndlessBackoffs, configure
+from quire_operator.handlers import EndlessBackoffs, configure, is_news
 
 
 def configured() -> kopf.OperatorSettings:
@@ -44,6 +45,16 @@ def test_every_kind_but_our_own_and_autoscalers_is_filtered_by_the_api_server() 
     unfiltered = {kinds.LLM_DEPLOYMENT, kinds.HPA}  # somebody else's autoscaler carries no label of ours
     assert filtered == {kind.plural for kind in kinds.WATCHED if kind not in unfiltered}
     assert set(selectors.values()) == {names.LABEL_NAME}
+
+
+def test_a_watch_without_the_right_to_it_repeats_nothing_in_the_log() -> None:
+    def is_shown(error: str, logger: str = "kopf._cogs.clients.watching") -> bool:
+        words = f"Request attempt #7 failed; will retry: GET /apis/batch/v1/jobs -> {error}"
+        return is_news(logging.LogRecord(logger, logging.ERROR, "", 0, words, (), None))
+
+    assert not is_shown("APIForbiddenError('jobs.batch is forbidden', status=403)")
+    assert is_shown("APIServerError('the database is gone', status=500)")
+    assert is_shown("APIForbiddenError('jobs.batch is forbidden', status=403)", "quire_operator.controller")
 
 
 def test_watches_are_ended_by_the_server_before_the_client_gives_up() -> None:

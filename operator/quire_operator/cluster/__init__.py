@@ -7,7 +7,7 @@ for everything.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,13 +19,16 @@ from quire_operator.cluster.errors import (
     ClusterError,
     ConflictError,
     FailedError,
+    ForbiddenError,
     NotFoundError,
+    PredecessorError,
     QuotaExceededError,
     RejectedError,
     UnreachableError,
 )
 from quire_operator.cluster.kinds import Kind
 from quire_operator.cluster.leases import LeaseClient
+from quire_operator.cluster.reads import Reads
 from quire_operator.cluster.renders import Renders
 from quire_operator.observed import (
     Body,
@@ -40,6 +43,7 @@ from quire_operator.observed import (
 )
 from quire_operator.plan import Plan
 from quire_operator.reports import Sample
+from quire_operator.status.model_cache import awaits_pods
 from quire_operator.status.pods import awaits_volumes
 from quire_operator.status.transitions import Event
 
@@ -52,6 +56,7 @@ __all__ = [
     "ConflictError",
     "Connection",
     "FailedError",
+    "ForbiddenError",
     "Key",
     "Kind",
     "LeaseClient",
@@ -66,35 +71,37 @@ __all__ = [
     "version_of",
 ]
 
-PAGE_SIZE = 100  # small pages keep the memory of a re-list small
-
-
-class PredecessorError(ClusterError):
-    """A deleted LLMDeployment of the same name still has children that are being collected: wait."""
-
 
 class Cluster:
     """`fence` raises when this process must not write (any more)."""
 
     def __init__(self, connection: Connection, *, fence: Callable[[], None], instance: str) -> None:
         self._connection = connection
+        self._reads = Reads(connection)
         self._fence = fence
         self._instance = instance
         self.cache = Cache()
         self._renders = Renders()
+        self._unlisted: set[str] = set()  # kinds of which the cache may not know all
         self.samples: dict[str, Sample] = {}  # by pod uid; the poller keeps it
 
     async def relist(self, kind: Kind, namespaces: Sequence[str]) -> Changes:
-        """Read all objects of `kind` in these namespaces (none named: all) and mend the cache with them."""
+        """Read all objects of `kind` in these namespaces (none named: all) and mend the cache with them;
+        ForbiddenError without the right to.
+        """
         listing = Listing(self.cache, kind.kind)
         try:
             for namespace in namespaces or ("",):
-                async for page, version in self._pages(kind, namespace):
+                async for page, version in self._reads.pages(kind, namespace):
                     listing.add(page, version)
+        except ForbiddenError:
+            self._unlisted.add(kind.kind)
+            raise
         except NotFoundError:
             if not kind.optional:
                 raise
             return self.cache.clear(kind.kind)  # its CRD is not there, and took its objects along
+        self._unlisted.discard(kind.kind)
         return listing.finish()
 
     def revisions(self, body: Body) -> list[Object]:
@@ -107,7 +114,7 @@ class Cluster:
         known = self.cache.get(kinds.REVISION.kind, namespace, name)
         if known is not None and (data := self._renders.get(_uid(known))) is not None:
             return data
-        revision = await self._read(kinds.REVISION, namespace, name)
+        revision = await self._reads.one(kinds.REVISION, namespace, name)
         if revision is None:
             return None
         self._renders.put(_uid(revision), revision.get("data"))
@@ -115,7 +122,7 @@ class Cluster:
 
     async def profile(self, name: str) -> Object | None:
         """The AcceleratorProfile, None where there is none; RejectedError without the right to read it."""
-        return await self._read(kinds.PROFILE, "", name)
+        return await self._reads.one(kinds.PROFILE, "", name)
 
     async def observe(self, body: Body, wanted: Iterable[Ref] = ()) -> Observed:
         """The LLMDeployment's objects from the cache; what is wanted and not there is looked up by name."""
@@ -124,6 +131,7 @@ class Cluster:
         children: dict[Ref, Body] = {}
         foreign: list[Ref] = []
         missing: set[str] = set()
+        forbidden: dict[str, str] = {}
         autoscalers: list[Body] = []
         mine = {kind.kind for kind in kinds.CHILDREN}
         related = list(self.cache.owned(key))
@@ -134,13 +142,20 @@ class Cluster:
                 autoscalers.append(live)
         for target in wanted:
             kind = kinds.BY_NAME[target.kind]
-            if target in children and not kind.optional:
+            is_known = not kind.optional and kind.kind not in self._unlisted
+            if is_known and target in children:
                 continue
-            found = await self._read(kind, key.namespace, target.name)
-            if kind.optional:
+            try:
+                found = await self._reads.one(kind, key.namespace, target.name)
+            except ForbiddenError as error:
+                if not kind.on_demand:
+                    raise
+                forbidden[kind.kind] = str(error)
+                continue
+            if not is_known:
                 self._forget_old(children.pop(target, None), found)
-                if found is None and not await self._is_installed(kind):
-                    missing.add(kind.kind)
+            if kind.optional and found is None and not await self._reads.is_installed(kind):
+                missing.add(kind.kind)
             if found is not None and is_ours(found, uid):
                 self.cache.put(found)
                 children[target] = found
@@ -156,22 +171,27 @@ class Cluster:
             rivals=tuple(live for live in autoscalers if not is_made_by_keda(live, key.name)),
             made_by_keda=next((live for live in autoscalers if is_made_by_keda(live, key.name)), None),
             missing=frozenset(missing),
+            forbidden=forbidden,
             replica_sets=tuple(sets),
             pods=tuple(pods),
             fetchers=tuple(fetchers),
             samples={uid: self.samples[uid] for pod in everybody if (uid := _uid(pod)) in self.samples},
+            job_error=await self._job_error(children.values(), fetchers, key.namespace),
             mount_errors=await self._mount_errors(everybody, key.namespace),
         )
 
     async def _mount_errors(self, pods: Sequence[Body], namespace: str) -> dict[str, str]:
         """What the kubelet's FailedMount Events say, by pod uid; asked only for pods that seem to wait."""
-        errors = {}
-        for uid in (_uid(pod) for pod in pods if awaits_volumes(pod, datetime.now(UTC))):
-            query = {"fieldSelector": f"regarding.uid={uid},reason=FailedMount", "limit": "20"}
-            found = await self._connection.request("GET", kinds.EVENT.path(namespace), query=query)
-            if items := found.get("items"):
-                errors[uid] = str(items[-1].get("note") or "a volume does not mount")
-        return errors
+        waiting = [_uid(pod) for pod in pods if awaits_volumes(pod, datetime.now(UTC))]
+        told = {uid: await self._reads.told("FailedMount", uid, namespace) for uid in waiting}
+        return {uid: error for uid, error in told.items() if error}
+
+    async def _job_error(self, children: Iterable[Body], fetchers: Sequence[Body], namespace: str) -> str:
+        """Why a Job that seems to wait gets no pod, in its controller's words."""
+        now = datetime.now(UTC)
+        jobs = [child for child in children if child["kind"] == "Job" and awaits_pods(child, fetchers, now)]
+        told = [await self._reads.told("FailedCreate", _uid(job), namespace) for job in jobs]
+        return next(filter(None, told), "")
 
     async def execute(self, plan: Plan, namespace: str) -> None:
         """Carry out a plan: say what is to be kept, retire autoscalers, apply in order, delete, mark pods."""
@@ -208,7 +228,7 @@ class Cluster:
     async def refresh(self, key: Key) -> None:
         """Read again what is only written as it was read, after a conflict."""
         for kind in (kinds.LLM_DEPLOYMENT, kinds.DEPLOYMENT):
-            live = await self._read(kind, key.namespace, key.name)
+            live = await self._reads.one(kind, key.namespace, key.name)
             if live is not None:
                 self.cache.put(live)
 
@@ -231,7 +251,7 @@ class Cluster:
         await self._ignoring_absence(self._write("DELETE", path, body=options))
         if kind.optional:  # no watch tells of it
             known = self.cache.get(kind.kind, namespace, target.name)
-            self._forget_old(known, found := await self._read(kind, namespace, target.name))
+            self._forget_old(known, found := await self._reads.one(kind, namespace, target.name))
             if known is not None and found is not None and _uid(found) == uid:
                 self.cache.put(found)
 
@@ -250,36 +270,6 @@ class Cluster:
         """What was `known` by a name is not what is found there now, or nothing is."""
         if known is not None and (found is None or _uid(found) != _uid(known)):
             self.cache.remove(dict(known))
-
-    async def _is_installed(self, kind: Kind) -> bool:
-        """Whether the API server serves `kind`'s version at all."""
-        try:
-            await self._connection.request("GET", f"/apis/{kind.api_version}")
-        except NotFoundError:
-            return False
-        return True
-
-    async def _read(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        try:
-            live = await self._connection.request("GET", kind.path(namespace, name))
-        except NotFoundError:
-            return None
-        return {**live, "apiVersion": kind.api_version, "kind": kind.kind}
-
-    async def _pages(self, kind: Kind, namespace: str) -> AsyncIterator[tuple[list[Object], int]]:
-        """All objects, page by page, and the resource version at which the list was true."""
-        query = {"limit": str(PAGE_SIZE)}
-        if kind.label:
-            query["labelSelector"] = kind.label
-        while True:
-            page = await self._connection.request("GET", kind.path(namespace), query=query)
-            known = {"apiVersion": kind.api_version, "kind": kind.kind}
-            metadata = page.get("metadata") or {}
-            items = [{**item, **known} for item in page.get("items") or ()]
-            yield items, int(metadata.get("resourceVersion") or 0)
-            if not metadata.get("continue"):
-                return
-            query["continue"] = str(metadata["continue"])
 
 
 def _uid(body: Body) -> str:

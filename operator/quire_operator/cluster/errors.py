@@ -6,7 +6,9 @@ ClusterError
 ├── FailedError          500: the API server, or a webhook that it asked, failed at this very request
 ├── ConflictError        409: somebody was faster; read again and retry
 └── RejectedError        the request itself is refused (400, 403, 422): a retry alone does not help
+    ├── ForbiddenError       403: a right is missing, or an admission webhook refuses
     └── QuotaExceededError   refused by a ResourceQuota
+PredecessorError comes from no answer.
 """
 
 from __future__ import annotations
@@ -38,8 +40,16 @@ class RejectedError(ClusterError):
     """The API server, or an admission policy, refuses what was sent."""
 
 
+class ForbiddenError(RejectedError):
+    """Nobody gave the operator the right to it, or an admission webhook refuses."""
+
+
 class QuotaExceededError(RejectedError):
     """A ResourceQuota of the namespace is used up."""
+
+
+class PredecessorError(ClusterError):
+    """A deleted LLMDeployment of the same name still has children that are being collected: wait."""
 
 
 def from_answer(status: int, message: str) -> ClusterError:
@@ -52,6 +62,8 @@ def from_answer(status: int, message: str) -> ClusterError:
         return QuotaExceededError(message)
     if status == 500:
         return FailedError(message)
-    if status in (400, 403, 405, 413, 415, 422):
+    if status == 403:
+        return ForbiddenError(message)
+    if status in (400, 405, 413, 415, 422):
         return RejectedError(message)
     return UnreachableError(f"HTTP {status}: {message}")

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 
 from quire_operator import names
 
+_READ = ("get", "list", "watch")
+_WRITE = ("create", "patch", "delete")
+_UNWATCHED = ("get", "list", *_WRITE)
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -21,11 +25,19 @@ class Kind:
     optional: bool = (
         False  # somebody else installs its CRD, or nobody: it is not watched but read when wanted
     )
+    on_demand: bool = False  # without the rights to it, the LLMDeployments that ask for none are served
+    verbs: tuple[str, ...] = (*_READ, *_WRITE)
 
     @property
     def group(self) -> str:
         """The API group, empty for the core group."""
         return self.api_version.rpartition("/")[0]
+
+    @property
+    def rule(self) -> str:
+        """What a role has to grant for it, as it is written in a manifest."""
+        verbs = ", ".join(self.verbs)
+        return f'{{apiGroups: ["{self.group}"], resources: [{self.plural}], verbs: [{verbs}]}}'
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
         """The URL path of a collection or an object."""
@@ -34,31 +46,36 @@ class Kind:
         return "/".join(part for part in parts if part)
 
 
-LLM_DEPLOYMENT = Kind(names.API_VERSION, names.KIND, names.PLURAL, label="")
+def _others(api_version: str, kind: str, plural: str) -> Kind:
+    """A kind whose CRD others install."""
+    return Kind(api_version, kind, plural, optional=True, on_demand=True, verbs=_UNWATCHED)
+
+
+LLM_DEPLOYMENT = Kind(names.API_VERSION, names.KIND, names.PLURAL, label="", verbs=_READ)
 # Of the whole cluster, and read by name when an LLMDeployment names one: no right to list them is needed.
-PROFILE = Kind(names.API_VERSION, names.PROFILE_KIND, names.PROFILE_PLURAL, label="")
-LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
-EVENT = Kind("events.k8s.io/v1", "Event", "events")
-POD = Kind("v1", "Pod", "pods")
-REPLICA_SET = Kind("apps/v1", "ReplicaSet", "replicasets")
+PROFILE = Kind(names.API_VERSION, names.PROFILE_KIND, names.PROFILE_PLURAL, label="", verbs=("get",))
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases", verbs=("get", "create", "update"))
+EVENT = Kind("events.k8s.io/v1", "Event", "events", verbs=("create", "list"))
+POD = Kind("v1", "Pod", "pods", verbs=(*_READ, "patch", "delete"))
+REPLICA_SET = Kind("apps/v1", "ReplicaSet", "replicasets", verbs=_READ)
 REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
 # Somebody else's autoscaler of our Deployment carries no label of ours.
-HPA = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", label="")
+HPA = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", label="", on_demand=True)
 
 # KEDA's. Its HorizontalPodAutoscaler is watched, and so most that happens to a ScaledObject is told of.
-SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", optional=True)
+SCALED_OBJECT = _others("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 
 # Of the Gateway API and its inference extension.
-HTTP_ROUTE = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes", optional=True)
-INFERENCE_POOL = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools", optional=True)
+HTTP_ROUTE = _others("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
+INFERENCE_POOL = _others("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 
 CHILDREN = (
     Kind("v1", "ServiceAccount", "serviceaccounts"),
     Kind("v1", "ConfigMap", "configmaps"),
     Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
-    Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
-    Kind("batch/v1", "Job", "jobs"),
+    Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims", on_demand=True),
+    Kind("batch/v1", "Job", "jobs", on_demand=True),
     Kind("v1", "Service", "services"),
     Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     HPA,

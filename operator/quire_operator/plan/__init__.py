@@ -171,11 +171,11 @@ def _why_apply(manifest: Manifest, live: Body | None) -> str:
 
 
 def _must_wait(target: Ref, observed: Observed) -> bool:
-    """A kind that is not installed; and our autoscaler, while KEDA has not taken back its own: Kubernetes
-    would stop both.
+    """A kind that is not installed or may not be read; and our autoscaler, while KEDA has not taken back its
+    own: Kubernetes would stop both.
     """
     is_second = target.kind == "HorizontalPodAutoscaler" and observed.made_by_keda is not None
-    return is_second or target.kind in observed.missing
+    return is_second or target.kind in observed.missing or target.kind in observed.forbidden
 
 
 def _is_going(live: Body) -> bool:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from quire_operator import names, reports
-from quire_operator.observed import Body, Observed, newest_of, ref
+from quire_operator.observed import Body, Observed, newest_of
 from quire_operator.spec import LLMDeployment
 from quire_operator.status import (
     conditions,
@@ -30,6 +30,7 @@ from quire_operator.status import (
 )
 from quire_operator.status.conditions import Facts, Rollout
 from quire_operator.status.fitting import Target
+from quire_operator.status.hindrance import missing_rights, ownership_conflict
 from quire_operator.status.model_cache import Download, found_corrupt
 from quire_operator.status.pods import Failure, PodState
 from quire_operator.status.scaling import measured
@@ -42,7 +43,9 @@ __all__ = [
     "failed_rollout",
     "found_corrupt",
     "is_failing",
+    "is_ready",
     "measured",
+    "missing_rights",
     "of",
     "ownership_conflict",
     "refused",
@@ -136,6 +139,13 @@ def awaits_others(status: Mapping[str, Any]) -> bool:
     return scaling.awaits_metrics(status) or routing.awaits_others(status)
 
 
+def is_ready(status: Mapping[str, Any]) -> bool | None:
+    """What the condition Ready says; None where no pods are wanted."""
+    if status.get("phase") in ("Suspended", "Idle"):
+        return None
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in status["conditions"])
+
+
 def is_failing(model: LLMDeployment, observed: Observed, *, now: datetime) -> bool:
     """Whether pods fail, or cannot be made."""
     return _view(model, observed, now).failure is not None
@@ -185,16 +195,6 @@ def refused(observed: Observed, problem: Failure, *, now: datetime) -> Status:
         "lastFailure": failure,
         "conditions": built,
     }
-
-
-def ownership_conflict(observed: Observed) -> Failure | None:
-    """The problem of names that somebody else has."""
-    told = {ref(rival) for rival in observed.rivals}  # as ConflictingAutoscaler, which hinders no pod
-    foreign = [target for target in observed.foreign if target not in told]
-    if not foreign:
-        return None
-    taken = ", ".join(f"{target} in namespace {observed.namespace}" for target in foreign)
-    return Failure(reason="OwnershipConflict", detail=taken)
 
 
 def timestamp(moment: datetime) -> str:

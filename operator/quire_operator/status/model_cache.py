@@ -6,20 +6,22 @@ another try downloads, so that a try that fails alike is no news. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from quire_operator import names, reports
-from quire_operator.observed import Body, Observed, Ref, ended, served_model
+from quire_operator.observed import Body, Observed, Ref, ended, seconds_since, served_model
 from quire_operator.spec import LLMDeployment
-from quire_operator.status import pods, reasons
+from quire_operator.status import pods, reasons, rollout
 from quire_operator.status.pods import Failure, PodState
 from quire_operator.status.reasons import STALLED_AFTER_FAILURES
 
 Decided = tuple[str, str, str]  # status, reason, message
 
 _FAILED = "ModelDownloadFailed"
+# The Job's controller makes its pod at once, unless it is refused; only an Event of the Job tells why.
+JOB_GRACE_SECONDS = 5.0
 _UNDER_WAY = ("downloading", "done")
 
 
@@ -39,6 +41,12 @@ class Download:
         return any(state.loading for state in self.states)
 
 
+def awaits_pods(job: Body, fetchers: Sequence[Body], now: datetime) -> bool:
+    """True when a Job that has not ended has had no pod for so long that one may have been refused."""
+    age = seconds_since(str(job["metadata"].get("creationTimestamp", "")), now)
+    return not (fetchers or ended(job)) and age >= JOB_GRACE_SECONDS
+
+
 def read(model: LLMDeployment, observed: Observed, now: datetime) -> Download | None:
     """None where no claim is shared."""
     cache = model.spec.cache
@@ -49,6 +57,8 @@ def read(model: LLMDeployment, observed: Observed, now: datetime) -> Download | 
     serves = served_model(observed.child("Deployment") or {})
     states = tuple(_state(pod, observed, now) for pod in observed.fetchers)
     failure = None if cached else _failure(model, job, states, _told(model, observed))
+    if failure is None and observed.job_error and not (cached or states):
+        failure = rollout.refusal(reports.printable(observed.job_error))
     download = Download(
         cached=cached,
         awaited=not cached and serves != (model.claim_name, names.model_path(model.model_dir)),

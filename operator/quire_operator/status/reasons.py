@@ -180,7 +180,8 @@ _ALL = (
     Reason(
         "QuotaExceeded",
         "a ResourceQuota of the namespace does not allow the pods",
-        "have the quota raised, or lower spec.replicas or spec.resources",
+        "have the quota raised, or lower spec.replicas or spec.resources; where ModelCached says it, "
+        "there is no room for the Job that downloads the model, and it is tried again by itself",
     ),
     Reason(
         "ApplyRejected",
@@ -259,6 +260,12 @@ _ALL = (
         "a kind that the spec asks for is not installed in this cluster; what else serves goes on",
         "install the Gateway API (HTTPRoute) or its inference extension (InferencePool), which is found by "
         "itself then, or drop spec.networking.httpRoute or inferencePool",
+    ),
+    Reason(
+        "MissingRights",
+        "the operator has no right to a kind of object that the spec asks for; what else serves goes on",
+        "add the rule that the message names to the operator's role, as the chart does with rbac.create=true "
+        "(it is tried again by itself), or drop the field that asks for it",
     ),
     Reason(
         "RouteNotAccepted",

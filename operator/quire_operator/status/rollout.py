@@ -27,7 +27,7 @@ from quire_operator.status.reasons import REASONS, STALLED_AFTER_FAILURES
 
 # After an old pod is gone, until the scheduler has tried again.
 _ROOM_GRACE_SECONDS = 30
-_POD_REFUSED = re.compile(r'^pods "[^"]*" is forbidden: ')
+_POD_REFUSED = re.compile(r'^(Error creating: )?pods "[^"]*" is forbidden: ')
 
 
 def waiting_to_surge(model: LLMDeployment, observed: Observed, now: datetime) -> dict[str, str]:
@@ -104,10 +104,16 @@ def refused(deployment: Body | None) -> Failure | None:
     """The pods that the API server does not let the ReplicaSet create."""
     for condition in ((deployment or {}).get("status") or {}).get("conditions") or ():
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-            detail = _POD_REFUSED.sub("", reports.printable(condition.get("message")))
-            reason = "QuotaExceeded" if "exceeded quota" in detail else "ApplyRejected"
-            return Failure(reason=reason, detail=detail, time=str(condition.get("lastTransitionTime") or ""))
+            since = str(condition.get("lastTransitionTime") or "")
+            return refusal(reports.printable(condition.get("message")), since)
     return None
+
+
+def refusal(told: str, since: str = "") -> Failure:
+    """What the API server says of a pod that it does not let a controller create."""
+    detail = _POD_REFUSED.sub("", told)
+    reason = "QuotaExceeded" if "exceeded quota" in detail else "ApplyRejected"
+    return Failure(reason=reason, detail=detail, time=since)
 
 
 def final_failure(states: Sequence[PodState]) -> Failure | None:

@@ -59,6 +59,7 @@ def compute(
     pods: tuple[told.Body, ...] = (),
     old: status.Status | None = None,
     sample: Sample | None = None,
+    job_error: str = "",
 ) -> status.Status:
     children: dict[Ref, Any] = {} if of is None else {Ref("Deployment", "m"): of}
     if job is not None:
@@ -71,6 +72,7 @@ def compute(
         pods=pods,
         fetchers=fetchers,
         samples={"uid-f": sample} if sample else {},
+        job_error=job_error,
     )
     return status.of(MODEL, observed, now=datetime.now(UTC))
 
@@ -185,3 +187,29 @@ def test_a_corrupt_file_is_told_and_is_not_final_while_it_is_fetched_again() -> 
     assert set(status.found_corrupt(observed, datetime.now(UTC))) == {"m-0"}
     healed = Observed(body=BODY, pods=(told.pod(kubelet.ready()),))
     assert status.found_corrupt(healed, datetime.now(UTC)) == {}
+
+
+def test_a_quota_that_refuses_the_jobs_pod_stands_in_the_conditions_and_is_told_once() -> None:
+    def refused(pod: str) -> status.Status:
+        words = (
+            f'Error creating: pods "{pod}" is forbidden: exceeded quota: q, requested: cpu=1, limited: cpu=0'
+        )
+        return compute({}, job_error=words)
+
+    first, second = refused("m-download-abcde"), refused("m-download-fghij")
+    for kind in ("ModelCached", "Ready"):
+        found = next(c for c in first["conditions"] if c["type"] == kind)
+        assert (found["status"], found["reason"]) == ("False", "QuotaExceeded")
+        assert "exceeded quota: q, requested: cpu=1" in found["message"]
+    assert first["phase"] == "Pending"
+    assert [event.reason for event in transitions.events({}, first)] == ["QuotaExceeded"]
+    assert transitions.events(first, second) == () and first["conditions"] == second["conditions"]
+
+    later = compute({}, RUNNING, old=first, sample=SAMPLE, job_error="what was said before")
+    assert next(c["reason"] for c in later["conditions"] if c["type"] == "ModelCached") == "Downloading"
+
+
+def test_a_policy_that_refuses_the_jobs_pod_is_named() -> None:
+    found = compute({}, job_error='Error creating: pods "x" is forbidden: violates PodSecurity')
+    told_of = next(c for c in found["conditions"] if c["type"] == "ModelCached")
+    assert (told_of["reason"], "violates PodSecurity" in told_of["message"]) == ("ApplyRejected", True)
