@@ -11,6 +11,17 @@ from contextlib import contextmanager
 from typing import Any
 
 HEALTH_PORT = 8001
+# Of a config.json, what says how much memory the model needs.
+LLAMA_2_13B = {
+    "model_type": "llama",
+    "hidden_size": 5120,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "intermediate_size": 13824,
+    "vocab_size": 32000,
+    "max_position_embeddings": 16384,
+    "tie_word_embeddings": False,
+}
 
 
 class Speaker:

@@ -6,20 +6,11 @@ import pytest
 
 from e2e.api import profiles
 from e2e.operator import pods
-from e2e.operator.statusz import speaking
+from e2e.operator.statusz import LLAMA_2_13B, speaking
 from e2e.operator.world import World, eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 
-LLAMA_2_13B = {
-    "model_type": "llama",
-    "hidden_size": 5120,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 40,
-    "intermediate_size": 13824,
-    "vocab_size": 32000,
-    "max_position_embeddings": 16384,
-}
 PATH = "/apis/serving.quire.dev/v1alpha1/acceleratorprofiles"
 
 

@@ -27,6 +27,6 @@ def qk_norm_reference(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: floa
 
 
 def _heads(qkv: Tensor, head_size: int, num_kv_heads: int) -> tuple[Tensor, Tensor]:
-    heads = qkv.view(qkv.shape[0], -1, head_size)
+    heads = qkv.unflatten(1, (-1, head_size))
     num_heads = heads.shape[1] - 2 * num_kv_heads
     return heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]

@@ -91,7 +91,7 @@ def rope_kv_write_reference(
 ) -> Tensor:
     """x * cos + rotate_half(x) * sin in float32, then one indexed write. cos, sin: [T, R / 2]."""
     num_kv_heads, block_size, head_size = k_cache.shape[1:]
-    heads = qkv.view(qkv.shape[0], -1, head_size)
+    heads = qkv.unflatten(1, (-1, head_size))
     num_rotated = heads.shape[1] - num_kv_heads
     x = heads[:, :num_rotated].float()
     half = cos.shape[-1]

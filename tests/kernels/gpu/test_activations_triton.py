@@ -1,6 +1,7 @@
 """Both gated activations in Triton give what their references give."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,34 +12,36 @@ from quire_kernels.gelu_tanh_mul_triton import gelu_tanh_mul_triton
 from quire_kernels.silu_mul import silu_mul_reference
 from quire_kernels.silu_mul_triton import silu_mul_triton
 from tests.kernels.gpu.closeness import assert_near
+from tests.kernels.gpu.pairwise import cases
+from tests.kernels.gpu.places import is_kept, place_for, rows
 
-OPS = [(silu_mul_triton, silu_mul_reference), (gelu_tanh_mul_triton, gelu_tanh_mul_reference)]
-CASES = [
-    (1, 1536, torch.bfloat16),
-    (5, 123, torch.float32),
-    (123, 5, torch.bfloat16),
-    (257, 1, torch.float16),
-    (5, 2049, torch.float32),
-]
+OPS: dict[str, Any] = {
+    "silu": (silu_mul_triton, silu_mul_reference),
+    "gelu": (gelu_tanh_mul_triton, gelu_tanh_mul_reference),
+}
+FACTORS: dict[str, Any] = {
+    "tokens": [5, 1, 123, 257, 0],
+    "size": [123, 1, 5, 257, 2049],
+    "dtype": [torch.bfloat16, torch.float32, torch.float16],
+    "op": list(OPS),
+    "apart": [0, 6],
+    "has_out": [False, True],
+}
 
 
-@pytest.mark.parametrize("apart", [0, 6])
-@pytest.mark.parametrize(("tokens", "size", "dtype"), CASES)
-@pytest.mark.parametrize(("op", "reference"), OPS)
-def test_it_equals_its_reference(
-    op: Callable[..., Tensor], reference: Callable[..., Tensor], tokens: int, size: int, dtype: torch.dtype,
-    apart: int, device: str,
-) -> None:  # fmt: skip
-    gate_up = (torch.randn(tokens, 2 * size + apart, device=device) * 4).to(dtype)[:, : 2 * size]
+@pytest.mark.parametrize("case", cases(FACTORS), ids=str)
+def test_it_equals_its_reference(case: dict[str, Any], device: str) -> None:
+    tokens, size, dtype, apart = (case[name] for name in ("tokens", "size", "dtype", "apart"))
+    op, reference = OPS[case["op"]]
+    gate_up = rows(tokens, 2 * size, dtype, apart, device)
     expected = reference(gate_up)
-    assert_near(op(gate_up), expected)
-    out = torch.full((tokens, size + 3), 9.0, dtype=dtype, device=device)
-    assert op(gate_up, out=out[:, :size]).data_ptr() == out.data_ptr()
-    assert_near(out[:, :size], expected)
-    assert (out[:, size:] == 9).all()
+    whole, out = place_for(expected)
+    given = op(gate_up, out=out if case["has_out"] else None)
+    assert_near(given, expected)
+    assert is_kept(whole) and (given is out) == case["has_out"]
 
 
-@pytest.mark.parametrize(("op", "reference"), OPS)
+@pytest.mark.parametrize(("op", "reference"), OPS.values(), ids=OPS)
 def test_extremes_and_what_is_not_a_number_stay_where_they_are(
     op: Callable[..., Tensor], reference: Callable[..., Tensor], device: str
 ) -> None:

@@ -1,41 +1,39 @@
 """The Triton kernel gives what the reference gives, over odd shapes and rows that lie apart."""
 
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
 
 from quire_kernels.add_rmsnorm import add_rmsnorm_reference
 from quire_kernels.add_rmsnorm_triton import add_rmsnorm_triton
 from tests.kernels.gpu.closeness import assert_near
+from tests.kernels.gpu.pairwise import cases
+from tests.kernels.gpu.places import is_kept, place_for, rows
 
-CASES = [
-    (1, 576, torch.bfloat16, torch.bfloat16),
-    (5, 123, torch.bfloat16, torch.float32),
-    (123, 1, torch.float32, torch.float32),
-    (257, 5, torch.float16, torch.float16),
-    (5, 257, torch.float32, torch.float32),
-    (123, 64, torch.bfloat16, torch.bfloat16),
-]
-
-
-def rows(tokens: int, hidden: int, dtype: torch.dtype, device: str, *, apart: bool) -> Tensor:
-    """Random rows; with ``apart`` a part of wider ones."""
-    return torch.randn(tokens, hidden + 7 * apart, device=device).to(dtype)[:, 3 * apart :][:, :hidden]
+FACTORS: dict[str, Any] = {
+    "tokens": [5, 1, 123, 257, 0],
+    "hidden": [123, 1, 5, 257, 576],
+    "dtype": [torch.bfloat16, torch.float32, torch.float16],
+    "weight": ["as x", torch.float32],
+    "has_residual": [False, True],
+    "apart": [0, 7],
+    "has_out": [False, True],
+}
 
 
-@pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("has_residual", [False, True])
-@pytest.mark.parametrize(("tokens", "hidden", "dtype", "weight_dtype"), CASES)
-def test_it_equals_its_reference(
-    tokens: int, hidden: int, dtype: torch.dtype, weight_dtype: torch.dtype, has_residual: bool, apart: bool,
-    device: str,
-) -> None:  # fmt: skip
-    x = rows(tokens, hidden, dtype, device, apart=apart)
-    residual = rows(tokens, hidden, dtype, device, apart=apart) if has_residual else None
-    weight = torch.randn(hidden, device=device).to(weight_dtype)
+@pytest.mark.parametrize("case", cases(FACTORS), ids=str)
+def test_it_equals_its_reference(case: dict[str, Any], device: str) -> None:
+    tokens, hidden, dtype, apart = (case[name] for name in ("tokens", "hidden", "dtype", "apart"))
+    x = rows(tokens, hidden, dtype, apart, device)
+    residual = rows(tokens, hidden, dtype, apart, device) if case["has_residual"] else None
+    weight = torch.randn(hidden, device=device).to(dtype if case["weight"] == "as x" else case["weight"])
     expected_residual = None if residual is None else residual.clone()
     expected = add_rmsnorm_reference(x.clone(), expected_residual, weight, 1e-5)
-    assert_near(add_rmsnorm_triton(x, residual, weight, 1e-5), expected)
+    whole, out = place_for(x)
+    given = add_rmsnorm_triton(x, residual, weight, 1e-5, out=out if case["has_out"] else None)
+    assert_near(given, expected)
+    assert is_kept(whole) and (given is out) == case["has_out"]
     if residual is not None:
         assert torch.equal(residual, expected_residual)
 

@@ -1,23 +1,37 @@
 """One launch copies blocks of every layer as one block at a time does, whatever tensors they lie in."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from quire_kernels.block_copy import block_copy_reference
 from quire_kernels.block_copy_triton import block_copy_triton
+from quire_kernels.kv_quantization import kv_row_size
+from tests.kernels.gpu.pairwise import cases
+
+FACTORS: dict[str, Any] = {
+    "pairs": [[(3, 0), (1, 4), (3, 2)], [(0, 4)]],
+    "dtype": [torch.bfloat16, torch.float32, torch.int8, torch.float8_e4m3fn],
+    "block": [16, 64],
+    "kv_heads": [3, 1],
+    "size": [64, 80, 96, 128, 256],
+    "layers": [3, 1],
+    "is_apart": [False, True],
+}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("pairs", [[(0, 4)], [(3, 0), (1, 4), (3, 2)]], ids=str)
-def test_it_equals_its_reference(dtype: torch.dtype, pairs: list[tuple[int, int]], device: str) -> None:
-    shape = (2, 5, 3, 16, 68)
-    layers = [torch.randn(shape, device=device).to(dtype) for _ in range(3)]
+@pytest.mark.parametrize("case", cases(FACTORS), ids=str)
+def test_it_equals_its_reference_bit_by_bit(case: dict[str, Any], device: str) -> None:
+    dtype, row = case["dtype"], kv_row_size(case["size"], case["dtype"]) * case["dtype"].itemsize
+    shape = (2, 5, case["kv_heads"] + case["is_apart"], case["block"], row)
+    # Any bytes, and so what is no number, too.
+    layers = [torch.randint(256, shape, device=device).to(torch.uint8) for _ in range(case["layers"])]
     expected = [layer.clone() for layer in layers]
     for given, copy in ((layers, block_copy_triton), (expected, block_copy_reference)):
-        parts = [half for layer in given for half in layer.unbind(0)]
-        copy(parts, parts, pairs)
-    for layer, its in zip(layers, expected, strict=True):
-        assert torch.equal(layer.view(torch.uint8), its.view(torch.uint8))
+        parts = [half[:, : case["kv_heads"]].view(dtype) for layer in given for half in layer.unbind(0)]
+        copy(parts, parts, case["pairs"])
+    assert all(torch.equal(layer, its) for layer, its in zip(layers, expected, strict=True))
 
 
 def test_blocks_longer_than_a_program_go_side_by_side_and_back(device: str) -> None:

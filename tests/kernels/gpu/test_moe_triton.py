@@ -1,5 +1,7 @@
 """Experts in Triton give what one token and expert at a time gives, and what the models' own blocks give."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,21 +11,19 @@ from quire_kernels.group_rows_triton import group_rows_triton
 from quire_kernels.moe import moe_reference, moe_route_reference
 from quire_kernels.moe_triton import moe_route_triton, moe_triton
 from tests.kernels.gpu.closeness import assert_near
+from tests.kernels.gpu.pairwise import cases
+from tests.kernels.gpu.places import is_kept, place_for, rows
+
+GROUPS: dict[str, Any] = {
+    "count": [123, 1, 5, 257, 4099, 0],
+    "owners": [8, 1, 3, 20, 128],
+    "size": [16, 64],
+}
 
 
-@pytest.mark.parametrize("size", [16, 64])
-@pytest.mark.parametrize(
-    ("count", "owners"),
-    [
-        (1, 1),
-        (5, 3),
-        (123, 8),
-        (4099, 5),
-        (9, 20),
-        pytest.param(257, 128, marks=pytest.mark.kernels),
-    ],
-)
-def test_rows_are_grouped_by_owner_in_their_order(count: int, owners: int, size: int, device: str) -> None:
+@pytest.mark.parametrize("case", cases(GROUPS), ids=str)
+def test_rows_are_grouped_by_owner_in_their_order(case: dict[str, Any], device: str) -> None:
+    count, owners, size = case["count"], case["owners"], case["size"]
     of = torch.randint(-1, owners, (count,), dtype=torch.int32, device=device)
     of[of == owners // 2] = 0  # somebody has none
     given, expected = group_rows_triton(of, owners, size), group_rows_reference(of, owners, size)
@@ -43,24 +43,22 @@ def test_rows_of_nobody_and_no_rows_make_no_blocks(device: str) -> None:
         group_rows_triton(nobody.long(), 4, 16)
 
 
-@pytest.mark.parametrize("normalises", [False, True])
-@pytest.mark.parametrize(
-    ("tokens", "experts", "per_token", "dtype"),
-    [
-        (1, 8, 2, torch.float32),
-        (5, 128, 8, torch.bfloat16),
-        (12, 5, 5, torch.float16),
-        pytest.param(123, 5, 3, torch.float16, marks=pytest.mark.kernels),
-        (7, 1, 1, torch.bfloat16),
-    ],
-)
-def test_the_likeliest_are_chosen(
-    tokens: int, experts: int, per_token: int, dtype: torch.dtype, normalises: bool, device: str
-) -> None:
-    logits = (torch.randn(tokens, experts + 3, device=device) * 3).to(dtype)[:, 3:]
-    logits[0, experts // 2] = float("-inf") if experts > per_token else 0.0
-    given = moe_route_triton(logits, per_token, normalises=normalises)
-    expected = moe_route_reference(logits, per_token, normalises=normalises)
+ROUTES: dict[str, Any] = {
+    "tokens": [5, 1, 123, 0],
+    "experts": [(128, 8), (8, 2), (5, 5), (5, 3), (1, 1)],  # and how many a token takes
+    "dtype": [torch.bfloat16, torch.float32, torch.float16],
+    "normalises": [False, True],
+    "apart": [3, 0],
+}
+
+
+@pytest.mark.parametrize("case", cases(ROUTES), ids=str)
+def test_the_likeliest_are_chosen(case: dict[str, Any], device: str) -> None:
+    experts, per_token = case["experts"]
+    logits = rows(case["tokens"], experts, case["dtype"], case["apart"], device)
+    logits[:1, experts // 2] = float("-inf") if experts > per_token else 0.0
+    given = moe_route_triton(logits, per_token, normalises=case["normalises"])
+    expected = moe_route_reference(logits, per_token, normalises=case["normalises"])
     assert torch.equal(given[1], expected[1])
     torch.testing.assert_close(given[0], expected[0], rtol=1e-5, atol=1e-7)
 
@@ -83,27 +81,26 @@ def layer(
     return x, torch.randn(tokens, experts, device=device).to(dtype), gate_up, down
 
 
-@pytest.mark.parametrize(
-    ("tokens", "hidden", "inner", "experts", "per_token", "dtype", "normalises"),
-    [
-        (1, 128, 64, 8, 2, torch.bfloat16, True),
-        (5, 123, 37, 3, 1, torch.float32, False),
-        (5, 64, 96, 16, 4, torch.float16, False),
-        (37, 72, 40, 2, 2, torch.float32, True),  # tiles of 64 rows
-        pytest.param(123, 136, 80, 4, 2, torch.bfloat16, True, marks=pytest.mark.kernels),
-    ],
-)
-def test_it_equals_one_token_and_expert_at_a_time(
-    tokens: int, hidden: int, inner: int, experts: int, per_token: int, dtype: torch.dtype, normalises: bool,
-    device: str,
-) -> None:  # fmt: skip
-    x, logits, gate_up, down = layer(tokens, hidden, inner, experts, dtype, device)
-    expected = moe_reference(x, logits, gate_up, down, per_token, normalises=normalises)
-    given = moe_triton(x, logits, gate_up, down, per_token, normalises=normalises)
+FACTORS: dict[str, Any] = {
+    "tokens": [5, 1, 37, 123, 0],
+    "hidden": [123, 1, 64, 257],
+    "inner": [37, 1, 5, 96],
+    "experts": [(3, 1), (8, 2), (16, 4), (2, 2)],  # of two, tiles of 64 rows
+    "dtype": [torch.bfloat16, torch.float32, torch.float16],
+    "normalises": [False, True],
+    "has_out": [False, True],
+}
+
+
+@pytest.mark.parametrize("case", cases(FACTORS), ids=str)
+def test_it_equals_one_token_and_expert_at_a_time(case: dict[str, Any], device: str) -> None:
+    (experts, per_token), dtype, normalises = case["experts"], case["dtype"], case["normalises"]
+    arguments = layer(case["tokens"], case["hidden"], case["inner"], experts, dtype, device)
+    expected = moe_reference(*arguments, per_token, normalises=normalises)
+    whole, out = place_for(expected)
+    given = moe_triton(*arguments, per_token, normalises=normalises, out=out if case["has_out"] else None)
     assert_near(given, expected, largest=2e-5 if dtype == torch.float32 else 8e-3)
-    out = torch.full((tokens, hidden + 5), 9.0, dtype=dtype, device=device)
-    moe_triton(x, logits, gate_up, down, per_token, normalises=normalises, out=out[:, :hidden])
-    assert torch.equal(out[:, :hidden], given) and (out[:, hidden:] == 9).all()
+    assert is_kept(whole) and (given is out) == case["has_out"]
 
 
 def test_a_tokens_result_does_not_depend_on_who_else_is_there(device: str) -> None:

@@ -10,48 +10,42 @@ from quire_kernels.gpu_type import capability
 from quire_kernels.paged_decode_attention import paged_decode_attention_reference
 from quire_kernels.paged_decode_attention_triton import paged_decode_attention_triton
 from quire_kernels.split_kv_attention_triton import decode_splits
-from tests.kernels.gpu.caches import TYPES, bound_of, paged, rows
+from tests.kernels.gpu.caches import CACHES, DTYPES, bound_of, paged, rows
 from tests.kernels.gpu.closeness import assert_near
 from tests.kernels.gpu.pairwise import cases
+from tests.kernels.gpu.places import is_kept, place_for
 
 FACTORS: dict[str, Any] = {
-    "lengths": [[1], [5, 257, 1], [123, 64], [16, 33, 100]],
+    "lengths": [[1], [5, 257, 0, 1], [123, 64], [16, 33, 100]],  # padding has none
     "kv_heads": [1, 2],
     "group": [4, 3, 1, 8, 24],
     "size": [64, 80, 96, 128, 256],
     "block": [16, 64],
-    "types": TYPES,
+    "dtype": DTYPES,
+    "cache": CACHES,
     "splits": [1, 2, 8, 32],
     "tile": [32, 16, 64],
     "more": [{}, {"window": 1}, {"window": 70}, {"softcap": 2.0}, {"window": 17, "softcap": 1.0}],
+    "is_full": [False, True],
 }
 
 
 @pytest.mark.parametrize("case", cases(FACTORS), ids=str)
 def test_it_equals_its_reference(case: dict[str, Any], device: str) -> None:
-    (dtype, cache), heads = case["types"], case["kv_heads"] * case["group"]
+    dtype, cache, heads = case["dtype"], case["cache"], case["kv_heads"] * case["group"]
     lengths, kv_heads, size, block = (case[name] for name in ("lengths", "kv_heads", "size", "block"))
-    keys, values, table, seq_lens, scales = paged(lengths, kv_heads, size, block, cache or dtype, device)
+    keys, values, table, seq_lens, scales = paged(
+        lengths, kv_heads, size, block, cache or dtype, device, is_full=case["is_full"]
+    )
     q = rows(len(lengths), heads, size, dtype, device)
+    whole, out = place_for(q, -2)
     arguments = (q, keys, values, table, seq_lens, size**-0.5)
     expected = paged_decode_attention_reference(*arguments, **case["more"], scales=scales)
     given = paged_decode_attention_triton(
-        *arguments, **case["more"], scales=scales, splits=case["splits"], tile=case["tile"]
+        *arguments, **case["more"], scales=scales, splits=case["splits"], tile=case["tile"], out=out
     )
-    assert_near(given, expected, **bound_of(dtype, cache))
-
-
-@pytest.mark.parametrize("splits", [1, 4])
-def test_a_padding_row_gives_zeros_and_out_may_be_part_of_more(splits: int, device: str) -> None:
-    keys, values, table, seq_lens, _ = paged([20, 0, 3], 1, 64, 16, torch.float32, device)
-    q, out = torch.randn(3, 2, 64, device=device), torch.full((3, 3, 64), 9.0, device=device)
-    given = paged_decode_attention_triton(
-        q, keys, values, table, seq_lens, 0.1, splits=splits, tile=16, out=out[:, :2]
-    )
-    assert (given[1] == 0).all() and (out[:, 2] == 9).all()
-    rows = torch.tensor([0, 2], device=device)
-    some = (q[rows], keys, values, table[rows], seq_lens[rows], 0.1)
-    assert_near(given[rows], paged_decode_attention_reference(*some))
+    assert given is out and is_kept(whole, -2)
+    assert_near(out, expected, **bound_of(dtype, cache))
 
 
 @pytest.mark.parametrize("splits", [1, 4])

@@ -13,9 +13,10 @@ from quire_kernels.paged_prefill_attention_triton import (
     paged_prefill_attention_triton,
     prefill_tiling,
 )
-from tests.kernels.gpu.caches import TYPES, bound_of, paged, rows
+from tests.kernels.gpu.caches import CACHES, DTYPES, bound_of, paged, rows
 from tests.kernels.gpu.closeness import assert_near
 from tests.kernels.gpu.pairwise import cases
+from tests.kernels.gpu.places import is_kept, place_for
 
 FACTORS: dict[str, Any] = {
     # (tokens of the chunk, tokens up to its end) of each sequence
@@ -30,32 +31,38 @@ FACTORS: dict[str, Any] = {
     "group": [4, 3, 1, 8],
     "size": [64, 80, 96, 128, 256],
     "block": [16, 64],
-    "types": TYPES,
+    "dtype": DTYPES,
+    "cache": CACHES,
     "tiling": [Tiling(64, 64, 4, 2), Tiling(32, 32, 4, 2), Tiling(128, 64, 8, 2), Tiling(64, 16, 4, 2)],
     "more": [{}, {"window": 1}, {"window": 70}, {"softcap": 2.0}, {"window": 17, "softcap": 1.0}],
+    "is_full": [False, True],
 }
 
 
 @pytest.mark.parametrize("case", cases(FACTORS), ids=str)
 def test_it_equals_its_reference(case: dict[str, Any], device: str) -> None:
-    (dtype, cache), heads = case["types"], case["kv_heads"] * case["group"]
+    dtype, cache, heads = case["dtype"], case["cache"], case["kv_heads"] * case["group"]
     kv_heads, size, block = (case[name] for name in ("kv_heads", "size", "block"))
     new, lengths = (list(side) for side in zip(*case["chunks"], strict=True))
-    keys, values, table, seq_lens, scales = paged(lengths, kv_heads, size, block, cache or dtype, device)
+    keys, values, table, seq_lens, scales = paged(
+        lengths, kv_heads, size, block, cache or dtype, device, is_full=case["is_full"]
+    )
     bounds = torch.tensor([0, *new], device=device).cumsum(0)
     q = rows(sum(new), heads, size, dtype, device)
+    whole, out = place_for(q, -2)
     arguments = (q, keys, values, table, seq_lens, bounds, size**-0.5)
     expected = paged_prefill_attention_reference(*arguments, **case["more"], scales=scales)
-    given = paged_prefill_attention_triton(*arguments, **case["more"], scales=scales, tiling=case["tiling"])
-    assert_near(given, expected, **bound_of(dtype, cache))
+    paged_prefill_attention_triton(*arguments, **case["more"], scales=scales, tiling=case["tiling"], out=out)
+    assert is_kept(whole, -2)
+    assert_near(out, expected, **bound_of(dtype, cache))
 
 
 def test_nothing_but_the_chunks_tokens_is_written(device: str) -> None:
     keys, values, table, seq_lens, _ = paged([20, 7], 1, 64, 16, torch.float32, device)
-    q, out = torch.randn(12, 2, 64, device=device), torch.full((12, 3, 64), 9.0, device=device)
+    q, out = torch.randn(12, 2, 64, device=device), torch.full((12, 2, 64), 9.0, device=device)
     bounds = torch.tensor([0, 6, 10], device=device)  # the last two are of no chunk
-    given = paged_prefill_attention_triton(q, keys, values, table, seq_lens, bounds, 0.1, out=out[:, :2])
-    assert (out[:, 2] == 9).all() and (out[10:] == 9).all()
+    given = paged_prefill_attention_triton(q, keys, values, table, seq_lens, bounds, 0.1, out=out)
+    assert (out[10:] == 9).all()
     expected = paged_prefill_attention_reference(q[:10], keys, values, table, seq_lens, bounds, 0.1)
     assert_near(given[:10], expected)
 

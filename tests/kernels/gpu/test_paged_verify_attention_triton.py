@@ -10,21 +10,24 @@ from quire_kernels.paged_decode_attention_triton import paged_decode_attention_t
 from quire_kernels.paged_verify_attention import paged_verify_attention, paged_verify_attention_reference
 from quire_kernels.paged_verify_attention_triton import paged_verify_attention_triton
 from quire_kernels.split_kv_attention_triton import row_block
-from tests.kernels.gpu.caches import TYPES, bound_of, paged, rows
+from tests.kernels.gpu.caches import CACHES, DTYPES, bound_of, paged, rows
 from tests.kernels.gpu.closeness import assert_near
 from tests.kernels.gpu.pairwise import cases
+from tests.kernels.gpu.places import is_kept, place_for
 
 FACTORS: dict[str, Any] = {
     "queries": [4, 1, 2, 5, 9],
-    "before": [[0], [1, 248, 3], [114, 60], [12, 0, 100]],  # tokens before the new ones
+    "before": [[0], [1, 248, None, 3], [114, 60], [12, 0, 100]],  # tokens before the new ones; None: padding
     "kv_heads": [1, 2],
     "group": [4, 3, 1, 8],
     "size": [64, 80, 96, 128, 256],
     "block": [16, 64],
-    "types": TYPES,
+    "dtype": DTYPES,
+    "cache": CACHES,
     "splits": [1, 4, 32],
     "more": [{}, {"window": 70}, {"softcap": 2.0}, {"window": 9, "softcap": 1.0}],
     "is_tree": [False, True],
+    "is_full": [False, True],
 }
 
 
@@ -43,18 +46,22 @@ def trees(sequences: int, queries: int, device: str) -> Tensor:
 
 @pytest.mark.parametrize("case", cases(FACTORS), ids=str)
 def test_it_equals_its_reference(case: dict[str, Any], device: str) -> None:
-    (dtype, cache), heads = case["types"], case["kv_heads"] * case["group"]
+    dtype, cache, heads = case["dtype"], case["cache"], case["kv_heads"] * case["group"]
     kv_heads, size, block, queries = (case[name] for name in ("kv_heads", "size", "block", "queries"))
-    lengths = [before + queries for before in case["before"]]
-    keys, values, table, seq_lens, scales = paged(lengths, kv_heads, size, block, cache or dtype, device)
+    lengths = [0 if before is None else before + queries for before in case["before"]]
+    keys, values, table, seq_lens, scales = paged(
+        lengths, kv_heads, size, block, cache or dtype, device, is_full=case["is_full"]
+    )
     q = rows(len(lengths) * queries, heads, size, dtype, device).unflatten(0, (len(lengths), queries))
+    whole, out = place_for(q, -2)
     tree = trees(len(lengths), queries, device) if case["is_tree"] else None
     arguments = (q, keys, values, table, seq_lens, size**-0.5)
     expected = paged_verify_attention_reference(*arguments, **case["more"], scales=scales, tree=tree)
-    given = paged_verify_attention_triton(
-        *arguments, **case["more"], scales=scales, tree=tree, splits=case["splits"], tile=32
+    paged_verify_attention_triton(
+        *arguments, **case["more"], scales=scales, tree=tree, splits=case["splits"], tile=32, out=out
     )
-    assert_near(given, expected, **bound_of(dtype, cache))
+    assert is_kept(whole, -2)
+    assert_near(out, expected, **bound_of(dtype, cache))
 
 
 @pytest.mark.parametrize("queries", [pytest.param(64, marks=pytest.mark.kernels), 33])
@@ -65,17 +72,6 @@ def test_more_rows_than_a_program_holds_are_more_programs(queries: int, device: 
     expected = paged_verify_attention_reference(q, keys, values, table, seq_lens, 0.1, tree=tree)
     assert_near(given, expected)
     assert row_block(queries, 4) == 64 and row_block(2, 4) == 16 and row_block(5, 4) == 32
-
-
-@pytest.mark.parametrize("splits", [1, 4])
-def test_a_padding_row_gives_zeros_and_out_may_be_part_of_more(splits: int, device: str) -> None:
-    keys, values, table, seq_lens, _ = paged([20, 0, 4], 1, 64, 16, torch.float32, device)
-    q, out = torch.randn(3, 4, 2, 64, device=device), torch.full((3, 5, 3, 64), 9.0, device=device)
-    given = paged_verify_attention_triton(
-        q, keys, values, table, seq_lens, 0.1, splits=splits, tile=16, out=out[:, :4, :2]
-    )
-    assert (given[1] == 0).all() and (out[:, :, 2] == 9).all() and (out[:, 4] == 9).all()
-    assert_near(given, paged_verify_attention_reference(q, keys, values, table, seq_lens, 0.1))
 
 
 def test_a_draft_that_is_no_ancestor_changes_nothing(device: str) -> None:

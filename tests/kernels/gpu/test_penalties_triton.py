@@ -1,5 +1,7 @@
 """Penalties and grammars in Triton give the very logits of their references, whatever the rows look like."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,6 +10,8 @@ from quire_kernels.penalties import apply_penalties_reference
 from quire_kernels.penalties_triton import apply_penalties_triton
 from quire_kernels.token_bitmask import apply_token_bitmask_reference
 from quire_kernels.token_bitmask_triton import apply_token_bitmask_triton
+from tests.kernels.gpu.pairwise import cases
+from tests.kernels.gpu.places import is_kept, place_for, rows
 
 # Of seven positions: nothing asked for, each kind alone, all together, and a context that is empty.
 REPETITION = [1.0, 1.3, 1.0, 1.0, 0.7, 1.1, 10.0]
@@ -25,23 +29,40 @@ def settings(device: str) -> tuple[Tensor, ...]:
     return *whole, torch.tensor(REPETITION, device=device), *parts
 
 
-@pytest.mark.parametrize("vocab_size", [1, 5, 123, 1031, 2048])
-def test_the_context_of_each_position_is_penalised(vocab_size: int, device: str) -> None:
-    logits = torch.randn(7, vocab_size + 3, device=device)[:, 3:] * 5
+FACTORS: dict[str, Any] = {
+    "vocab": [123, 1, 5, 257, 1031, 2048],
+    "positions": [slice(0, 7), slice(5, 6), slice(0, 0)],
+    "apart": [3, 0, 8],
+    "width": [64, 61],  # of the contexts' table
+    "is_in_place": [False, True],
+    "has_counts": [False, True],
+}
+
+
+@pytest.mark.parametrize("case", cases(FACTORS), ids=str)
+def test_the_context_of_each_position_is_penalised(case: dict[str, Any], device: str) -> None:
+    vocab_size, positions = case["vocab"], case["positions"]
+    given = [values[positions] for values in settings(device)]
+    logits = rows(7, vocab_size, torch.float32, case["apart"], device)
     logits[:, ::3] = logits[:, ::3].abs()
     logits[4, vocab_size // 2] = float("-inf")
     logits[5, vocab_size // 3] = float("nan")
-    tokens = torch.randint(-2, min(vocab_size + 2, 90), (3, 64), device=device)
-    given = settings(device)
-    expected = apply_penalties_reference(logits, tokens, *given)
-    before = logits.clone()
-    actual = apply_penalties_triton(logits, tokens, *given)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(logits, before, rtol=0, atol=0, equal_nan=True)
-    assert vocab_size < 100 or not torch.equal(actual[1:6].nan_to_num(), logits[1:6].nan_to_num())
+    logits = logits[positions]
+    tokens = torch.randint(-2, min(vocab_size + 2, 90), (3, 64), device=device)[:, : case["width"]]
+    counts = torch.zeros(logits.shape, dtype=torch.int32, device=device) if case["has_counts"] else None
+    before, expected = logits.clone(), apply_penalties_reference(logits, tokens, *given)
+    whole, out = place_for(logits)
+    if case["is_in_place"]:
+        out = logits
+    assert apply_penalties_triton(logits, tokens, *given, out=out, counts=counts) is out
+    torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+    assert is_kept(whole) and (counts is None or not counts.any())
+    if not case["is_in_place"]:
+        torch.testing.assert_close(logits, before, rtol=0, atol=0, equal_nan=True)
+    assert vocab_size < 100 or not len(before) or not torch.equal(out.nan_to_num(), before.nan_to_num())
 
 
-def test_in_place_and_the_table_is_empty_again(device: str) -> None:
+def test_the_table_is_empty_again_and_what_lies_around_is_kept(device: str) -> None:
     wide = torch.randn(7, 2000, device=device)
     logits, counts = wide[:, 8:1508], torch.zeros(7, 1500, dtype=torch.int32, device=device)
     tokens, given = torch.randint(0, 1500, (3, 64), device=device), settings(device)
@@ -67,25 +88,34 @@ def test_tables_that_do_not_fit_are_refused(device: str) -> None:
         apply_penalties_triton(logits.T.contiguous().T, tokens, *others, presence, frequency)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("vocab_size", [1, 5, 32, 123, 257, 4100])
-def test_what_a_mask_forbids_is_minus_infinity(vocab_size: int, dtype: torch.dtype, device: str) -> None:
-    wide = torch.randn(5, vocab_size + 3, device=device).to(dtype)
-    logits = wide[:, 3:]
+MASKS: dict[str, Any] = {
+    "vocab": [123, 1, 5, 32, 257, 4100],
+    "dtype": [torch.float32, torch.bfloat16, torch.float16],
+    "positions": [[3, 1, 4, -1], [2], []],
+    "apart": [3, 0],
+    "is_in_place": [False, True],
+}
+
+
+@pytest.mark.parametrize("case", cases(MASKS), ids=str)
+def test_what_a_mask_forbids_is_minus_infinity(case: dict[str, Any], device: str) -> None:
+    vocab_size, masks = case["vocab"], len(case["positions"])
+    logits = rows(5, vocab_size, case["dtype"], case["apart"], device)
     logits[1, vocab_size // 2] = float("nan")
     words = torch.randint(-(1 << 31), 1 << 31, (4, -(-vocab_size // 32) + 1), device=device)
-    bitmask = words.to(torch.int32)[:, :-1]
-    bitmask[0], bitmask[2] = 0, -1
-    positions = torch.tensor([3, 1, 4, -1], device=device)
-    expected = apply_token_bitmask_reference(logits, bitmask, positions)
-    before = wide.clone()
-    given = apply_token_bitmask_triton(logits, bitmask, positions)
-    torch.testing.assert_close(given, expected, rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(wide.nan_to_num(), before.nan_to_num())
-    assert (given[3] == float("-inf")).all() and torch.equal(given[[0, 2, 4]], logits[[0, 2, 4]])
-    assert apply_token_bitmask_triton(logits, bitmask, positions, out=logits) is logits
-    torch.testing.assert_close(logits, expected, rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(wide[:, :3], before[:, :3])
+    words[0], words[2] = 0, -1
+    bitmask, positions = words.to(torch.int32)[:masks, :-1], torch.tensor(case["positions"], device=device)
+    positions = positions.to(torch.int64)
+    before, expected = logits.clone(), apply_token_bitmask_reference(logits, bitmask, positions)
+    whole, out = place_for(logits)
+    if case["is_in_place"]:
+        out = logits
+    assert apply_token_bitmask_triton(logits, bitmask, positions, out=out) is out
+    torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+    assert is_kept(whole)
+    assert not masks or (out[case["positions"][0]] == float("-inf")).all()
+    free = [row for row in range(5) if row not in case["positions"]]
+    torch.testing.assert_close(out[free], before[free], rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_mask_that_is_too_short_is_refused(device: str) -> None:

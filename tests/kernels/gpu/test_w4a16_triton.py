@@ -1,5 +1,7 @@
 """4-bit weights as checkpoints pack them give what the dequantised ones give."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,6 +10,8 @@ from quire_kernels.w4a16 import w4a16_reference
 from quire_kernels.w4a16_packing import W4Weight, pack_w4
 from quire_kernels.w4a16_triton import MANY_ROWS, MAX_SPLITS, w4a16_splits, w4a16_triton
 from tests.kernels.gpu.closeness import assert_near
+from tests.kernels.gpu.pairwise import cases
+from tests.kernels.gpu.places import is_kept, place_for, rows
 
 
 def weight_of(
@@ -22,37 +26,33 @@ def weight_of(
     )
 
 
-# rows, inputs, outputs, group, dtype of x, of the scales, splits, has a bias, inputs in another order
-CASES = [
-    (1, 576, 192, 64, torch.bfloat16, torch.float16, 1, False, False),
-    (5, 384, 123, 128, torch.bfloat16, torch.bfloat16, 2, True, False),
-    (16, 256, 5, 256, torch.float16, torch.float16, 1, True, True),
-    (17, 96, 64, 32, torch.bfloat16, torch.float32, 2, False, False),
-    (1, 640, 257, 128, torch.float16, torch.float16, 4, True, False),  # of five groups: a part without one
-    pytest.param(123, 192, 72, 64, torch.bfloat16, torch.float16, 1, True, True, marks=pytest.mark.kernels),
-    (33, 128, 64, 128, torch.float16, torch.bfloat16, 1, False, True),
-    (257, 256, 123, 128, torch.bfloat16, torch.float16, 1, True, True),  # through dequantised weights
-    (257, 96, 5, 32, torch.float16, torch.bfloat16, 1, False, False),
-]
+FACTORS: dict[str, Any] = {
+    "rows": [5, 1, 17, 123, 257, 0],  # 257: through dequantised weights
+    "inputs": [(384, 128), (576, 64), (256, 256), (96, 32), (640, 128)],  # and in groups of how many
+    "outputs": [123, 1, 5, 64, 257],
+    "dtype": [torch.bfloat16, torch.float16],
+    "scales": [torch.float16, torch.bfloat16, torch.float32],
+    "splits": [1, 2, 4],  # some of them without a group
+    "has_bias": [False, True],
+    "is_ordered": [False, True],
+    "apart": [8, 0],
+    "has_out": [False, True],
+}
 
 
-@pytest.mark.parametrize(
-    ("rows", "inputs", "outputs", "size", "dtype", "scales", "splits", "biased", "ordered"), CASES
-)
-def test_it_equals_the_product_with_what_the_numbers_mean(
-    rows: int, inputs: int, outputs: int, size: int, dtype: torch.dtype, scales: torch.dtype, splits: int,
-    biased: bool, ordered: bool, device: str,
-) -> None:  # fmt: skip
-    weight = weight_of(inputs, outputs, size, scales, device, ordered=ordered)
-    x = torch.randn(rows, inputs + 8, device=device).to(dtype)[:, 8:]
-    bias = torch.randn(outputs, device=device).to(dtype) if biased else None
+@pytest.mark.parametrize("case", cases(FACTORS), ids=str)
+def test_it_equals_the_product_with_what_the_numbers_mean(case: dict[str, Any], device: str) -> None:
+    count, outputs, dtype = case["rows"], case["outputs"], case["dtype"]
+    inputs, size = case["inputs"]
+    weight = weight_of(inputs, outputs, size, case["scales"], device, ordered=case["is_ordered"])
+    x = rows(count, inputs, dtype, case["apart"], device)
+    bias = torch.randn(outputs, device=device).to(dtype) if case["has_bias"] else None
     expected = w4a16_reference(x, weight, bias)
-    rms = 3e-3 if rows >= MANY_ROWS and dtype == torch.bfloat16 else None  # the weights are rounded, too
-    assert_near(w4a16_triton(x, weight, bias, splits=splits), expected, rms)
-    out = torch.full((rows, outputs + 5), 9.0, dtype=dtype, device=device)
-    w4a16_triton(x, weight, bias, out=out[:, :outputs])
-    assert_near(out[:, :outputs], expected, rms)
-    assert (out[:, outputs:] == 9).all()
+    whole, out = place_for(expected)
+    given = w4a16_triton(x, weight, bias, splits=case["splits"], out=out if case["has_out"] else None)
+    # Where there are many, the weights are rounded, too.
+    assert_near(given, expected, *((3e-3, 8e-3) if count >= MANY_ROWS and dtype == torch.bfloat16 else ()))
+    assert is_kept(whole) and (given is out) == case["has_out"]
 
 
 def test_nothing_is_rounded_before_the_sum(device: str) -> None:

@@ -8,21 +8,12 @@ from typing import Any
 import pytest
 
 from e2e.operator import pods as kubelet
+from e2e.operator.statusz import LLAMA_2_13B
 from quire_operator import reports, status
 from quire_operator.spec import Profile
 from quire_operator.status import transitions
 from tests.operator.status.told import Body, compute, condition, model_body, pod
 
-LLAMA_2_13B = {
-    "model_type": "llama",
-    "hidden_size": 5120,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 40,
-    "intermediate_size": 13824,
-    "vocab_size": 32000,
-    "max_position_embeddings": 16384,
-    "tie_word_embeddings": False,
-}
 H100 = status.Target(profile=Profile(memory="80G"))
 UNTOLD = {"target": H100}
 

@@ -12,22 +12,9 @@ from quire_server.runner import drafts, gpu_setup
 from quire_server.runner.grammars import Grammars
 from quire_server.runner.model_runner import ModelRunner, RunnerOptions
 from quire_server.runner.parts import Parts, assemble
-from tests.server.models import families
-from tests.server.runner.in_process import InProcessEngine, greedy, load
+from tests.server.runner.in_process import InProcessEngine, greedy
 from tests.server.runner.pretend_device import PretendDevice
 from tests.server.runner.test_speculation import CIRCUMSTANCES, DRAFT_MODEL, LENGTH, SAMPLING, prompts
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    families.make(path, "Llama, tied")
-    return path
-
-
-@pytest.fixture(scope="module")
-def host(directory: Path) -> ModelRunner:
-    return load(directory)
 
 
 def on(device: PretendDevice, directory: Path, draft: Path, **options: object) -> tuple[Parts, ModelRunner]:

@@ -12,17 +12,9 @@ from quire_server.runner import model_runner
 from quire_server.runner.grammars import Grammars
 from quire_server.runner.model_runner import ModelRunner, RunnerOptions
 from quire_server.runner.parts import assemble
-from tests.server.models import families
 from tests.server.runner.in_process import greedy
 from tests.server.runner.pretend_device import PretendDevice
 from tests.server.runner.test_device_runner import on, play
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    families.make(path, "Llama, tied")
-    return path
 
 
 def graphed(device: PretendDevice, directory: Path) -> None:

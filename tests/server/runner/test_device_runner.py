@@ -20,25 +20,12 @@ from quire_server.runner.parts import assemble
 from quire_server.runner.rows import Rows
 from quire_server.runner.sampler import NOT_FINITE
 from tests.server.models import compressed_tensors_oracle as compressed
-from tests.server.models import families
-from tests.server.runner.in_process import InProcessEngine, greedy, load
+from tests.server.runner.in_process import InProcessEngine, greedy
 from tests.server.runner.pretend_device import PretendDevice
 from tests.server.runner.test_model_runner import PROMPTS, SAMPLING
 from tests.server.runner.test_quantized_parity import tiny_llama
 
 LONG = [3 + i % 200 for i in range(90)]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    families.make(path, "Llama, tied")
-    return path
-
-
-@pytest.fixture(scope="module")
-def host(directory: Path) -> ModelRunner:
-    return load(directory)
 
 
 def on(device: PretendDevice, directory: Path, **options: object) -> ModelRunner:

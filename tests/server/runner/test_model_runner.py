@@ -10,7 +10,6 @@ from quire_server.core.errors import ConfigError, ModelNotFoundError
 from quire_server.core.request import FinishReason, Request, SamplingParams
 from quire_server.runner import memory
 from quire_server.runner.model_runner import ModelRunner
-from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
 PROMPTS = [[random.Random(i).randrange(2, 211) for _ in range(3 + i * 2 % 23)] for i in range(24)]
@@ -34,13 +33,6 @@ SAMPLING = [
     )
     for i in range(24)
 ]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    families.make(path, "Llama, tied")
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -61,13 +61,6 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    families.make(path, "Llama, tied")
-    return path
-
-
-@pytest.fixture(scope="module")
 def expected(directory: Path) -> list[list[int]]:
     model = LlamaForCausalLM.from_pretrained(directory)
     return families.answers(model, prompts(), LENGTH)

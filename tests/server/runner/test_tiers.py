@@ -15,7 +15,6 @@ from quire_server.core.limits import PreemptionMode
 from quire_server.core.request import Request
 from quire_server.runner import disk
 from quire_server.runner.model_runner import ModelRunner
-from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
 RNG = random.Random(11)
@@ -26,13 +25,6 @@ PROMPTS = [
 ]
 SMALL = {"num_blocks": 9, "max_model_len": 130, "num_host_slots": 6, "num_disk_slots": 60}
 SIZE = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    families.make(path, "Llama, tied")
-    return path
 
 
 @pytest.fixture(scope="module")
