@@ -90,7 +90,7 @@ class ApiServer:
             etcd_url=self._etcd_url,
             bind_address="127.0.0.1",
             port=self._port,
-            services=IPv4Network("10.0.0.0/24"),
+            services=IPv4Network("10.0.0.0/16"),  # a Service each for a thousand LLMDeployments
             # Nothing makes a ServiceAccount here, so that its admission would refuse every pod.
             extra=(
                 "--disable-admission-plugins=ServiceAccount",
