@@ -8,7 +8,6 @@ import ast
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -72,21 +71,19 @@ def report(directory: Path, windows: int = quality.MAX_WINDOWS, text: str | None
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "text").write_text(text or calibration_text())
         for kind, scheme in KINDS.items():
-            made, start = Path(folder) / kind, time.monotonic()
+            made = Path(folder) / kind
             run.run(directory, scheme, Path(folder) / "text", made, lambda line: None)
-            seconds = time.monotonic() - start
             size = (made / "model.safetensors").stat().st_size
             found = quality.measure(_opened(made, "float32"), _opened(directory, "float32"), tokens)
             budget = f"{BUDGETS[kind]:.1f} %" if kind in BUDGETS else ""
-            rows.append([kind, f"{size / 1e6:.0f}", f"{seconds:.0f}", *_cells(found), budget])
+            rows.append([kind, f"{size / 1e6:.0f}", *_cells(found), budget])
             print(*rows[-1], sep=", ", file=sys.stderr, flush=True)  # half an hour goes by before the table
             if kind == "int8":
                 served = quality.measure(_opened(made, "auto"), _opened(directory, "float32"), tokens)
-                rows.append(["int8, as served on this CPU", "", "", *_cells(served), ""])
+                rows.append(["int8, as served on this CPU", "", *_cells(served), ""])
     heads = [
         "scheme",
         "file, MB",
-        "seconds to make",
         "perplexity",
         "above the original",
         "same likeliest token",
