@@ -43,6 +43,7 @@ PROGRESS_SECONDS = 10.0
 # The same manifest applied so often means that somebody else keeps changing it: then repair more slowly.
 REPAIRS_AT_ONCE = 5
 REPAIR_WINDOW_SECONDS = 60.0
+PASSING_SECONDS = 1.0  # what a start passes through within it is told in one write
 # A status that changes without end (somebody scales back and forth) is written this often at most.
 STATUS_AT_ONCE = 10
 STATUS_WINDOW_SECONDS = 10.0
@@ -217,6 +218,8 @@ class Reconciler:
         due = written[0] + STATUS_WINDOW_SECONDS if len(written) == STATUS_AT_ONCE else 0.0
         if written and transitions.is_progress_only(patch):
             due = max(due, written[-1] + PROGRESS_SECONDS)
+        elif written and transitions.is_in_passing(observed.status, new):
+            due = max(due, written[-1] + PASSING_SECONDS)
         if (wait := due - self._clock()) > 0:
             return replace(outcome, again_after=wait)
         await self._cluster.patch_status(observed.body, patch)

@@ -222,6 +222,27 @@ async def test_progress_alone_is_written_every_ten_seconds_at_most() -> None:
     assert all(wait is not None and wait <= 10 for wait in waits)
 
 
+async def test_what_a_start_passes_through_within_a_second_is_one_write_and_nothing_is_lost() -> None:
+    api, clock = FakeApi(), Clock()
+    deployment = "/apis/apps/v1/namespaces/ns/deployments/m"
+    async with reconciling(api, clock) as (reconcile, cluster):
+        cluster.cache.put(api.put(LLM, model()))
+        await reconcile(KEY)
+        api.requests.clear()
+        live = api.objects[deployment]
+        for replicas in (1, 2, 3):
+            clock.now += 0.2
+            cluster.cache.put(api.put(deployment, {**live, "status": {"replicas": replicas}}))
+            outcome = await reconcile(KEY)
+        assert api.writes() == []
+        assert outcome.again_after is not None
+        clock.now += outcome.again_after
+        await reconcile(KEY)
+
+    assert api.writes() == [f"PATCH {LLM}/status"]
+    assert api.objects[LLM]["status"]["replicas"] == 3
+
+
 async def test_a_status_that_changes_without_end_is_written_once_a_second_on_average() -> None:
     api, clock = FakeApi(), Clock()
     deployment = "/apis/apps/v1/namespaces/ns/deployments/m"

@@ -47,6 +47,12 @@ def is_progress_only(patch: Mapping[str, Any]) -> bool:
     return set(patch) == {"model"} and isinstance(patch["model"], Mapping) and set(patch["model"]) <= progress
 
 
+def is_in_passing(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """True between two turns of a story: no Event to tell, and as many replicas ready as before."""
+    kept = ("phase", "observedGeneration", "readyReplicas")
+    return not events(old, new) and all(old.get(key) == new.get(key) for key in kept)
+
+
 def events(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Event, ...]:
     """One Warning for each new reason of trouble and for each pod that is disrupted, one Normal when it
     becomes Ready or gives up to surge.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,6 +59,22 @@ def test_the_patch_makes_the_old_status_into_the_new(old: Body, new: Body) -> No
     old, new = without_nulls(old), without_nulls(new)
 
     assert merged(old, transitions.merge_patch(old, new)) == new
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"phase": "Serving"},
+        {"observedGeneration": 2},
+        {"readyReplicas": 1},
+        {"conditions": [{"type": "Degraded", "status": "True", "reason": "ModelCorrupt", "message": "m"}]},
+    ],
+)
+def test_what_somebody_waits_for_is_not_in_passing(turn: Body) -> None:
+    old: Body = {"phase": "Pending", "observedGeneration": 1, "readyReplicas": 0}
+
+    assert transitions.is_in_passing(old, {**old, "replicas": 1})
+    assert not transitions.is_in_passing(old, old | turn)
 
 
 def test_only_progress_may_wait() -> None:
