@@ -135,10 +135,11 @@ def test_with_a_mounted_certificate_it_serves_that_and_writes_nothing(
 def test_an_api_that_belongs_to_somebody_else_is_left_alone(
     cluster: Cluster, adapter: AdapterReplica, start: Start
 ) -> None:
-    before = [cluster.api_service(version)["spec"] for version in VERSIONS]
+    before = [cluster.api_service(version)["spec"]["service"] for version in VERSIONS]
     stranger = start("stranger", QUIRE_ADAPTER_SERVICE="prometheus-adapter")
 
     assert stranger.wait(20) == 3
     assert "belongs to the Service quire-system/quire-metrics-adapter" in stranger.tail()
     assert "metricsAdapter.enabled=false" in stranger.tail()
-    assert [cluster.api_service(version)["spec"] for version in VERSIONS] == before
+    assert [cluster.api_service(version)["spec"]["service"] for version in VERSIONS] == before
+    assert "stranger" not in owners(cluster.bundle())

@@ -108,7 +108,7 @@ def test_a_quota_that_refuses_the_jobs_pod_stands_in_model_cached(world: World, 
     )
 
     assert "exceeded quota: q" in cached["message"]
-    assert [e["reason"] for e in world.events(namespace, "m")] == ["QuotaExceeded"]
+    eventually("the Event", lambda: [e["reason"] for e in world.events(namespace, "m")] == ["QuotaExceeded"])
 
 
 @pytest.mark.parametrize("code", REASONS)
