@@ -102,7 +102,14 @@ def rule(of: Measure | Fault, expression: str, severity: str, minutes: int) -> d
 
 
 def _first_token(
-    alert: str, what: str, share: float, *, levels: tuple[float, float, float], **words: str
+    alert: str,
+    what: str,
+    share: float,
+    *,
+    levels: tuple[float, float, float],
+    impact: str,
+    diagnosis: str,
+    steps: str,
 ) -> Measure:
     """How late a share of the first tokens is. `levels`: good, warning, critical, in seconds."""
     good, warning, critical = levels
@@ -116,7 +123,9 @@ def _first_token(
         critical=critical,
         minutes=(10, 5),
         only_if=ENOUGH,
-        **words,  # type: ignore[arg-type]  # impact, diagnosis, steps
+        impact=impact,
+        diagnosis=diagnosis,
+        steps=steps,
     )
 
 
