@@ -10,7 +10,6 @@ import base64
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import urllib.request
@@ -23,6 +22,7 @@ from typing import Any
 
 from e2e.cluster import control_plane, pki, programs
 from e2e.cluster.client import Client, wait_until
+from e2e.ports import free_ports
 
 _ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ class ApiServer:
         self.bin_dir = bin_dir
         self._extra = tuple(extra)
         self._processes: list[subprocess.Popen[bytes]] = []
-        etcd_port, peer_port, self._port = _free_ports(3)
+        etcd_port, peer_port, self._port = free_ports(3)
         self._etcd_url = f"http://127.0.0.1:{etcd_port}"
         self._peer_url = f"http://127.0.0.1:{peer_port}"
         self.url = f"https://127.0.0.1:{self._port}"
@@ -170,15 +170,3 @@ class ApiServer:
 def _program(process: "subprocess.Popen[bytes]") -> str:
     assert isinstance(process.args, list)
     return Path(str(process.args[3])).name
-
-
-def _free_ports(count: int) -> list[int]:
-    # All are held at once, so that they differ.
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

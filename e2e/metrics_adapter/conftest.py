@@ -15,8 +15,8 @@ from e2e.metrics_adapter.cluster import API_SERVICES, Cluster
 from e2e.metrics_adapter.replica import SERVICE, AdapterReplica
 from e2e.metrics_adapter.service import balancing
 from e2e.operator import rights
-from e2e.operator.process import free_port
 from e2e.operator.world import OPERATOR_NAMESPACE, World
+from e2e.ports import free_port
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from e2e.operator.world import World, eventually
+from e2e.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,10 +139,3 @@ class OperatorProcess(Replica):
         )
         assert self.code is None, self.tail()
         return self
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

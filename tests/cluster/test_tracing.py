@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from e2e.cluster import programs
+from e2e.ports import free_port
 from tests.server import tiny_model
-from tests.server.launch import Server, free_ports
+from tests.server.launch import Server
 from tests.server.otlp import Spans, attributes
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(240)]
@@ -31,7 +32,7 @@ SECRET = "xylophone"
 def collector(directory, spans):
     """Its address; what it takes goes on to `spans`."""
     programs.build(BIN_DIR, ("otelcol",))
-    (port,) = free_ports(1)
+    port = free_port()
     config, said = directory / "otelcol.yaml", directory / "otelcol.log"
     config.write_text(CONFIG.format(port=port, url=spans.url))
     with said.open("wb") as log:

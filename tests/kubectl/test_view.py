@@ -100,10 +100,12 @@ def test_a_terminal_is_drawn_in_place_and_never_beyond_its_height(monkeypatch: p
         canvas.show("x" * 90 + "\nsecond")
         canvas.show("\n".join(f"line {i}" for i in range(50)))
         canvas.show("end")
-        drawn = os.read(reader, 1 << 16).decode()
+        drawn = b""
+        while b"end" not in drawn:
+            drawn += os.read(reader, 1 << 16)
     os.close(reader)
 
-    first, second, third = drawn.split("\r\x1b[J")[1:]
+    first, second, third = drawn.decode().split("\r\x1b[J")[1:]
     assert first.endswith("\x1b[4A"), "90 characters are three lines of 40"
     assert "line 7" in second and "line 8" not in second and "42 lines more" in second
     assert second.endswith("\x1b[9A") and third.split() == ["end"]

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from e2e.cluster import prometheus
-from tests.server.launch import NO_TLS, Server, free_ports
+from e2e.ports import free_port
+from tests.server.launch import NO_TLS, Server
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "charts/quire/files/dashboard.json").read_text())
@@ -34,7 +35,7 @@ class Prometheus:
     """A running one that scrapes a server twice a second, labelled as the chart's PodMonitor labels it."""
 
     def __init__(self, directory: Path, target: str) -> None:
-        (port,) = free_ports(1)
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         labels = {"namespace": "team-a", "llmdeployment": "tiny", "pod": "tiny-0"}
         jobs = [{"job_name": "models", "static_configs": [{"targets": [target], "labels": labels}]}]

@@ -22,7 +22,10 @@ def named(**spec: Any) -> Body:
 
 
 async def reconciled(api: FakeApi, reconcile: Reconciler, cluster: Cluster, body: Body) -> Outcome:
+    """A changed spec as the API server stores it: under the next generation, with the status it had."""
     stored = api.objects.get(LLM, {})
+    generation = stored.get("metadata", {}).get("generation", 0) + 1
+    body = {**body, "metadata": {**body["metadata"], "generation": generation}}
     cluster.cache.put(api.put(LLM, {**body, "status": stored.get("status", {})}))
     return await reconcile(KEY)
 

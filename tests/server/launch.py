@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import httpx
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
+
+from e2e.ports import free_ports
 
 # No server here speaks TLS; without this every call would read the list of authorities first, in 20 ms.
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -143,11 +144,3 @@ class Server:
         """The directory that the processes of this server share."""
         pid = self.children()["engine"]
         return Path(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[4].decode())
-
-
-def free_ports(count):
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

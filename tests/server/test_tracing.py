@@ -11,7 +11,8 @@ import httpx
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from tests.server.launch import NO_TLS, Server, free_ports
+from e2e.ports import free_port
+from tests.server.launch import NO_TLS, Server
 from tests.server.otlp import Spans, attributes
 
 SECRET = "xylophone"
@@ -154,7 +155,7 @@ def test_an_exemplar_leads_from_a_latency_to_its_trace(traced, spans):
 
 
 def test_a_dead_collector_costs_one_line_and_no_answer(tiny, tmp_path):
-    flags = ("--otlp-endpoint", f"http://127.0.0.1:{free_ports(1)[0]}")
+    flags = ("--otlp-endpoint", f"http://127.0.0.1:{free_port()}")
     with Server(tiny, tmp_path, *flags) as server:
         server.wait_ready()
         assert all(ask(server)[0].status_code == 200 for _ in range(3))

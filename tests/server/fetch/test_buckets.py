@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ import httpx
 import pytest
 
 from e2e.cluster import programs
+from e2e.ports import free_port
 from quire_server.core.model_files import write_manifest
 from tests.server.fetch import published
 
@@ -68,12 +68,6 @@ class running:
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def publish(bucket: Path, name: str, files: dict[str, bytes]) -> Path:

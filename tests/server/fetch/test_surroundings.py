@@ -16,9 +16,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from e2e.ports import free_port
 from tests.server.fetch import published
 from tests.server.fetch.hub_server import reply
-from tests.server.launch import free_ports
 
 SOURCE = "hf://org/tiny"
 
@@ -122,7 +122,7 @@ def test_a_bundle_that_is_not_there_is_told(fetch):
 
 
 def test_the_status_port_tells_how_far_it_is_while_it_runs(hub, tmp_path):
-    (port,) = free_ports(1)
+    port = free_port()
     hold, reached = threading.Event(), threading.Event()
 
     def before_piece() -> None:
