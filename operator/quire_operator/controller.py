@@ -192,4 +192,4 @@ class Controller:
             stale = self._watches.listed(kind.kind, changes.missed, versions)
             self._metrics.watch_stale.labels(kind.kind).set(stale)
         for key in self._cluster.cache.llm_deployments():
-            self._queue.add(key)
+            self._queue.add(key, background=True)

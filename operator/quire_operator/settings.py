@@ -34,7 +34,7 @@ class Settings:
     lease_duration_seconds: int = 15
     lease_renew_deadline_seconds: int = 10
     lease_retry_seconds: int = 2
-    resync_seconds: int = 300
+    resync_seconds: int = 600
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:

@@ -1,8 +1,9 @@
 """A queue of keys in which a key is worked on once at a time, however often it was added.
 
 The three properties of client-go's work queue: adding a waiting key changes nothing; a key that is being
-worked on is never given to a second worker; one added meanwhile comes again afterwards. Filled by the event
-handlers, the re-list and the poller, drained by the reconcile workers. Knows nothing of Kubernetes.
+worked on is never given to a second worker; one added meanwhile comes again afterwards. And one of
+controller-runtime's: what changed goes before what is only looked at again. Filled by the event handlers, the
+re-list and the poller, drained by the reconcile workers. Knows nothing of Kubernetes.
 """
 
 from __future__ import annotations
@@ -34,25 +35,31 @@ class Clock(Protocol):
 
 
 class WorkQueue(Generic[K]):
-    """Keys in the order in which they were first added, each with a back-off of its own."""
+    """Keys in the order in which they were first added, those in the background last, each with a back-off of
+    its own.
+    """
 
     def __init__(self, clock: Clock, *, jitter: Callable[[], float] = random.random) -> None:
         self._clock = clock
         self._jitter = jitter
         self._waiting: OrderedDict[K, float] = OrderedDict()  # key -> since when
+        self._background: OrderedDict[K, float] = OrderedDict()
         self._working: dict[K, float] = {}
         self._again: dict[K, float] = {}  # added while being worked on
         self._later: dict[K, tuple[float, Timer]] = {}  # key -> due, timer
         self._failures: dict[K, int] = {}
         self._added = asyncio.Event()
 
-    def add(self, key: K) -> None:
-        """Work on `key` as soon as a worker is free, if it does not wait already."""
+    def add(self, key: K, *, background: bool = False) -> None:
+        """Work on `key` as soon as a worker is free, if it does not wait already; in the background: when
+        nothing else waits.
+        """
         now = self._clock.time()
         if key in self._working:
             self._again.setdefault(key, now)
         elif key not in self._waiting:
-            self._waiting[key] = now
+            since = self._background.pop(key, now)
+            (self._background if background else self._waiting)[key] = since
             self._added.set()
 
     def add_after(self, key: K, delay: float) -> None:
@@ -80,10 +87,10 @@ class WorkQueue(Generic[K]):
 
     async def get(self) -> K:
         """The oldest waiting key; `done` must be called with it."""
-        while not self._waiting:
+        while not self.depth:
             self._added.clear()
             await self._added.wait()
-        key, since = self._waiting.popitem(last=False)
+        key, since = (self._waiting or self._background).popitem(last=False)
         self._working[key] = since
         return key
 
@@ -98,12 +105,12 @@ class WorkQueue(Generic[K]):
     @property
     def depth(self) -> int:
         """How many keys wait."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._background)
 
     @property
     def oldest_age(self) -> float:
         """Seconds that the longest waiting key has waited; 0 when none does."""
-        oldest = min(self._waiting.values(), default=None)
+        oldest = min((*self._waiting.values(), *self._background.values()), default=None)
         return 0.0 if oldest is None else self._clock.time() - oldest
 
     def _fire(self, key: K) -> None:

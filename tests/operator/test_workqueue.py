@@ -143,8 +143,32 @@ async def test_the_oldest_age_is_that_of_the_longest_waiting_key(
     assert queue.oldest_age == 2
 
 
+async def test_what_changed_goes_before_what_is_only_looked_at_again(queue: WorkQueue[str]) -> None:
+    for key in "abcd":
+        queue.add(key, background=True)
+    queue.add("x")
+    queue.add("c")
+    queue.add("x", background=True)
+    assert queue.depth == 5
+
+    assert await take_all(queue) == ["x", "c", "a", "b", "d"]
+
+
+async def test_what_waits_in_the_background_counts_as_waiting(
+    queue: WorkQueue[str], clock: HandClock
+) -> None:
+    queue.add("a", background=True)
+    clock.advance(3)
+    queue.add("a")
+    queue.add("b", background=True)
+    assert (queue.depth, queue.oldest_age) == (2, 3)
+
+
+ACTIONS = ["add", "look again", "get", "done"]
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["add", "get", "done"]), st.sampled_from("abc")), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.sampled_from("abc")), max_size=60))
 def test_no_addition_is_lost_and_no_key_is_given_twice_at_once(steps: list[tuple[str, str]]) -> None:
     """Against the plain statement of it: added after it was last given out = it will be given out again."""
 
@@ -153,8 +177,8 @@ def test_no_addition_is_lost_and_no_key_is_given_twice_at_once(steps: list[tuple
         owed: set[str] = set()
         working: set[str] = set()
         for action, key in steps:
-            if action == "add":
-                queue.add(key)
+            if action in ("add", "look again"):
+                queue.add(key, background=action == "look again")
                 owed.add(key)
             elif action == "get" and queue.depth:
                 given_out = await queue.get()

@@ -115,7 +115,8 @@ def with_renewals(
     """`plan` with the downloads that begin again: what they replace is deleted. `corrupt`: when the pods of
     these names ended for a corrupt model.
     """
-    found = list(model_cache.renewals([stamped(one) for one in desired], observed, corrupt, now))
+    jobs = [stamped(one) for one in desired if one["kind"] == "Job"]
+    found = list(model_cache.renewals(jobs, observed, corrupt, now))
     return replace(
         plan,
         delete=(*plan.delete, *((target, uid) for target, uid, _ in found)),

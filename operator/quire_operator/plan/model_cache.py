@@ -46,12 +46,11 @@ def is_served_from(claim: Body, observed: Observed) -> bool:
 
 
 def renewals(
-    desired: Iterable[Body], observed: Observed, corrupt: Mapping[str, str], now: datetime
+    jobs: Iterable[Body], observed: Observed, corrupt: Mapping[str, str], now: datetime
 ) -> Iterator[tuple[Ref, str, str]]:
-    """What is deleted so that its successor fetches again, with its uid and why. `desired`: with the hashes
-    of what would be applied. `corrupt`: when the pods of these names ended for a corrupt model.
+    """What is deleted so that its successor fetches again, with its uid and why. `jobs`: those desired, with
+    the hashes of what would be applied. `corrupt`: when the pods of these names ended for a corrupt model.
     """
-    jobs = [manifest for manifest in desired if manifest["kind"] == "Job"]
     for job in jobs:
         live = observed.children.get(ref(job))
         why = "" if live is None else _why_renewed(job, live, corrupt, now)
