@@ -37,10 +37,9 @@ logger = logging.getLogger(__name__)
 
 WORKERS = 16
 CONFIRM_SECONDS = 30.0  # a watch that seems to have missed something is checked again this soon
-# A change of a pod is followed by one of its ReplicaSet and of the Deployment: all are worth one look and one
-# write of the status.
+# A change of a pod is followed by one of its ReplicaSet and of the Deployment's status, and their watches may
+# tell it in another order: all are worth one look and one write of the status.
 FOLLOW_SECONDS = 0.2
-_FOLLOWED = frozenset({kinds.POD.kind, kinds.REPLICA_SET.kind})
 GAP_SECONDS = 1.0  # watches that were interrupted together begin again one after another
 RECONCILE_SECONDS = 60.0
 CONFLICT_SECONDS = 0.2
@@ -80,7 +79,7 @@ class Controller:
         # Our own writes are in the cache already: their echo is no news and causes no work.
         if not self._cluster.cache.put(body):
             return
-        if kind in _FOLLOWED:
+        if _comes_with_others(kind, body):
             self._queue.add_after(owner_key(body), FOLLOW_SECONDS)
         else:
             self._queue.add(owner_key(body))
@@ -193,3 +192,11 @@ class Controller:
             self._metrics.watch_stale.labels(kind.kind).set(stale)
         for key in self._cluster.cache.llm_deployments():
             self._queue.add(key, background=True)
+
+
+def _comes_with_others(kind: str, body: Object) -> bool:
+    """Whether it is what became of a change and not the change: an edit of a Deployment is mended at once."""
+    if kind == kinds.DEPLOYMENT.kind:
+        seen = (body.get("status") or {}).get("observedGeneration")
+        return seen is not None and bool(seen == body["metadata"].get("generation"))
+    return kind in (kinds.POD.kind, kinds.REPLICA_SET.kind)

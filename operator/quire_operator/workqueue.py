@@ -2,7 +2,8 @@
 
 The three properties of client-go's work queue: adding a waiting key changes nothing; a key that is being
 worked on is never given to a second worker; one added meanwhile comes again afterwards. And one of
-controller-runtime's: what changed goes before what is only looked at again. Filled by the event handlers, the
+controller-runtime's: what changed goes before what is only looked at again, of which one key is worked on at
+a time, so that the requests for what changed wait for no more than that. Filled by the event handlers, the
 re-list and the poller, drained by the reconcile workers. Knows nothing of Kubernetes.
 """
 
@@ -44,6 +45,7 @@ class WorkQueue(Generic[K]):
         self._jitter = jitter
         self._waiting: OrderedDict[K, float] = OrderedDict()  # key -> since when
         self._background: OrderedDict[K, float] = OrderedDict()
+        self._looking_again: tuple[K, ...] = ()  # what is worked on in the background: one at most
         self._working: dict[K, float] = {}
         self._again: dict[K, float] = {}  # added while being worked on
         self._later: dict[K, tuple[float, Timer]] = {}  # key -> due, timer
@@ -87,10 +89,14 @@ class WorkQueue(Generic[K]):
 
     async def get(self) -> K:
         """The oldest waiting key; `done` must be called with it."""
-        while not self.depth:
+        while not self._waiting and (self._looking_again or not self._background):
             self._added.clear()
             await self._added.wait()
-        key, since = (self._waiting or self._background).popitem(last=False)
+        if self._waiting:
+            key, since = self._waiting.popitem(last=False)
+        else:
+            key, since = self._background.popitem(last=False)
+            self._looking_again = (key,)
         self._working[key] = since
         return key
 
@@ -100,7 +106,9 @@ class WorkQueue(Generic[K]):
         since = self._again.pop(key, None)
         if since is not None:
             self._waiting[key] = since
-            self._added.set()
+        if key in self._looking_again:
+            self._looking_again = ()
+        self._added.set()
 
     @property
     def depth(self) -> int:

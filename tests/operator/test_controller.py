@@ -115,6 +115,22 @@ async def test_what_follows_a_change_of_a_pod_at_once_is_looked_at_together() ->
     assert metrics.registry.get_sample_value(done, {"result": "unchanged"}) <= 3
 
 
+async def test_an_edited_deployment_is_looked_at_at_once_and_its_new_status_with_what_its_pods_tell() -> None:
+    api = FakeApi()
+    async with controlling(api) as (controller, _, metrics):
+        deployment = {"kind": "Deployment", "metadata": {"name": "m", "namespace": "ns", "generation": 2}}
+        deployment["metadata"] |= {"labels": {names.LABEL_NAME: "m"}}
+        path = "/apis/apps/v1/namespaces/ns/deployments/m"
+        waiting = []
+        for seen in (2, 1):
+            controller.on_event(
+                "MODIFIED", api.put(path, {**deployment, "status": {"observedGeneration": seen}})
+            )
+            waiting.append(metrics.registry.get_sample_value("quire_operator_queue_depth"))
+
+    assert waiting == [0, 1]
+
+
 async def test_a_second_list_of_a_watch_leads_to_a_re_list_at_once_and_the_first_to_none() -> None:
     """Of what was deleted between its two lists, kopf tells nothing."""
     api = FakeApi()

@@ -58,10 +58,20 @@ def queue(clock: HandClock) -> WorkQueue[str]:
     return WorkQueue(clock, jitter=lambda: 1.0)
 
 
+async def given_out(queue: WorkQueue[str]) -> str | None:
+    """What a worker gets at once, if anything."""
+    worker = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    if worker.done():
+        return worker.result()
+    worker.cancel()
+    return None
+
+
 async def take_all(queue: WorkQueue[str]) -> list[str]:
     taken = []
-    while queue.depth:
-        taken.append(await queue.get())
+    while (key := await given_out(queue)) is not None:
+        taken.append(key)
     return taken
 
 
@@ -144,14 +154,33 @@ async def test_the_oldest_age_is_that_of_the_longest_waiting_key(
 
 
 async def test_what_changed_goes_before_what_is_only_looked_at_again(queue: WorkQueue[str]) -> None:
-    for key in "abcd":
+    for key in "abc":
         queue.add(key, background=True)
     queue.add("x")
-    queue.add("c")
+    queue.add("b")
     queue.add("x", background=True)
-    assert queue.depth == 5
+    assert queue.depth == 4
 
-    assert await take_all(queue) == ["x", "c", "a", "b", "d"]
+    assert await take_all(queue) == ["x", "b", "a"]
+
+
+async def test_one_key_at_a_time_is_looked_at_again_and_what_changes_does_not_wait_for_it(
+    queue: WorkQueue[str],
+) -> None:
+    for key in "abc":
+        queue.add(key, background=True)
+    assert await take_all(queue) == ["a"]
+    queue.add("x")
+    queue.add("c")
+    assert await take_all(queue) == ["x", "c"]
+
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.done("x")
+    await asyncio.sleep(0)
+    assert not waiting.done(), "a is still looked at"
+    queue.done("a")
+    assert await waiting == "b"
 
 
 async def test_what_waits_in_the_background_counts_as_waiting(
@@ -175,22 +204,30 @@ def test_no_addition_is_lost_and_no_key_is_given_twice_at_once(steps: list[tuple
     async def play() -> None:
         queue: WorkQueue[str] = WorkQueue(HandClock())
         owed: set[str] = set()
+        changed: set[str] = set()
         working: set[str] = set()
         for action, key in steps:
             if action in ("add", "look again"):
                 queue.add(key, background=action == "look again")
                 owed.add(key)
-            elif action == "get" and queue.depth:
-                given_out = await queue.get()
-                assert given_out not in working
-                assert given_out in owed
-                owed.remove(given_out)
-                working.add(given_out)
+                changed |= {key} if action == "add" else set()
+            elif action == "get" and (got := await given_out(queue)) is not None:
+                assert got not in working
+                assert got in owed
+                owed.remove(got)
+                changed.discard(got)
+                working.add(got)
+            elif action == "get":
+                assert changed <= working, "what changed never waits for what is looked at again"
             elif action == "done" and key in working:
                 queue.done(key)
                 working.remove(key)
         for key in working:
             queue.done(key)
-        assert set(await take_all(queue)) == owed
+        rest = set()
+        while (last := await given_out(queue)) is not None:
+            rest.add(last)
+            queue.done(last)
+        assert rest == owed
 
     asyncio.run(play())
