@@ -115,6 +115,7 @@ class Controller:
                 with self._metrics.reconcile_seconds.time():
                     result = await self._attempt(key)
                 self._metrics.reconciles.labels(result).inc()
+                await asyncio.sleep(0)  # a look that finds nothing waits for nothing; a thousand are seconds
             finally:
                 self._queue.done(key)
 

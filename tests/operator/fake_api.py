@@ -6,6 +6,7 @@ It applies by replacing, and knows neither schemas nor defaults: what depends on
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from kubernetes.aio.client.configuration import Configuration
 from quire_operator.cluster import Connection
 
 Body = dict[str, Any]
+
+
+_NAMESPACE = re.compile("/namespaces/[^/]+")
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,12 @@ class FakeApi:
         )
 
     def _list(self, request: Request) -> tuple[int, Body]:
-        below = sorted(p for p in self.objects if p.startswith(request.path + "/"))
+        everywhere = "/namespaces/" not in request.path
+        below = sorted(
+            p
+            for p in self.objects
+            if (_NAMESPACE.sub("", p) if everywhere else p).startswith(request.path + "/")
+        )
         if not request.path.endswith("s") or request.path.count("/") > 7:
             return 404, {"message": "not found"}
         start = int(request.query.get("continue", 0))

@@ -115,6 +115,37 @@ async def test_what_follows_a_change_of_a_pod_at_once_is_looked_at_together() ->
     assert metrics.registry.get_sample_value(done, {"result": "unchanged"}) <= 3
 
 
+async def test_while_everything_is_looked_at_again_everything_else_goes_on() -> None:
+    api, size, turns = FakeApi(), 30, 0
+    for number in range(size):
+        body = model()
+        body["metadata"] |= {"name": f"m{number}", "uid": f"u{number}"}
+        api.put(f"{LLM}{number}", body)
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with controlling(api) as (controller, _, metrics):
+
+        def looks(result: str) -> float:
+            total = "quire_operator_reconcile_total"
+            return metrics.registry.get_sample_value(total, {"result": result}) or 0
+
+        await controller.prime()
+        work = asyncio.create_task(controller.run())
+        await until(lambda: looks("changed") == size)
+        await controller._resync()
+        before, other = looks("unchanged"), asyncio.create_task(take_turns())
+        await until(lambda: looks("unchanged") >= before + size)
+        other.cancel()
+        work.cancel()
+
+    assert turns >= size, "one at least between any two looks"
+
+
 async def test_an_edited_deployment_is_looked_at_at_once_and_its_new_status_with_what_its_pods_tell() -> None:
     api = FakeApi()
     async with controlling(api) as (controller, _, metrics):
@@ -195,7 +226,7 @@ async def test_who_needs_what_the_operator_may_not_read_is_told_and_served_when_
         name = spec.parse(body).download_name
         job_answers["GET", f"/apis/batch/v1/namespaces/ns/jobs/{name}"] = (403, NO_JOBS)
         controller.on_event("ADDED", body)
-        await until(lambda: "status" in api.objects[LLM])
+        await until(lambda: [r for r in api.requests if r.path.endswith("/events")])
         first = ready(api, LLM)
         assert not [path for path in api.writes() if "/jobs/" in path or "/deployments/" in path]
         assert [r.body["reason"] for r in api.requests if r.path.endswith("/events")] == ["MissingRights"]
