@@ -1,7 +1,7 @@
 """The children of an LLMDeployment as one comparable value: two runs are alike if these are equal.
 
-What the API server gives (uids, versions, addresses) and what follows from it (hashes of owner references) is
-left out.
+What the API server gives (uids, versions, addresses), what follows from it (hashes of owner references) and
+what other controllers write is left out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ Body = dict[str, Any]
 
 _OF_THE_SERVER = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation")
 _HASHES = ("serving.quire.dev/applied-hash", "serving.quire.dev/render-revision")
+# Written by the Deployment's controller, which after an outage comes back later than the operator.
+_OF_CONTROLLERS = ("deployment.kubernetes.io/revision",)
 _KINDS = (*CHILDREN, "HorizontalPodAutoscaler", "ControllerRevision")
 
 
@@ -73,7 +75,8 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def _comparable(body: Body, names: dict[str, str]) -> Body:
     metadata = {k: v for k, v in body["metadata"].items() if k not in _OF_THE_SERVER}
     annotations = metadata.pop("annotations", {})
-    metadata["annotations"] = {k: v for k, v in annotations.items() if k not in _HASHES}
+    left_out = (*_HASHES, *_OF_CONTROLLERS)
+    metadata["annotations"] = {k: v for k, v in annotations.items() if k not in left_out}
     rest = {k: v for k, v in body.items() if k not in ("metadata", "status", "apiVersion")}
     if body["kind"] == "ControllerRevision":
         metadata["name"] = str(rest["revision"])

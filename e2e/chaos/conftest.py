@@ -88,8 +88,10 @@ def undisturbed(
 
 
 def settled(world: World, namespace: str, name: str = "m") -> dict[str, Body]:
-    """Its children once the operator has answered to the spec of now, and controllers to the operator."""
-    eventually(f"{namespace}/{name} is answered to", lambda: is_settled(world, namespace, name), seconds=60)
+    """Its children once the operator has answered to the spec of now, and controllers to the operator: after
+    an outage these try again every 30 to 60 seconds only.
+    """
+    eventually(f"{namespace}/{name} is answered to", lambda: is_settled(world, namespace, name), seconds=120)
     return children(world, namespace, name)
 
 
