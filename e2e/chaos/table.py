@@ -50,11 +50,12 @@ def _line(row: int, fault: str, proof: str, runs: list[tuple[bool, str, float]])
 
 def _page(table: str) -> str:
     machine = f"{os.cpu_count()} CPUs, Python {platform.python_version()}"
+    minutes = f"CHAOS_MINUTES={os.environ['CHAOS_MINUTES']} " if "CHAOS_MINUTES" in os.environ else ""
     return (
         "# What the operator survives\n\n"
         "Each row ends with the children of an undisturbed run, none of them twice, and no pod\n"
         "replaced; what the rows mean: [docs/survival.md](../../docs/survival.md).\n\n"
-        f"{table}\n{machine}. Command: `make chaos`.\n"
+        f"{table}\n{machine}. Command: `{minutes}make chaos`.\n"
     )
 
 
