@@ -1,7 +1,7 @@
 """What is measured of model servers and of the operator, from which value on it is bad, and what to do then.
 
 One table for three things that have to agree: the Prometheus rules (charts/quire/files/alerts.yaml), the
-thresholds of the dashboard (`docs.dashboard`) and the runbook (docs/alerts.md). Written by `docs.generate`.
+thresholds of the dashboard (`docs.dashboard`) and the runbook (`docs.runbook`). Written by `docs.generate`.
 """
 
 from __future__ import annotations
@@ -272,38 +272,3 @@ def rules_file() -> str:
         "# Made from docs/alerting.py by `make docs`; a Prometheus without its operator reads it as it is.\n"
     )
     return head + yaml.safe_dump({"groups": groups}, sort_keys=False, width=110)
-
-
-HEAD = """# Alerts
-
-`monitoring.prometheusRule.enabled=true` installs these rules where the Prometheus operator is. Any other
-Prometheus reads `charts/quire/files/alerts.yaml` as a rule file, if its scrape sets the labels `namespace`
-and `llmdeployment` as the chart's PodMonitors do, and keeps those that the operator gives
-(`honor_labels: true`). Severity `warning` stands for a ticket, `critical` for a page. Made by `make docs`.
-
-| measured, for each LLMDeployment | good | warning | critical |
-|---|---|---|---|
-"""
-
-
-def page() -> str:
-    """The runbook."""
-
-    def shown(measure: Measure, value: float) -> str:
-        return (
-            f"{value * 100:g} %"
-            if measure.unit == "percentunit"
-            else f"{value:g} {measure.unit}".removesuffix(" short")
-        )
-
-    rows = []
-    for m in MEASURES:
-        good, bad = ("from", "below") if m.falling else ("up to", "above")
-        levels = " | ".join(f"{bad} {shown(m, value)}" for value in (m.warning, m.critical))
-        rows.append(f"| [{m.what}](#{m.alert.lower()}) | {good} {shown(m, m.good)} | {levels} |\n")
-    text = HEAD + "".join(rows)
-    for one in (*MEASURES, *FAULTS):
-        what = one.what.replace("{{ $labels.kind }}", "a kind of object")
-        text += f"\n## {one.alert}\n\n{what[:1].upper()}{what[1:]}. {one.impact}\n\n"
-        text += f"**Find out:** {one.diagnosis}\n\n**What to do:** {one.steps}\n"
-    return text

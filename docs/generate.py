@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from docs import alerting, api_pages, dashboard, flag_pages, kernel_tables, model_matrix, size_tables
+from docs import alerting, api_pages, dashboard, flag_pages, kernel_tables, model_matrix, runbook, size_tables
 from quire_operator.status.reasons import REASONS, Reason
 
 DOCS = Path(__file__).parent
@@ -131,7 +131,7 @@ PAGES = {
     DOCS / "matrix.md": model_matrix.page,
     DOCS / "kernels.md": kernel_tables.page,
     DOCS / "sizing.md": size_tables.page,
-    DOCS / "alerts.md": alerting.page,
+    DOCS / "alerts.md": runbook.page,
     CHART / "alerts.yaml": alerting.rules_file,
     CHART / "dashboard.json": dashboard.dashboard,
 }

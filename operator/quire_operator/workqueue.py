@@ -108,7 +108,8 @@ class WorkQueue(Generic[K]):
             self._waiting[key] = since
         if key in self._looking_again:
             self._looking_again = ()
-        self._added.set()
+        if self.depth:
+            self._added.set()
 
     @property
     def depth(self) -> int:

@@ -48,7 +48,8 @@ class _Entry:
 
     def body(self) -> Object:
         """Freshly decoded."""
-        return json.loads(zlib.decompress(self.packed))  # type: ignore[no-any-return]  # it was one
+        decoded: Object = json.loads(zlib.decompress(self.packed))
+        return decoded
 
 
 class Cache:
