@@ -71,7 +71,7 @@ def test_every_child_is_labelled_owned_and_in_the_namespace_of_its_owner(body: s
         assert metadata["namespace"] == "team-a"
         assert names.child_labels(model.name).items() <= metadata["labels"].items()
         owners = [(o["uid"], o["controller"]) for o in metadata.get("ownerReferences", ())]
-        stays = child["kind"] == "PersistentVolumeClaim" and model.spec.model.cache.retain_policy == "Retain"
+        stays = child["kind"] == "PersistentVolumeClaim" and model.spec.cache.retain_policy == "Retain"
         assert owners == ([] if stays else [(UID, True)])
 
 
