@@ -1,8 +1,7 @@
 """CRDs of other projects, from their Go modules: what the API server makes of our objects of these kinds.
 
-Called by tests. The operators behind them do not run there. KEDA is the oldest release that Quire takes: its
-operator is 3,300 Go packages, the clients of every cloud among them, and was not built after 15 minutes on
-two cores.
+Called by tests. The operators behind them do not run there, but for that of KEDA in `make keda`. KEDA's is of
+the oldest release that Quire takes.
 """
 
 from __future__ import annotations

@@ -1,65 +1,17 @@
-"""One API server with aggregator and two controllers, and one replica of the adapter, for all tests."""
+"""The fixtures of this folder, and more replicas of the adapter for those who want them."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from e2e.api.client import Client
-from e2e.cluster.apiserver import ApiServer
-from e2e.metrics_adapter.cluster import API_SERVICES, Cluster
-from e2e.metrics_adapter.replica import SERVICE, AdapterReplica
-from e2e.metrics_adapter.service import balancing
-from e2e.operator import rights
-from e2e.operator.world import OPERATOR_NAMESPACE, World
-from e2e.ports import free_port
+from e2e.metrics_adapter.cluster import Cluster
+from e2e.metrics_adapter.fixtures import adapter, cluster, kubeconfig, namespace
+from e2e.metrics_adapter.replica import AdapterReplica
 
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """The chart's rights and APIServices; the Service leads to loopback, for there is no node."""
-    with ExitStack() as stack:
-        server = stack.enter_context(ApiServer())
-        client = stack.enter_context(Client(server.kubeconfig))
-        client.install_crd()
-        world = World(client, server.directory / "no-audit")
-        world.namespace(OPERATOR_NAMESPACE)
-        server.run_controllers("namespace-controller", "horizontal-pod-autoscaler-controller")
-        chart = rights.rendered_chart()
-        rights.install(world, chart)
-        service = stack.enter_context(balancing())
-        external = {"type": "ExternalName", "externalName": "localhost"}
-        world.create("Service", OPERATOR_NAMESPACE, {"metadata": {"name": SERVICE}, "spec": external})
-        for body in (body for body in chart if body["kind"] == "APIService"):
-            body["spec"]["service"]["port"] = service.port
-            client.request("POST", API_SERVICES, body)
-        yield Cluster(server, world, service, free_port(), stack)
-
-
-@pytest.fixture(scope="session")
-def kubeconfig(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The rights of the adapter's ServiceAccount: those of the chart and no others."""
-    path = tmp_path_factory.mktemp("adapter") / "kubeconfig"
-    return rights.token_kubeconfig(cluster.server, cluster.world, SERVICE, path)
-
-
-@pytest.fixture(scope="session")
-def adapter(
-    cluster: Cluster, kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[AdapterReplica]:
-    """The replica that serves all tests."""
-    directory = tmp_path_factory.mktemp("adapter-a")
-    replica = AdapterReplica("adapter-a", kubeconfig, directory, cluster.engine_port).start()
-    try:
-        cluster.service.backends = [replica.wait_ready().https_port]
-        cluster.wait_available()
-        yield replica
-    finally:
-        replica.stop()
+__all__ = ["adapter", "cluster", "kubeconfig", "namespace"]
 
 
 @pytest.fixture
@@ -74,8 +26,3 @@ def start(cluster: Cluster, kubeconfig: Path, tmp_path: Path) -> Iterator[Callab
     yield start
     for replica in started:
         replica.stop()
-
-
-@pytest.fixture
-def namespace(cluster: Cluster) -> str:
-    return cluster.world.namespace(f"t-{secrets.token_hex(4)}")

@@ -1,7 +1,7 @@
 """The number of pods changes hands between the spec, our autoscaler and KEDA, whose CRD may come later.
 
-KEDA itself does not run here: the tests make what it makes of a ScaledObject, and scale as it does. The real
-API server keeps KEDA's own schema.
+KEDA itself runs in `make keda`. Here the tests make what it makes of a ScaledObject, and scale as it does.
+The real API server keeps KEDA's own schema.
 """
 
 from __future__ import annotations

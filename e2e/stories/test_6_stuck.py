@@ -74,7 +74,7 @@ def test_a_slow_load_is_left_alone_and_reports_its_progress(deploy: Callable[...
 def test_a_stalled_load_is_ended_and_named(deploy: Callable[..., LLMDeployment]) -> None:
     llm = deploy(
         "stalled",
-        engine=fault("stalled_load,once".replace(",once", ":after=0,once")),
+        engine=fault("stalled_load:after=0,once"),
         health={"loadStallTimeoutSeconds": 5},
     )
 

@@ -1,0 +1,1 @@
+"""KEDA itself beside the operator and the metrics adapter (`make keda`)."""
