@@ -16,7 +16,7 @@ FOREIGN := $(filter-out $(abspath .cluster/kubeconfig),$(abspath $(KUBECONFIG)))
 COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	--generate-hashes --no-emit-index-url --no-annotate --no-header
 
-.PHONY: help setup up down check unit test soak chaos bench bench-gpu images docs lock
+.PHONY: help setup up down check unit kernels test spare-kernels clusters soak chaos keda bench bench-gpu images docs lock
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -41,24 +41,38 @@ check: $(READY) ## ruff, mypy, import contracts, tests/contracts
 unit: setup ## Every test that needs no cluster
 	OMP_NUM_THREADS=1 $(PYTEST) -q -n 3 --dist worksteal -m "not api and not cluster and not soak and not kernels" tests
 
+kernels: $(READY) ## Every kernel in Triton's interpreter, in the full form: minutes of two CPUs
+	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 --timeout 900 -m kernels tests/kernels
+
+# The clusters' tests wait more than they reckon, and the kernels' know no clock: they get what is left of the CPUs.
+test: setup check unit ## Everything, the stories on a real cluster included (KUBECONFIG=... uses yours)
+	@$(MAKE) -j 2 clusters spare-kernels
+	$(PYTEST) -q -m soak tests/soak
+
+spare-kernels:
+	@echo "tests/kernels runs at the lowest priority meanwhile and tells at its end how it went"
+	@nice -n 19 $(MAKE) kernels >.cache/kernels.log 2>&1 || { cat .cache/kernels.log; exit 1; }
+	@tail -n 1 .cache/kernels.log
+
 # API servers and nodes of the tests' own stand side by side: most of the time somebody waits for a lease or a
 # restart. The stories come one after the other, for some count everything that happens on the cluster.
-test: setup check unit ## Everything, the stories on a real cluster included (KUBECONFIG=... uses yours)
+clusters:
 ifdef FOREIGN
 	@echo "KUBECONFIG=$(KUBECONFIG): left out are the tests that start API servers or nodes (-m api, tests/cluster)"
 else
 	$(PYTEST) -q -n 4 --dist loadfile -m "api or cluster" tests/chart tests/cluster e2e/api e2e/operator e2e/metrics_adapter e2e/chaos
 endif
-	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 -m kernels tests/kernels
 	$(PYTHON) -m e2e.up
 	$(PYTEST) -m cluster e2e/stories
-	$(PYTEST) -q -m soak tests/soak
 
 soak: $(READY) ## Twenty minutes of overload, fifty killed engines
 	SOAK_MINUTES=20 SOAK_KILLS=50 $(PYTEST) -q -m soak tests/soak
 
 chaos: setup ## All that the operator survives, as a table; CHAOS_MINUTES=30 of churn
 	$(PYTEST) -q -n 2 --dist loadfile -p e2e.chaos.table -m chaos e2e/chaos e2e/operator
+
+keda: setup ## The operator and the metrics adapter beside KEDA itself, which takes ten minutes to build
+	$(PYTEST) -q -s -m keda e2e/keda
 
 bench: $(READY) $(LOADGEN) ## Speed on this machine, beside transformers and llama.cpp (ONLY=decode, batching ...: a part)
 	@$(PYTHON) -c 'import llama_cpp' 2>/dev/null || .venv/bin/uv pip install --python $(PYTHON) --quiet \
