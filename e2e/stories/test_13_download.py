@@ -1,5 +1,5 @@
-"""Story 13: a model from a hub that wants a token is downloaded, by its pod or by a Job for all pods,
-checked, served, and the token is nowhere else. A killed Job goes on; a file that rots is fetched again.
+"""Story 13: a model from a hub or a bucket is downloaded, by its pod or by a Job for all pods, checked and
+served, and what opens it is nowhere else. A killed Job goes on; a file that rots is fetched again.
 """
 
 from __future__ import annotations
@@ -8,58 +8,21 @@ import hashlib
 import json
 import random
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from e2e.cluster import programs
 from e2e.kubectl import Kubectl, Manifest
+from e2e.stories import origins
+from e2e.stories.conftest import ROOT
 from e2e.stories.deployment import SERVED_NAME, LLMDeployment
 from e2e.stories.release import OperatorRelease
 from e2e.stories.waiting import eventually
 from e2e.up.place import Place
 from e2e.up.volume import SPARE, Volumes
-
-NAME = "hub"
-MOUNTS = {"model": "/models", "code": "/code", "token": "/token"}
-
-
-def hub(namespace: str, image: str, token: str) -> list[Manifest]:
-    """The hub's pod, which has the model from the story's claim, and what it needs."""
-    named = {"namespace": namespace, "name": NAME}
-    volumes: list[Manifest] = [
-        {"name": "model", "persistentVolumeClaim": {"claimName": "smollm2", "readOnly": True}},
-        {"name": "code", "configMap": {"name": NAME}},
-        {"name": "token", "secret": {"secretName": NAME}},
-    ]
-    security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    container = {
-        "name": NAME,
-        "image": image,
-        "command": ["/opt/quire/bin/python", "/code/hub.py", "/models", "/token/token"],
-        "volumeMounts": [{"name": n, "mountPath": path, "readOnly": True} for n, path in MOUNTS.items()],
-        "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 1},
-        "securityContext": security,
-    }
-    pod = {
-        "containers": [container],
-        "volumes": volumes,
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": 0,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 65532,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-    }
-    code = (Path(__file__).parent / "hub.py").read_text(encoding="utf-8")
-    service = {"selector": {"app": NAME}, "ports": [{"port": 8000}]}
-    return [
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": named, "data": {"hub.py": code}},
-        {"apiVersion": "v1", "kind": "Secret", "metadata": named, "stringData": {"token": token}},
-        {"apiVersion": "v1", "kind": "Service", "metadata": named, "spec": service},
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {**named, "labels": {"app": NAME}}, "spec": pod},
-    ]
 
 
 def source(namespace: str, key: str = "token", repository: str = "org/smollm2") -> Manifest:
@@ -68,8 +31,8 @@ def source(namespace: str, key: str = "token", repository: str = "org/smollm2") 
             "huggingFace": {
                 "repo": repository,
                 "revision": "main",
-                "endpoint": f"http://{NAME}.{namespace}.svc:8000",
-                "tokenSecretRef": {"name": NAME, "key": key},
+                "endpoint": origins.address(origins.HUB, namespace),
+                "tokenSecretRef": {"name": origins.HUB, "key": key},
             }
         },
         "servedName": SERVED_NAME,
@@ -80,9 +43,22 @@ def source(namespace: str, key: str = "token", repository: str = "org/smollm2") 
 def token(kube: Kubectl, namespace: str, operator: OperatorRelease) -> str:
     """The token of a hub that runs."""
     token = f"hf-{secrets.token_hex(16)}"
-    kube.apply(*hub(namespace, operator.engine_image(), token))
-    kube.run("wait", "pod", NAME, "-n", namespace, "--for=condition=Ready", "--timeout=120s")
+    origins.run(kube, *origins.hub(namespace, operator.engine_image(), token))
     return token
+
+
+@pytest.fixture
+def bucket(
+    kube: Kubectl, namespace: str, operator: OperatorRelease, volumes: Volumes, tmp_path: Path
+) -> Iterator[str]:
+    """The secret key of a store with the model in its bucket `models`."""
+    programs.build(ROOT / ".cluster" / "bin", (origins.STORE,))
+    shutil.copy(ROOT / ".cluster" / "bin" / origins.STORE, tmp_path)
+    secret = secrets.token_hex(16)
+    volumes.provide(tmp_path, namespace, origins.STORE)
+    origins.run(kube, *origins.store(namespace, operator.engine_image(), secret))
+    yield secret
+    volumes.remove(namespace, origins.STORE)
 
 
 def test_a_model_of_a_hub_is_downloaded_checked_and_served_and_its_token_stays_with_the_download(
@@ -114,7 +90,7 @@ def test_a_model_of_a_hub_is_downloaded_checked_and_served_and_its_token_stays_w
 def test_a_token_that_is_refused_is_said_and_the_right_one_helps(
     kube: Kubectl, namespace: str, token: str, deploy: Callable[..., LLMDeployment]
 ) -> None:
-    wrong = {"namespace": namespace, "name": NAME}
+    wrong = {"namespace": namespace, "name": origins.HUB}
     kube.apply(
         {
             "apiVersion": "v1",
@@ -130,6 +106,33 @@ def test_a_token_that_is_refused_is_said_and_the_right_one_helps(
     assert "hf-revoked" not in json.dumps(llm.status())
     llm.patch({"model": source(namespace)})
     llm.wait_ready()
+
+
+def test_a_model_in_a_bucket_is_downloaded_checked_and_served_and_its_key_stays_with_the_download(
+    kube: Kubectl, place: Place, namespace: str, bucket: str, deploy: Callable[..., LLMDeployment]
+) -> None:
+    of_bucket = {
+        "uri": "s3://models/smollm2",
+        "endpoint": origins.address(origins.STORE, namespace),
+        "region": "us-east-1",
+        "credentialsSecretRef": {"name": origins.STORE},
+    }
+    model = {"source": {"s3": of_bucket}, "servedName": SERVED_NAME}
+    llm = deploy("bucket", model=model, cache={"mode": "None", "size": "1Gi"})
+    llm.wait_ready()
+    with llm.client() as client:
+        answer = client.completions.create(model=SERVED_NAME, prompt="Once upon a time", max_tokens=8)
+
+    assert answer.choices[0].text.strip()
+    files = {file["name"]: file["sha256"] for file in llm.status()["model"]["files"]}
+    weights = (place.model / "model.safetensors").read_bytes()
+    assert files["model.safetensors"] == hashlib.sha256(weights).hexdigest()
+    (pod,) = llm.pods()
+    told = [
+        kube.run("get", "llmdeployments,pods,configmaps,events", "-n", namespace, "-o", "json"),
+        kube.run("logs", "-n", namespace, pod["metadata"]["name"], "--all-containers"),
+    ]
+    assert all(bucket not in text for text in told)
 
 
 ROLE = "serving.quire.dev/role"
