@@ -52,7 +52,7 @@ test: setup check unit ## Everything, the stories on a real cluster included (KU
 spare-kernels:
 	@echo "tests/kernels runs at the lowest priority meanwhile and tells at its end how it went"
 	@nice -n 19 $(MAKE) kernels >.cache/kernels.log 2>&1 || { cat .cache/kernels.log; exit 1; }
-	@tail -n 1 .cache/kernels.log
+	@printf '\ntests/kernels: %s\n' "$$(tail -n 1 .cache/kernels.log)"
 
 # API servers and nodes of the tests' own stand side by side: most of the time somebody waits for a lease or a
 # restart. The stories come one after the other, for some count everything that happens on the cluster.

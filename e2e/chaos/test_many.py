@@ -26,7 +26,7 @@ EDITS = 100
 LATENCY = 0.5
 CHURN_PER_SECOND = 10
 # A history of ten revisions is memory well used: those of so few are full before the middle third begins.
-CHURNED = 100
+CHURNED = 30
 
 pytestmark = pytest.mark.timeout(900 + 120 * MINUTES)
 Record = Callable[[str, object], None]

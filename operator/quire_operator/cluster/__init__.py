@@ -102,7 +102,10 @@ class Cluster:
                 raise
             return self.cache.clear(kind.kind)  # its CRD is not there, and took its objects along
         self._unlisted.discard(kind.kind)
-        return listing.finish()
+        changes = listing.finish()
+        if kind == kinds.REVISION:
+            self._renders.keep(self.cache.versions(kind.kind))
+        return changes
 
     def revisions(self, body: Body) -> list[Object]:
         """The ControllerRevisions that the LLMDeployment owns, without what they keep."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import OrderedDict
+from collections.abc import Container
 from typing import Any
 
 _MOST = 5_000  # of about 2 KB each
@@ -30,3 +31,8 @@ class Renders:
         """Freshly decoded; None when it is not known."""
         text = self._known.get(uid)
         return None if text is None else json.loads(zlib.decompress(text))
+
+    def keep(self, uids: Container[str]) -> None:
+        """Forget what revisions kept that are no more: `uids` are those of all that are left."""
+        for uid in [known for known in self._known if known not in uids]:
+            del self._known[uid]
