@@ -16,18 +16,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.process_cpu import used
-from e2e.api.client import Client
-from e2e.cluster.apiserver import ApiServer
-from e2e.metrics_adapter.cluster import API_SERVICES, Cluster
+from e2e.metrics_adapter.cluster import Cluster, aggregated
 from e2e.metrics_adapter.engines import make_pod
 from e2e.metrics_adapter.replica import SERVICE, AdapterReplica
-from e2e.metrics_adapter.service import balancing
 from e2e.operator import rights
-from e2e.operator.world import OPERATOR_NAMESPACE, World, eventually
+from e2e.operator.world import World, eventually
 from e2e.ports import free_port
 from quire_server.core.engine_stats import EngineStats
 from quire_server.gpu_metrics import GpuSample
@@ -101,27 +98,13 @@ def _answer(port: int, page: bytes) -> None:
 
 @contextmanager
 def _cluster(engine_port: int) -> Iterator[tuple[Cluster, AdapterReplica]]:
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        server = stack.enter_context(ApiServer())
-        client = stack.enter_context(Client(server.kubeconfig))
-        client.install_crd()
-        world = World(client, directory / "no-audit")
-        world.namespace(OPERATOR_NAMESPACE)
-        world.namespace(NAMESPACE)
-        chart = rights.rendered_chart()
-        rights.install(world, chart)
-        service = stack.enter_context(balancing())
-        external = {"type": "ExternalName", "externalName": "localhost"}
-        world.create("Service", OPERATOR_NAMESPACE, {"metadata": {"name": SERVICE}, "spec": external})
-        for body in (body for body in chart if body["kind"] == "APIService"):
-            body["spec"]["service"]["port"] = service.port
-            client.request("POST", API_SERVICES, body)
-        kubeconfig = rights.token_kubeconfig(server, world, SERVICE, directory / "kubeconfig")
+    with tempfile.TemporaryDirectory() as name, aggregated(engine_port) as cluster:
+        cluster.world.namespace(NAMESPACE)
+        directory = Path(name)
+        kubeconfig = rights.token_kubeconfig(cluster.server, cluster.world, SERVICE, directory / "kubeconfig")
         replica = AdapterReplica("adapter", kubeconfig, directory, engine_port).start()
-        stack.callback(replica.stop)
-        service.backends = [replica.wait_ready().https_port]
-        cluster = Cluster(server, world, service, engine_port, stack)
+        cluster.stack.callback(replica.stop)
+        cluster.service.backends = [replica.wait_ready().https_port]
         cluster.wait_available()
         yield cluster, replica
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 import subprocess
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from e2e.api.client import RefusedError
+from e2e.api.client import Client, RefusedError
 from e2e.cluster.apiserver import ApiServer
 from e2e.metrics_adapter.engines import Answer, Engine, make_pod, serving
-from e2e.metrics_adapter.service import Balancer
-from e2e.operator.world import World, eventually
+from e2e.metrics_adapter.replica import SERVICE
+from e2e.metrics_adapter.service import Balancer, balancing
+from e2e.operator import rights
+from e2e.operator.world import OPERATOR_NAMESPACE, World, eventually
 
 VERSIONS = ("v1beta1", "v1beta2")
 API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
@@ -86,3 +88,25 @@ class Cluster:
             [*command, f"--cache-dir={self.server.directory}/kubectl"],
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
+
+
+@contextmanager
+def aggregated(engine_port: int) -> Iterator[Cluster]:
+    """The chart's rights and APIServices; the Service leads to loopback, for there is no node, and nobody is
+    behind it yet.
+    """
+    with ExitStack() as stack:
+        server = stack.enter_context(ApiServer())
+        client = stack.enter_context(Client(server.kubeconfig))
+        client.install_crd()
+        world = World(client, server.directory / "no-audit")
+        world.namespace(OPERATOR_NAMESPACE)
+        chart = rights.rendered_chart()
+        rights.install(world, chart)
+        service = stack.enter_context(balancing())
+        external = {"type": "ExternalName", "externalName": "localhost"}
+        world.create("Service", OPERATOR_NAMESPACE, {"metadata": {"name": SERVICE}, "spec": external})
+        for body in (body for body in chart if body["kind"] == "APIService"):
+            body["spec"]["service"]["port"] = service.port
+            client.request("POST", API_SERVICES, body)
+        yield Cluster(server, world, service, engine_port, stack)

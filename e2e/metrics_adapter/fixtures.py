@@ -7,40 +7,22 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from e2e.api.client import Client
-from e2e.cluster.apiserver import ApiServer
-from e2e.metrics_adapter.cluster import API_SERVICES, Cluster
+from e2e.metrics_adapter.cluster import Cluster, aggregated
 from e2e.metrics_adapter.replica import SERVICE, AdapterReplica
-from e2e.metrics_adapter.service import balancing
 from e2e.operator import rights
-from e2e.operator.world import OPERATOR_NAMESPACE, World
 from e2e.ports import free_port
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """The chart's rights and APIServices; the Service leads to loopback, for there is no node."""
-    with ExitStack() as stack:
-        server = stack.enter_context(ApiServer())
-        client = stack.enter_context(Client(server.kubeconfig))
-        client.install_crd()
-        world = World(client, server.directory / "no-audit")
-        world.namespace(OPERATOR_NAMESPACE)
-        server.run_controllers("namespace-controller", "horizontal-pod-autoscaler-controller")
-        chart = rights.rendered_chart()
-        rights.install(world, chart)
-        service = stack.enter_context(balancing())
-        external = {"type": "ExternalName", "externalName": "localhost"}
-        world.create("Service", OPERATOR_NAMESPACE, {"metadata": {"name": SERVICE}, "spec": external})
-        for body in (body for body in chart if body["kind"] == "APIService"):
-            body["spec"]["service"]["port"] = service.port
-            client.request("POST", API_SERVICES, body)
-        yield Cluster(server, world, service, free_port(), stack)
+    """With the controllers of namespaces and of autoscalers."""
+    with aggregated(free_port()) as cluster:
+        cluster.server.run_controllers("namespace-controller", "horizontal-pod-autoscaler-controller")
+        yield cluster
 
 
 @pytest.fixture(scope="session")
