@@ -15,7 +15,7 @@ from e2e.operator.world import CHILDREN, NAME_LABEL, World, eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
 
-WATCHED = ("LLMDeployment", *CHILDREN, "HorizontalPodAutoscaler", "ControllerRevision", "ReplicaSet", "Pod")
+WATCHED = ("LLMDeployment", *CHILDREN, "HorizontalPodAutoscaler", "ReplicaSet", "Pod")
 MODELS = ("serving", "failing", "loading", "wrong", "scaled")
 
 

@@ -72,7 +72,7 @@ def test_a_newer_operator_with_other_defaults_changes_no_child_until_the_spec_is
     eventually("what never served is mended", lambda: image(world, namespace, "broken").endswith("e:2"))
     eventually("newer defaults are told", lambda: "availableRenderRevision" in world.status(namespace, "m"))
     status = world.status(namespace, "m")
-    eventually("its watches have told", lambda: tells_of(second, "ControllerRevision"))
+    eventually("its watches have told", lambda: tells_of(second, "Deployment"))
     assert {kind: world.child(kind, namespace, "m") for kind in CHILDREN} == before, "not even a write"
     assert status["renderRevision"] != status["availableRenderRevision"]
     assert world.condition(namespace, "m", "Ready")["status"] == "True"

@@ -66,13 +66,13 @@ class Controller:
 
     def on_event(self, event: str | None, body: Object) -> None:
         """A watch told of an object: remember it, and look at its LLMDeployment if it is news."""
-        kind = str(body["kind"])
+        kind, uid = str(body["kind"]), str(body["metadata"]["uid"])
         self._metrics.watch_last_event.labels(kind).set(time.time())
         if event == "DELETED":
+            self._watches.told_gone(kind, uid)
             self._cluster.cache.remove(body)
             self._queue.add(owner_key(body))
             return
-        uid = str(body["metadata"]["uid"])
         if event is None and self._watches.has_told(kind, uid):
             self._interrupted.set()
         self._watches.told(kind, uid, version_of(body))
@@ -184,7 +184,7 @@ class Controller:
             self._forbidden.discard(kind.kind)
             for owner in changes.owners:
                 self._queue.add(owner)
-            if kind.optional:
+            if not kind.is_watched:
                 continue
             if changes.removed:
                 logger.info("the watch had missed %d deletions of %s", changes.removed, kind.plural)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -91,8 +90,8 @@ class Reconciler:
         self._settings = settings
         self._clock = clock
         self._now = now
-        self._written_at: dict[Key, deque[float]] = {}
-        self._applied_at: dict[Key, dict[tuple[Ref, str], deque[float]]] = {}
+        self._written_at: dict[Key, tuple[float, ...]] = {}
+        self._applied_at: dict[Key, dict[tuple[Ref, str], tuple[float, ...]]] = {}
 
     async def __call__(self, key: Key) -> Outcome:
         """Bring `key` one step nearer to what it should be, and write down how it is."""
@@ -214,7 +213,7 @@ class Reconciler:
         patch = transitions.merge_patch(observed.status, new)
         if not patch:
             return outcome
-        written = self._written_at.setdefault(key, deque(maxlen=STATUS_AT_ONCE))
+        written = self._written_at.get(key, ())
         due = written[0] + STATUS_WINDOW_SECONDS if len(written) == STATUS_AT_ONCE else 0.0
         if written and transitions.is_progress_only(patch):
             due = max(due, written[-1] + PROGRESS_SECONDS)
@@ -223,7 +222,7 @@ class Reconciler:
         if (wait := due - self._clock()) > 0:
             return replace(outcome, again_after=wait)
         await self._cluster.patch_status(observed.body, patch)
-        written.append(self._clock())
+        self._written_at[key] = (*written, self._clock())[-STATUS_AT_ONCE:]
         for event in transitions.events(observed.status, new):
             try:
                 await self._cluster.tell(observed.body, event)
@@ -236,19 +235,22 @@ class Reconciler:
         the seconds until the first of these is due.
         """
         now = self._clock()
-        times = self._applied_at.setdefault(key, defaultdict(deque))
+        times = self._applied_at.pop(key, {})
+        recent = {
+            one: kept
+            for one, at in times.items()
+            if (kept := tuple(t for t in at if t >= now - REPAIR_WINDOW_SECONDS))
+        }
         apply, waits = [], []
         for manifest in plan.apply:
             identity = (ref(manifest), manifest["metadata"]["annotations"][names.ANNOTATION_APPLIED_HASH])
-            recent = times[identity]
-            while recent and recent[0] < now - REPAIR_WINDOW_SECONDS:
-                recent.popleft()
-            wait = recent[-1] + UNSETTLED_SECONDS - now if len(recent) >= REPAIRS_AT_ONCE else 0.0
+            at = recent.get(identity, ())
+            wait = at[-1] + UNSETTLED_SECONDS - now if len(at) >= REPAIRS_AT_ONCE else 0.0
             if wait > 0:
                 waits.append(wait)
             else:
-                recent.append(now)
+                recent[identity] = (*at, now)
                 apply.append(manifest)
-        for identity in [one for one, at in times.items() if not at or at[-1] < now - REPAIR_WINDOW_SECONDS]:
-            del times[identity]
+        if recent:
+            self._applied_at[key] = recent
         return replace(plan, apply=tuple(apply)), min(waits, default=None)

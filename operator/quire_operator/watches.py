@@ -22,6 +22,11 @@ class Watches:
         """An event, or an object of the list with which a watch begins."""
         self._told[kind][uid] = version
 
+    def told_gone(self, kind: str, uid: str) -> None:
+        """The object was deleted: nothing is left of it to tell."""
+        self._told[kind].pop(uid, None)
+        self._untold[kind].pop(uid, None)
+
     def has_told(self, kind: str, uid: str) -> bool:
         """Whether it told of this object before. A list that does so again comes after an interruption which
         the API server's memory did not cover: what was deleted meanwhile, nobody tells.

@@ -6,7 +6,7 @@ from typing import Any
 
 from quire_operator import names
 from quire_operator.cluster import Cache, Changes, Key, owner_key
-from quire_operator.cluster.cache import Listing
+from quire_operator.cluster.cache import TOMBSTONE_SECONDS, Listing
 
 Body = dict[str, Any]
 
@@ -77,6 +77,18 @@ def test_a_deleted_object_does_not_rise_again_from_a_late_list() -> None:
 
     assert cache.get("Service", "ns", "m") is None
     assert changes.missed == frozenset()
+
+
+def test_what_is_deleted_again_and_again_takes_no_room_for_longer_than_an_answer_may_take() -> None:
+    now = 0.0
+    cache = Cache(clock=lambda: now)
+    for version in range(1, 201):
+        cache.put(thing("Service", version=version, uid=str(version)))
+        cache.remove(thing("Service", version=version, uid=str(version)))
+        now += TOMBSTONE_SECONDS / 100
+
+    late = [n for n in range(1, 201) if not cache.put(thing("Service", version=n, uid=str(n)))]
+    assert late == list(range(100, 201)), "and until then no late answer brings it back"
 
 
 def test_an_object_that_lost_its_label_and_has_it_again_is_known_again() -> None:

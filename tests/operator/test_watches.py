@@ -45,6 +45,18 @@ def test_what_is_gone_meanwhile_and_what_was_found_before_the_watches_began_prov
     assert not watches.listed(KIND, ["b"], {"b": 7})
 
 
+def test_a_watch_that_tells_of_a_deletion_is_not_silent_and_has_nothing_left_to_tell() -> None:
+    watches = Watches()
+    watches.told(KIND, "a", 5)
+    watches.listed(KIND, ["b"], {"a": 5, "b": 6})
+    assert watches.in_doubt
+    for uid in "ab":
+        watches.told_gone(KIND, uid)
+
+    assert not watches.in_doubt
+    assert not watches.has_told(KIND, "a")
+
+
 def test_one_silent_watch_says_nothing_of_the_others() -> None:
     watches = Watches()
     for _ in range(2):

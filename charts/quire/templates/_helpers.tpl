@@ -103,7 +103,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 # What was rendered for each spec is kept, so that another release of the operator restarts no pod.
 - apiGroups: [apps]
   resources: [controllerrevisions]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [apps]
   resources: [replicasets]
   verbs: [get, list, watch]

@@ -109,18 +109,18 @@ class Cluster:
 
     def revisions(self, body: Body) -> list[Object]:
         """The ControllerRevisions that the LLMDeployment owns, without what they keep."""
-        owned = self.cache.owned(owner_key(dict(body)), "ControllerRevision")
+        owned = self.cache.owned(owner_key(dict(body)), only="ControllerRevision")
         return [revision for revision in owned if controller_uid(revision) == _uid(body)]
 
     async def kept(self, namespace: str, name: str) -> Any:
         """What a ControllerRevision keeps; None when it is gone. It never changes: it is read once."""
         known = self.cache.get(kinds.REVISION.kind, namespace, name)
-        if known is not None and (data := self._renders.get(_uid(known))) is not None:
+        if known is not None and (data := self._renders.get(owner_key(known), _uid(known))) is not None:
             return data
         revision = await self._reads.one(kinds.REVISION, namespace, name)
         if revision is None:
             return None
-        self._renders.put(_uid(revision), revision.get("data"))
+        self._renders.put(owner_key(revision), _uid(revision), revision.get("data"))
         return revision.get("data")
 
     async def profile(self, name: str) -> Object | None:
@@ -137,7 +137,7 @@ class Cluster:
         forbidden: dict[str, str] = {}
         autoscalers: list[Body] = []
         mine = {kind.kind for kind in kinds.CHILDREN}
-        related = list(self.cache.owned(key))
+        related = list(self.cache.owned(key, but="ControllerRevision"))
         for live in related:
             if live["kind"] in mine and is_ours(live, uid):
                 children[ref(live)] = live
@@ -252,7 +252,7 @@ class Cluster:
         kind = kinds.BY_NAME[target.kind]
         path = kind.path(namespace, target.name)
         await self._ignoring_absence(self._write("DELETE", path, body=options))
-        if kind.optional:  # no watch tells of it
+        if not kind.is_watched:
             known = self.cache.get(kind.kind, namespace, target.name)
             self._forget_old(known, found := await self._reads.one(kind, namespace, target.name))
             if known is not None and found is not None and _uid(found) == uid:

@@ -2,16 +2,17 @@
 
 Filled by watch events, by re-lists and by the answers to our own writes; an older version never replaces a
 newer one. Objects are kept as compressed JSON, a small part of the memory of dicts, without their managed
-fields (only who owns a Deployment's replicas is asked for) and without what ControllerRevisions keep. Knows
-no request.
+fields (only who owns a Deployment's replicas is asked for) and without what ControllerRevisions keep. What
+was deleted is remembered for as long as an answer or a list from before may still arrive. Knows no request.
 """
 
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from quire_operator.observed import claims_on_replicas
 
 Object = dict[str, Any]
 
-_MAX_TOMBSTONES = 10_000
+TOMBSTONE_SECONDS = 300.0  # longer than any request, and than all pages of a list
 
 
 class Key(NamedTuple):
@@ -53,33 +54,38 @@ class _Entry:
 
 
 class Cache:
-    """Objects by kind, namespace and name, and by the LLMDeployment whose label they carry."""
+    """Objects by kind, namespace and name, and by the LLMDeployment whose label they carry. `clock` is
+    monotonic.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._entries: dict[str, dict[tuple[str, str], _Entry]] = defaultdict(dict)
         self._of_owner: dict[Key, set[tuple[str, str]]] = defaultdict(set)  # -> (kind, name)
-        # uid -> version at which it went: for good, or out of the watch's sight by losing its label.
-        self._gone: OrderedDict[str, int] = OrderedDict()
+        self._owners: dict[Key, Key] = {}  # each once in memory, and not with every object
+        # uid -> when and at which version it went: for good, or out of the watch's sight by losing its label.
+        self._gone: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def put(self, body: Object) -> bool:
         """Keep `body`; False when it is known already, older than what is known, or deleted."""
         metadata = body["metadata"]
-        kind, place = str(body["kind"]), (str(metadata["namespace"]), str(metadata["name"]))
+        owner = owner_key(body)
+        owner = self._owners.get(owner, owner)
+        kind, place = str(body["kind"]), (owner.namespace, str(metadata["name"]))
         uid, version = str(metadata["uid"]), version_of(body)
         known = self._entries[kind].get(place)
         is_old = known is not None and known.uid == uid and known.version >= version
-        if is_old or version <= self._gone.get(uid, -1):
+        if is_old or version <= self._gone.get(uid, (0.0, -1))[1]:
             return False
         if known is not None:
             self._drop(kind, place)
-        owner = owner_key(body)
         kept = {**body, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}}
         kept.pop("data" if kind == "ControllerRevision" else "", None)
         if kind == "Deployment" and (claims := claims_on_replicas(body)):
             kept["metadata"]["managedFields"] = claims
         packed = zlib.compress(json.dumps(kept, separators=(",", ":")).encode(), level=1)
         self._entries[kind][place] = _Entry(version, uid, owner, packed)
-        self._of_owner[owner].add((kind, place[1]))
+        self._of_owner[self._owners.setdefault(owner, owner)].add((kind, place[1]))
         return True
 
     def remove(self, body: Object) -> None:
@@ -96,10 +102,12 @@ class Cache:
         entry = self._entries[kind].get((namespace, name))
         return None if entry is None else entry.body()
 
-    def owned(self, key: Key, only: str = "") -> Iterator[Object]:
-        """All objects that carry the label of `key`, and the LLMDeployment itself; `only` those of a kind."""
+    def owned(self, key: Key, *, only: str = "", but: str = "") -> Iterator[Object]:
+        """All objects that carry the label of `key`, and the LLMDeployment itself; `only` those of a kind, or
+        all `but` those of a kind.
+        """
         for kind, name in sorted(self._of_owner.get(key, ())):
-            if only not in ("", kind):
+            if only not in ("", kind) or kind == but:
                 continue
             entry = self._entries[kind].get((key.namespace, name))
             if entry is not None and entry.owner == key:
@@ -143,11 +151,13 @@ class Cache:
         members = self._of_owner[entry.owner]
         members.discard((kind, place[1]))
         if not members:
-            del self._of_owner[entry.owner]
+            del self._of_owner[entry.owner], self._owners[entry.owner]
 
     def _bury(self, uid: str, version: int) -> None:
-        self._gone[uid] = version
-        if len(self._gone) > _MAX_TOMBSTONES:
+        now = self._clock()
+        self._gone.pop(uid, None)
+        self._gone[uid] = now, version
+        while next(iter(self._gone.values()))[0] < now - TOMBSTONE_SECONDS:
             self._gone.popitem(last=False)
 
 

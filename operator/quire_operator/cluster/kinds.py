@@ -22,11 +22,14 @@ class Kind:
     kind: str
     plural: str
     label: str = names.LABEL_NAME  # which objects are watched: those that carry it, all of them where empty
-    optional: bool = (
-        False  # somebody else installs its CRD, or nobody: it is not watched but read when wanted
-    )
+    optional: bool = False  # somebody else installs its CRD, or nobody: it is read when it is wanted
     on_demand: bool = False  # without the rights to it, the LLMDeployments that ask for none are served
     verbs: tuple[str, ...] = (*_READ, *_WRITE)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a watch tells of its objects; of the others, re-lists and our own writes alone."""
+        return "watch" in self.verbs
 
     @property
     def group(self) -> str:
@@ -58,7 +61,8 @@ LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases", verbs=("get", "create"
 EVENT = Kind("events.k8s.io/v1", "Event", "events", verbs=("create", "list"))
 POD = Kind("v1", "Pod", "pods", verbs=(*_READ, "patch", "delete"))
 REPLICA_SET = Kind("apps/v1", "ReplicaSet", "replicasets", verbs=_READ)
-REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
+# Nobody but the operator writes them: a watch would tell it what it knows, ten times for every LLMDeployment.
+REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions", verbs=_UNWATCHED)
 DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
 # Somebody else's autoscaler of our Deployment carries no label of ours.
 HPA = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", label="", on_demand=True)
@@ -87,6 +91,6 @@ CHILDREN = (
 
 # Everything that is kept in the cache, the LLMDeployments first.
 CACHED = (LLM_DEPLOYMENT, *CHILDREN, REVISION, REPLICA_SET, POD)
-WATCHED = tuple(kind for kind in CACHED if not kind.optional)
+WATCHED = tuple(kind for kind in CACHED if kind.is_watched)
 
 BY_NAME = {kind.kind: kind for kind in (*CACHED, LEASE, EVENT)}
