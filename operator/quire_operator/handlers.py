@@ -8,6 +8,7 @@ finalizer, no Event.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import os
@@ -33,6 +34,9 @@ EXIT_UNUSABLE = 2
 EXIT_LOST = 1
 STOP_SECONDS = 5.0  # for what is being written
 
+_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+_BUFFER_BYTES = 64 * 1024
+
 
 class EndlessBackoffs:
     """Seconds between attempts while the API server is away: for ever, or kopf would end the process."""
@@ -56,6 +60,7 @@ def main() -> int:
         logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
         logging.getLogger().handlers[0].addFilter(is_news)
         _collect_seldom()
+        _keep_buffers_out_of_the_heap()
         return asyncio.run(_run(settings))
     except QuireOperatorError as error:
         sys.stderr.write(f"quire-operator: {error}\n")
@@ -66,6 +71,15 @@ def _collect_seldom() -> None:
     """What a re-list parses is free of cycles; looking for them in all of it is a quarter of its CPU time."""
     gc.freeze()
     gc.set_threshold(5_000, 20)
+
+
+def _keep_buffers_out_of_the_heap() -> None:
+    """Each large buffer gets pages of its own, which go back when it is freed. glibc begins so too, and when
+    the first is freed it puts the next among what the cache keeps: the heap is then full of holes, and grows.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # not musl's
+        libc.mallopt(_M_MMAP_THRESHOLD, _BUFFER_BYTES)
 
 
 def is_news(record: logging.LogRecord) -> bool:
