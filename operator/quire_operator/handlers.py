@@ -60,7 +60,7 @@ def main() -> int:
         logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
         logging.getLogger().handlers[0].addFilter(is_news)
         _collect_seldom()
-        _keep_buffers_out_of_the_heap()
+        keep_buffers_out_of_the_heap()
         return asyncio.run(_run(settings))
     except QuireOperatorError as error:
         sys.stderr.write(f"quire-operator: {error}\n")
@@ -73,7 +73,7 @@ def _collect_seldom() -> None:
     gc.set_threshold(5_000, 20)
 
 
-def _keep_buffers_out_of_the_heap() -> None:
+def keep_buffers_out_of_the_heap() -> None:
     """Each large buffer gets pages of its own, which go back when it is freed. glibc begins so too, and when
     the first is freed it puts the next among what the cache keeps: the heap is then full of holes, and grows.
     """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import subprocess
+import sys
 from collections.abc import Sized
 
 import kopf
@@ -63,3 +65,24 @@ def test_watches_are_ended_by_the_server_before_the_client_gives_up() -> None:
     assert watching.server_timeout is not None and watching.client_timeout is not None
     assert 290 <= watching.server_timeout <= 600
     assert watching.client_timeout == watching.server_timeout + 30
+
+
+def test_buffers_that_are_freed_go_back_although_something_is_kept_between_them() -> None:
+    script = """
+from quire_operator import handlers
+handlers.keep_buffers_out_of_the_heap()
+def megabytes():
+    (line,) = (line for line in open("/proc/self/status") if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+first = bytes(1_000_000)  # glibc makes more of its heap with the first that is freed
+del first
+before, pairs = megabytes(), [(b"x" * 300_000, b"y" * 20_000) for _ in range(300)]
+full = megabytes()
+kept = [small for _, small in pairs]
+del pairs
+print(full - before, megabytes() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    full, left = map(float, done.stdout.split())
+    assert full > 80, "the buffers were there"
+    assert left < full / 4
