@@ -25,7 +25,12 @@ def ask_and_ignore(llm: LLMDeployment) -> threading.Thread:
     def ask() -> None:
         with llm.client() as client:
             try:
-                client.completions.create(model=SERVED_NAME, prompt="Once upon a time", max_tokens=200)
+                client.completions.create(
+                    model=SERVED_NAME,
+                    prompt="Once upon a time",
+                    max_tokens=200,
+                    extra_body={"ignore_eos": True},  # a text may be over before the step that gets stuck
+                )
             except Exception as error:  # the engine is meant to die under it
                 print(f"the request ended with {type(error).__name__}, as it may")
 
