@@ -241,12 +241,13 @@ FAULTS = (
         alert="QuireOperatorWatchStale",
         what="the operator misses changes of {{ $labels.kind }}",
         severity="warning",
-        expression="max by (namespace, kind) (quire_operator_watch_stale) == 1",
-        minutes=5,
-        impact="Changes are seen minutes late, by the next full re-list.",
-        diagnosis="The operator's log names the watch; its liveness probe fails, so it is restarted.",
-        steps="If it does not end, look at the API server and at what stands between (proxies that cut "
-        "long requests).",
+        # Within a minute the liveness probe ends the process: what lasts is stale again after each restart.
+        expression="max by (namespace, kind) (max_over_time(quire_operator_watch_stale[20m])) == 1",
+        minutes=30,
+        impact="Changes are seen minutes late, by the next full re-list. The operator's liveness "
+        "probe failed, and a restart did not help.",
+        diagnosis="`kubectl logs --previous` of the operator's pod names the watch.",
+        steps="Look at the API server and at what stands between (proxies that keep back long answers).",
     ),
     Fault(
         alert="QuireReconcilesFail",

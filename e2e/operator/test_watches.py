@@ -60,7 +60,7 @@ def test_a_watch_that_fell_silent_fails_the_liveness_probe_and_costs_only_time(
     proxy.silent = frozenset({"llmdeployments"})
     world.deploy(namespace, "unheard")
     eventually("all children nevertheless", lambda: world.has_children(namespace, "unheard"))
-    eventually("it is not well", lambda: operator.ask("/healthz")[0] == 500)
+    eventually("it is not well", lambda: operator.ask("/healthz")[0] == 500, seconds=40)
 
     assert "LLMDeployment" in operator.ask("/healthz")[1]
     assert proxy.swallowed, "the fault took effect"

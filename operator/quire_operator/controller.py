@@ -13,6 +13,7 @@ import contextlib
 import logging
 import random
 import time
+from functools import partial
 
 from quire_operator.cluster import (
     Cluster,
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 WORKERS = 16
 CONFIRM_SECONDS = 30.0  # a watch that seems to have missed something is checked again this soon
+TELL_SECONDS = 10.0  # and if it has not told it then, and this long, it is stale
 # A change of a pod is followed by one of its ReplicaSet and of the Deployment's status, and their watches may
 # tell it in another order: all are worth one look and one write of the status.
 FOLLOW_SECONDS = 0.2
@@ -58,11 +60,13 @@ class Controller:
         self._reconcile = Reconciler(cluster, settings)
         self._queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop())
         self._poller = Poller(cluster, self._queue.add)
-        self._watches = Watches()
+        self._watches = Watches(TELL_SECONDS)
         self._interrupted = asyncio.Event()
         self._forbidden: set[str] = set()
         metrics.queue_depth.set_function(lambda: self._queue.depth)
         metrics.queue_oldest_seconds.set_function(lambda: self._queue.oldest_age)
+        for kind in kinds.WATCHED:
+            metrics.watch_stale.labels(kind.kind).set_function(partial(self._is_stale, kind.kind))
 
     def on_event(self, event: str | None, body: Object) -> None:
         """A watch told of an object: remember it, and look at its LLMDeployment if it is news."""
@@ -88,6 +92,9 @@ class Controller:
         """What is wrong with the watches, or nothing. An API server that is away is no fault of ours."""
         stale = ", ".join(self._watches.stale)
         return f"watches tell nothing any more: {stale}" if stale else ""
+
+    def _is_stale(self, kind: str) -> bool:
+        return kind in self._watches.stale
 
     async def prime(self) -> None:
         """Fill the cache before anything is decided from it; waits for the API server and for the CRD."""
@@ -189,8 +196,9 @@ class Controller:
             if changes.removed:
                 logger.info("the watch had missed %d deletions of %s", changes.removed, kind.plural)
             versions = self._cluster.cache.versions(kind.kind)
-            stale = self._watches.listed(kind.kind, changes.missed, versions)
-            self._metrics.watch_stale.labels(kind.kind).set(stale)
+            self._watches.listed(kind.kind, changes.missed, versions, time.monotonic())
+            if self._is_stale(kind.kind):
+                logger.error("the watch of %s tells nothing any more; the liveness probe fails", kind.plural)
         for key in self._cluster.cache.llm_deployments():
             self._queue.add(key, background=True)
 

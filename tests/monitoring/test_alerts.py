@@ -94,7 +94,11 @@ CASES: dict[str, tuple[Series, dict[str, set[str]]]] = {
     "nobody asks": (gpus(0, 0), {}),
     "nobody leads": (STANDS_BY, {"QuireOperatorWithoutLeader": {"critical"}}),
     "one leads": ({**LEADS, **STANDS_BY}, {}),
-    "a stale watch": ({**LEADS, STALE: still(1)}, {"QuireOperatorWatchStale": {"warning"}}),
+    "stale after each restart": (
+        {**LEADS, STALE: "0+0x9 1 0+0x14 1 0+0x14 1 0+0x9"},
+        {"QuireOperatorWatchStale": {"warning"}},
+    ),
+    "stale until it was restarted": ({**LEADS, STALE: "0+0x34 1 0+0x25"}, {}),
     "a sound watch": ({**LEADS, STALE: still(0)}, {}),
     "reconciles fail": ({**LEADS, FAILS: growing(2)}, {"QuireReconcilesFail": {"warning"}}),
     "a model is not Ready": (

@@ -67,7 +67,10 @@ async def test_an_event_leads_to_children_and_the_echo_of_our_writes_to_nothing(
     assert done == 1
 
 
-async def test_a_watch_that_misses_what_two_lists_find_makes_the_process_unhealthy() -> None:
+async def test_a_watch_that_misses_what_two_lists_find_makes_the_process_unhealthy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quire_operator.controller.TELL_SECONDS", 0.0)
     api = FakeApi()
     async with controlling(api) as (controller, _, _metrics):
         await controller.prime()
@@ -79,11 +82,13 @@ async def test_a_watch_that_misses_what_two_lists_find_makes_the_process_unhealt
         assert "LLMDeployment" in controller.health()
 
         controller.on_event("MODIFIED", api.objects["/apis/serving.quire.dev/v1alpha1/llmdeployments/m"])
-        await controller._resync()
         assert controller.health() == ""
 
 
-async def test_a_list_mends_a_missed_deletion_without_calling_the_watch_stale() -> None:
+async def test_a_list_mends_a_missed_deletion_without_calling_the_watch_stale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quire_operator.controller.TELL_SECONDS", 0.0)
     api = FakeApi()
     path = "/apis/serving.quire.dev/v1alpha1/llmdeployments/m"
     async with controlling(api) as (controller, cluster, _):
