@@ -139,7 +139,8 @@ def test_asleep_it_stays_asleep_until_keda_wakes_it(world: World, namespace: str
 
     world.scale(namespace, "m", 2)
     edit(world, namespace, 3)
-    assert (count(world, namespace), world.status(namespace, "m")["phase"]) == (2, "Pending")
+    eventually("it is awake", lambda: world.status(namespace, "m")["phase"] == "Pending")
+    assert count(world, namespace) == 2
 
 
 @pytest.mark.usefixtures("installed")
