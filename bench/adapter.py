@@ -24,8 +24,9 @@ from e2e.metrics_adapter.cluster import Cluster, aggregated
 from e2e.metrics_adapter.engines import make_pod
 from e2e.metrics_adapter.replica import SERVICE, AdapterReplica
 from e2e.operator import rights
-from e2e.operator.world import World, eventually
+from e2e.operator.world import World
 from e2e.ports import free_port
+from e2e.waiting import eventually
 from quire_server.core.engine_stats import EngineStats
 from quire_server.gpu_metrics import GpuSample
 from quire_server.metrics import Metrics

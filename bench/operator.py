@@ -26,7 +26,8 @@ from e2e.operator import rights
 from e2e.operator.audited import Write, audited, writes
 from e2e.operator.fleet import Fleet, megabytes, reconciles, wait_idle
 from e2e.operator.process import OperatorProcess
-from e2e.operator.world import CHILDREN, OPERATOR_NAMESPACE, World, eventually
+from e2e.operator.world import CHILDREN, OPERATOR_NAMESPACE, World
+from e2e.waiting import eventually
 from quire_operator.settings import Settings
 
 SIZE = 1000

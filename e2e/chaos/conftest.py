@@ -18,7 +18,8 @@ from e2e.operator.audited import audited
 from e2e.operator.fixtures import kubeconfig, namespace, server, world
 from e2e.operator.process import OperatorProcess
 from e2e.operator.proxy import Proxy, proxied
-from e2e.operator.world import World, eventually
+from e2e.operator.world import World
+from e2e.waiting import eventually
 
 __all__ = ["kubeconfig", "namespace", "server", "world"]
 

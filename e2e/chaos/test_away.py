@@ -13,7 +13,8 @@ from e2e.chaos.conftest import CREATED, UPDATED, settled
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator.process import OperatorProcess
 from e2e.operator.proxy import Proxy
-from e2e.operator.world import World, eventually
+from e2e.operator.world import World
+from e2e.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,7 +12,8 @@ import pytest
 from e2e.chaos.children import Body
 from e2e.chaos.conftest import CREATED, settled
 from e2e.operator.process import OperatorProcess
-from e2e.operator.world import OPERATOR_NAMESPACE, World, eventually
+from e2e.operator.world import OPERATOR_NAMESPACE, World
+from e2e.waiting import eventually
 
 WATCH_SECONDS = 20  # longer than a Lease lasts
 AT_ONCE = 3  # seconds in which what was deleted is back

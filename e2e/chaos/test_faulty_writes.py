@@ -15,7 +15,8 @@ from e2e.chaos.conftest import CREATED, UPDATED, settled
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator.process import OperatorProcess
 from e2e.operator.proxy import LOST, Proxy
-from e2e.operator.world import World, eventually
+from e2e.operator.world import World
+from e2e.waiting import eventually
 
 MODELS = 10
 SHARE = 0.2

@@ -15,7 +15,8 @@ from e2e.chaos.children import Body, children, differences, pods
 from e2e.chaos.conftest import CREATED, SCALED, UPDATED, is_settled, settled
 from e2e.operator.process import OperatorProcess
 from e2e.operator.proxy import Proxy
-from e2e.operator.world import NAME_LABEL, PATHS, World, eventually
+from e2e.operator.world import NAME_LABEL, PATHS, World
+from e2e.waiting import eventually
 from quire_operator.cluster.kinds import CHILDREN
 
 MOST_WRITES = 14  # more than any step takes

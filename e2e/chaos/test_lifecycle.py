@@ -14,7 +14,8 @@ from e2e.chaos.children import Body, children, pods
 from e2e.chaos.conftest import CREATED, is_settled, settled
 from e2e.operator import pods as kubelet
 from e2e.operator.process import OperatorProcess
-from e2e.operator.world import NAME_LABEL, World, eventually
+from e2e.operator.world import NAME_LABEL, World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
 

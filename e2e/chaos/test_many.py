@@ -19,7 +19,8 @@ from e2e.operator.audited import audited
 from e2e.operator.fleet import Fleet, megabytes, reconciles, wait_idle
 from e2e.operator.process import OperatorProcess
 from e2e.operator.proxy import Proxy, proxied
-from e2e.operator.world import World, eventually
+from e2e.operator.world import World
+from e2e.waiting import eventually
 
 MINUTES = float(os.environ.get("CHAOS_MINUTES", "30"))
 SIZE = 1000

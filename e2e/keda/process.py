@@ -19,8 +19,9 @@ from e2e.cluster import pki
 from e2e.cluster.apiserver import ApiServer
 from e2e.keda.programs import Programs
 from e2e.metrics_adapter.cluster import API_SERVICES
-from e2e.operator.world import World, eventually
+from e2e.operator.world import World
 from e2e.ports import free_ports
+from e2e.waiting import eventually
 
 NAMESPACE = "keda"
 SERVICE = "keda-metrics-apiserver"

@@ -11,7 +11,8 @@ from e2e.api.client import RefusedError
 from e2e.metrics_adapter.cluster import Cluster
 from e2e.metrics_adapter.engines import says
 from e2e.operator.test_autoscaling import counts, owners
-from e2e.operator.world import Body, World, eventually
+from e2e.operator.world import Body, World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.keda, pytest.mark.usefixtures("operator"), pytest.mark.timeout(1800)]
 

@@ -15,7 +15,8 @@ from e2e.metrics_adapter.engines import Answer, Engine, make_pod, serving
 from e2e.metrics_adapter.replica import SERVICE
 from e2e.metrics_adapter.service import Balancer, balancing
 from e2e.operator import rights
-from e2e.operator.world import OPERATOR_NAMESPACE, World, eventually
+from e2e.operator.world import OPERATOR_NAMESPACE, World
+from e2e.waiting import eventually
 
 VERSIONS = ("v1beta1", "v1beta2")
 API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 
 from e2e.operator.process import Replica
-from e2e.operator.world import eventually
 from e2e.ports import free_port
+from e2e.waiting import eventually
 
 SERVICE = "quire-metrics-adapter"
 HOST = f"{SERVICE}.quire-system.svc"

@@ -8,7 +8,7 @@ import pytest
 
 from e2e.metrics_adapter.cluster import Cluster
 from e2e.metrics_adapter.engines import says
-from e2e.operator.world import eventually
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("adapter")]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from e2e.metrics_adapter.cluster import API_SERVICES, VERSIONS, Cluster
-from e2e.operator.world import eventually
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("adapter")]
 

@@ -14,7 +14,7 @@ from e2e.cluster.pki import Authority, Identity
 from e2e.metrics_adapter.cluster import VERSIONS, Cluster, path
 from e2e.metrics_adapter.engines import says
 from e2e.metrics_adapter.replica import HOST, AdapterReplica
-from e2e.operator.world import eventually
+from e2e.waiting import eventually
 
 pytestmark = pytest.mark.api
 

@@ -10,7 +10,7 @@ import pytest
 from e2e.metrics_adapter.cluster import VERSIONS, Cluster, path
 from e2e.metrics_adapter.engines import Answer, make_pod, nobody, says, set_ready
 from e2e.metrics_adapter.replica import AdapterReplica
-from e2e.operator.world import eventually
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("adapter")]
 

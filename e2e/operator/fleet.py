@@ -10,7 +10,8 @@ from pathlib import Path
 
 from e2e.operator import pods
 from e2e.operator.process import OperatorProcess
-from e2e.operator.world import World, eventually
+from e2e.operator.world import World
+from e2e.waiting import eventually
 
 PER_NAMESPACE = 100
 AT_ONCE = 8

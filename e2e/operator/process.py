@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from e2e.operator.world import World, eventually
+from e2e.operator.world import World
 from e2e.ports import free_port
+from e2e.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 

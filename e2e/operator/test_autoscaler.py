@@ -11,7 +11,8 @@ from e2e.cluster.apiserver import ApiServer
 from e2e.operator import controllers, pods
 from e2e.operator.statusz import speaking
 from e2e.operator.test_autoscaling import autoscaler, count, counts, edit, owners
-from e2e.operator.world import Body, World, eventually
+from e2e.operator.world import Body, World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator"), pytest.mark.timeout(120)]
 
@@ -56,8 +57,7 @@ def test_metrics_that_are_missing_and_a_second_autoscaler_are_told_of(
         serving_for_long(world, namespace)
         missing = world.wait_condition(namespace, "m", "ScalingActive", "False", "MetricsUnavailable")
         assert "llm_queue_depth" in missing["message"] and "adapter" in missing["message"]
-        warning = "MetricsUnavailable"
-        eventually("the Event", lambda: warning in [e["reason"] for e in world.events(namespace, "m")])
+        world.wait_events(namespace, "m", "Ready", "MetricsUnavailable")
         world.wait_condition(namespace, "m", "Ready", "True")
         assert count(world, namespace) == 1
 
@@ -67,9 +67,8 @@ def test_metrics_that_are_missing_and_a_second_autoscaler_are_told_of(
         world.delete("HorizontalPodAutoscaler", namespace, "theirs")
         world.wait_condition(namespace, "m", "ScalingActive", "False", "MetricsUnavailable")
 
-    wanted = ["ConflictingAutoscaler", "MetricsUnavailable", "MetricsUnavailable", "Ready"]
-    eventually(  # an Event follows the status that it tells of
-        "the Events", lambda: sorted(e["reason"] for e in world.events(namespace, "m")) == wanted
+    world.wait_events(
+        namespace, "m", "Ready", "MetricsUnavailable", "ConflictingAutoscaler", "MetricsUnavailable"
     )
 
 

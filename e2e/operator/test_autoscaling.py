@@ -13,7 +13,8 @@ import pytest
 
 from e2e.api.client import RefusedError
 from e2e.operator import pods
-from e2e.operator.world import PATHS, Body, World, eventually
+from e2e.operator.world import PATHS, Body, World
+from e2e.waiting import eventually
 from quire_operator.plan import Decider, handover
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
@@ -184,8 +185,7 @@ def test_an_autoscaler_of_somebody_else_is_told_of_and_not_fought(world: World, 
     world.create("HorizontalPodAutoscaler", namespace, autoscaler("theirs"))
     conflict = world.wait_condition(namespace, "m", "ScalingActive", "False", "ConflictingAutoscaler")
     assert "HorizontalPodAutoscaler theirs" in conflict["message"]
-    eventually("the Event", lambda: world.events(namespace, "m"))
-    assert [e["reason"] for e in world.events(namespace, "m")] == ["ConflictingAutoscaler"]
+    world.wait_events(namespace, "m", "ConflictingAutoscaler")
     world.scale(namespace, "m", 5)
     edit(world, namespace, 1)
     assert count(world, namespace) == 5

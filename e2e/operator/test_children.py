@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from e2e.operator.process import OperatorProcess
-from e2e.operator.world import CHILDREN, World, eventually
+from e2e.operator.world import CHILDREN, World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 

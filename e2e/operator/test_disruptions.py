@@ -16,7 +16,8 @@ from e2e.cluster.apiserver import ApiServer
 from e2e.operator import controllers, pods, rights
 from e2e.operator.nodes import GPU, MERGE, make_claim, make_node
 from e2e.operator.process import OperatorProcess
-from e2e.operator.world import OPERATOR_NAMESPACE, Body, World, eventually
+from e2e.operator.world import OPERATOR_NAMESPACE, Body, World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
 

@@ -8,7 +8,8 @@ import pytest
 
 from e2e.operator import pods
 from e2e.operator.statusz import speaking
-from e2e.operator.world import CHILDREN, NAME_LABEL, Body, World, eventually
+from e2e.operator.world import CHILDREN, NAME_LABEL, Body, World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 
@@ -108,7 +109,7 @@ def test_a_quota_that_refuses_the_jobs_pod_stands_in_model_cached(world: World, 
     )
 
     assert "exceeded quota: q" in cached["message"]
-    eventually("the Event", lambda: [e["reason"] for e in world.events(namespace, "m")] == ["QuotaExceeded"])
+    world.wait_events(namespace, "m", "QuotaExceeded")
 
 
 @pytest.mark.parametrize("code", REASONS)
@@ -124,8 +125,7 @@ def test_a_download_that_ends_badly_says_why_in_one_event_and_an_edit_begins_it_
     world.wait_condition(namespace, "m", "ModelCached", "False", reason)
     world.wait_condition(namespace, "m", "Stalled", str(is_final))
     assert "the hub says no" in world.status(namespace, "m")["lastFailure"]["message"]
-    eventually("the Event", lambda: world.events(namespace, "m"))
-    assert [event["reason"] for event in world.events(namespace, "m")] == [reason]
+    world.wait_events(namespace, "m", reason)
     assert world.get("Deployment", namespace, "m") is None
 
     source = {"huggingFace": {"tokenSecretRef": {"name": "other"}}}

@@ -9,7 +9,8 @@ import pytest
 
 from e2e.operator import pods
 from e2e.operator.statusz import speaking
-from e2e.operator.world import World, eventually
+from e2e.operator.world import World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 
@@ -43,13 +44,13 @@ def test_a_failing_pod_is_told_in_the_status_and_in_one_event(
 
     ready = world.wait_condition(namespace, "m", "Ready", "False", reason)
     world.wait_condition(namespace, "m", "Degraded", "True", reason)
-    eventually("the Event", lambda: world.events(namespace, "m"))
 
     failure = world.status(namespace, "m")["lastFailure"]
     assert (failure["reason"], failure["pod"]) == (reason, pod["metadata"]["name"])
     assert failure["message"] == ready["message"]
     assert len(failure["message"].split(". ")) >= 2, "it says what happened and what to do"
-    assert [(e["reason"], e["type"]) for e in world.events(namespace, "m")] == [(reason, "Warning")]
+    (event,) = world.wait_events(namespace, "m", reason)
+    assert event["type"] == "Warning"
 
 
 def test_a_volume_that_does_not_mount_is_volume_pending(world: World, namespace: str) -> None:
@@ -90,7 +91,7 @@ def test_a_final_failure_twice_is_stalled_and_a_change_of_the_spec_clears_it(
     again = {"status": pods.terminated(66, "ModelNotFound", restarts=1)}
     world.patch("Pod", namespace, pod["metadata"]["name"], again, status=True)
     world.wait_condition(namespace, "m", "Stalled", "True", "ModelNotFound")
-    assert len(world.events(namespace, "m")) == 1
+    world.wait_events(namespace, "m", "ModelNotFound")
 
     world.delete("Pod", namespace, pod["metadata"]["name"])
     world.wait_condition(namespace, "m", "Stalled", "False")
@@ -112,7 +113,8 @@ def test_ready_follows_the_rollout_and_is_told_once(world: World, namespace: str
         1,
         f"http://m.{namespace}.svc/v1",
     )
-    assert [(e["reason"], e["type"]) for e in world.events(namespace, "m")] == [("Ready", "Normal")]
+    (event,) = world.wait_events(namespace, "m", "Ready")
+    assert event["type"] == "Normal"
 
     world.patch("LLMDeployment", namespace, "m", {"spec": {"engine": {"maxModelLen": 4096}}})
     world.wait_condition(namespace, "m", "Ready", "False", "RollingOut")
@@ -133,11 +135,11 @@ def test_a_pod_that_is_alive_and_wrong_is_told_by_what_it_says(
         world.make_pod(namespace, "m", pods.loading(ip=pod.ip))
 
         ready = world.wait_condition(namespace, "m", "Ready", "False", reason)
-        eventually("the Event", lambda: world.events(namespace, "m"))
+        (event,) = world.wait_events(namespace, "m", reason)
 
     assert words in ready["message"]
     assert world.status(namespace, "m")["lastFailure"]["reason"] == reason
-    assert [(e["reason"], e["type"]) for e in world.events(namespace, "m")] == [(reason, "Warning")]
+    assert event["type"] == "Warning"
 
 
 def test_load_progress_and_the_measured_load_time_are_in_the_status(world: World, namespace: str) -> None:

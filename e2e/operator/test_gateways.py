@@ -12,7 +12,8 @@ import pytest
 
 from e2e.api.client import RefusedError
 from e2e.cluster import crds
-from e2e.operator.world import Body, World, eventually
+from e2e.operator.world import Body, World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator"), pytest.mark.timeout(120)]
 
@@ -58,7 +59,7 @@ def test_what_is_installed_later_is_found_without_a_restart_and_goes_with_its_fi
     missing = world.wait_condition(namespace, "m", "Routed", "False", "MissingCRD")
     assert "HTTPRoute and InferencePool" in missing["message"]
     eventually("all other children", lambda: world.has_children(namespace, "m"))
-    assert "MissingCRD" in [e["reason"] for e in world.events(namespace, "m")]
+    world.wait_events(namespace, "m", "MissingCRD")
     template = world.read("Deployment", namespace, "m")["spec"]["template"]
 
     request.getfixturevalue("installed")

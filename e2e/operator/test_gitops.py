@@ -12,7 +12,8 @@ import yaml
 from e2e.cluster.apiserver import ApiServer
 from e2e.kubectl import Kubectl, KubectlError
 from e2e.operator.process import ROOT
-from e2e.operator.world import CHILDREN, World, eventually
+from e2e.operator.world import CHILDREN, World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
 

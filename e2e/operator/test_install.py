@@ -22,7 +22,8 @@ from e2e.cluster import programs
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator import pods, rights
 from e2e.operator.process import ROOT, OperatorProcess
-from e2e.operator.world import CHILDREN, World, eventually
+from e2e.operator.world import CHILDREN, World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
 

@@ -13,7 +13,8 @@ import pytest
 
 from e2e.cluster import crds
 from e2e.operator.test_autoscaling import autoscaler, count, counts, edit, owners
-from e2e.operator.world import MERGE, PATHS, Body, World, eventually
+from e2e.operator.world import MERGE, PATHS, Body, World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator"), pytest.mark.timeout(120)]
 
@@ -64,7 +65,7 @@ def test_keda_that_is_installed_later_is_found_without_a_restart(
     missing = world.wait_condition(namespace, "m", "ScalingActive", "False", "KEDAMissing")
     assert "Install KEDA" in missing["message"]
     eventually("all other children", lambda: world.has_children(namespace, "m"))
-    assert [e["reason"] for e in world.events(namespace, "m")] == ["KEDAMissing"]
+    world.wait_events(namespace, "m", "KEDAMissing")
 
     request.getfixturevalue("installed")
     made = eventually("the ScaledObject", lambda: world.get("ScaledObject", namespace, "m"), seconds=30)

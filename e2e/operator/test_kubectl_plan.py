@@ -15,7 +15,8 @@ import yaml
 
 from e2e.api import profiles
 from e2e.cluster.apiserver import ApiServer
-from e2e.operator.world import OPERATOR_NAMESPACE, Body, World, eventually
+from e2e.operator.world import OPERATOR_NAMESPACE, Body, World
+from e2e.waiting import eventually
 from quire_operator.plan import lost_fields
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator"), pytest.mark.timeout(180)]

@@ -15,7 +15,8 @@ import pytest
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator import pods
 from e2e.operator.statusz import speaking
-from e2e.operator.world import World, eventually
+from e2e.operator.world import World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 BIN = Path(__file__).parents[2] / ".cluster" / "bin"

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from e2e.operator.process import OperatorProcess
-from e2e.operator.world import World, eventually
+from e2e.operator.world import World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
 

@@ -9,7 +9,8 @@ import pytest
 
 from e2e.operator.process import OperatorProcess
 from e2e.operator.test_outage import OUTAGE_SECONDS
-from e2e.operator.world import MERGE, World, eventually
+from e2e.operator.world import MERGE, World
+from e2e.waiting import eventually
 
 ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/quire-operator"
 NEWER = ("jobs", "inferencepools")  # as if the role were of a release that had no downloads and no routes
@@ -59,7 +60,7 @@ def test_with_an_older_role_all_is_served_but_what_it_does_not_grant(
         world.deploy(namespace, "fetched", model={"source": source}, cache=CACHE)
         told = world.wait_condition(namespace, "fetched", "Ready", "False", "MissingRights")
         assert "resources: [jobs], verbs: [get, list, watch, create, patch, delete]" in told["message"]
-        assert "MissingRights" in [event["reason"] for event in world.events(namespace, "fetched")]
+        world.wait_events(namespace, "fetched", "MissingRights")
         assert operator.ask("/healthz")[0] == 200
     finally:
         world.client.request("PATCH", ROLE, {"rules": rules}, MERGE)

@@ -12,7 +12,8 @@ import pytest
 
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator.process import OperatorProcess
-from e2e.operator.world import World, eventually
+from e2e.operator.world import World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(240)]
 

@@ -7,7 +7,8 @@ import pytest
 from e2e.api import profiles
 from e2e.operator import pods
 from e2e.operator.statusz import LLAMA_2_13B, speaking
-from e2e.operator.world import World, eventually
+from e2e.operator.world import World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 
@@ -37,8 +38,7 @@ def test_a_profile_is_waited_for_and_a_change_of_it_rolls_no_pod(world: World, n
         "the next change of the spec takes it up",
         lambda: "example.com/two" in str(world.read("Deployment", namespace, "m")["spec"]["template"]),
     )
-    told = [event["reason"] for event in world.events(namespace, "m")]
-    assert told == ["ProfileNotFound"]
+    world.wait_events(namespace, "m", "ProfileNotFound")
 
 
 def test_a_model_that_does_not_fit_is_told_with_numbers_while_it_loads(world: World, namespace: str) -> None:
@@ -48,10 +48,9 @@ def test_a_model_that_does_not_fit_is_told_with_numbers_while_it_loads(world: Wo
         world.deploy(namespace, "m", resources=resources, engine={"maxModelLen": 4096})
         world.make_pod(namespace, "m", pods.loading(ip=pod.ip))
         fewer = world.wait_condition(namespace, "m", "FitsAccelerator", "False", "FitsFewer")
-        eventually("the Event", lambda: world.events(namespace, "m"))
+        world.wait_events(namespace, "m", "FitsFewer")
 
     assert "13 requests of 4,096 tokens fit at once" in fewer["message"]
-    assert [e["reason"] for e in world.events(namespace, "m")] == ["FitsFewer"]
     assert world.condition(namespace, "m", "Degraded")["status"] == "False"
 
     world.patch("LLMDeployment", namespace, "m", {"spec": {"engine": {"maxNumSeqs": 8}}})

@@ -8,7 +8,8 @@ import pytest
 
 from e2e.api.client import RefusedError
 from e2e.operator import pods
-from e2e.operator.world import Body, World, eventually
+from e2e.operator.world import Body, World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 
@@ -59,8 +60,7 @@ def test_what_no_watch_tells_of_is_named_and_heals_when_it_is_gone(world: World,
     assert "Service taken" in stalled["message"]
     assert world.condition(namespace, "taken", "Reconciling")["status"] == "False"
     assert world.read("Service", namespace, "taken")["spec"]["selector"] == {"app": "theirs"}
-    eventually("the Event", lambda: world.events(namespace, "taken"))
-    assert [e["reason"] for e in world.events(namespace, "taken")] == ["OwnershipConflict"]
+    world.wait_events(namespace, "taken", "OwnershipConflict")
     ready = world.wait_condition(crowded, "m", "Ready", "False", "QuotaExceeded")
     assert "no-maps" in ready["message"]
     ready = world.wait_condition(hooked, "m", "Ready", "False", "ApplyFailed")
@@ -87,13 +87,12 @@ def test_a_child_that_the_api_server_refuses_is_stalled_until_the_spec_is_edited
     world.deploy(namespace, "m", scheduling={"affinity": affinity})
 
     stalled = world.wait_condition(namespace, "m", "Stalled", "True", "ApplyRejected")
-    eventually("the Event", lambda: world.events(namespace, "m"))
 
     assert "operator" in stalled["message"] and "Almost" in stalled["message"]
     assert "correct the field" in stalled["message"].lower()
     assert world.get("Deployment", namespace, "m") is None
     assert world.get("Service", namespace, "m") is not None, "what is not refused is there"
-    assert [e["reason"] for e in world.events(namespace, "m")] == ["ApplyRejected"]
+    world.wait_events(namespace, "m", "ApplyRejected")
 
     world.patch("LLMDeployment", namespace, "m", {"spec": {"scheduling": {"affinity": None}}})
     world.wait_condition(namespace, "m", "Stalled", "False")
@@ -115,11 +114,7 @@ def test_a_rollout_past_its_deadline_is_stalled_and_says_which_failure_is_behind
     stalled = world.wait_condition(namespace, "m", "Stalled", "True", "ProgressDeadlineExceeded")
     assert "ImagePullFailed" in stalled["message"] and "no such tag" in stalled["message"]
     assert world.condition(namespace, "m", "Reconciling")["status"] == "False"
-    eventually("the Events", lambda: len(world.events(namespace, "m")) == 2)
-    assert {e["reason"] for e in world.events(namespace, "m")} == {
-        "ImagePullFailed",
-        "ProgressDeadlineExceeded",
-    }
+    world.wait_events(namespace, "m", "ImagePullFailed", "ProgressDeadlineExceeded")
 
     moving = pods.condition("Progressing", "True", reason="ReplicaSetUpdated")
     world.patch("Deployment", namespace, "m", {"status": {"conditions": [moving]}}, status=True)

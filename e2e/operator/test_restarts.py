@@ -11,7 +11,8 @@ import pytest
 from e2e.operator import pods
 from e2e.operator.process import OperatorProcess
 from e2e.operator.statusz import Speaker, speaking
-from e2e.operator.world import CHILDREN, NAME_LABEL, World, eventually
+from e2e.operator.world import CHILDREN, NAME_LABEL, World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
 

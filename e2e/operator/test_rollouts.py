@@ -10,7 +10,8 @@ import pytest
 from e2e.operator import pods
 from e2e.operator.process import OperatorProcess
 from e2e.operator.test_restarts import tells_of
-from e2e.operator.world import CHILDREN, World, eventually
+from e2e.operator.world import CHILDREN, World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
 

@@ -20,7 +20,8 @@ from e2e.cluster.apiserver import ApiServer
 from e2e.operator import controllers, pods, rights
 from e2e.operator.nodes import GPU, make_claim, make_node
 from e2e.operator.process import OperatorProcess
-from e2e.operator.world import OPERATOR_NAMESPACE, Body, World, eventually
+from e2e.operator.world import OPERATOR_NAMESPACE, Body, World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(240)]
 
@@ -132,8 +133,7 @@ def test_a_rollout_on_as_many_gpus_as_replicas_ends_by_itself_with_one_replica_f
         worst = min(kubelet.ready)
 
     assert worst >= replicas - 1 + (taken is not None)
-    told = [event["reason"] for event in world.events(namespace, "m")]
-    assert sorted(told) == ["Ready", "Ready", "SurgeUnschedulable"]
+    world.wait_events(namespace, "m", "Ready", "Ready", "SurgeUnschedulable")
     eventually(
         "the next one surges",
         lambda: (
@@ -160,8 +160,7 @@ def test_a_spec_that_cannot_work_gives_way_to_the_one_that_did_and_no_pod_of_tha
         eventually("the new pod is gone", lambda: uids(world, namespace) == before)
         eventually("told", lambda: world.status(namespace, "m")["renderRevision"] == good)
         assert world.condition(namespace, "m", "Available")["status"] == "True"
-        told = [event["reason"] for event in world.events(namespace, "m")]
-        assert told.count("RolledBack") == 1
+        world.wait_events(namespace, "m", "Ready", "RolledBack")
 
         world.patch("LLMDeployment", namespace, "m", model_at("somewhere"))
         after = eventually("the next edit", lambda: serving(world, namespace, 2), seconds=60)

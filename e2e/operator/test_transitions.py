@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from e2e.api import specs
 from e2e.api.client import RefusedError
 from e2e.chaos.children import children, differences
-from e2e.operator.world import PATHS, World, eventually
+from e2e.operator.world import PATHS, World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(300), pytest.mark.usefixtures("operator")]
 

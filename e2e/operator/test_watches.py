@@ -16,7 +16,8 @@ from e2e.cluster.apiserver import ApiServer
 from e2e.operator import rights
 from e2e.operator.process import OperatorProcess
 from e2e.operator.proxy import Proxy, proxied
-from e2e.operator.world import OPERATOR_NAMESPACE, World, eventually
+from e2e.operator.world import OPERATOR_NAMESPACE, World
+from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
 

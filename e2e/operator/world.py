@@ -1,23 +1,21 @@
 """The API server as the tests use it: requests of an administrator, and stand-ins for what is not there.
 
-Knows nothing of the operator's process. `eventually` is the only way to wait.
+Knows nothing of the operator's process.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from e2e.api.client import Client, RefusedError
+from e2e.waiting import eventually
 
-T = TypeVar("T")
 Body = dict[str, Any]
 
 OPERATOR_NAMESPACE = "quire-system"
@@ -46,17 +44,6 @@ PATHS = {
 }
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CHILDREN = ("ServiceAccount", "ConfigMap", "NetworkPolicy", "Service", "PodDisruptionBudget", "Deployment")
-
-
-def eventually(what: str, probe: Callable[[], T | None], *, seconds: float = 20, poll: float = 0.05) -> T:
-    """The first truthy answer of `probe`; after `seconds` an AssertionError that says `what`."""
-    until = time.monotonic() + seconds
-    while True:
-        answer = probe()
-        if answer:
-            return answer
-        assert time.monotonic() < until, f"not within {seconds:.0f} s: {what} (last answer: {answer!r})"
-        time.sleep(poll)
 
 
 @dataclass(frozen=True)
@@ -167,10 +154,8 @@ class World:
 
     def wait_condition(self, namespace: str, name: str, kind: str, status: str, reason: str = "") -> Body:
         def holds() -> Body | None:
-            condition = self.condition(namespace, name, kind)
-            return (
-                condition if condition["status"] == status and reason in ("", condition["reason"]) else None
-            )
+            found = self.condition(namespace, name, kind)
+            return found if found["status"] == status and reason in ("", found["reason"]) else None
 
         return eventually(f"{namespace}/{name} {kind}={status} {reason}", holds)
 
@@ -178,6 +163,15 @@ class World:
         """Events about the LLMDeployment; the API server tells some about Services of its own accord."""
         about = {"kind": "LLMDeployment", "name": name}
         return [e for e in self.find("Event", namespace) if about.items() <= e.get("regarding", {}).items()]
+
+    def wait_events(self, namespace: str, name: str, *reasons: str) -> list[Body]:
+        """Its Events, once they are these and no others: each follows the status that it tells of."""
+
+        def told() -> list[Body] | None:
+            events = self.events(namespace, name)
+            return events if sorted(event["reason"] for event in events) == sorted(reasons) else None
+
+        return eventually(f"the Events of {namespace}/{name} are {', '.join(reasons)}", told)
 
     def lease_holder(self) -> str:
         lease = self.get("Lease", OPERATOR_NAMESPACE, "quire-operator") or {}

@@ -107,7 +107,7 @@ def test_a_spec_that_cannot_work_goes_back_by_itself_and_the_next_edit_is_tried(
 
     assert "ModelNotFound" in ready["message"]
     assert load.broken == []
-    assert llm.status()["renderRevision"] == good
+    eventually("the status names them", lambda: llm.status()["renderRevision"] == good)
     assert llm.read()["spec"]["model"]["source"]["pvc"]["path"] == "nowhere", "the spec is the user's"
     assert len(llm.events("RolledBack")) == 1
 

@@ -10,7 +10,8 @@ import pytest
 from e2e.api.client import Client, RefusedError
 from e2e.api.specs import DOWNLOADED, merged, minimal
 from e2e.cluster.apiserver import ApiServer
-from e2e.operator.world import PATHS, eventually
+from e2e.operator.world import PATHS
+from e2e.waiting import eventually
 from tests.chart.helm import Body, of_kind, render
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
