@@ -32,7 +32,9 @@ if arguments[0] == "logs":
         sys.exit(code)
 elif "--watch" in arguments:
     round, *later = told["later"] or [None]
-    pathlib.Path({told!r}).write_text(json.dumps({{**told, "later": later}}))
+    rest = pathlib.Path({told!r} + ".rest")
+    rest.write_text(json.dumps({{**told, "later": later}}))
+    rest.replace({told!r})  # whole: others read it meanwhile
     if round is None:
         sys.exit("the API server is gone")
     for after, pod in round:
