@@ -15,6 +15,9 @@ from typing import Any
 
 from e2e.cluster.errors import NotReadyError
 
+_LOOK_SECONDS = 5  # whoever looks, looks again
+_WRITE_SECONDS = 60  # as long as the API server itself tries, where the disk is busy
+
 
 class Client:
     """The API server as its administrator sees it."""
@@ -48,7 +51,7 @@ class Client:
     def apply(self, path: str, manifest: Mapping[str, Any]) -> None:
         """Server-side apply of one object."""
         query = "?fieldManager=quire-cluster&force=true"
-        self._request("PATCH", path + query, json.dumps(manifest).encode())
+        self._request("PATCH", path + query, json.dumps(manifest).encode(), seconds=_WRITE_SECONDS)
 
     def _answers(self, path: str) -> bool:
         try:
@@ -57,11 +60,13 @@ class Client:
             return False
         return True
 
-    def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
+    def _request(
+        self, method: str, path: str, body: bytes | None = None, *, seconds: float = _LOOK_SECONDS
+    ) -> bytes:
         request = urllib.request.Request(self._url + path, data=body, method=method)
         request.add_header("Content-Type", "application/apply-patch+yaml")
         try:
-            with self._opener.open(request, timeout=5) as response:
+            with self._opener.open(request, timeout=seconds) as response:
                 return bytes(response.read())
         except urllib.error.HTTPError as error:
             # The error owns the connection: unread and unclosed it would leak.
