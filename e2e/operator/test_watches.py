@@ -64,6 +64,7 @@ def test_a_watch_that_fell_silent_fails_the_liveness_probe_and_costs_only_time(
     eventually("it is not well", lambda: operator.ask("/healthz")[0] == 500, seconds=40)
 
     assert "LLMDeployment" in operator.ask("/healthz")[1]
+    assert "the watch of llmdeployments tells nothing any more" in operator.log.read_text()
     assert proxy.swallowed, "the fault took effect"
     stale = {
         name: on for name, on in operator.metrics().items() if name.startswith("quire_operator_watch_stale{")

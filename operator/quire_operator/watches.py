@@ -26,16 +26,19 @@ class Watches:
         self._patience = patience
         self._told: dict[str, dict[str, int]] = defaultdict(dict)  # kind -> uid -> version
         self._untold: dict[str, dict[str, _Found]] = defaultdict(dict)
-        self._late: dict[str, dict[str, _Found]] = defaultdict(dict)
+        self._listed: dict[str, float] = {}  # kind -> when last
 
     def told(self, kind: str, uid: str, version: int) -> None:
         """An event, or an object of the list with which a watch begins."""
         self._told[kind][uid] = version
+        found = self._untold[kind].get(uid)
+        if found is not None and found.version <= version:
+            del self._untold[kind][uid]
 
     def told_gone(self, kind: str, uid: str) -> None:
         """The object was deleted: nothing is left of it to tell."""
-        for known in (self._told, self._untold, self._late):
-            known[kind].pop(uid, None)
+        self._told[kind].pop(uid, None)
+        self._untold[kind].pop(uid, None)
 
     def has_told(self, kind: str, uid: str) -> bool:
         """Whether it told of this object before. A list that does so again comes after an interruption which
@@ -44,30 +47,28 @@ class Watches:
         return uid in self._told[kind]
 
     def listed(self, kind: str, missed: Iterable[str], versions: Mapping[str, int], now: float) -> None:
-        """A re-list at `now` seconds found `missed` new or newer; `versions` is all of it. What is late is
-        decided here: only a list tells what is still there to be told.
-        """
+        """A re-list at `now` seconds found `missed` new or newer; `versions` is all of it."""
         self._told[kind] = told = {uid: v for uid, v in self._told[kind].items() if uid in versions}
-        waiting = _missing({uid: f for uid, f in self._untold[kind].items() if uid in versions}, told)
-        found = {uid: _Found(versions[uid], now) for uid in missed if uid in versions}
-        self._late[kind] = {uid: f for uid, f in waiting.items() if now - f.at >= self._patience}
-        self._untold[kind] = waiting | _missing(found, told)
+        new = {uid: versions[uid] for uid in missed if told.get(uid, -1) < versions.get(uid, -1)}
+        untold = {uid: _Found(version, now) for uid, version in new.items()} | self._untold[kind]
+        self._untold[kind] = {uid: found for uid, found in untold.items() if uid in versions}
+        self._listed[kind] = now
 
     def restarted(self) -> None:
         """The watches begin again: what was found before proves nothing about them."""
         self._untold.clear()
-        self._late.clear()
 
     @property
     def stale(self) -> list[str]:
-        """The kinds whose watches are late with what a re-list found; told, they are well at once."""
-        return sorted(kind for kind, late in self._late.items() if _missing(late, self._told[kind]))
+        """The kinds whose watches were late at their last re-list, and still are. The time alone proves
+        nothing: only a list says what is still there to be told.
+        """
+        return sorted(kind for kind, now in self._listed.items() if self._is_late(kind, now))
 
     @property
     def in_doubt(self) -> bool:
         """Whether something was found that no watch has told yet: another re-list should soon decide."""
-        return any(_missing(found, self._told[kind]) for kind, found in self._untold.items())
+        return any(self._untold.values())
 
-
-def _missing(found: Mapping[str, _Found], told: Mapping[str, int]) -> dict[str, _Found]:
-    return {uid: f for uid, f in found.items() if told.get(uid, -1) < f.version}
+    def _is_late(self, kind: str, now: float) -> bool:
+        return any(now - found.at >= self._patience for found in self._untold[kind].values())

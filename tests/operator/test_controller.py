@@ -70,7 +70,7 @@ async def test_an_event_leads_to_children_and_the_echo_of_our_writes_to_nothing(
 async def test_a_watch_that_misses_what_two_lists_find_makes_the_process_unhealthy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("quire_operator.controller.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("quire_operator.controller.TELL_SECONDS", 1e-9)
     api = FakeApi()
     async with controlling(api) as (controller, _, _metrics):
         await controller.prime()
@@ -88,7 +88,7 @@ async def test_a_watch_that_misses_what_two_lists_find_makes_the_process_unhealt
 async def test_a_list_mends_a_missed_deletion_without_calling_the_watch_stale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("quire_operator.controller.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("quire_operator.controller.TELL_SECONDS", 1e-9)
     api = FakeApi()
     path = "/apis/serving.quire.dev/v1alpha1/llmdeployments/m"
     async with controlling(api) as (controller, cluster, _):

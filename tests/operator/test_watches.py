@@ -31,6 +31,13 @@ def test_lists_that_follow_each_other_closely_prove_nothing() -> None:
     assert watches.stale == [KIND], "since the first of them"
 
 
+def test_a_silent_watch_is_found_although_the_object_changes_before_every_list() -> None:
+    watches = Watches(PATIENCE)
+    for now in range(11):
+        watches.listed(KIND, ["a"], {"a": 5 + now}, now)
+    assert watches.stale == [KIND]
+
+
 def test_what_is_told_before_or_while_it_is_listed_is_in_no_doubt() -> None:
     watches = Watches(PATIENCE)
     watches.told(KIND, "a", 5)
