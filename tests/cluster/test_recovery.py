@@ -54,7 +54,8 @@ def checkout(tmp_path: Path) -> Iterator[Checkout]:
 def _run_pod(cluster: Cluster) -> None:
     kubectl = [str(cluster.checkout.bin / "kubectl"), f"--kubeconfig={cluster.kubeconfig}"]
     subprocess.run([*kubectl, "apply", "--filename=-"], input=POD, text=True, check=True)
-    subprocess.run([*kubectl, "wait", "--for=condition=Ready", "pod/victim", "--timeout=180s"], check=True)
+    wait = ["wait", "--for=condition=Ready", "pod/victim", f"--timeout={WAIT_SECONDS:.0f}s"]
+    subprocess.run([*kubectl, *wait], check=True)
 
 
 def _everything_of(checkout: Checkout) -> set[int]:
