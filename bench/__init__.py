@@ -1,1 +1,1 @@
-"""Speed, measured: `make bench`, or one part of it by `make bench ONLY=batching`. Only tests import it."""
+"""Benchmarks: ``make bench``, or one section by ``make bench ONLY=batching``."""

@@ -27,9 +27,9 @@ from e2e.operator import rights
 from e2e.operator.world import World
 from e2e.ports import free_port
 from e2e.waiting import eventually
-from quire_server.core.engine_stats import EngineStats
-from quire_server.gpu_metrics import GpuSample
-from quire_server.metrics import Metrics
+from quire_server.core.stats import EngineStats
+from quire_server.metrics.gpu import GpuSample
+from quire_server.metrics.requests import Metrics
 
 PODS = 300
 DEPLOYMENTS = 60

@@ -1,12 +1,12 @@
-"""What the Triton kernels become: registers, spills, shared memory and instructions of every configuration,
-for every GPU it is meant for, without a GPU. Writes bench/results/aot.json, which the docs show and
-tests/kernels/test_aot.py holds the code to.
+"""Compiles every launch config of the Triton kernels ahead of time, without a GPU, for each of its GPUs, and
+reads registers, spills, shared memory and instructions from the machine code. Writes bench/results/aot.json,
+which docs/kernels.md shows and tests/kernels/test_aot.py compares with the code.
 
     python -m bench.aot                  # compile what has changed; refuses to write what got worse
     python -m bench.aot --accept-worse   # write it all the same
     python -m bench.aot --only rope      # print these and write nothing
 
-It says nothing of speed. The programs that read the machine code come with triton.
+It does not measure speed. The programs that read the machine code come with triton.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from quire_kernels.configuration import Configuration
-from quire_kernels.configurations import CONFIGURATIONS
+from quire_kernels.all_launch_configs import LAUNCH_CONFIGS
+from quire_kernels.launch_config import LaunchConfig
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "bench" / "results" / "aot.json"
@@ -48,7 +48,7 @@ _INSTRUCTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Of a streaming multiprocessor; NVIDIA, CUDA C++ Programming Guide, "Compute Capabilities"."""
+    """Limits of a streaming multiprocessor; NVIDIA, CUDA C++ Programming Guide, "Compute Capabilities"."""
 
     shared: int
     shared_per_block: int
@@ -65,7 +65,7 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``blocks`` that fit on a multiprocessor at a time; ``source`` is a hash of all that went in."""
+    """``blocks``: thread blocks per multiprocessor; ``source``: a hash of the compiler's input."""
 
     name: str
     gpu: int
@@ -85,8 +85,8 @@ class Row:
         return self.name, self.gpu
 
 
-def source_of(configuration: Configuration, gpu: int) -> str:
-    """A hash that changes with whatever the compiler is given, and not with the lines around it."""
+def source_of(configuration: LaunchConfig, gpu: int) -> str:
+    """A hash of the compiler's input, independent of the code around the kernel."""
     options = (
         configuration.warps,
         configuration.stages,
@@ -111,8 +111,8 @@ def _sources(kernel: JITFunction) -> set[str]:
     return found
 
 
-def compiled(configuration: Configuration, gpu: int) -> Row:
-    """Compile it and read the machine code; a fault of the compiler's names the configuration."""
+def compiled(configuration: LaunchConfig, gpu: int) -> Row:
+    """Compile it and read the machine code; a compiler error names the launch config."""
     # A multiply and the sum after it round once: torch's own kernels are compiled so.
     os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
     triton.knobs.cache.dir = str(_CACHE)
@@ -147,7 +147,7 @@ def compiled(configuration: Configuration, gpu: int) -> Row:
 
 
 def _read(binary: bytes) -> tuple[int, str]:
-    """(registers a thread, the instructions as text)."""
+    """(registers per thread, the instructions as text)."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(binary)
@@ -162,13 +162,13 @@ def _read(binary: bytes) -> tuple[int, str]:
 
 
 def _blocks(gpu: Gpu, registers: int, shared: int, warps: int) -> int:
-    """Registers are given out by eights to each thread, and a kibibyte of shared memory is the system's."""
+    """Registers are allocated in multiples of 8 per thread; the system reserves 1 KiB of shared memory."""
     by_registers = _REGISTERS // (-(-registers // 8) * 8 * _WARP * warps)
     return min(by_registers, gpu.shared // (shared + 1024), gpu.warps // warps, gpu.blocks)
 
 
-def faults(row: Row, configuration: Configuration) -> list[str]:
-    """What of the machine code would be slow, or fail at the launch."""
+def faults(row: Row, configuration: LaunchConfig) -> list[str]:
+    """Properties of the machine code that would be slow or fail at launch."""
     said = []
     if row.spills:
         said.append(f"{row.spills} instructions spill registers")
@@ -181,7 +181,7 @@ def faults(row: Row, configuration: Configuration) -> list[str]:
 
 
 def worse(new: Row, old: Row) -> list[str]:
-    """What got worse since."""
+    """Regressions against the old row."""
     pairs = (("registers", new.registers, old.registers), ("spills", new.spills, old.spills))
     said = [f"{name} {before} -> {after}" for name, after, before in pairs if after > before]
     if new.blocks < old.blocks:
@@ -190,17 +190,17 @@ def worse(new: Row, old: Row) -> list[str]:
 
 
 def table() -> dict[tuple[str, int], Row]:
-    """As it was written."""
+    """The committed table."""
     rows = [Row(**row) for row in json.loads(TABLE.read_text())] if TABLE.exists() else []
     return {row.key: row for row in rows}
 
 
-def wanted() -> dict[tuple[str, int], Configuration]:
-    return {(each.name, gpu): each for each in CONFIGURATIONS for gpu in each.gpus}
+def wanted() -> dict[tuple[str, int], LaunchConfig]:
+    return {(each.name, gpu): each for each in LAUNCH_CONFIGS for gpu in each.gpus}
 
 
 def compile_all(keys: Iterable[tuple[str, int]]) -> list[Row]:
-    """One process a core."""
+    """Compile in one process per core."""
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return list(pool.map(_compiled_by_key, list(keys)))
 

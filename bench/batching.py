@@ -1,7 +1,7 @@
-"""What batching gains, and where it stops gaining. Imported by ``cpu.py``.
+"""The gain of continuous batching, and its limits (a section of ``bench.cpu``).
 
-The classic trace (of every eight requests seven want 50 tokens and one 500) by static and by continuous
-batching, requests together and one after the other, and the batch from 1 to 128 with the parts of a step.
+The classic trace (of every eight requests seven want 50 tokens and one 500) with static and with continuous
+batching, requests together and one after the other, and batches from 1 to 128 with the parts of a step.
 """
 
 import random
@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.batch_sizes import batch_sizes
 from bench.compare import REPEATS, table
 from bench.engine import Quire, prompts, request
-from bench.plateau import plateau
-from quire_server.core.limits import Batching
+from quire_server.core.config import Batching
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import StepResult
 
@@ -25,7 +25,7 @@ EIGHT = [*[SHORT] * (BATCH - 1), LONG]
 
 
 def batching(directory: Path, eights: int = 8, sizes: Sequence[int] = SIZES) -> str:
-    """All of it, as Markdown."""
+    """All parts, as Markdown."""
     engine = Quire(directory, max_streams=max(TEN, *sizes))
     return "\n\n".join(
         [
@@ -36,7 +36,7 @@ def batching(directory: Path, eights: int = 8, sizes: Sequence[int] = SIZES) -> 
             "### Ten equal requests",
             ten(engine),
             "### The batch from 1 to 128",
-            plateau(engine, sizes),
+            batch_sizes(engine, sizes),
         ]
     )
 
@@ -46,22 +46,22 @@ def batching(directory: Path, eights: int = 8, sizes: Sequence[int] = SIZES) -> 
 
 @dataclass
 class Trace:
-    """What one way of batching made of it, in several runs. Seconds are kept by (rows, tokens) of a step: a
-    moment in which the machine did something else then moves no median.
+    """The steps of one batching mode in several runs. Seconds are kept by (rows, tokens) of a step, so that a
+    disturbance of the machine does not move a median.
     """
 
     runs: int = 0
-    tokens: int = 0  # in one run, of the steps that count
+    tokens: int = 0  # in one run, of the counted steps
     waiting: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
     end: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def seconds(self, steps: Mapping[tuple[int, int], list[float]]) -> float:
-        """Of one run, were each of its steps as long as the median of its kind."""
+        """Of one run, if each of its steps took the median of its kind."""
         return sum(len(taken) * statistics.median(taken) for taken in steps.values()) / self.runs
 
     @property
     def rate(self) -> float:
-        """Tokens a second while requests wait."""
+        """Tokens per second while requests wait."""
         return self.tokens / self.seconds(self.waiting)
 
     @property
@@ -70,18 +70,18 @@ class Trace:
         return self.tokens * self.runs / sum(map(len, self.waiting.values()))
 
     def milliseconds(self, rows: int) -> str:
-        """A step in which so many requests decode and nothing else happens."""
+        """Of a step that decodes this many requests and nothing else."""
         seconds = self.waiting.get((rows, rows))
         return f"{statistics.median(seconds) * 1e3:.1f}" if seconds else ""
 
 
 def classic(engine: Quire, eights: int) -> str:
-    """The three ways in turns. Static batches are all alike: two of them stand for any number."""
+    """The three modes alternately. All static batches are alike, so two of them represent any number."""
     answers = EIGHT * eights
     few = EIGHT * min(2, eights)
     ways = {
         "static, the batch computed to its end": (few, Batching.STATIC, True),
-        "`--batching static`: who has ended costs nothing": (few, Batching.STATIC, False),
+        "`--batching static`: finished requests cost nothing": (few, Batching.STATIC, False),
         "continuous": (answers, Batching.CONTINUOUS, False),
     }
     traces = {name: Trace() for name in ways}
@@ -104,13 +104,13 @@ def classic(engine: Quire, eights: int) -> str:
     return (
         table(["batch of 8", "tokens a step", "ms at 8 rows", "ms at 1 row", "tok/s", "continuous is"], rows)
         + f"\n\nWhile requests wait; prompts of {PROMPT} tokens; {REPEATS} runs, each step counted as the "
-        f"median of its kind. All {len(answers)} requests to the last, when nobody waits any more and rows "
+        f"median of its kind. All {len(answers)} requests to the last, once none waits and rows "
         f"stay empty: continuous makes {whole:.0f} tok/s."
     )
 
 
 def _traced(engine: Quire, trace: Trace, answers: list[int], mode: Batching, *, is_padded: bool) -> None:
-    """``is_padded``: all compute as many tokens as the longest of their batch, as generate() does."""
+    """``is_padded``: all requests compute as many tokens as the longest of their batch, as in generate()."""
     scheduler = engine.scheduler(streams=BATCH, batching=mode)
     texts = prompts(1, len(answers), PROMPT, engine.vocab_size)
     for number, (prompt, wanted) in enumerate(zip(texts, answers, strict=True)):
@@ -127,7 +127,7 @@ def _traced(engine: Quire, trace: Trace, answers: list[int], mode: Batching, *, 
 
 
 def steps_alone(most: int = 128) -> str:
-    """Up to ``most`` eights. Steps of the scheduler alone, static / continuous."""
+    """Up to ``most`` groups of eight. Steps of the scheduler alone, static / continuous."""
     rng, rows, sizes = random.Random(0), [], [most // 16, most // 4, most]
     for title, arrange in (
         ("the long one last of each eight", lambda a: a),
@@ -167,7 +167,7 @@ def _count_steps(answers: Iterable[int], mode: Batching) -> int:
 
 
 def ten(engine: Quire) -> str:
-    """Ten equal requests, together and one after the other, in turns."""
+    """Ten equal requests, together and one after the other, alternately."""
     texts = prompts(2, TEN, 128, engine.vocab_size)
     together, alone = list[float](), list[float]()
     for _ in range(REPEATS):

@@ -1,5 +1,5 @@
-"""Engines side by side, in turns, so that a busy moment of the machine meets all. Imported by ``cpu.py``;
-knows engines by name only.
+"""Compares engines by alternating their runs, so that a disturbance of the machine affects all of them. Knows
+engines only by name.
 """
 
 import statistics
@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from bench.baselines import Engine
 from bench.engine import prompts
-from bench.peers import Engine
 
 REPEATS = 3
 OURS, THEIRS, BEST_OF = "quire auto int8", "transformers", "llama.cpp"
@@ -16,14 +16,14 @@ Maker = Callable[[int], Engine]  # from the number of streams
 
 
 class Comparison:
-    """Tokens a second of each engine: median of the runs' medians, and the fastest step; column by column."""
+    """Tokens per second of each engine, as columns: the median of the runs' medians, and the fastest step."""
 
     def __init__(self, makers: Mapping[str, Maker], vocab_size: int) -> None:
         self._makers, self._vocab_size = makers, vocab_size
         self._columns: dict[str, dict[str, tuple[float, float]]] = {}
 
     def decode(self, length: int, streams: tuple[int, ...], new_tokens: int, repeats: int = REPEATS) -> str:
-        """All streams from the same length of prompt, each number of streams by itself."""
+        """All streams with prompts of the same length, separately for each number of streams."""
         for count in streams:
             batch = prompts(count, count, length, self._vocab_size)
             seconds: dict[str, list[list[float]]] = {name: [] for name in self._makers}
@@ -58,7 +58,7 @@ class Comparison:
         return self._table()
 
     def prefill(self, lengths: tuple[int, ...]) -> str:
-        """Prompt tokens a second of one prompt."""
+        """Prompt tokens per second of one prompt."""
         with self._engines(1) as engines:
             for length in lengths:
                 batch = prompts(length, 1, length, self._vocab_size)
@@ -103,6 +103,6 @@ class Comparison:
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
-    """Markdown, numbers to the right."""
+    """A Markdown table with numbers aligned to the right."""
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])

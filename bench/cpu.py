@@ -1,7 +1,8 @@
-"""Speed on a CPU beside transformers and llama.cpp, in one run: python -m bench.cpu [--only SECTION ...]
+"""Speed on a CPU compared with transformers and llama.cpp, in one run: python -m bench.cpu [--only SECTION
+...]
 
-Each section leaves a table in bench/results/cpu/, so that a run can go on where it stopped;
-bench/results/cpu.md is all of them, with machine, versions and command. Never imported.
+Each section writes a table to bench/results/cpu/, so that an interrupted run can be continued;
+bench/results/cpu.md has all of them, with machine, versions and command.
 """
 
 import argparse
@@ -13,14 +14,14 @@ from pathlib import Path
 import torch
 
 from bench import grammars, kv_waste, offload, prefix, quality, quantized, scheduler
+from bench.baselines import Engine, Transformers
 from bench.batching import batching
 from bench.compare import REPEATS, Comparison, Maker
 from bench.engine import Quire
+from bench.http_overhead import http_overhead
 from bench.interference import interference
 from bench.kv_dtypes import speeds
 from bench.llama import LlamaCpp, requantised
-from bench.peers import Engine, Transformers
-from bench.through_http import through_http
 from e2e import models
 
 RESULTS = Path(__file__).parent / "results"
@@ -35,7 +36,9 @@ SERVED = ("auto", "int8")  # the default on a CPU that has the instructions
 
 
 def comparison(*ours: tuple[str, str]) -> Comparison:
-    """Both peers and ours in these dtypes. Who does not care how many streams there are is loaded once."""
+    """Both baselines, and Quire in these dtypes. Engines that do not depend on the number of streams are
+    loaded once.
+    """
     directory = models.smollm2()
     makers: dict[str, Maker] = {"transformers": _kept(Transformers(directory))}
     for kind, gguf in (("Q4_1", GGUF), *((kind, requantised(GGUF, kind)) for kind in ("Q4_0", "Q8_0"))):
@@ -84,7 +87,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     ),
     "http": (
         "Through HTTP: 32 clients, prompts of 128 tokens, 128 new ones",
-        lambda: through_http(models.smollm2()),
+        lambda: http_overhead(models.smollm2()),
     ),
     "quality": ("What int8 costs in quality", lambda: quality.compare(models.smollm2())),
     "quantized": ("What quantised checkpoints cost in quality", lambda: quantized.report(models.smollm2())),
@@ -109,7 +112,7 @@ def main() -> None:
     torch.set_num_threads(2)
     folder = RESULTS / "cpu"
     folder.mkdir(parents=True, exist_ok=True)
-    where = machine()  # first: what cannot be said of the machine must not cost an hour's measurement
+    where = machine()  # before measuring, so that an error here does not cost an hour
     for name in arguments.only:
         title, measure = SECTIONS[name]
         text = f"## {title}\n\n{measure()}\n\n{where}\n"

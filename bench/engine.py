@@ -1,17 +1,16 @@
-"""Quire's scheduler and runner in this process, without HTTP: what every bench that needs a model measures.
-Knows no other engine.
-"""
+"""Quire's scheduler and runner in this process, without HTTP: the engine that the benchmarks measure."""
 
 import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from quire_server.core.limits import Batching
-from quire_server.core.request import Request, SamplingParams
+from quire_server.core.config import Batching
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import Step
-from quire_server.runner.model_runner import ModelRunner, RunnerOptions
+from quire_server.runner.model_runner import ModelRunner, RunnerConfig
 
 CONTEXT = 1024 + 160
 MAX_STREAMS = 32
@@ -20,7 +19,7 @@ BLOCK = 16
 
 
 def request(number: int, prompt: list[int], new_tokens: int) -> Request:
-    """Greedy, and never ended by what is said."""
+    """Greedy, and never ended by a stop token."""
     return Request(str(number), tuple(prompt), SamplingParams(new_tokens, temperature=0.0), 0.0)
 
 
@@ -31,7 +30,7 @@ def prompts(seed: int, count: int, length: int, vocab_size: int) -> list[list[in
 
 
 class Quire:
-    """One loaded model; every run gets a scheduler of its own."""
+    """One loaded model; every run gets its own scheduler."""
 
     def __init__(
         self,
@@ -41,7 +40,7 @@ class Quire:
         quantization: str = "auto",
         max_streams: int = MAX_STREAMS,
     ) -> None:
-        options = RunnerOptions(
+        options = RunnerConfig(
             dtype=dtype,
             quantization=quantization,
             block_size=BLOCK,
@@ -55,7 +54,7 @@ class Quire:
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids there are."""
+        """Number of token ids."""
         return self.runner.model_config.vocab_size
 
     def scheduler(
@@ -66,7 +65,7 @@ class Quire:
         prefix_caching: bool = False,
         batching: Batching = Batching.CONTINUOUS,
     ) -> Scheduler:
-        """An empty one over all of the runner's blocks, with at most ``streams`` requests at once."""
+        """An empty scheduler over all of the runner's blocks, with at most ``streams`` running requests."""
         runner = self.runner
         config = SchedulerConfig(
             streams or self._max_streams,
@@ -80,10 +79,10 @@ class Quire:
         return Scheduler(config, eos_token_ids=())
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to free."""
 
     def run(self, prompts: list[list[int]], answers: list[int]) -> tuple[float, list[tuple[int, float]]]:
-        """As ``peers.Engine``: all prompts in the first step."""
+        """As in ``baselines.Engine``: all prompts are in the first step."""
         scheduler = self.scheduler(chunk=max(CHUNK, sum(map(len, prompts))))
         for number, (prompt, new_tokens) in enumerate(zip(prompts, answers, strict=True)):
             scheduler.add(request(number, prompt, new_tokens))
@@ -91,7 +90,7 @@ class Quire:
         return steps[0][1], steps[1:]
 
     def steps(self, scheduler: Scheduler) -> Iterator[tuple[Step, float]]:
-        """Run until nothing is left: each step and its seconds, deciding included."""
+        """Run until no requests are left: each step and its seconds, including scheduling."""
         start = time.perf_counter()
         while (step := scheduler.schedule()) is not None:
             scheduler.commit(step, self.runner.run(step))

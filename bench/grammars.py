@@ -1,6 +1,5 @@
-"""What grammars cost a step of the engine, beside the model: masks made and applied, by form and by rows.
-
-A section of `bench.cpu`. Answers are drawn at random from what is allowed, so that forms are walked through.
+"""The cost of grammar masks in a step, without the model: by kind of grammar and number of rows (a section of
+``bench.cpu``). Tokens are drawn at random from those allowed, so that grammars are walked through.
 """
 
 import json
@@ -11,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from quire_server.core.request import Grammar, GrammarKind, SamplingParams
+from quire_server.core.sampling_params import Grammar, GrammarKind, SamplingParams
 from quire_server.core.step import StartedRow
-from quire_server.runner.grammars import Grammars
-from quire_server.runner.rows import Rows
+from quire_server.runner.input_batch import InputBatch
+from quire_server.runner.structured_outputs import Grammars
 from quire_server.text import grammar as texts
 from quire_server.text.tokenizer import Tokenizer
 
@@ -41,13 +40,13 @@ FORMS = {
 
 
 class Walk:
-    """Rows that all follow one form, from their beginning again when they have ended."""
+    """Rows that follow one grammar, and start again when it has ended."""
 
     def __init__(self, vocabulary: texts.Vocabulary, form: Grammar, num_rows: int) -> None:
         self._grammars = Grammars(lambda: vocabulary)
         self._form = form
         self._vocabulary = vocabulary
-        self._rows = Rows(num_rows, LENGTH, 16)
+        self._input_batch = InputBatch(num_rows, LENGTH, 16)
         self._lengths = np.ones(num_rows, np.int64)
         for row in range(num_rows):
             self._begin(row)
@@ -58,12 +57,12 @@ class Walk:
         logits = torch.randn(len(row_ids), len(self._vocabulary.tokens))
         began_at = time.perf_counter()
         failures = self._grammars.constrain(
-            logits, self._rows, row_ids, self._lengths, self._vocabulary.eos_token_ids
+            logits, self._input_batch, row_ids, self._lengths, self._vocabulary.eos_token_ids
         )
         seconds = time.perf_counter() - began_at
         assert not failures
         for row, token in enumerate(logits.argmax(-1).tolist()):
-            self._rows.tokens[row, self._lengths[row]] = token
+            self._input_batch.tokens[row, self._lengths[row]] = token
             self._lengths[row] += 1
             if token in self._vocabulary.eos_token_ids or self._lengths[row] == LENGTH:
                 self._begin(row)
@@ -72,12 +71,12 @@ class Walk:
     def _begin(self, row: int) -> None:
         sampling = SamplingParams(LENGTH, grammar=self._form)
         self._grammars.admit(str(row), self._grammars.build(self._form))
-        self._rows._start(StartedRow(row, str(row), (1,), 1, (0,), sampling, 0))
+        self._input_batch._start(StartedRow(row, str(row), (1,), 1, (0,), sampling, 0))
         self._lengths[row] = 1
 
 
 def table(directory: Path, steps: int = STEPS) -> str:
-    """Medians, and what 99 of 100 steps stay below."""
+    """Medians and 99th percentiles."""
     tokenizer = Tokenizer.load(directory)
     vocabulary = texts.Vocabulary.of(tokenizer, tokenizer.eos_token_ids, tokenizer.vocab_size)
     lines = [

@@ -1,8 +1,8 @@
-"""Puts a server under load from a process of its own: guidellm, or the bare client. Imported by
-``through_http.py``.
+"""Puts a server under load from a separate process: guidellm, or the minimal client (see
+``bench.http_overhead``).
 
-guidellm stands for what people measure with. It has a virtual environment of its own, which `make bench`
-fills from requirements/loadgen.txt, reads the tokenizer from the model's directory, and may use no network.
+guidellm is a common load generator. It has its own virtual environment, which ``make bench`` fills from
+requirements/loadgen.txt, reads the tokenizer from the model's directory, and may use no network.
 """
 
 import json
@@ -18,7 +18,7 @@ from bench.process_cpu import CpuLog
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDELLM = ROOT / ".cache" / "guidellm" / "bin" / "guidellm"
-#: What guidellm says of every request, of all that it can say.
+#: The metrics of guidellm that are kept for every request.
 KEPT = (
     "request_latency",
     "time_to_first_token_ms",
@@ -33,7 +33,7 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFF
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked, of whom."""
+    """The requests, and the server that gets them."""
 
     port: int
     model: Path
@@ -41,7 +41,7 @@ class Load:
     clients: int
     prompts: Sequence[str]
     new_tokens: int
-    processes: dict[str, int]  # of the server, by name: whose CPU seconds count
+    processes: dict[str, int]  # the server's, by name, whose CPU seconds are measured
 
     @property
     def tokens(self) -> int:
@@ -51,18 +51,18 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
-    """What came of it."""
+    """The measured results."""
 
     seconds: float  # from the first request to the last answer
     cpu: dict[
         str, float
-    ]  # seconds in that time, by process; "client" is the load generator, "others" all else
+    ]  # CPU seconds in that time by process: "client" is the load generator, "others" the rest
     requests: list[dict[str, float]] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)  # seconds between two arrivals of one answer
 
 
 def guidellm(load: Load, *, stream: bool) -> Run:
-    """A closed loop of `load.clients`, all prompts once."""
+    """A closed loop of ``load.clients`` with each prompt once."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         rows = [{"prompt": one, "output_tokens_count": load.new_tokens} for one in load.prompts]
@@ -108,13 +108,13 @@ def _scenario(load: Load, folder: Path, *, stream: bool) -> dict[str, object]:
 
 
 def bare(load: Load, *, stream: bool) -> Run:
-    """The same, from the cheapest client that can be."""
+    """The same with the minimal client."""
     with tempfile.TemporaryDirectory() as folder:
         asked = {"model": load.served_name, "max_tokens": load.new_tokens, "temperature": 0}
         asked |= {"ignore_eos": True, "stream": stream}
         bodies = Path(folder) / "requests.jsonl"
         _lines(bodies, [{**asked, "prompt": prompt} for prompt in load.prompts])
-        program = Path(__file__).parent / "bare_client.py"
+        program = Path(__file__).parent / "minimal_client.py"
         command = [sys.executable, str(program), str(load.port), str(load.clients), str(bodies)]
         output, log = _watched(command, load, folder, {})
     requests = json.loads(output)
@@ -129,7 +129,7 @@ def bare(load: Load, *, stream: bool) -> Run:
 
 
 def _watched(command: list[str], load: Load, folder: str, environ: dict[str, str]) -> tuple[str, CpuLog]:
-    """Run it to its end in a session of its own; returns what it printed, and everybody's CPU seconds."""
+    """Run a command in its own session; returns its output and the CPU seconds of all processes."""
     errors = Path(folder) / "errors"
     with errors.open("w") as sink:
         process = subprocess.Popen(

@@ -1,5 +1,5 @@
-"""Latency percentiles as a picture: one row for each quantity, on a logarithmic axis. Imported by
-``through_http.py``; writes SVG by itself, for want of a plotting library in the lock files.
+"""Latency percentiles as an SVG: one row per quantity, on a logarithmic axis (used by
+``bench.http_overhead``). The lock files have no plotting library.
 """
 
 import math
@@ -12,7 +12,7 @@ _LEFT, _RIGHT, _TOP, _ROW, _WIDTH = 340, 70, 50, 44, 960
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that is no less than this share of them."""
+    """The smallest value that is not less than this share of them."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 

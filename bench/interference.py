@@ -1,8 +1,8 @@
-"""What a long prompt does to those who are being answered. Imported by ``cpu.py``.
+"""The effect of a long prompt on running requests (a section of ``bench.cpu``).
 
-Eight streams decode; 10,000 prompt tokens arrive and are computed in chunks of 512, or as one. The gaps
-between the streams' tokens are compared with the time of a chunk on an engine that has nothing else to do.
-SmolLM2 knows 8,192 positions: the 10,000 tokens are ten prompts of 1,000.
+Eight streams decode; 10,000 prompt tokens arrive and are computed in chunks of 512, or as one chunk. The gaps
+between the streams' tokens are compared with the time of a chunk on an otherwise idle engine. SmolLM2 has
+8,192 positions, so the 10,000 tokens are ten prompts of 1,000.
 """
 
 from itertools import islice
@@ -15,7 +15,7 @@ CHUNK, PIECE, STREAMS = 512, 1000, 8
 
 
 def interference(directory: Path, pieces: int = 10) -> str:
-    """Quantiles of the gaps: idle, in chunks, and as one."""
+    """Quantiles of the gaps: idle, in chunks, and as one chunk."""
     engine = Quire(directory, quantization="int8")
     idle = _gaps(engine, pieces, streams=0, chunk=CHUNK)
     busy = _gaps(engine, pieces, streams=STREAMS, chunk=CHUNK)

@@ -1,7 +1,7 @@
-"""Decode speed over a KV cache of each dtype. Imported by ``cpu.py``.
+"""Decode speed with a KV cache of each dtype (a section of ``bench.cpu``).
 
-Sixteen streams of 1,024 tokens, of which half end first and then all but one; the three caches take their
-steps in turns, so that a busy moment of the machine meets all of them.
+Sixteen streams of 1,024 tokens, of which half end first, then all but one. The three engines take their steps
+alternately, so that a disturbance of the machine affects all of them.
 """
 
 import random
@@ -10,20 +10,21 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from quire_server.core.request import Request, SamplingParams
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
-from quire_server.runner.model_runner import ModelRunner, RunnerOptions
+from quire_server.runner.model_runner import ModelRunner, RunnerConfig
 
 DTYPES = ("auto", "fp8", "int8")
 CONTEXT, STEPS = 1024, 48
-STREAMS = (16, 8, 1)  # at once, one after the other
+STREAMS = (16, 8, 1)  # running requests in each phase
 
 
 class Streams:
     """One engine with all of the requests; ``seconds``: of each decode step, by the number of its streams."""
 
     def __init__(self, directory: Path, kv_cache_dtype: str) -> None:
-        options = RunnerOptions(
+        options = RunnerConfig(
             dtype="auto",
             quantization="int8",
             kv_cache_dtype=kv_cache_dtype,
@@ -44,7 +45,7 @@ class Streams:
         self.seconds: dict[int, list[float]] = defaultdict(list)
 
     def step(self) -> bool:
-        """Whether there was one to take."""
+        """Run one step; False if there is none left."""
         start = time.perf_counter()
         step = self._scheduler.schedule()
         if step is None:
@@ -56,7 +57,7 @@ class Streams:
 
 
 def speeds(directory: Path) -> str:
-    """Tokens a second of all streams, from the median step."""
+    """Tokens per second of all streams, from the median step."""
     engines = {dtype: Streams(directory, dtype) for dtype in DTYPES}
     stepped = [True]
     while any(stepped):

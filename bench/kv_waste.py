@@ -1,15 +1,16 @@
-"""KV memory that holds no token, and requests that run at once, paged and contiguous, at the same memory.
-Imported by ``cpu.py``.
+"""KV memory that holds no token, and the number of running requests, with paged and with contiguous
+allocation of the same memory (a section of ``bench.cpu``).
 
-The real scheduler and block manager decide over a stated trace; no model runs, since lengths are all that
-counts. Contiguous means what servers without paging do: a request reserves its longest possible context when
-it starts, either the model's or its prompt plus max_tokens.
+The real scheduler and block pool run over a synthetic trace without a model, since only lengths matter.
+Contiguous means a server without paging: a request reserves its longest possible context when it starts,
+either the model's or its prompt plus max_tokens.
 """
 
 import random
 from statistics import fmean
 
-from quire_server.core.request import Request, SamplingParams
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import StepResult
 
@@ -30,7 +31,7 @@ def trace() -> list[tuple[int, int]]:
 
 
 def paged(lengths: list[tuple[int, int]]) -> tuple[float, float, int]:
-    """(Share of allocated slots that hold no token, requests at once, preemptions)."""
+    """(share of allocated slots without a token, running requests, preemptions)."""
     config = SchedulerConfig(256, 2048, MAX_MODEL_LEN, NUM_BLOCKS, BLOCK_SIZE, enable_prefix_caching=False)
     scheduler = Scheduler(config, eos_token_ids=[STOP])
     ends: dict[str, int] = {}
@@ -51,8 +52,8 @@ def paged(lengths: list[tuple[int, int]]) -> tuple[float, float, int]:
             for row, samples in zip(step.rows, step.samples, strict=True)
             if samples
         ]
-        if scheduler.num_waiting:  # while more wait than run: what is measured is the memory
-            sequences = scheduler._life.running.sequences
+        if scheduler.num_waiting:  # only while requests wait, that is, while memory is the limit
+            sequences = scheduler._queue.running.sequences
             held = sum(sequence.capacity for sequence in sequences)
             used = sum(len(sequence.tokens) for sequence in sequences)
             waste.append(1 - used / held)
@@ -62,7 +63,7 @@ def paged(lengths: list[tuple[int, int]]) -> tuple[float, float, int]:
 
 
 def contiguous(lengths: list[tuple[int, int]], reserved: list[int]) -> tuple[float, float]:
-    """The same trace, each request in its turn holding what it reserved until it ends."""
+    """The same trace; each request holds its reservation until it ends."""
     memory, free, waiting = NUM_BLOCKS * BLOCK_SIZE, NUM_BLOCKS * BLOCK_SIZE, list(range(len(lengths)))
     running: dict[int, int] = {}  # request -> tokens so far
     waste, counts = [], []

@@ -1,4 +1,4 @@
-"""llama.cpp by its low-level interface, several sequences in one call. Imported by ``cpu.py`` only."""
+"""llama.cpp by its low-level interface, with several sequences per call (used by ``bench.cpu``)."""
 
 import ctypes
 import time
@@ -12,8 +12,8 @@ from bench.engine import CHUNK, CONTEXT
 
 
 class LlamaCpp:
-    """A peers.Engine. Each sequence has a KV buffer of its own (not ``kv_unified``): faster without a common
-    prefix, says llama.h.
+    """A ``baselines.Engine``. Each sequence has its own KV buffer (not ``kv_unified``), which llama.h calls
+    faster without a common prefix.
     """
 
     def __init__(self, gguf: Path, streams: int, threads: int) -> None:
@@ -32,13 +32,13 @@ class LlamaCpp:
         self.batch = llama_cpp.llama_batch_init(CHUNK, 0, 1)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         llama_cpp.llama_batch_free(self.batch)
         llama_cpp.llama_free(self.context)
         llama_cpp.llama_model_free(self.model)
 
     def run(self, prompts: list[list[int]], answers: list[int]) -> tuple[float, list[tuple[int, float]]]:
-        """As ``peers.Engine``; whoever has its answer leaves the batch and the cache."""
+        """As in ``baselines.Engine``; complete sequences leave the batch and the cache."""
         memory = llama_cpp.llama_get_memory(self.context)
         llama_cpp.llama_memory_clear(memory, True)
         start, tokens = time.perf_counter(), {}
@@ -80,7 +80,7 @@ _SILENT = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 
 def requantised(gguf: Path, kind: str) -> Path:
-    """The same model in another format of llama.cpp's, made once by llama.cpp itself, beside the first."""
+    """The same model in another format, converted once by llama.cpp itself and stored beside the first."""
     target = gguf.with_name(f"{gguf.stem.split('.')[0]}.{kind}.gguf")
     if not target.exists():
         options = llama_cpp.llama_model_quantize_default_params()

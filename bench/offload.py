@@ -1,9 +1,9 @@
-"""What a KV block costs on its way to the host and back, beside computing it again, with SmolLM2-135M.
-Imported by ``cpu.py``.
+"""The cost of copying a KV block to the host and back, compared with recomputing it, with SmolLM2-135M (a
+section of ``bench.cpu``).
 
-The engine's thread copies before it computes, so the cost of a copy is a pause of every running answer. Taken
-from one run: copies alone, a decode step beside them, and a preempted request that goes on, swapped and
-recomputed, each the time until its next token.
+The engine's thread copies before it computes, so a copy delays every running request. Measured in one run:
+copies alone, a decode step for comparison, and a preempted request that resumes, swapped and recomputed, each
+as the time until its next token.
 """
 
 import functools
@@ -13,19 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from quire_server.core.limits import PreemptionMode
-from quire_server.core.request import Request, SamplingParams
+from quire_server.core.config import PreemptionMode
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import Copies, Step
-from quire_server.runner.model_runner import ModelRunner, RunnerOptions
-from quire_server.runner.tiers import Tiers
+from quire_server.runner.kv_offload import OffloadWorker
+from quire_server.runner.model_runner import ModelRunner, RunnerConfig
 
 BLOCK, STREAMS, COPIED, REPEATS = 16, 8, 64, 5
 LENGTHS = (16, 64, 256, 1024)
 
 
 def milliseconds(what: Callable[[], object]) -> float:
-    """Median of some runs, after one that warms."""
+    """Median of several runs, after one that warms up."""
     times = []
     for _ in range(REPEATS + 1):
         begin = time.perf_counter()
@@ -34,7 +35,7 @@ def milliseconds(what: Callable[[], object]) -> float:
     return median(times[1:])
 
 
-def copying(tiers: Tiers | None, count: int, block_bytes: int) -> str:
+def copying(tiers: OffloadWorker | None, count: int, block_bytes: int) -> str:
     """Of so many blocks in one step."""
     assert tiers is not None, "the runner was given a host tier"
     pairs = tuple((n, n) for n in random.Random(0).sample(range(COPIED), count))
@@ -97,15 +98,15 @@ def going_on(runner: ModelRunner, mode: PreemptionMode, length: int) -> float:
     engine.add("only", length)
     for _ in range(REPEATS + 1):
         engine.until("only")
-        (sequence,) = engine.scheduler._life.running.sequences
-        engine.scheduler._life.preempt(sequence)
+        (sequence,) = engine.scheduler._queue.running.sequences
+        engine.scheduler._queue.preempt(sequence)
         times.append(engine.until("only"))
     return median(times[1:])
 
 
 def report(directory: Path) -> str:
     """As Markdown."""
-    options = RunnerOptions(
+    options = RunnerConfig(
         max_model_len=2048, max_num_batched_tokens=512, num_blocks_override=256, kv_offload_host_bytes=1 << 28
     )
     runner = ModelRunner.load(directory, options, lambda loaded, total: None)
@@ -115,7 +116,7 @@ def report(directory: Path) -> str:
     rows = [(length, *(going_on(runner, mode, length) for mode in modes)) for length in LENGTHS]
     return (
         "| | |\n|---|---:|\n"
-        + "\n".join(copying(runner._tiers, count, block_bytes) for count in (1, 8, COPIED))
+        + "\n".join(copying(runner._offload, count, block_bytes) for count in (1, 8, COPIED))
         + f"\n| a decode step of {STREAMS} answers | {step:.1f} ms |\n\n"
         "Preempted and gone on, the copy to the host included:\n\n"
         "| tokens | swapped | recomputed |\n|---:|---:|---:|\n"

@@ -1,9 +1,9 @@
-"""What the operator costs with a thousand LLMDeployments: `python -m bench.operator`, about seven minutes.
-`--size 40` looks whether all of it still works, and writes nothing down.
+"""The cost of the operator with a thousand LLMDeployments: ``python -m bench.operator``, about seven minutes.
+``--size 40`` checks that it works and writes no result.
 
-A real API server with an audit log, in which the writes are counted and their times read, and the operator's
-process with the rights of the chart. Pods and the status of Deployments are written as controllers and
-kubelets would write them. Counts and memory hold on a busy machine, times only on a quiet one.
+A real API server with an audit log, from which writes are counted and timed, and the operator's process with
+the permissions of the chart. Pods and the status of Deployments are written as controllers and kubelets would
+write them. Counts and memory are valid on a busy machine, times only on an idle one.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from e2e.waiting import eventually
 from quire_operator.settings import Settings
 
 SIZE = 1000
-PROBES = 10  # one of so many is created, and has a child deleted, at a steady pace
+PROBES = 10  # this many are created, and have a child deleted, at a constant rate
 PER_SECOND = 2.0
-SETTLE_SECONDS = 12  # what waits for its pods is looked at every ten
+SETTLE_SECONDS = 12  # resources that wait for pods are reconciled every ten
 IDLE_SECONDS = 100
-BUSY = 0.1  # CPU seconds of a second in which a re-list goes on
-RESYNC_SECONDS = 30  # twenty times as often as by default, so that some are seen
+BUSY = 0.1  # CPU seconds per second, above which a re-list is running
+RESYNC_SECONDS = 30  # twenty times as often as by default, so that some occur
 OPERATOR = f"system:serviceaccount:{OPERATOR_NAMESPACE}:quire-operator"
 RESULTS = Path(__file__).parent / "results" / "operator.md"
 
 
 @dataclass
 class Report:
-    """The lines of the table."""
+    """The rows of the table."""
 
     rows: list[tuple[str, str, str, bool]] = field(default_factory=list)
 
     def add(self, what: str, value: float, bound: float | None, unit: str = "", digits: int = 2) -> None:
-        """One figure and what it may be at most."""
+        """Add a figure with its upper bound."""
         limit = "" if bound is None else f"<= {bound:g}{unit}"
         holds = bound is None or value <= bound
         self.rows.append((what, f"{value:.{digits}f}{unit}", limit, holds))

@@ -1,9 +1,9 @@
-"""What the prefix cache costs when nothing hits, and what it saves when something does, A/B in one run with
-SmolLM2-135M.
+"""The cost of the prefix cache without hits, and its saving with hits, with SmolLM2-135M (a section of
+``bench.cpu``).
 
-The cost is CPU time of deciding (schedule and commit), with the cache on and off, as a share of the whole
-time of the same steps: on a shared machine the difference of two wall times would measure the neighbours.
-Imported by ``cpu.py``.
+The cost is the CPU time of scheduling (schedule and commit) with the cache on and off, as a share of the
+whole time of the same steps: on a shared machine a difference of two wall times would measure other
+processes.
 """
 
 import random
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from quire_server.core.request import Request, SamplingParams
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
-from quire_server.runner.model_runner import ModelRunner, RunnerOptions
+from quire_server.runner.model_runner import ModelRunner, RunnerConfig
 
 STREAMS, PROMPT, ANSWER = 4, 256, 16
 PREFIX, TAIL = 1024, 16
@@ -66,7 +67,7 @@ def run(runner: ModelRunner, decider: Scheduler, batch: list[tuple[int, ...]], a
 
 
 def cost(runner: ModelRunner) -> str:
-    """No hits: every prompt is new, and the pool is small enough that blocks are evicted all the time."""
+    """Without hits: every prompt is new, and the pool is so small that blocks are evicted all the time."""
     rng = random.Random(1)
     deciders = {caching: scheduler(runner, caching=caching) for caching in (True, False)}
     runs: dict[bool, list[Run]] = {True: [], False: []}
@@ -85,7 +86,7 @@ def cost(runner: ModelRunner) -> str:
 
 
 def saving(runner: ModelRunner) -> str:
-    """Time to the first token of a long prompt: computed, found on the device, found on the host."""
+    """Time to the first token of a long prompt: computed, cached on the device, cached on the host."""
     rng = random.Random(2)
     names = ("computed", "prefix on the device", "prefix on the host")
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -93,7 +94,7 @@ def saving(runner: ModelRunner) -> str:
     for _ in range(REPEATS):
         (prompt,) = prompts(runner, rng, 1, LONG)
         for name in names:
-            if name == names[2]:  # others push it out of the device
+            if name == names[2]:  # other prompts evict it from the device
                 run(runner, decider, prompts(runner, rng, runner.num_blocks * 16 // LONG, LONG - 1), 1)
             result = run(runner, decider, [prompt], 1)
             assert (result.hits > 0) == (name != names[0])
@@ -108,7 +109,7 @@ def saving(runner: ModelRunner) -> str:
 
 def report(directory: Path) -> str:
     """As Markdown."""
-    options = RunnerOptions(
+    options = RunnerConfig(
         max_model_len=LONG + 128,
         max_num_batched_tokens=LONG,
         num_blocks_override=LONG // 16 + 16,

@@ -1,7 +1,7 @@
-"""CPU seconds of other processes, between two moments of the past. Imported by ``http_load.py``.
+"""CPU seconds of other processes between two moments in the past (used by ``bench.http_load``).
 
-A load generator tells only afterwards when it began and ended, and starting costs it more than the load does.
-So the counters of /proc are noted all the while, and read off between the two.
+A load generator reports only afterwards when it began and ended, and its start costs more than the load. So
+the counters of /proc are sampled all the time and evaluated between the two moments.
 """
 
 import os
@@ -16,7 +16,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def used(pid: int) -> float:
-    """User and system seconds of a process with all its threads, as of now; 0 once it is gone."""
+    """User and system seconds of a process with all its threads; 0 if it has ended."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -25,7 +25,7 @@ def used(pid: int) -> float:
 
 
 def session_of(leader: int) -> list[int]:
-    """The processes of a session, which whoever was started as its leader has made."""
+    """The processes of a session."""
     members = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -38,14 +38,14 @@ def session_of(leader: int) -> list[int]:
 
 
 def busy() -> float:
-    """Seconds that the CPUs of this machine have worked for anybody since it started."""
+    """CPU seconds that this machine has spent since it started."""
     _, user, nice, system, _, _, irq, softirq, *_ = Path("/proc/stat").read_text().split(maxsplit=10)[:10]
     return sum(map(int, (user, nice, system, irq, softirq))) / TICK
 
 
 class CpuLog(threading.Thread):
-    """Notes CPU seconds by name while it is entered: of single processes, of one whole session ("client"),
-    and of everybody else ("others"), who should have none if this is to be a measurement.
+    """Samples CPU seconds by name while it is entered: of single processes, of one session ("client"), and of
+    all other processes ("others"), which should have none for a valid measurement.
     """
 
     def __init__(self, processes: Mapping[str, int], session: int) -> None:
@@ -54,7 +54,7 @@ class CpuLog(threading.Thread):
         self._done = threading.Event()
         self._moments: list[float] = []
         self._used: list[dict[str, float]] = []
-        self._seen: dict[int, float] = {}  # of the session: those that end keep what they used
+        self._seen: dict[int, float] = {}  # of the session, including processes that have ended
 
     def __enter__(self) -> "CpuLog":
         self.start()
@@ -74,7 +74,7 @@ class CpuLog(threading.Thread):
             self._used.append(now | {"others": busy() - sum(now.values())})
 
     def between(self, start: float, end: float) -> dict[str, float]:
-        """CPU seconds by name from one moment of ``time.time`` to another."""
+        """CPU seconds by name between two moments of ``time.time``."""
         first = self._used[max(0, bisect_left(self._moments, start) - 1)]
         last = self._used[min(bisect_left(self._moments, end), len(self._used) - 1)]
         return {name: last[name] - first[name] for name in first}

@@ -1,7 +1,7 @@
-"""What quantisation costs: perplexity, and how often the likeliest next token is that of float32.
+"""The cost of int8 in quality: perplexity, and how often the likeliest next token is that of float32 (a
+section of ``bench.cpu``).
 
-The text is Python's own language reference as the standard library ships it (pydoc_data), so that nothing is
-downloaded. Imported by ``cpu.py``.
+The text is Python's language reference from the standard library (pydoc_data), so nothing is downloaded.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from bench.compare import table
-from quire_server.core.model_files import ModelFiles
+from quire_server.evaluate.text_windows import logits as window_logits
 from quire_server.layers.int8_linear import Int8Linear
 from quire_server.layers.linear import Linear, LinearFactory
+from quire_server.model_dir.files import ModelFiles
 from quire_server.models import registry, weights
-from quire_server.runner.windows import logits as window_logits
 
 WINDOW, WINDOWS = 512, 6
 

@@ -1,7 +1,8 @@
-"""What `quire-server quantize` costs in quality: every scheme, on a text that it was not calibrated with.
+"""The cost of ``quire-server quantize`` in quality: every scheme, on a text that it was not calibrated with
+(a section of ``bench.cpu``).
 
-Calibrated with the documentation strings of the standard library's modules, measured on Python's language
-reference (pydoc_data), so that nothing is downloaded. Imported by ``cpu.py``.
+Calibrated with the documentation strings of the standard library, measured on Python's language reference
+(pydoc_data), so nothing is downloaded.
 """
 
 import ast
@@ -14,24 +15,24 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 from bench.compare import table
+from quire_server.evaluate import perplexity
+from quire_server.evaluate.perplexity import Quality
 from quire_server.layers.quantized.format import Rounded
-from quire_server.quantize import quality, run
-from quire_server.quantize.block import Block
-from quire_server.quantize.grid import Grid
-from quire_server.quantize.quality import Quality
+from quire_server.quantize import run
+from quire_server.quantize.calibrated_layer import CalibratedLayer, ObservedLinear
+from quire_server.quantize.gptq import Grid
 from quire_server.quantize.schemes import SCHEMES, Scheme
-from quire_server.quantize.watched import Watched
-from quire_server.runner.checkpoint import Checkpoint
+from quire_server.runner.loader import Checkpoint
 from quire_server.text.tokenizer import Tokenizer
 
-# Perplexity over the original's, in percent, that a scheme may cost.
+# Allowed increase of the perplexity, in percent.
 BUDGETS = {"fp8": 0.5, "int8": 1.0, "awq": 10.0, "gptq": 15.0}
-_SHORTEST = 300  # characters of a string that reads like prose
+_SHORTEST = 300  # characters, below which a string is not prose
 _PLENTY = 2_000_000
 
 
-def _to_the_nearest(block: Block) -> dict[Watched, Rounded]:
-    """What four bits cost without an algorithm."""
+def _to_the_nearest(block: CalibratedLayer) -> dict[ObservedLinear, Rounded]:
+    """Four bits without an algorithm."""
     made = {}
     for linear in block.linears:
         rows, columns = linear.weight.shape
@@ -61,12 +62,12 @@ def _strings() -> Iterator[str]:
                     yield text
 
 
-def report(directory: Path, windows: int = quality.MAX_WINDOWS, text: str | None = None) -> str:
-    """A table over the schemes, and over int8 as a CPU with int8 kernels computes it."""
+def report(directory: Path, windows: int = perplexity.MAX_WINDOWS, text: str | None = None) -> str:
+    """A table of the schemes, and of int8 as computed by a CPU with int8 kernels."""
     tokens = Tokenizer.load(directory).encode(
         "\n".join(topics[name] for name in sorted(topics)), add_special_tokens=False
     )
-    tokens = tokens[: quality.WINDOW * windows]
+    tokens = tokens[: perplexity.WINDOW * windows]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "text").write_text(text or calibration_text())
@@ -74,12 +75,12 @@ def report(directory: Path, windows: int = quality.MAX_WINDOWS, text: str | None
             made = Path(folder) / kind
             run.run(directory, scheme, Path(folder) / "text", made, lambda line: None)
             size = (made / "model.safetensors").stat().st_size
-            found = quality.measure(_opened(made, "float32"), _opened(directory, "float32"), tokens)
+            found = perplexity.measure(_opened(made, "float32"), _opened(directory, "float32"), tokens)
             budget = f"{BUDGETS[kind]:.1f} %" if kind in BUDGETS else ""
             rows.append([kind, f"{size / 1e6:.0f}", *_cells(found), budget])
-            print(*rows[-1], sep=", ", file=sys.stderr, flush=True)  # half an hour goes by before the table
+            print(*rows[-1], sep=", ", file=sys.stderr, flush=True)  # the table itself takes half an hour
             if kind == "int8":
-                served = quality.measure(_opened(made, "auto"), _opened(directory, "float32"), tokens)
+                served = perplexity.measure(_opened(made, "auto"), _opened(directory, "float32"), tokens)
                 rows.append(["int8, as served on this CPU", "", *_cells(served), ""])
     heads = [
         "scheme",

@@ -1,7 +1,7 @@
-"""What a step costs beside the model. Imported by ``cpu.py``.
+"""The cost of a step without the model (a section of ``bench.cpu``).
 
-Decides and commits steps of 256 running requests whose tokens come from nowhere: medians over the steps, in
-microseconds, for each policy.
+Schedules and commits steps of 256 running requests with constant tokens: medians in microseconds, for each
+policy.
 """
 
 import gc
@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator
 
 from quire_server.core.policy import Policy
-from quire_server.core.request import Request, SamplingParams
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import StepResult
 
@@ -20,7 +21,7 @@ LIMIT = 100.0
 
 
 def steady(policy: Policy) -> Scheduler:
-    """A scheduler whose rows all decode, with a queue behind them. Every step fills blocks of 16 rows."""
+    """A scheduler whose rows all decode, with a waiting queue. Every step fills blocks of 16 rows."""
     longest = 200 + 2 * STEPS
     config = SchedulerConfig(RUNNING, 8192, longest, RUNNING * (longest // BLOCK + 1), BLOCK, policy=policy)
     scheduler = Scheduler(config, eos_token_ids=[0])

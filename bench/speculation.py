@@ -1,9 +1,9 @@
 """Speculative decoding on a CPU: bench/speculation.py [--only SECTION ...]
 
-Tokens a step against the expectation, and tokens a second against the same server without drafts, on a text
-that repeats itself and on an open one; and what the draft's noise costs beside rejection sampling. Each
-section leaves a table in bench/results/speculation/; bench/results/speculation.md is all of them. Run by
-`make bench`.
+Tokens per step compared with the expectation, and tokens per second compared with the same engine without
+drafts, on a repetitive text and an open one; and what sampling with shared noise costs compared with
+rejection sampling. Each section writes a table to bench/results/speculation/; bench/results/speculation.md
+has all of them. Run by ``make bench``.
 """
 
 import argparse
@@ -21,22 +21,23 @@ from tokenizers import Tokenizer
 
 from bench import quality
 from e2e import models
-from quire_server.core.draft_length import Cost, expected_tokens
-from quire_server.core.limits import SpeculationConfig, SpeculativeMethod
-from quire_server.core.request import Request, SamplingParams
+from quire_server.core.config import SpeculationConfig, SpeculativeMethod
+from quire_server.core.draft_length import DraftCost, expected_tokens
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
-from quire_server.core.speculation_stats import SpeculationStats
-from quire_server.runner import alignment, drafts
-from quire_server.runner.checkpoint import Checkpoint
-from quire_server.runner.model_runner import ModelRunner, RunnerOptions
-from quire_server.runner.windows import logits as logits_of
+from quire_server.core.stats import SpeculationStats
+from quire_server.evaluate import draft_alignment
+from quire_server.evaluate.text_windows import logits as logits_of
+from quire_server.runner.loader import Checkpoint, open_as_draft
+from quire_server.runner.model_runner import ModelRunner, RunnerConfig
 
 RESULTS = Path(__file__).parent / "results"
 DIRECTORY = models.smollm2()
 LENGTH, LONGEST = 96, 8
 ROWS, REQUESTS = 8, 40
-PAIRS = 15  # of runs in turns: single ones differ by a tenth
-FREE = Cost(once=0.0, each=0.0)
+PAIRS = 15  # of alternating runs: single runs differ by a tenth
+FREE = DraftCost(once=0.0, each=0.0)
 CODE = """class Point:
     def __init__(self, x, y):
         self.x = x
@@ -57,7 +58,7 @@ TEXTS = {
 
 
 def load(*, dtype: str, quantization: str, draft: Path | None = None) -> ModelRunner:
-    options = RunnerOptions(
+    options = RunnerConfig(
         dtype=dtype,
         quantization=quantization,
         max_model_len=1024,
@@ -71,24 +72,26 @@ def load(*, dtype: str, quantization: str, draft: Path | None = None) -> ModelRu
 def run(
     runner: ModelRunner, text: str, method: SpeculativeMethod, count: int, *, fixed: bool, requests: int = 1
 ) -> tuple[float, SpeculationStats, list[list[int]]]:
-    """(tokens a second after the first prompts and while no row is empty, what became of drafts, answers)."""
+    """(tokens per second after the first prompts and while no row is empty, statistics of drafts,
+    answers).
+    """
     speculation = None if method is SpeculativeMethod.NONE else SpeculationConfig(method, count)
     config = SchedulerConfig(
         ROWS, 512, runner.max_model_len, runner.num_blocks, 16, False, speculation=speculation
     )
     scheduler = Scheduler(config, eos_token_ids=())
     if fixed and scheduler._speculator is not None:
-        # Free drafts are never given up.
-        scheduler._speculator._costs.of_drafts = lambda num_rows: FREE  # type: ignore[method-assign]
+        # Drafts without cost are never disabled.
+        scheduler._speculator._costs.cost = lambda num_rows: FREE  # type: ignore[method-assign]
     prompt = tuple(Tokenizer.from_file(str(DIRECTORY / "tokenizer.json")).encode(text).ids)
     for index in range(requests):
-        # Answers of one length would end together, and their successors' prompts would share a step without
-        # drafts alone: requests of strangers do not.
+        # Vary the lengths: answers of equal length would end together, and the next prompts would then share
+        # a step without drafts, unlike independent requests.
         length = LENGTH if requests == 1 else LENGTH * 2 // 3 + index * 37 % (LENGTH * 2 // 3 + 1)
         greedy = SamplingParams(length, temperature=0.0, ignore_eos=True)
         scheduler.add(Request(str(index), prompt[index % ROWS :], greedy, 0.0))
     answers: list[list[int]] = [[] for _ in range(requests)]
-    times: list[tuple[float, int]] = []  # and tokens, from the last first token of the first ROWS on
+    times: list[tuple[float, int]] = []  # (time, tokens), once the first ROWS requests all have a token
     left = requests
     while (step := scheduler.schedule()) is not None:
         for event in scheduler.commit(step, runner.run(step)):
@@ -101,13 +104,13 @@ def run(
 
 
 def acceptance(stats: SpeculationStats) -> float:
-    """Of a draft that had its chance: all before it were right."""
+    """Of drafts that were verified, that is, all drafts before them were right."""
     tried = stats.drafts + sum(stats.accepted_per_position[:-1])
     return stats.accepted_tokens / tried if tried else 0.0
 
 
 def sweep(runner: ModelRunner, method: SpeculativeMethod, repeats: int) -> str:
-    """K from 1 to 8, always drafting; then as served, when drafting has to pay."""
+    """K from 1 to 8 with drafts in every step; then as served, with drafts only if they pay."""
     lines = [
         "| text | K | acceptance | tokens a drafted step | expected | tok/s | without | speed |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
@@ -136,7 +139,7 @@ def sweep(runner: ModelRunner, method: SpeculativeMethod, repeats: int) -> str:
 
 
 def streams() -> str:
-    """Eight requests at once, and the next one when one of them ends, as served."""
+    """Eight requests at a time; the next one starts when one ends, as in service."""
     runner = load(dtype="auto", quantization="auto")
     lines = [
         f"| text | tok/s | without | speed, median of {PAIRS} pairs | their middle half |",
@@ -160,16 +163,16 @@ def streams() -> str:
 
 
 def noise() -> str:
-    """The same noise (this server) beside rejection sampling, for drafts of three qualities."""
-    windows = [window[: alignment.WINDOW] for window in quality.texts(DIRECTORY, 3)]
+    """Shared noise (this server) compared with rejection sampling, for drafts of three qualities."""
+    windows = [window[: draft_alignment.WINDOW] for window in quality.texts(DIRECTORY, 3)]
     truth = Checkpoint.open(DIRECTORY, dtype="float32", quantization_name="none")
-    ours = alignment._read(truth)
+    ours = draft_alignment._read(truth)
     lines = [
         "| draft of the float32 model | greedy | same noise | rejection |",
         "|---|---:|---:|---:|",
     ]
     for name, found, kept in qualities(truth):
-        theirs = alignment._read(found)
+        theirs = draft_alignment._read(found)
         theirs.layers = theirs.layers[:kept]
         theirs.config = dataclasses.replace(theirs.config, layers=theirs.config.layers[:kept])
         sums, count = torch.zeros(3), 0
@@ -177,7 +180,7 @@ def noise() -> str:
             both = ((ours, truth), (theirs, found))
             pairs = [logits_of(decoder, window, of.dtype) for decoder, of in both]
             for p, q in zip(*(torch.split(logits, 32) for logits in pairs), strict=True):
-                sums += torch.stack([values.sum() for values in alignment.agreement(p, q)])
+                sums += torch.stack([values.sum() for values in draft_alignment.agreement(p, q)])
             count += len(window)
         cells = " | ".join(f"{100 * value:.1f} %" for value in (sums / count).tolist())
         lines.append(f"| {name} | {cells} |")
@@ -187,7 +190,7 @@ def noise() -> str:
 
 def qualities(truth: Checkpoint) -> Iterator[tuple[str, Checkpoint, int]]:
     layers = truth.config.num_layers
-    yield "its int8 copy", drafts.open_as_draft(DIRECTORY), layers
+    yield "its int8 copy", open_as_draft(DIRECTORY), layers
     for dropped in (2, 6):
         yield f"without its last {dropped} layers", truth, layers - dropped
 
@@ -210,7 +213,10 @@ SECTIONS = {
         torch.inference_mode()(streams),
     ),
     "draft-model": ("An int8 copy drafts for the float32 model, one stream", draft_model),
-    "noise": ("Acceptance by the same noise and by rejection, temperature 1", torch.inference_mode()(noise)),
+    "noise": (
+        "AcceptanceRate by the same noise and by rejection, temperature 1",
+        torch.inference_mode()(noise),
+    ),
 }
 
 

@@ -1,7 +1,8 @@
-"""What is measured of model servers and of the operator, from which value on it is bad, and what to do then.
+"""The alerts of model servers and of the operator: expressions, thresholds, and a runbook entry for each.
 
-One table for three things that have to agree: the Prometheus rules (charts/quire/files/alerts.yaml), the
-thresholds of the dashboard (`docs.dashboard`) and the runbook (`docs.runbook`). Written by `docs.generate`.
+This table is the only source of three things that have to agree: the Prometheus rules
+(charts/quire/files/alerts.yaml), the thresholds of the dashboard (`docs.dashboard`) and the runbook
+(`docs.runbook`).
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from typing import Any
 import yaml
 
 BY = "namespace, llmdeployment"
-RUNBOOKS = "docs/alerts.md"  # the chart puts its value monitoring.prometheusRule.runbooks there
-# A percentile of fewer first tokens in five minutes is chance.
+RUNBOOKS = "docs/alerts.md"  # the chart replaces it by its value monitoring.prometheusRule.runbooks
+# A percentile of fewer than ten first tokens in five minutes is not significant.
 ENOUGH = f"sum by ({BY}) (increase(llm_ttft_seconds_count[5m])) >= 10"
 
-# Grafana's units, and how Prometheus' templates show them.
+# Grafana's units, and the template functions of Prometheus that format them.
 _SHOWN = {"s": "humanizeDuration", "percentunit": "humanizePercentage", "short": "humanize"}
 
-Expression = Callable[[str, str], str]  # of a selector of series and a window
+Expression = Callable[[str, str], str]  # takes a label selector and a window
 
 
 def quantile(share: float, histogram: str, by: str = BY) -> Expression:
-    """A percentile over all pods: of the sum of their buckets, for percentiles cannot be added."""
+    """A percentile over all pods, from the sum of their buckets, since percentiles cannot be added."""
     return lambda select, window: (
         f"histogram_quantile({share}, sum by (le, {by}) (rate({histogram}_bucket{select}[{window}])))"
     )
@@ -40,7 +41,7 @@ def _errors(select: str, window: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """A number with levels. `falling`: low values are the bad ones."""
+    """A metric with thresholds. `falling`: low values are bad."""
 
     alert: str
     what: str
@@ -49,7 +50,7 @@ class Measure:
     good: float
     warning: float
     critical: float
-    minutes: tuple[int, int]  # for which it has to last: warning, critical
+    minutes: tuple[int, int]  # `for` of the rules: warning, critical
     only_if: str = ""
     falling: bool = False
     impact: str
@@ -68,7 +69,7 @@ class Measure:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something that is there or not. `of_model`: it is told of each LLMDeployment."""
+    """A condition that holds or not. `of_model`: there is an alert for each LLMDeployment."""
 
     alert: str
     what: str
@@ -111,7 +112,7 @@ def _first_token(
     diagnosis: str,
     steps: str,
 ) -> Measure:
-    """How late a share of the first tokens is. `levels`: good, warning, critical, in seconds."""
+    """A percentile of the time to first token. `levels`: good, warning, critical, in seconds."""
     good, warning, critical = levels
     return Measure(
         alert=alert,
@@ -132,46 +133,40 @@ def _first_token(
 MEASURES = (
     _first_token(
         "QuireFirstTokenSlow",
-        "half of the first tokens come late",
+        "the median time to first token is high",
         0.5,
         levels=(0.2, 0.5, 1),
-        impact="Everybody waits before an answer begins.",
-        diagnosis="On the dashboard see where the time to the first token goes. Queue: there are too few "
-        "replicas. "
-        "Prefill: prompts are long, or the prefix cache finds little.",
+        impact="Most clients wait before an answer begins.",
+        diagnosis="The panel *TTFT p99 by phase* shows where the time is spent. Queue: there are too few "
+        "replicas. Prefill: prompts are long, or the prefix cache has few hits.",
         steps="Raise `spec.autoscaling.maxReplicas` or `spec.replicas`; with long prompts see "
         "[performance](performance.md).",
     ),
     _first_token(
         "QuireFirstTokenTailSlow",
-        "one first token in a hundred comes late",
+        "the p99 time to first token is high",
         0.99,
         levels=(0.5, 2, 5),
-        impact="Some wait long before an answer begins.",
-        diagnosis="Bursts fill the queue, single prompts are very long, or pods are unequally loaded: "
-        "compare them in "
-        "*Waiting and running*. Preemptions say that the KV cache is too small.",
-        steps="Limit what one client may queue (`engine.maxRequestsPerKey`), raise "
-        "`engine.kvCache.memory`, or add "
-        "replicas; see [overload](overload.md).",
+        impact="Some clients wait long before an answer begins.",
+        diagnosis="Bursts fill the queue, single prompts are very long, or the load of the pods differs: "
+        "compare them in *Waiting and running requests*. Preemptions mean that the KV cache is too small.",
+        steps="Limit the requests of one client (`engine.maxRequestsPerKey`), raise "
+        "`engine.kvCache.memory`, or add replicas; see [overload](overload.md).",
     ),
     Measure(
         alert="QuireErrors",
-        what="requests fail or are turned away",
+        what="requests fail or are refused",
         unit="percentunit",
         expression=_errors,
         good=0.001,
         warning=0.001,
         critical=0.01,
         minutes=(10, 2),
-        impact="Clients get 5xx. What a client did wrong, ended itself or was limited in (429) does not "
-        "count.",
-        diagnosis="`llm_requests_total` by `status`: `shed` is a full queue "
-        "(`llm_requests_refused_total` says why), "
-        "`cancelled` a drain that was cut, `error` the engine.",
-        steps="For `shed` add replicas; for `cancelled` raise `drain.timeoutSeconds`; for `error` read "
-        "the pod's log "
-        "and [when something fails](troubleshooting.md).",
+        impact="Clients get 5xx. Client errors, requests that the client cancelled, and 429 do not count.",
+        diagnosis="`llm_requests_total` by `status`: `shed` is a full queue (`llm_requests_refused_total` "
+        "has the reason), `cancelled` a drain that exceeded its time, `error` a failure of the engine.",
+        steps="For `shed` add replicas; for `cancelled` raise `drain.timeoutSeconds`; for `error` read the "
+        "pod's log and [when something fails](troubleshooting.md).",
     ),
     Measure(
         alert="QuireQueueLong",
@@ -182,17 +177,15 @@ MEASURES = (
         warning=200,
         critical=500,
         minutes=(5, 2),
-        impact="Waiting grows, and from a full queue on requests are turned away.",
-        diagnosis="`kubectl get llmdep`, `kubectl get hpa`: is the autoscaler at its most, without "
-        "metrics, or are its "
-        "pods waiting for nodes?",
-        steps="Raise `spec.autoscaling.maxReplicas`, mend what `ScalingActive` or `Scheduled` names, or "
-        "add nodes; see "
-        "[autoscaling](autoscaling.md).",
+        impact="Waiting times grow; when the queue is full, requests are refused.",
+        diagnosis="`kubectl get llmdep`, `kubectl get hpa`: is the autoscaler at its maximum, does it lack "
+        "metrics, or are its pods waiting for nodes?",
+        steps="Raise `spec.autoscaling.maxReplicas`, fix what `ScalingActive` or `Scheduled` names, or add "
+        "nodes; see [autoscaling](autoscaling.md).",
     ),
     Measure(
         alert="QuireGPUIdle",
-        what="GPUs do little although requests run",
+        what="GPU utilisation is low while requests are running",
         unit="percentunit",
         expression=lambda select, window: (
             f"avg by ({BY}) (avg_over_time(llm_gpu_utilization_ratio{select}[{window}]))"
@@ -203,9 +196,8 @@ MEASURES = (
         minutes=(30, 30),
         only_if=f"sum by ({BY}) (min_over_time(llm_running_requests[5m])) > 0",
         falling=True,
-        impact="Nobody waits for it, but GPUs are paid for and not used.",
-        diagnosis="Few requests run at once (*Requests in a step*), or the host is too slow: see the "
-        "pod's CPU.",
+        impact="No client is affected, but GPUs that you pay for are not used.",
+        diagnosis="Few requests run at once (*Batch size*), or the host is too slow: see the pod's CPU.",
         steps="Lower `spec.autoscaling.minReplicas`, give the pods more CPU, or put smaller models on "
         "smaller GPUs.",
     ),
@@ -216,48 +208,48 @@ FAULTS = (
         alert="QuireModelNotReady",
         what="the LLMDeployment is not Ready",
         severity="critical",
-        # The number outlives the change of the leader, or that would begin the wait anew.
+        # last_over_time bridges a change of the leader, which would otherwise restart the `for` time.
         expression=f"max by ({BY}) (last_over_time(quire_llmdeployment_ready[2m])) == 0",
         minutes=15,
         of_model=True,
-        impact="It serves with too few replicas, with those of an older spec, or not at all. Where no pods "
-        "are wanted (suspended, idle) nothing is told; a model that loads for longer is told of meanwhile.",
+        impact="It serves with too few replicas, with pods of an older spec, or not at all. There is no "
+        "alert while no pods are wanted (suspended, idle). A model that takes longer than this to load "
+        "raises it too.",
         diagnosis="`kubectl quire status NAME`: the reason and the message of `Ready`, and the last failure.",
         steps="Do what the message says: [when something fails](troubleshooting.md).",
     ),
     Fault(
         alert="QuireOperatorWithoutLeader",
-        what="no operator leads",
+        what="no operator replica is the leader",
         severity="critical",
         expression="sum by (namespace) (quire_operator_leader) == 0 or absent(quire_operator_leader)",
         minutes=2,
-        impact="Models keep serving, but nothing is created, changed, repaired or told in status.",
+        impact="Models keep serving, but objects and status are not created, changed or repaired.",
         diagnosis="`kubectl get pods,lease -n quire-system`: pods that do not run, or an API server that "
-        "does not answer. "
-        "No series at all: the operator is not scraped.",
+        "does not answer. If there are no series at all, the operator is not scraped.",
         steps="Read the pods' logs; they restart by themselves once the API server answers.",
     ),
     Fault(
         alert="QuireOperatorWatchStale",
         what="the operator misses changes of {{ $labels.kind }}",
         severity="warning",
-        # Within a minute the liveness probe ends the process: what lasts is stale again after each restart.
+        # The liveness probe ends the process within a minute; 20 minutes cover the next restarts as well.
         expression="max by (namespace, kind) (max_over_time(quire_operator_watch_stale[20m])) == 1",
         minutes=30,
-        impact="Changes are seen minutes late, by the next full re-list. The operator's liveness "
-        "probe failed, and a restart did not help.",
+        impact="Changes are noticed minutes late, by the next full re-list. The operator's liveness probe "
+        "failed, and a restart did not help.",
         diagnosis="`kubectl logs --previous` of the operator's pod names the watch.",
-        steps="Look at the API server and at what stands between (proxies that keep back long answers).",
+        steps="Check the API server and the network between (proxies that buffer long responses).",
     ),
     Fault(
         alert="QuireReconcilesFail",
-        what="the operator fails again and again",
+        what="reconciliations fail repeatedly",
         severity="warning",
         expression=(
             'sum by (namespace) (increase(quire_operator_reconcile_total{result=~"error|bug"}[10m])) > 5'
         ),
         minutes=10,
-        impact="At least one LLMDeployment does not become what its spec says.",
+        impact="At least one LLMDeployment does not reach the state in its spec.",
         diagnosis="The operator's log names it and the error; `kubectl get llmdep -A` shows its reason.",
         steps="See [when something fails](troubleshooting.md).",
     ),
@@ -270,6 +262,6 @@ def rules_file() -> str:
         {"name": "quire-operator", "rules": [rule for fault in FAULTS for rule in fault.rules()]},
     ]
     head = (
-        "# Made from docs/alerting.py by `make docs`; a Prometheus without its operator reads it as it is.\n"
+        "# Generated from docs/alerting.py by `make docs`; also usable as a plain rule file of Prometheus.\n"
     )
     return head + yaml.safe_dump({"groups": groups}, sort_keys=False, width=110)

@@ -1,7 +1,7 @@
-"""The Grafana dashboard of model servers, as plain dicts: charts/quire/files/dashboard.json.
+"""The Grafana dashboard of model servers: charts/quire/files/dashboard.json.
 
-Written by `docs.generate`; levels and the numbers that have them come from `docs.alerting`. Rows follow the
-questions of who is called at night: is it well, who waits, for what, is the engine full, is the GPU busy.
+The rows are in the order of a diagnosis: overview, latency, load, engine, GPU. Thresholds and the expressions
+that have them come from `docs.alerting`.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from docs.panels import ONE, PODS, SELECT, WINDOW, Curve, Panel, graph, of, perc
 _BY_ALERT = {measure.alert: measure for measure in MEASURES}
 
 
-def _well() -> list[Panel]:
-    half, tail = _BY_ALERT["QuireFirstTokenSlow"], _BY_ALERT["QuireFirstTokenTailSlow"]
+def _overview() -> list[Panel]:
+    median, tail = _BY_ALERT["QuireFirstTokenSlow"], _BY_ALERT["QuireFirstTokenTailSlow"]
     errors, queue = _BY_ALERT["QuireErrors"], _BY_ALERT["QuireQueueLong"]
     return [
         stat(
             "Requests",
-            "Requests for answers, whatever became of them.",
+            "Rate of all completion requests, whatever their outcome.",
             "reqps",
             rate("llm_requests_total", ONE),
         ),
         stat(
             "Errors",
-            "Failed, turned away (503) or cut; not 429.",
+            "Share of requests that failed, were refused (503) or were cancelled by a drain; 429 does not "
+            "count.",
             errors.unit,
             of(errors.expression),
             errors,
         ),
-        stat("First token, half", "Half of the answers begin sooner.", "s", of(half.expression), half),
-        stat("First token, 99 %", "99 of 100 answers begin sooner.", "s", of(tail.expression), tail),
+        stat("TTFT p50", "Median time to first token.", "s", of(median.expression), median),
+        stat("TTFT p99", "99th percentile of the time to first token.", "s", of(tail.expression), tail),
         stat(
-            "Waiting",
-            "Requests that wait for the engine, in all pods.",
+            "Queue length",
+            "Requests that wait for the engine, summed over all pods.",
             "short",
             of(queue.expression),
             queue,
@@ -44,27 +45,32 @@ def _well() -> list[Panel]:
     ]
 
 
-def _waiting() -> list[Panel]:
+def _latency() -> list[Panel]:
     times = [
         of(quantile(0.99, f"vllm:request_{part}_time_seconds"), f"{ONE} {part}")
         for part in ("queue", "prefill")
     ]
     return [
         graph(
-            "First token",
-            "Arrival to the first token.",
+            "TTFT",
+            "Time from arrival to the first token, p50 and p99.",
             "s",
             percentiles("llm_ttft_seconds"),
             _BY_ALERT["QuireFirstTokenTailSlow"],
         ),
-        graph("First token, 99 %: where it goes", "In the queue, or in computing the prompt.", "s", times),
+        graph("TTFT p99 by phase", "99th percentile of the time in the queue and in prefill.", "s", times),
         graph(
-            "Between tokens",
-            "Time between two tokens.",
+            "Inter-token latency",
+            "Time between two tokens, p50 and p99.",
             "s",
             percentiles("llm_inter_token_latency_seconds"),
         ),
-        graph("Whole answers", "Of answers that succeeded.", "s", percentiles("llm_request_latency_seconds")),
+        graph(
+            "Request latency",
+            "Time from arrival to the end of successful answers, p50 and p99.",
+            "s",
+            percentiles("llm_request_latency_seconds"),
+        ),
     ]
 
 
@@ -72,28 +78,28 @@ def _load() -> list[Panel]:
     return [
         graph(
             "Requests by status",
-            "What became of them.",
+            "Rate of completion requests by outcome.",
             "reqps",
             [rate("llm_requests_total", f"{ONE} {{{{status}}}}", "status")],
         ),
         graph(
-            "Turned away",
-            "By reason.",
+            "Refused requests",
+            "Rate of refused requests by reason.",
             "reqps",
             [rate("llm_requests_refused_total", f"{ONE} {{{{reason}}}}", "reason")],
         ),
         graph(
-            "Tokens a second",
-            "Of prompts and of answers.",
+            "Tokens per second",
+            "Prompt tokens and generated tokens.",
             "short",
             [
                 rate("llm_prompt_tokens_total", f"{ONE} prompts"),
-                rate("llm_tokens_generated_total", f"{ONE} answers"),
+                rate("llm_tokens_generated_total", f"{ONE} generated"),
             ],
         ),
         graph(
-            "Waiting and running",
-            "In each pod.",
+            "Waiting and running requests",
+            "For each pod.",
             "short",
             [
                 Curve(f"sum by ({PODS}) (llm_queue_depth{SELECT})", "{{pod}} waiting"),
@@ -107,15 +113,15 @@ def _engine() -> list[Panel]:
     return [
         graph(
             "KV cache in use",
-            "Of each pod: shares cannot be added.",
+            "Share of the KV cache in use, for each pod, since shares cannot be added.",
             "percentunit",
             [
                 Curve(f"max by ({PODS}) (llm_kv_cache_utilization{SELECT})", "{{pod}}"),
             ],
         ),
         graph(
-            "Requests in a step",
-            "Mean of the batch, while there are steps.",
+            "Batch size",
+            "Mean number of requests in a step, while there are steps.",
             "short",
             [
                 Curve(
@@ -126,8 +132,8 @@ def _engine() -> list[Panel]:
             ],
         ),
         graph(
-            "Found in the prefix cache",
-            "Share of the tokens that were looked up.",
+            "Prefix cache hit rate",
+            "Share of looked-up prompt tokens that were found.",
             "percentunit",
             [
                 Curve(
@@ -141,7 +147,7 @@ def _engine() -> list[Panel]:
         ),
         graph(
             "Preemptions",
-            "Requests that had to give way: the KV cache is too small.",
+            "Preempted requests; many mean that the KV cache is too small.",
             "ops",
             [
                 rate("llm_preemptions_total", ONE),
@@ -153,7 +159,7 @@ def _engine() -> list[Panel]:
 def _gpu() -> list[Panel]:
     return [
         graph(
-            "GPU busy",
+            "GPU utilisation",
             "Share of time in which a kernel ran.",
             "percentunit",
             [
@@ -163,7 +169,7 @@ def _gpu() -> list[Panel]:
         ),
         graph(
             "GPU memory",
-            "As the driver says it, and what the server holds.",
+            "Memory as reported by the driver, and as used by the server.",
             "bytes",
             [
                 Curve(
@@ -176,8 +182,8 @@ def _gpu() -> list[Panel]:
 
 
 _ROWS = {
-    "Is it well?": _well,
-    "Who waits, and for what": _waiting,
+    "Overview": _overview,
+    "Latency": _latency,
     "Load": _load,
     "Engine": _engine,
     "GPU": _gpu,
@@ -188,12 +194,12 @@ def dashboard() -> str:
     panels: list[Panel] = []
     y = 0
     for title, panels_of in _ROWS.items():
-        held = panels_of()
+        row = panels_of()
         panels.append(
             {"type": "row", "title": title, "collapsed": False, "gridPos": _place(0, y, 24, 1), "panels": []}
         )
-        width, height = 24 // len(held), 5 if held[0]["type"] == "stat" else 8
-        for index, panel in enumerate(held):
+        width, height = 24 // len(row), 5 if row[0]["type"] == "stat" else 8
+        for index, panel in enumerate(row):
             panels.append({**panel, "gridPos": _place(index * width, y + 1, width, height)})
         y += 1 + height
     body = {

@@ -1,10 +1,13 @@
-"""Writes docs/reference.md from the CRD, docs/troubleshooting.md from the operator's table of reasons,
-docs/api.md from the server's OpenAPI document, docs/server.md from its flags, docs/matrix.md from the parity
-matrix of the tests, the tables of docs/kernels.md from bench/results/aot.json, docs/sizing.md by
-quire_sizing, and from one table of what is measured docs/alerts.md, the chart's alerts and its dashboard.
+"""Writes the generated pages and files: each from the code that is its source, so that they cannot differ.
 
-Run by `make docs`, in the repository's root; `--check` (run by tests) fails when a page is not what
-the code gives.
+docs/reference.md comes from the CRDs, docs/troubleshooting.md from the operator's table of reasons,
+docs/api.md from the server's OpenAPI document, docs/server.md from its flags, docs/matrix.md from the
+parity matrix of the tests, the tables of docs/kernels.md from bench/results/aot.json, and docs/sizing.md
+from quire_sizing. docs/alerts.md, the chart's alerts and its dashboard come from one table,
+`docs.alerting`.
+
+`make docs` runs it in the repository's root; with `--check`, which the tests use, it fails if a file is out
+of date.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ def kind(field: Schema) -> str:
 
 
 def rules(schema: Schema, path: str = "spec") -> Iterator[str]:
-    """The message of every CEL rule, with the field that it stands on."""
+    """The message of every CEL rule, with the field that has the rule."""
     for rule in schema.get("x-kubernetes-validations", []):
         message = rule.get("message") or rule.get("messageExpression", "")
         yield f"- `{path}`: {message}"
@@ -74,15 +77,15 @@ def reference() -> str:
     sections = [
         "# API reference",
         f"`{crd['spec']['group']}/{version['name']}`, kind `{crd['spec']['names']['kind']}`.\n"
-        "Made from `crds/` by `make docs`.",
+        "Generated from `crds/` by `make docs`.",
         "## spec",
         head + "\n".join(rows(schema["properties"]["spec"])),
-        "## What the API server refuses, and says",
+        "## What the API server refuses, and its messages",
         "\n".join(rules(schema, "LLMDeployment")),
         "## status",
         head + "\n".join(rows(schema["properties"]["status"])),
         "## AcceleratorProfile",
-        "Of the whole cluster, made by administrators. " + " ".join(profile["description"].split()),
+        "Cluster-scoped, created by administrators. " + " ".join(profile["description"].split()),
         head + "\n".join(rows(profile["properties"]["spec"], "spec.")),
         "\n".join(rules(profile["properties"]["spec"])),
     ]
@@ -92,9 +95,9 @@ def reference() -> str:
 TROUBLE_HEAD = """# When something fails
 
 `kubectl get llmdep` shows the reason, `kubectl describe llmdep NAME` the message and the Events, and
-`status.lastFailure` keeps the last thing that went wrong, with a container's exit code. Each reason is told
-by one Event, a Warning of the same name. What `Degraded` says is the reason of `Ready`, too, while that is
-False for it. Made from the operator's table of reasons by `make docs`.
+`status.lastFailure` keeps the last failure, with the exit code of a container. Each reason has one Event, a
+Warning of the same name. The reason of `Degraded` is also the reason of `Ready`, if `Ready` is False
+because of it. Generated from the operator's table of reasons by `make docs`.
 """
 
 
@@ -103,7 +106,9 @@ def troubleshooting() -> str:
     for reason in REASONS.values():
         code = "" if reason.exit_code is None else f" The server ends with exit code {reason.exit_code}."
         stalled = (
-            " Seen again, it sets `Stalled`: no retry helps until something changes." if reason.final else ""
+            " If it happens twice, it sets `Stalled`: a retry does not help until something is changed."
+            if reason.final
+            else ""
         )
         sections.append(
             f"## {reason.name}\n\n{sentence(reason.what)}{code}{stalled}\n\n"
@@ -140,7 +145,7 @@ PAGES = {
 def main(arguments: list[str]) -> int:
     if arguments == ["--check"]:
         stale = [page.name for page, text in PAGES.items() if not page.exists() or page.read_text() != text()]
-        sys.stderr.writelines(f"{name} is not what the code gives: run `make docs`\n" for name in stale)
+        sys.stderr.writelines(f"{name} is out of date: run `make docs`\n" for name in stale)
         return 1 if stale else 0
     for page, text in PAGES.items():
         page.write_text(text())

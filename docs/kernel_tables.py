@@ -1,5 +1,6 @@
-"""The tables of docs/kernels.md, from what `python -m bench.aot` wrote. Called by docs.generate; the
-words between them are the page's own.
+"""Generates the tables of docs/kernels.md from bench/results/aot.json, which `python -m bench.aot` writes.
+
+The text between the tables is written by hand, in the page itself.
 """
 
 import json
@@ -11,13 +12,13 @@ PAGE = Path(__file__).with_name("kernels.md")
 TABLE = PAGE.parents[1] / "bench" / "results" / "aot.json"
 _MARKED = re.compile(r"(<!-- table: (?P<start>[\w ,]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _HEAD = """
-| configuration | registers | shared, KiB | blocks on an SM | tensor cores | 128-bit accesses | also for |
+| launch config | registers | shared, KiB | blocks per SM | tensor cores | 128-bit accesses | also for |
 |---|---|---|---|---|---|---|
 """
 
 
 def page() -> str:
-    """The page as it is, with every table made anew."""
+    """The page with its tables regenerated."""
     rows = json.loads(TABLE.read_text())
     return _MARKED.sub(
         lambda found: f"{found[1]}{_table(rows, found['start'])}\n{found[3]}", PAGE.read_text()

@@ -1,7 +1,7 @@
-"""Writes deploy/install.yaml, the chart with its defaults as one file, for who has no Helm.
+"""Writes deploy/install.yaml: the chart with its defaults as one file, for users without Helm.
 
-`python -m docs.manifests`, part of `make docs`; `--check` (run by tests) fails when the file is not what the
-chart gives. deploy/kustomization.yaml is the base that overlays build on, and holds nothing but this file.
+`make docs` runs it; with `--check`, which the tests use, it fails if the file is out of date.
+deploy/kustomization.yaml is the base of overlays and consists of this file only.
 """
 
 from __future__ import annotations
@@ -19,16 +19,23 @@ ROOT = Path(__file__).parents[1]
 BIN = ROOT / ".cluster" / "bin"
 FILE = ROOT / "deploy" / "install.yaml"
 NAMESPACE = "quire-system"
-HEAD = "# Quire with the chart's defaults. Made from charts/quire by `make docs`: change that.\n"
+REGISTRY = "your-registry.example"  # a placeholder; no such registry exists
+HEAD = f"""\
+# Quire with the chart's defaults. Generated from charts/quire by `make docs`: edit the chart instead.
+# {REGISTRY} is a placeholder: replace it by the registry of your images, in a copy of this file or as in
+# examples/gitops/overlay. `make images` builds the images and pushes them to QUIRE_REGISTRY.
+"""
 
 Body = dict[str, Any]
 
 
 def install() -> str:
-    """All objects, the namespace first."""
+    """The manifests of all objects, the namespace first."""
     programs.build(BIN, ("helm",))
     chart = str(ROOT / "charts" / "quire")
     command = [str(BIN / "helm"), "template", "quire", chart, "-n", NAMESPACE, "--kube-version", "1.34.0"]
+    for value, name in (("image", "quire-operator"), ("engineImage", "quire-server")):
+        command += ["--set", f"{value}.repository={REGISTRY}/{name}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
@@ -37,7 +44,7 @@ def install() -> str:
 
 
 def _without_helm(body: Body) -> Body:
-    """Nobody is to take them for objects of a release: Helm would adopt them, and tools would ask it."""
+    """`body` without Helm's labels and annotations: tools would take it for an object of a release."""
     metadata = body["metadata"]
     for key in ("helm.sh/chart", "app.kubernetes.io/managed-by"):
         metadata.get("labels", {}).pop(key, None)

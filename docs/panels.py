@@ -1,6 +1,6 @@
-"""Panels of Grafana as plain dicts: what a query is, and how a number or a curve is shown.
+"""Building blocks of the Grafana dashboard: queries, stat panels and time series, as plain dicts.
 
-Called by `docs.dashboard`, which says what is asked. Levels come from `docs.alerting`.
+`docs.dashboard` composes them. Thresholds come from `docs.alerting`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PODS = "namespace, llmdeployment, pod"
 
 @dataclass(frozen=True)
 class Curve:
-    """A query and how its series are called."""
+    """A query and the legend of its series."""
 
     expression: str
     legend: str

@@ -1,17 +1,17 @@
-"""The page docs/sizing.md: known figures, computed by quire_sizing. Called by docs.generate."""
+"""docs/sizing.md: memory and concurrency of common models, computed by quire_sizing."""
 
 from __future__ import annotations
 
 from quire_sizing import memory
 from quire_sizing.memory import Accelerator, Serving
-from quire_sizing.model import Model
+from quire_sizing.model import ModelShape
 
 GB = 10**9
 _CARD = Accelerator(memory=80 * GB, bandwidth=3350 * GB)
 
 
-def _model(billions: float, layers: int, kv_heads: int, hidden: int) -> Model:
-    return Model(
+def _model(billions: float, layers: int, kv_heads: int, hidden: int) -> ModelShape:
+    return ModelShape(
         parameters=int(billions * 1e9),
         num_layers=layers,
         num_kv_heads=kv_heads,
@@ -32,35 +32,35 @@ MODELS = {
 
 HEAD = """# Does it fit?
 
-Before a GPU waits for a model that it cannot hold:
+`kubectl quire size` checks whether a model fits an accelerator, before you request one:
 
 ```
 kubectl quire size MODEL --memory 80GB --max-model-len 8192 --max-num-seqs 32
 kubectl quire size MODEL --profile h100-80gb
 ```
 
-`MODEL` is a folder with a `config.json`, or that file. The answer has the weights, what one token takes of
-the KV cache, how many requests of the wanted length fit at once, and what to change if none does; `-o json`
-is for programs. It ends with 0 when at least one such request fits, 3 when none does, 1 on a file or a
-limit that is none. `--gpus`, `--weight-bits`, `--kv-bits` and `--gpu-memory-utilization` are what the
-fields of an `LLMDeployment` say; `--bandwidth 3.35TB/s` adds the most tokens a second that one stream can
-get.
+`MODEL` is a local directory with a model's `config.json`, or that file: it need not contain the weights.
+The output has the size of the weights, the KV cache per token, the number of requests of the given length
+that fit at once, and what to change if none fits; `-o json` is for programs. The exit code is 0 if at least
+one such request fits, 3 if none does, and 1 for an invalid file or argument. `--gpus`, `--weight-bits`,
+`--kv-bits` and `--gpu-memory-utilization` correspond to fields of an `LLMDeployment`; with
+`--bandwidth 3.35TB/s` the output has the upper bound of tokens per second for one stream.
 
-`--profile` takes memory and bandwidth from the cluster's AcceleratorProfile of that name, and without a
-cluster, or where it has none, from [those that are shipped](placement.md); the answer says from which. The
-numbers are those of the condition `FitsAccelerator`.
+`--profile` takes memory and bandwidth from the cluster's AcceleratorProfile of that name. Without a
+cluster, or without such a profile in it, they come from [the shipped profiles](placement.md); the output
+says which was used. The numbers are the same as in the condition `FitsAccelerator`.
 
-`kubectl-quire` comes with the Python package (`pip install .` in a clone); it needs no cluster and none of
+`kubectl-quire` is part of the Python package (`pip install .` in a clone); it needs no cluster and none of
 the package's extras.
 
-Weights and KV cache are exact: the parameters of every family that the server runs are compared with those
-that transformers counts, the bytes of a token with the server's own. The working memory is an estimate, not
-measured on a GPU; the server measures its own when it starts, and goes by that. Scales of quantised weights
-(0.1 to 0.5 bits for each) are not counted.
+Weights and KV cache are exact: tests compare the parameters of every served family with those that
+transformers counts, and the bytes per token with the server's own. The working memory is an estimate that
+was not measured on a GPU; the server measures it when it starts, and uses that. Scales of quantised weights
+(0.1 to 0.5 bits for each weight) are not counted.
 
 ## KV cache and weights
 
-A token takes 2 x layers x KV heads x head size numbers. GB are 10^9 bytes.
+A token has 2 x layers x KV heads x head size numbers in the cache. GB are 10^9 bytes.
 """
 
 
@@ -68,7 +68,7 @@ def page() -> str:
     """The whole page."""
     lines = [
         HEAD,
-        "| model | a token, 16 bits | 4,096 tokens | 131,072 tokens | weights, 16 bits | 4 bits |",
+        "| model | one token, 16 bits | 4,096 tokens | 131,072 tokens | weights, 16 bits | 4 bits |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for name, model in MODELS.items():
@@ -79,7 +79,7 @@ def page() -> str:
             f"{weights[0]:g} GB | {weights[1]:g} GB |"
         )
     lines += [
-        "\n## Requests at once on 80 GB, at 0.90 of it\n",
+        "\n## Concurrent requests on 80 GB, with a memory utilization of 0.90\n",
         "| model | weights | 4,096 tokens | 8,192 | 16,384 | one stream at most, 3.35 TB/s |",
         "|---|---|---:|---:|---:|---:|",
     ]
@@ -89,7 +89,7 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _fits(model: Model, bits: int) -> str:
+def _fits(model: ModelShape, bits: int) -> str:
     cells = []
     for length in (4096, 8192, 16384):
         found = memory.budget(model, _CARD, Serving(max_model_len=length, weight_bits=bits))

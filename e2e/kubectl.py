@@ -1,6 +1,6 @@
 """kubectl and helm with one kubeconfig: how `make up` and the stories reach a cluster, as a user would.
 
-Knows no Quire: what is applied, and what it should become, is the callers' business.
+Knows nothing of Quire.
 """
 
 import json
@@ -33,7 +33,11 @@ class Kubectl:
 
     def helm(self, *args: str, stdin: str | None = None) -> str:
         """Runs helm, likewise."""
-        return _run([str(self.bin / "helm"), f"--kubeconfig={self.kubeconfig}", *args], stdin)
+        return _run(self.helm_argv(*args), stdin)
+
+    def helm_argv(self, *args: str) -> list[str]:
+        """The command line of one helm call."""
+        return [str(self.bin / "helm"), f"--kubeconfig={self.kubeconfig}", *args]
 
     def apply(self, *manifests: Manifest) -> None:
         """Applies manifests."""

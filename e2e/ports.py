@@ -1,6 +1,6 @@
 """Ports on which a program of the tests may listen a moment later.
 
-Called by whatever starts an API server, an operator or a model server. Must know none of them.
+For API servers, operators and model servers that tests start.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 
 def free_ports(count: int) -> list[int]:
     """Different ports, outside the range that the kernel lends to clients (32768 and up): such a port can be
-    the end of somebody's connection by the time that a server binds it.
+    one end of a connection by the time that a server binds it.
     """
     found: list[int] = []
     while len(found) < count:

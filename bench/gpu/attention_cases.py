@@ -1,4 +1,4 @@
-"""What `roofline` measures of attention over a paged cache."""
+"""The attention cases of `roofline`, over the paged KV cache."""
 
 from collections.abc import Callable
 
@@ -10,6 +10,7 @@ from bench.gpu.case import Case
 from bench.gpu.place import Launch
 from bench.gpu.sizes import Sizes
 from quire_kernels import (
+    PagedKVCache,
     kv_row_size,
     open_kv_cache,
     paged_decode_attention,
@@ -22,29 +23,25 @@ Op = Callable[..., object]
 _DRAFTED = 5  # tokens of a sequence that are verified together
 
 
-class Paged:
-    """Sequences of one length in a cache of their own, blocks in no order."""
-
-    def __init__(
-        self, sizes: Sizes, device: torch.device, sequences: int, length: int, dtype: torch.dtype
-    ) -> None:
-        blocks = -(-length // sizes.block)
-        row = kv_row_size(sizes.head, dtype)
-        shape = (2, sequences * blocks, sizes.kv_heads, sizes.block, row)
-        cache = torch.zeros(shape, dtype=dtype, device=device)
-        self.keys, self.values, self.scales = open_kv_cache(cache)
-        for part in (self.keys, self.values):
-            part.copy_(torch.randn(part.shape, dtype=_BF16, device=device))
-        if self.scales is not None:
-            self.scales.keys.fill_(1.0)
-            self.scales.values.fill_(1.0)
-        self.table = torch.randperm(sequences * blocks, device=device).view(sequences, blocks)
-        self.lengths = torch.full((sequences,), length, device=device)
-        self.scale = sizes.head**-0.5
+def paged_kv_cache(
+    sizes: Sizes, device: torch.device, sequences: int, length: int, dtype: torch.dtype
+) -> PagedKVCache:
+    """Sequences of one length in a cache of their own, blocks in random order."""
+    blocks = -(-length // sizes.block)
+    row = kv_row_size(sizes.head, dtype)
+    shape = (2, sequences * blocks, sizes.kv_heads, sizes.block, row)
+    cache = open_kv_cache(torch.zeros(shape, dtype=dtype, device=device))
+    for part in (cache.keys, cache.values):
+        part.copy_(torch.randn(part.shape, dtype=_BF16, device=device))
+    if cache.scales is not None:
+        cache.scales.keys.fill_(1.0)
+        cache.scales.values.fill_(1.0)
+    table = torch.randperm(sequences * blocks, device=device).view(sequences, blocks)
+    return PagedKVCache(cache, table, torch.full((sequences,), length, device=device))
 
 
 def kv_bytes(sizes: Sizes, tokens: int, dtype: torch.dtype) -> int:
-    """Keys and values of one layer."""
+    """Bytes of one layer's keys and values."""
     return 2 * tokens * sizes.kv_heads * kv_row_size(sizes.head, dtype) * dtype.itemsize
 
 
@@ -52,29 +49,25 @@ def decode(
     sizes: Sizes, sequences: int, length: int, dtype: torch.dtype, name: str, goal: str = "",
     op: Op = paged_decode_attention,
 ) -> Case:  # fmt: skip
-    """One token for each sequence."""
+    """Decode: one new token per sequence."""
 
     def make(device: torch.device) -> Launch:
-        paged = Paged(sizes, device, sequences, length, dtype)
+        kv = paged_kv_cache(sizes, device, sequences, length, dtype)
         q = torch.randn(sequences, sizes.q_heads, sizes.head, dtype=_BF16, device=device)
         out = torch.empty_like(q)
-        return lambda: op(
-            q, paged.keys, paged.values, paged.table, paged.lengths, paged.scale, scales=paged.scales, out=out
-        )
+        return lambda: op(q, kv, sizes.head**-0.5, out=out)
 
     moved = kv_bytes(sizes, sequences * length, dtype)
     return Case(f"decode attention, {name} cache, {sequences} x {length}", make, moved, goal=goal)
 
 
 def verify(sizes: Sizes, sequences: int, length: int) -> Case:
-    """A few drafts for each."""
+    """Verification: a few draft tokens per sequence."""
 
     def make(device: torch.device) -> Launch:
-        paged = Paged(sizes, device, sequences, length, _BF16)
+        kv = paged_kv_cache(sizes, device, sequences, length, _BF16)
         q = torch.randn(sequences, _DRAFTED, sizes.q_heads, sizes.head, dtype=_BF16, device=device)
-        return lambda: paged_verify_attention(
-            q, paged.keys, paged.values, paged.table, paged.lengths, paged.scale
-        )
+        return lambda: paged_verify_attention(q, kv, sizes.head**-0.5)
 
     moved = kv_bytes(sizes, sequences * length, _BF16)
     return Case(f"verify attention, {_DRAFTED} tokens, bf16 cache, {sequences} x {length}", make, moved)
@@ -84,19 +77,16 @@ def prefill(
     sizes: Sizes, sequences: int, new: int, cached: int, *, by_torch: bool = False,
     dtype: torch.dtype = _BF16, name: str = "bf16", goal: str = "", op: Op = paged_prefill_attention,
 ) -> Case:  # fmt: skip
-    """Chunks behind what is cached; ``by_torch``: blocks gathered, then torch's causal attention."""
+    """Chunks after a cached prefix; ``by_torch``: gathered blocks and torch's causal attention."""
     length = new + cached
 
     def make(device: torch.device) -> Launch:
-        paged = Paged(sizes, device, sequences, length, dtype)
+        kv = paged_kv_cache(sizes, device, sequences, length, dtype)
         q = torch.randn(sequences * new, sizes.q_heads, sizes.head, dtype=_BF16, device=device)
         bounds = torch.arange(sequences + 1, device=device) * new
         out = torch.empty_like(q)
         more = {"chunks": ((new, length),) * sequences} if by_torch else {}
-        return lambda: op(
-            q, paged.keys, paged.values, paged.table, paged.lengths, bounds, paged.scale,
-            scales=paged.scales, out=out, **more,
-        )  # fmt: skip
+        return lambda: op(q, kv, bounds, sizes.head**-0.5, out=out, **more)
 
     seen = sequences * (new * cached + new * (new + 1) // 2)
     way = "gathered, torch's" if by_torch else "the kernel"
@@ -111,7 +101,7 @@ def prefill(
 
 
 def plain(sizes: Sizes, length: int) -> Case:
-    """Softmax of the whole matrix of scores: what nobody should compute, for the ratio."""
+    """Naive attention with the whole score matrix in memory, as a baseline."""
 
     def make(device: torch.device) -> Launch:
         q, k, v = (
@@ -134,7 +124,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
 
 
 def cases(sizes: Sizes) -> list[Case]:
-    """All of them, the goals of bf16 by the cache's size."""
+    """All attention cases; the goals for bf16 depend on the size of the cache."""
     found = []
     for sequences, length in sizes.decodes:
         moved = kv_bytes(sizes, sequences * length, _BF16)

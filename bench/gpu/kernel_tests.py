@@ -24,7 +24,7 @@ _SECONDS, _MARGIN, _WORKERS = 300, 20, 8  # a file; compiling takes most of it
 
 def files(sizes: Sizes) -> list[Path]:
     """A row each: what one of them breaks, the others do not notice."""
-    found = sorted(FOLDER.glob("test_*.py"))
+    found = sorted(FOLDER.rglob("test_*.py"), key=lambda path: path.stem)
     return [path for path in found if sizes is not TINY or path.stem == "test_activations_triton"]
 
 

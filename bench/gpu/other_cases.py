@@ -22,6 +22,7 @@ from quire_kernels import (
     host_pool,
     load_blocks,
     moe,
+    open_kv_cache,
     rope_kv_write,
     save_blocks,
     silu_mul,
@@ -29,7 +30,7 @@ from quire_kernels import (
     topk_topp_threshold,
     w4a16,
 )
-from quire_kernels.w4a16_packing import pack_w4
+from quire_kernels.quantization.w4a16_packing import pack_w4
 
 _BF16 = torch.bfloat16
 _GROUP, _RANK, _ADAPTERS, _CHOSEN = 64, 16, 8, 2
@@ -95,12 +96,11 @@ def _rope(sizes: Sizes) -> Case:
         qkv = _rows(tokens, width, device)
         cos, sin = (_rows(tokens, head // 2, device, torch.float32) for _ in range(2))
         blocks = -(-tokens // sizes.block)
-        keys, values = (
-            torch.empty(blocks, sizes.kv_heads, sizes.block, head, dtype=_BF16, device=device)
-            for _ in range(2)
+        cache = open_kv_cache(
+            torch.empty(2, blocks, sizes.kv_heads, sizes.block, head, dtype=_BF16, device=device)
         )
         slots = torch.arange(tokens, device=device)
-        return lambda: rope_kv_write(qkv, cos, sin, None, slots, keys, values)
+        return lambda: rope_kv_write(qkv, cos, sin, None, slots, cache)
 
     moved = 2 * 2 * tokens * width + 4 * tokens * head
     return Case(f"rope_kv_write, {tokens} tokens, {sizes.q_heads}/{sizes.kv_heads} heads", make, moved)

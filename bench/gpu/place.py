@@ -1,6 +1,4 @@
-"""Where the bench runs: a GPU, or, in its tiny form, Triton's interpreter, which shows that everything works
-and says nothing of speed.
-"""
+"""Where the bench runs: a GPU, or in its tiny form Triton's interpreter, which tests the bench itself."""
 
 import os
 import platform
@@ -13,10 +11,10 @@ from typing import Protocol
 import torch
 import triton
 
-from quire_server.runner.cuda_device import CudaDevice
-from quire_server.runner.device import Device
+from quire_server.runner.gpu.cuda_device import CudaDevice
+from quire_server.runner.gpu.device import Device
 from tests.kernels.gpu.as_cuda import as_cuda
-from tests.server.runner.pretend_device import PretendDevice
+from tests.server.runner.gpu.fake_device import FakeDevice
 
 if (
     not torch.cuda.is_available()
@@ -28,7 +26,7 @@ _REPLAYS, _MIN_REPLAYS, _MAX_SECONDS = 50, 10, 1.0
 
 
 class Place(Protocol):
-    """A device, and how to take the time there."""
+    """A device, and how to measure time on it."""
 
     runner_device: Device
 
@@ -36,16 +34,16 @@ class Place(Protocol):
     def device(self) -> torch.device: ...
 
     def fresh_device(self) -> Device:
-        """Another one for another model: graphs share a pool of memory for as long as there are any."""
+        """A new device for another model: CUDA graphs share a memory pool while any of them exists."""
 
     def seconds(self, launches: Sequence[Launch], *, graph: bool = True) -> float:
-        """Of one launch; ``launches`` do the same on different memory, so that no cache helps."""
+        """Seconds per launch; ``launches`` do the same on different memory, so that caches do not help."""
 
     def synchronize(self) -> None:
-        """Wait for all that was launched."""
+        """Wait for all launches."""
 
     def machine(self) -> dict[str, str]:
-        """What a figure is to be read with."""
+        """The machine's properties, for the report."""
 
 
 class Gpu:
@@ -106,17 +104,17 @@ class Gpu:
 
 
 class Interpreter:
-    """A CPU on which Triton's interpreter computes: every figure of it is meaningless."""
+    """A CPU with Triton's interpreter; its times are meaningless."""
 
     def __init__(self) -> None:
-        self.runner_device: Device = PretendDevice(total=64 << 30)
+        self.runner_device: Device = FakeDevice(total=64 << 30)
 
     @property
     def device(self) -> torch.device:
         return self.runner_device.place
 
     def fresh_device(self) -> Device:
-        device: Device = PretendDevice(total=64 << 30)
+        device: Device = FakeDevice(total=64 << 30)
         return device
 
     def seconds(self, launches: Sequence[Launch], *, graph: bool = True) -> float:
@@ -126,7 +124,7 @@ class Interpreter:
         return (time.perf_counter() - began) / len(launches)
 
     def synchronize(self) -> None:
-        """It is done already."""
+        """Nothing to wait for."""
 
     def machine(self) -> dict[str, str]:
         return {"GPU": "none: Triton's interpreter on a CPU, whose figures mean nothing", **_versions()}
@@ -143,7 +141,7 @@ def _versions() -> dict[str, str]:
 
 @contextmanager
 def here() -> Iterator[Place]:
-    """The GPU of this machine; without one the interpreter, for as long as the context lasts."""
+    """The GPU of this machine; without one the interpreter, within the context."""
     if torch.cuda.is_available():
         yield Gpu()
         return

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from quire_server.core.request import Request, SamplingParams
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import Step, StepResult
-from quire_server.engine.pipeline import Pipeline
+from quire_server.engine.engine_core import StepPipeline
 from quire_server.runner.model_runner import ModelRunner
 
 
@@ -84,7 +85,7 @@ def play(
 
 
 def _round(scheduler: Scheduler, runner: Timed, count: int) -> Played:
-    pipeline, first, steps, launches = Pipeline(scheduler, runner), dict[str, float](), [], []
+    pipeline, first, steps, launches = StepPipeline(scheduler, runner), dict[str, float](), [], []
     began = before = time.perf_counter()
     number = 0
     while scheduler.has_work:

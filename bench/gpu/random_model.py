@@ -8,14 +8,15 @@ import torch
 from bench.gpu.place import Place
 from bench.gpu.sizes import Model, Sizes
 from quire_server.core import weight_offload
-from quire_server.layers.gpu_linear import GpuLinear
+from quire_server.layers.linear import GpuLinear
 from quire_server.models import registry
 from quire_server.models.decoder import Decoder
-from quire_server.runner import gpu_setup, kv_cache
-from quire_server.runner.grammars import Grammars
-from quire_server.runner.model_runner import ModelRunner, RunnerOptions
-from quire_server.runner.parts import Parts
-from quire_server.runner.weight_stream import WeightStream
+from quire_server.runner import kv_cache
+from quire_server.runner.gpu import memory_profile
+from quire_server.runner.gpu.weight_stream import WeightStream
+from quire_server.runner.loader import LoadedModel
+from quire_server.runner.model_runner import ModelRunner, RunnerConfig
+from quire_server.runner.structured_outputs import Grammars
 
 _SPREAD = 0.02  # of weights
 _SCALE = 0.01  # of a step of quantised ones
@@ -23,11 +24,11 @@ _SCALE = 0.01  # of a step of quantised ones
 
 def options(
     place: Place, sizes: Sizes, *, kv_cache_dtype: str = "auto", cpu_offload_gb: float = 0.0
-) -> RunnerOptions:
+) -> RunnerConfig:
     """As a server for all streams would have them."""
     longest = max(max(sizes.long_prompts) + 64, sum(sizes.lengths))
-    return gpu_setup.arithmetic(
-        RunnerOptions(
+    return memory_profile.arithmetic(
+        RunnerConfig(
             device="cuda",
             dtype="bfloat16",
             kv_cache_dtype=kv_cache_dtype,
@@ -41,8 +42,8 @@ def options(
     )
 
 
-def runner(place: Place, document: Model, chosen: RunnerOptions) -> ModelRunner:
-    """As `parts.assemble` makes it of a checkpoint."""
+def runner(place: Place, document: Model, chosen: RunnerConfig) -> ModelRunner:
+    """As `parts.load_model` makes it of a checkpoint."""
     device, dtype = place.fresh_device(), torch.bfloat16
     config = registry.parse(document, ())
     longest = kv_cache.longest_context(config, chosen)
@@ -62,13 +63,13 @@ def runner(place: Place, document: Model, chosen: RunnerOptions) -> ModelRunner:
         model.stream = WeightStream(model, host_layers, device)
     stored = kv_cache.storage_dtype(chosen.kv_cache_dtype, dtype)
     block_bytes = kv_cache.block_bytes(config, chosen.block_size, stored)
-    measured = gpu_setup.measure(model, chosen, device, stored, longest)
-    chosen = gpu_setup.sized(chosen, measured, config, block_bytes)
+    measured = memory_profile.measure(model, chosen, device, stored, longest)
+    chosen = memory_profile.sized(chosen, measured, config, block_bytes)
     num_blocks, max_model_len = kv_cache.plan(config, chosen, block_bytes)
     caches = kv_cache.allocate(config, num_blocks, chosen.block_size, dtype=stored, device=place.device)
     memory = {"weights": measured.weights, "workspace": measured.workspace}
     method = "none" if config.quantization is None else config.quantization.method
-    parts = Parts(
+    parts = LoadedModel(
         model, caches, num_blocks, max_model_len, "bfloat16", method, device, memory, 0, None, None, ()
     )  # fmt: skip
     return ModelRunner(parts, chosen, Grammars(_no_grammar))
@@ -113,4 +114,4 @@ def _fill(model: Decoder, device: torch.device) -> None:
 
 
 def _no_grammar() -> NoReturn:
-    raise AssertionError(f"{Path(__file__).name}: nobody asks for a grammar")
+    raise AssertionError(f"{Path(__file__).name}: no request has a grammar")

@@ -1,4 +1,4 @@
-"""Part: the attention kernels in every way worth trying; the fastest ones become `quire_kernels.tuned`."""
+"""Part: a sweep over the launch configs of the attention kernels; writes `quire_kernels.tuned_configs`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,15 +13,19 @@ from bench.gpu.case import Case, measure
 from bench.gpu.ledger import Ledger, Row
 from bench.gpu.place import Place
 from bench.gpu.sizes import TINY, Sizes
-from quire_kernels.gpu_type import capability, type_name
-from quire_kernels.paged_decode_attention_triton import paged_decode_attention_triton
-from quire_kernels.paged_prefill_attention_triton import MANY_ROWS, Tiling, paged_prefill_attention_triton
-from quire_kernels.split_kv_attention_triton import decode_splits
+from quire_kernels.attention.paged_decode_attention_triton import paged_decode_attention_triton
+from quire_kernels.attention.paged_prefill_attention_triton import (
+    MANY_ROWS,
+    Tiling,
+    paged_prefill_attention_triton,
+)
+from quire_kernels.attention.split_kv_attention_triton import decode_splits
+from quire_kernels.launch_config import compute_capability, dtype_name
 
 TITLE = "Ways to launch the attention kernels"
 SECONDS = 290
 COLUMNS = ("us, geometric mean of the shapes",)
-FILE = Path(__file__).parents[2] / "kernels" / "quire_kernels" / "tuned.py"
+FILE = Path(__file__).parents[2] / "kernels" / "quire_kernels" / "tuned_configs.py"
 # tile, warps, stages, programs a multiprocessor; rows, tile, warps, stages. The first holds by default.
 _DECODE = (
     (64, 4, 3, 2), (32, 4, 3, 2), (64, 4, 5, 2), (64, 4, 3, 4), (32, 4, 2, 4), (64, 4, 3, 1), (32, 2, 5, 4),
@@ -37,7 +41,7 @@ _CACHES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Shapes whose times count together, in one way; ``entry`` and ``key`` as the table has them."""
+    """One launch config, measured over several shapes; ``key`` and ``entry`` are those of the table."""
 
     name: str
     table: str
@@ -47,7 +51,7 @@ class Way:
 
 
 def ways(sizes: Sizes, place: Place | None = None) -> Iterator[Way]:
-    """Of 8 B parameters with caches of two types, and of 1 B; ``place`` is needed to run them."""
+    """Shapes of an 8B model with two cache dtypes, and of a 1B model; ``place`` is needed to run them."""
     device = torch.device("cpu") if place is None else place.device
     shapes = [(sizes, name) for name in ("bf16", "fp8")]
     shapes += [(replace(sizes, head=64), "bf16")]
@@ -61,7 +65,7 @@ def _decode_ways(
     sizes: Sizes, cache: str, device: torch.device, entries: Sequence[tuple[int, ...]]
 ) -> Iterator[Way]:
     group, dtype = sizes.q_heads // sizes.kv_heads, _CACHES[cache]
-    key = (capability(device), group, sizes.head, type_name(dtype))
+    key = (compute_capability(device), group, sizes.head, dtype_name(dtype))
     for entry in entries:
         tile, warps, stages, programs = entry
         cases = []
@@ -83,7 +87,7 @@ def _prefill_ways(
     shapes = ((1, *sizes.prefix), *((sequences, length, 0) for sequences, length in sizes.prompts[:1]))
     few = ((4, MANY_ROWS // group, sizes.prefix[1]),)
     for is_long, some in ((True, shapes), (False, few)):
-        key = (capability(device), sizes.head, type_name(dtype), is_long)
+        key = (compute_capability(device), sizes.head, dtype_name(dtype), is_long)
         for entry in entries:
             op = partial(paged_prefill_attention_triton, tiling=Tiling(*entry))
             cases = tuple(
@@ -103,12 +107,12 @@ def _processors(device: torch.device) -> int:
 
 
 def goals(sizes: Sizes) -> dict[str, str]:
-    """None: the fastest is what is wanted."""
+    """No goals: the fastest config is selected."""
     return {way.name: "" for way in ways(sizes)}
 
 
 def run(place: Place, sizes: Sizes, ledger: Ledger) -> None:
-    """Every way once; with all of them there, the table is written, on a GPU to where the kernels read it."""
+    """Measure every config once, then write the table; on a GPU to the file that the kernels read."""
     for way in ways(sizes, place):
         ledger.measure(way.name, partial(_measure, place, way, sizes.cold))
     text = table(ways(sizes, place), ledger.rows)
@@ -123,7 +127,7 @@ def _measure(place: Place, way: Way, cold: int) -> Row:
 
 
 def table(found: Iterable[Way], rows: dict[str, Row]) -> str:
-    """The Python source of `quire_kernels.tuned`: for each key the fastest of those that ran."""
+    """The Python source of `quire_kernels.tuned_configs`: for each key the fastest of those that ran."""
     best: dict[tuple[str, tuple[int | str | bool, ...]], tuple[float, tuple[int, ...]]] = {}
     for way in found:
         if (us := rows.get(way.name, {}).get("us")) is not None:
@@ -146,5 +150,5 @@ def table(found: Iterable[Way], rows: dict[str, Row]) -> str:
 
 
 def cells(row: Row, rows: dict[str, Row]) -> dict[str, str]:
-    """As the table shows them."""
+    """The cells of the report's table."""
     return {COLUMNS[0]: f"{row['us']:,.1f}"}

@@ -21,7 +21,7 @@ from e2e.api.specs import Body, merged, minimal, schemas
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A CEL rule: where it stands in the schema, and what it tells whom it refuses."""
+    """A CEL rule: where it is in the schema, and what it reports whom it refuses."""
 
     path: str
     index: int

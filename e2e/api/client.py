@@ -91,7 +91,7 @@ class Client:
         return self.request("PATCH", f"{path}?{query}", body, "application/apply-patch+yaml")
 
     def lines(self, path: str) -> list[Body]:
-        """What a watch tells until it ends, one object a line."""
+        """What a watch reports until it ends, one object a line."""
         return [json.loads(line) for line in self._http.get(path).raise_for_status().text.splitlines()]
 
     def request(

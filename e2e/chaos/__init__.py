@@ -1,7 +1,7 @@
-"""What the operator survives: a row for every fault, on a real API server with the real controllers of
-workloads, through a proxy that makes the faults.
+"""Fault injection: a row per fault, on a real API server with the real workload controllers, through a proxy
+that injects the faults.
 
-Each row proves that its fault took effect, and then that the LLMDeployment has the children that an
-undisturbed run gives it, none twice, and that no pod was replaced. `make chaos` prints the table; what is
-quick runs in `make test` as well.
+Each row proves that its fault took effect, that the LLMDeployment then has the children of an undisturbed
+run, none twice, and that no pod was replaced. `make chaos` prints the table; the quick rows run in `make
+test` as well.
 """

@@ -1,7 +1,7 @@
-"""The children of an LLMDeployment as one comparable value: two runs are alike if these are equal.
+"""The children of an LLMDeployment as one comparable value: two runs are equal if these are equal.
 
-What the API server gives (uids, versions, addresses), what follows from it (hashes of owner references) and
-what other controllers write is left out.
+Left out are values of the API server (uids, versions, addresses), what follows from them (hashes of owner
+references), and what other controllers write.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Body = dict[str, Any]
 
 _OF_THE_SERVER = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation")
 _HASHES = ("serving.quire.dev/applied-hash", "serving.quire.dev/render-revision")
-# Written by the Deployment's controller, which after an outage comes back later than the operator.
+# Written by the Deployment controller, which recovers later than the operator after an outage.
 _OF_CONTROLLERS = ("deployment.kubernetes.io/revision",)
 _KINDS = (*CHILDREN, "HorizontalPodAutoscaler", "ControllerRevision")
 
 
 def children(world: World, namespace: str, name: str, *, history: bool = True) -> dict[str, Body]:
-    """Every child by kind and name. `history`: also what is kept of former specs."""
+    """Every child by kind and name. `history`: including stored revisions."""
     owner = world.read("LLMDeployment", namespace, name)
     found = [
         {**body, "kind": kind}
@@ -49,13 +49,13 @@ def children(world: World, namespace: str, name: str, *, history: bool = True) -
 
 
 def pods(world: World, namespace: str, name: str) -> set[str]:
-    """The uids of its pods that are not about to go."""
+    """The uids of its pods that are not terminating."""
     found = world.find("Pod", namespace, f"{NAME_LABEL}={name}")
     return {str(pod["metadata"]["uid"]) for pod in found if "deletionTimestamp" not in pod["metadata"]}
 
 
 def differences(one: dict[str, Body], other: dict[str, Body]) -> list[str]:
-    """For the message of an assertion: the fields that differ."""
+    """The fields that differ, for the message of an assertion."""
     left, right = dict(_leaves(one)), dict(_leaves(other))
     return [
         f"{path}: {left.get(path)!r} != {right.get(path)!r}"

@@ -1,4 +1,4 @@
-"""An API server with the controllers of workloads, a proxy before it, and what an undisturbed run gives."""
+"""An API server with workload controllers, a proxy in front of it, and the result of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def proxy(server: ApiServer) -> Iterator[Proxy]:
 
 @pytest.fixture
 def start(proxy: Proxy, kubeconfig: Path, tmp_path: Path) -> Iterator[Callable[..., OperatorProcess]]:
-    """Starts replicas that reach the API server through the proxy alone."""
+    """Starts replicas that reach the API server only through the proxy."""
     started: list[OperatorProcess] = []
     config = yaml.safe_load(kubeconfig.read_text(encoding="utf-8"))
     config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{proxy.port}"
@@ -70,7 +70,7 @@ def start(proxy: Proxy, kubeconfig: Path, tmp_path: Path) -> Iterator[Callable[.
 def undisturbed(
     world: World, kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Body]]:
-    """The children after each step of a run that nothing befell: created, updated, scaled."""
+    """The children after each step of a run without faults: created, updated, scaled."""
     namespace = world.namespace(f"calm-{secrets.token_hex(4)}")
     operator = OperatorProcess(
         "calm", kubeconfig, tmp_path_factory.mktemp("calm"), QUIRE_WATCH_NAMESPACES=namespace
@@ -89,8 +89,8 @@ def undisturbed(
 
 
 def settled(world: World, namespace: str, name: str = "m") -> dict[str, Body]:
-    """Its children once the operator has answered to the spec of now, and controllers to the operator: after
-    an outage these try again every 30 to 60 seconds only.
+    """Its children once the operator and the controllers have processed the current spec: after an outage the
+    controllers retry every 30 to 60 seconds only.
     """
     eventually(f"{namespace}/{name} is answered to", lambda: is_settled(world, namespace, name), seconds=120)
     return children(world, namespace, name)

@@ -1,7 +1,7 @@
-"""A pytest plugin (`-p e2e.chaos.table`) that makes the table of faults of what ran: `make chaos`.
+"""A pytest plugin (`-p e2e.chaos.table`) that prints the table of faults: `make chaos`.
 
-A row is what a test's mark `chaos` says: the number and the fault of the matrix in docs/survival.md, and what
-proves that the fault took effect. What a test measured it tells with `record_property("measured", ...)`.
+A row comes from a test's mark `chaos`: the number and fault of the matrix in docs/survival.md, and what
+proves that the fault took effect. A test reports measurements with `record_property("measured", ...)`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ HEAD = "| row | fault | proven by | result | measured | seconds |\n|---:|---|---
 
 
 class Table:
-    """Gathers reports, of xdist's workers too, and writes them down at the end."""
+    """Collects reports, also of xdist's workers, and prints them at the end."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[int, str, str], list[tuple[bool, str, float]]] = defaultdict(list)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        told: dict[str, Any] = dict(report.user_properties)
-        if "row" in told and (report.when == "call" or report.failed):
-            key = int(told["row"]), str(told["fault"]), str(told["proof"])
-            self._rows[key].append((report.passed, str(told.get("measured", "")), report.duration))
+        reported: dict[str, Any] = dict(report.user_properties)
+        if "row" in reported and (report.when == "call" or report.failed):
+            key = int(reported["row"]), str(reported["fault"]), str(reported["proof"])
+            self._rows[key].append((report.passed, str(reported.get("measured", "")), report.duration))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self._rows:

@@ -1,4 +1,4 @@
-"""The API server fails all requests, or is gone, or has forgotten what the watches last saw."""
+"""The API server fails all requests, is down, or has compacted what the watches last saw."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_an_api_server_that_is_gone_for_a_minute_is_survived(
 @pytest.mark.chaos(
     3,
     fault="410 Gone: kube-apiserver restarted and etcd compacted, with edits in the gap",
-    proof="watches told 410",
+    proof="watches got 410",
 )
-def test_what_happened_before_the_watches_were_told_410_is_not_missed(
+def test_what_happened_before_the_watches_got_410_is_not_missed(
     world: World,
     server: ApiServer,
     namespace: str,
@@ -100,9 +100,9 @@ def test_what_happened_before_the_watches_were_told_410_is_not_missed(
     server.compact()
     server.start_api()
     proxy.away = False
-    eventually("watches are told 410", lambda: proxy.expired, seconds=30)
+    eventually("watches get 410", lambda: proxy.expired, seconds=30)
 
-    seconds = caught_up(world, namespace, undisturbed, operator, within=5 + 4)  # 4: until all are told
+    seconds = caught_up(world, namespace, undisturbed, operator, within=5 + 4)  # 4: until all are reported
     settled(world, namespace, "new")
     assert world.get("Deployment", namespace, "leaves") is None
     assert before <= pods(world, namespace, "m")
@@ -110,14 +110,14 @@ def test_what_happened_before_the_watches_were_told_410_is_not_missed(
 
 
 @pytest.mark.chaos(4, fault="an ERROR of code 500 in an open watch", proof="exit code 1")
-def test_an_error_in_a_watch_ends_the_process_once_and_the_next_one_goes_on(
+def test_an_error_in_a_watch_ends_the_process_once_and_the_next_one_continues(
     world: World, namespace: str, proxy: Proxy, start: Start, undisturbed: Steps, record_property: Record
 ) -> None:
-    operator = start("told", QUIRE_WATCH_NAMESPACES=namespace).wait_leading(world)
+    operator = start("reported", QUIRE_WATCH_NAMESPACES=namespace).wait_leading(world)
     before = prepared(world, namespace)
 
     error = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500, "message": "a fault"}
-    assert proxy.tell("llmdeployments", json.dumps({"type": "ERROR", "object": error}).encode() + b"\n")
+    assert proxy.send_line("llmdeployments", json.dumps({"type": "ERROR", "object": error}).encode() + b"\n")
     began = time.monotonic()
     assert operator.wait(10) == 1
     edit_meanwhile(world, namespace)
@@ -131,14 +131,14 @@ def test_an_error_in_a_watch_ends_the_process_once_and_the_next_one_goes_on(
 
 
 def prepared(world: World, namespace: str) -> set[str]:
-    """One LLMDeployment with its pods; the uids of these."""
+    """One LLMDeployment with its pods; the uids of the pods."""
     world.deploy(namespace, "m", **CREATED)
     settled(world, namespace)
     return eventually("its pods", lambda: pods(world, namespace, "m"))
 
 
 def edit_meanwhile(world: World, namespace: str) -> None:
-    """A spec is edited, a child is deleted, and another is changed by hand."""
+    """Edits a spec, deletes a child, and changes another by hand."""
     world.patch("LLMDeployment", namespace, "m", {"spec": dict(UPDATED)})
     world.delete("Service", namespace, "m")
     world.patch("PodDisruptionBudget", namespace, "m", {"spec": {"maxUnavailable": 0}})

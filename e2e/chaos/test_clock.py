@@ -1,4 +1,4 @@
-"""The wall clock jumps ten minutes ahead, and ten minutes back: nobody loses or takes a Lease by it."""
+"""The wall clock jumps ten minutes ahead and back: no replica loses or takes a Lease by it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_jump_of_the_clock_changes_no_leader_and_stops_no_work(
 
 
 def drift(world: World) -> float:
-    """Seconds by which the leader's last renewal lies ahead of now."""
+    """Seconds by which the leader's last renewal is ahead of now."""
     lease = world.read("Lease", OPERATOR_NAMESPACE, "quire-operator")
     renewed = datetime.fromisoformat(str(lease["spec"]["renewTime"]))
     return (renewed - datetime.now(UTC)).total_seconds()

@@ -1,4 +1,4 @@
-"""Writes that fail, or that succeed without anybody hearing of it; and somebody who writes against us."""
+"""Writes that fail, or that succeed without an answer, and another client that writes the same fields."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def quiet(proxy: Proxy) -> int:
     fault=f"another manager rewrites replicas and labels 10 times a second, {STORM_SECONDS} s",
     proof="its writes",
 )
-def test_a_conflict_storm_is_answered_with_few_writes_and_is_mended_in_the_end(
+def test_a_conflict_storm_is_answered_with_few_writes_and_is_repaired_in_the_end(
     world: World,
     server: ApiServer,
     namespace: str,
@@ -121,14 +121,14 @@ def test_a_conflict_storm_is_answered_with_few_writes_and_is_mended_in_the_end(
     threading.Thread(target=storm, daemon=True).start()
     eventually("the storm is over", ended.is_set, seconds=4 * STORM_SECONDS)
     new = world.writes() - before
-    applied, told = new[f"patch deployments {namespace}/m"], len(world.events(namespace, "m")) - events
+    applied, reported = new[f"patch deployments {namespace}/m"], len(world.events(namespace, "m")) - events
     writes = sum(n for what, n in new.items() if " leases " not in what)
 
     assert len(set(versions)) >= 9 * STORM_SECONDS, "each of its writes changed something"
     assert 1 <= applied <= 6 + STORM_SECONDS / 5
-    assert told <= 3
+    assert reported <= 3
     assert writes <= applied + 20 + STORM_SECONDS, "the status is written once a second at most"
     eventually("mended", lambda: children(world, namespace, "m") == undisturbed["created"], seconds=60)
     record_property(
-        "measured", f"{len(versions)} of theirs, {applied} of ours ({writes} with status), {told} Events"
+        "measured", f"{len(versions)} of theirs, {applied} of ours ({writes} with status), {reported} Events"
     )

@@ -1,6 +1,6 @@
-"""The operator is killed after every single write of a creation, an edit and a scaling; and while it deletes.
+"""The operator is killed after every single write of a creation, an edit and a scaling, and while it deletes.
 
-Crash-only: whatever the last write was, the next life goes on from there.
+Whatever the last write was, the next process continues from there.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_a_kill_after_any_write_leaves_nothing_half_done(
 
 
 def kill_after(writes: int, proxy: Proxy, operator: OperatorProcess) -> None:
-    """End the operator once so many of its writes are done, before it hears of the last."""
+    """Kills the operator after so many of its writes, before it gets the answer to the last."""
     done = 0
 
     def written() -> None:

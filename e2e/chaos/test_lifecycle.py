@@ -1,4 +1,4 @@
-"""What happens around an LLMDeployment: its namespace goes, its CRD changes, a node is lost under a pod."""
+"""Changes around an LLMDeployment: its namespace is deleted, its CRD changes, the node of a pod is lost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_namespace_goes_with_all_that_is_in_it(
     world.deploy(other, "m", **CREATED)
     assert settled(world, other) == undisturbed["created"]
     writes = world.writes()
-    world.namespace(namespace)  # the same name, another life
+    world.namespace(namespace)  # the same name, another uid
     world.deploy(namespace, "m", **CREATED)
     assert settled(world, namespace) == undisturbed["created"]
     assert not any(what.endswith(f"{namespace}/n") for what in world.writes() - writes)
@@ -128,7 +128,7 @@ def accepts(world: World, namespace: str, spec: Body) -> bool:
 
 
 @pytest.mark.chaos(12, fault="the node under a model's pod is lost", proof="its pod is Terminating for ever")
-def test_a_pod_on_a_lost_node_is_replaced_told_of_and_counted_once(
+def test_a_pod_on_a_lost_node_is_replaced_reported_and_counted_once(
     world: World, namespace: str, start: Start
 ) -> None:
     start("bereft", QUIRE_WATCH_NAMESPACES=namespace).wait_leading(world)
@@ -142,7 +142,7 @@ def test_a_pod_on_a_lost_node_is_replaced_told_of_and_counted_once(
     world.patch("Pod", namespace, lost["metadata"]["name"], {"status": kubelet.ready()}, status=True)
     world.wait_condition(namespace, "m", "Ready", "True")
 
-    # What the node's controller does: first unready, then evicted. No kubelet says that it has ended.
+    # What the node controller does: first unready, then evicted. No kubelet reports its end.
     unready = {**kubelet.ready(), "conditions": [kubelet.condition("Ready", "False", reason="NodeNotReady")]}
     world.patch("Pod", namespace, lost["metadata"]["name"], {"status": unready}, status=True)
     world.wait_condition(namespace, "m", "Ready", "False")

@@ -36,7 +36,7 @@ Start = Callable[..., OperatorProcess]
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Proxy, Start]]:
-    """A fleet that serves, with the operator that made it stopped."""
+    """A serving fleet whose operator is stopped."""
     directory = tmp_path_factory.mktemp("crowd")
     started: list[OperatorProcess] = []
     with audited() as (server, world), proxied(server) as proxy:
@@ -64,7 +64,7 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Pro
 
 
 @pytest.mark.chaos(
-    14, fault=f"another operator with other defaults, {SIZE} LLMDeployments", proof="newer render told"
+    14, fault=f"another operator with other defaults, {SIZE} LLMDeployments", proof="newer revision reported"
 )
 def test_another_release_with_other_defaults_writes_no_child_of_a_thousand(
     crowd: tuple[Fleet, Proxy, Start], record_property: Record
@@ -84,8 +84,10 @@ def test_another_release_with_other_defaults_writes_no_child_of_a_thousand(
         if not any(f" {own}" in what for own in ("llmdeployments/", "leases ", "events "))
     }
     assert children == set()
-    told = [fleet.world.status(*fleet.place(n)).get("availableRenderRevision") for n in range(0, SIZE, 50)]
-    assert all(told), "the defaults did change"
+    reported = [
+        fleet.world.status(*fleet.place(n)).get("availableRenderRevision") for n in range(0, SIZE, 50)
+    ]
+    assert all(reported), "the defaults did change"
     record_property("measured", f"0 child writes, {statuses} status writes")
     operator.stop()
 
@@ -119,7 +121,7 @@ def test_a_slow_api_server_slows_reconciles_and_fails_no_probe(
 
 
 def buckets(operator: OperatorProcess) -> dict[float, float]:
-    """Reconciles that took at most so many seconds."""
+    """The number of reconciles that took at most so many seconds."""
     prefix = 'quire_operator_reconcile_seconds_bucket{le="'
     found = {n.removeprefix(prefix)[:-2]: v for n, v in operator.metrics().items() if n.startswith(prefix)}
     return {float(edge): count for edge, count in found.items()}
@@ -160,7 +162,7 @@ def test_churn_leaks_no_memory_and_raises_nothing(
 
 
 def fill_histories(fleet: Fleet) -> None:
-    """What grows for a while and then no more has its size at once."""
+    """Fill every revision history to its limit, so that memory does not grow during the test."""
     for turn in range(HISTORY):
         fleet.each(partial(edit, fleet, maxNumSeqs=100 + turn))
         eventually("all are answered", lambda: all_are_answered(fleet.world), seconds=300, poll=1)
@@ -169,12 +171,12 @@ def fill_histories(fleet: Fleet) -> None:
 
 
 def edit(fleet: Fleet, number: int, **engine: int) -> None:
-    """Change what the engine of one of them is started with: another revision."""
+    """Change an engine argument of one of them: another revision."""
     fleet.world.patch("LLMDeployment", *fleet.place(number), {"spec": {"engine": engine}})
 
 
 def change(fleet: Fleet, chance: random.Random, turn: int) -> None:
-    """One of what users do: edit, scale, label, and what nobody should: delete a child."""
+    """A random user action: edit, scale, label, or delete a child."""
     number = chance.randrange(SIZE)
     world, (namespace, name) = fleet.world, fleet.place(number)
     match chance.randrange(5):

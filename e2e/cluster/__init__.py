@@ -4,8 +4,8 @@
 """
 
 from e2e.cluster.claims import current
-from e2e.cluster.images import forget_unused
+from e2e.cluster.images import remove_unused
 from e2e.cluster.layout import Checkout, Cluster, foreign_kubeconfig
 from e2e.cluster.lifecycle import down, up
 
-__all__ = ["Checkout", "Cluster", "current", "down", "foreign_kubeconfig", "forget_unused", "up"]
+__all__ = ["Checkout", "Cluster", "current", "down", "foreign_kubeconfig", "remove_unused", "up"]

@@ -15,6 +15,7 @@ _COMMANDS = {
     "plan": "say what `up` will change on this machine",
     "setup": "install missing packages and build the programs",
     "up": "bring the cluster up, or repair it",
+    "start": "the same without the plan, for `make up`, which has shown it; helm is built as well",
     "down": "take it away",
     "status": "say what runs",
 }
@@ -30,20 +31,23 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=_COMMANDS)
+    parser.add_argument(
+        "--only", nargs="+", default=(), metavar="PROGRAM", help="what to build (default: all)"
+    )
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: here)")
     arguments = parser.parse_args(argv)
     try:
-        _run(arguments.command, arguments.root)
+        _run(arguments.command, arguments.root, tuple(arguments.only))
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _run(command: str, root: Path) -> None:
+def _run(command: str, root: Path, only: tuple[str, ...]) -> None:
     checkout = Checkout.at(root)
     if command == "build":
-        programs.build(checkout.bin)
+        programs.build(checkout.bin, only)
         return
     if command == "setup":
         lifecycle.setup(checkout)
@@ -54,6 +58,9 @@ def _run(command: str, root: Path) -> None:
         print(f"KUBECONFIG={foreign} is used as it is: nothing is started or stopped here")
     elif command == "plan":
         print(plan.describe(checkout, plan.observe(checkout)))
+    elif command == "start":
+        programs.build(checkout.bin, programs.OF_UP)
+        lifecycle.up(root)
     elif command == "up":
         print(plan.describe(checkout, plan.observe(checkout)), flush=True)
         cluster = lifecycle.up(root)

@@ -44,7 +44,7 @@ def current(root: Path) -> Cluster:
 
 
 def is_dead(checkout: Checkout) -> bool:
-    """Whether nobody can want this cluster: its checkout was deleted, or none of its programs runs."""
+    """Whether the cluster is of no use: its checkout was deleted, or none of its programs runs."""
     if not checkout.config.is_dir():
         return True
     return not any(process.is_alive(record) for record in process.recorded(checkout.records))

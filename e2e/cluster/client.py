@@ -1,6 +1,6 @@
 """The few requests that bringing a cluster up takes: is it ready, apply this, what does that say.
 
-Used by `up` and by `apiserver.ApiServer` only; tests use the Kubernetes client or kubectl.
+For starting a cluster only; tests use the Kubernetes client or kubectl.
 """
 
 import http.client
@@ -15,7 +15,7 @@ from typing import Any
 
 from e2e.cluster.errors import NotReadyError
 
-_LOOK_SECONDS = 5  # whoever looks, looks again
+_LOOK_SECONDS = 5  # a read is repeated until the wait is over
 _WRITE_SECONDS = 60  # as long as the API server itself tries, where the disk is busy
 
 

@@ -74,7 +74,7 @@ def etcd(
 
 @dataclass(frozen=True)
 class ApiServerSettings:
-    """What differs between the server of a full cluster and one that stands alone."""
+    """What differs between the server of a full cluster and one without a node."""
 
     bin_dir: Path
     pki: Path

@@ -1,7 +1,7 @@
 """CRDs of other projects, from their Go modules: what the API server makes of our objects of these kinds.
 
-Called by tests. The operators behind them do not run there, but for that of KEDA in `make keda`. KEDA's is of
-the oldest release that Quire takes.
+For tests. The operators behind them do not run there, except for KEDA in `make keda`. KEDA's CRD is of the
+oldest release that Quire supports.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from e2e.cluster import modules
 
 @dataclass(frozen=True)
 class Module:
-    """Where a CRD stands in a module, and the sha256 that it has there."""
+    """The path of a CRD in a module, and its sha256."""
 
     module: str
     path: str

@@ -1,7 +1,7 @@
 """Which images stay on the node: those that pods use, for every edit of the code leaves one behind.
 
-Called by `make up`, once the newest image serves. The registry keeps all of them, so that an older one that a
-rollback wants is pulled again.
+For the end of `make up`, when the newest image serves. The registry keeps all of them, so that a rollback can
+pull an older one again.
 """
 
 import subprocess
@@ -11,7 +11,7 @@ from e2e.cluster import node, process
 from e2e.cluster.layout import Cluster
 
 
-def forget_unused(cluster: Cluster, used: Collection[str]) -> list[str]:
+def remove_unused(cluster: Cluster, used: Collection[str]) -> list[str]:
     """Removes the images that came from the node's registry and are not among `used`; returns their names."""
     listed = _ctr(cluster, "images", "list")
     names = unused(listed, cluster.registry, used)

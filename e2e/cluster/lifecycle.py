@@ -1,6 +1,6 @@
-"""`up`, `down` and `status`: the order in which a node comes to life, and how it is told that it did.
+"""`up`, `down` and `status`: the order in which a node's programs start, and the checks that they are ready.
 
-Called by the command line and by tests. What is started is decided in `control_plane` and `node`; how it is
+What is started is decided in `control_plane` and `node`; how it is
 taken away, in `teardown`.
 """
 
@@ -59,7 +59,8 @@ def up(root: Path) -> Cluster:
         if is_healthy(checkout):
             print("the cluster is up already", flush=True)
             return claims.current(root)
-        setup(checkout)
+        host.install(host.missing_packages())
+        programs.build(checkout.bin, programs.OF_THE_NODE)
         teardown(checkout)
         for dead in sweep(checkout):
             print(f"cleaned what the dead cluster of {dead.root} left", flush=True)
@@ -71,7 +72,7 @@ def up(root: Path) -> Cluster:
 
 
 def setup(checkout: Checkout) -> None:
-    """Packages and programs; nothing runs."""
+    """The packages, and the programs of the cluster and of all tests; nothing runs."""
     host.install(host.missing_packages())
     programs.build(checkout.bin)
 

@@ -1,6 +1,6 @@
 """Mounts below a directory: found in mountinfo, unmounted, and never deleted through.
 
-Used by `lifecycle` and `teardown`. A pod's volume may be a bind mount of files worth keeping (a model), so
+A pod's volume may be a bind mount of files worth keeping (a model), so
 that a tree is removed only when nothing is mounted in it any more.
 """
 

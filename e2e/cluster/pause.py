@@ -1,7 +1,7 @@
 """The pause image, made of the static `pause` program and nothing else, as an archive that containerd
 imports.
 
-Used by `lifecycle` once per life of a cluster; no registry and no network is involved.
+Imported at each start of a cluster; no registry and no network is involved.
 """
 
 import hashlib

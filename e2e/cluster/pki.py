@@ -1,6 +1,6 @@
 """One throw-away certificate authority per life of a cluster, and everything it signs.
 
-Used by `up` and by `apiserver.ApiServer`. Knows names and files, nothing of processes.
+Knows names and files, nothing of processes.
 """
 
 import datetime

@@ -30,7 +30,7 @@ def observe(checkout: Checkout) -> Facts:
         addresses = Addresses(choose_block(checkout.id, (*routed, *others)))
     return Facts(
         missing_packages=tuple(host.missing_packages()),
-        unbuilt_programs=tuple(programs.unbuilt(checkout.bin)),
+        unbuilt_programs=tuple(n for n in programs.unbuilt(checkout.bin) if n in programs.OF_UP),
         addresses=addresses,
         sysctls=host.sysctls(),
         needs_bridge_module=host.needs_bridge_module(),

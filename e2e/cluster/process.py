@@ -1,7 +1,7 @@
 """Processes that outlive their parent: started once, recorded for good, stopped only if they are still the
 same.
 
-A process is itself by pid, start time and boot: a pid alone may be somebody else's tomorrow. `lifecycle`
+A process is itself by pid, start time and boot: a pid alone may be that of another program later. `lifecycle`
 starts with it, `teardown` stops with it. Knows nothing of Kubernetes.
 """
 
@@ -18,8 +18,8 @@ from e2e.cluster.errors import NotReadyError
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PROGRAM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# The record is written by the process itself before it becomes the program: whoever kills us at whatever
-# moment, no program runs unrecorded. `exec` changes neither pid nor start time.
+# The record is written by the process itself before it becomes the program: at whatever moment we are killed,
+# no program runs unrecorded. `exec` changes neither pid nor start time.
 _RECORD_THEN_RUN = """
 read -r stat </proc/self/stat && read -r boot <"$2" &&
 printf '%s\\n%s\\n' "$stat" "$boot" >"$1.new" && mv "$1.new" "$1" && shift 2 && exec "$@"

@@ -1,8 +1,7 @@
 """Builds the cluster's programs from Go modules into `.cluster/bin`, once per content.
 
-Called by `python -m e2e.cluster build`, by `up`, and by whoever needs a program (helm, kubeconform). A
-program's key is the hash of its module's files, its flags and the Go release, so that a second build costs
-one `go env`. Knows nothing of nodes.
+A program's key is the hash of its module's files, its flags and the Go release, so that a second build costs
+one `go env`. Must not know what a node does with them.
 """
 
 import fcntl
@@ -12,10 +11,11 @@ import re
 import shutil
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from e2e.cluster.errors import BuildError, HostError
+from e2e.progress import Progress
 
 SOURCES = Path(__file__).parent / "go"
 OLDEST_GO = (1, 24)
@@ -32,6 +32,8 @@ class Program:
     package: str = "."
     ldflags: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
+    # How many packages there are to compile. Not part of the key: it is only shown.
+    steps: int = field(default=1000, repr=False)
 
 
 PROGRAMS = (
@@ -74,6 +76,11 @@ PROGRAMS = (
         ),
     ),
 )
+
+
+# What a running cluster consists of, and what `make up` needs besides. The other programs are for tests.
+OF_THE_NODE = ("kube", "pause", "coredns")
+OF_UP = (*OF_THE_NODE, "helm")
 
 
 def key(program: Program, sources: Path, go_version: str) -> str:
@@ -130,7 +137,7 @@ def _go_version() -> str:
 
 def _compile(program: Program, bin_dir: Path) -> None:
     print(f"building {program.name} (Go modules are fetched and compiled once)", flush=True)
-    began = shown = time.monotonic()
+    began, status = time.monotonic(), Progress()
     new = bin_dir / f".{program.name}.new"
     flags = ["-trimpath", "-buildvcs=false", "-ldflags", " ".join(("-s -w", *program.ldflags))]
     said: list[str] = []
@@ -144,11 +151,8 @@ def _compile(program: Program, bin_dir: Path) -> None:
         assert process.stderr is not None
         for line in process.stderr:
             said.append(line)
-            if time.monotonic() - shown >= 5:
-                shown = time.monotonic()
-                print(
-                    f"  {program.name}: {len(said)} steps, {shown - began:.0f} s: {line.strip()}", flush=True
-                )
+            status.update(f"{program.name}: {len(said)} of at most {program.steps} packages: {line.strip()}")
+    status.end()
     if process.returncode != 0:
         raise BuildError(f"{program.name} did not build:\n{''.join(said[-20:])}")
     # A rename, so that a build killed half-way leaves no half binary and a running program keeps its own.

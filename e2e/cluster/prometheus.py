@@ -1,7 +1,6 @@
 """Debian's prometheus and promtool, and the CRDs of the Prometheus operator.
 
 The package is unpacked beside the other programs and not installed: installed, it would start a service.
-Called by `make setup` and by whoever needs one of the two.
 """
 
 from __future__ import annotations

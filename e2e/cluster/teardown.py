@@ -43,7 +43,7 @@ def sweep(own: Checkout) -> list[Checkout]:
         if other == own or not claims.is_dead(other):
             continue
         with claims.lock(other, wait=False) as locked:
-            # Whoever holds the lock is starting or stopping it right now.
+            # A process that holds the lock is starting or stopping it right now.
             if locked and claims.is_dead(other):
                 teardown(other)
                 swept.append(other)

@@ -1,7 +1,7 @@
 """The image that the Dockerfiles start from: the one that QUIRE_BASE names, or a Debian made on this machine.
 
 Where no registry can be reached there is no debian:12-slim to pull; Debian's own debootstrap makes the same
-from the package archive. Called by `build`.
+from the package archive.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ def ensure(tool: Tool, base: str) -> None:
             for path in rootfs.glob(pattern):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         tool.from_directory(rootfs, base)
-    tool.forget_others(base)
+    tool.remove_other_tags(base)
 
 
 def _with_updates(rootfs: Path) -> None:

@@ -1,6 +1,6 @@
-"""Runs a long program so that a person sees it move: its milestones, a line every few seconds, its end.
+"""Runs a long program and shows its progress: its milestones and its last line.
 
-Used by `base` and `tools`. What a program said is shown in full only when it failed.
+What it printed is shown in full only when it failed.
 """
 
 import queue
@@ -13,30 +13,32 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from e2e.images.errors import ImageError
+from e2e.progress import Progress
 
-_SILENCE_SECONDS = 5
 _KEPT_LINES = 60
 
 
 def run(what: str, argv: Sequence[str], *, milestones: str = "$^", cwd: Path | None = None) -> None:
-    """Runs `argv`; prints lines that match `milestones`, and after 5 s of silence the last line."""
-    began = shown = time.monotonic()
+    """Runs `argv`; prints lines that match `milestones`, and the last line as its progress."""
+    began = time.monotonic()
     milestone = re.compile(milestones)
     last: deque[str] = deque(maxlen=_KEPT_LINES)
     process = subprocess.Popen(
         argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    lines = _lines(process)
+    lines, status = _lines(process), Progress()
     while True:
-        line = _next(lines)
+        line = _next(lines, status.seconds)
         if line is None:
             break
         if line:
             last.append(line)
-        now = time.monotonic()
-        if milestone.search(line) or now - shown >= _SILENCE_SECONDS:
-            print(f"  {what} {now - began:4.0f} s  {(last or [''])[-1].strip()[:110]}", flush=True)
-            shown = now
+        state = f"{what} {time.monotonic() - began:4.0f} s  {(last or [''])[-1].strip()[:110]}"
+        if milestone.search(line):
+            status.keep(f"  {state}")
+        else:
+            status.update(state)
+    status.end()
     if process.returncode != 0:
         raise ImageError(f"{what}: `{' '.join(argv[:2])}` ended with {process.returncode}:\n{''.join(last)}")
 
@@ -56,9 +58,10 @@ def _lines(process: subprocess.Popen[str]) -> "queue.Queue[str | None]":
     return lines
 
 
-def _next(lines: "queue.Queue[str | None]") -> str | None:
+def _next(lines: "queue.Queue[str | None]", seconds: float) -> str | None:
+    """The next line; empty when none came for so long."""
     try:
-        return lines.get(timeout=_SILENCE_SECONDS)
+        return lines.get(timeout=seconds)
     except queue.Empty:
         return ""
 

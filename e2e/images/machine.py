@@ -1,7 +1,6 @@
 """What a build needs to know of this machine to reach package indexes, and must not leave in an image.
 
-CA bundle, proxy and index travel as build secrets: a mounted file each, gone when the build step ends. Called
-by `build`.
+CA bundle, proxy and index travel as build secrets: a mounted file each, gone when the build step ends.
 """
 
 import shlex

@@ -1,7 +1,7 @@
 """What each image is made of, and the tag that follows from it: pure, but for reading the files.
 
 A tag is the hash of everything that goes into the image, so that the same code is never built twice and a
-changed file always reaches the cluster under a new name. Used by `build`; knows no build tool.
+changed file always reaches the cluster under a new name. Knows no build tool.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Where images go: the registry in the node's network, or the one that QUIRE_REGISTRY names.
 
-Called by `__main__` and `make up`; the only module here that knows of `e2e.cluster`.
+The only module here that knows of `e2e.cluster`.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """The two programs that build images, behind one small interface: buildah (Debian's, no daemon) and docker.
 
-Called by `base` and `build`. Knows Dockerfiles and image names, not what Quire puts into them.
+Knows Dockerfiles and image names, not what Quire puts into them.
 """
 
 import json
@@ -42,10 +42,13 @@ class Tool(Protocol):
     def from_directory(self, rootfs: Path, image: str) -> None:
         """Makes an image of one layer."""
 
+    def run(self, image: str, argv: Sequence[str], mounts: Mapping[Path, str]) -> None:
+        """Runs a command of the image as root, with directories of this machine mounted, and waits."""
+
     def push(self, image: str, target: str, within: Sequence[str]) -> None:
         """Pushes; `within` is put before the command (to enter a network namespace)."""
 
-    def forget_others(self, image: str) -> None:
+    def remove_other_tags(self, image: str) -> None:
         """Removes all other tags of the image's repository."""
 
     def clean(self) -> None:
@@ -59,7 +62,7 @@ class Buildah:
         return console.succeeds(["buildah", "inspect", "--type", "image", image])
 
     def build(self, build: Build, image: str) -> None:
-        # Killed along with us: who builds next takes it that nobody does.
+        # Killed along with us: the next build assumes that no other one runs.
         argv = ["setpriv", "--pdeathsig", "KILL", "buildah", "build"]
         argv += ["--isolation", "chroot", "--layers", "--tag", image]
         argv += ["--file", str(build.context / build.dockerfile), *_options(build), str(build.context)]
@@ -73,12 +76,21 @@ class Buildah:
         finally:
             console.output(["buildah", "rm", container])
 
+    def run(self, image: str, argv: Sequence[str], mounts: Mapping[Path, str]) -> None:
+        container = console.output(["buildah", "from", image])
+        volumes = [f"--volume={here}:{there}" for here, there in mounts.items()]
+        inside = ["buildah", "run", "--isolation", "chroot", "--user", "0:0", *volumes, container, "--"]
+        try:
+            console.run(argv[0], ["setpriv", "--pdeathsig", "KILL", *inside, *argv])
+        finally:
+            console.output(["buildah", "rm", container])
+
     def push(self, image: str, target: str, within: Sequence[str]) -> None:
         verify = f"--tls-verify={'false' if target.startswith('localhost:') else 'true'}"
         argv = [*within, "buildah", "push", verify, *_COMPRESSION, image, f"docker://{target}"]
         console.run(f"push {target}", argv)
 
-    def forget_others(self, image: str) -> None:
+    def remove_other_tags(self, image: str) -> None:
         for other in _others(image, console.output(["buildah", "images", "--format", "{{.Name}}:{{.Tag}}"])):
             console.succeeds(["buildah", "rmi", other])
 
@@ -105,13 +117,18 @@ class Docker:
         archive = shutil.make_archive(str(rootfs), "tar", rootfs)
         console.output(["docker", "import", archive, image])
 
+    def run(self, image: str, argv: Sequence[str], mounts: Mapping[Path, str]) -> None:
+        volumes = [f"--volume={here}:{there}" for here, there in mounts.items()]
+        command = ["docker", "run", "--rm", "--user=0:0", *volumes, f"--entrypoint={argv[0]}", image]
+        console.run(argv[0], [*command, *argv[1:]])
+
     def push(self, image: str, target: str, within: Sequence[str]) -> None:
         if within:
             raise ImageError("docker cannot push into the cluster's network: apt-get install buildah")
         console.output(["docker", "tag", image, target])
         console.run(f"push {target}", ["docker", "push", target])
 
-    def forget_others(self, image: str) -> None:
+    def remove_other_tags(self, image: str) -> None:
         for other in _others(
             image, console.output(["docker", "images", "--format", "{{.Repository}}:{{.Tag}}"])
         ):

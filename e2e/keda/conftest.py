@@ -26,7 +26,7 @@ def world(cluster: Cluster) -> World:
 
 @pytest.fixture(scope="session")
 def keda(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """KEDA at work; where its operator logs."""
+    """Running KEDA; the log of its operator."""
     built = programs.build(cluster.server.bin_dir)
     cluster.server.run_controllers("garbage-collector-controller")
     with process.running(built, cluster.server, cluster.world, tmp_path_factory.mktemp("keda")) as log:
@@ -37,7 +37,7 @@ def keda(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def operator(
     cluster: Cluster, adapter: AdapterReplica, keda: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OperatorProcess]:
-    """A replica that leads, and whose ScaledObjects ask this adapter."""
+    """A leading replica whose ScaledObjects use this adapter."""
     cluster.world.client.install_crd(profiles.CRD)
     directory = tmp_path_factory.mktemp("operator")
     credentials = rights.token_kubeconfig(

@@ -1,7 +1,7 @@
-"""KEDA's two processes on loopback, where its release would have two Deployments and a Service.
+"""KEDA's two processes on loopback, where its release has two Deployments and a Service.
 
-Used by the fixtures. Its operator looks after ScaledObjects and asks the triggers; its metrics server tells
-the HorizontalPodAutoscaler what it found.
+Its operator reconciles ScaledObjects and queries the triggers; its metrics server serves the results to the
+HorizontalPodAutoscaler.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ API = "v1beta1.external.metrics.k8s.io"
 
 @contextmanager
 def running(programs: Programs, server: ApiServer, world: World, directory: Path) -> Iterator[Path]:
-    """Installed and at work while the block runs; where its operator logs."""
+    """KEDA, installed and running while the block runs; the log of its operator."""
     world.namespace(NAMESPACE)
     for file in sorted((programs.tree / "config" / "crd" / "bases").glob("*.yaml")):
         world.client.install_crd(yaml.safe_load(file.read_text(encoding="utf-8")))
@@ -85,7 +85,7 @@ def _metrics_server(server: ApiServer, keys: pki.Authority, questions: int, answ
 def _process(command: list[str], server: ApiServer, log: Path) -> subprocess.Popen[bytes]:
     environ = {"PATH": os.environ["PATH"], "KUBECONFIG": str(server.kubeconfig), "POD_NAMESPACE": NAMESPACE}
     with log.open("wb") as file:
-        # The kernel ends it when this process dies, however it dies.
+        # The kernel kills it when this process dies.
         return subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *command],
             env={**environ, "WATCH_NAMESPACE": "", "KEDA_CLUSTER_OBJECT_NAMESPACE": NAMESPACE},

@@ -1,7 +1,6 @@
-"""KEDA's operator and its metrics server, built from its Go module: once, for ten minutes of two cores.
+"""KEDA's operator and metrics server, built from its Go module: once, in ten minutes on two cores.
 
-Called by the fixtures of `make keda`. 3,300 packages, the clients of every cloud among them: too many for
-`make setup`.
+3,300 packages, including the clients of every cloud, are too many for `make setup`.
 """
 
 from __future__ import annotations

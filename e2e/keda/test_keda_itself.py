@@ -1,6 +1,7 @@
-"""KEDA itself scales by what the adapter says, lets go when it is told to, and takes the last pod away.
+"""KEDA itself scales by the adapter's values, gives up the Deployment when its ScaledObject is deleted, and
+scales to zero.
 
-The tests play the Deployment's controller: they report as many pods as the spec wants. All else is real.
+The tests simulate the Deployment controller: they report as many pods as the spec wants. All else is real.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ SCALED = {
     "backend": "KEDA",
     "behavior": {"scaleUp": AT_ONCE, "scaleDown": AT_ONCE},
 }
-LONG = 90  # KEDA looks every 30 s
+LONG = 90  # KEDA polls every 30 s
 
 
 def replicas(world: World, namespace: str) -> int:
-    """How many the Deployment is to have; all of them are reported to be there."""
+    """The wanted number of replicas; all of them are reported as running."""
     deployment = world.read("Deployment", namespace, "m")
     wanted = int(deployment["spec"]["replicas"])
     if deployment.get("status", {}).get("replicas", 0) != wanted:
@@ -40,7 +41,7 @@ def wait_replicas(world: World, namespace: str, number: int) -> None:
 
 
 def wait_mirrored(world: World, namespace: str) -> None:
-    """Until the status tells what KEDA's autoscaler tells."""
+    """Until the status mirrors KEDA's autoscaler."""
 
     def mirrored() -> bool:
         replicas(world, namespace)

@@ -31,7 +31,7 @@ def path(namespace: str, name: str, metric: str = "llm_queue_depth", version: st
 
 @dataclass(frozen=True)
 class Cluster:
-    """`service` stands between the aggregator and the replicas; engines listen at `engine_port`."""
+    """`service` is between the aggregator and the replicas; engines listen at `engine_port`."""
 
     server: ApiServer
     world: World
@@ -52,7 +52,7 @@ class Cluster:
         return items
 
     def value(self, namespace: str, name: str, metric: str = "llm_queue_depth") -> str:
-        """Through the aggregator; the words of the refusal when there is no value."""
+        """The value through the aggregator; the error message where there is none."""
         try:
             (item,) = self.items(namespace, name, metric)
         except RefusedError as error:
@@ -93,8 +93,8 @@ class Cluster:
 
 @contextmanager
 def aggregated(engine_port: int) -> Iterator[Cluster]:
-    """The chart's rights and APIServices; the Service leads to loopback, for there is no node, and nobody is
-    behind it yet.
+    """The chart's RBAC and APIServices; the Service points to loopback, because there is no node, and has no
+    backend yet.
     """
     with ExitStack() as stack:
         server = stack.enter_context(ApiServer())

@@ -1,4 +1,4 @@
-"""The fixtures of this folder, and more replicas of the adapter for those who want them."""
+"""The fixtures of this folder, and additional replicas of the adapter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["adapter", "cluster", "kubeconfig", "namespace"]
 
 @pytest.fixture
 def start(cluster: Cluster, kubeconfig: Path, tmp_path: Path) -> Iterator[Callable[..., AdapterReplica]]:
-    """Starts more replicas; what is left of them ends with the test."""
+    """Starts more replicas, which are stopped at the end of the test."""
     started: list[AdapterReplica] = []
 
     def start(name: str, **environ: str) -> AdapterReplica:

@@ -1,4 +1,4 @@
-"""Serving pods as the adapter meets them: a Pod in the API server, a /metrics that says what a test wants."""
+"""Serving pods as the adapter sees them: a Pod in the API server, and a /metrics that a test sets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Answer = Callable[[], tuple[int, bytes]]
 
 
 def says(queue: object = 0, running: object = 0, kv: object = 0.0) -> Answer:
-    """A sound answer, but for the values given."""
+    """A valid answer with the given values."""
     text = (
         "# HELP llm_queue_depth Requests that wait for the engine.\n# TYPE llm_queue_depth gauge\n"
         f'llm_queue_depth{{model="m"}} {queue}\nllm_running_requests{{model="m"}} {running}\n'
@@ -26,7 +26,7 @@ def says(queue: object = 0, running: object = 0, kv: object = 0.0) -> Answer:
 
 
 class Engine:
-    """`answer` may be changed while it serves; `asked` counts the questions."""
+    """`answer` may be changed while it serves; `asked` counts the requests."""
 
     def __init__(self, answer: Answer) -> None:
         self.ip = _address()
@@ -69,7 +69,7 @@ def serving(port: int, answer: Answer) -> Iterator[Engine]:
 
 
 def make_pod(world: World, namespace: str, deployment: str, ip: str, *, ready: bool = True) -> str:
-    """A serving pod as operator, controllers and kubelet would have made it; its name."""
+    """A serving pod as operator, controllers and kubelet would create it; its name."""
     name = f"{deployment}-{secrets.token_hex(4)}"
     labels = {"serving.quire.dev/name": deployment, "serving.quire.dev/role": "leader"}
     containers = [{"name": "server", "image": "registry.example/quire-server:1"}]
@@ -86,8 +86,8 @@ def set_ready(world: World, namespace: str, name: str, ip: str, *, ready: bool) 
     world.patch("Pod", namespace, name, {"status": status}, status=True)
 
 
-def nobody() -> str:
-    """An address at which nobody answers."""
+def unreachable_address() -> str:
+    """An address at which nothing answers."""
     return _address()
 
 

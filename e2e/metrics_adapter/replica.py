@@ -42,7 +42,7 @@ class AdapterReplica(Replica):
         return self
 
     def get(self, path: str, trusted: bytes, **request: Any) -> httpx.Response:
-        """A request that does not go through the API server. `trusted`: authorities as PEM."""
+        """A request that bypasses the API server. `trusted`: authorities as PEM."""
         tls = ssl.create_default_context(cadata=trusted.decode())
         for certificate in request.pop("certificate", ()):
             tls.load_cert_chain(*certificate)

@@ -1,4 +1,6 @@
-"""What kube-proxy is for a Service: connections to one port go in turns to whichever backend takes them."""
+"""The part of kube-proxy for a Service: connections to one port are distributed over the listening
+backends.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ class Balancer:
         self._turn = itertools.count()
 
     def connect(self) -> socket.socket | None:
-        """A connection to a backend that listens, None when nobody does."""
+        """A connection to a backend that listens, None where none does."""
         backends, turn = list(self.backends), next(self._turn)
         for offset in range(len(backends)):
             port = backends[(turn + offset) % len(backends)]
@@ -65,7 +67,7 @@ def balancing() -> Iterator[Balancer]:
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Until either side ends; then neither can go on."""
+    """Until either side closes."""
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
             target.sendall(data)

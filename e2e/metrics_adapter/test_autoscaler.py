@@ -1,4 +1,4 @@
-"""A real HorizontalPodAutoscaler scales by what the adapter says, and holds still when it says nothing."""
+"""A real HorizontalPodAutoscaler scales by the adapter's values, and does nothing without one."""
 
 from __future__ import annotations
 

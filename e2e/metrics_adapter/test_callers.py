@@ -1,4 +1,6 @@
-"""Who gets an answer: the API server for its callers, holders of tokens with the right, and nobody else."""
+"""Which clients get an answer: the API server for its users, holders of tokens with the right, and no
+others.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def place(cluster: Cluster, adapter: AdapterReplica, namespace: str) -> str:
     return path(namespace, "chat")
 
 
-def test_nobody_without_a_name_gets_an_answer(cluster: Cluster, adapter: AdapterReplica, place: str) -> None:
+def test_no_one_without_a_name_gets_an_answer(cluster: Cluster, adapter: AdapterReplica, place: str) -> None:
     trusted = cluster.bundle()
     for asked in (place, "/apis", "/apis/custom.metrics.k8s.io/v1beta2", "/nowhere"):
         answer = adapter.get(asked, trusted)
@@ -69,7 +71,7 @@ def test_nothing_can_be_written(cluster: Cluster, adapter: AdapterReplica, place
     assert "can only be read" in done.stderr
 
 
-def test_the_certificate_is_of_the_authority_in_the_bundle_and_of_nobody_elses(
+def test_the_certificate_is_of_the_authority_in_the_bundle_and_of_no_others(
     cluster: Cluster, adapter: AdapterReplica, place: str
 ) -> None:
     assert adapter.get(place, cluster.bundle("v1beta1")).status_code == 401

@@ -1,4 +1,4 @@
-"""The API server and kubectl understand what the adapter says of itself."""
+"""The API server and kubectl understand the discovery documents of the adapter."""
 
 from __future__ import annotations
 

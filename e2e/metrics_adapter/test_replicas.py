@@ -1,4 +1,4 @@
-"""Replicas beside each other: one bundle, one of them killed, certificates renewed; somebody else's API."""
+"""Several replicas: one bundle, one of them killed, certificates renewed; an API of another adapter."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _through(cluster: Cluster, namespace: str, replica: AdapterReplica) -> bool:
     return replica.metrics().get('quire_metrics_adapter_requests_total{code="200"}', 0) > before
 
 
-def test_a_replica_that_is_told_to_end_ends_within_seconds(adapter: AdapterReplica, start: Start) -> None:
+def test_a_replica_that_is_asked_to_end_ends_within_seconds(adapter: AdapterReplica, start: Start) -> None:
     replica = start("adapter-e").wait_ready()
     began = time.monotonic()
     replica.send(signal.SIGTERM)
@@ -132,7 +132,7 @@ def test_with_a_mounted_certificate_it_serves_that_and_writes_nothing(
     assert "adapter-t" not in owners(cluster.bundle())
 
 
-def test_an_api_that_belongs_to_somebody_else_is_left_alone(
+def test_an_api_that_belongs_to_another_adapter_is_left_alone(
     cluster: Cluster, adapter: AdapterReplica, start: Start
 ) -> None:
     before = [cluster.api_service(version)["spec"]["service"] for version in VERSIONS]

@@ -1,4 +1,4 @@
-"""What the API answers: the sum over the ready pods, or an error, and never 0 for what is not known."""
+"""Responses of the API: the sum over the ready pods, or an error, and never 0 for an unknown value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import pytest
 
 from e2e.metrics_adapter.cluster import VERSIONS, Cluster, path
-from e2e.metrics_adapter.engines import Answer, make_pod, nobody, says, set_ready
+from e2e.metrics_adapter.engines import Answer, make_pod, says, set_ready, unreachable_address
 from e2e.metrics_adapter.replica import AdapterReplica
 from e2e.waiting import eventually
 
@@ -37,7 +37,7 @@ def test_kubectl_gets_the_sum_over_the_ready_pods_in_both_versions(cluster: Clus
     cluster.engine(namespace, "chat", says(queue=7, running=2, kv=0.5))
     cluster.engine(namespace, "chat", says(queue=5, running=1, kv=0.25))
     cluster.engine(namespace, "other", says(queue=100))
-    loading = make_pod(cluster.world, namespace, "chat", nobody(), ready=False)
+    loading = make_pod(cluster.world, namespace, "chat", unreachable_address(), ready=False)
     cluster.wait_value(namespace, "chat", "12")
 
     for version in VERSIONS:
@@ -61,7 +61,7 @@ def test_keda_gets_the_same_numbers_and_no_0_for_what_is_not_known(
     cluster: Cluster, adapter: AdapterReplica, namespace: str
 ) -> None:
     cluster.engine(namespace, "chat", says(queue=7, kv=0.5))
-    make_pod(cluster.world, namespace, "loading", nobody(), ready=False)
+    make_pod(cluster.world, namespace, "loading", unreachable_address(), ready=False)
     cluster.wait_value(namespace, "chat", "7")
 
     def load(path: str) -> tuple[int, str]:
@@ -95,7 +95,7 @@ def test_a_ready_pod_that_does_not_answer_is_an_error_until_it_is_not_ready(
 ) -> None:
     cluster.engine(namespace, "chat", says(queue=7))
     cluster.wait_value(namespace, "chat", "7")
-    silent = nobody()
+    silent = unreachable_address()
     name = make_pod(cluster.world, namespace, "chat", silent)
 
     cluster.wait_refusal(namespace, "chat", "1 of 2 ready pods did not answer within 15 s")
@@ -134,11 +134,11 @@ def test_a_value_that_is_too_old_becomes_an_error_and_not_0(cluster: Cluster, na
 
 
 def test_nothing_that_is_not_there_has_a_value(cluster: Cluster, namespace: str) -> None:
-    make_pod(cluster.world, namespace, "loading", nobody(), ready=False)
+    make_pod(cluster.world, namespace, "loading", unreachable_address(), ready=False)
 
     assert "no pod of it is ready" in cluster.value(namespace, "loading")
-    assert "no pod of it is ready" in cluster.value(namespace, "nobody")
-    assert "no such metric" in cluster.value(namespace, "nobody", "llm_secrets")
+    assert "no pod of it is ready" in cluster.value(namespace, "absent")
+    assert "no such metric" in cluster.value(namespace, "absent", "llm_secrets")
 
 
 def test_all_of_a_namespace_and_those_with_a_label(cluster: Cluster, namespace: str) -> None:

@@ -1,5 +1,5 @@
-"""An API server with an audit log of all writes, and the chart's rights in it: what the operator's tests and
-its benchmark start from.
+"""An API server with an audit log of all writes and the chart's RBAC, for the operator's tests and
+benchmark.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POLICY = {
 
 @contextmanager
 def audited() -> Iterator[tuple[ApiServer, World]]:
-    """An API server with our CRDs, a profile, the operator's account, and an administrator's view of it."""
+    """An API server with our CRDs, a profile and the operator's account, and an administrator's client."""
     with tempfile.TemporaryDirectory(prefix="quire-audit-") as name:
         directory = Path(name)
         (directory / "policy.json").write_text(json.dumps(POLICY), encoding="utf-8")
@@ -50,7 +50,7 @@ def audited() -> Iterator[tuple[ApiServer, World]]:
 
 @dataclass(frozen=True)
 class Write:
-    """One that was done. `at`: seconds since 1970 at which it was answered; `seconds`: how long it took."""
+    """One successful write. `at`: seconds since 1970 at which it was answered; `seconds`: its duration."""
 
     user: str
     verb: str
@@ -62,7 +62,7 @@ class Write:
 
 
 def writes(world: World, since: float = 0.0) -> list[Write]:
-    """All of the audit log that were answered at `since` or later."""
+    """All writes in the audit log that were answered at `since` or later."""
     lines = world.audit_log.read_text(encoding="utf-8").splitlines()
     found = [_read(json.loads(line)) for line in lines]
     return [write for write in found if write is not None and write.at >= since]

@@ -24,7 +24,7 @@ def audited_world() -> Iterator[tuple[ApiServer, World]]:
 
 @pytest.fixture
 def start(world: World, kubeconfig: Path, tmp_path: Path) -> Iterator[Callable[..., OperatorProcess]]:
-    """Starts replicas; what is left of them ends with the test."""
+    """Starts replicas, which are stopped at the end of the test."""
     started: list[OperatorProcess] = []
 
     def start(name: str, **environ: str) -> OperatorProcess:

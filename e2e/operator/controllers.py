@@ -1,4 +1,4 @@
-"""Some of Kubernetes' own controllers beside the API server: what they and the operator share is tested."""
+"""Some of Kubernetes' own controllers beside the API server, to test their interplay with the operator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from e2e.cluster.apiserver import ApiServer
 
 @contextmanager
 def running(server: ApiServer, *names: str, flags: tuple[str, ...] = ()) -> Iterator[Path]:
-    """kube-controller-manager with these controllers alone, looking every second; its log."""
+    """kube-controller-manager with these controllers only, syncing every second; its log."""
     log = server.directory / f"{names[0]}.log"
     command = [
         str(server.bin_dir / "kube-controller-manager"),
@@ -29,7 +29,7 @@ def running(server: ApiServer, *names: str, flags: tuple[str, ...] = ()) -> Iter
 
 @contextmanager
 def scheduling(server: ApiServer) -> Iterator[Path]:
-    """kube-scheduler, for pods that are to find their nodes, or none; its log."""
+    """kube-scheduler; its log."""
     log = server.directory / "kube-scheduler.log"
     command = [
         str(server.bin_dir / "kube-scheduler"),
@@ -44,7 +44,7 @@ def scheduling(server: ApiServer) -> Iterator[Path]:
 @contextmanager
 def _running(command: list[str], log: Path) -> Iterator[None]:
     with log.open("wb") as file:
-        # The kernel ends it when this process dies, however it dies.
+        # The kernel kills it when this process dies.
         process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *command], stdout=file, stderr=file)
     try:
         yield

@@ -1,6 +1,7 @@
-"""Fixtures of whoever starts operators against an API server that counts writes: e2e/operator and e2e/chaos.
+"""Fixtures for tests that start operators against an API server with an audit log: e2e/operator and
+e2e/chaos.
 
-Their conftests import them and bring `audited_world`, each with the controllers that it needs.
+Their conftests import them and define `audited_world` with the controllers that they need.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ def kubeconfig(server: ApiServer, world: World, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture
 def namespace(world: World, request: pytest.FixtureRequest) -> str:
-    """A namespace of the test's own: without controllers nothing is ever collected."""
+    """A namespace for one test. Without controllers, nothing is garbage-collected."""
     return world.namespace(f"t-{dns(request.node.name)[:40].strip('-')}-{secrets.token_hex(4)}")
 
 
 def dns(text: str) -> str:
-    """A test's or a module's name as a part of an object's."""
+    """The name of a test or module as part of an object name."""
     return re.sub(r"[^a-z0-9]+", "-", text.rsplit(".", 1)[-1].lower().removeprefix("test_")).strip("-")

@@ -1,4 +1,6 @@
-"""Many LLMDeployments, and what a Deployment's controller would say of each: for figures and for churn."""
+"""Many LLMDeployments with the status that the Deployment controller would write: for figures and for
+churn.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ class Fleet:
     size: int
 
     def place(self, number: int) -> tuple[str, str]:
-        """Namespace and name of one."""
+        """Namespace and name of the n-th."""
         return f"fleet-{number // PER_NAMESPACE}", f"m{number}"
 
     def make_namespaces(self) -> None:
-        """Where they will be."""
+        """Create the namespaces."""
         for number in range(0, self.size, PER_NAMESPACE):
             self.world.namespace(self.place(number)[0])
 
@@ -39,19 +41,19 @@ class Fleet:
         self.world.deploy(*self.place(number), replicas=1)
 
     def serve(self, number: int) -> None:
-        """Its pod is ready, and the Deployment's controller says so."""
+        """Write a ready pod and the status of the Deployment controller."""
         namespace, name = self.place(number)
         eventually("its Deployment", lambda: self.world.get("Deployment", namespace, name), seconds=120)
         self.world.make_pod(namespace, name, pods.ready())
         self.world.roll_out(namespace, name, ready=1, progressing=DONE)
 
     def make_and_serve(self, number: int) -> None:
-        """What does not serve is looked at every ten seconds: few at a time."""
+        """In small batches, because an LLMDeployment that does not serve is reconciled every ten seconds."""
         self.make(number)
         self.serve(number)
 
     def each(self, do: Callable[[int], None], numbers: Iterable[int] = ()) -> None:
-        """`do` with every one of them, some at once."""
+        """Call `do` for each of them, several concurrently."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for _ in pool.map(do, numbers or range(self.size)):
                 pass

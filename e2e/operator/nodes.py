@@ -1,4 +1,4 @@
-"""A node and a bound claim, for tests in which Kubernetes' own scheduler places pods and no kubelet runs."""
+"""A node and a bound claim for tests in which Kubernetes' own scheduler places pods and no kubelet runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_node(world: World, gpus: int) -> None:
 
 
 def make_claim(world: World, namespace: str) -> None:
-    """The bound claim `models`: nobody here binds one."""
+    """The bound claim `models`: nothing here binds one."""
     size = {"storage": "1Gi"}
     volume: Body = {
         "metadata": {"name": namespace},

@@ -10,7 +10,7 @@ Status = dict[str, Any]
 
 
 def at(seconds: float = 0) -> str:
-    """A timestamp `seconds` from now."""
+    """The timestamp `seconds` from now."""
     return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -55,7 +55,7 @@ def loading(ip: str = "") -> Status:
 
 
 def fetcher(state: Status, *, last: Status | None = None, restarts: int = 0) -> Status:
-    """The pod's first container, while the server waits for it."""
+    """The download container runs, and the server waits for it."""
     waiting = container({"waiting": {"reason": "PodInitializing"}})
     first = {**container(state, last=last, restarts=restarts), "name": "fetch"}
     return {**status(waiting), "initContainerStatuses": [first]}
@@ -66,7 +66,7 @@ def fetching() -> Status:
 
 
 def fetch_failed(code: int, reason: str, message: str, *, restarts: int = 0) -> Status:
-    """The download ended with our JSON in the termination log, and is about to be tried again."""
+    """The download ended with our JSON in the termination log and is about to be retried."""
     text = json.dumps({"reason": reason, "message": message, "exitCode": code})
     back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting"}}
     return fetcher(back_off, last=end(code, message=text), restarts=restarts)
@@ -87,13 +87,13 @@ def only_fetched(code: int, message: str) -> Status:
 
 
 def fetch_result() -> str:
-    """What a fetcher leaves that has succeeded."""
+    """The termination message of a successful download."""
     said = {"digest": f"sha256:{'a' * 64}", "revision": "c0ffee" + "0" * 34, "totalBytes": 7}
     return json.dumps({"reason": "Fetched", **said, "files": {"config.json": "b" * 64}})
 
 
 def fetched() -> Status:
-    """The model is there, and the server loads it."""
+    """The download has completed, and the server loads the model."""
     first = fetcher(end(0, "Completed", fetch_result()))["initContainerStatuses"]
     return {**status(running()), "initContainerStatuses": first}
 
@@ -112,7 +112,7 @@ def end(code: int, reason: str = "Error", message: str = "") -> Status:
 
 
 def terminated(code: int, reason: str, *, restarts: int = 0, message: str = "it says what and why") -> Status:
-    """Ended with our JSON in the termination log, and waiting to be started again."""
+    """Ended with our JSON in the termination log, and about to be restarted."""
     text = json.dumps({"reason": reason, "message": message, "exitCode": code})
     back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting"}}
     return status(container(back_off, last=end(code, message=text), restarts=restarts))
@@ -139,25 +139,25 @@ def unschedulable(message: str) -> Status:
 
 
 def gated() -> Status:
-    """Held back before the scheduler sees it, as the API server writes it: without a time."""
-    told = condition("PodScheduled", "False", reason="SchedulingGated", message="Scheduling is blocked")
-    del told["lastTransitionTime"]
-    return {"phase": "Pending", "conditions": [told]}
+    """Held back by a scheduling gate; the API server writes no time for it."""
+    reported = condition("PodScheduled", "False", reason="SchedulingGated", message="Scheduling is blocked")
+    del reported["lastTransitionTime"]
+    return {"phase": "Pending", "conditions": [reported]}
 
 
 def disrupted(reason: str, message: str) -> Status:
-    """About to be deleted, by whom the condition says."""
+    """About to be deleted, for the reason in the condition."""
     target = condition("DisruptionTarget", "True", reason=reason, message=message, ago=5)
     return {**ready(), "conditions": [condition("Ready", "True"), target]}
 
 
 def put_out(reason: str, message: str) -> Status:
-    """Ended by the kubelet for want of something."""
+    """Evicted by the kubelet for lack of a resource."""
     return {**status(container(end(137))), "phase": "Failed", "reason": reason, "message": message}
 
 
 def silent() -> Status:
-    """What the node's controller makes of a ready pod when its kubelet says nothing any more."""
+    """A ready pod after its node stopped responding, as the node controller writes it."""
     return {
         **ready(),
         "conditions": [condition("Ready", "False", ago=5), condition("ContainersReady", "True")],

@@ -1,6 +1,6 @@
-"""The operator as a process: started as its container would start it, with the chart's rights.
+"""The operator's process, started as its container would start it, with the RBAC of the chart.
 
-`Replica` is what it has in common with the metrics adapter's process.
+`Replica` is shared with the tests of the metrics adapter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ sys.exit(__main__.main(["run"]))
 
 
 class Replica:
-    """A process of the operator's image: `arguments` are Python's. It tells how it is at `port`."""
+    """A process of the operator's image: `arguments` are Python's. `port` serves metrics and probes."""
 
     def __init__(
         self, name: str, arguments: Sequence[str], directory: Path, port: int, environ: Mapping[str, str]
@@ -77,7 +77,7 @@ class Replica:
         return self._process.wait(timeout=seconds)
 
     def stop(self) -> None:
-        """End it as the kubelet does; kill it when that takes longer than it should."""
+        """SIGTERM as the kubelet sends it; SIGKILL when it takes too long."""
         if self.code is None:
             self.send(signal.SIGCONT)
             self.send(signal.SIGTERM)
@@ -95,7 +95,7 @@ class Replica:
             self.wait(10)
 
     def ask(self, path: str) -> tuple[int, str]:
-        """Status and text of one of its HTTP pages; status 0 while nobody answers."""
+        """Status and text of one of its HTTP pages; status 0 while nothing answers."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
@@ -105,7 +105,7 @@ class Replica:
             return 0, ""
 
     def metrics(self) -> dict[str, float]:
-        """Its metrics by name and labels, as they stand on the page; none while nobody answers."""
+        """Its metrics by name and labels; empty while nothing answers."""
         lines = (line.rpartition(" ") for line in self.ask("/metrics")[1].splitlines() if line[:1] != "#")
         return {name: float(value) for name, _, value in lines}
 

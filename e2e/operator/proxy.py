@@ -1,7 +1,4 @@
-"""A proxy in front of the API server that loses, on demand, what a real network or a real server loses.
-
-It speaks TLS with the API server's own certificate and passes everything on as it is, the credentials too.
-"""
+"""A proxy in front of the API server that injects faults of networks and servers on demand."""
 
 from __future__ import annotations
 
@@ -20,15 +17,15 @@ from e2e.cluster.apiserver import ApiServer
 _OF_THE_CONNECTION = {"connection", "content-length", "host", "keep-alive", "transfer-encoding"}
 
 
-#: A fault: the request is done, and whoever asked never hears of it.
+#: A fault: the request is forwarded, and the client gets no answer.
 LOST = 0
 
 
 class Proxy:
-    """`silent`: resources whose watches tell nothing any more but bookmarks; `away`: nobody is served;
-    `refusal`: the HTTP status that everybody gets; `latency`: seconds before every answer. `fault`: asked for
-    each write of an object (not of a Lease), the HTTP status that is answered instead of doing it, LOST, or
-    None; `written`: called after each that was done, before whoever asked hears of it.
+    """`silent`: resources whose watches only deliver bookmarks; `away`: no request is answered; `refusal`:
+    the HTTP status of every answer; `latency`: seconds before every answer. `fault`: called for each write of
+    an object (not of a Lease), returns the HTTP status to answer instead of forwarding it, LOST, or None;
+    `written`: called after each forwarded write, before the client gets the answer.
     """
 
     def __init__(self, server: ApiServer) -> None:
@@ -39,12 +36,12 @@ class Proxy:
         self.latency = 0.0
         self.fault: Callable[[], int | None] = lambda: None
         self.written: Callable[[], None] = lambda: None
-        self.writes = 0  # asked for, whatever became of them
+        self.writes = 0  # requested, whether forwarded or not
         self.faults: Counter[int] = Counter()
         self.answers: Counter[int] = Counter()  # by HTTP status
         self.swallowed = 0
-        self.unreached = 0  # requests for which there was no API server
-        self.expired = 0  # watches that were told "410 Gone"
+        self.unreached = 0  # requests while the API server was down
+        self.expired = 0  # watches that got "410 Gone"
         self._server = server
         self._loop = asyncio.new_event_loop()
         self._watches: dict[asyncio.Task[None], tuple[str, web.StreamResponse]] = {}
@@ -58,11 +55,11 @@ class Proxy:
 
         self._loop.call_soon_threadsafe(cancel)
 
-    def tell(self, resource: str, line: bytes) -> int:
+    def send_line(self, resource: str, line: bytes) -> int:
         """Put a line into the open watches of `resource`; how many these are."""
 
         async def write() -> int:
-            streams = [stream for told, stream in self._watches.values() if told == resource]
+            streams = [stream for watched, stream in self._watches.values() if watched == resource]
             for stream in streams:
                 await stream.write(line)
             return len(streams)

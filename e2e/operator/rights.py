@@ -14,6 +14,10 @@ from e2e.cluster.apiserver import ApiServer
 from e2e.operator.process import ROOT
 from e2e.operator.world import OPERATOR_NAMESPACE, Body, World
 
+# The values that have no default.
+IMAGES = (
+    "image.repository=registry.example/quire-operator,engineImage.repository=registry.example/quire-server"
+)
 PLURALS = {
     "ServiceAccount": "serviceaccounts",
     "ClusterRole": "clusterroles",
@@ -27,7 +31,7 @@ def rendered_chart(*arguments: str, release: str = "quire") -> list[Body]:
     """The chart's objects as Helm renders them."""
     programs.build(ROOT / ".cluster" / "bin", ("helm",))
     command = [str(ROOT / ".cluster" / "bin" / "helm"), "template", release, str(ROOT / "charts" / "quire")]
-    command += ["--namespace", OPERATOR_NAMESPACE, "--kube-version", "1.34.0", *arguments]
+    command += ["--namespace", OPERATOR_NAMESPACE, "--kube-version", "1.34.0", "--set", IMAGES, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     return [body for body in yaml.safe_load_all(done.stdout) if body]
 
@@ -43,7 +47,7 @@ def install(world: World, bodies: list[Body]) -> None:
 
 
 def token_kubeconfig(server: ApiServer, world: World, account: str, path: Path) -> Path:
-    """Written to `path`: the way in with a token of `account` in the operator's namespace."""
+    """Writes a kubeconfig with a token of `account` in the operator's namespace to `path`."""
     config = yaml.safe_load(server.kubeconfig.read_text(encoding="utf-8"))
     cluster = config["clusters"][0]["cluster"]
     authority = Path(cluster.pop("certificate-authority")).read_bytes()

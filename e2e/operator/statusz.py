@@ -1,4 +1,4 @@
-"""A model server's health port as the operator's poller meets it, saying whatever a test wants it to say."""
+"""A model server's health port as the operator's poller sees it, with answers that a test sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 HEALTH_PORT = 8001
-# Of a config.json, what says how much memory the model needs.
+# The keys of a config.json that memory depends on.
 LLAMA_2_13B = {
     "model_type": "llama",
     "hidden_size": 5120,
@@ -25,7 +25,7 @@ LLAMA_2_13B = {
 
 
 class Speaker:
-    """`answer` may be changed while it serves; `asked` counts the questions."""
+    """`answer` may be changed while it serves; `asked` counts the requests."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         # Its own address, since the port is fixed: also while other tests and checkouts run.

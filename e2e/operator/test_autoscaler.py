@@ -1,6 +1,6 @@
-"""With Kubernetes' own HorizontalPodAutoscaler: its writes are recognised, its words mirrored.
+"""With Kubernetes' own HorizontalPodAutoscaler: its writes are recognized and its conditions mirrored.
 
-It has no metrics here, and then keeps to its bounds and nothing else.
+It has no metrics here, and so only applies its bounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def test_the_number_is_handed_to_the_autoscaler_and_taken_back(
     eventually("all children", lambda: world.has_children(namespace, "m"))
     with controllers.running(server, "horizontal-pod-autoscaler-controller"):
         edit(world, namespace, 1, replicas=None, autoscaling={"maxReplicas": 8})
-        eventually("it has looked", lambda: told(world, namespace), seconds=30)
+        eventually("it has looked", lambda: condition_reasons(world, namespace), seconds=30)
         edit(world, namespace, 2)
         assert (count(world, namespace), owners(world, namespace)) == (6, {"quire-operator"})
 
@@ -42,13 +42,13 @@ def test_the_number_is_handed_to_the_autoscaler_and_taken_back(
     assert [n for n, before in zip(numbers, [0, *numbers], strict=False) if n != before] == [6, 4, 5, 7]
 
 
-def test_metrics_that_are_missing_and_a_second_autoscaler_are_told_of(
+def test_metrics_that_are_missing_and_a_second_autoscaler_are_reported(
     world: World, namespace: str, server: ApiServer
 ) -> None:
     world.deploy(namespace, "m", autoscaling={"maxReplicas": 8})
     world.make_pod(namespace, "m", pods.ready())
     with controllers.running(server, "horizontal-pod-autoscaler-controller"):
-        eventually("it has looked", lambda: told(world, namespace), seconds=30)
+        eventually("it has looked", lambda: condition_reasons(world, namespace), seconds=30)
         world.wait_condition(namespace, "m", "ScalingActive", "Unknown", "NoReadyReplica")
         world.roll_out(namespace, "m", ready=1)
         world.wait_condition(namespace, "m", "ScalingActive", "Unknown", "AwaitingMetrics")
@@ -63,7 +63,11 @@ def test_metrics_that_are_missing_and_a_second_autoscaler_are_told_of(
 
         world.create("HorizontalPodAutoscaler", namespace, autoscaler("theirs", metrics=[]))
         world.wait_condition(namespace, "m", "ScalingActive", "False", "ConflictingAutoscaler")
-        eventually("Kubernetes stops both", lambda: "AmbiguousSelector" in told(world, namespace), seconds=30)
+        eventually(
+            "Kubernetes stops both",
+            lambda: "AmbiguousSelector" in condition_reasons(world, namespace),
+            seconds=30,
+        )
         world.delete("HorizontalPodAutoscaler", namespace, "theirs")
         world.wait_condition(namespace, "m", "ScalingActive", "False", "MetricsUnavailable")
 
@@ -104,7 +108,7 @@ def test_the_idlest_pod_is_marked_while_the_autoscaler_is_about_to_take_one(
 
 
 def costs(world: World, namespace: str, made: dict[str, Body]) -> dict[str, str | None]:
-    """What stands on each pod."""
+    """The deletion cost of each pod."""
     live = {name: world.read("Pod", namespace, body["metadata"]["name"]) for name, body in made.items()}
     key = "controller.kubernetes.io/pod-deletion-cost"
     return {name: body["metadata"].get("annotations", {}).get(key) for name, body in live.items()}
@@ -116,7 +120,7 @@ def say(world: World, namespace: str, reason: str) -> None:
     world.patch("HorizontalPodAutoscaler", namespace, "m", {"status": status}, status=True)
 
 
-def told(world: World, namespace: str) -> set[str]:
+def condition_reasons(world: World, namespace: str) -> set[str]:
     """The reasons in our autoscaler's own conditions."""
     hpa = world.get("HorizontalPodAutoscaler", namespace, "m") or {}
     return {c["reason"] for c in hpa.get("status", {}).get("conditions", ()) if c["type"] == "ScalingActive"}

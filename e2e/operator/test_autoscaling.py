@@ -1,7 +1,8 @@
-"""The number of pods changes hands between the spec and an autoscaler, and never falls on the way.
+"""Ownership of the number of replicas moves between the spec and an autoscaler without the number ever
+falling.
 
-Nobody runs controllers here: the tests scale as the HorizontalPodAutoscaler's controller does, and the real
-API server keeps the managed fields.
+No controllers run here: the tests scale as the HorizontalPodAutoscaler controller does, and the real API
+server maintains managedFields.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from e2e.api.client import RefusedError
 from e2e.operator import pods
 from e2e.operator.world import PATHS, Body, World
 from e2e.waiting import eventually
-from quire_operator.plan import Decider, handover
+from quire_operator.plan import ReplicaOwner, replica_owner
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 
@@ -23,7 +24,7 @@ SCALED = {"minReplicas": 2, "maxReplicas": 50}
 
 
 def edit(world: World, namespace: str, length: int, **spec: Any) -> None:
-    """Edit the LLMDeployment, and wait until the pods' template follows: it is a restart of all pods."""
+    """Edit the LLMDeployment, and wait until the pod template follows."""
     patch = {"rollout": {"restartId": str(length)}, **spec}
     world.patch("LLMDeployment", namespace, "m", {"spec": patch})
 
@@ -45,13 +46,13 @@ def counts(world: World, namespace: str, since: Body) -> list[int]:
 
 
 def owners(world: World, namespace: str) -> set[str]:
-    """Who owns the number."""
+    """The managers that own spec.replicas."""
     managed = world.read("Deployment", namespace, "m")["metadata"]["managedFields"]
     return {m["manager"] for m in managed if "f:replicas" in m["fieldsV1"].get("f:spec", {})}
 
 
 def autoscaler(name: str, **spec: Any) -> Body:
-    """Of somebody else."""
+    """An autoscaler of another owner."""
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "m"}
     return {"metadata": {"name": name}, "spec": {"scaleTargetRef": target, "maxReplicas": 9, **spec}}
 
@@ -120,7 +121,7 @@ def test_a_number_that_was_read_before_the_autoscaler_changed_it_is_refused(
     }
     path = f"{PATHS['Deployment'].format(namespace)}/m?fieldManager=quire-operator&force=true"
     with pytest.raises(RefusedError, match="has been modified"):
-        late = handover.settled(manifest, Decider.HPA, read)
+        late = replica_owner.with_replicas(manifest, ReplicaOwner.HPA, read)
         world.client.request("PATCH", path, late, "application/apply-patch+yaml")
     assert count(world, namespace) == 7
 
@@ -178,7 +179,7 @@ def test_a_suspension_takes_the_autoscaler_away_and_its_end_brings_the_least_bac
     eventually("the autoscaler", lambda: world.get("HorizontalPodAutoscaler", namespace, "m"))
 
 
-def test_an_autoscaler_of_somebody_else_is_told_of_and_not_fought(world: World, namespace: str) -> None:
+def test_an_autoscaler_of_another_owner_is_reported_and_not_fought(world: World, namespace: str) -> None:
     world.deploy(namespace, "m", replicas=3)
     eventually("all children", lambda: world.has_children(namespace, "m"))
 
@@ -203,9 +204,9 @@ def test_growing_is_mirrored_and_ready_all_the_while(world: World, namespace: st
     since = world.read("LLMDeployment", namespace, "m")
 
     world.scale(namespace, "m", 4)
-    told = {"type": "ScalingActive", "status": "True", "reason": "ValidMetricFound", "message": "x"}
-    told["lastTransitionTime"] = pods.at()
-    hpa = {"currentReplicas": 1, "desiredReplicas": 4, "lastScaleTime": pods.at(), "conditions": [told]}
+    reported = {"type": "ScalingActive", "status": "True", "reason": "ValidMetricFound", "message": "x"}
+    reported["lastTransitionTime"] = pods.at()
+    hpa = {"currentReplicas": 1, "desiredReplicas": 4, "lastScaleTime": pods.at(), "conditions": [reported]}
     world.patch("HorizontalPodAutoscaler", namespace, "m", {"status": hpa}, status=True)
     world.wait_condition(namespace, "m", "ScalingActive", "True", "ValidMetricFound")
     eventually("4 of them", lambda: world.status(namespace, "m")["scaling"]["desiredReplicas"] == 4)

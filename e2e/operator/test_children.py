@@ -1,4 +1,4 @@
-"""An LLMDeployment gets its children, and what is deleted or edited by hand is back within two seconds."""
+"""An LLMDeployment gets its children; what is deleted or edited by hand is restored within two seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 
 EDITS: dict[str, dict[str, Any]] = {
     "Deployment": {"spec": {"progressDeadlineSeconds": 33, "replicas": 7}},
-    "Service": {"spec": {"selector": {"serving.quire.dev/name": "somebody-else"}}},
+    "Service": {"spec": {"selector": {"serving.quire.dev/name": "another"}}},
     "ServiceAccount": {"automountServiceAccountToken": True},
     "PodDisruptionBudget": {"spec": {"maxUnavailable": 0}},
     "NetworkPolicy": {"spec": {"ingress": []}},

@@ -1,7 +1,7 @@
-"""What Kubernetes' own controllers do to pods: a node that is taken back, silent or drained, a pod of a
-higher priority, a queue without quota. Each is told as what it is, and pods drain within their grace.
+"""Disruptions by Kubernetes' own controllers: a node that is reclaimed, unreachable or drained, preemption, a
+queue without quota. Each is reported with its reason, and pods drain within their grace period.
 
-Only the kubelet is played, and Kueue's webhook, which adds the gate.
+Only the kubelet is simulated, and Kueue's webhook, which adds the scheduling gate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
 
 NODE = "/api/v1/nodes/node-1"
 DRAIN = {"preStopSeconds": 1, "timeoutSeconds": 30}
-# That of taints finds a node's pods by an index that the other one makes.
+# The taint controller finds the pods of a node by an index that the other controller creates.
 CONTROLLERS = ("taint-eviction-controller", "node-lifecycle-controller", "disruption-controller")
 PATIENT = ("--node-monitor-grace-period=1h", "--node-startup-grace-period=1h")
 SOON = ("--node-monitor-period=500ms", "--node-monitor-grace-period=2s", "--node-startup-grace-period=2s")
@@ -31,7 +31,7 @@ SOON = ("--node-monitor-period=500ms", "--node-monitor-grace-period=2s", "--node
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ApiServer]:
-    """Of its own: these controllers would act on what other tests left."""
+    """Of its own, because these controllers would act on the objects of other tests."""
     with ApiServer() as server:
         yield server
 
@@ -62,7 +62,7 @@ def world(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def serving(world: World, namespace: str) -> Iterator[Body]:
-    """A pod that serves on the only node, on spot terms, with the only GPU."""
+    """A serving pod on the only node, a spot node, with the only GPU."""
     make_claim(world, namespace)
     resources: Body = {"cpu": "1", "memory": "2Gi", "profileRef": {"name": "h100"}}
     world.deploy(namespace, "m", resources=resources, drain=DRAIN, scheduling={"spot": {"enabled": True}})
@@ -87,7 +87,7 @@ def is_going(world: World, pod: Body) -> bool:
     return "deletionTimestamp" in world.read("Pod", metadata["namespace"], metadata["name"])["metadata"]
 
 
-def told(world: World, namespace: str, reason: str) -> Body:
+def last_failure(world: World, namespace: str, reason: str) -> Body:
     def last() -> Body | None:
         failure: Body = world.status(namespace, "m").get("lastFailure", {})
         return failure if failure.get("reason") == reason else None
@@ -108,11 +108,11 @@ def test_a_taint_that_takes_the_node_back_starts_the_drain_at_once(
 
     pod = world.read("Pod", namespace, serving["metadata"]["name"])
     assert pod["metadata"]["deletionGracePeriodSeconds"] == 1 + 30 + 5, "streams have the time of a drain"
-    failure = told(world, namespace, "Evicted")
+    failure = last_failure(world, namespace, "Evicted")
     assert failure["pod"] == serving["metadata"]["name"]
 
 
-def test_a_drained_node_is_told_as_an_eviction(world: World, namespace: str, serving: Body) -> None:
+def test_a_drained_node_is_reported_as_an_eviction(world: World, namespace: str, serving: Body) -> None:
     name = serving["metadata"]["name"]
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
     path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
@@ -126,7 +126,7 @@ def test_a_drained_node_is_told_as_an_eviction(world: World, namespace: str, ser
 
     eventually("the budget allows it", evicted)
 
-    assert "Eviction" in told(world, namespace, "Evicted")["message"]
+    assert "Eviction" in last_failure(world, namespace, "Evicted")["message"]
 
 
 def test_a_pod_of_a_higher_priority_preempts_it(world: World, namespace: str, serving: Body) -> None:
@@ -137,7 +137,7 @@ def test_a_pod_of_a_higher_priority_preempts_it(world: World, namespace: str, se
     spec = {"priorityClassName": "urgent", "containers": [rival]}
     world.create("Pod", namespace, {"metadata": {"name": "rival"}, "spec": spec})
 
-    assert told(world, namespace, "Preempted")["pod"] == serving["metadata"]["name"]
+    assert last_failure(world, namespace, "Preempted")["pod"] == serving["metadata"]["name"]
 
 
 def test_a_pod_that_finds_no_gpu_or_no_quota_says_which(world: World, namespace: str, serving: Body) -> None:
@@ -153,12 +153,12 @@ def test_a_pod_that_finds_no_gpu_or_no_quota_says_which(world: World, namespace:
     assert labels["kueue.x-k8s.io/queue-name"] == "team-a"
 
 
-def test_a_node_that_says_nothing_any_more_is_told_as_lost(
+def test_a_node_that_says_nothing_any_more_is_reported_as_lost(
     world: World, server: ApiServer, namespace: str, serving: Body
 ) -> None:
     with controllers.running(server, "node-lifecycle-controller", flags=SOON):
-        failure = told(world, namespace, "NodeLost")
+        failure = last_failure(world, namespace, "NodeLost")
 
     assert failure["pod"] == serving["metadata"]["name"]
     assert "node-1" in failure["message"]
-    assert not is_going(world, serving), "told long before the pod is deleted"
+    assert not is_going(world, serving), "reported long before the pod is deleted"

@@ -1,4 +1,4 @@
-"""A model that the pods download: how far it is, why it fails and what was brought, all in the status."""
+"""A model that the pods download: progress, failures and result in the status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REASONS = {
 
 
 def job_of(world: World, namespace: str, *, after: str = "") -> Body:
-    """The Job of `m`; another one than the one with the uid `after`."""
+    """The download Job of `m`; a newer one than that with the uid `after`."""
 
     def found() -> Body | None:
         jobs = world.find("Job", namespace, f"{NAME_LABEL}=m")
@@ -67,7 +67,7 @@ def test_pods_wait_for_the_model_that_a_job_brings_and_mount_what_it_filled(
     assert model == {"claimName": claim["metadata"]["name"], "readOnly": True}
     assert world.status(namespace, "m")["model"]["digest"] == f"sha256:{'a' * 64}"
 
-    # A file rots: a pod finds it, another Job mends it, and nothing else is done about it.
+    # A file becomes corrupt: a pod detects it, and another Job repairs it.
     world.make_pod(namespace, "m", pods.terminated(65, "ModelCorrupt"))
     again = job_of(world, namespace, after=job["metadata"]["uid"])
     world.wait_condition(namespace, "m", "ModelCached", "False", "Pending")
@@ -77,7 +77,7 @@ def test_pods_wait_for_the_model_that_a_job_brings_and_mount_what_it_filled(
     assert world.read("Deployment", namespace, "m")["spec"] == deployment["spec"]
 
 
-def test_a_quota_that_refuses_the_jobs_pod_stands_in_model_cached(world: World, namespace: str) -> None:
+def test_a_quota_that_refuses_the_jobs_pod_is_in_model_cached(world: World, namespace: str) -> None:
     world.deploy(namespace, "m", **SHARED)
     metadata = job_of(world, namespace)["metadata"]
     event = {
@@ -143,7 +143,7 @@ def test_a_retained_claim_outlives_its_owner_and_serves_the_next_one(world: Worl
     (claim,) = world.find("PersistentVolumeClaim", namespace)
     assert "ownerReferences" not in claim["metadata"]
     world.delete("LLMDeployment", namespace, "m")
-    for kind in (*CHILDREN, "Job", "ControllerRevision"):  # as the collector would
+    for kind in (*CHILDREN, "Job", "ControllerRevision"):  # as the garbage collector would
         for body in world.find(kind, namespace, f"{NAME_LABEL}=m"):
             world.delete(kind, namespace, body["metadata"]["name"])
     world.deploy(namespace, "m", **SHARED)

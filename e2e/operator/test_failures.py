@@ -1,4 +1,4 @@
-"""Each way of failing is in the status, with what to do about it, and told once as an Event."""
+"""Each failure is in the status with its remedy, and recorded once as an Event."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAILURES: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("reason", FAILURES)
-def test_a_failing_pod_is_told_in_the_status_and_in_one_event(
+def test_a_failing_pod_is_reported_in_the_status_and_in_one_event(
     world: World, namespace: str, reason: str
 ) -> None:
     world.deploy(namespace, "m")
@@ -97,7 +97,7 @@ def test_a_final_failure_twice_is_stalled_and_a_change_of_the_spec_clears_it(
     world.wait_condition(namespace, "m", "Stalled", "False")
 
 
-def test_ready_follows_the_rollout_and_is_told_once(world: World, namespace: str) -> None:
+def test_ready_follows_the_rollout_and_is_reported_once(world: World, namespace: str) -> None:
     world.deploy(namespace, "m")
     pod = world.make_pod(namespace, "m", pods.loading())
     world.roll_out(namespace, "m", ready=0, replicas=1)
@@ -125,9 +125,13 @@ def test_ready_follows_the_rollout_and_is_told_once(world: World, namespace: str
 
 @pytest.mark.parametrize(
     ("reason", "words"),
-    [("CanaryMismatch", "corrupt"), ("CanaryStale", "has not proved"), ("EngineStalled", "made no step")],
+    [
+        ("CanaryMismatch", "corrupt"),
+        ("CanaryStale", "has not completed the canary"),
+        ("EngineStalled", "made no step"),
+    ],
 )
-def test_a_pod_that_is_alive_and_wrong_is_told_by_what_it_says(
+def test_a_pod_that_is_alive_and_wrong_is_reported_by_what_it_says(
     world: World, namespace: str, reason: str, words: str
 ) -> None:
     with speaking({"phase": "serving", "reason": reason}) as pod:

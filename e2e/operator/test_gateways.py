@@ -1,6 +1,7 @@
-"""A Gateway leads to the endpoint where one is asked for: its CRDs may come later, go, and be made by others.
+"""An HTTPRoute is created where the spec names a Gateway; its CRDs may be installed later, removed, or come
+from others.
 
-No Gateway runs here: the tests say what one would. The real API server keeps the CRDs' own schemas.
+No Gateway runs here: the tests write its status. The real API server validates with the schemas of the CRDs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ POOL: Body = {"endpointPickerRef": {"name": "picker"}}
 
 @pytest.fixture
 def installed(world: World) -> Iterator[None]:
-    """With the CRDs, and without them afterwards."""
+    """With the CRDs installed while the block runs."""
     for module in (crds.HTTP_ROUTE, crds.INFERENCE_POOL):
         world.client.install_crd(crds.crd(module))
     yield
@@ -33,8 +34,8 @@ def installed(world: World) -> Iterator[None]:
 
 
 def answered(world: World, namespace: str, **conditions: str) -> None:
-    """What a Gateway's controller says of the route."""
-    told = [
+    """The status that a Gateway's controller writes to the route."""
+    reported = [
         {
             "type": kind,
             "status": text.split()[0],
@@ -44,7 +45,7 @@ def answered(world: World, namespace: str, **conditions: str) -> None:
         }
         for kind, text in conditions.items()
     ]
-    parent = {"parentRef": GATEWAY, "controllerName": "example.com/g", "conditions": told}
+    parent = {"parentRef": GATEWAY, "controllerName": "example.com/g", "conditions": reported}
     world.patch("HTTPRoute", namespace, "m", {"status": {"parents": [parent]}}, status=True)
 
 
@@ -81,7 +82,9 @@ def test_what_is_installed_later_is_found_without_a_restart_and_goes_with_its_fi
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_the_gateway_says_is_told_and_a_changed_route_is_mended(world: World, namespace: str) -> None:
+def test_what_the_gateway_says_is_reported_and_a_changed_route_is_repaired(
+    world: World, namespace: str
+) -> None:
     for wrong in ([], [GATEWAY, {**GATEWAY, "sectionName": "https"}]):
         with pytest.raises(RefusedError, match="parentRefs"):
             world.deploy(namespace, "m", networking={"httpRoute": {"parentRefs": wrong}})

@@ -1,4 +1,6 @@
-"""GitOps tools find no drift: the operator leaves the user's object alone, and nobody's apply moves a pod."""
+"""GitOps tools find no drift: the operator does not change the user's object, and re-applying it restarts no
+pod.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
 
 NAME = "m"
 KINDS = (*CHILDREN, "HorizontalPodAutoscaler", "ControllerRevision")
-# By which Argo CD knows what belongs to an application, and what to prune.
+# The label by which Argo CD tracks and prunes the objects of an application.
 TRACKED = {"app.kubernetes.io/instance": "my-app"}
 TRACKING = {"argocd.argoproj.io/tracking-id": "my-app:serving.quire.dev/LLMDeployment:ns/m"}
 
@@ -31,7 +33,7 @@ def kube(server: ApiServer) -> Kubectl:
 
 @pytest.fixture
 def manifest(namespace: str, tmp_path: Path) -> Path:
-    """As it stands in a repository: with nearly every field, and with an autoscaler of its pods."""
+    """A manifest as in a repository: with nearly every field, and with an autoscaler."""
     body = yaml.safe_load((ROOT / "e2e" / "api" / "full.yaml").read_text(encoding="utf-8"))
     body["metadata"] = {"name": NAME, "namespace": namespace, "labels": TRACKED, "annotations": TRACKING}
     del body["spec"]["replicas"], body["spec"]["rollout"]["paused"]
@@ -49,7 +51,7 @@ def test_the_same_manifest_changes_nothing_while_an_autoscaler_moves_the_number_
     kube.run("apply", "-f", str(manifest))
     eventually("all children", lambda: world.has_children(namespace, NAME))
     by_another = ("apply", "--server-side", "--field-manager=argocd-controller", "-f", str(manifest))
-    kube.run(*by_another)  # without --force-conflicts: no field is the operator's
+    kube.run(*by_another)  # without --force-conflicts: the operator owns no field
     settle(world, namespace, 2)
     before, writes = children(world, namespace), world.writes()
     own = owned(world, namespace)
@@ -85,14 +87,14 @@ def test_no_child_looks_as_if_it_came_from_the_repository(
 
 
 def settle(world: World, namespace: str, replicas: int) -> None:
-    """The Deployment has that many ready pods, and the operator has seen it."""
+    """The Deployment has that many ready pods, and the operator has processed it."""
     world.roll_out(namespace, NAME, ready=replicas)
     eventually("the status follows", lambda: world.status(namespace, NAME).get("readyReplicas") == replicas)
     world.wait_condition(namespace, NAME, "Ready", "True")
 
 
 def owned(world: World, namespace: str) -> dict[str, Any]:
-    """The LLMDeployment but for its status: what stands in it, and who said so when."""
+    """The LLMDeployment without its status, with its managed fields."""
     body = world.read("LLMDeployment", namespace, NAME)
     metadata = {key: value for key, value in body["metadata"].items() if key != "resourceVersion"}
     metadata["managedFields"] = [m for m in metadata["managedFields"] if m.get("subresource") != "status"]
@@ -100,7 +102,9 @@ def owned(world: World, namespace: str) -> dict[str, Any]:
 
 
 def children(world: World, namespace: str) -> dict[str, Any]:
-    """What must stay as it is: versions, and of the Deployment, whose number moves, all but that."""
+    """What must stay unchanged: resource versions, except of the Deployment, whose number of replicas
+    changes.
+    """
     found = {(kind, b["metadata"]["name"]): b for kind in KINDS for b in world.find(kind, namespace)}
     return {
         " ".join(key): template(body) if key[0] == "Deployment" else body["metadata"]["resourceVersion"]
@@ -115,10 +119,10 @@ def template(deployment: dict[str, Any]) -> dict[str, Any]:
 
 
 def applied(writes: Counter[str], namespace: str) -> dict[str, int]:
-    """What the operator wrote there but for what it tells: its own status, and Events."""
-    told = f"patch llmdeployments/status {namespace}/{NAME}"
+    """The writes of the operator, except for its own status and Events."""
+    reported = f"patch llmdeployments/status {namespace}/{NAME}"
     return {
         what: n
         for what, n in writes.items()
-        if f" {namespace}/" in what and what != told and not what.startswith("create events ")
+        if f" {namespace}/" in what and what != reported and not what.startswith("create events ")
     }

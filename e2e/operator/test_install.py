@@ -1,7 +1,7 @@
-"""The chart's life on a real API server, also by the commands of the pages: installed, upgraded, removed.
+"""The chart on a real API server, with the commands of the docs: installed, upgraded, removed.
 
-Those of docs/operations.md, which wait for pods, run in a story.
-Pods of the operator do not run here: its process is started as they would be, with the rights that Helm made.
+The commands of docs/operations.md, which wait for pods, run in a story. The operator's pods do not run here:
+its process is started as they would be, with the RBAC that Helm installed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Run = Callable[[str], str]
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/llmdeployments.serving.quire.dev"
 ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/quire-operator"
 KINDS = (*CHILDREN, "ControllerRevision", "ReplicaSet", "Pod")
-INSTALL = "helm upgrade --install quire charts/quire --namespace quire-system"
+INSTALL = f"helm upgrade --install quire charts/quire --namespace quire-system --set {rights.IMAGES}"
 UNINSTALL = "helm uninstall quire --namespace quire-system"
-NEW_WORDS = ("Where the deployment stands.", "Where it stands.")
+NEW_WORDS = ("State of the deployment.", "Its state.")
 
 
 def commands(page: str) -> list[str]:
-    """What stands in the blocks of a page."""
+    """The code blocks of a page."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     blocks = re.findall(r"```\n(.*?)```", text, flags=re.DOTALL)
     return [line for block in blocks for line in block.splitlines()]
@@ -45,7 +45,7 @@ def commands(page: str) -> list[str]:
 
 @pytest.fixture
 def bare() -> Iterator[tuple[ApiServer, World]]:
-    """An API server that has never heard of Quire."""
+    """An API server without any object of Quire."""
     programs.build(ROOT / ".cluster" / "bin", ("helm",))
     with ApiServer() as server, Client(server.kubeconfig) as client:
         yield server, World(client, Path(os.devnull))
@@ -53,7 +53,7 @@ def bare() -> Iterator[tuple[ApiServer, World]]:
 
 @pytest.fixture
 def run(bare: tuple[ApiServer, World], tmp_path: Path) -> Run:
-    """Runs a command of a page as it stands there, in a directory that looks like the repository."""
+    """Runs a command of a page unchanged, in a directory that looks like the repository."""
     server, _ = bare
     for name in ("deploy", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -80,7 +80,7 @@ def there(world: World, path: str) -> bool:
 
 
 def state(world: World) -> dict[str, Any]:
-    """Every object that serves, with its version."""
+    """Every serving object with its version."""
     found = {(kind, body["metadata"]["name"]): body for kind in KINDS for body in world.find(kind, "team")}
     return {" ".join(key): body["metadata"]["resourceVersion"] for key, body in found.items()}
 
@@ -135,7 +135,7 @@ def test_an_upgrade_and_a_removal_touch_nothing_that_serves(
 
 
 def newer(chart: Path) -> None:
-    """Makes the chart that of another release, with another CRD."""
+    """Changes the chart to another release, with another CRD."""
     for path, old, new in (
         (chart / "Chart.yaml", "appVersion: 0.1.0", "appVersion: 0.1.1"),
         (chart / "files" / "llmdeployments.yaml", *NEW_WORDS),

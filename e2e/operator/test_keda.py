@@ -1,7 +1,8 @@
-"""The number of pods changes hands between the spec, our autoscaler and KEDA, whose CRD may come later.
+"""Ownership of the number of replicas moves between the spec, our autoscaler and KEDA, whose CRD may be
+installed later.
 
-KEDA itself runs in `make keda`. Here the tests make what it makes of a ScaledObject, and scale as it does.
-The real API server keeps KEDA's own schema.
+KEDA itself runs in `make keda`. Here the tests create the autoscaler for a ScaledObject and scale as KEDA
+does. The real API server validates with KEDA's schema.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FINALIZER = "finalizer.keda.sh"
 
 @pytest.fixture
 def installed(world: World) -> Iterator[None]:
-    """With KEDA's CRD, and without it afterwards."""
+    """With KEDA's CRD installed while the block runs."""
     world.client.install_crd(crds.crd(crds.SCALED_OBJECT))
     yield
     for body in world.client.request("GET", "/apis/keda.sh/v1alpha1/scaledobjects")["items"]:
@@ -34,7 +35,7 @@ def installed(world: World) -> Iterator[None]:
 
 
 def taken_up(world: World, namespace: str) -> Body:
-    """KEDA sees our ScaledObject: it puts a finalizer on it, and makes an autoscaler with its labels."""
+    """What KEDA does with a ScaledObject: adds a finalizer, and creates an autoscaler with its labels."""
     made = eventually("the ScaledObject", lambda: world.get("ScaledObject", namespace, "m"))
     world.patch("ScaledObject", namespace, "m", {"metadata": {"finalizers": [FINALIZER]}})
     owner = {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "name": "m", "controller": True}
@@ -45,7 +46,7 @@ def taken_up(world: World, namespace: str) -> Body:
 
 
 def let_go(world: World, namespace: str) -> None:
-    """KEDA sees that the ScaledObject is to go: it takes its autoscaler back and its finalizer off."""
+    """What KEDA does when the ScaledObject is deleted: deletes its autoscaler and removes its finalizer."""
     world.delete("HorizontalPodAutoscaler", namespace, "keda-hpa-m")
     world.patch("ScaledObject", namespace, "m", {"metadata": {"finalizers": None}})
 
@@ -90,9 +91,9 @@ def test_to_keda_and_back_the_number_never_falls(world: World, namespace: str) -
     assert (count(world, namespace), owners(world, namespace)) == (8, {"kube-controller-manager"})
 
     edit(world, namespace, 4, replicas=9, autoscaling=None)
-    eventually("KEDA is told to let go", lambda: is_going(world, namespace))
+    eventually("KEDA is asked to stop", lambda: is_going(world, namespace))
     edit(world, namespace, 5)
-    assert count(world, namespace) == 8, "while KEDA's autoscaler is there, nobody fights it"
+    assert count(world, namespace) == 8, "while KEDA's autoscaler is there, no one overrides it"
     let_go(world, namespace)
     eventually("the spec's number", lambda: count(world, namespace) == 9)
 
@@ -108,7 +109,7 @@ def test_our_own_autoscaler_waits_until_keda_has_let_go(world: World, namespace:
     world.scale(namespace, "m", 5)
 
     edit(world, namespace, 1, autoscaling={"backend": "HPA"})
-    eventually("KEDA is told to let go", lambda: is_going(world, namespace))
+    eventually("KEDA is asked to stop", lambda: is_going(world, namespace))
     edit(world, namespace, 2)
     assert world.get("HorizontalPodAutoscaler", namespace, "m") is None, "Kubernetes would stop both"
     let_go(world, namespace)
@@ -129,7 +130,7 @@ def test_asleep_it_stays_asleep_until_keda_wakes_it(world: World, namespace: str
     world.wait_condition(namespace, "m", "ActivatorReady", "False", "ActivatorMissing")
 
     world.scale(namespace, "m", 0)
-    assert owners(world, namespace) == set(), "a 0 that comes through /scale is nobody's"
+    assert owners(world, namespace) == set(), "a 0 that comes through /scale has no owner"
     edit(world, namespace, 1)
     world.wait_condition(namespace, "m", "ScalingActive", "True", "Idle")
     world.wait_condition(namespace, "m", "Ready", "False", "Idle")
@@ -145,7 +146,7 @@ def test_asleep_it_stays_asleep_until_keda_wakes_it(world: World, namespace: str
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_scaled_object_that_is_changed_or_deleted_is_mended(world: World, namespace: str) -> None:
+def test_a_scaled_object_that_is_changed_or_deleted_is_repaired(world: World, namespace: str) -> None:
     world.deploy(namespace, "m", autoscaling={**SCALED, "fallback": {"replicas": 3}})
     made = taken_up(world, namespace)
     world.patch("ScaledObject", namespace, "m", {"spec": {"maxReplicaCount": 999}})
@@ -163,7 +164,7 @@ def test_a_scaled_object_that_is_changed_or_deleted_is_mended(world: World, name
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_scaled_object_of_somebody_else_is_left_alone(world: World, namespace: str) -> None:
+def test_a_scaled_object_of_another_owner_is_left_alone(world: World, namespace: str) -> None:
     target: Body = {"name": "m"}
     trigger: dict[str, Any] = {"type": "cron", "metadata": {"timezone": "UTC"}}
     theirs = {

@@ -1,4 +1,6 @@
-"""`kubectl quire plan` and `render` say what the operator then does: each is held against what it did."""
+"""`kubectl quire plan` and `render` predict what the operator then does: each is compared with what it
+did.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def template(world: World, namespace: str) -> Body:
 
 
 def apply(kubectl: Run, world: World, namespace: str, body: Body) -> None:
-    """Make the edit, and wait until the operator has done what follows."""
+    """Make the edit, and wait until the operator has acted on it."""
     done = kubectl("apply", manifest=body)
     assert done.returncode == 0, done.stderr
 
@@ -163,14 +165,14 @@ def test_an_operator_with_other_settings_restarts_nothing_until_the_spec_changes
     assert 'image: "registry.example/quire-server:2"' in fresh.stdout
 
 
-def test_what_cannot_be_is_said_in_a_sentence(namespace: str, kubectl: Run) -> None:
+def test_invalid_input_is_one_sentence_on_stderr_and_no_traceback(namespace: str, kubectl: Run) -> None:
     both = kubectl("quire", "plan", manifest=manifest(namespace, replicas=1, autoscaling={"maxReplicas": 2}))
     other = kubectl(
         "quire", "plan", manifest={"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}}
     )
-    nobody = kubectl("quire", "logs", "nobody", "-n", namespace)
+    missing = kubectl("quire", "logs", "missing", "-n", namespace)
 
     assert both.returncode == 1 and "replicas" in both.stderr
     assert other.returncode == 1 and "holds no LLMDeployment: give a manifest with one" in other.stderr
-    assert nobody.returncode == 1 and '"nobody" not found' in nobody.stderr
-    assert "Traceback" not in both.stderr + other.stderr + nobody.stderr
+    assert missing.returncode == 1 and '"missing" not found' in missing.stderr
+    assert "Traceback" not in both.stderr + other.stderr + missing.stderr

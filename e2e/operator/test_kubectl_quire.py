@@ -95,9 +95,9 @@ def test_watching_shows_each_change_until_the_plugin_is_ended(
 def test_what_kubectl_refuses_is_said_in_its_words(
     namespace: str, quire: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    missing = quire("status", "nobody", "-n", namespace)
+    missing = quire("status", "missing", "-n", namespace)
     both = quire("status", "m", "-A")
 
-    assert missing.returncode == 1 and '"nobody" not found' in missing.stderr
+    assert missing.returncode == 1 and '"missing" not found' in missing.stderr
     assert both.returncode == 1 and "not both" in both.stderr
     assert "Traceback" not in missing.stderr + both.stderr

@@ -36,7 +36,7 @@ def break_service(world: World, namespace: str) -> None:
 def two(
     world: World, namespace: str, start: Start, **environ: str
 ) -> tuple[OperatorProcess, OperatorProcess]:
-    """A leader and a standby that is up, and an LLMDeployment that has its children."""
+    """A leader, a running standby, and an LLMDeployment with its children."""
     leader = start(f"a-{namespace[-8:]}", **environ).wait_leading(world)
     standby = start(f"b-{namespace[-8:]}", **environ)
     eventually("the standby answers its probes", lambda: standby.ask("/readyz")[0] == 200)
@@ -90,7 +90,7 @@ def test_a_leader_that_was_frozen_past_its_lease_ends_without_writing(
     leader, standby = two(world, namespace, start, **SHORT)
     leader.send(signal.SIGSTOP)
     eventually("the standby leads", lambda: world.lease_holder() == standby.name, seconds=30)
-    standby.send(signal.SIGSTOP)  # so that every write from now on would be the old leader's
+    standby.send(signal.SIGSTOP)  # every write from now on would come from the old leader
     before = world.writes()
 
     break_service(world, namespace)

@@ -1,4 +1,4 @@
-"""Rights of the operator are missing: all of them for more than a minute, or those that few need."""
+"""The operator lacks rights: all of them for more than a minute, or those that few LLMDeployments need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from e2e.operator.world import MERGE, World
 from e2e.waiting import eventually
 
 ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/quire-operator"
-NEWER = ("jobs", "inferencepools")  # as if the role were of a release that had no downloads and no routes
+NEWER = ("jobs", "inferencepools")  # as with the role of an older release without downloads and routes
 CACHE = {"mode": "SharedPVC", "size": "1Gi"}
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(240)]
@@ -58,8 +58,8 @@ def test_with_an_older_role_all_is_served_but_what_it_does_not_grant(
         eventually("all children", lambda: world.has_children(namespace, "m"))
         source = {"huggingFace": {"repo": "org/m"}}
         world.deploy(namespace, "fetched", model={"source": source}, cache=CACHE)
-        told = world.wait_condition(namespace, "fetched", "Ready", "False", "MissingRights")
-        assert "resources: [jobs], verbs: [get, list, watch, create, patch, delete]" in told["message"]
+        reported = world.wait_condition(namespace, "fetched", "Ready", "False", "MissingRights")
+        assert "resources: [jobs], verbs: [get, list, watch, create, patch, delete]" in reported["message"]
         world.wait_events(namespace, "fetched", "MissingRights")
         assert operator.ask("/healthz")[0] == 200
     finally:
@@ -68,5 +68,5 @@ def test_with_an_older_role_all_is_served_but_what_it_does_not_grant(
     eventually("the Job", lambda: world.child("Job", namespace, "fetched"), seconds=30)
     log = operator.log.read_text(encoding="utf-8")
     for kind in ("Job", "InferencePool"):
-        assert log.count(f"LLMDeployments that ask for a {kind} have to wait") == 1
+        assert log.count(f"LLMDeployments that need a {kind} have to wait") == 1
     assert "APIForbiddenError" not in log

@@ -1,4 +1,4 @@
-"""With named namespaces the operator works in these, with Roles alone, and leaves others as they are."""
+"""With watchNamespaces the operator works in these, with Roles alone, and leaves others unchanged."""
 
 from __future__ import annotations
 

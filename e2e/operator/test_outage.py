@@ -1,6 +1,6 @@
-"""The API server is silent for more than a minute: the operator stays up and healthy, and catches up.
+"""The API server does not answer for more than a minute: the operator stays up and healthy, and catches up.
 
-Its sister test_missing_rights.py lasts as long: two files, so that they can run side by side.
+test_missing_rights.py takes as long: they are two files so that they can run in parallel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An AcceleratorProfile with the rights of the chart: waited for, rendered, and held against the model."""
+"""An AcceleratorProfile with the rights of the chart: awaited, rendered, and compared with the model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def test_a_profile_is_waited_for_and_a_change_of_it_rolls_no_pod(world: World, n
     world.wait_events(namespace, "m", "ProfileNotFound")
 
 
-def test_a_model_that_does_not_fit_is_told_with_numbers_while_it_loads(world: World, namespace: str) -> None:
+def test_a_model_that_does_not_fit_is_reported_with_numbers_while_it_loads(
+    world: World, namespace: str
+) -> None:
     world.client.create({**profiles.profile(memory="80G"), "metadata": {"name": namespace}})
     with speaking({"phase": "loading", "config": LLAMA_2_13B}) as pod:
         resources = {"cpu": "1", "memory": "96Gi", "profileRef": {"name": namespace}}

@@ -1,5 +1,5 @@
-"""What the API server refuses, the administrator forbids or somebody else owns is named with its remedy, and
-heals when its cause is gone.
+"""What the API server refuses, the administrator forbids or another owner holds is reported with its remedy,
+and recovers when the cause is removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
         ('violates PodSecurity "restricted:none-left": runAsNonRoot != true', "ApplyRejected"),
     ],
 )
-def test_pods_that_the_api_server_refuses_are_told_without_their_random_names(
+def test_pods_that_the_api_server_refuses_are_reported_without_their_random_names(
     world: World, namespace: str, why: str, reason: str
 ) -> None:
     world.deploy(namespace, "m")
@@ -36,8 +36,10 @@ def test_pods_that_the_api_server_refuses_are_told_without_their_random_names(
     assert world.condition(namespace, "m", "Stalled")["status"] == "False"
 
 
-def test_what_no_watch_tells_of_is_named_and_heals_when_it_is_gone(world: World, namespace: str) -> None:
-    """A Service of somebody else, a quota, a broken webhook: at once, for the next look takes its time."""
+def test_what_no_watch_reports_is_named_and_heals_when_it_is_gone(world: World, namespace: str) -> None:
+    """A Service of another owner, a quota, a broken webhook. All in one test, because each retry takes its
+    time.
+    """
     theirs = {"metadata": {"name": "taken"}, "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]}}
     world.create("Service", namespace, theirs)
     crowded = world.namespace(f"{namespace}-q")
@@ -137,7 +139,7 @@ def test_a_spec_that_the_administrator_forbids_is_stalled_until_it_is_edited(
 
 
 def broken_webhook(namespace: str) -> Body:
-    """Every new Service of `namespace` has to pass a webhook at which nobody listens."""
+    """Every new Service of `namespace` is sent to a webhook that does not answer."""
     service = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["services"], "operations": ["CREATE"]}
     hook = {
         "name": "broken.example.com",

@@ -1,4 +1,4 @@
-"""Restarting the operator changes nothing: it writes its Lease and nothing else, and ends without a sound."""
+"""A restart of the operator writes nothing but its Lease, and the process ends cleanly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODELS = ("serving", "failing", "loading", "wrong", "scaled")
 def test_ten_restarts_write_nothing_but_the_lease(
     world: World, namespace: str, start: Callable[..., OperatorProcess]
 ) -> None:
-    # It sees this namespace alone: what it writes is about what stands here.
+    # It sees this namespace alone: its writes concern these objects.
     operator = start("restarts", QUIRE_WATCH_NAMESPACES=namespace).wait_leading(world)
     with settled(world, namespace) as speakers:
         operator.stop()
@@ -47,10 +47,10 @@ def test_an_operator_that_is_stopped_while_it_reads_the_cluster_says_nothing_of_
     world: World, namespace: str, start: Callable[..., OperatorProcess]
 ) -> None:
     for index in range(200):
-        labels = {NAME_LABEL: "nobody"}
+        labels = {NAME_LABEL: "absent"}
         world.create("ConfigMap", namespace, {"metadata": {"name": f"c-{index}", "labels": labels}})
     operator = start("reader", QUIRE_WATCH_NAMESPACES=namespace).wait_leading(world)
-    eventually("the first of many", lambda: tells_of(operator, "ConfigMap"), poll=0.002)
+    eventually("the first of many", lambda: has_delivered(operator, "ConfigMap"), poll=0.002)
 
     operator.send(signal.SIGTERM)
 
@@ -61,7 +61,7 @@ def test_an_operator_that_is_stopped_while_it_reads_the_cluster_says_nothing_of_
 
 @contextmanager
 def settled(world: World, namespace: str) -> Iterator[tuple[Speaker, ...]]:
-    """One LLMDeployment of each sort, and the last thing written about each: nothing is left to be done."""
+    """One LLMDeployment of each kind, and the last write to each: nothing is left to do."""
     progress = {"phase": "loading", "loadedBytes": 40, "totalBytes": 100, "etaSeconds": 60}
     mismatch = {"phase": "serving", "reason": "CanaryMismatch"}
     with speaking(progress) as loading, speaking(mismatch) as wrong:
@@ -91,12 +91,12 @@ def settled(world: World, namespace: str) -> Iterator[tuple[Speaker, ...]]:
 
 
 def has_looked(operator: OperatorProcess, objects: int) -> bool:
-    """Every watch has told of something, and so many reconciles have found nothing to do."""
+    """Every watch has reported something, and so many reconciles have found nothing to do."""
     unchanged = operator.metrics().get('quire_operator_reconcile_total{result="unchanged"}', 0)
-    return unchanged >= objects and all(tells_of(operator, kind) for kind in WATCHED)
+    return unchanged >= objects and all(has_delivered(operator, kind) for kind in WATCHED)
 
 
-def tells_of(operator: OperatorProcess, kind: str) -> bool:
+def has_delivered(operator: OperatorProcess, kind: str) -> bool:
     return f'quire_operator_watch_last_event_timestamp_seconds{{kind="{kind}"}}' in operator.metrics()
 
 

@@ -1,4 +1,6 @@
-"""Another release of the operator restarts no pod; a rollout without room goes on; a failed one goes back."""
+"""Another release of the operator restarts no pod; a rollout without resources continues; a failed one rolls
+back.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 
 from e2e.operator import pods
 from e2e.operator.process import OperatorProcess
-from e2e.operator.test_restarts import tells_of
+from e2e.operator.test_restarts import has_delivered
 from e2e.operator.world import CHILDREN, World
 from e2e.waiting import eventually
 
@@ -71,9 +73,11 @@ def test_a_newer_operator_with_other_defaults_changes_no_child_until_the_spec_is
     ).wait_leading(world)
     eventually("the one that wants it has it", lambda: image(world, namespace, "eager").endswith("e:2"))
     eventually("what never served is mended", lambda: image(world, namespace, "broken").endswith("e:2"))
-    eventually("newer defaults are told", lambda: "availableRenderRevision" in world.status(namespace, "m"))
+    eventually(
+        "newer defaults are reported", lambda: "availableRenderRevision" in world.status(namespace, "m")
+    )
     status = world.status(namespace, "m")
-    eventually("its watches have told", lambda: tells_of(second, "Deployment"))
+    eventually("its watches have delivered events", lambda: has_delivered(second, "Deployment"))
     assert {kind: world.child(kind, namespace, "m") for kind in CHILDREN} == before, "not even a write"
     assert status["renderRevision"] != status["availableRenderRevision"]
     assert world.condition(namespace, "m", "Ready")["status"] == "True"
@@ -123,7 +127,7 @@ def test_ten_revisions_are_kept(world: World, namespace: str) -> None:
 
 
 @pytest.mark.usefixtures("operator")
-def test_a_surge_without_room_goes_on_in_place_and_the_next_one_surges_again(
+def test_a_surge_without_room_continues_in_place_and_the_next_one_surges_again(
     world: World, namespace: str
 ) -> None:
     world.deploy(namespace, "m", replicas=2, rollout={"surgeWaitSeconds": 30})
@@ -139,8 +143,8 @@ def test_a_surge_without_room_goes_on_in_place_and_the_next_one_surges_again(
         lambda: "restart-id" in str(world.read("Deployment", namespace, "m")["spec"]["template"]),
     )
     waiting = pods.condition("PodScheduled", "False", reason="Unschedulable", message=NO_GPU, ago=5)
-    told = {"phase": "Pending", "conditions": [waiting]}
-    new = world.make_pod(namespace, "m", told, revision=2)
+    reported = {"phase": "Pending", "conditions": [waiting]}
+    new = world.make_pod(namespace, "m", reported, revision=2)
     moving = {
         **pods.condition("Progressing", "True", reason="ReplicaSetUpdated"),
         "lastUpdateTime": pods.at(),
@@ -162,8 +166,8 @@ def test_a_surge_without_room_goes_on_in_place_and_the_next_one_surges_again(
     world.roll_out(namespace, "m", ready=2, replicas=2, progressing=DONE)
     world.wait_condition(namespace, "m", "RolloutComplete", "True")
     eventually("the next one surges", lambda: surge(world, namespace) == 1)
-    eventually("told", lambda: told_of(world, namespace, "SurgeUnschedulable"))
-    assert len(told_of(world, namespace, "SurgeUnschedulable")) == 1
+    eventually("reported", lambda: events_with_reason(world, namespace, "SurgeUnschedulable"))
+    assert len(events_with_reason(world, namespace, "SurgeUnschedulable")) == 1
     assert {e["reason"] for e in world.events(namespace, "m")} <= {"Ready", "SurgeUnschedulable"}
 
 
@@ -192,7 +196,7 @@ def test_a_failed_rollout_goes_back_to_what_was_ready_and_the_next_edit_is_tried
     world.wait_condition(namespace, "m", "Available", "True")
     assert settings(world, namespace) == good
     assert world.condition(namespace, "m", "Ready")["reason"] == "RolledBack"
-    assert len(told_of(world, namespace, "RolledBack")) == 1
+    assert len(events_with_reason(world, namespace, "RolledBack")) == 1
 
     edit(world, namespace, engine={"maxModelLen": 78})
     eventually("the next edit", lambda: settings(world, namespace) not in (good, bad))
@@ -203,5 +207,5 @@ def surge(world: World, namespace: str) -> int:
     return int(world.read("Deployment", namespace, "m")["spec"]["strategy"]["rollingUpdate"]["maxSurge"])
 
 
-def told_of(world: World, namespace: str, reason: str) -> list[Body]:
+def events_with_reason(world: World, namespace: str, reason: str) -> list[Body]:
     return [event for event in world.events(namespace, "m") if event["reason"] == reason]

@@ -1,8 +1,8 @@
-"""With Kubernetes' own controllers and scheduler a rollout ends by itself: where there are as many GPUs as
-replicas, and where the new spec cannot work.
+"""With Kubernetes' own controllers and scheduler a rollout completes with as many GPUs as replicas, and rolls
+back where the new spec cannot work.
 
-Only the kubelet is played: a pod that has a node is ready at once, and one that is told to go is gone a
-moment later, so that the scheduler alone decides who gets a GPU.
+Only the kubelet is simulated: a pod with a node is ready at once, and a terminating pod is deleted a moment
+later, so that the scheduler alone decides which pod gets a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GONE_AFTER_SECONDS = 1.0
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """An API server of its own: these controllers would run what other tests left."""
+    """An API server of its own: these controllers would act on the objects of other tests."""
     directory = tmp_path_factory.mktemp("scarce")
     with (
         ApiServer() as server,
@@ -52,7 +52,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 class Kubelet:
-    """Plays the kubelet in a namespace, and remembers how many pods were ready at the worst."""
+    """Simulates the kubelet in a namespace, and records the minimum number of ready pods."""
 
     def __init__(self, world: World, namespace: str) -> None:
         self._world, self._namespace = world, namespace
@@ -86,8 +86,8 @@ class Kubelet:
                 self._world.delete("Pod", self._namespace, name)
         elif pod["spec"].get("nodeName") and not pod["status"].get("containerStatuses"):
             works = "/models/nowhere" not in pod["spec"]["containers"][0].get("args", [])
-            told = pods.ready() if works else pods.terminated(66, "ModelNotFound", restarts=1)
-            self._world.patch("Pod", self._namespace, name, {"status": told}, status=True)
+            reported = pods.ready() if works else pods.terminated(66, "ModelNotFound", restarts=1)
+            self._world.patch("Pod", self._namespace, name, {"status": reported}, status=True)
 
 
 def is_ready(pod: Body) -> bool:
@@ -102,7 +102,7 @@ def node(world: World) -> None:
 
 
 def serving(world: World, namespace: str, replicas: int) -> set[str]:
-    """The uids of the pods, once all that are wanted serve; empty before that."""
+    """The uids of the pods, once all wanted pods serve; empty before."""
     status = world.status(namespace, "m")
     found = world.find("Pod", namespace, "serving.quire.dev/name=m")
     is_done = world.condition(namespace, "m", "Ready")["status"] == "True" and all(map(is_ready, found))
@@ -144,7 +144,7 @@ def test_a_rollout_on_as_many_gpus_as_replicas_ends_by_itself_with_one_replica_f
     free(world, namespace)
 
 
-def test_a_spec_that_cannot_work_gives_way_to_the_one_that_did_and_no_pod_of_that_is_touched(
+def test_a_spec_that_cannot_work_is_replaced_by_the_one_that_did_and_no_pod_of_that_is_touched(
     world: World, namespace: str
 ) -> None:
     make_claim(world, namespace)
@@ -158,7 +158,7 @@ def test_a_spec_that_cannot_work_gives_way_to_the_one_that_did_and_no_pod_of_tha
         ready = world.wait_condition(namespace, "m", "Ready", "False", "RolledBack")
         assert "ModelNotFound" in ready["message"]
         eventually("the new pod is gone", lambda: uids(world, namespace) == before)
-        eventually("told", lambda: world.status(namespace, "m")["renderRevision"] == good)
+        eventually("reported", lambda: world.status(namespace, "m")["renderRevision"] == good)
         assert world.condition(namespace, "m", "Available")["status"] == "True"
         world.wait_events(namespace, "m", "Ready", "RolledBack")
 
@@ -178,7 +178,7 @@ def uids(world: World, namespace: str) -> set[str]:
 
 
 def take_one(world: World, namespace: str) -> Body:
-    """Somebody else's pod on one of the two GPUs."""
+    """Another owner's pod on one of the two GPUs."""
     limits = {"resources": {"limits": {GPU: "1"}}}
     return world.create(
         "Pod",
@@ -188,7 +188,7 @@ def take_one(world: World, namespace: str) -> Body:
 
 
 def free(world: World, namespace: str) -> None:
-    """No pod holds a GPU any more."""
+    """No pod uses a GPU any more."""
 
     def is_free() -> bool:
         found = world.find("Pod", namespace)

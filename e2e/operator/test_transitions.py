@@ -1,7 +1,7 @@
-"""Whatever way a spec went, its children are those that the last one gives when it is applied afresh.
+"""After any sequence of specs, the children are the same as those of the last spec applied to a new
+LLMDeployment.
 
-Specs are drawn from the CRD's schema and follow one another, settled between or in a hurry; after each way
-the children are compared with those of an LLMDeployment that never was anything else.
+Specs are drawn from the CRD's schema and applied one after another, with or without waiting for the operator.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def create(world: World, namespace: str, spec: Body) -> None:
 
 
 def replace(world: World, namespace: str, spec: Body) -> None:
-    """As `kubectl replace` does it; a transition that the API refuses is not made."""
+    """As `kubectl replace` does it; a transition that the API refuses is skipped."""
     path = f"{PATHS['LLMDeployment'].format(namespace)}/m"
     while True:
         live = world.client.request("GET", path)
@@ -88,7 +88,7 @@ def replace(world: World, namespace: str, spec: Body) -> None:
 
 
 def roll_out(world: World, namespace: str) -> None:
-    """As the Deployment's controller says it: Auto keeps replacing in place until a rollout is done."""
+    """The status of a completed rollout: strategy Auto replaces in place until then."""
     live = world.read("Deployment", namespace, "m")
     if live.get("status", {}).get("observedGeneration") != live["metadata"]["generation"]:
         world.roll_out(namespace, "m", ready=live["spec"]["replicas"])

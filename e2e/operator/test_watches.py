@@ -1,4 +1,4 @@
-"""What can befall the watches: they fall silent, the API server goes away, their credentials expire."""
+"""Faults of the watches: they fall silent, the API server goes away, their credentials expire."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def proxy(server: ApiServer) -> Iterator[Proxy]:
 
 @pytest.fixture
 def start(proxy: Proxy, kubeconfig: Path, tmp_path: Path) -> Iterator[Start]:
-    """Starts an operator that reaches the API server through the proxy alone."""
+    """Starts an operator that reaches the API server only through the proxy."""
     started: list[OperatorProcess] = []
     config = yaml.safe_load(kubeconfig.read_text(encoding="utf-8"))
     config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{proxy.port}"
@@ -48,7 +48,7 @@ def start(proxy: Proxy, kubeconfig: Path, tmp_path: Path) -> Iterator[Start]:
         process.stop()
 
 
-@pytest.mark.chaos(9, fault="events dropped: a watch tells nothing any more", proof="events swallowed")
+@pytest.mark.chaos(9, fault="events dropped: a watch delivers no events any more", proof="events swallowed")
 def test_a_watch_that_fell_silent_fails_the_liveness_probe_and_costs_only_time(
     world: World, namespace: str, proxy: Proxy, start: Start
 ) -> None:
@@ -64,7 +64,7 @@ def test_a_watch_that_fell_silent_fails_the_liveness_probe_and_costs_only_time(
     eventually("it is not well", lambda: operator.ask("/healthz")[0] == 500, seconds=40)
 
     assert "LLMDeployment" in operator.ask("/healthz")[1]
-    assert "the watch of llmdeployments tells nothing any more" in operator.log.read_text()
+    assert "the watch of llmdeployments delivers no events any more" in operator.log.read_text()
     assert proxy.swallowed, "the fault took effect"
     stale = {
         name: on for name, on in operator.metrics().items() if name.startswith("quire_operator_watch_stale{")
@@ -146,7 +146,9 @@ def relists(operator: OperatorProcess, result: str) -> float:
 
 
 def bound_token(world: World, secret: str) -> str:
-    """A token that ends when the Secret `secret` does: none can be had that ends by itself within minutes."""
+    """A token that expires when the Secret `secret` is deleted: no token can expire by itself within
+    minutes.
+    """
     path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/secrets"
     made = world.client.request("POST", path, {"metadata": {"name": secret}})
     bound = {"apiVersion": "v1", "kind": "Secret", "name": secret, "uid": made["metadata"]["uid"]}
@@ -154,7 +156,7 @@ def bound_token(world: World, secret: str) -> str:
 
 
 def status_with(token: str, server: ApiServer) -> int:
-    """What the API server answers to the bearer of `token`."""
+    """The HTTP status for the bearer of `token`."""
     request = urllib.request.Request(f"{server.url}/version", headers={"Authorization": f"Bearer {token}"})
     tls = ssl.create_default_context(cafile=str(server.directory / "pki" / "ca.crt"))
     try:

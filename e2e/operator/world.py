@@ -1,4 +1,5 @@
-"""The API server as the tests use it: requests of an administrator, and stand-ins for what is not there.
+"""A client of the API server with an administrator's rights, and writes that stand in for controllers and
+kubelet.
 
 Knows nothing of the operator's process.
 """
@@ -82,13 +83,15 @@ class World:
         self.client.request("DELETE", f"{PATHS[kind].format(namespace)}/{name}", options)
 
     def history(self, kind: str, namespace: str, since: Body) -> list[Body]:
-        """Every state of the objects of `kind` after `since` (an object or a list), as a watch tells them."""
+        """Every state of the objects of `kind` after `since` (an object or a list), as a watch reports
+        them.
+        """
         version = since["metadata"]["resourceVersion"]
         path = f"{PATHS[kind].format(namespace)}?watch=true&timeoutSeconds=1&resourceVersion={version}"
         return [event["object"] for event in self.client.lines(path)]
 
     def scale(self, namespace: str, name: str, replicas: int) -> None:
-        """As the HorizontalPodAutoscaler's controller does it."""
+        """As the HorizontalPodAutoscaler controller does it."""
         path = f"{PATHS['Deployment'].format(namespace)}/{name}/scale"
         while True:
             scale = self.client.request("GET", path)
@@ -101,7 +104,7 @@ class World:
                 return
 
     def uninstall(self, kind: str) -> None:
-        """Take the CRD of `kind` away, and wait until its API is gone."""
+        """Delete the CRD of `kind`, and wait until its API is gone."""
         path = PATHS[kind].replace("/namespaces/{}", "")
         plural, group = path.rpartition("/")[2], path.split("/")[2]
         self.client.request("DELETE", f"{_CRDS}/{plural}.{group}", {})
@@ -120,7 +123,7 @@ class World:
         return name
 
     def deploy(self, namespace: str, name: str, **spec: Any) -> Body:
-        """An LLMDeployment with the least that it needs, and `spec` over it."""
+        """A minimal LLMDeployment, with `spec` merged over it."""
         least = {
             "model": {"source": {"pvc": {"claimName": "models"}}},
             "resources": {"cpu": "1", "memory": "2Gi"},
@@ -160,18 +163,18 @@ class World:
         return eventually(f"{namespace}/{name} {kind}={status} {reason}", holds)
 
     def events(self, namespace: str, name: str) -> list[Body]:
-        """Events about the LLMDeployment; the API server tells some about Services of its own accord."""
+        """Events about the LLMDeployment; the API server itself creates some about Services."""
         about = {"kind": "LLMDeployment", "name": name}
         return [e for e in self.find("Event", namespace) if about.items() <= e.get("regarding", {}).items()]
 
     def wait_events(self, namespace: str, name: str, *reasons: str) -> list[Body]:
-        """Its Events, once they are these and no others: each follows the status that it tells of."""
+        """Its Events, once they are exactly these; each is recorded after the status that it describes."""
 
-        def told() -> list[Body] | None:
+        def reported() -> list[Body] | None:
             events = self.events(namespace, name)
             return events if sorted(event["reason"] for event in events) == sorted(reasons) else None
 
-        return eventually(f"the Events of {namespace}/{name} are {', '.join(reasons)}", told)
+        return eventually(f"the Events of {namespace}/{name} are {', '.join(reasons)}", reported)
 
     def lease_holder(self) -> str:
         lease = self.get("Lease", OPERATOR_NAMESPACE, "quire-operator") or {}
@@ -193,8 +196,8 @@ class World:
     # ------------------------------------------------------------ instead of controllers and kubelet
 
     def make_pod(self, namespace: str, name: str, status: Body, *, revision: int = 1, **spec: Any) -> Body:
-        """A ReplicaSet of the Deployment and one pod of it, as the controllers would make them; `spec`: what
-        somebody's admission webhook has put over the template.
+        """A ReplicaSet of the Deployment and one of its pods, as the controllers would create them; `spec`:
+        changes that an admission webhook has made to the template.
         """
         deployment = eventually("the Deployment", lambda: self.get("Deployment", namespace, name))
         template = deployment["spec"]["template"]
@@ -228,7 +231,7 @@ class World:
         return self.patch("Pod", namespace, pod["metadata"]["name"], {"status": status}, status=True)
 
     def make_fetcher(self, namespace: str, job: Body, status: Body) -> Body:
-        """A pod of a Job, as its controller would make it."""
+        """A pod of a Job, as its controller would create it."""
         template, name = job["spec"]["template"], f"{job['metadata']['name']}-{secrets.token_hex(3)}"
         metadata = {
             "name": name,
@@ -240,7 +243,7 @@ class World:
         return self.patch("Pod", namespace, name, {"status": status}, status=True)
 
     def end_job(self, namespace: str, job: Body, *, failed: str = "", ago: float = 0) -> None:
-        """What the Job's controller would report of one that succeeded, or `failed` for this reason."""
+        """The status of a Job that succeeded, or that `failed` for this reason."""
         now = datetime.now(UTC) - timedelta(seconds=ago)
         moment, begun = (t.strftime("%Y-%m-%dT%H:%M:%SZ") for t in (now, now - timedelta(seconds=60)))
         kinds = ("FailureTarget", "Failed") if failed else ("SuccessCriteriaMet", "Complete")
@@ -260,7 +263,7 @@ class World:
         updated: int | None = None,
         progressing: Body | None = None,
     ) -> None:
-        """What the Deployment's controller would report."""
+        """The status that the Deployment controller would write."""
         deployment = self.read("Deployment", namespace, name)
         total = ready if replicas is None else replicas
         status = {

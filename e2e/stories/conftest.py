@@ -1,7 +1,8 @@
-"""Fixtures of the stories: the cluster, a namespace with the model in it, an LLMDeployment in there.
+"""Fixtures of the stories: the cluster, a namespace that holds the model, and LLMDeployments in it.
 
-Every story namespace enforces Pod Security `restricted`, so that a pod which needs more fails every story.
-What a story leaves goes away while the next one runs; the last fixture waits until all of it is gone.
+The stories share one cluster and run in the order of their numbers. Every story namespace enforces Pod
+Security `restricted`, so that a pod that needs more privileges fails its story. A story's namespace is
+deleted while the next story runs; the session fixture `clean` waits until all of them are gone.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ import pytest
 from e2e.kubectl import Kubectl, KubectlError
 from e2e.stories.deployment import LLMDeployment, small_spec
 from e2e.stories.release import MANAGER, USER, OperatorRelease
-from e2e.stories.trail import AuditLog, ManagedFields, Trail
+from e2e.stories.write_record import AuditLog, ManagedFields, WriteRecord
 from e2e.up.place import Place
 from e2e.up.volume import Volumes
 
 ROOT = Path(__file__).parents[2]
-STORY = {"quire-story": "true"}  # the label of their namespaces
+STORY = {"quire-story": "true"}  # label of every story namespace
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.fixture(scope="session")
@@ -59,11 +60,11 @@ def kube(place: Place) -> Kubectl:
 
 @pytest.fixture(scope="session")
 def operator(place: Place) -> Iterator[OperatorRelease]:
-    """The installed operator, with the fault switch allowed while the stories run."""
-    trail: Trail = ManagedFields(place.kubectl, MANAGER)
+    """The installed operator, which allows fault injection (QUIRE_FAULT) while the stories run."""
+    write_record: WriteRecord = ManagedFields(place.kubectl, MANAGER)
     if place.is_ours:
-        trail = AuditLog(place.checkout.audit_log, USER)
-    release = OperatorRelease(place.kubectl, ROOT, trail)
+        write_record = AuditLog(place.checkout.audit_log, USER)
+    release = OperatorRelease(place.kubectl, ROOT, write_record)
     release.upgrade("--set", "allowFaults=true")
     yield release
     release.upgrade("--set", "allowFaults=false")
@@ -71,13 +72,13 @@ def operator(place: Place) -> Iterator[OperatorRelease]:
 
 @pytest.fixture(scope="session")
 def volumes(place: Place, operator: OperatorRelease) -> Volumes:
-    """How a model gets behind a claim."""
+    """Provides a model to a namespace as a PersistentVolumeClaim."""
     return place.volumes(operator.engine_image())
 
 
 @pytest.fixture(scope="session")
 def clean(kube: Kubectl) -> Iterator[None]:
-    """No namespace of a story is there before the first, and none is left after the last."""
+    """Deletes the namespaces of all stories before the first story and after the last one."""
 
     def wait_until_gone() -> None:
         kube.run("delete", "namespaces", "--selector=quire-story=true", "--timeout=300s")
@@ -91,7 +92,7 @@ def clean(kube: Kubectl) -> Iterator[None]:
 def namespace(
     kube: Kubectl, clean: None, volumes: Volumes, place: Place, request: pytest.FixtureRequest
 ) -> Iterator[str]:
-    """A restricted namespace named after the story, with the model behind the claim `smollm2`."""
+    """A restricted namespace named after the story; its claim `smollm2` holds the model."""
     name = re.sub(r"[^a-z0-9]+", "-", request.module.__name__.rsplit(".", 1)[-1].removeprefix("test_"))
     labels = {"pod-security.kubernetes.io/enforce": "restricted", **STORY}
     kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
@@ -105,7 +106,7 @@ def namespace(
 
 @pytest.fixture
 def deploy(kube: Kubectl, namespace: str) -> Iterator[Callable[..., LLMDeployment]]:
-    """`deploy("name", **spec_changes)` applies an LLMDeployment, gone with its pods after the test."""
+    """`deploy("name", **spec_changes)` applies an LLMDeployment; the test ends with its deletion."""
     made: list[LLMDeployment] = []
 
     def make(name: str, **changes: object) -> LLMDeployment:

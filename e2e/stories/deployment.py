@@ -1,6 +1,6 @@
-"""An LLMDeployment as a story sees it: apply it, wait for it, talk to it, look at what it owns.
+"""An LLMDeployment in a story: apply it, wait for its conditions, send requests, read the objects it owns.
 
-The one place of the stories that knows the API's field names.
+The stories use the names of the API's fields through this module only.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class LLMDeployment:
         self.kube.patch("llmdeployment", self.name, self.namespace, {"spec": spec})
 
     def remove(self) -> None:
-        """Takes it away at once and without a drain; its pods are gone within seconds, which none awaits."""
+        """Deletes it and its pods without a drain (`--now`), and does not wait until they are gone."""
         self.kube.delete("llmdeployment", self.name, self.namespace)
-        # Owners first, or they would make the pods anew.
+        # The owners are deleted first, since a ReplicaSet would replace its pods.
         kinds, selector = "deployment,replicaset,pod", f"--selector={NAME_LABEL}={self.name}"
         self.kube.run("delete", kinds, "-n", self.namespace, selector, "--now", "--wait=false")
 
@@ -63,7 +63,7 @@ class LLMDeployment:
         return found[0] if found else {"status": "Unknown", "reason": "", "message": ""}
 
     def wait_ready(self, timeout: int = 180) -> None:
-        """Waits as a user does; on a time-out the status is in the failure."""
+        """Waits with `kubectl wait` for Ready; a timeout fails and shows the status and the pods."""
         try:
             self.kube.run(
                 "wait", "llmdeployment", self.name, "-n", self.namespace,
@@ -73,7 +73,7 @@ class LLMDeployment:
             raise AssertionError(f"{error}\nstatus: {self.status()}\npods: {self.describe_pods()}") from error
 
     def wait_settled(self, timeout: float = 240) -> Manifest:
-        """Waits until the operator has seen the newest spec and nothing is under way; returns the status."""
+        """Waits until the newest generation is observed, Ready and not reconciling; returns the status."""
 
         def settled() -> Manifest | None:
             body = self.read()
@@ -98,14 +98,14 @@ class LLMDeployment:
         return eventually(f"{self.name} reports lastFailure {reason}", failed, timeout=timeout, poll=0.5)
 
     def wait_reason(self, condition: str, reason: str, timeout: float = 120) -> Manifest:
-        """Waits until `condition` carries `reason`."""
+        """Waits until `condition` has `reason`; returns the condition."""
 
-        def carries() -> Manifest | None:
+        def found_reason() -> Manifest | None:
             found = self.condition(condition)
             return found if found["reason"] == reason else None
 
         return eventually(
-            f"{self.name} condition {condition} has reason {reason}", carries, timeout=timeout, poll=0.5
+            f"{self.name} condition {condition} has reason {reason}", found_reason, timeout=timeout, poll=0.5
         )
 
     def pods(self) -> list[Manifest]:
@@ -122,12 +122,12 @@ class LLMDeployment:
         )[-6000:]
 
     def endpoints(self) -> set[str]:
-        """Names of the pods that the Service sends requests to."""
+        """Names of the pods that are ready endpoints of the Service."""
         names = set()
-        for piece in self.kube.list(
+        for endpoint_slice in self.kube.list(
             "endpointslices", self.namespace, f"kubernetes.io/service-name={self.name}"
         ):
-            for endpoint in piece.get("endpoints") or []:
+            for endpoint in endpoint_slice.get("endpoints") or []:
                 if endpoint["conditions"].get("ready"):
                     names.add(endpoint["targetRef"]["name"])
         return names
@@ -158,7 +158,7 @@ def is_ready(pod: Manifest) -> bool:
 
 
 def small_spec(**changes: Any) -> Manifest:
-    """A spec that many pods of fit on two cores; `changes` replace top-level fields."""
+    """A spec of small pods, so that several fit on two cores; `changes` replace top-level fields."""
     spec: Manifest = {
         "model": {"source": {"pvc": {"claimName": "smollm2"}}, "servedName": SERVED_NAME},
         "engine": {"maxModelLen": 1024, "maxNumSeqs": 8, "kvCache": {"memory": "128Mi"}},

@@ -1,7 +1,7 @@
 """Clients that stream without pause, and a record of every stream that broke.
 
-Used by the stories that promise unbroken streams. The clients are openai-python without retries, so that
-nothing hides a broken connection; each keeps its own connection pool, as separate users would.
+The clients are openai-python without retries, since a retry would hide a broken connection. Each has its own
+connection pool, as separate users would.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from e2e.stories.waiting import eventually
 
 @dataclass
 class StreamLoad:
-    """`clients` threads that each ask one question after the other until the block ends.
+    """`clients` threads that each send one streaming request after the other until the `with` block ends.
 
-    A stream is whole when it ended with a finish reason; anything else is kept in `broken` with its error.
+    A stream is whole when it ended with a finish reason; any other end is kept in `broken` with its error.
     """
 
     base_url: str
@@ -33,7 +33,7 @@ class StreamLoad:
     def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._threads = [
-            threading.Thread(target=self._ask_on_and_on, args=(number,), name=f"client-{number}", daemon=True)
+            threading.Thread(target=self._send_requests, args=(number,), name=f"client-{number}", daemon=True)
             for number in range(self.clients)
         ]
 
@@ -51,7 +51,7 @@ class StreamLoad:
             thread.join(timeout=120)
 
     def wait_for_more(self, count: int, timeout: float = 60.0) -> None:
-        """Returns when `count` more streams have ended than had at the call."""
+        """Returns when `count` more streams have ended since the call."""
         before = len(self.whole) + len(self.broken)
         eventually(
             f"{count} more streams end",
@@ -59,7 +59,7 @@ class StreamLoad:
             timeout=timeout,
         )
 
-    def _ask_on_and_on(self, number: int) -> None:
+    def _send_requests(self, number: int) -> None:
         client = OpenAI(base_url=self.base_url, api_key="none", max_retries=0, timeout=120)
         asked = 0
         while not self._stop.is_set() and asked < self.max_streams:
@@ -70,13 +70,13 @@ class StreamLoad:
                         client, self.model, f"Client {number}, question {asked}: count up.", self.max_tokens
                     )
                 )
-            except Exception as error:  # a client sees any kind of failure as a broken stream
+            except Exception as error:  # any kind of failure is a broken stream to a client
                 self.broken.append(f"client {number}, stream {asked}: {type(error).__name__}: {error}")
         client.close()
 
 
 def stream_text(client: OpenAI, model: str, question: str, max_tokens: int) -> str:
-    """One streamed answer in full; raises when the stream ends without a finish reason."""
+    """The text of one streamed answer; raises when the stream ends without a finish reason."""
     text, finish = "", None
     stream = client.chat.completions.create(
         model=model,

@@ -1,4 +1,4 @@
-"""The operator as its administrator sees it: a Helm release in `quire-system`, its pods, its audit trail."""
+"""The installed operator: its Helm release in `quire-system`, its pods, and a record of its writes."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.kubectl import Kubectl
-from e2e.stories.trail import Trail
 from e2e.stories.waiting import eventually
+from e2e.stories.write_record import WriteRecord
 
 NAMESPACE = "quire-system"
 RELEASE = "quire"
 DEPLOYMENT = "quire-operator"
 USER = f"system:serviceaccount:{NAMESPACE}:{DEPLOYMENT}"
-MANAGER = DEPLOYMENT  # of the fields that it sets
+MANAGER = DEPLOYMENT  # field manager of what the operator applies
 
 
 @dataclass(frozen=True)
 class OperatorRelease:
-    """The Helm release and what its ServiceAccount wrote."""
+    """The Helm release, and the record of what its ServiceAccount wrote."""
 
     kube: Kubectl
     root: Path
-    trail: Trail
+    write_record: WriteRecord
 
     def values(self) -> str:
         """The values that the release was installed with, as YAML."""
         return self.kube.helm("get", "values", RELEASE, "-n", NAMESPACE, "-o", "yaml")
 
     def engine_image(self) -> str:
-        """The image that the engines' pods run."""
+        """The image of the serving pods."""
         image = json.loads(self.kube.helm("get", "values", RELEASE, "-n", NAMESPACE, "-o", "json"))[
             "engineImage"
         ]
         return f"{image['repository']}:{image['tag']}"
 
     def upgrade(self, *args: str) -> None:
-        """Upgrades the release with its present values plus `args`; returns when one of its pods leads."""
+        """Upgrades the release with its present values plus `args`; returns when a pod is the leader."""
         self._deploy("--reuse-values", *args)
 
     def install(self, values: str) -> None:
-        """Installs the release with `values` (YAML); returns when one of its pods leads."""
+        """Installs the release with `values` (YAML); returns when one of its pods is the leader."""
         self._deploy("--values=-", stdin=values)
 
     def _deploy(self, *args: str, stdin: str | None = None) -> None:
@@ -69,7 +69,7 @@ class OperatorRelease:
         return str((lease or {}).get("spec", {}).get("holderIdentity") or "")
 
     def restart(self) -> None:
-        """Deletes every operator pod and returns when a new one leads."""
+        """Deletes every operator pod and returns when a new one is the leader."""
         old = self.pods()
         self.kube.run("delete", "pods", "-n", NAMESPACE, *old, "--wait=true", "--timeout=60s")
         eventually("a new operator pod leads", lambda: self.leader() in self.pods(), timeout=90)

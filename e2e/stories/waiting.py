@@ -1,4 +1,4 @@
-"""How a story waits: longer than other tests, and asking less often, for each question is a kubectl."""
+"""`eventually` with the timeouts of a story: longer, and polling less often, since each poll runs kubectl."""
 
 from __future__ import annotations
 

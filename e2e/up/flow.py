@@ -1,6 +1,6 @@
-"""The order of `make up`: cluster, images, model, chart, example, question.
+"""The order of `make up`: cluster, images and model; operator; example; question.
 
-Called by `__main__`. With KUBECONFIG naming another cluster nothing of `e2e.cluster` starts.
+With KUBECONFIG naming another cluster nothing of `e2e.cluster` starts.
 """
 
 import json
@@ -15,9 +15,10 @@ from e2e import cluster
 from e2e.cluster import host, plan
 from e2e.images import build
 from e2e.images.build import References
+from e2e.images.recipe import OPERATOR, SERVER
 from e2e.images.target import Target
 from e2e.kubectl import Kubectl
-from e2e.up import question, together, waiting
+from e2e.up import estimate, plugin, question, together, waiting
 from e2e.up.place import Place
 
 _EXAMPLE = Path("examples/smollm2.yaml")
@@ -31,45 +32,55 @@ def run(root: Path, environ: Mapping[str, str]) -> None:
     place = Place.of(root, environ)
     if place.is_ours:
         print(plan.describe(place.checkout, plan.observe(place.checkout)), flush=True)
-        host.require_root()
-        host.install(host.missing_packages())
     else:
         print(f"KUBECONFIG={place.kubectl.kubeconfig} is used as it is: no cluster is started", flush=True)
         Target.of(root, environ)  # says what is missing before anything is built
-    _step(began, "programs, images and model")
-    together.run(_preparations(is_foreign=not place.is_ours), root)
+    print(estimate.describe(estimate.missing(place.checkout, environ, is_ours=place.is_ours)), flush=True)
     if place.is_ours:
-        _step(began, "cluster")
-        cluster.up(root)
-    _step(began, "images to the registry")
-    target = Target.of(root, environ)
-    images = build.push(root, target.registry, environ, target.within)
-    _step(began, "operator")
-    _install_operator(place.kubectl, root, images)
+        host.require_root()
+        host.install(host.missing_packages())
+    plugin.install(place.checkout)
+    _step(began, "programs and cluster, images, model" if place.is_ours else "programs, images, model")
+    together.run(_preparations(is_ours=place.is_ours), root)
+    images = _release(place, root, environ, began)
     _serve(place, root, images, began)
 
 
-def _preparations(*, is_foreign: bool) -> dict[str, list[str]]:
-    python = sys.executable
-    code = "from pathlib import Path; from e2e.cluster import programs; "
-    code += f"programs.build(Path('.cluster/bin').resolve(), {('kube', 'helm') if is_foreign else ()!r})"
+def _preparations(*, is_ours: bool) -> dict[str, list[str]]:
+    """The cluster starts as soon as its programs are built, while the images are still being made."""
+    command = ["start"] if is_ours else ["build", "--only", "kube", "helm"]
     return {
-        "programs": [python, "-c", code],
-        "images": [python, "-m", "e2e.images", "build"],
-        "model": [python, "-m", "e2e.models"],
+        "cluster" if is_ours else "programs": [sys.executable, "-m", "e2e.cluster", *command],
+        "images": [sys.executable, "-m", "e2e.up.artifacts"],
     }
 
 
-def _install_operator(kubectl: Kubectl, root: Path, images: References) -> None:
+def _release(place: Place, root: Path, environ: Mapping[str, str], began: float) -> References:
+    """Pushes both images and installs the operator; the first time while the large image is being pushed.
+
+    Later an operator with the new image's name would replace model servers before their image is there.
+    """
+    _step(began, "images to the registry, operator")
+    target = Target.of(root, environ)
+    images = build.references(root, target.registry, environ)
+    place.kubectl.apply(_restricted(_OPERATOR_NAMESPACE))
+    build.push(root, target.registry, environ, target.within, (OPERATOR,))
+    push = {"push": [sys.executable, "-m", "e2e.images", "push", "--only", SERVER.name]}
+    install = {"operator": place.kubectl.helm_argv(*_install_arguments(root, images))}
+    is_first = place.kubectl.get("deployment", "quire-operator", _OPERATOR_NAMESPACE) is None
+    for programs in ({**push, **install},) if is_first else (push, install):
+        together.run(programs, root)
+    return images
+
+
+def _install_arguments(root: Path, images: References) -> list[str]:
     values = []
     for value, reference in (("image", images.operator), ("engineImage", images.server)):
         repository, tag = reference.rsplit(":", 1)
         values += ["--set", f"{value}.repository={repository}", "--set-string", f"{value}.tag={tag}"]
     chart = str(root / "charts" / "quire")
-    kubectl.apply(_restricted(_OPERATOR_NAMESPACE))
-    place = ("-n", _OPERATOR_NAMESPACE, "--wait", "--timeout=180s")
-    kubectl.helm("upgrade", "--install", "quire", chart, *place, *values)
-    print(f"  {images.operator}\n  {images.server}", flush=True)
+    place = ["-n", _OPERATOR_NAMESPACE, "--wait", "--timeout=180s", "--hide-notes"]
+    return ["upgrade", "--install", "quire", chart, *place, *values]
 
 
 def _restricted(namespace: str) -> dict[str, object]:
@@ -89,7 +100,7 @@ def _serve(place: Place, root: Path, images: References, began: float) -> None:
     kubectl.apply({**manifest, "spec": {**manifest["spec"], "rollout": {"adoptOperatorDefaults": "Always"}}})
     waiting.until_ready(kubectl, name, namespace, images.server, seconds=_READY_SECONDS)
     if place.is_ours:
-        _forget_old_images(kubectl, root)
+        _remove_old_images(kubectl, root)
         url = question.service_url(kubectl, name, namespace)
         answer = question.ask(url, served_name)
     else:
@@ -101,10 +112,10 @@ def _serve(place: Place, root: Path, images: References, began: float) -> None:
     print(f"\nup after {time.monotonic() - began:.0f} s; `{undo}` takes it away")
 
 
-def _forget_old_images(kubectl: Kubectl, root: Path) -> None:
+def _remove_old_images(kubectl: Kubectl, root: Path) -> None:
     pods = json.loads(kubectl.run("get", "pods", "--all-namespaces", "-o", "json"))["items"]
     used = {container["image"] for pod in pods for container in pod["spec"]["containers"]}
-    for name in cluster.forget_unused(cluster.current(root), used):
+    for name in cluster.remove_unused(cluster.current(root), used):
         print(f"  removed {name} from the node", flush=True)
 
 

@@ -1,7 +1,4 @@
-"""Which cluster is in use, the one of `e2e/cluster` or the one that KUBECONFIG names, and what follows.
-
-Used by `flow` and by the stories.
-"""
+"""Which cluster is in use, the one of `e2e/cluster` or the one that KUBECONFIG names, and what follows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +8,7 @@ from e2e import cluster
 from e2e.kubectl import Kubectl
 from e2e.up.volume import OnNode, ThroughPod, Volumes
 
-# Where `python -m e2e.models` puts it. Not imported from there: that imports torch.
+# Where `e2e.models` puts it, too, which imports torch.
 MODEL = Path(".cache/models/smollm2")
 
 

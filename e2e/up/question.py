@@ -1,4 +1,4 @@
-"""Asks the served model one question over plain HTTP, through its Service. Called by `flow`."""
+"""Asks the served model one question over plain HTTP, through its Service."""
 
 import json
 import re

@@ -1,50 +1,70 @@
-"""Runs programs side by side and shows every line with the name of who said it and the time since the start.
+"""Runs programs side by side: lasting lines are printed with the program's name, the rest is one status line.
 
-Called by `flow` for what takes minutes on a new machine: the cluster's programs, the images, the model.
+For what takes minutes on a new machine: the cluster's programs, the images, the model.
 """
 
+import os
 import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from e2e import progress
+from e2e.progress import Progress
 from e2e.up.errors import UpError
 
 
 def run(programs: Mapping[str, Sequence[str]], cwd: Path) -> None:
     """Returns when all have ended well; the first that fails ends the others."""
     began = time.monotonic()
-    width = max(map(len, programs))
-    running = {
-        name: subprocess.Popen(
-            argv,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for name, argv in programs.items()
-    }
+    running = {name: _start(argv, cwd) for name, argv in programs.items()}
+    status, lock = Progress(), threading.Lock()
+    states = dict.fromkeys(programs, "started")
     failed: list[str] = []
 
     def follow(name: str, process: subprocess.Popen[str]) -> None:
         with process:
             assert process.stdout is not None
             for line in process.stdout:
-                print(f"  [{name:<{width}} {time.monotonic() - began:4.0f} s] {line.rstrip()}", flush=True)
-        if process.returncode != 0:
-            failed.append(name)
-            for other in running.values():
-                other.terminate()
+                with lock:
+                    if line.startswith(progress.INDENT):
+                        states[name] = line.strip()
+                    else:
+                        status.keep(f"  [{name} {time.monotonic() - began:.0f} s] {line.rstrip()}")
+        with lock:
+            del states[name]
+            if process.returncode != 0:
+                failed.append(name)
+                for other in running.values():
+                    other.terminate()
 
     threads = [threading.Thread(target=follow, args=item) for item in running.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        while thread.is_alive():
+            thread.join(min(status.seconds, 1.0))
+            with lock:
+                status.update(_line(time.monotonic() - began, states))
+    status.end()
     if failed:
-        raise UpError(
-            f"{failed[0]} failed, see the lines above; `make up` goes on from here when it is mended"
-        )
+        raise UpError(f"{failed[0]} failed, see the lines above; `make up` continues here once it is fixed")
+
+
+def _start(argv: Sequence[str], cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        argv,
+        cwd=cwd,
+        env={**os.environ, progress.SECONDS_VARIABLE: "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _line(seconds: float, states: Mapping[str, str]) -> str:
+    """Time since the start, then what each program does; each gets the same share of a terminal's line."""
+    share = max(20, 100 // max(1, len(states)))
+    return "  |  ".join([f"{seconds:.0f} s", *(f"{name}: {state}"[:share] for name, state in states.items())])

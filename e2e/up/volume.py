@@ -1,7 +1,7 @@
 """Puts a model where pods find it: behind a claim of a namespace.
 
 On the node of `e2e/cluster` a claim shows a directory of this machine. Another cluster gets a claim of its
-default storage class, filled through a pod. Called by `place`, for `make up` and for the stories.
+default storage class, filled through a pod.
 """
 
 import shutil
@@ -27,7 +27,7 @@ class Volumes(Protocol):
         """Makes the claim and what is behind it; returns when a pod may mount the model."""
 
     def spare(self, namespace: str) -> Manifest:
-        """Room for a claim that somebody else makes: what it has to ask for, in the words of spec.cache."""
+        """Makes an empty volume for a claim of the operator; returns the fields of spec.cache for it."""
 
     def remove(self, namespace: str, claim: str = CLAIM) -> None:
         """Lets claim and volume go, at once or as soon as no pod mounts them; does not wait."""
@@ -44,7 +44,7 @@ class OnNode:
         """A PersistentVolume over a copy of the model, and the claim that it is reserved for."""
         shown = self.directory / model.name
         _copy_on_node(model, shown)
-        self._forget_unbound(_volume_name(namespace, claim))
+        self._delete_unbound(_volume_name(namespace, claim))
         self.kubectl.apply(*_manifests(namespace, claim, shown))
         bound = "--for=jsonpath={.status.phase}=Bound"
         self.kubectl.run("wait", bound, f"persistentvolumeclaim/{claim}", "-n", namespace, "--timeout=60s")
@@ -56,7 +56,7 @@ class OnNode:
         shutil.rmtree(shown, ignore_errors=True)
         shown.mkdir(parents=True)
         shown.chmod(0o777)  # the kubelet gives no such volume to the pod's group
-        self._forget_unbound(name)
+        self._delete_unbound(name)
         self.kubectl.apply(_volume(name, shown, access="ReadWriteMany", storageClassName=name))
         return {"storageClassName": name, "accessMode": "ReadWriteMany"}
 
@@ -73,7 +73,7 @@ class OnNode:
         if copy and copy.parent == self.directory and copy not in shown.values():
             shutil.rmtree(copy)
 
-    def _forget_unbound(self, name: str) -> None:
+    def _delete_unbound(self, name: str) -> None:
         """A volume remembers the claim that it had, and is bound to no other of the same name."""
         volume = self.kubectl.get("persistentvolume", name, "") or {
             "metadata": {},
@@ -98,7 +98,7 @@ class ThroughPod:
             self.kubectl.apply(
                 {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
             )
-        self._forget_loader(namespace)
+        self._delete_loader(namespace)
         self.kubectl.apply(_loader_pod(namespace, claim, self.image))
         try:
             ready = ("--for=condition=Ready", f"pod/{_LOADER}", "-n", namespace, "--timeout=600s")
@@ -107,7 +107,7 @@ class ThroughPod:
             if subprocess.run([*inside, "test", "-e", _DONE], capture_output=True).returncode != 0:
                 _copy_through(model, claim, [*inside, "sh", "-c", f"tar -x -C /models && touch {_DONE}"])
         finally:
-            self._forget_loader(namespace)
+            self._delete_loader(namespace)
 
     def spare(self, namespace: str) -> Manifest:
         """Few default classes offer more than one node."""
@@ -118,7 +118,7 @@ class ThroughPod:
         """Deletes the claim; its storage class decides about the volume."""
         self.kubectl.delete("persistentvolumeclaim", claim, namespace, "--wait=false")
 
-    def _forget_loader(self, namespace: str) -> None:
+    def _delete_loader(self, namespace: str) -> None:
         self.kubectl.delete("pod", _LOADER, namespace)
 
 
@@ -170,7 +170,7 @@ def _volume(name: str, directory: Path, *, access: str, **fields: Any) -> Manife
 
 
 def _copy_through(model: Path, claim: str, unpack: list[str]) -> None:
-    # The files by name and not ".": the volume's own directory may belong to somebody else.
+    # The files by name and not ".": the volume's own directory may belong to another user.
     names = sorted(path.name for path in model.iterdir())
     with subprocess.Popen(["tar", "-c", "-C", str(model), *names], stdout=subprocess.PIPE) as pack:
         done = subprocess.run(unpack, stdin=pack.stdout, capture_output=True, text=True)

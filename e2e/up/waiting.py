@@ -1,31 +1,33 @@
-"""Waits until an LLMDeployment is Ready and shows what changes on the way. Called by `flow`."""
+"""Waits until an LLMDeployment is Ready and shows what changes on the way."""
 
 import time
 from typing import Any
 
 from e2e.kubectl import Kubectl
+from e2e.progress import Progress
 from e2e.up.errors import UpError
 
 _POLL_SECONDS = 0.5
-_SILENCE_SECONDS = 10
 
 
 def until_ready(kubectl: Kubectl, name: str, namespace: str, image: str, *, seconds: float) -> None:
     """Shows every change of phase, progress and reason until `image` serves; fails when the time is over."""
-    began = spoke = time.monotonic()
-    shown = ""
+    began, status, shown = time.monotonic(), Progress(), ""
     while True:
         found = kubectl.get("llmdeployment", name, namespace) or {}
-        said = describe(found)
-        now = time.monotonic()
-        if said != shown or now - spoke >= _SILENCE_SECONDS:
-            print(f"  {now - began:4.0f} s  {said}", flush=True)
-            shown, spoke = said, now
+        state = describe(found)
+        waited = time.monotonic() - began
+        if state != shown:
+            status.keep(f"  {waited:4.0f} s  {state}")
+            shown = state
+        else:
+            status.update(f"{waited:4.0f} s  {state}")
         if is_ready(found, image):
+            status.end()
             return
-        if now - began > seconds:
+        if waited > seconds:
             raise UpError(
-                f"{name} was not Ready within {seconds:.0f} s: {said}\n"
+                f"{name} was not Ready within {seconds:.0f} s: {state}\n"
                 f"See `kubectl describe llmdep {name}` and `kubectl logs -l serving.quire.dev/name={name}`"
             )
         time.sleep(_POLL_SECONDS)

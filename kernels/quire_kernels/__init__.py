@@ -1,45 +1,59 @@
-"""One op a file: a public function that picks by device, and its torch reference beside it.
+"""The ops of the inference engine, and their torch references.
 
-The reference is the specification: plain, in float32, and the oracle of every faster version. Tensors are
-packed (`[tokens, ...]`), KV caches are `[num_blocks, kv_heads, block_size, head_size]` per layer, with scales
-beside them where they hold a byte an element.
+Each op is one file: a public function that dispatches by device, and a plain torch reference, which is its
+specification and what every faster implementation is tested against. The op's Triton kernel is in
+`<op>_triton.py` beside it, its C kernel in `cpu/`. Tensors are packed (`[tokens, ...]`); for the layout of
+the KV cache see `paged_kv_cache`.
 """
 
-from quire_kernels.add_rmsnorm import add_rmsnorm
-from quire_kernels.add_rmsnorm_fp8 import add_rmsnorm_fp8
+from quire_kernels.activation.gelu_tanh_mul import gelu_tanh_mul
+from quire_kernels.activation.silu_mul import silu_mul
+from quire_kernels.activation.silu_mul_fp8 import silu_mul_fp8
+from quire_kernels.attention.paged_decode_attention import DecodeGather, decode_gather, paged_decode_attention
+from quire_kernels.attention.paged_prefill_attention import (
+    PrefillSpan,
+    paged_prefill_attention,
+    prefill_spans,
+)
+from quire_kernels.attention.paged_verify_attention import paged_verify_attention
+from quire_kernels.attention.rope_kv_write import kv_cache_rows, rope_kv_write
 from quire_kernels.block_copy import host_pool, load_blocks, save_blocks
-from quire_kernels.fp8_linear import fp8_linear, fp8_product
-from quire_kernels.fp8_quantize import fp8_quantize
-from quire_kernels.gelu_tanh_mul import gelu_tanh_mul
-from quire_kernels.group_rows import group_rows
-from quire_kernels.gumbel_sample import gumbel_sample
-from quire_kernels.int8_linear import Int8Weight, int8_linear, pack_int8, quantise_int8
-from quire_kernels.kv_quantization import KVScales, is_quantized_kv, kv_row_size, open_kv_cache
-from quire_kernels.logprobs import token_logprobs
-from quire_kernels.lora import add_lora
-from quire_kernels.moe import moe
-from quire_kernels.native import NATIVE
-from quire_kernels.paged_decode_attention import DecodeGather, decode_gather, paged_decode_attention
-from quire_kernels.paged_prefill_attention import PrefillSpan, paged_prefill_attention, prefill_spans
-from quire_kernels.paged_verify_attention import paged_verify_attention
-from quire_kernels.penalties import apply_penalties
-from quire_kernels.recording import Recording, record
-from quire_kernels.rope_kv_write import kv_cache_rows, rope_kv_write
-from quire_kernels.row_groups import RowGroups
-from quire_kernels.silu_mul import silu_mul
-from quire_kernels.silu_mul_fp8 import silu_mul_fp8
+from quire_kernels.cpu.native import NATIVE
+from quire_kernels.cpu.recording import Recording, record
+from quire_kernels.lora.add_lora import add_lora
+from quire_kernels.moe.group_rows import group_rows
+from quire_kernels.moe.moe import moe
+from quire_kernels.moe.row_groups import RowGroups
+from quire_kernels.norm.add_rmsnorm import add_rmsnorm
+from quire_kernels.norm.add_rmsnorm_fp8 import add_rmsnorm_fp8
+from quire_kernels.paged_kv_cache import (
+    KVCache,
+    KVScales,
+    PagedKVCache,
+    is_quantized_kv,
+    kv_row_size,
+    open_kv_cache,
+)
+from quire_kernels.quantization.fp8_linear import fp8_linear, fp8_product
+from quire_kernels.quantization.fp8_quantize import fp8_quantize
+from quire_kernels.quantization.int8_linear import Int8Weight, int8_linear, pack_int8, quantise_int8
+from quire_kernels.quantization.w4a16 import w4a16
+from quire_kernels.quantization.w4a16_packing import W4Weight, repack_awq, repack_gptq, repack_packed
+from quire_kernels.quantization.w8a8 import w8a8
+from quire_kernels.sampling.apply_penalties import apply_penalties
+from quire_kernels.sampling.apply_token_bitmask import apply_token_bitmask
+from quire_kernels.sampling.gumbel_sample import gumbel_sample
+from quire_kernels.sampling.token_logprobs import token_logprobs
+from quire_kernels.sampling.topk_topp_threshold import topk_topp_threshold
 from quire_kernels.take_rows import take_rows
-from quire_kernels.token_bitmask import apply_token_bitmask
-from quire_kernels.topk_topp_threshold import topk_topp_threshold
-from quire_kernels.w4a16 import w4a16
-from quire_kernels.w4a16_packing import W4Weight, repack_awq, repack_gptq, repack_packed
-from quire_kernels.w8a8 import w8a8
 
 __all__ = [
     "DecodeGather",
     "Int8Weight",
+    "KVCache",
     "KVScales",
     "NATIVE",
+    "PagedKVCache",
     "PrefillSpan",
     "Recording",
     "RowGroups",

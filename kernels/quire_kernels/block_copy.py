@@ -1,7 +1,6 @@
-"""Copies of whole blocks of keys and values, in all layers at once, between a device and a pool in the host's
-memory. Called by the runner's tiers, through layers.
+"""Copies of KV blocks, all layers at once, between the device's cache and a pool in host memory (KV offload).
 
-A pool is [slots, layers, 2, ...]: all of a block lies in one piece there, and moves as one.
+A pool is [slots, layers, 2, ...]: a block's data of all layers is contiguous there, and moves in one copy.
 """
 
 from collections.abc import Sequence
@@ -13,18 +12,18 @@ if torch.cuda.is_available():
     from quire_kernels.block_copy_triton import block_copy_triton
 
 Pairs = Sequence[tuple[int, int]]
-_STAGING_BYTES = 64 << 20  # on the device, beside the caches
+_STAGING_BYTES = 64 << 20  # temporary buffer on the device
 
 
 def host_pool(caches: Sequence[Tensor], slots: int) -> Tensor:
-    """Zeros [slots, layers, 2, ...] for blocks of ``caches``, [2, num_blocks, ...] each; pinned for a GPU."""
+    """A pool of zeros for blocks of ``caches``, [2, num_blocks, ...] each; pinned memory for a GPU."""
     first = caches[0]
     shape = (slots, len(caches), 2, *first.shape[2:])
     return torch.zeros(shape, dtype=first.dtype, pin_memory=first.is_cuda)
 
 
 def save_blocks(caches: Sequence[Tensor], pool: Tensor, pairs: Pairs) -> None:
-    """Copy blocks to the pool, (block, slot) each. When it returns, the pool holds them."""
+    """Copy blocks to the pool; ``pairs`` are (block, slot). The copies are complete on return."""
     if not caches[0].is_cuda:
         _copy(_parts(caches), _pool_parts(pool), pairs)
         return
@@ -37,7 +36,7 @@ def save_blocks(caches: Sequence[Tensor], pool: Tensor, pairs: Pairs) -> None:
 
 
 def load_blocks(pool: Tensor, caches: Sequence[Tensor], pairs: Pairs) -> None:
-    """Copy blocks from the pool, (slot, block) each. When it returns, the pool may be written again."""
+    """Copy blocks from the pool; ``pairs`` are (slot, block). The pool may be overwritten on return."""
     if not caches[0].is_cuda:
         _copy(_pool_parts(pool), _parts(caches), pairs)
         return

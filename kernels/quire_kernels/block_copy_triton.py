@@ -1,7 +1,7 @@
-"""`block_copy` for CUDA tensors: one launch for every block of every layer.
+"""Triton kernel of `block_copy`: one launch copies all blocks of all layers.
 
-Imported only where there is a GPU (why: `add_rmsnorm_triton`). Layers are tensors of their own, so the kernel
-gets a table of their addresses; a program copies a piece of one block of one of them.
+Imported only where there is a GPU (why: `add_rmsnorm_triton`). Each layer is a tensor of its own, so the
+kernel takes a table of their addresses; a program copies a part of one block of one layer.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -12,18 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels.configuration import Configuration
+from quire_kernels.launch_config import LaunchConfig
 
-_WORD, _BLOCK, _WARPS = 4, 4096, 4  # bytes; words that a program copies
+_WORD, _BLOCK, _WARPS = 4, 4096, 4  # bytes per word; words per program
 
 
 def block_copy_triton(
     sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
 ) -> None:
-    """Block ``pair[0]`` of each of ``sources`` goes to ``pair[1]`` of its target, all [blocks, ...].
+    """Copy block ``pair[0]`` of each of ``sources`` to block ``pair[1]`` of its target, all [blocks, ...].
 
-    Within a block, elements must be adjacent, and its bytes a multiple of 16. No block may be read and
-    written.
+    A block must be contiguous and a multiple of 16 bytes. No block may be both read and written.
     """
     first, target = sources[0], targets[0]
     block_bytes = first[0].numel() * first.element_size()
@@ -55,7 +54,7 @@ def block_copy_kernel(
     pair, part = tl.program_id(0), tl.program_id(1)
     source = tl.load(sources_ptr + part).to(tl.pointer_type(tl.int32))
     target = tl.load(targets_ptr + part).to(tl.pointer_type(tl.int32))
-    # The wrapper has looked: addresses are multiples of 16 bytes.
+    # Checked by the launch: addresses are multiples of 16 bytes.
     source, target = tl.multiple_of(source, 16), tl.multiple_of(target, 16)
     source += tl.load(pairs_ptr + 2 * pair) * source_stride
     target += tl.load(pairs_ptr + 2 * pair + 1) * target_stride
@@ -64,8 +63,8 @@ def block_copy_kernel(
 
 
 _STRIDES = ("source_stride", "target_stride", "words")
-CONFIGURATIONS = (
-    Configuration(
+LAUNCH_CONFIGS = (
+    LaunchConfig(
         "block_copy",
         block_copy_kernel,
         {"sources_ptr": "*i64", "targets_ptr": "*i64", "pairs_ptr": "*i64"} | dict.fromkeys(_STRIDES, "i32"),

@@ -1,19 +1,17 @@
-"""The last step of kernels that compute a sum in parts: they are added in float32, always in the same order.
-Called by `w4a16_triton` and `moe_triton`.
-"""
+"""Triton kernel of the reduction after split-K: adds partial sums in float32, in a fixed order."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels.configuration import Configuration
+from quire_kernels.launch_config import LaunchConfig
 
 _BLOCK, _WARPS = 1024, 4
 
 
 def sum_parts_triton(parts: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:
-    """parts [P, T, N], summed with the bias [N] into out [T, N]; only elements of a row must be adjacent."""
+    """parts [P, T, N] plus bias [N] -> out [T, N]; the elements of a row must be contiguous."""
     count, rows, size = parts.shape
     sum_parts_kernel[(rows, triton.cdiv(size, _BLOCK))](
         parts, bias, out, size, parts.stride(0), parts.stride(1), out.stride(0), PARTS=count, BLOCK=_BLOCK,
@@ -40,9 +38,9 @@ def sum_parts_kernel(
     tl.store(out_ptr + row * out_stride + at, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def _configuration(parts: int, dtype: str) -> Configuration:
+def _launch_config(parts: int, dtype: str) -> LaunchConfig:
     strides = {"size": "i32", "part_stride": "i32", "row_stride": "i32", "out_stride": "i32"}
-    return Configuration(
+    return LaunchConfig(
         f"sum_parts, {parts} of {dtype}",
         sum_parts_kernel,
         {"parts_ptr": f"*{dtype}", "out_ptr": "*bf16", **strides},
@@ -54,4 +52,4 @@ def _configuration(parts: int, dtype: str) -> Configuration:
     )
 
 
-CONFIGURATIONS = (_configuration(8, "fp32"), _configuration(8, "bf16"))
+LAUNCH_CONFIGS = (_launch_config(8, "fp32"), _launch_config(8, "bf16"))

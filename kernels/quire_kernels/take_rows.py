@@ -1,9 +1,9 @@
-"""Rows of a table: embeddings of tokens, rotations of positions. Called once per step and table."""
+"""Table lookup by row: token embeddings, and the RoPE angles of positions."""
 
 from torch import Tensor
 from torch.nn import functional
 
-from quire_kernels.native import NATIVE
+from quire_kernels.cpu.native import NATIVE
 
 
 def take_rows(table: Tensor, index: Tensor) -> Tensor:
@@ -14,5 +14,5 @@ def take_rows(table: Tensor, index: Tensor) -> Tensor:
 
 
 def take_rows_reference(table: Tensor, index: Tensor) -> Tensor:
-    """The same by torch, which checks the index."""
+    """The same by torch, which also checks the index."""
     return functional.embedding(index, table)

@@ -1,4 +1,4 @@
-"""``kubectl quire``: what a person asks of an LLMDeployment at a terminal.
+"""``kubectl quire``: shows, sizes and previews LLMDeployments at a terminal.
 
-A plugin that kubectl finds by its name. Knows the operator's pure parts and nothing of its cluster access.
+A plugin that kubectl finds by its name. Uses the pure parts of the operator and not its cluster access.
 """

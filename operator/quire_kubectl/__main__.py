@@ -22,13 +22,13 @@ _COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: done; 1: an error, named on stderr; 2: wrong usage; 3, 4: what the command says of its answer."""
+    """0: done; 1: an error, named on stderr; 2: wrong usage; 3, 4: a result of the command."""
     parser = argparse.ArgumentParser(prog="kubectl quire", description="LLMDeployments at a terminal.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, about) in _COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=about))
     parsed = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a child kubectl that watches ends with us
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a child kubectl is ended, too
     try:
         module, _ = _COMMANDS[parsed.command]
         return int(module.run(parsed))
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\n" if sys.stderr.isatty() else "")
         return 130
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # as with `| head`
         sys.stderr.close()
         return 0
 

@@ -1,7 +1,7 @@
-"""Where two documents differ, and documents as YAML, without a library.
+"""Differences between two documents, and documents as YAML, without a library.
 
-Called by the commands; pure. The plugin needs nothing but Python and kubectl, so what it prints as YAML it
-writes itself: maps and lists in block style, texts that could be read as something else in quotes.
+Pure. The plugin depends on Python and kubectl only, so it has its own YAML writer: maps and lists in block
+style, ambiguous texts in quotes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from typing import Any
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
-_TO_ESCAPE = re.compile("[^\x00-\x7e\U00010000-\U0010ffff]")  # of those beyond, YAML has no such escape
+_TO_ESCAPE = re.compile(
+    "[^\x00-\x7e\U00010000-\U0010ffff]"
+)  # YAML cannot escape characters beyond the BMP this way
 _ABSENT = object()
 _MOST_TEXT = 60
 
 
 def between(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    """`path: old -> new` for each field; lists of another length are compared as one."""
+    """`path: old -> new` for each changed field; lists of different lengths are compared as one value."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in dict.fromkeys((*old, *new)):
             inner = f"{path}.{key}" if path else str(key)

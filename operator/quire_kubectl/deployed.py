@@ -1,7 +1,7 @@
-"""What the cluster holds of one LLMDeployment, and how its operator was set up, read through kubectl.
+"""Reads the live objects of one LLMDeployment and the settings of its operator through kubectl.
 
-Called by ``render`` and ``plan``. Reads into the operator's own frozen values, so that its pure code decides
-here what it decides there; what the user may not read is assumed, and said to be.
+They are read into the operator's own frozen values, so that its pure code decides here as it does in the
+cluster. What the user may not read is assumed, and the output says so.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from quire_kubectl import kubectl
 from quire_kubectl.kubectl import Document, KubectlError
 from quire_operator import names, resources, spec, status
 from quire_operator.errors import SettingsError
-from quire_operator.observed import Observed, is_made_by_keda, is_ours, ref, scales_deployment, workload
+from quire_operator.observed import Observed, is_keda_autoscaler, is_owned, ref, scales_deployment, workload
 from quire_operator.plan import revisions
-from quire_operator.resources import Kept, Manifest
+from quire_operator.resources import Manifest, RenderedRevision
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment, Profile, profiles
 
@@ -37,28 +37,29 @@ _UNKNOWN_IMAGE = "the-operators-engine-image"
 
 @dataclass(frozen=True, kw_only=True)
 class Live:
-    """What there is. `kept`: what the ControllerRevisions keep, by their names."""
+    """What the cluster holds of an LLMDeployment."""
 
     observed: Observed
     revisions: tuple[Document, ...] = ()
 
     @property
-    def kept(self) -> Mapping[str, Any]:
+    def revision_data(self) -> Mapping[str, Any]:
+        """The data of the ControllerRevisions, by name."""
         return {str(one["metadata"]["name"]): one.get("data") for one in self.revisions}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rendered:
-    """The children that the operator would apply. `is_kept`: as they were rendered before, not anew."""
+    """The children that the operator would apply. `is_stored`: from a stored revision, not rendered now."""
 
     model: LLMDeployment
     children: tuple[Manifest, ...]
     name: str
-    is_kept: bool
+    is_stored: bool
 
 
 def in_file(path: str, namespace: str | None) -> list[Document]:
-    """The LLMDeployments of a file; kubectl reads it, as it would for `kubectl apply`."""
+    """The LLMDeployments in a file; kubectl reads it as for `kubectl apply`."""
     scope = ["--namespace", namespace] if namespace else []
     given = ["create", "--dry-run=client", "--validate=ignore", "-f", path, *scope]
     found = [body for body in kubectl.documents(given) if body.get("kind") == names.KIND]
@@ -68,14 +69,14 @@ def in_file(path: str, namespace: str | None) -> list[Document]:
 
 
 def by_name(name: str, namespace: str | None) -> Document:
-    """As it is stored."""
+    """The stored LLMDeployment of that name."""
     scope = ["--namespace", namespace] if namespace else []
     (body,) = kubectl.documents(["get", kubectl.LLM_DEPLOYMENTS, name, *scope, "--show-managed-fields"])
     return body
 
 
 def stored(body: Document) -> Document | None:
-    """The same LLMDeployment as it is stored; None where there is none."""
+    """The stored version of this LLMDeployment; None where it does not exist."""
     metadata = body["metadata"]
     found = kubectl.documents(
         [
@@ -87,7 +88,7 @@ def stored(body: Document) -> Document | None:
 
 
 def live(body: Document, model: LLMDeployment) -> Live:
-    """All objects of the LLMDeployment `body`, which is stored, as far as `model` asks for their kinds."""
+    """The live objects of the stored LLMDeployment `body`."""
     scope = ["--namespace", model.namespace, "--show-managed-fields"]
     label = ["-l", f"{names.LABEL_NAME}={model.name}"]
     related = kubectl.documents(["get", _RELATED, *scope, *label])
@@ -101,42 +102,43 @@ def live(body: Document, model: LLMDeployment) -> Live:
                 raise
             missing.add(kind)
     uid = str(body["metadata"]["uid"])
-    wanted = {*resources.KEPT_KINDS, *_OPTIONAL, "HorizontalPodAutoscaler"}
-    children = [one for one in related if one["kind"] in wanted and is_ours(one, uid)]
-    scalers = [one for one in others if scales_deployment(one, model.name) and not is_ours(one, uid)]
-    sets, pods, fetchers = workload(children, related)
+    wanted = {*resources.REVISIONED_KINDS, *_OPTIONAL, "HorizontalPodAutoscaler"}
+    children = [one for one in related if one["kind"] in wanted and is_owned(one, uid)]
+    scalers = [one for one in others if scales_deployment(one, model.name) and not is_owned(one, uid)]
+    sets, pods, download_pods = workload(children, related)
     observed = Observed(
         body=body,
         children={ref(one): one for one in children},
-        rivals=tuple(one for one in scalers if not is_made_by_keda(one, model.name)),
-        made_by_keda=next((one for one in scalers if is_made_by_keda(one, model.name)), None),
+        foreign_autoscalers=tuple(one for one in scalers if not is_keda_autoscaler(one, model.name)),
+        keda_autoscaler=next((one for one in scalers if is_keda_autoscaler(one, model.name)), None),
         missing=frozenset(missing),
         replica_sets=tuple(sets),
         pods=tuple(pods),
-        fetchers=tuple(fetchers),
+        download_pods=tuple(download_pods),
     )
-    kept = [one for one in related if one["kind"] == "ControllerRevision" and is_ours(one, uid)]
-    return Live(observed=observed, revisions=tuple(kept))
+    stored = [one for one in related if one["kind"] == "ControllerRevision" and is_owned(one, uid)]
+    return Live(observed=observed, revisions=tuple(stored))
 
 
-def rendered(body: Document, settings: Settings, there: Live | None, now: datetime) -> Rendered:
-    """What the operator would make of `body`, as its reconcile decides it. Raises QuireOperatorError."""
+def rendered(body: Document, settings: Settings, live: Live | None, now: datetime) -> Rendered:
+    """The children of `body` as the operator's reconcile would apply them. Raises QuireOperatorError."""
     model = spec.parse(body)
     name = f"keda-hpa-{model.name}" if model.autoscaler == "KEDA" else model.name
-    scalers = [] if there is None else [*there.observed.children.values(), *there.observed.rivals]
-    if there is not None and there.observed.made_by_keda is not None:
-        scalers.append(there.observed.made_by_keda)
+    scalers = [] if live is None else [*live.observed.children.values(), *live.observed.foreign_autoscalers]
+    if live is not None and live.observed.keda_autoscaler is not None:
+        scalers.append(live.observed.keda_autoscaler)
     is_scaler = (b for b in scalers if str(ref(b)) == f"HorizontalPodAutoscaler {name}")
-    measured = status.measured(body, next(is_scaler, None))
-    fresh = resources.build(model, settings, measured, _profile(model))
-    anew = resources.kept(model, body["spec"], fresh)
-    asked = anew if there is None else _asked(model, body, anew, there, now)
-    force = asked
-    if there is not None:
-        back, _ = revisions.rollback(model, asked.name, revisions.history(there.revisions))
-        force = (resources.stored(model, back, there.kept.get(back)) if back else None) or asked
-    children = resources.with_kept(fresh, force)
-    return Rendered(model=model, children=children, name=force.name, is_kept=force is not anew)
+    measurements = status.pod_measurements(body, next(is_scaler, None))
+    children = resources.build(model, settings, measurements, _profile(model))
+    fresh = update = current = resources.render_revision(model, body["spec"], children)
+    if live is not None:
+        current = update = _update_revision(model, body, fresh, live, now)
+        history = revisions.revision_history(live.revisions)
+        rollback_to, _ = revisions.rollback_target(model, update.name, history)
+        data = live.revision_data.get(rollback_to)
+        current = (resources.parse_stored(model, rollback_to, data) if rollback_to else None) or update
+    children = resources.with_revision(children, current)
+    return Rendered(model=model, children=children, name=current.name, is_stored=current is not fresh)
 
 
 def _profile(model: LLMDeployment) -> Profile | None:
@@ -153,35 +155,43 @@ def profile(name: str, *options: str) -> Profile:
     return profiles.parse(found)
 
 
-def _asked(model: LLMDeployment, body: Document, anew: Kept, there: Live, now: datetime) -> Kept:
-    """What was rendered before stays while the spec asks for the same, unless it fails and never served."""
-    past = revisions.history(there.revisions)
-    if not past or past[-1].name == anew.name or model.spec.rollout.adopt_operator_defaults == "Always":
-        return anew
-    newest = resources.stored(model, past[-1].name, there.kept.get(past[-1].name))
-    if newest is None or not resources.is_same(model, body, newest):
-        return anew
-    observed = replace(there.observed, body=body)
-    never_served = revisions.is_unfinished(newest.name, observed)
-    return anew if never_served and status.is_failing(model, observed, now=now) else newest
+def _update_revision(
+    model: LLMDeployment, body: Document, fresh: RenderedRevision, live: Live, now: datetime
+) -> RenderedRevision:
+    """The stored revision while the spec specifies the same pods, unless they fail and were never rolled
+    out.
+    """
+    history = revisions.revision_history(live.revisions)
+    if (
+        not history
+        or history[-1].name == fresh.name
+        or model.spec.rollout.adopt_operator_defaults == "Always"
+    ):
+        return fresh
+    newest = resources.parse_stored(model, history[-1].name, live.revision_data.get(history[-1].name))
+    if newest is None or not resources.renders_same_pods(model, body, newest):
+        return fresh
+    observed = replace(live.observed, body=body)
+    never_served = revisions.was_never_rolled_out(newest.name, observed)
+    return fresh if never_served and status.has_failing_pods(model, observed, now=now) else newest
 
 
-def settings(namespace: str, there: Live | None) -> tuple[Settings, str]:
-    """The operator's settings for LLMDeployments in `namespace`, and a sentence: where they are from."""
+def settings(namespace: str, live: Live | None) -> tuple[Settings, str]:
+    """The operator's settings for LLMDeployments in `namespace`, and a sentence on where they come from."""
     for scope in (["--all-namespaces"], ["--namespace", "quire-system"]):
         try:
             found = kubectl.documents(["get", "deployments", *scope, "-l", _OPERATORS])
-        except KubectlError:  # most users may not read that
+        except KubectlError:  # most users may not read it
             continue
         for deployment in found:
-            read = _of_operator(deployment)
+            read = _from_operator(deployment)
             if read is not None and (not read.watch_namespaces or namespace in read.watch_namespaces):
                 metadata = deployment["metadata"]
                 return read, f"Settings are those of Deployment {metadata['namespace']}/{metadata['name']}."
-    return _of_children([] if there is None else there.observed.children.values())
+    return _from_children([] if live is None else live.observed.children.values())
 
 
-def _of_operator(deployment: Document) -> Settings | None:
+def _from_operator(deployment: Document) -> Settings | None:
     containers = deployment["spec"]["template"]["spec"]["containers"]
     environ = {
         str(entry["name"]): str(entry.get("value", ""))
@@ -194,8 +204,8 @@ def _of_operator(deployment: Document) -> Settings | None:
         return None
 
 
-def _of_children(children: Iterable[Mapping[str, Any]]) -> tuple[Settings, str]:
-    """What the pods that run were made with; the rest is as the chart has it."""
+def _from_children(children: Iterable[Mapping[str, Any]]) -> tuple[Settings, str]:
+    """The settings that the live children show; the others are assumed to be the chart's defaults."""
     by_kind = {str(child["kind"]): child for child in children}
     if "Deployment" not in by_kind:
         return (
@@ -203,12 +213,14 @@ def _of_children(children: Iterable[Mapping[str, Any]]) -> tuple[Settings, str]:
             "The operator's Deployment cannot be read here: the engine's image is left open, and all other "
             "settings are assumed to be the chart's defaults.",
         )
-    server = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    pod = by_kind["Deployment"]["spec"]["template"]["spec"]
+    server = pod["containers"][0]
     read = Settings(
         engine_image=str(server["image"]),
         engine_image_pull_policy=str(server.get("imagePullPolicy", "IfNotPresent")),
+        engine_image_pull_secrets=tuple(str(secret["name"]) for secret in pod.get("imagePullSecrets", ())),
     )
-    told = (
+    note = (
         "The operator's Deployment cannot be read here: image and pull policy are those of the pods' template"
     )
     try:
@@ -220,8 +232,8 @@ def _of_children(children: Iterable[Mapping[str, Any]]) -> tuple[Settings, str]:
             monitoring_namespace_labels=tuple(labels[1].items()),
         )
     except (KeyError, IndexError, StopIteration):
-        return read, f"{told}, all other settings are assumed to be the chart's defaults."
+        return read, f"{note}, all other settings are assumed to be the chart's defaults."
     return (
         read,
-        f"{told}, namespaces those of its NetworkPolicy, the rest is assumed to be the chart's default.",
+        f"{note}, namespaces those of its NetworkPolicy, the rest is assumed to be the chart's default.",
     )

@@ -1,7 +1,6 @@
-"""kubectl as a child process: whoever may use kubectl may use the plugin, with the same login.
+"""kubectl as a child process, so that the plugin has the user's own login and rights.
 
-Called by the commands. Arguments are passed as they are, never through a shell; the one room of this package
-that starts a process.
+Arguments are passed as a list, never through a shell. The only module of this package that starts a process.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from typing import Any
 
 LLM_DEPLOYMENTS = "llmdeployments.serving.quire.dev"
 _WATCH_AGAIN_SECONDS = 1.0
-PATIENCE_SECONDS = 120.0  # an API server that is restarted is back by then
+PATIENCE_SECONDS = 120.0  # enough for a restart of the API server
 Document = dict[str, Any]
 
 
 class KubectlError(Exception):
-    """kubectl failed; the message is what it said."""
+    """kubectl failed; the message is its stderr."""
 
 
 def run(arguments: Sequence[str], given: str | None = None) -> str:
-    """What kubectl prints. `given`: its standard input."""
+    """The output of kubectl. `given`: its standard input."""
     try:
         ended = subprocess.run(
             ["kubectl", *arguments],
@@ -42,20 +41,21 @@ def run(arguments: Sequence[str], given: str | None = None) -> str:
 
 
 def documents(arguments: Sequence[str], given: str | None = None) -> list[Document]:
-    """The objects that kubectl prints as JSON, those of a list one by one."""
+    """The objects that kubectl prints as JSON; of a list, its items."""
     printed = run([*arguments, "-o", "json"], given)
     return [item for document in _parsed([printed]) for item in document.get("items", [document])]
 
 
 @contextmanager
 def watch(arguments: Sequence[str], patience: float = 0.0) -> Iterator[Iterator[tuple[str, Document]]]:
-    """ADDED, MODIFIED or DELETED and the object, first of all that `kubectl get` finds. The API server ends a
-    watch after some time and kubectl with it: then another begins, and tells again of all that is there.
-    `patience`: for so many seconds a watch that has told of something may fail.
+    """Yields ADDED, MODIFIED or DELETED with the object, starting with all existing objects.
+
+    The API server ends a watch after some time, and kubectl with it: then another is started, which repeats
+    all objects. `patience`: seconds for which a watch that has delivered events may fail.
     """
     children: list[subprocess.Popen[str]] = []
 
-    def told() -> Iterator[tuple[str, Document]]:
+    def events() -> Iterator[tuple[str, Document]]:
         until = 0.0
         while True:
             child = start(["get", *arguments, "-o", "json", "--watch", "--output-watch-events"])
@@ -67,18 +67,18 @@ def watch(arguments: Sequence[str], patience: float = 0.0) -> Iterator[Iterator[
             if child.wait() == 0:
                 until = time.monotonic() + patience
             elif time.monotonic() >= until:
-                raise KubectlError(f"kubectl ended with {child.returncode}; what it said stands above")
+                raise KubectlError(f"kubectl ended with {child.returncode}; see its output above")
             time.sleep(_WATCH_AGAIN_SECONDS)
 
     try:
-        yield told()
+        yield events()
     finally:
         for child in children:
             stop(child)
 
 
 def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
-    """kubectl, whose output is to be read as it comes; what it says on stderr everybody sees."""
+    """Start kubectl for streaming; its stderr goes to the terminal."""
     try:
         return subprocess.Popen(["kubectl", *arguments], stdout=subprocess.PIPE, text=True, errors="replace")
     except OSError as error:
@@ -86,7 +86,7 @@ def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def stop(child: subprocess.Popen[str]) -> None:
-    """End it, whatever it still has to say."""
+    """Terminate it and discard the rest of its output."""
     child.terminate()
     child.wait()
     if child.stdout is not None:
@@ -94,12 +94,12 @@ def stop(child: subprocess.Popen[str]) -> None:
 
 
 def _parsed(lines: Iterator[str] | Sequence[str]) -> Iterator[Document]:
-    """JSON objects one after the other, without anything between them to go by."""
+    """Parses a sequence of JSON objects without separators."""
     decoder, pending = json.JSONDecoder(), ""
     for line in lines:
         pending = (pending + line).lstrip()
         if line[:1] not in ("{", "}") or not line.rstrip().endswith("}"):
-            continue  # an object ends with a line that is all of it, or its last brace
+            continue  # an object ends with a line that is complete or has its last brace
         while pending:
             try:
                 document, end = decoder.raw_decode(pending)

@@ -1,8 +1,8 @@
-"""``kubectl quire logs``: what all containers of an LLMDeployment's pods said, and first why one ended badly.
+"""``kubectl quire logs``: the logs of all containers of an LLMDeployment's pods, preceded by why containers
+ended badly.
 
-Called by ``__main__``. Each container's log is a kubectl of its own; with -f a thread reads it, a watch finds
-the pods that come later and the containers that start again, and a stream that breaks is taken up where it
-broke.
+Each container is read by its own kubectl process. With -f a thread reads it, a watch finds new pods and
+restarted containers, and an interrupted stream is resumed where it broke.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from quire_operator.reports import parse_termination
 
 NOTHING_SAID = 3
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e]")
-_AGAIN_SECONDS = 0.5  # after a stream has broken, doubled while nothing comes
+_AGAIN_SECONDS = 0.5  # before an interrupted stream is resumed, doubled while it delivers nothing
 _AGAIN_AT_MOST_SECONDS = 8.0
-_LINES_AT_ONCE = 1000  # that wait to be printed; a pod that says more waits
+_LINES_AT_ONCE = 1000  # buffered for printing; beyond it, reading pauses
 
 
 @dataclass(frozen=True)
-class Source:
-    """One run of one container: `restarts` tells it from the one before. `running`: it may say more."""
+class LogSource:
+    """One run of one container; `restarts` identifies the run. `running`: it may write more."""
 
     pod: str
     container: str
@@ -57,11 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: TextIO = sys.stdout) -> int:
-    """0: printed; 3: there is no container that said anything. Raises KubectlError."""
+    """0: printed; 3: no container has written anything. Raises KubectlError."""
     if arguments.follow and arguments.previous:
         raise KubectlError("give -f or -p, not both: what has ended says nothing more")
     scope = ["--namespace", arguments.namespace] if arguments.namespace else []
-    kubectl.run(["get", kubectl.LLM_DEPLOYMENTS, arguments.name, *scope])  # or its name is wrong
+    kubectl.run(
+        ["get", kubectl.LLM_DEPLOYMENTS, arguments.name, *scope]
+    )  # fails where there is no such LLMDeployment
     command = ["pods", *scope, "-l", names.selector(arguments.name)]
     printer = _Printer(out)
     pods = kubectl.documents(["get", *command])
@@ -81,14 +83,14 @@ def run(arguments: argparse.Namespace, out: TextIO = sys.stdout) -> int:
 
 
 class _Printer:
-    """Lines with the name of their pod before them, each pod in a colour of its own."""
+    """Prefixes lines with the name of their pod, each pod in its own colour."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self.look = Look.of(out)
         self._colours: dict[str, str] = {}
 
-    def line(self, source: Source, line: str) -> None:
+    def line(self, source: LogSource, line: str) -> None:
         colour = self._colours.setdefault(source.pod, PREFIXES[len(self._colours) % len(PREFIXES)])
         prefix = self.look.paint(f"[{view.text(source.title)}]", colour)
         self._out.write(f"{prefix} {_CONTROL.sub(' ', line)}\n")
@@ -97,8 +99,8 @@ class _Printer:
         self._out.flush()
 
 
-def _print(source: Source, options: Sequence[str], printer: _Printer) -> bool:
-    """Whether kubectl could read it; it says itself why not."""
+def _print(source: LogSource, options: Sequence[str], printer: _Printer) -> bool:
+    """Whether kubectl could read the log; it reports why not itself."""
     child = kubectl.start(_logs(source, options))
     try:
         assert child.stdout is not None
@@ -110,45 +112,45 @@ def _print(source: Source, options: Sequence[str], printer: _Printer) -> bool:
 
 
 class _Followed:
-    """What is read now. `lines`: with where each is from; None ends, an error as well."""
+    """The containers that are read now. `lines`: each with its source; None or an error ends the queue."""
 
     def __init__(self) -> None:
-        self.lines: queue.Queue[tuple[Source | None, str]] = queue.Queue(_LINES_AT_ONCE)
+        self.lines: queue.Queue[tuple[LogSource | None, str]] = queue.Queue(_LINES_AT_ONCE)
         self.children: list[subprocess.Popen[str]] = []
-        self._runs: dict[tuple[str, str], Source] = {}
+        self._runs: dict[tuple[str, str], LogSource] = {}
         self._changed = threading.Condition()
 
-    def tell(self, pod: str, sources: Iterable[Source]) -> list[Source]:
-        """All that a pod has now; those of its containers that were not known."""
-        told = {(one.pod, one.container): one for one in sources}
+    def update(self, pod: str, sources: Iterable[LogSource]) -> list[LogSource]:
+        """Update the containers of a pod; returns those that are new."""
+        current = {(one.pod, one.container): one for one in sources}
         with self._changed:
-            new = [one for place, one in told.items() if place not in self._runs]
+            new = [one for place, one in current.items() if place not in self._runs]
             ended = {
                 place: replace(one, running=False) for place, one in self._runs.items() if place[0] == pod
             }
-            self._runs |= ended | told
+            self._runs |= ended | current
             self._changed.notify_all()
         return new
 
     def forget(self, pod: str) -> None:
-        """It is deleted."""
+        """The pod is deleted."""
         with self._changed:
             self._runs = {place: one for place, one in self._runs.items() if place[0] != pod}
             self._changed.notify_all()
 
-    def now(self, source: Source) -> Source | None:
-        """What is told of that container now; None when its pod is gone."""
+    def now(self, source: LogSource) -> LogSource | None:
+        """The current run of that container; None when its pod is deleted."""
         return self._runs.get((source.pod, source.container))
 
-    def wait(self, source: Source, seconds: float | None) -> Source | None:
-        """What is told of that container now, as soon as it is anything else, or after so many seconds."""
+    def wait(self, source: LogSource, seconds: float | None) -> LogSource | None:
+        """The current run of that container, once it changes or after so many seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self.now(source) != source, seconds)
             return self.now(source)
 
 
 def _follow(command: Sequence[str], scope: Sequence[str], tail: int, printer: _Printer) -> None:
-    """Until the watch fails for long or somebody ends it."""
+    """Until the watch fails for too long or the user interrupts."""
     followed = _Followed()
     threading.Thread(target=_watch, args=(command, scope, tail, followed), daemon=True).start()
     try:
@@ -172,16 +174,18 @@ def _watch(command: Sequence[str], scope: Sequence[str], tail: int, followed: _F
                 if change == "DELETED":
                     followed.forget(name)
                     continue
-                for source in followed.tell(name, _sources(pod)):
+                for source in followed.update(name, _sources(pod)):
                     threading.Thread(target=_read, args=(source, scope, tail, followed), daemon=True).start()
     except KubectlError as error:
         followed.lines.put((None, str(error)))
 
 
-def _read(first: Source, scope: Sequence[str], tail: int, followed: _Followed) -> None:
-    """One container, run after run, until its pod is gone. While it runs, a stream that ends has broken."""
+def _read(first: LogSource, scope: Sequence[str], tail: int, followed: _Followed) -> None:
+    """Reads one container, run after run, until its pod is deleted. While it runs, the end of a stream is an
+    interruption.
+    """
     shown, pause = Shown(), _AGAIN_SECONDS
-    source: Source | None = first
+    source: LogSource | None = first
     while source is not None:
         since = shown.since
         options = [*scope, "--follow", "--timestamps", f"--since-time={since}" if since else f"--tail={tail}"]
@@ -199,37 +203,37 @@ def _read(first: Source, scope: Sequence[str], tail: int, followed: _Followed) -
         source = followed.wait(source, pause if source.running else None)
 
 
-def _is_gone(source: Source, scope: Sequence[str]) -> bool:
-    """Deleted while no watch told of it."""
+def _is_gone(source: LogSource, scope: Sequence[str]) -> bool:
+    """Whether the pod was deleted while no watch was running."""
     try:
         return not kubectl.run(["get", "pod", source.pod, *scope, "--ignore-not-found", "-o", "name"])
     except KubectlError:
-        return False  # the API server is away, or the right to ask
+        return False  # the API server is unreachable, or the right is missing
 
 
-def _logs(source: Source, options: Sequence[str]) -> list[str]:
+def _logs(source: LogSource, options: Sequence[str]) -> list[str]:
     return ["logs", source.pod, "-c", source.container, *options]
 
 
-def _sources(pod: Document, *, previous: bool = False) -> Iterator[Source]:
-    """The containers that have a log; with `previous` those that ran before and started again."""
-    for told in _statuses(pod):
-        count = int(told.get("restartCount") or 0)
-        state = told.get("state") or {}
+def _sources(pod: Document, *, previous: bool = False) -> Iterator[LogSource]:
+    """The containers that have a log; with `previous` the runs before the last restart."""
+    for container in _statuses(pod):
+        count = int(container.get("restartCount") or 0)
+        state = container.get("state") or {}
         if count if previous else ("running" in state or "terminated" in state):
-            yield Source(str(pod["metadata"]["name"]), str(told["name"]), count, "running" in state)
+            yield LogSource(str(pod["metadata"]["name"]), str(container["name"]), count, "running" in state)
 
 
 def _endings(pod: Document) -> Iterator[str]:
-    """Which containers ended badly the last time, and what they wrote about it."""
-    for told in _statuses(pod):
-        for state in (told.get("state") or {}, told.get("lastState") or {}):
+    """The containers that last ended badly, with their termination messages."""
+    for container in _statuses(pod):
+        for state in (container.get("state") or {}, container.get("lastState") or {}):
             ended = state.get("terminated") or {}
             if not ended.get("exitCode"):
                 continue
             wrote = parse_termination(ended.get("message"))
             reason = wrote.reason or view.text(ended.get("reason"))
-            where = f"{view.text(pod['metadata']['name'])} {view.text(told.get('name'))}"
+            where = f"{view.text(pod['metadata']['name'])} {view.text(container.get('name'))}"
             yield (
                 f"[{where}] ended with {ended['exitCode']} ({reason}) at {view.text(ended.get('finishedAt'))}"
                 f"{f': {wrote.message}' if wrote.message else ''}"

@@ -1,8 +1,8 @@
-"""``kubectl quire plan``: what an edit would do before it is made: which fields and children change, whether
-pods are replaced, how, and how many serve meanwhile.
+"""``kubectl quire plan``: previews an edit: which fields and children change, whether and how pods are
+replaced, and how many serve during the rollout.
 
-Called by ``__main__``. The API server says what the edit comes to (a dry run of ``kubectl apply``), and the
-operator's own code what it would do then. Nothing is written.
+The API server merges the edit (a dry run of ``kubectl apply``), and the operator's own code plans for the
+result. Nothing is written.
 """
 
 from __future__ import annotations
@@ -22,30 +22,38 @@ from quire_kubectl.terminal import Look
 from quire_kubectl.view import span
 from quire_operator import names, spec
 from quire_operator.observed import Observed, Ref, ref
-from quire_operator.plan import Decider, Plan, decider, handover, lost_fields, make_plan, strategy
+from quire_operator.plan import (
+    Plan,
+    PlanInput,
+    ReplicaOwner,
+    find_replica_owner,
+    lost_fields,
+    make_plan,
+    replica_owner,
+)
 from quire_operator.spec import LLMDeployment
 
 PODS_CHANGE = 3
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_FEW = 8  # changed fields of one child that are named
+_FEW = 8  # changed fields of one child that are listed
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Edit:
-    """`there`: before it; None where the LLMDeployment is new."""
+    """`before`: the live objects; None where the LLMDeployment is new."""
 
-    there: Live | None
+    before: Live | None
     after: Rendered
     plan: Plan
-    by: Decider
+    owner: ReplicaOwner
 
     @property
     def deployment(self) -> Mapping[str, Any] | None:
-        return None if self.there is None else self.there.observed.child("Deployment")
+        return None if self.before is None else self.before.observed.child("Deployment")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """As those of kubectl diff."""
+    """Like those of kubectl diff."""
     parser.add_argument(
         "-f", "--filename", metavar="FILE", required=True, help="a manifest, - for standard input"
     )
@@ -53,13 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: TextIO = sys.stdout) -> int:
-    """0: no pod comes or goes; 3: pods do. Raises KubectlError, QuireOperatorError."""
+    """0: no pod is started or stopped; 3: pods are. Raises KubectlError, QuireOperatorError."""
     codes = []
     for body in deployed.in_file(arguments.filename, arguments.namespace):
         before = deployed.stored(body)
-        after = _applied(body, before)
-        code, told, lines = _planned(before, after)
-        sys.stderr.write(f"{told}\n")
+        after = _dry_run(body, before)
+        code, note, lines = _preview(before, after)
+        sys.stderr.write(f"{note}\n")
         look = Look.of(out)
         out.write("\n".join(part for line in lines for part in _wrapped(line, look)) + "\n")
         codes.append(code)
@@ -71,9 +79,10 @@ def _wrapped(line: str, look: Look) -> list[str]:
     return look.wrapped(line.lstrip(), indent, f"{indent}  ")
 
 
-def _applied(body: Document, before: Document | None) -> Document:
-    """What `kubectl apply` would make of it, in the API server's words; nothing is stored. Where another
-    manager applied it on the server's side, as GitOps does, the fields that it leaves out go, too.
+def _dry_run(body: Document, before: Document | None) -> Document:
+    """The result of `kubectl apply`, from a dry run on the API server. Where another manager applied the
+    object server-side, as GitOps tools do, the same kind of apply is used, so that fields it omits are
+    removed.
     """
     command = ["apply", "--dry-run=server", "-f", "-"]
     managers = [] if before is None else _managers(before)
@@ -95,21 +104,20 @@ def _managers(before: Document) -> list[str]:
     ]
 
 
-def _planned(before: Document | None, after: Document) -> tuple[int, str, list[str]]:
-    """Exit code, where the settings are from, and what is to be said."""
+def _preview(before: Document | None, after: Document) -> tuple[int, str, list[str]]:
+    """Exit code, a note on where the settings come from, and the lines to print."""
     model = spec.parse(after)
-    there = None if before is None else deployed.live(after, model)
-    settings, told = deployed.settings(model.namespace, there)
+    live = None if before is None else deployed.live(after, model)
+    settings, note = deployed.settings(model.namespace, live)
     now = datetime.now(UTC)
-    render = deployed.rendered(after, settings, there, now)
-    observed = Observed(body=after) if there is None else there.observed
-    desired = strategy.settled(render.children, model, observed, now)
-    by = decider(model, observed)
+    rendered = deployed.rendered(after, settings, live, now)
+    observed = Observed(body=after) if live is None else live.observed
+    result = make_plan(PlanInput(model=model, desired=rendered.children, observed=observed, now=now))
     edit = _Edit(
-        there=there,
-        after=replace(render, children=desired),
-        plan=make_plan(desired, observed, by),
-        by=by,
+        before=live,
+        after=replace(rendered, children=result.desired),
+        plan=result.plan,
+        owner=find_replica_owner(model, observed),
     )
     pods = list(_pods(edit, model, after))
     fields = [] if before is None else changes.between(before["spec"], after["spec"], "spec")
@@ -120,7 +128,7 @@ def _planned(before: Document | None, after: Document) -> tuple[int, str, list[s
         *_section("Pods", pods or ["none is started, stopped or replaced"]),
         *_section("Autoscaler", list(_autoscaler(edit, model))),
     ]
-    return PODS_CHANGE if pods else 0, told, lines
+    return PODS_CHANGE if pods else 0, note, lines
 
 
 def _section(title: str, lines: list[str]) -> list[str]:
@@ -128,7 +136,7 @@ def _section(title: str, lines: list[str]) -> list[str]:
 
 
 def _children(edit: _Edit) -> Iterator[str]:
-    old = {} if edit.there is None else _before(edit.there)
+    old = {} if edit.before is None else _last_applied(edit.before)
     for manifest in edit.plan.apply:
         target = ref(manifest)
         if target not in old:
@@ -137,21 +145,20 @@ def _children(edit: _Edit) -> Iterator[str]:
         found = [line for line in _differences(old[target], manifest) if line]
         more = f", and {len(found) - _FEW} more" if len(found) > _FEW else ""
         yield f"change {target}: {', '.join(found[:_FEW]) or 'nothing that the pods see'}{more}"
-    for target, _ in (*edit.plan.retire, *edit.plan.delete):
+    for target, _ in (*edit.plan.delete_first, *edit.plan.delete):
         yield f"delete {target}"
-    observed = None if edit.there is None else edit.there.observed
+    observed = None if edit.before is None else edit.before.observed
     for kind in sorted(observed.missing if observed else ()):
         if any(child["kind"] == kind for child in edit.after.children):
             yield f"{kind} is not installed in this cluster: it is made as soon as it is"
 
 
-def _before(there: Live) -> dict[Ref, tuple[Mapping[str, Any], bool]]:
-    """The children as the operator applied them where that is kept, else as they live; with which it is."""
-    found = {target: (live, False) for target, live in there.observed.children.items()}
-    live = there.observed.child("Deployment")
-    name = _revision(live)
-    kept = (there.kept.get(name) or {}).get("children", ()) if name else ()
-    return found | {ref(child): (child, True) for child in kept if ref(child) in found}
+def _last_applied(before: Live) -> dict[Ref, tuple[Mapping[str, Any], bool]]:
+    """Each child as its revision stores it (True) or, where it is not stored, as the live object (False)."""
+    found = {target: (live, False) for target, live in before.observed.children.items()}
+    name = _revision(before.observed.child("Deployment"))
+    stored = (before.revision_data.get(name) or {}).get("children", ()) if name else ()
+    return found | {ref(child): (child, True) for child in stored if ref(child) in found}
 
 
 def _revision(deployment: Mapping[str, Any] | None) -> str:
@@ -160,18 +167,18 @@ def _revision(deployment: Mapping[str, Any] | None) -> str:
 
 
 def _differences(old: tuple[Mapping[str, Any], bool], manifest: Mapping[str, Any]) -> Iterator[str]:
-    body, is_kept = old
-    if not is_kept:
-        yield from lost_fields(_without_marks(manifest), body)
+    body, is_stored = old
+    if not is_stored:
+        yield from lost_fields(_without_metadata(manifest), body)
         return
     for key in ("spec", "data"):
         before, after = body.get(key) or {}, manifest.get(key) or {}
-        if manifest["kind"] == "Deployment":  # what else it has is not kept, and follows the spec
+        if manifest["kind"] == "Deployment":  # its other fields are not stored in the revision
             after = {part: after[part] for part in before if part in after}
         yield from changes.between(before, after, key)
 
 
-def _without_marks(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _without_metadata(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in manifest.items() if key != "metadata"}
 
 
@@ -181,9 +188,9 @@ def _pods(edit: _Edit, model: LLMDeployment, body: Document) -> Iterator[str]:
     if live is None:
         yield f"start {_count(int(wanted['spec']['replicas']))}"
         return
-    now = handover.live_replicas(live)
-    settled = next((m for m in edit.plan.apply if m["kind"] == "Deployment"), None)
-    then = now if settled is None else int(settled["spec"].get("replicas", now))
+    now = replica_owner.live_replicas(live)
+    applied = next((m for m in edit.plan.apply if m["kind"] == "Deployment"), None)
+    then = now if applied is None else int(applied["spec"].get("replicas", now))
     if not _is_replaced(edit, wanted):
         if then != now:
             yield f"{'start' if then > now else 'stop'} {_count(abs(then - now))}: {now} -> {then} replicas"
@@ -195,12 +202,14 @@ def _pods(edit: _Edit, model: LLMDeployment, body: Document) -> Iterator[str]:
 
 
 def _is_replaced(edit: _Edit, wanted: Mapping[str, Any]) -> bool:
-    """Whether the pods' template becomes another one than was applied, or lives where that is not kept."""
-    if edit.there is None:
+    """Whether the pod template differs from the last applied one, or from the live one where that is not
+    stored.
+    """
+    if edit.before is None:
         return True
-    old, is_kept = _before(edit.there)[ref(wanted)]
+    old, is_stored = _last_applied(edit.before)[ref(wanted)]
     new = wanted["spec"]["template"]
-    if is_kept:
+    if is_stored:
         return bool(old["spec"]["template"] != new)
     return bool(lost_fields(new, old["spec"]["template"]))
 
@@ -245,14 +254,14 @@ def _notes(model: LLMDeployment, kind: str, then: int, body: Document) -> Iterat
 
 def _autoscaler(edit: _Edit, model: LLMDeployment) -> Iterator[str]:
     scaling = model.spec.autoscaling
-    if edit.by is Decider.RIVAL:
+    if edit.owner is ReplicaOwner.UNDECLARED:
         yield "an autoscaler that the spec knows nothing of decides about the number: it stays as that says"
     if scaling is None or not model.autoscaler:
         return
     limits = f"between {scaling.min_replicas} and {scaling.max_replicas}"
     yield f"{model.autoscaler} decides about the number {limits}, during a rollout too"
     live = edit.deployment
-    count = scaling.min_replicas if live is None else handover.live_replicas(live)
+    count = scaling.min_replicas if live is None else replica_owner.live_replicas(live)
     if count > scaling.max_replicas:
         yield f"it will stop {_count(count - scaling.max_replicas)}: more than {scaling.max_replicas} run"
 

@@ -1,6 +1,6 @@
-"""``kubectl quire render``: the children that the operator would make of an LLMDeployment, as YAML.
+"""``kubectl quire render``: the children that the operator would apply for an LLMDeployment, as YAML.
 
-Called by ``__main__``. They are made by the operator's own code; what the render rests on goes to stderr.
+They are rendered by the operator's own code. A note on which settings were used goes to stderr.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quire_operator import spec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of one that is stored, or of all in a file."""
+    """The name of a stored LLMDeployment, or a file."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="of an LLMDeployment that is stored")
     parser.add_argument("-f", "--filename", metavar="FILE", help="a manifest, - for standard input")
     parser.add_argument("-n", "--namespace", help="(default: that of kubectl's context)")
@@ -40,10 +40,10 @@ def run(arguments: argparse.Namespace, out: TextIO = sys.stdout) -> int:
 
 def _print(body: Document, stored: Document | None, out: TextIO) -> int:
     model = spec.parse(body)
-    there = None if stored is None else deployed.live(stored, model)
-    settings, told = deployed.settings(model.namespace, there)
-    rendered = deployed.rendered(body, settings, there, datetime.now(UTC))
-    told += f" Kept as rendered before: revision {rendered.name}." if rendered.is_kept else ""
-    sys.stderr.write(f"{told}\n")
+    live = None if stored is None else deployed.live(stored, model)
+    settings, note = deployed.settings(model.namespace, live)
+    rendered = deployed.rendered(body, settings, live, datetime.now(UTC))
+    note += f" Kept as rendered before: revision {rendered.name}." if rendered.is_stored else ""
+    sys.stderr.write(f"{note}\n")
     out.write(changes.yaml(rendered.children))
     return 0

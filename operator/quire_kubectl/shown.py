@@ -1,8 +1,9 @@
-"""Which lines of a log were shown, so that a stream can be taken up where it broke.
+"""Which lines of a log were printed, so that an interrupted stream can be resumed without gaps or
+repetitions.
 
-Used by ``logs`` for each container. The API server cuts ``sinceTime`` to whole seconds, and the two outputs
-of a container may change places by a little: a stream is asked for from a second earlier, and the lines that
-were shown are known by their time and text. Pure.
+The API server truncates ``sinceTime`` to whole seconds, and stdout and stderr of a container may be reordered
+slightly: a stream is requested from a second earlier, and printed lines are recognized by time and text.
+Pure.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ class Shown:
     """The last lines of one container."""
 
     def __init__(self) -> None:
-        self._lines: defaultdict[int, Counter[str]] = defaultdict(Counter)  # by the second of their time
-        self._first: tuple[int, str] | None = None  # what is older was not asked for
+        self._lines: defaultdict[int, Counter[str]] = defaultdict(Counter)  # by second
+        self._first: tuple[int, str] | None = None  # older lines were not requested
 
     @property
     def since(self) -> str:
-        """From when on lines are needed, as kubectl takes it; empty where none was shown."""
+        """The time from which lines are needed, for kubectl's --since-time; empty where none was printed."""
         if not self._lines:
             return ""
         return datetime.fromtimestamp(max(self._lines) - 1, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def news(self, lines: Iterable[str], *, may_be_cut: bool) -> Iterator[str]:
-        """Of a stream with times, the lines that were not shown, without their times. `may_be_cut`: a last
-        line without an end comes again whole.
+        """The lines of a stream that were not printed, without their timestamps. `may_be_cut`: a last line
+        without a newline will be repeated in full.
         """
         floor = self._first
         known: Counter[str] = sum(self._lines.values(), Counter())
@@ -40,7 +41,7 @@ class Shown:
                 return
             text = line.rstrip("\n")
             stamp = _STAMPED.match(text)
-            if stamp is None:  # the kubelet's own words
+            if stamp is None:  # a message of the kubelet
                 yield text
                 continue
             if known[text]:

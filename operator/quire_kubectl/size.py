@@ -1,8 +1,7 @@
-"""``kubectl quire size``: does a model fit on an accelerator, and how much of it does.
+"""``kubectl quire size``: whether a model fits on an accelerator, and how many requests fit beside it.
 
-Called by ``__main__`` with parsed arguments; the arithmetic is ``quire_sizing``, as in the operator's
-condition FitsAccelerator. Reads one config.json, and where a profile is named the cluster's or the shipped
-one.
+The arithmetic is ``quire_sizing``, as in the operator's condition FitsAccelerator. Reads one config.json and,
+where a profile is named, the cluster's AcceleratorProfile or the shipped one.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from pathlib import Path
 from quire_kubectl import deployed
 from quire_kubectl.kubectl import KubectlError
 from quire_operator import quantity
-from quire_operator.resources.pace import DEFAULT_BATCH
+from quire_operator.resources.scaling_behavior import DEFAULT_BATCH
 from quire_sizing import memory
 from quire_sizing.accelerators import SHEETS
 from quire_sizing.errors import SizingError
 from quire_sizing.memory import Accelerator, Budget, Serving, Verdict
-from quire_sizing.model import Model, from_config
+from quire_sizing.model import ModelShape, from_config
 
 DOES_NOT_FIT = 3
 _MOST_CONFIG = 1 << 20
@@ -32,7 +31,7 @@ _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kMGT]|[KMGT]i)?B?(?:/s)?"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags are named like the fields of an LLMDeployment."""
+    """The flags have the names of the fields of an LLMDeployment."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="a folder with a config.json, or that file")
     one = parser.add_mutually_exclusive_group(required=True)
     one.add_argument("--memory", type=size, help="of one accelerator, such as 80GB or 141Gi")
@@ -65,7 +64,7 @@ def size(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the answer; 0: a request fits, 3: none does. Raises SizingError, SpecError."""
+    """Print the result; 0: a request fits, 3: none does. Raises SizingError, SpecError."""
     model = from_config(_read(arguments.model))
     accelerator = Accelerator(memory=arguments.memory or 0, bandwidth=arguments.bandwidth)
     origin: tuple[str, ...] = ()
@@ -93,7 +92,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _of_profile(name: str) -> tuple[Accelerator, tuple[str, ...]]:
-    """The cluster's profile, else the shipped one of which the name is or begins; and which it is."""
+    """The cluster's profile, else the shipped one whose name is or starts with the given one; and which it
+    is.
+    """
     try:
         found = deployed.profile(name, "--request-timeout=5s")
     except KubectlError as error:
@@ -124,7 +125,7 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def _text(
-    model: Model, accelerator: Accelerator, serving: Serving, budget: Budget, advice: tuple[str, ...]
+    model: ModelShape, accelerator: Accelerator, serving: Serving, budget: Budget, advice: tuple[str, ...]
 ) -> str:
     length = serving.max_model_len or model.longest
     room = max(0, budget.usable - budget.weights - budget.workspace)

@@ -1,6 +1,6 @@
-"""``kubectl quire status``: how one LLMDeployment is, or all of them; with -w until somebody ends it.
+"""``kubectl quire status``: the status of one LLMDeployment or of all; with -w until interrupted.
 
-Called by ``__main__``. What is shown is ``view``'s.
+``view`` formats the output.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quire_kubectl.terminal import Canvas, Look
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """As kubectl's own, so far as there are the same."""
+    """Like kubectl's own, as far as they exist there."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="of an LLMDeployment (default: all)")
     parser.add_argument("-n", "--namespace", help="(default: that of kubectl's context)")
     parser.add_argument("-A", "--all-namespaces", action="store_true")
@@ -46,16 +46,16 @@ def _text(document: Document | list[Document], look: Look) -> str:
 
 
 def _watch(arguments: argparse.Namespace, command: list[str], out: TextIO) -> int:
-    """Does not end by itself: an error, or Ctrl-C."""
+    """Ends with an error or Ctrl-C."""
     known: dict[str, Document] = {}
     canvas, last = Canvas(out), ""
     if out.isatty() and not arguments.name:
-        canvas.show(view.NOBODY)
+        canvas.show(view.NO_DEPLOYMENTS)
     with kubectl.watch(command) as events:
         for change, document in events:
             uid, is_gone = str(document["metadata"]["uid"]), change == "DELETED"
             if change == "ADDED" and known.get(uid) == document:
-                continue  # another watch has begun
+                continue  # a new watch has started
             known.pop(uid, None)
             if not is_gone:
                 known[uid] = document

@@ -1,7 +1,7 @@
-"""How Kubernetes replaces the pods of a Deployment, step by step, and how many serve meanwhile.
+"""The steps in which Kubernetes replaces the pods of a Deployment, and how many serve during each.
 
-Called by ``plan``; pure arithmetic, that of Deployment's controller (RollingUpdate, Recreate) where each pod
-becomes ready before the next step. Knows no manifest.
+Pure arithmetic: that of the Deployment controller (RollingUpdate, Recreate) where each pod becomes ready
+before the next step. Knows no manifest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """`stops` old pods end and `starts` new ones load; `serving` answer until these are ready."""
+    """`stops` old pods end and `starts` new ones load; `serving` pods serve until the new ones are ready."""
 
     stops: int
     starts: int
@@ -19,8 +19,8 @@ class Step:
 
 
 def rolling(old: int, wanted: int, *, surge: int, unavailable: int) -> list[Step]:
-    """From `old` pods that serve to `wanted` new ones: at most `surge` more than wanted, and at most
-    `unavailable` fewer that serve.
+    """From `old` serving pods to `wanted` new ones: at most `surge` more than wanted, and at most
+    `unavailable` fewer serving.
     """
     steps: list[Step] = []
     new = 0
@@ -33,7 +33,7 @@ def rolling(old: int, wanted: int, *, surge: int, unavailable: int) -> list[Step
                 break
             starts, stops = starts + max(0, start), stops + max(0, stop)
         if not (starts or stops):
-            return steps  # no pod may go and none may come: the API refuses such numbers
+            return steps  # neither surge nor unavailable: the API refuses such a strategy
         old, serving = old - stops, old - stops + new
         steps.append(Step(stops=stops, starts=starts, serving=serving))
         new += starts
@@ -41,12 +41,12 @@ def rolling(old: int, wanted: int, *, surge: int, unavailable: int) -> list[Step
 
 
 def recreated(old: int, wanted: int) -> list[Step]:
-    """All old pods first."""
+    """All old pods end first."""
     return [Step(stops=old, starts=wanted, serving=0)]
 
 
 def described(steps: list[Step], wanted: int) -> list[str]:
-    """Numbered sentences; steps that are alike are one."""
+    """Numbered sentences; equal steps are combined."""
     lines, first = [], 0
     while first < len(steps):
         last = first

@@ -1,7 +1,6 @@
-"""What the output is: a terminal of some width, with colours or without, or a file, a pipe.
+"""The kind of output: a terminal with a width and colours, or a file or pipe.
 
-Called by the commands. A terminal is drawn anew in place, so that what stood above stays; elsewhere each
-drawing is another line or paragraph. Knows nothing of what is drawn.
+A terminal is redrawn in place; elsewhere each drawing is appended. Knows nothing of the content.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ _LEAST_WIDTH = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """`width`: characters of a line, 0 where there is no limit."""
+    """`width`: characters of a line, 0 for no limit."""
 
     width: int = 0
     has_colours: bool = False
 
     @classmethod
     def of(cls, out: TextIO, environ: Mapping[str, str] = os.environ) -> Look:
-        """Colours only for a terminal that has them, and never with NO_COLOR."""
+        """Colours only for a terminal that supports them, and never with NO_COLOR."""
         if not out.isatty():
             return cls()
         width = max(_LEAST_WIDTH, shutil.get_terminal_size().columns)
         return cls(width=width, has_colours=not environ.get("NO_COLOR") and environ.get("TERM") != "dumb")
 
     def paint(self, text: str, colour: str) -> str:
-        """`text` in a colour, or as it is."""
+        """`text` in a colour, or unchanged."""
         return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self.has_colours and colour else text
 
     def wrapped(self, text: str, first: str, indent: str) -> list[str]:
-        """Lines that fit, the first after `first`, the others after `indent`."""
+        """Lines that fit the width, the first after `first`, the others after `indent`."""
         if not self.width or len(first) + len(text) <= self.width:
             return [first + text]
         return textwrap.wrap(
@@ -48,12 +47,12 @@ class Look:
         )
 
     def cut(self, line: str) -> str:
-        """A line without colours that fits."""
+        """A line without colours, cut to the width."""
         return line if not self.width or len(line) <= self.width else f"{line[: self.width - 1]}~"
 
 
 class Canvas:
-    """Shows one text after the other, in place of the one before where `out` is a terminal."""
+    """Shows one text after another; on a terminal each replaces the one before."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out

@@ -1,7 +1,6 @@
-"""An LLMDeployment as text: how it is, how far loading is, what failed and what to do.
+"""An LLMDeployment as text: its state, loading progress, failures and remedies.
 
-Called by ``status`` with documents of the API; pure. Everything in a status that others wrote is shown
-without its control characters.
+Pure; from documents of the API. Texts that others wrote into a status are stripped of control characters.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from quire_kubectl.terminal import Look
 
 Document = Mapping[str, Any]
 PLAIN = Look()
-NOBODY = "No LLMDeployments here."
+NO_DEPLOYMENTS = "No LLMDeployments here."
 _BAR = 24
 _LEAST_BAR = 6
-_NAMES = 16  # columns of what stands before a fact
+_NAMES = 16  # width of the column of names
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e]+")
 _HEADS = ("NAMESPACE", "NAME", "PHASE", "READY", "LOADED", "REASON")
 _COLOURS = {
@@ -31,7 +30,7 @@ _COLOURS = {
 
 
 def table(documents: Sequence[Document], look: Look = PLAIN) -> str:
-    """One line each, those that need somebody first."""
+    """One line each, those that need attention first."""
     rows, gap = _rows(documents, short=False), 3
     if look.width and sum(_widths(rows)) + gap * (len(_HEADS) - 1) > look.width:
         rows, gap = _rows(documents, short=True), 1
@@ -44,11 +43,11 @@ def table(documents: Sequence[Document], look: Look = PLAIN) -> str:
         + line[before + len(row[2]) :]
         for line, row in zip(lines[1:], rows, strict=True)
     ]
-    return "\n".join([lines[0], *painted]) if rows else NOBODY
+    return "\n".join([lines[0], *painted]) if rows else NO_DEPLOYMENTS
 
 
 def details(document: Document, look: Look = PLAIN) -> str:
-    """Everything that a status says, the answer first."""
+    """The whole status, the overall state first."""
     metadata, status = document["metadata"], _mapping(document.get("status"))
     answer = text(_condition(status, "Ready").get("message"))
     phase = _phase(status)
@@ -71,16 +70,16 @@ def details(document: Document, look: Look = PLAIN) -> str:
     indent = " " * _NAMES
     for name, value in facts:
         lines += look.wrapped(value, f"  {name:14}", indent) if value else []
-    told = {answer}
+    shown = {answer}
     for reason, message in [("", failure.get("message")), *_troubles(status)]:
-        if (said := text(message)) and said not in told:  # a pod's failure is in several conditions
+        if (said := text(message)) and said not in shown:  # the same failure appears in several conditions
             lines += look.wrapped(f"{reason}{said}", indent, indent)
-            told.add(said)
+            shown.add(said)
     return "\n".join(lines)
 
 
 def code(document: Document) -> int:
-    """0: ready; 3: not ready; 4: nothing helps until somebody changes something."""
+    """0: ready; 3: not ready; 4: stalled, it needs a change."""
     status = _mapping(document.get("status"))
     if _condition(status, "Stalled").get("status") == "True":
         return 4
@@ -88,13 +87,13 @@ def code(document: Document) -> int:
 
 
 def bar(share: float, length: int = _BAR) -> str:
-    """A share of 1 as a bar."""
+    """A share between 0 and 1 as a bar."""
     filled = int(max(0.0, min(1.0, share)) * length)
     return f"[{'#' * filled}{'.' * (length - filled)}] {share:4.0%}"
 
 
 def span(seconds: int) -> str:
-    """Seconds as a person says them: 41 s, 6 min 51 s, 2 h 3 min."""
+    """Seconds in readable form: 41 s, 6 min 51 s, 2 h 3 min."""
     if seconds < 100:
         return f"{seconds} s"
     minutes, rest = divmod(seconds, 60)
@@ -104,7 +103,7 @@ def span(seconds: int) -> str:
 
 
 def text(value: object) -> str:
-    """What others wrote, in one line that a terminal shows as it is."""
+    """Foreign text as one line without control characters."""
     return _CONTROL.sub(" ", value) if isinstance(value, str) else ""
 
 
@@ -142,15 +141,15 @@ def _phase(status: Document) -> str:
 
 
 def _replicas(status: Document) -> str:
-    told = f"{_number(status.get('readyReplicas'))} of {_number(status.get('replicas'))} ready"
+    summary = f"{_number(status.get('readyReplicas'))} of {_number(status.get('replicas'))} ready"
     for key, word in (("loadingReplicas", "loading"), ("drainingReplicas", "draining")):
         if count := _number(status.get(key)):
-            told += f", {count} {word}"
-    return told
+            summary += f", {count} {word}"
+    return summary
 
 
 def _model(model: Document) -> str:
-    """Of one that is loaded; empty for others."""
+    """The model that is loaded; empty for others."""
     total, seconds = _number(model.get("bytesTotal")), _number(model.get("lastLoadSeconds"))
     if not total or _number(model.get("bytesLoaded")) < total:
         return ""
@@ -158,7 +157,7 @@ def _model(model: Document) -> str:
 
 
 def _progress(model: Document, look: Look) -> list[tuple[str, str]]:
-    """How far loading is: a bar and, beside it or beneath, the numbers."""
+    """The loading progress: a bar and, beside or below it, the numbers."""
     total, loaded = _number(model.get("bytesTotal")), _number(model.get("bytesLoaded"))
     if loaded >= total:
         return []
@@ -177,12 +176,12 @@ def _left(model: Document) -> str:
 def _failure(failure: Document) -> str:
     if not failure:
         return ""
-    told = f"{text(failure.get('reason'))} at {text(failure.get('time'))}"
+    summary = f"{text(failure.get('reason'))} at {text(failure.get('time'))}"
     if failure.get("pod"):
-        told += f" in {text(failure['pod'])}"
+        summary += f" in {text(failure['pod'])}"
     if failure.get("exitCode") is not None:
-        told += f", exit code {_number(failure['exitCode'])}"
-    return told
+        summary += f", exit code {_number(failure['exitCode'])}"
+    return summary
 
 
 def _troubles(status: Document) -> Iterator[tuple[str, object]]:

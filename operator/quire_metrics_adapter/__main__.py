@@ -1,7 +1,6 @@
-"""The command `quire-metrics-adapter`: reads the settings, sets up the log and runs one replica.
+"""The command `quire-metrics-adapter`: reads the settings, configures logging and runs one replica.
 
-The container image starts it. Exit status: 0 told to end, 2 unusable settings, 3 custom.metrics.k8s.io
-belongs to somebody else.
+Exit status: 0 after SIGTERM, 2 unusable settings, 3 custom.metrics.k8s.io is served by another adapter.
 """
 
 from __future__ import annotations

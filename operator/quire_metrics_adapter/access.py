@@ -1,8 +1,8 @@
-"""Who asks: what the API server's front proxy says of its caller, and the reviews asked about others.
+"""Authentication and authorization data: the front proxy's headers, TokenReviews and SubjectAccessReviews.
 
-Pure; called by the guard. The front proxy is believed only on a connection whose client certificate comes
-from its own authority and has an allowed name; the headers alone prove nothing.
-Source: https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer/
+Pure. The front proxy is trusted only on a connection whose client certificate was issued by its authority and
+has an allowed name; the headers alone prove nothing. Source:
+https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer/
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from quire_metrics_adapter.queries import Query
 
 Document = dict[str, Any]
 
-# The API server writes it, and lets every holder of extension-apiserver-authentication-reader read it.
+# Written by the API server, readable with the role extension-apiserver-authentication-reader.
 CONFIG_MAP = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication"
 
 
 @dataclass(frozen=True)
 class FrontProxy:
-    """How the API server shows itself: its authority (PEM), its names (none listed: any), its headers."""
+    """How the API server identifies itself: its authority (PEM), its names (none: any), its headers."""
 
     authority: str
     allowed_names: tuple[str, ...]
@@ -34,13 +34,13 @@ class FrontProxy:
     extra_prefixes: tuple[str, ...]
 
     def allows(self, common_name: str) -> bool:
-        """Whether the holder of a certificate from `authority` may speak for others."""
+        """Whether the holder of a certificate from `authority` may act for other users."""
         return not self.allowed_names or common_name in self.allowed_names
 
 
 @dataclass(frozen=True)
 class Caller:
-    """A user as the API server knows it."""
+    """A user, as the API server knows it."""
 
     user: str
     uid: str = ""
@@ -49,7 +49,7 @@ class Caller:
 
 
 def front_proxy(config_map: Mapping[str, Any]) -> FrontProxy | None:
-    """What the ConfigMap tells; None where the API server has no front proxy."""
+    """Parses the ConfigMap; None where the API server has no front proxy."""
     data = config_map.get("data") or {}
     authority = str(data.get("requestheader-client-ca-file") or "")
     if not authority.strip():
@@ -65,7 +65,7 @@ def front_proxy(config_map: Mapping[str, Any]) -> FrontProxy | None:
 
 
 def proxied_caller(headers: Iterable[tuple[str, str]], proxy: FrontProxy) -> Caller | None:
-    """The user for whom the front proxy speaks; None when it names none."""
+    """The user for whom the front proxy sends the request; None where it names none."""
     given = [(name.lower(), value) for name, value in headers]
     users, uids = _valued(given, proxy.user_headers), _valued(given, proxy.uid_headers)
     if not users:
@@ -79,7 +79,7 @@ def proxied_caller(headers: Iterable[tuple[str, str]], proxy: FrontProxy) -> Cal
 
 
 def token_review(token: str) -> Document:
-    """Asks who holds a bearer token."""
+    """A TokenReview of a bearer token."""
     return {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenReview",
@@ -88,7 +88,7 @@ def token_review(token: str) -> Document:
 
 
 def reviewed_caller(review: Mapping[str, Any]) -> Caller | None:
-    """The holder of the token, None for one that the API server does not accept."""
+    """The user of the token, None for a token that the API server does not accept."""
     status = review.get("status") or {}
     user = status.get("user") or {}
     if status.get("authenticated") is not True or not user.get("username"):
@@ -98,7 +98,9 @@ def reviewed_caller(review: Mapping[str, Any]) -> Caller | None:
 
 
 def access_review(caller: Caller, query: Query) -> Document:
-    """Asks whether `caller` may get what `query` asks for, as the API server itself reads the path."""
+    """A SubjectAccessReview: whether `caller` may get `query`, with the path read as the API server reads
+    it.
+    """
     attributes = {
         "group": GROUP,
         "version": query.version,
@@ -122,13 +124,13 @@ def access_review(caller: Caller, query: Query) -> Document:
 
 
 def is_allowed(review: Mapping[str, Any]) -> bool:
-    """The API server's answer; anything but a plain yes is a no."""
+    """The API server's decision; anything but an explicit yes is a no."""
     status = review.get("status") or {}
     return status.get("allowed") is True and status.get("denied") is not True
 
 
 def _strings(data: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """A JSON list of strings; anything else is a ValueError, for nothing may be guessed here."""
+    """A JSON list of strings; ValueError for anything else, because nothing may be guessed here."""
     values = json.loads(data.get(f"requestheader-{name}") or "[]")
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ValueError(f"requestheader-{name} is no list of strings")

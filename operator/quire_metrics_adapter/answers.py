@@ -1,6 +1,6 @@
-"""The documents that answer a request for a metric, in both versions of the API, and Status for a refusal.
+"""Response documents: MetricValueLists in both versions of the API, and a Status for a refusal.
 
-Pure; called by the server. Source: k8s.io/metrics/pkg/apis/custom_metrics/{v1beta1,v1beta2}/types.go.
+Pure. Source: k8s.io/metrics/pkg/apis/custom_metrics/{v1beta1,v1beta2}/types.go.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class Item:
-    """The value of a metric for one LLMDeployment. `at`: when its oldest part was measured (UTC)."""
+    """The value of a metric for one LLMDeployment. `at`: when its oldest sample was taken (UTC)."""
 
     namespace: str
     name: str
@@ -58,7 +58,7 @@ def _item(version: str, metric: str, item: Item) -> Document:
 
 
 def status(refusal: RefusedError) -> Document:
-    """The Status that every client of Kubernetes understands."""
+    """The Kubernetes Status of an error."""
     return {
         "kind": "Status",
         "apiVersion": "v1",

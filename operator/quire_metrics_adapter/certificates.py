@@ -1,8 +1,8 @@
-"""The replica's own certificate authority and the certificate that it serves with, made in memory.
+"""The replica's own certificate authority and serving certificate, created in memory.
 
-No key is ever written to a disk or into a Secret: a replica that ends takes its authority with it. `bundle`
-says what an APIService's caBundle should hold: the living replicas' authorities and no others. Knows no
-request and no clock; called by the publisher and the process.
+No key is written to disk or into a Secret, so the authority ends with the replica. `bundle` computes the
+caBundle of an APIService: the authorities of all replicas that may be alive. Sends no request and reads no
+clock.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _AUTHORITY = "quire-metrics-adapter"
 _SERVING = "quire-metrics-adapter serving"
-_SKEW = timedelta(hours=1)  # between our clock and the API server's
+_SKEW = timedelta(hours=1)  # clock skew to the API server
 _MAX_NAME = 64  # characters, by X.520
-# Nine replicas with two authorities each while they renew them, and some that ended a moment ago.
+# Nine replicas with two authorities each during renewal, and some that ended recently.
 MAX_AUTHORITIES = 32
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """What TLS is served with, as PEM. `authority` is empty for a certificate of somebody else's making."""
+    """The serving certificate and key as PEM. `authority` is empty for a certificate that was mounted."""
 
     chain: bytes
     key: bytes
@@ -35,7 +35,7 @@ class Credentials:
 
 
 def issue(pod_name: str, hosts: Sequence[str], now: datetime, lifetime: timedelta) -> Credentials:
-    """A new authority and one certificate of it, good for `hosts` until `now` + `lifetime`."""
+    """A new authority and a certificate of it for `hosts`, valid until `now` + `lifetime`."""
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority_name = _name(_AUTHORITY, pod_name)
     until = now + lifetime
@@ -68,10 +68,11 @@ def issue(pod_name: str, hosts: Sequence[str], now: datetime, lifetime: timedelt
 
 
 def bundle(current: bytes, own: Sequence[bytes], pod_name: str, now: datetime) -> bytes:
-    """`current` with `own` in place of what this pod had before; `current` itself when that is right already.
+    """`current` with `own` in place of the authorities that this pod had before; unchanged where it is right
+    already.
 
-    Other replicas' authorities stay until they expire: whether a replica still lives cannot be seen from
-    here, and its authority's key died with it. What no adapter made goes.
+    Other replicas' authorities stay until they expire, because their liveness cannot be seen from here.
+    Certificates that no adapter created are removed.
     """
     known = _read(current)
     mine = [certificate for pem in own for certificate in _read(pem)]
@@ -86,13 +87,13 @@ def bundle(current: bytes, own: Sequence[bytes], pod_name: str, now: datetime) -
     wanted = {*mine, *others[: MAX_AUTHORITIES - len(mine)]}
     if wanted == set(known):
         return current
-    # One order, whoever writes.
+    # Sorted, so that all replicas write the same order.
     ordered = sorted(wanted, key=lambda certificate: certificate.fingerprint(hashes.SHA256()))
     return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in ordered)
 
 
 def _read(pem: bytes) -> list[x509.Certificate]:
-    """No certificates for what cannot be read: it is replaced then."""
+    """No certificates for unreadable content, which is then replaced."""
     try:
         return x509.load_pem_x509_certificates(pem) if pem.strip() else []
     except ValueError:
@@ -104,7 +105,7 @@ def _common_name(certificate: x509.Certificate) -> str:
 
 
 def _name(common_name: str, unit: str) -> x509.Name:
-    end = unit[-_MAX_NAME:]  # which is what differs between the pods of a Deployment
+    end = unit[-_MAX_NAME:]  # the part that differs between the pods of a Deployment
     return x509.Name(
         [
             x509.NameAttribute(NameOID.COMMON_NAME, common_name),

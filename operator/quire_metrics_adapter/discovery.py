@@ -1,10 +1,9 @@
-"""What the API server, kubectl and the namespace controller are told about the API: its versions, resources
-and verbs.
+"""The discovery documents of the API: versions, resources and verbs.
 
-A mistake here is not a small one: a group whose discovery fails keeps every namespace of the cluster from
-being deleted. All documents are constants. The aggregator asks for the aggregated form at /apis; the older
-forms stand below it. Pure; called by the server.
-Source: k8s.io/api/apidiscovery/{v2,v2beta1}, k8s.io/apimachinery/pkg/apis/meta/v1 (APIResourceList).
+A mistake here affects the whole cluster: while the discovery of a group fails, no namespace can be deleted.
+All documents are constants. The aggregator requests the aggregated form at /apis; the older forms are served
+below it. Pure. Source: k8s.io/api/apidiscovery/{v2,v2beta1}, k8s.io/apimachinery/pkg/apis/meta/v1
+(APIResourceList).
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ VERSIONS = ("v1beta2", "v1beta1")  # the preferred one first
 RESOURCE = f"{names.PLURAL}.{names.GROUP}"
 API_SERVICES = tuple(f"{version}.{GROUP}" for version in VERSIONS)
 
-_VERBS = ["get"]  # not list and not delete: nobody may try to empty a namespace of metrics
+_VERBS = ["get"]  # no list and no delete, or the namespace controller would try to delete metrics
 _KIND = "MetricValueList"
 _AGGREGATED = "APIGroupDiscoveryList"
-# There are no objects whose fields would need a schema; without the documents the API server would ask again
-# and again, and complain in its log.
+# There are no objects that need a schema, but without these documents the API server would retry and log
+# errors.
 _OPENAPI: dict[str, Document] = {
     "/openapi/v2": {
         "swagger": "2.0",
@@ -54,7 +53,7 @@ def document(path: str, accept: str) -> tuple[Document, str] | None:
 
 
 def _aggregated_versions(accept: str) -> list[str]:
-    """The versions of aggregated discovery that the caller takes, in the order of its wishes."""
+    """The versions of aggregated discovery that the client accepts, in its order of preference."""
     found = []
     for wish in accept.split(","):
         parameters = {part.strip() for part in wish.split(";")[1:]}
@@ -101,7 +100,9 @@ def _aggregated(discovery_version: str) -> Document:
 
 
 def _aggregated_version(version: str) -> Document:
-    """Metrics are subresources of a resource that is not there itself, as in the API server's own."""
+    """Metrics are subresources of a resource that does not exist itself, as in Kubernetes' own metrics
+    API.
+    """
     kind = {"group": "", "version": "", "kind": _KIND}
     metrics = [{"subresource": metric, "responseKind": kind, "verbs": _VERBS} for metric in METRICS]
     resource = {

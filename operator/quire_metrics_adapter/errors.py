@@ -1,23 +1,23 @@
-"""The adapter's errors, in one tree. Every layer raises from it; nothing here knows any layer.
+"""The adapter's errors, in one tree. Every layer raises subclasses of AdapterError.
 
 AdapterError
-├── SettingsError            the process's own environment is wrong: it must not start
-├── ForeignApiServiceError   custom.metrics.k8s.io belongs to somebody else: it must end
-├── HostileAnswerError       a pod said what cannot be believed
+├── SettingsError            the environment is invalid: the process must not start
+├── ForeignApiServiceError   custom.metrics.k8s.io is served by another adapter: the process must end
+├── HostileAnswerError       a pod's answer is invalid
 ├── ApiError                 the Kubernetes API server refused, or did not answer
 │   ├── UnreachableError
 │   ├── NotFoundError
 │   ├── ConflictError
 │   ├── InvalidError
-│   └── GoneError            a watch cannot go on from where it was
-└── RefusedError             what a caller asked gets a Status with this code and reason
+│   └── GoneError            a watch cannot resume
+└── RefusedError             a request is refused with a Status of this code and reason
 """
 
 from __future__ import annotations
 
 
 class AdapterError(Exception):
-    """Whatever the adapter raises on purpose."""
+    """Base of all errors that the adapter raises deliberately."""
 
 
 class SettingsError(AdapterError):
@@ -29,7 +29,7 @@ class ForeignApiServiceError(AdapterError):
 
 
 class HostileAnswerError(AdapterError):
-    """A pod's answer is too long or no text of metrics."""
+    """A pod's answer is too long or not in the exposition format."""
 
 
 class ApiError(AdapterError):
@@ -37,7 +37,7 @@ class ApiError(AdapterError):
 
 
 class UnreachableError(ApiError):
-    """The API server did not answer, or not with a decision."""
+    """The API server did not answer, or with a temporary failure."""
 
 
 class NotFoundError(ApiError):
@@ -49,7 +49,7 @@ class ConflictError(ApiError):
 
 
 class InvalidError(ApiError):
-    """The request makes no sense to the API server."""
+    """The API server considers the request invalid."""
 
 
 class GoneError(ApiError):
@@ -57,7 +57,7 @@ class GoneError(ApiError):
 
 
 class RefusedError(AdapterError):
-    """The request gets no value. `code` is the HTTP status, `reason` Kubernetes' word for it."""
+    """The request gets no value. `code` is the HTTP status, `reason` the Kubernetes reason."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)

@@ -1,8 +1,8 @@
-"""What a pod's /metrics says of its load: a strict reader of Prometheus' text format for a few names.
+"""A strict parser of the Prometheus text format for the few load metrics of a pod.
 
-Called by the scraper with bytes from the network. The pod may lie: a value that is no plain number within the
-metric's bounds takes the metric away, so that nobody ever sums it. Knows no pod and no clock.
-Source: https://prometheus.io/docs/instrumenting/exposition_formats/
+Input is untrusted bytes from the network: a metric with any value that is not a plain number within its
+bounds is dropped, so that it never enters a sum. Knows no pod and no clock. Source:
+https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from quire_metrics_adapter.errors import HostileAnswerError
 from quire_metrics_adapter.load_metrics import METRICS, LoadMetric
 
 MAX_BYTES = 1 << 20
-MAX_SERIES = 64  # of one name: a pod has not more GPUs
+MAX_SERIES = 64  # series of one name: no pod has more GPUs
 
 _OURS = tuple(metric.source for metric in METRICS.values())
 _NUMBER = re.compile(r"\+?\d{1,20}(\.\d{0,40})?([eE][+-]?\d{1,3})?", re.ASCII)
 
 
 def parse(raw: bytes) -> dict[str, float]:
-    """Metric name -> the pod's value, without the metrics that are missing or cannot be believed.
+    """Metric name -> the pod's value, without metrics that are missing or invalid.
 
     Raises HostileAnswerError for more than MAX_BYTES.
     """
     if len(raw) > MAX_BYTES:
         raise HostileAnswerError(f"/metrics is longer than {MAX_BYTES} bytes")
     series: dict[str, list[str]] = {metric.source: [] for metric in METRICS.values()}
-    # Not splitlines(): it would also split at what may stand in the value of a label.
+    # Not splitlines(), which would also split at characters that label values may contain.
     for line in raw.decode("utf-8", errors="replace").split("\n"):
         if not line.startswith(_OURS):  # as nearly all lines
             continue

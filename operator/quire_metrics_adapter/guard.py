@@ -1,8 +1,8 @@
-"""Who may ask: delegated authentication and authorization, as every aggregated API server does them.
+"""Delegated authentication and authorization, as every aggregated API server does them.
 
-The API server's front proxy speaks for its callers; anybody else brings a bearer token, which is given to the
-API server for review. What a caller may get is the API server's word in either case. Asked by the server;
-decides nothing itself (`access` does), and remembers answers for ten seconds.
+The API server's front proxy acts for its users; other clients send a bearer token, which the API server
+reviews. The API server authorizes both. The rules are in `access`; this module sends the reviews and caches
+results for ten seconds.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ T = TypeVar("T")
 REMEMBER_SECONDS = 10.0
 MAX_REMEMBERED = 4096
 CONCURRENT_REVIEWS = 16
-LOOK_SECONDS = 30.0  # for another front proxy
+LOOK_SECONDS = 30.0  # to look for another front proxy
 _RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Peer:
-    """Whom TLS let in. `common_name`: of a certificate from the front proxy's authority, None without one."""
+class ClientPeer:
+    """The client by TLS. `common_name`: of a certificate from the front proxy's authority, None without
+    one.
+    """
 
     common_name: str | None
     headers: tuple[tuple[str, str], ...]
@@ -52,7 +54,9 @@ class Guard:
         self._rights = _Memory[bool](clock)
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Read the API server's front proxy now and then; `changed` is called when it is another one."""
+        """Read the API server's front proxy configuration periodically; `changed` is called when it
+        changes.
+        """
         while True:
             try:
                 found = access.front_proxy(await self._connection.request("GET", access.CONFIG_MAP))
@@ -67,8 +71,8 @@ class Guard:
                 changed()
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def caller(self, peer: Peer) -> Caller:
-        """Who asks; RefusedError 401 when that cannot be told."""
+    async def caller(self, peer: ClientPeer) -> Caller:
+        """The user of a request; RefusedError 401 where it cannot be authenticated."""
         proxy = self.front_proxy
         if proxy is not None and peer.common_name is not None and proxy.allows(peer.common_name):
             caller = access.proxied_caller(peer.headers, proxy)
@@ -107,7 +111,7 @@ class Guard:
 
 
 class _Memory(Generic[T]):
-    """Answers for a few seconds, the youngest MAX_REMEMBERED of them."""
+    """A cache for a few seconds, limited to MAX_REMEMBERED entries."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

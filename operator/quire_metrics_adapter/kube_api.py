@@ -1,7 +1,7 @@
-"""Requests to the API server and watches of it, as plain dicts: the only one here that knows the Kubernetes
-client, of which it takes kubeconfig files.
+"""Requests to the API server and watches, as plain dicts. The only module here that uses the Kubernetes
+client, for kubeconfig files.
 
-Used by the shells of this package. The token's file is read for each request, since the kubelet replaces it.
+The token file is read for every request, because the kubelet replaces it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 
-# A watch ends and goes on where it was: a connection that died silently is noticed within this time.
+# A watch ends after this time and is resumed, so that a dead connection is noticed.
 WATCH_SECONDS = 60
-_LINE_BYTES = 2 << 20  # etcd holds no larger object
+_LINE_BYTES = 2 << 20  # etcd stores no larger object
 _ERRORS = {400: InvalidError, 404: NotFoundError, 409: ConflictError, 410: GoneError}
 
 
 class Connection:
-    """One pool of connections with one identity."""
+    """A connection pool with one identity."""
 
     def __init__(self, configuration: Configuration, token_file: Path | None = None) -> None:
         self._configuration = configuration
@@ -59,7 +59,7 @@ class Connection:
 
     @classmethod
     async def open(cls) -> Connection:
-        """With KUBECONFIG where it is set, else with the pod's ServiceAccount."""
+        """Connect with KUBECONFIG where it is set, else with the pod's ServiceAccount."""
         configuration, token_file = Configuration(), None
         try:
             if os.environ.get("KUBECONFIG"):
@@ -86,7 +86,7 @@ class Connection:
         body: Document | None = None,
         content_type: str = JSON,
     ) -> Document:
-        """The answer's JSON object; an ApiError for anything but a 2xx answer."""
+        """The response's JSON object; an ApiError for anything but a 2xx response."""
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS)
         headers = {"Content-Type": content_type, **await self._authorization()}
         data = None if body is None else json.dumps(body).encode()
@@ -109,7 +109,7 @@ class Connection:
         return document
 
     async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Document]:
-        """The events of one watch, which ends by itself; GoneError when it cannot begin where it should."""
+        """The events of one watch, which ends by itself; GoneError when the resource version is too old."""
         timeout = aiohttp.ClientTimeout(
             total=WATCH_SECONDS + 2 * CONNECT_SECONDS, sock_connect=CONNECT_SECONDS
         )

@@ -1,9 +1,9 @@
-"""The TLS port, whose certificate and whose callers' authority change while it is open.
+"""The TLS port, whose certificate and client authority can be replaced while it is open.
 
-Connections are taken here one by one: the next one gets the newest certificate, and open ones go on. There
-are MAX_CONNECTIONS at most: then the oldest goes whose caller showed no certificate, or has not finished its
-handshake, so that strangers never lock the API server out. The private key reaches OpenSSL through memory
-that has no name. Used by the process.
+Each new connection gets the newest certificate; open connections continue. There are MAX_CONNECTIONS at most.
+Beyond that, the oldest connection without a client certificate, or with an unfinished handshake, is closed,
+so that strangers cannot lock out the API server. The private key is passed to OpenSSL through an anonymous
+memory file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quire_metrics_adapter.certificates import Credentials
 
 logger = logging.getLogger(__name__)
 
-# An API server holds a few connections and asks for each autoscaler in turn; there are rarely more than five.
+# An API server keeps a few connections; there are rarely more than five API servers.
 MAX_CONNECTIONS = 256
 HANDSHAKE_SECONDS = 5.0
 _BACKLOG = 128
@@ -43,22 +43,24 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that it listens on."""
         return int(self._socket.getsockname()[1])
 
     def serve(self, credentials: Credentials, callers_authority: str) -> None:
-        """From now on with these. `callers_authority`: PEM, empty when no client certificate is known."""
+        """Use these credentials for new connections. `callers_authority`: PEM, empty where no client
+        certificate is known.
+        """
         self._context = context(credentials, callers_authority)
         self._known.set()
 
     async def run(self) -> None:
-        """Take connections until cancelled."""
+        """Accept connections until cancelled."""
         await self._known.wait()
         loop = asyncio.get_running_loop()
         while True:
             try:
                 connection, _ = await loop.sock_accept(self._socket)
-            except OSError as error:  # no file descriptor is left, or the caller is gone already
+            except OSError as error:  # no file descriptor is left, or the client has disconnected
                 logger.warning("cannot take a connection: %s", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
@@ -68,16 +70,16 @@ class Listener:
             task = loop.create_task(self._shake_hands(connection))
             self._handshakes[task] = None
             task.add_done_callback(self._forget)
-            await asyncio.sleep(0)  # it begins, and closes its connection if another one takes its place
+            await asyncio.sleep(0)  # the task closes its connection itself when it is cancelled
 
     def close(self) -> None:
-        """Take no more connections; the runner ends those that are open."""
+        """Accept no more connections; the runner closes those that are open."""
         for task in self._handshakes:
             task.cancel()
         self._socket.close()
 
     def _has_room(self) -> bool:
-        """For one more connection, if need be by ending one."""
+        """Whether one more connection is possible, by closing one if necessary."""
         self._open = [transport for transport in self._open if not transport.is_closing()]
         if len(self._open) + len(self._handshakes) < self._most:
             return True
@@ -102,7 +104,7 @@ class Listener:
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
                 server, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS
             )
-        except OSError as error:  # TLS errors and timeouts among them
+        except OSError as error:  # including TLS errors and timeouts
             logger.debug("no handshake: %s", error)
         else:
             self._open.append(transport)
@@ -123,7 +125,7 @@ def context(credentials: Credentials, callers_authority: str) -> ssl.SSLContext:
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """A path to `content`, which is on no disk: OpenSSL takes nothing but files here."""
+    """A path to `content` in memory, because OpenSSL only accepts files here."""
     descriptor = os.memfd_create("tls")
     try:
         with open(descriptor, "wb", closefd=False) as file:

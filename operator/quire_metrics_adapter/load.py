@@ -1,7 +1,7 @@
-"""The load of one LLMDeployment: the sum of its ready pods' samples, or why there is none.
+"""The load of one LLMDeployment: the sum over its ready pods, or why there is none.
 
-The one rule: a sum that is not of all ready pods, or is of old samples, is no value. Above all it is never 0,
-which an autoscaler would take for idle. Pure; called by the server for each request.
+A sum without all ready pods, or of stale samples, is no value. In particular it is never 0, which an
+autoscaler would take for idle. Pure.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ STALE_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
-class Sample:
-    """What one pod said at `at` (monotonic seconds): metric name -> value."""
+class LoadSample:
+    """The values of one pod at `at` (monotonic seconds), by metric."""
 
     at: float
     values: Mapping[str, float]
@@ -23,7 +23,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Load:
-    """The sum over all ready pods, and the age in seconds of its oldest part."""
+    """The sum over all ready pods, and the age in seconds of its oldest sample."""
 
     value: float
     age: float
@@ -31,14 +31,16 @@ class Load:
 
 @dataclass(frozen=True)
 class Unknown:
-    """There is no value. `is_absent`: because there is nothing that could have one."""
+    """There is no value. `is_absent`: because there is nothing to measure."""
 
     message: str
     is_absent: bool = False
 
 
-def total(metric: str, pods: Collection[str], samples: Mapping[str, Sample], now: float) -> Load | Unknown:
-    """The sum of `metric` over `pods` (uids of all that are ready)."""
+def total(
+    metric: str, pods: Collection[str], samples: Mapping[str, LoadSample], now: float
+) -> Load | Unknown:
+    """The sum of `metric` over `pods` (the uids of all that are ready)."""
     if not pods:
         return Unknown("no pod of it is ready", is_absent=True)
     answers = [samples[uid] for uid in pods if uid in samples]
@@ -58,7 +60,7 @@ def total(metric: str, pods: Collection[str], samples: Mapping[str, Sample], now
 
 
 def quantity(value: float) -> str:
-    """As a Kubernetes quantity in thousandths, rounded up: what is not zero does not become zero."""
+    """A Kubernetes quantity in thousandths, rounded up, so that a value above zero never becomes zero."""
     thousandths = math.ceil(round(value * 1000, 6))
     whole, rest = divmod(thousandths, 1000)
     return f"{thousandths}m" if rest else str(whole)

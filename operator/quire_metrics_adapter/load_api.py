@@ -1,9 +1,9 @@
-"""The same loads as plain numbers over HTTP, for KEDA: GET /load/NAMESPACE/NAME/METRIC is {METRIC: number}.
+"""The same loads as plain numbers over HTTP, for KEDA: GET /load/NAMESPACE/NAME/METRIC is {METRIC:
+number}.
 
-KEDA's `metrics-api` trigger shows no certificate and no token (ADR 22). What is not known is an error here
-too, which KEDA takes as one, and never 0. With `ifNone=0`, which stands in the triggers of what may sleep,
-there is one exception: no pods at all, not even such as load or drain, have no load. Routes for the process's
-plain port.
+KEDA's `metrics-api` trigger sends no credentials (ADR 22). An unknown value is an error, which KEDA handles
+as one, and never 0. The exception is `ifNone=0`, used by triggers with scale to zero: without any pod, not
+even a loading or draining one, the load is 0. The routes are served on the plain port.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNKNOWN = "which pods there are is not known: the API server is out of reach"
 def routes(
     table: PodTable, scraper: Scraper, clock: Callable[[], float] = time.monotonic
 ) -> list[web.RouteDef]:
-    """To be added to an application."""
+    """The routes for an aiohttp application."""
 
     async def answer(request: web.Request) -> web.Response:
         namespace, name, metric = (request.match_info[part] for part in ("namespace", "name", "metric"))

@@ -1,6 +1,5 @@
-"""The metrics that are served: their names, what they are made of, and which values can be believed.
-
-A table for everybody else in this package; it does nothing.
+"""The table of metrics: their names, the server metrics that they are computed from, and their valid
+range.
 """
 
 from __future__ import annotations
@@ -10,19 +9,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LoadMetric:
-    """One metric of an LLMDeployment: the sum over its ready pods of what each of them says.
+    """One metric of an LLMDeployment: the sum over its ready pods.
 
-    A pod may have several series of `source` (one for each GPU): it counts with their mean where `is_share`
-    (0 to 1), else with their sum.
+    A pod may have several series of `source` (one per GPU): their mean counts where `is_share` (0 to 1), else
+    their sum.
     """
 
     name: str
-    source: str  # in the pods' /metrics
+    source: str  # name in the pods' /metrics
     is_share: bool
-    highest: float  # of one series; more is a lie
+    highest: float  # of one series; larger values are invalid
 
 
-_REQUESTS = 1e6  # in one pod: far beyond what any server admits
+_REQUESTS = 1e6  # per pod: far more than any server admits
 
 METRICS = {
     metric.name: metric

@@ -1,6 +1,6 @@
-"""The adapter's own Prometheus metrics, and the plain HTTP server that shows them beside the probes.
+"""The adapter's own Prometheus metrics, and the HTTP server for /metrics and the probes.
 
-Made once per process and passed on: there is no global registry.
+One registry per process, passed on explicitly; there is no global registry.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 
 
 class Metrics:
-    """Everything that is counted, on a registry of its own."""
+    """All metrics, on a registry of their own."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -44,7 +44,7 @@ class Metrics:
 async def serve(
     metrics: Metrics, port: int, unready: Callable[[], str], more: Iterable[web.RouteDef] = ()
 ) -> AsyncIterator[None]:
-    """Answer /metrics, /healthz, /readyz and `more` while the block runs. `unready`: what is missing, or
+    """Serve /metrics, /healthz, /readyz and `more` while the block runs. `unready`: what is missing, or
     empty.
     """
 
@@ -53,7 +53,9 @@ async def serve(
         return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def show_health(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")  # a task that ends takes the process with it: it lives or it is gone
+        return web.Response(
+            text="ok\n"
+        )  # a task that fails ends the process, so a process that answers is alive
 
     async def show_readiness(_: web.Request) -> web.Response:
         missing = unready()

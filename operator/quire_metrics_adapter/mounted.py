@@ -1,7 +1,7 @@
-"""A certificate of somebody else's making (cert-manager's, say), from a mounted Secret.
+"""A certificate from a mounted Secret, issued by cert-manager for example.
 
-Instead of the publisher, where the administrator says so: then nobody here writes to an APIService. Started
-by the process; looks for a renewed pair now and then, for the kubelet replaces the files.
+Used instead of the publisher where it is configured; then no APIService is written. The files are read
+periodically, because the kubelet replaces them on renewal.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ LOOK_SECONDS = 10.0
 
 
 class MountedPair:
-    """`credentials` as they were read last. SettingsError when there are none to begin with."""
+    """`credentials` as last read. Raises SettingsError where there are none at start."""
 
-    published = True  # whoever made the pair told the API server of its authority
+    published = True  # the issuer has put its authority into the APIService
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -34,7 +34,7 @@ class MountedPair:
             raise SettingsError(f"no usable tls.crt and tls.key in {directory}: {error}") from error
 
     async def run(self, renewed: Callable[[], None]) -> None:
-        """Until cancelled; `renewed` is called when `credentials` are new."""
+        """Until cancelled; `renewed` is called when `credentials` change."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -50,5 +50,5 @@ class MountedPair:
         found = Credentials(
             chain=(self._directory / "tls.crt").read_bytes(), key=(self._directory / "tls.key").read_bytes()
         )
-        listener.context(found, "")  # while the files are being replaced they may not fit each other
+        listener.context(found, "")  # the files may not match while they are being replaced
         return found

@@ -1,6 +1,6 @@
-"""Which pods serve, in every namespace: a table that one watch keeps up to date.
+"""The table of ready serving pods in all namespaces, kept up to date by one watch.
 
-Started by the process; read by the scraper (whom to ask) and by the server (who must have answered).
+The scraper reads it for the pods to scrape, the server for the pods that a sum must contain.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 PATH = "/api/v1/pods"
 SELECTOR = f"{names.LABEL_NAME},{names.LABEL_ROLE}={names.ROLE_LEADER}"
-# Without a watch for so long nobody knows any more which pods are ready.
+# Without a watch for so long, the table is not trusted any more.
 LOST_SECONDS = 15.0
 _PAGE = "500"
-_ENDED = ("Succeeded", "Failed")  # an evicted pod stays as it is
+_ENDED = ("Succeeded", "Failed")  # an evicted pod never changes again
 _RETRY_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
 
@@ -39,7 +39,9 @@ class Pod:
 
 
 class PodTable:
-    """The ready pods by uid, and which LLMDeployments have any. `changed` is set whenever one may be new."""
+    """The ready pods by uid, and which LLMDeployments have any pods. `changed` is set whenever a pod may be
+    new.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -52,7 +54,7 @@ class PodTable:
 
     @property
     def known(self) -> bool:
-        """Whether the table can be believed."""
+        """Whether the table is up to date."""
         return self._connected or self._clock() - self._seen_at <= LOST_SECONDS
 
     def all(self) -> list[Pod]:
@@ -64,17 +66,17 @@ class PodTable:
         return frozenset(self._by_deployment.get((namespace, deployment), ()))
 
     def has_any(self, namespace: str, deployment: str) -> bool:
-        """Whether one LLMDeployment has pods, be they ready, loading or draining."""
+        """Whether one LLMDeployment has pods: ready, loading or draining."""
         return (namespace, deployment) in self._existing.values()
 
     def connected(self, is_so: bool) -> None:
-        """The watch is up, or was until now."""
+        """The watch is connected, or was until now."""
         if self._connected and not is_so:
             self._seen_at = self._clock()
         self._connected = is_so
 
     def replace(self, bodies: list[Mapping[str, Any]]) -> None:
-        """A complete list."""
+        """Replace the table by a complete list."""
         self._pods.clear()
         self._by_deployment.clear()
         self._existing.clear()
@@ -82,7 +84,7 @@ class PodTable:
             self.put(body)
 
     def put(self, body: Mapping[str, Any]) -> None:
-        """A pod as it is now."""
+        """Add or update a pod."""
         pod = read(body)
         if pod is None or self._pods.get(pod.uid) != pod:
             self.remove(body)
@@ -94,7 +96,7 @@ class PodTable:
             self.changed.set()
 
     def remove(self, body: Mapping[str, Any]) -> None:
-        """A pod that is gone."""
+        """Remove a deleted pod."""
         self._existing.pop(str(body["metadata"]["uid"]), None)
         pod = self._pods.pop(str(body["metadata"]["uid"]), None)
         if pod is not None:
@@ -117,7 +119,7 @@ def read(body: Mapping[str, Any]) -> Pod | None:
 
 
 def deployment_of(body: Mapping[str, Any]) -> tuple[str, str]:
-    """Namespace and name of the LLMDeployment, the name empty for a pod of none."""
+    """Namespace and name of the LLMDeployment; the name is empty for a pod of none."""
     metadata = body["metadata"]
     return str(metadata["namespace"]), str((metadata.get("labels") or {}).get(names.LABEL_NAME) or "")
 
@@ -137,7 +139,7 @@ async def watch(connection: Connection, table: PodTable) -> None:
                     table.remove(body)
                 elif event["type"] != "BOOKMARK":
                     table.put(body)
-            await asyncio.sleep(_PAUSE_SECONDS)  # it ended as it should, and goes on where it was
+            await asyncio.sleep(_PAUSE_SECONDS)  # it ended as expected, and is resumed
         except GoneError:
             version = ""
         except ApiError as error:
@@ -148,7 +150,7 @@ async def watch(connection: Connection, table: PodTable) -> None:
 
 
 async def _list(connection: Connection, table: PodTable) -> str:
-    """Fill the table; the resource version at which the list was made."""
+    """Fill the table; returns the resource version of the list."""
     bodies: list[Mapping[str, Any]] = []
     query = {"labelSelector": SELECTOR, "limit": _PAGE}
     while True:

@@ -1,6 +1,6 @@
-"""One replica, put together: what runs, in which order it starts, and what ends it.
+"""Assembles one replica: which tasks run, in which order they start, and what ends them.
 
-Called by `__main__`. Nothing is kept anywhere: a replica that ends leaves nothing that another would need.
+A replica has no persistent state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 async def run(settings: Settings) -> None:
-    """Serve until SIGTERM. Raises AdapterError for what no retry can mend."""
+    """Serve until SIGTERM. Raises AdapterError for what no retry can fix."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -82,7 +82,7 @@ class _Replica:
             await runner.cleanup()
 
     async def _work(self, stop: asyncio.Event, *works: Coroutine[Any, Any, None]) -> None:
-        """Until told to stop, or until one of `works`, which never end by themselves, fails."""
+        """Until SIGTERM, or until one of `works`, which never end by themselves, fails."""
         tasks = [asyncio.create_task(work) for work in works]
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)

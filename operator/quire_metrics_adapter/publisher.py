@@ -1,9 +1,9 @@
-"""Keeps this replica's authority in the caBundle of both APIServices, and renews it.
+"""Publishes this replica's certificate authority in the caBundle of both APIServices, and renews it.
 
-The API server trusts a replica by that bundle. Each replica adds its own authority and leaves the others';
-every write is conditional, so that two replicas never undo each other. A new authority is published one
-period before it is served with, and the old one goes one period after. Started by the process, unless a
-certificate is mounted. An APIService of somebody else's is never touched: the process ends.
+The API server trusts a replica by that bundle. Each replica adds its own authority and keeps the others';
+every write is conditional, so that two replicas never overwrite each other. A new authority is published one
+period before it is used, and the old one is removed one period after. An APIService that names another
+Service is never touched: the process ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PATH = "/apis/apiregistration.k8s.io/v1/apiservices"
 
 
 class Publisher:
-    """`published`: whether the API server was told of what is served with."""
+    """`published`: whether the authority that is in use has been published."""
 
     def __init__(self, connection: Connection, settings: Settings) -> None:
         self._connection = connection
@@ -39,12 +39,12 @@ class Publisher:
         self.published = False
 
     async def run(self, renewed: Callable[[], None]) -> None:
-        """Until cancelled, or ForeignApiServiceError; `renewed` is called when `credentials` are new."""
+        """Until cancelled, or ForeignApiServiceError; `renewed` is called when `credentials` change."""
         while True:
             try:
                 await self._publish()
             except ConflictError:
-                continue  # another replica was faster
+                continue  # another replica wrote in between
             except ApiError as error:
                 logger.warning("cannot publish the certificate authority: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -53,7 +53,7 @@ class Publisher:
                 logger.info("published the certificate authority in %s", " and ".join(discovery.API_SERVICES))
                 self.published = True
             await asyncio.sleep(self._period)
-            if self._next is not None:  # was published a period ago
+            if self._next is not None:  # published one period ago
                 self.credentials, self._next = self._next, None
                 renewed()
             elif self.credentials.renew_at is not None and _now() >= self.credentials.renew_at:
@@ -87,7 +87,7 @@ class Publisher:
 
 
 def require_ours(api_service: dict[str, Any], settings: Settings) -> None:
-    """Return for an APIService that names our Service; ForeignApiServiceError for any other."""
+    """Return for an APIService that names our Service; raise ForeignApiServiceError for any other."""
     service = api_service["spec"].get("service") or {}
     place = (service.get("namespace"), service.get("name"))
     if place != (settings.namespace, settings.service):

@@ -1,6 +1,6 @@
-"""What a request asks for: its path and query, read once, for authorization and for the answer alike.
+"""Parses the path and query of a request once, for authorization and for the response.
 
-Pure; called by the server. Whatever cannot be a name in Kubernetes is refused before anybody looks it up.
+Pure. Anything that cannot be a Kubernetes name is refused before it is looked up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 
 @dataclass(frozen=True)
 class Query:
-    """One metric of one LLMDeployment, or (name ALL) of those that the label selector selects."""
+    """One metric of one LLMDeployment, or (name ALL) of those that the label selector matches."""
 
     version: str
     namespace: str
@@ -32,7 +32,9 @@ class Query:
 
 
 def parse(raw_path: str, parameters: Mapping[str, str]) -> Query:
-    """Of /apis/GROUP/VERSION/namespaces/NAMESPACE/RESOURCE/NAME/METRIC; RefusedError for anything else."""
+    """Parses /apis/GROUP/VERSION/namespaces/NAMESPACE/RESOURCE/NAME/METRIC; RefusedError for anything
+    else.
+    """
     parts = [unquote(part) for part in raw_path.split("/")]
     if len(parts) != 9 or parts[:3] != ["", "apis", GROUP] or parts[4] != "namespaces":
         raise not_found(f"nothing is served at this path; metrics of {RESOURCE} are")
@@ -54,7 +56,7 @@ def parse(raw_path: str, parameters: Mapping[str, str]) -> Query:
 
 
 def not_found(message: str) -> RefusedError:
-    """404: nothing is there that could have a value."""
+    """404: there is nothing that could have a value."""
     return RefusedError(404, "NotFound", message)
 
 

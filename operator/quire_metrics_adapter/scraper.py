@@ -1,8 +1,8 @@
-"""Asks every ready pod for its load: GET /metrics every five seconds, all at once, a second for each.
+"""Scrapes the load of every ready pod: GET /metrics every five seconds, concurrently, with a deadline of one
+second each.
 
-A pod that has just become ready is asked at once, so that its deployment's load is known without a gap. One
-bad pod holds up nobody. Answers are hostile input: bounded here in time and size, read in `exposition`.
-Started by the process; the server reads `samples`.
+A pod that has just become ready is scraped at once, so that the load of its deployment has no gap. A slow pod
+delays no other. Responses are untrusted input: bounded in time and size here, parsed in `exposition`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import aiohttp
 
 from quire_metrics_adapter import exposition
 from quire_metrics_adapter.errors import HostileAnswerError
-from quire_metrics_adapter.load import Sample
+from quire_metrics_adapter.load import LoadSample
 from quire_metrics_adapter.load_metrics import METRICS
 from quire_metrics_adapter.metrics import Metrics
 from quire_metrics_adapter.pods import Pod, PodTable
@@ -31,7 +31,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class Scraper:
-    """`samples`: the last answer of each ready pod, by uid."""
+    """`samples`: the last sample of each ready pod, by uid."""
 
     def __init__(
         self,
@@ -41,17 +41,17 @@ class Scraper:
         port: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.samples: dict[str, Sample] = {}
+        self.samples: dict[str, LoadSample] = {}
         self._table = table
         self._metrics = metrics
         self._port = port
         self._clock = clock
         self._slots = asyncio.Semaphore(CONCURRENCY)
-        self._complained: set[str] = set()  # uids: once each until it answers well again
+        self._complained: set[str] = set()  # uids of failing pods: each failure is logged once
 
     async def run(self) -> None:
-        """Ask until cancelled."""
-        # A pod's limits are its own: no cookies, no redirects, nothing compressed.
+        """Scrape until cancelled."""
+        # Pods are untrusted: no cookies, no redirects, no compression.
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=CONCURRENCY),
             auto_decompress=False,
@@ -67,7 +67,7 @@ class Scraper:
                     await self._ask_new(session, left)
 
     async def _ask_new(self, session: aiohttp.ClientSession, seconds: float) -> None:
-        """Wait for that long at most; ask the pods that became ready meanwhile."""
+        """Wait for at most that long; scrape pods that become ready in between."""
         try:
             async with asyncio.timeout(seconds):
                 await self._table.changed.wait()
@@ -89,8 +89,8 @@ class Scraper:
                 self._metrics.scrapes.labels(result="error").inc()
                 self._complain(pod, f"{type(error).__name__} {error}")
                 return
-        # As old as the question: what the pod said was true no later than it answered.
-        self.samples[pod.uid] = Sample(asked_at, values)
+        # Timestamped with the request, because the values may be that old.
+        self.samples[pod.uid] = LoadSample(asked_at, values)
         self._metrics.scrapes.labels(result="success").inc()
         self._metrics.scrape_seconds.observe(self._clock() - asked_at)
         self._complained.discard(pod.uid)
@@ -111,7 +111,9 @@ class Scraper:
 
 
 async def fetch(session: aiohttp.ClientSession, address: str, port: int) -> bytes:
-    """The pod's /metrics, cut off just above what is read of it; ValueError for no 200."""
+    """The pod's /metrics, cut off just above the limit of the parser; ValueError for a status other than
+    200.
+    """
     host = ipaddress.ip_address(address)
     url = f"http://[{host}]:{port}/metrics" if host.version == 6 else f"http://{host}:{port}/metrics"
     async with session.get(url, allow_redirects=False) as answer:

@@ -1,7 +1,5 @@
-"""The aggregated API over HTTP: reads the request, has it admitted, and answers with documents.
-
-A thin shell: what is asked is read in `queries`, who asks is told by the `guard`, what the load is by `load`.
-Started by the process.
+"""The aggregated API over HTTP: a thin shell that parses (`queries`), authorizes (`guard`) and answers with
+`load`.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from aiohttp import web
 
 from quire_metrics_adapter import answers, discovery, load, queries
 from quire_metrics_adapter.errors import ApiError, InvalidError, RefusedError
-from quire_metrics_adapter.guard import Guard, Peer
+from quire_metrics_adapter.guard import ClientPeer, Guard
 from quire_metrics_adapter.kube_api import Connection
 from quire_metrics_adapter.metrics import Metrics
 from quire_metrics_adapter.pods import PodTable
@@ -30,7 +28,7 @@ _LLM_DEPLOYMENTS = f"/apis/{names.API_VERSION}/namespaces/{{}}/{names.PLURAL}"
 
 
 class MetricsApi:
-    """The answers to all requests."""
+    """The request handlers."""
 
     def __init__(
         self,
@@ -50,7 +48,7 @@ class MetricsApi:
         self._clock = clock
 
     def runner(self) -> web.AppRunner:
-        """The application, not yet listening."""
+        """The application, not listening yet."""
         app = web.Application(client_max_size=1024)
         app.router.add_route("*", "/{path:.*}", self._answer)
         return web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
@@ -70,8 +68,8 @@ class MetricsApi:
         if request.method not in ("GET", "HEAD"):
             raise RefusedError(405, "MethodNotAllowed", "metrics can only be read")
         path = request.rel_url.raw_path
-        # Discovery is public among those who are known: a document that needed rights could fail for want of
-        # them, and with it the deletion of every namespace.
+        # Every authenticated user may read discovery: if it needed rights, it could fail for lack of them,
+        # and block the deletion of every namespace.
         found = discovery.document(path.rstrip("/"), request.headers.get("Accept", ""))
         if found is not None:
             return found
@@ -90,7 +88,9 @@ class MetricsApi:
         return _item(query, query.name, found)
 
     async def _of_all(self, query: Query) -> list[answers.Item]:
-        """Those selected whose load is known: a list has no place for errors, so the others are not in it."""
+        """The selected LLMDeployments whose load is known: a list has no place for errors, so the others are
+        left out.
+        """
         path = _LLM_DEPLOYMENTS.format(query.namespace)
         selector = {"labelSelector": query.label_selector} if query.label_selector else {}
         try:
@@ -116,8 +116,8 @@ def _item(query: Query, name: str, found: load.Load) -> answers.Item:
     return answers.Item(query.namespace, name, found.value, at)
 
 
-def _peer(request: web.Request) -> Peer:
+def _peer(request: web.Request) -> ClientPeer:
     certificate = request.get_extra_info("peercert") or {}
     subject = [pair for pairs in certificate.get("subject", ()) for pair in pairs]
     common_names = [value for key, value in subject if key == "commonName"]
-    return Peer(common_names[-1] if common_names else None, tuple(request.headers.items()))
+    return ClientPeer(common_names[-1] if common_names else None, tuple(request.headers.items()))

@@ -1,7 +1,4 @@
-"""The adapter's own settings, read once from its environment (the Helm chart writes it).
-
-Called by `__main__`; everything below gets the frozen Settings passed in.
-"""
+"""The adapter's own settings, read once from its environment, which the Helm chart writes."""
 
 from __future__ import annotations
 
@@ -17,16 +14,16 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Who this replica is, where it listens and how it serves TLS."""
+    """The identity of this replica, its ports and its TLS."""
 
     pod_name: str
     namespace: str
-    service: str  # of the Service that the APIServices name
+    service: str  # name of the Service in the APIServices
     port: int = 6443
     probe_port: int = 8080
     engine_port: int = names.PORT_HTTP
-    certificate_seconds: int = 86_400  # of those that it makes itself; renewed after half of the time
-    tls_directory: Path | None = None  # tls.crt and tls.key of somebody else's making
+    certificate_seconds: int = 86_400  # of self-issued certificates, which are renewed after half of it
+    tls_directory: Path | None = None  # directory of a mounted tls.crt and tls.key
     log_level: str = "info"
 
     @classmethod

@@ -1,1 +1,1 @@
-"""The operator: watches LLMDeployments and keeps their children and status true."""
+"""The operator: watches LLMDeployments and reconciles their children and status."""

@@ -1,7 +1,6 @@
-"""The command line: `run` is the operator's process, `render` shows what an LLMDeployment becomes.
+"""The command line: `run` starts the operator, `render` prints the children of an LLMDeployment.
 
-`render` needs no cluster: it reads the manifest, builds the children and prints them. The container image
-starts `run`. Knows nothing of how either is done.
+`render` needs no cluster: it reads the manifest, builds the children and prints them.
 """
 
 from __future__ import annotations

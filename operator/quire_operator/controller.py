@@ -1,9 +1,8 @@
-"""The working part of a leading process: events into the queue, workers out of it, a full re-list now and
-then.
+"""The controller of the leading process: watch events into the work queue, workers that reconcile, periodic
+re-lists.
 
-Started by the handlers once the Lease is held. A lost event costs time and not correctness: the re-list
-finds what the watches missed, mends the cache and puts every LLMDeployment into the queue. Knows kopf as
-little as kopf knows it.
+A lost event costs time and not correctness: a re-list finds what the watches missed, corrects the cache and
+enqueues every LLMDeployment. Knows no kopf.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ from quire_operator.metrics import Metrics
 from quire_operator.poller import Poller
 from quire_operator.reconcile import Reconciler
 from quire_operator.settings import Settings
-from quire_operator.watches import Watches
+from quire_operator.watch_health import WatchHealth
 from quire_operator.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
 WORKERS = 16
-CONFIRM_SECONDS = 30.0  # a watch that seems to have missed something is checked again this soon
-TELL_SECONDS = 10.0  # and if it has not told it then, and this long, it is stale
-# A change of a pod is followed by one of its ReplicaSet and of the Deployment's status, and their watches may
-# tell it in another order: all are worth one look and one write of the status.
+CONFIRM_SECONDS = 30.0  # until the next re-list where a watch seems to have missed an event
+EVENT_LATENCY_SECONDS = 10.0  # a watch that is later than this with an event is stale
+# A change of a pod is followed by changes of its ReplicaSet and of the Deployment's status, whose events may
+# arrive in any order: this delay combines them into one reconcile and one status write.
 FOLLOW_SECONDS = 0.2
-GAP_SECONDS = 1.0  # watches that were interrupted together begin again one after another
+GAP_SECONDS = 1.0  # watches that were interrupted together restart one after another
 RECONCILE_SECONDS = 60.0
 CONFLICT_SECONDS = 0.2
-# Such failures are the API server's and not the object's: when it is back, nobody waits for minutes.
+# Such failures come from the API server and not from the object, so the back-off stays short.
 OUTAGE_BACKOFF_SECONDS = 10.0
 PRIME_RETRY_SECONDS = 2.0
 
 
 class Controller:
-    """Queue, workers, re-list and poller around one cluster."""
+    """Work queue, workers, re-list and poller around one cluster."""
 
     def __init__(self, cluster: Cluster, settings: Settings, metrics: Metrics) -> None:
         self._cluster = cluster
@@ -60,7 +59,7 @@ class Controller:
         self._reconcile = Reconciler(cluster, settings)
         self._queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop())
         self._poller = Poller(cluster, self._queue.add)
-        self._watches = Watches(TELL_SECONDS)
+        self._watch_health = WatchHealth(EVENT_LATENCY_SECONDS)
         self._interrupted = asyncio.Event()
         self._forbidden: set[str] = set()
         metrics.queue_depth.set_function(lambda: self._queue.depth)
@@ -69,37 +68,39 @@ class Controller:
             metrics.watch_stale.labels(kind.kind).set_function(partial(self._is_stale, kind.kind))
 
     def on_event(self, event: str | None, body: Object) -> None:
-        """A watch told of an object: remember it, and look at its LLMDeployment if it is news."""
+        """Put the object of a watch event into the cache, and enqueue its LLMDeployment if it changed."""
         kind, uid = str(body["kind"]), str(body["metadata"]["uid"])
         self._metrics.watch_last_event.labels(kind).set(time.time())
         if event == "DELETED":
-            self._watches.told_gone(kind, uid)
+            self._watch_health.on_delete(kind, uid)
             self._cluster.cache.remove(body)
             self._queue.add(owner_key(body))
             return
-        if event is None and self._watches.has_told(kind, uid):
+        if event is None and self._watch_health.has_seen(kind, uid):
             self._interrupted.set()
-        self._watches.told(kind, uid, version_of(body))
-        # Our own writes are in the cache already: their echo is no news and causes no work.
+        self._watch_health.on_event(kind, uid, version_of(body))
+        # The results of our own writes are in the cache already, so their events cause no reconcile.
         if not self._cluster.cache.put(body):
             return
-        if _comes_with_others(kind, body):
+        if _is_consequence(kind, body):
             self._queue.add_after(owner_key(body), FOLLOW_SECONDS)
         else:
             self._queue.add(owner_key(body))
 
     def health(self) -> str:
-        """What is wrong with the watches, or nothing. An API server that is away is no fault of ours."""
-        stale = ", ".join(self._watches.stale)
-        return f"watches tell nothing any more: {stale}" if stale else ""
+        """What is wrong with the watches, or "". An unreachable API server is not reported: a restart would
+        not help.
+        """
+        stale = ", ".join(self._watch_health.stale)
+        return f"watches deliver no events any more: {stale}" if stale else ""
 
     def _is_stale(self, kind: str) -> bool:
-        return kind in self._watches.stale
+        return kind in self._watch_health.stale
 
     async def prime(self) -> None:
-        """Fill the cache before anything is decided from it; waits for the API server and for the CRD."""
+        """Fill the cache before the first reconcile; waits for the API server and for the CRD."""
         while True:
-            self._watches.restarted()  # they begin only now, so that a second try says nothing of them
+            self._watch_health.reset()  # they only start now: earlier lists prove nothing
             try:
                 await self._resync()
                 return
@@ -108,7 +109,7 @@ class Controller:
                 await asyncio.sleep(PRIME_RETRY_SECONDS)
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Reconcile until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._poller.run())
             tasks.create_task(self._resync_forever())
@@ -122,35 +123,37 @@ class Controller:
                 with self._metrics.reconcile_seconds.time():
                     result = await self._attempt(key)
                 self._metrics.reconciles.labels(result).inc()
-                await asyncio.sleep(0)  # a look that finds nothing waits for nothing; a thousand are seconds
+                await asyncio.sleep(
+                    0
+                )  # a reconcile without I/O never yields, and a thousand of them take seconds
             finally:
                 self._queue.done(key)
 
     async def _attempt(self, key: Key) -> str:
-        """One reconcile; whatever it raises ends here, so that one bad object never stops a worker."""
+        """One reconcile; no exception leaves it, so that one bad object never stops a worker."""
         try:
             async with asyncio.timeout(RECONCILE_SECONDS):
-                outcome = await self._reconcile(key)
+                result = await self._reconcile(key)
         except ConflictError:
             return await self._after_conflict(key)
         except (QuireOperatorError, TimeoutError) as error:
             delay = self._queue.retry(key, most=OUTAGE_BACKOFF_SECONDS)
-            logger.warning("%s/%s: %s; again in %.0f s", key.namespace, key.name, error, delay)
+            logger.warning("%s/%s: %s; retry in %.0f s", key.namespace, key.name, error, delay)
             return "error"
         except Exception:
             delay = self._queue.retry(key)
-            logger.exception("%s/%s: unexpected; again in %.0f s", key.namespace, key.name, delay)
+            logger.exception("%s/%s: unexpected error; retry in %.0f s", key.namespace, key.name, delay)
             return "bug"
-        self._metrics.tell_ready(*key, outcome.ready)
+        self._metrics.set_ready(*key, result.ready)
         self._queue.forget(key)
-        for repaired in outcome.plan.repairs:
+        for repaired in result.plan.repairs:
             self._metrics.conflicts.labels(repaired.kind).inc()
-        if outcome.again_after is not None:
-            self._queue.add_after(key, outcome.again_after)
-        return "changed" if outcome.plan else "unchanged"
+        if result.requeue_after is not None:
+            self._queue.add_after(key, result.requeue_after)
+        return "changed" if result.plan else "unchanged"
 
     async def _after_conflict(self, key: Key) -> str:
-        """Somebody wrote the LLMDeployment meanwhile: read it and begin again."""
+        """Another client wrote the LLMDeployment in between: read it again and retry."""
         try:
             await self._cluster.refresh(key)
             self._queue.add_after(key, CONFLICT_SECONDS)
@@ -162,7 +165,7 @@ class Controller:
     async def _resync_forever(self) -> None:
         while True:
             period = float(self._settings.resync_seconds)
-            if self._watches.in_doubt:
+            if self._watch_health.has_unconfirmed:
                 period = min(period, CONFIRM_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(period * random.uniform(0.8, 1.2)):
@@ -174,10 +177,10 @@ class Controller:
                 self._metrics.resyncs.labels("ok").inc()
             except ClusterError as error:
                 self._metrics.resyncs.labels("error").inc()
-                logger.warning("re-list failed, the next one will do: %s", error)
+                logger.warning("re-list failed, will be tried again: %s", error)
 
     async def _resync(self) -> None:
-        """List everything, mend the cache, look at every LLMDeployment."""
+        """List everything, correct the cache, enqueue every LLMDeployment."""
         for kind in kinds.CACHED:
             try:
                 changes = await self._cluster.relist(kind, self._settings.watch_namespaces)
@@ -185,7 +188,7 @@ class Controller:
                 if not kind.on_demand:
                     raise
                 if kind.kind not in self._forbidden:
-                    logger.warning("LLMDeployments that ask for a %s have to wait: %s", kind.kind, error)
+                    logger.warning("LLMDeployments that need a %s have to wait: %s", kind.kind, error)
                 self._forbidden.add(kind.kind)
                 continue
             self._forbidden.discard(kind.kind)
@@ -194,17 +197,21 @@ class Controller:
             if not kind.is_watched:
                 continue
             if changes.removed:
-                logger.info("the watch had missed %d deletions of %s", changes.removed, kind.plural)
+                logger.info("the watch missed %d deletions of %s", changes.removed, kind.plural)
             versions = self._cluster.cache.versions(kind.kind)
-            self._watches.listed(kind.kind, changes.missed, versions, time.monotonic())
+            self._watch_health.on_relist(kind.kind, changes.missed, versions, time.monotonic())
             if self._is_stale(kind.kind):
-                logger.error("the watch of %s tells nothing any more; the liveness probe fails", kind.plural)
+                logger.error(
+                    "the watch of %s delivers no events any more; the liveness probe fails", kind.plural
+                )
         for key in self._cluster.cache.llm_deployments():
             self._queue.add(key, background=True)
 
 
-def _comes_with_others(kind: str, body: Object) -> bool:
-    """Whether it is what became of a change and not the change: an edit of a Deployment is mended at once."""
+def _is_consequence(kind: str, body: Object) -> bool:
+    """Whether the event follows from an earlier change (a pod, a ReplicaSet, a Deployment's status) and can
+    wait for related ones. An edit of a Deployment's spec is reconciled at once.
+    """
     if kind == kinds.DEPLOYMENT.kind:
         seen = (body.get("status") or {}).get("observedGeneration")
         return seen is not None and bool(seen == body["metadata"].get("generation"))

@@ -1,4 +1,4 @@
-"""The operator's errors, in one tree. Every layer raises from it; nothing here knows any layer.
+"""The operator's errors, in one tree. Every layer raises subclasses of QuireOperatorError.
 
 QuireOperatorError
 ├── SettingsError    the operator's own environment is wrong: the process must not start
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 
 class QuireOperatorError(Exception):
-    """Whatever the operator raises on purpose."""
+    """Base of all errors that the operator raises deliberately."""
 
 
 class SettingsError(QuireOperatorError):
@@ -18,7 +18,7 @@ class SettingsError(QuireOperatorError):
 
 
 class QuantityError(QuireOperatorError):
-    """The text is no quantity such as 500m, 2 or 4Gi."""
+    """The text is not a quantity such as 500m, 2 or 4Gi."""
 
 
 class SpecError(QuireOperatorError):

@@ -1,8 +1,8 @@
-"""kopf as a shell: it logs in, lists and watches, and hands every event to the controller; nothing else.
+"""The kopf shell of the operator: it logs in, lists and watches, and hands every event to the controller.
 
-`main` is what `quire-operator run` starts: probes and metrics at once, then the Lease, and kopf only while
-leading. No handler here keeps a state, so kopf writes nothing to anybody's object: no annotation, no
-finalizer, no Event.
+`main` is what `quire-operator run` starts: probes and metrics at once, then leader election, and kopf only
+while leading. The handlers keep no state, so kopf writes nothing to any object: no annotation, no finalizer,
+no Event.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ logger = logging.getLogger(__name__)
 
 EXIT_UNUSABLE = 2
 EXIT_LOST = 1
-STOP_SECONDS = 5.0  # for what is being written
+STOP_SECONDS = 5.0  # to finish the writes in progress
 
 _M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 _BUFFER_BYTES = 64 * 1024
 
 
 class EndlessBackoffs:
-    """Seconds between attempts while the API server is away: for ever, or kopf would end the process."""
+    """Seconds between attempts while the API server is unreachable. Endless, or kopf would end the
+    process.
+    """
 
     def __iter__(self) -> Iterator[float]:
         for seconds in (0.5, 1, 2):
@@ -58,39 +60,42 @@ def main() -> int:
             stream=sys.stderr,
         )
         logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
-        logging.getLogger().handlers[0].addFilter(is_news)
-        _collect_seldom()
-        keep_buffers_out_of_the_heap()
+        logging.getLogger().handlers[0].addFilter(is_logged)
+        _tune_garbage_collection()
+        allocate_large_buffers_with_mmap()
         return asyncio.run(_run(settings))
     except QuireOperatorError as error:
         sys.stderr.write(f"quire-operator: {error}\n")
         return EXIT_UNUSABLE
 
 
-def _collect_seldom() -> None:
-    """What a re-list parses is free of cycles; looking for them in all of it is a quarter of its CPU time."""
+def _tune_garbage_collection() -> None:
+    """Collect cycles rarely: the objects that a re-list parses have none, and searching them took a quarter
+    of its CPU time.
+    """
     gc.freeze()
     gc.set_threshold(5_000, 20)
 
 
-def keep_buffers_out_of_the_heap() -> None:
-    """Each large buffer gets pages of its own, which go back when it is freed. glibc begins so too, and when
-    the first is freed it puts the next among what the cache keeps: the heap is then full of holes, and grows.
+def allocate_large_buffers_with_mmap() -> None:
+    """Fix glibc's mmap threshold, so that the memory of each large buffer is returned when it is freed. By
+    default glibc raises the threshold after the first free and takes later buffers from the heap, which the
+    long-lived cache entries between them fragment, so that it grows.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # not musl's
         libc.mallopt(_M_MMAP_THRESHOLD, _BUFFER_BYTES)
 
 
-def is_news(record: logging.LogRecord) -> bool:
-    """False for what kopf's watches say every few seconds where a right is missing: the re-lists say it once,
-    with the rule that would grant it.
+def is_logged(record: logging.LogRecord) -> bool:
+    """False for the error that kopf's watches log every few seconds where a right is missing: the re-list
+    logs it once, with the missing rule.
     """
     return not (record.name.startswith("kopf.") and "APIForbiddenError" in record.getMessage())
 
 
 async def _run(settings: Settings) -> int:
-    """Serve probes, wait for the Lease, lead."""
+    """Serve probes, wait for the Lease, run the controller."""
     stop = asyncio.Event()
     _stop_on_signals(stop)
     connection = await Connection.open()
@@ -115,7 +120,7 @@ async def _lead(
     election: Election,
     stop: asyncio.Event,
 ) -> NoReturn:
-    """Work while the Lease is held; finish what is being written, give the Lease back, and end."""
+    """Run while the Lease is held; then finish the writes in progress, release the Lease, and exit."""
     kopf_ready = asyncio.Event()
     watching = kopf.operator(
         registry=registry(controller, connection),
@@ -129,9 +134,9 @@ async def _lead(
         "controller": asyncio.create_task(_work(controller)),
         "stop": asyncio.create_task(stop.wait()),
     }
-    # kopf takes every task that is younger than itself for its own and ends it: it is started last.
+    # kopf cancels every task that was created after it, so it is started last.
     tasks["watches"] = asyncio.create_task(watching)
-    tasks["signals"] = asyncio.create_task(_take_signals_back(kopf_ready, stop))
+    tasks["signals"] = asyncio.create_task(_restore_signal_handlers(kopf_ready, stop))
     ended = await _until_one_ends(tasks)
     if ended == "lease":
         _die(tasks["lease"])
@@ -151,7 +156,7 @@ async def _work(controller: Controller) -> None:
 
 
 def registry(controller: Controller, connection: Connection) -> kopf.OperatorRegistry:
-    """What kopf calls: login, settings, and one handler for every kind."""
+    """The handlers that kopf calls: login, settings, and one for the events of every kind."""
     handlers = kopf.OperatorRegistry()
 
     async def login(**_: Any) -> kopf.ConnectionInfo:
@@ -172,7 +177,7 @@ def registry(controller: Controller, connection: Connection) -> kopf.OperatorReg
     kopf.on.startup(registry=handlers)(startup)
     for kind in kinds.WATCHED:
         version = kind.api_version.rpartition("/")[2]
-        # kopf's lists give items without their kind; the handler of each kind puts it back.
+        # Items of a list have no kind; the handler of each kind adds it.
         known = {"apiVersion": kind.api_version, "kind": kind.kind}
 
         async def on_event(event: Any, known: dict[str, str] = known, **_: Any) -> None:
@@ -183,10 +188,10 @@ def registry(controller: Controller, connection: Connection) -> kopf.OperatorReg
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """kopf's settings, where its defaults do not survive a night in a cluster."""
-    settings.posting.enabled = False  # Events are told by reconcile, on transitions
+    """kopf's settings where its defaults are unsuitable for long-running watches."""
+    settings.posting.enabled = False  # reconcile records Events on transitions
     settings.scanning.disabled = True  # no right to watch namespaces and CRDs is needed
-    settings.peering.standalone = True  # a Lease decides who works
+    settings.peering.standalone = True  # leadership is decided by a Lease
     settings.watching.server_timeout = random.randint(290, 600)
     settings.watching.client_timeout = settings.watching.server_timeout + 30
     settings.watching.reconnect_backoff = 1.0
@@ -194,7 +199,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
     settings.networking.error_backoffs = EndlessBackoffs()
-    settings.queueing.idle_timeout = 0.1  # until then a body of the first list stays in memory
+    settings.queueing.idle_timeout = 0.1  # until then the objects of the first list stay in memory
     settings.queueing.error_delays = (1, 1, 2, 3, 5, 8, 13, 21, 34, 60)
     settings.process.ultimate_exiting_timeout = 25
     for kind in kinds.WATCHED:
@@ -219,7 +224,7 @@ def _election(connection: Connection, settings: Settings) -> Election:
 
 
 async def _is_elected(election: Election, stop: asyncio.Event) -> bool:
-    """Wait for the Lease; False when the process is told to end before that."""
+    """Wait for the Lease; False when the process is stopped before it is acquired."""
     elected, stopped = asyncio.create_task(election.acquire()), asyncio.create_task(stop.wait())
     await asyncio.wait([elected, stopped], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -231,7 +236,9 @@ async def _is_elected(election: Election, stop: asyncio.Event) -> bool:
 
 
 async def _until_one_ends(tasks: dict[str, asyncio.Task[Any]]) -> str:
-    """The name of the first task that ends and should not; taking the signals back ends in health."""
+    """The name of the first task that ends unexpectedly; the task that restores the signal handlers may
+    end.
+    """
     waiting = set(tasks)
     while True:
         await asyncio.wait([tasks[name] for name in waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -242,8 +249,8 @@ async def _until_one_ends(tasks: dict[str, asyncio.Task[Any]]) -> str:
             waiting.discard(name)
 
 
-async def _take_signals_back(ready: asyncio.Event, stop: asyncio.Event) -> None:
-    """kopf installs its own signal handlers when it starts; with them the Lease would be given back late."""
+async def _restore_signal_handlers(ready: asyncio.Event, stop: asyncio.Event) -> None:
+    """kopf installs its own signal handlers when it starts; with them the Lease would be released late."""
     await ready.wait()
     _stop_on_signals(stop)
 
@@ -255,7 +262,7 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 
 
 def _die(lease: asyncio.Task[Any]) -> NoReturn:
-    """Somebody else leads: end without running another line of ours, cleanup included."""
+    """Another replica leads: exit at once, without any cleanup."""
     error = lease.exception()
     if not isinstance(error, LeadershipLostError):
         logger.error("the Lease task ended: %r", error)
@@ -264,8 +271,8 @@ def _die(lease: asyncio.Task[Any]) -> NoReturn:
 
 
 def _end(code: int) -> NoReturn:
-    """End here and now. kopf keeps nothing that has to be saved, and it stops badly in the middle of a list:
-    five seconds late, and with a page of errors from generators that it left half closed.
+    """Exit at once. kopf holds nothing that has to be saved, and stopping it during a list takes five seconds
+    and logs errors from half-closed generators.
     """
     logging.shutdown()
     os._exit(code)

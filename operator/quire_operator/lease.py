@@ -1,9 +1,8 @@
-"""Leadership by a coordination.k8s.io Lease: one replica works, the others wait.
+"""Leader election with a coordination.k8s.io Lease: one replica leads, the others wait.
 
-Started by the handlers before kopf. A holder whose Lease somebody else took must end its process; one that
-merely cannot reach the API server stops writing after the renew deadline (the fence) and goes on when its
-Lease turns out to be still its own. Time is the monotonic clock, so that a changed wall clock or a paused
-process decides nothing.
+A holder whose Lease another replica took must end its process. One that cannot reach the API server stops
+writing after the renew deadline (the fence), and continues if the Lease turns out to be still its own. Times
+are of the monotonic clock, so that a changed wall clock or a paused process decides nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class NotLeadingError(QuireOperatorError):
 
 
 class LeadershipLostError(QuireOperatorError):
-    """Somebody else holds the Lease: the process must end at once."""
+    """Another replica holds the Lease: the process must end at once."""
 
 
 class LeaseApi(Protocol):
@@ -90,7 +89,7 @@ class Election:
             raise NotLeadingError("the Lease is not held, or was not renewed in time")
 
     async def acquire(self) -> None:
-        """Return once the Lease is ours."""
+        """Return once this replica holds the Lease."""
         while True:
             try:
                 if await self._try_acquire():
@@ -98,11 +97,12 @@ class Election:
                     return
             except ClusterError as error:
                 logger.warning("cannot read or take the Lease: %s", error)
-            # Standing by, look twice as often: a Lease that was given back is taken within a second or so.
+            # A standby replica retries twice as often, so that a released Lease is taken within about a
+            # second.
             await self._sleep(self._terms.retry / 2 * random.uniform(0.8, 1.0))
 
     async def hold(self) -> None:
-        """Renew until somebody else holds the Lease: raises LeadershipLostError then."""
+        """Renew until another replica holds the Lease: raises LeadershipLostError then."""
         while True:
             await self._sleep(self._terms.retry)
             try:
@@ -112,7 +112,7 @@ class Election:
                 logger.warning("the Lease was not renewed for %.0f s: %s", age, error)
 
     async def release(self) -> None:
-        """Give the Lease back, so that a standby need not wait for it to expire."""
+        """Release the Lease, so that a standby replica need not wait for it to expire."""
         if self._held is None:
             return
         held, self._held = self._held, None
@@ -124,10 +124,10 @@ class Election:
                 if lease is not None and _spec(lease).get("holderIdentity") == self._identity:
                     await self._api.replace(lease, self._spec(lease, holder="", seconds=1))
         except ClusterError as error:
-            logger.warning("the Lease was not given back and will expire: %s", error)
+            logger.warning("the Lease was not released and will expire: %s", error)
 
     async def _try_acquire(self) -> bool:
-        asked_at = self._clock()
+        requested_at = self._clock()
         lease = await self._api.read()
         try:
             if lease is None:
@@ -138,11 +138,13 @@ class Election:
                 return False
         except ConflictError:
             return False
-        self._held, self._renewed_at = held, asked_at
+        self._held, self._renewed_at = held, requested_at
         return True
 
     def _is_free(self, lease: Lease) -> bool:
-        """Nobody's, our own of a former life, or unchanged for its duration since we first saw it so."""
+        """Whether it has no holder, was held by an earlier process of this pod, or was not renewed for its
+        duration.
+        """
         holder = _spec(lease).get("holderIdentity") or ""
         if holder in ("", self._identity):
             return True
@@ -154,18 +156,18 @@ class Election:
 
     async def _renew(self) -> None:
         assert self._held is not None
-        asked_at = self._clock()
+        requested_at = self._clock()
         try:
             self._held = await self._api.replace(self._held, self._spec(self._held, holder=self._identity))
         except (ConflictError, NotFoundError):
-            # Written or deleted by somebody else, or by a request of ours whose answer was lost.
+            # Written or deleted by another client, or by a request of ours whose answer was lost.
             lease = await self._api.read()
             if lease is None or _spec(lease).get("holderIdentity") != self._identity:
                 self._held = None
-                raise LeadershipLostError("somebody else holds the Lease") from None
+                raise LeadershipLostError("another replica holds the Lease") from None
             self._held = lease
-            return  # not counted as renewed: the next turn writes it
-        self._renewed_at = asked_at
+            return  # not counted as renewed: the next attempt writes it
+        self._renewed_at = requested_at
 
     def _spec(self, lease: Lease | None, *, holder: str, seconds: float | None = None) -> dict[str, Any]:
         old = _spec(lease) if lease is not None else {}

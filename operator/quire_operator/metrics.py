@@ -1,7 +1,7 @@
-"""The operator's own Prometheus metrics, and the small HTTP server that shows them beside the probes.
+"""The operator's own Prometheus metrics, and the HTTP server for /metrics and the probes.
 
-Started by the handlers in every replica, leading or not. Made once per process and passed on: there is no
-global registry. Knows nothing of what it counts.
+Every replica serves them, leading or not. One registry per process, passed on explicitly; there is no global
+registry.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
-    """Everything that is counted, on a registry of its own."""
+    """All metrics, on a registry of their own."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -31,7 +31,7 @@ class Metrics:
         )
         self.conflicts = Counter(
             "quire_operator_apply_conflicts_total",
-            "Children that somebody else had changed and that were applied again.",
+            "Children that another client had changed and that were applied again.",
             ["kind"],
             registry=registry,
         )
@@ -53,7 +53,7 @@ class Metrics:
         )
         self.watch_last_event = Gauge(
             "quire_operator_watch_last_event_timestamp_seconds",
-            "When the watch of a kind last told of something.",
+            "When the watch of a kind last delivered an event.",
             ["kind"],
             registry=registry,
         )
@@ -64,12 +64,12 @@ class Metrics:
             registry=registry,
         )
 
-    def tell_ready(self, namespace: str, name: str, ready: bool | None) -> None:
-        """Of one LLMDeployment; None where it is gone or wants no pods."""
+    def set_ready(self, namespace: str, name: str, ready: bool | None) -> None:
+        """Readiness of one LLMDeployment; None where it was deleted or wants no pods."""
         if ready is not None:
             self.ready.labels(namespace, name).set(ready)
             return
-        with suppress(KeyError):  # it may never have been told of
+        with suppress(KeyError):  # it may never have been set
             self.ready.remove(namespace, name)
 
 
@@ -86,7 +86,7 @@ async def serve(metrics: Metrics, port: int, health: Callable[[], str]) -> Async
         return web.Response(text=f"{wrong or 'ok'}\n", status=500 if wrong else 200)
 
     async def show_readiness(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")  # a standby is ready: to take over
+        return web.Response(text="ok\n")  # a standby replica is ready to take over
 
     app = web.Application()
     app.add_routes(

@@ -1,7 +1,7 @@
 """Every name that leaves the operator: API group, labels, annotations, ports, paths.
 
-Whoever writes or reads an object in the cluster takes its names from here, so that none is spelt twice.
-Constants and the functions that compose them; this module knows no settings and no spec.
+All code that writes or reads objects in the cluster takes names from here, so that none is spelt twice.
+Constants and functions that compose them; knows no settings and no spec.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ANNOTATION_RENDER_REVISION = f"{GROUP}/render-revision"
 ANNOTATION_ROLLBACK_TO = f"{GROUP}/rollback-to"
 ANNOTATION_ROLLOUT_FAILED = f"{GROUP}/rollout-failed"
 
-# Put on pods until they are ready for the first time; the operator takes them off then.
+# Set on pods until they are ready for the first time; the operator removes them then.
 PROTECT_WHILE_LOADING = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
@@ -64,14 +64,15 @@ PATH_TERMINATION_LOG = "/dev/termination-log"
 
 USER_ID = 65532
 
-# What the metrics adapter serves of an LLMDeployment: sums over its ready pods, by the name in the spec.
+# The metrics that the metrics adapter serves for an LLMDeployment (sums over its ready pods), by their name
+# in the spec.
 METRICS = {
     "QueueDepth": "llm_queue_depth",
     "RunningRequests": "llm_running_requests",
     "KVCacheUtilization": "llm_kv_cache_utilization",
     "GPUUtilization": "llm_gpu_utilization",
 }
-# Those that are between 0 and 1 in each pod; the spec gives them in percent.
+# Metrics that are between 0 and 1 in each pod; the spec gives their targets in percent.
 SHARES = frozenset({"KVCacheUtilization", "GPUUtilization"})
 
 ENV_FAULT = "QUIRE_FAULT"
@@ -84,12 +85,12 @@ def child_labels(name: str) -> dict[str, str]:
 
 
 def selector_labels(name: str) -> dict[str, str]:
-    """What selects the serving pods of `name`: immutable in a Deployment, so never to be changed."""
+    """Selector of the serving pods of `name`. Immutable in a Deployment, so it must never change."""
     return {LABEL_NAME: name, LABEL_ROLE: ROLE_LEADER}
 
 
 def fetcher_labels(name: str) -> dict[str, str]:
-    """What selects the pod that fills the shared claim of `name`, and no serving pod."""
+    """Selector of the download pods of `name`, which matches no serving pod."""
     return {LABEL_NAME: name, LABEL_ROLE: ROLE_FETCHER}
 
 
@@ -99,5 +100,5 @@ def selector(name: str) -> str:
 
 
 def model_path(path: str) -> str:
-    """Where a directory of the model's volume is in the pod; the empty path is the volume's root."""
+    """The path in the pod of a directory on the model's volume; the empty path is the volume's root."""
     return f"{PATH_MODELS}/{path}" if path else PATH_MODELS

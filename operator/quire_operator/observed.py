@@ -1,6 +1,7 @@
-"""What the cluster holds for one LLMDeployment at one moment, as plain dicts in one frozen value.
+"""The live objects of one LLMDeployment at one moment, as plain dicts in one frozen value, and what can be
+read from them.
 
-`cluster.observe` makes it; `plan` and `status` decide from it and from nothing else. Knows no API server.
+`cluster.observe` creates it; `plan` and `status` decide from it alone. Knows no API server.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from quire_operator.reports import Sample
 
 Body = Mapping[str, Any]
 
-# What the scheduler says where another pod takes the room: resources, ports, or nearness.
-_ROOM = re.compile(r"insufficient|too many pods|free ports|anti-affinity", re.IGNORECASE)
+# What the scheduler reports where another pod occupies what the pod needs: resources, ports, or
+# anti-affinity.
+_LACKS_RESOURCES = re.compile(r"insufficient|too many pods|free ports|anti-affinity", re.IGNORECASE)
 
 
 @dataclass(frozen=True, order=True)
 class Ref:
-    """Which object, inside the namespace of its LLMDeployment."""
+    """An object in the namespace of its LLMDeployment."""
 
     kind: str
     name: str
@@ -36,17 +38,19 @@ class Observed:
     """The LLMDeployment as it is stored, the objects it owns, and its pods."""
 
     body: Body
-    children: Mapping[Ref, Body] = field(default_factory=dict)  # only what carries our owner uid
-    foreign: tuple[Ref, ...] = ()  # names that we want and that somebody else has
-    rivals: tuple[Body, ...] = ()  # autoscalers of our Deployment that somebody else made
-    made_by_keda: Body | None = None  # the autoscaler that KEDA made of our own ScaledObject
-    missing: frozenset[str] = frozenset()  # kinds that we want and that the cluster does not know
-    forbidden: Mapping[str, str] = field(default_factory=dict)  # kinds that we want and may not read: why
+    children: Mapping[Ref, Body] = field(default_factory=dict)  # those whose controller is the LLMDeployment
+    foreign: tuple[Ref, ...] = ()  # objects with a name that we need and with another owner
+    foreign_autoscalers: tuple[Body, ...] = ()  # autoscalers of our Deployment that others created
+    keda_autoscaler: Body | None = None  # created by KEDA for our ScaledObject
+    missing: frozenset[str] = frozenset()  # kinds that we need and that are not installed
+    forbidden: Mapping[str, str] = field(
+        default_factory=dict
+    )  # kinds that we need and may not read: the error
     replica_sets: tuple[Body, ...] = ()
     pods: tuple[Body, ...] = ()
-    fetchers: tuple[Body, ...] = ()  # pods of the Job that downloads the model
-    samples: Mapping[str, Sample] = field(default_factory=dict)  # pod uid -> what it says of itself
-    job_error: str = ""  # why the Job that downloads the model gets no pod
+    download_pods: tuple[Body, ...] = ()  # pods of the Job that downloads the model
+    samples: Mapping[str, Sample] = field(default_factory=dict)  # pod uid -> its last /statusz
+    job_error: str = ""  # why the download Job gets no pod
     mount_errors: Mapping[str, str] = field(default_factory=dict)  # pod uid -> why a volume does not mount
 
     @property
@@ -77,8 +81,10 @@ def ref(body: Body) -> Ref:
     return Ref(str(body["kind"]), str(body["metadata"]["name"]))
 
 
-def is_ours(live: Body, uid: str) -> bool:
-    """Owned by this very object; or an orphan that we made: somebody took its owner reference away."""
+def is_owned(live: Body, uid: str) -> bool:
+    """Whether the LLMDeployment `uid` owns the object, or the operator created it and its owner reference was
+    removed.
+    """
     controller = controller_uid(live)
     if controller:
         return controller == uid
@@ -88,7 +94,9 @@ def is_ours(live: Body, uid: str) -> bool:
 
 
 def workload(children: Iterable[Body], related: Sequence[Body]) -> tuple[list[Body], list[Body], list[Body]]:
-    """Among the `related` objects the ReplicaSets of these children, the pods of those, and those of Jobs."""
+    """Among the `related` objects: the ReplicaSets of these children, the ReplicaSets' pods, and the Jobs'
+    pods.
+    """
     owners = {str(live["metadata"]["uid"]) for live in children}
     sets = [one for one in related if one["kind"] == "ReplicaSet" and controller_uid(one) in owners]
     makers = {str(one["metadata"]["uid"]) for one in sets}
@@ -105,8 +113,10 @@ def scales_deployment(body: Body, name: str) -> bool:
     return (target.get("kind"), target.get("name")) == ("Deployment", name)
 
 
-def is_made_by_keda(autoscaler: Body, name: str) -> bool:
-    """Whether KEDA made it of our ScaledObject, whose labels it copies: nobody else's has ours."""
+def is_keda_autoscaler(autoscaler: Body, name: str) -> bool:
+    """Whether KEDA created it for our ScaledObject: KEDA copies the labels of the ScaledObject, so it has
+    ours.
+    """
     metadata = autoscaler["metadata"]
     owners = [
         (o.get("kind"), o.get("name")) for o in metadata.get("ownerReferences") or () if o.get("controller")
@@ -114,27 +124,29 @@ def is_made_by_keda(autoscaler: Body, name: str) -> bool:
     return owners == [("ScaledObject", name)] and (metadata.get("labels") or {}).get(names.LABEL_NAME) == name
 
 
-def is_shrinking(autoscaler: Body) -> bool:
-    """Whether it is about to take pods away: it asks for fewer, or its window or its pace holds it back."""
+def is_about_to_scale_down(autoscaler: Body) -> bool:
+    """Whether it is about to scale down: it wants fewer pods, or only its stabilization window or policy
+    delays that.
+    """
     spec, status = autoscaler.get("spec") or {}, autoscaler.get("status") or {}
-    pace = (spec.get("behavior") or {}).get("scaleDown") or {}
+    behavior = (spec.get("behavior") or {}).get("scaleDown") or {}
     current = int(status.get("currentReplicas") or 0)
-    if pace.get("selectPolicy") == "Disabled" or current <= int(spec.get("minReplicas") or 1):
+    if behavior.get("selectPolicy") == "Disabled" or current <= int(spec.get("minReplicas") or 1):
         return False
     reasons = {c.get("reason") for c in status.get("conditions") or ()}
-    asks_for_fewer = int(status.get("desiredReplicas") or current) < current
-    return asks_for_fewer or bool(reasons & {"ScaleDownStabilized", "ScaleDownLimit"})
+    wants_fewer = int(status.get("desiredReplicas") or current) < current
+    return wants_fewer or bool(reasons & {"ScaleDownStabilized", "ScaleDownLimit"})
 
 
 def seconds_since(timestamp: str, now: datetime) -> float:
-    """Seconds from a timestamp of the API server to `now`; 0 for what is no timestamp."""
+    """Seconds from a timestamp of the API server to `now`; 0 for an invalid one."""
     try:
         return (now - datetime.fromisoformat(timestamp)).total_seconds()
     except (ValueError, TypeError):
         return 0.0
 
 
-def newest_of(replica_sets: Sequence[Body]) -> Body | None:
+def newest_replica_set(replica_sets: Sequence[Body]) -> Body | None:
     """The ReplicaSet with the highest revision."""
 
     def revision(replica_set: Body) -> int:
@@ -145,26 +157,29 @@ def newest_of(replica_sets: Sequence[Body]) -> Body | None:
     return max(replica_sets, key=revision, default=None)
 
 
-def surging_pods(observed: Observed) -> list[Body]:
-    """Pods of the newest revision while older ones are there, going or not."""
-    newest = newest_of(observed.replica_sets)
+def surge_pods(observed: Observed) -> list[Body]:
+    """Pods of the newest revision while there are older ones, terminating or not."""
+    newest = newest_replica_set(observed.replica_sets)
     uid = "" if newest is None else str(newest["metadata"]["uid"])
     current = [pod for pod in observed.pods if controller_uid(pod) == uid]
     return current if len(current) < len(observed.pods) else []
 
 
-def awaits_room_since(pod: Body) -> str:
-    """Since when there is no room for the pod, or no quota; empty unless that is what it lacks.
+def lacks_resources_since(pod: Body) -> str:
+    """Since when the pod waits for resources or quota that another pod may free; empty unless that is what it
+    lacks.
 
-    Where no node is the right one, or a volume is missing, what another pod leaves would not help.
+    Where no node matches, or a volume is missing, deleting another pod would not help.
     """
-    lacks_room = _scheduled(pod).get("reason") == "Unschedulable" and _ROOM.search(scheduler_says(pod))
-    return unscheduled_since(pod) if lacks_room or is_held_by_kueue(pod) else ""
+    lacks_resources = _scheduled(pod).get("reason") == "Unschedulable" and _LACKS_RESOURCES.search(
+        scheduler_message(pod)
+    )
+    return unscheduled_since(pod) if lacks_resources or is_gated_by_kueue(pod) else ""
 
 
 def unscheduled_since(pod: Body) -> str:
-    """Since when the pod is known to have no node; empty for one that has. Where a gate holds it back the API
-    server gives no time.
+    """Since when the pod is unschedulable; empty for a pod with a node. The API server gives no time for a
+    scheduling gate: the creation time is used then.
     """
     scheduled = _scheduled(pod)
     if scheduled.get("status") != "False":
@@ -173,16 +188,16 @@ def unscheduled_since(pod: Body) -> str:
 
 
 def scheduling_gates(pod: Body) -> list[str]:
-    """Who holds the pod back from the scheduler."""
+    """The scheduling gates that hold the pod back."""
     return [str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or ()]
 
 
-def is_held_by_kueue(pod: Body) -> bool:
-    """Whether its queue has no quota for it."""
+def is_gated_by_kueue(pod: Body) -> bool:
+    """Whether Kueue holds the pod back for lack of quota."""
     return any(gate.startswith(names.KUEUE_GATES) for gate in scheduling_gates(pod))
 
 
-def scheduler_says(pod: Body) -> str:
+def scheduler_message(pod: Body) -> str:
     """Why the pod has no node, in the scheduler's words."""
     return str(_scheduled(pod).get("message", ""))
 
@@ -193,13 +208,13 @@ def _scheduled(pod: Body) -> Body:
 
 
 def is_replaced_in_place(deployment: Body) -> bool:
-    """Whether its pods are replaced without one more than wanted."""
+    """Whether its pods are replaced without a surge pod."""
     strategy = (deployment.get("spec") or {}).get("strategy") or {}
     return (strategy.get("rollingUpdate") or {}).get("maxSurge") == 0
 
 
 def served_model(deployment: Body) -> tuple[str, str]:
-    """The claim that holds the model of its pods, and the directory there; empty where it has none."""
+    """The claim and the directory from which its pods serve the model; empty where they have none."""
     spec = ((deployment.get("spec") or {}).get("template") or {}).get("spec") or {}
     volumes = {one.get("name"): one for one in spec.get("volumes") or ()}
     claim = (volumes.get("model") or {}).get("persistentVolumeClaim") or {}
@@ -209,7 +224,7 @@ def served_model(deployment: Body) -> tuple[str, str]:
 
 
 def ended(job: Body) -> dict[str, Body]:
-    """How a Job has ended, Complete or Failed, with its condition; empty while it has not."""
+    """The condition Complete or Failed of a Job that has ended, by type; empty while it runs."""
     conditions = (job.get("status") or {}).get("conditions") or ()
     return {
         str(c["type"]): c
@@ -218,8 +233,8 @@ def ended(job: Body) -> dict[str, Body]:
     }
 
 
-def claims_on_replicas(body: Body) -> list[dict[str, Any]]:
-    """The managed fields in which somebody owns spec.replicas, without what else he owns."""
+def managers_of_replicas(body: Body) -> list[dict[str, Any]]:
+    """The managedFields entries that own spec.replicas, reduced to that field."""
     owned: Body = {"f:spec": {"f:replicas": {}}}
     return [
         {**claim, "fieldsV1": owned}

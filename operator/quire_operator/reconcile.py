@@ -1,8 +1,8 @@
-"""One LLMDeployment from what it is to what it should be: parse, build, observe, plan, execute, status.
+"""Reconciles one LLMDeployment: parse, build, observe, plan, execute, status.
 
-Called by the workers with a key and nothing else (level-triggered: what happened does not matter, only what
-is). Decisions are made by pure functions; what reaches the API server goes through `cluster`. Keeps nothing
-that matters.
+Level-triggered: it gets a key and reads the current state, whatever event put the key into the queue. The
+decisions are pure functions of `spec`, `resources`, `plan` and `status`; every request to the API server goes
+through `cluster`. Keeps no state but the times of recent writes, which pace the next ones.
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ from quire_operator.cluster import (
     RejectedError,
 )
 from quire_operator.errors import SpecError
-from quire_operator.observed import Body, Observed, Ref, ref
-from quire_operator.plan import Plan, decider, make_plan, revisions, strategy, with_renewals
+from quire_operator.observed import Body, Observed, ref
+from quire_operator.plan import Plan, PlanInput, make_plan, revisions
+from quire_operator.plan.pacing import ApplyTimes
 from quire_operator.plan.revisions import Revision
 from quire_operator.reports import printable
-from quire_operator.resources import Kept, Manifest
+from quire_operator.resources import Manifest, RenderedRevision
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment, Profile, profiles
-from quire_operator.status import Failure, transitions
+from quire_operator.status import Failure, RequestedAccelerator, transitions
 
 logger = logging.getLogger(__name__)
 
-# What no watch tells of (a volume that does not mount, a foreign object that is gone) is looked at again.
+# While an LLMDeployment is not settled it is reconciled this often: no watch covers everything it waits for
+# (a volume that does not mount, the deletion of an object of another owner).
 UNSETTLED_SECONDS = 10.0
-PROGRESS_SECONDS = 10.0
-# The same manifest applied so often means that somebody else keeps changing it: then repair more slowly.
-REPAIRS_AT_ONCE = 5
-REPAIR_WINDOW_SECONDS = 60.0
-PASSING_SECONDS = 1.0  # what a start passes through within it is told in one write
-# A status that changes without end (somebody scales back and forth) is written this often at most.
+PROGRESS_SECONDS = 10.0  # between status writes that only change the loading progress
+TRANSIENT_SECONDS = 1.0  # within which intermediate states of a start are combined into one status write
+# A status that keeps changing (two clients that scale back and forth) is written this often at most.
 STATUS_AT_ONCE = 10
 STATUS_WINDOW_SECONDS = 10.0
 
@@ -51,32 +50,35 @@ _SETTLED_PHASES = frozenset({"Serving", "Suspended", "Idle"})
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a reconcile did. `again_after`: seconds after which it is due without an event. `ready`: None
-    where no pods are wanted.
+class ReconcileResult:
+    """What a reconcile did. `requeue_after`: seconds until the next one is due without an event, None for
+    never; `ready`: None where no pods are wanted.
     """
 
     phase: str = ""
     plan: Plan = Plan()
-    again_after: float | None = None
+    requeue_after: float | None = None
     ready: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Render:
-    """`asked`: what the spec stands for. `newer`: name of what this operator would render for it, if that is
-    something else.
+class _Revisions:
+    """Which rendered revision is applied, in the terms of a StatefulSet's status.
+
+    `update_revision`: the revision of the current spec. `current_revision`: what is applied, another one only
+    after a rollback, for `rollback_reason`. `available_revision`: the name of what this release of the
+    operator would render for the same spec, where that differs from the update revision.
     """
 
-    asked: Kept
-    in_force: Kept
-    past: tuple[Revision, ...]
-    newer: str
-    rolled_back: str  # why something else is in force, if so
+    update_revision: RenderedRevision
+    current_revision: RenderedRevision
+    history: tuple[Revision, ...]
+    available_revision: str
+    rollback_reason: str
 
 
 class Reconciler:
-    """`clock` is monotonic and paces writes, `now` is what stands in the status."""
+    """`clock` is monotonic and paces writes; `now` gives the timestamps in the status."""
 
     def __init__(
         self,
@@ -90,57 +92,92 @@ class Reconciler:
         self._settings = settings
         self._clock = clock
         self._now = now
-        self._written_at: dict[Key, tuple[float, ...]] = {}
-        self._applied_at: dict[Key, dict[tuple[Ref, str], tuple[float, ...]]] = {}
+        self._status_times: dict[Key, tuple[float, ...]] = {}
+        self._apply_times: dict[Key, ApplyTimes] = {}
 
-    async def __call__(self, key: Key) -> Outcome:
-        """Bring `key` one step nearer to what it should be, and write down how it is."""
+    async def __call__(self, key: Key) -> ReconcileResult:
+        """Make the writes that bring `key` nearer to the desired state, and update its status."""
         body = self._cluster.cache.get(names.KIND, key.namespace, key.name)
         if body is None or "deletionTimestamp" in body["metadata"]:
-            self._written_at.pop(key, None)
-            self._applied_at.pop(key, None)
-            return Outcome()  # garbage collection takes the children along
+            self._status_times.pop(key, None)
+            self._apply_times.pop(key, None)
+            return ReconcileResult()  # the garbage collector deletes the children
         try:
             model = spec.parse(body)
-            profile, lacks = await self._profile(model)
-            measured = status.measured(body, self._autoscaler(model))
-            fresh = resources.build(model, self._settings, measured, profile)
+            profile, profile_error = await self._profile(model)
+            measurements = status.pod_measurements(body, self._autoscaler(model))
+            rendered = resources.build(model, self._settings, measurements, profile)
         except SpecError as error:
             return await self._refuse(key, body, Failure(reason="InvalidSpec", detail=printable(str(error))))
-        render = await self._render(model, body, fresh, is_whole=not lacks)
-        if render is None:
-            return await self._refuse(key, body, Failure(reason="ProfileNotFound", detail=lacks))
-        desired = resources.with_kept(fresh, render.in_force)
+        selected = await self._select_revisions(model, body, rendered, is_complete=not profile_error)
+        if selected is None:
+            return await self._refuse(key, body, Failure(reason="ProfileNotFound", detail=profile_error))
+        desired = resources.with_revision(rendered, selected.current_revision)
         observed = await self._cluster.observe(body, [ref(manifest) for manifest in desired])
         problem = status.ownership_conflict(observed) or status.missing_rights(observed)
-        desired = strategy.settled(desired, model, observed, self._now())
-        plan = make_plan(desired, observed, decider(model, observed))
-        now = self._now()
-        plan = with_renewals(plan, desired, observed, status.found_corrupt(observed, now), now)
-        plan = revisions.writes(plan, model, render.asked, render.past, observed)
-        may_give_up = model.spec.rollout.auto_rollback
-        why = status.failed_rollout(model, observed, now=self._now()) if may_give_up else ""
-        gives_up = revisions.give_up(model, render.asked.name, render.past, observed, why)
-        plan, due = (gives_up, 0.0) if gives_up else self._paced(key, plan)
-        if given_up := render.rolled_back or (why if gives_up else ""):
-            problem = problem or Failure(reason="RolledBack", detail=given_up)
-        if plan:
-            logger.info("%s/%s: %s", key.namespace, key.name, "; ".join(plan.details))
-            problem = await self._execute(plan, key) or problem
+        result = make_plan(self._plan_input(key, model, desired, selected, observed))
+        self._remember_applies(key, result.apply_times)
+        if result.rollback_reason:
+            problem = problem or Failure(reason="RolledBack", detail=result.rollback_reason)
+        if result.plan:
+            logger.info("%s/%s: %s", key.namespace, key.name, "; ".join(result.plan.details))
+            problem = await self._execute(result.plan, key) or problem
             after = await self._cluster.observe(body)
             observed = replace(after, missing=observed.missing, forbidden=observed.forbidden)
-        target = status.Target(profile=profile, lacks=lacks)
-        new = status.of(model, observed, now=self._now(), problem=problem, newer=render.newer, target=target)
-        outcome = await self._report(key, observed, new, plan)
-        return outcome if due is None else replace(outcome, again_after=min(due, outcome.again_after or due))
+        new = status.compute_status(
+            model,
+            observed,
+            now=self._now(),
+            problem=problem,
+            available_revision=selected.available_revision,
+            accelerator=RequestedAccelerator(profile=profile, error=profile_error),
+        )
+        written = await self._write_status(key, observed, new, result.plan)
+        due = result.requeue_after
+        if due is None:
+            return written
+        return replace(written, requeue_after=min(due, written.requeue_after or due))
 
-    async def _refuse(self, key: Key, body: Object, problem: Failure) -> Outcome:
-        """Touch no child, and say why."""
+    def _plan_input(
+        self,
+        key: Key,
+        model: LLMDeployment,
+        desired: tuple[Manifest, ...],
+        selected: _Revisions,
+        observed: Observed,
+    ) -> PlanInput:
+        now = self._now()
+        may_roll_back = model.spec.rollout.auto_rollback
+        return PlanInput(
+            model=model,
+            desired=desired,
+            observed=observed,
+            now=now,
+            update_revision=selected.update_revision,
+            history=selected.history,
+            rollback_reason=selected.rollback_reason,
+            rollout_failure=status.rollout_failure(model, observed, now=now) if may_roll_back else "",
+            corrupt_pods=status.pods_with_corrupt_model(observed, now),
+            apply_times=self._apply_times.get(key, {}),
+            monotonic_now=self._clock(),
+        )
+
+    def _remember_applies(self, key: Key, times: ApplyTimes) -> None:
+        if times:
+            self._apply_times[key] = times
+        else:
+            self._apply_times.pop(key, None)
+
+    async def _refuse(self, key: Key, body: Object, problem: Failure) -> ReconcileResult:
+        """Change no child, and report the problem in the status."""
         observed = await self._cluster.observe(body)
-        return await self._report(key, observed, status.refused(observed, problem, now=self._now()), Plan())
+        new = status.compute_refused_status(observed, problem, now=self._now())
+        return await self._write_status(key, observed, new, Plan())
 
     async def _profile(self, model: LLMDeployment) -> tuple[Profile | None, str]:
-        """The AcceleratorProfile that the spec names, if it names one, or why it cannot be had."""
+        """The AcceleratorProfile that the spec names, and why it cannot be used; None and "" where it names
+        none.
+        """
         reference = model.spec.resources.profile_ref
         if reference is None:
             return None, ""
@@ -150,50 +187,57 @@ class Reconciler:
         except (RejectedError, SpecError) as error:
             return None, printable(str(error))
 
-    async def _render(
-        self, model: LLMDeployment, body: Object, fresh: Sequence[Manifest], *, is_whole: bool
-    ) -> _Render | None:
-        """What of the children stays as it was rendered, and what is rendered anew. None where nothing was
-        kept for this spec, and `fresh` is not whole: it lacks what an AcceleratorProfile says.
+    async def _select_revisions(
+        self, model: LLMDeployment, body: Object, rendered: Sequence[Manifest], *, is_complete: bool
+    ) -> _Revisions | None:
+        """Decides whether the stored revision is applied again or the one that is `rendered` now.
 
-        What is stored is read only where it differs from what would be rendered now. What fails and
-        never served is not worth keeping: a newer default may be what mends it.
+        `is_complete`: False where `rendered` lacks the fields of an AcceleratorProfile; the result is None
+        then unless a stored revision serves this spec. A stored revision is read only where it differs from
+        what is rendered. One whose pods fail and that was never rolled out is replaced, because newer
+        defaults may fix it.
         """
-        past = revisions.history(self._cluster.revisions(body))
-        now = asked = resources.kept(model, body["spec"], fresh)
-        may_adopt = is_whole and model.spec.rollout.adopt_operator_defaults == "Always"
-        if past and past[-1].name != now.name and not may_adopt:
-            newest = await self._stored(model, past[-1].name)
-            if newest is not None and resources.is_same(model, body, newest):
+        history = revisions.revision_history(self._cluster.revisions(body))
+        fresh = update = resources.render_revision(model, body["spec"], rendered)
+        may_adopt = is_complete and model.spec.rollout.adopt_operator_defaults == "Always"
+        if history and history[-1].name != fresh.name and not may_adopt:
+            stored = await self._stored_revision(model, history[-1].name)
+            if stored is not None and resources.renders_same_pods(model, body, stored):
                 observed = await self._cluster.observe(body)
-                never_served = revisions.is_unfinished(newest.name, observed)
-                fails = never_served and status.is_failing(model, observed, now=self._now())
-                asked = now if fails and is_whole else newest
-        if asked is now and not is_whole:
+                never_served = revisions.was_never_rolled_out(stored.name, observed)
+                fails = never_served and status.has_failing_pods(model, observed, now=self._now())
+                update = fresh if fails and is_complete else stored
+        if update is fresh and not is_complete:
             return None
-        back, why = revisions.rollback(model, asked.name, past)
-        before = await self._stored(model, back) if back else None
-        return _Render(
-            asked=asked,
-            in_force=before or asked,
-            past=past,
-            newer="" if asked is now or not is_whole else now.name,
-            rolled_back=why if before else "",
+        rollback_to, reason = revisions.rollback_target(model, update.name, history)
+        previous = await self._stored_revision(model, rollback_to) if rollback_to else None
+        return _Revisions(
+            update_revision=update,
+            current_revision=previous or update,
+            history=history,
+            available_revision="" if update is fresh or not is_complete else fresh.name,
+            rollback_reason=reason if previous else "",
         )
 
-    async def _stored(self, model: LLMDeployment, name: str) -> Kept | None:
-        found = resources.stored(model, name, await self._cluster.kept(model.namespace, name))
+    async def _stored_revision(self, model: LLMDeployment, name: str) -> RenderedRevision | None:
+        data = await self._cluster.revision_data(model.namespace, name)
+        found = resources.parse_stored(model, name, data)
         if found is None:
-            logger.warning("%s/%s: ControllerRevision %s is not used", model.namespace, model.name, name)
+            logger.warning(
+                "%s/%s: ControllerRevision %s is missing or invalid and is ignored",
+                model.namespace,
+                model.name,
+                name,
+            )
         return found
 
     def _autoscaler(self, model: LLMDeployment) -> Body | None:
-        """Ours, or the one that KEDA made of our ScaledObject and names so."""
+        """Our HorizontalPodAutoscaler, or the one that KEDA creates for our ScaledObject."""
         name = f"keda-hpa-{model.name}" if model.autoscaler == "KEDA" else model.name
         return self._cluster.cache.get("HorizontalPodAutoscaler", model.namespace, name)
 
     async def _execute(self, plan: Plan, key: Key) -> Failure | None:
-        """Carry out the plan; what the API server refuses is a problem to be told of."""
+        """Execute the plan; a refusal of the API server is returned as a problem for the status."""
         try:
             await self._cluster.execute(plan, key.namespace)
         except QuotaExceededError as error:
@@ -204,53 +248,32 @@ class Reconciler:
             return Failure(reason="ApplyFailed", detail=printable(str(error)))
         return None
 
-    async def _report(self, key: Key, observed: Observed, new: dict[str, Any], plan: Plan) -> Outcome:
-        """Write the status in one patch if it changed, and tell Events of what changed."""
+    async def _write_status(
+        self, key: Key, observed: Observed, new: dict[str, Any], plan: Plan
+    ) -> ReconcileResult:
+        """Write the status in one patch if it changed, and record an Event for each transition."""
         phase = str(new.get("phase", ""))
-        is_settled = phase in _SETTLED_PHASES and not status.awaits_others(new)
+        is_settled = phase in _SETTLED_PHASES and not status.changes_without_event(new)
         due_in = None if is_settled else UNSETTLED_SECONDS
-        outcome = Outcome(phase, plan, due_in, status.is_ready(new))
+        result = ReconcileResult(phase, plan, due_in, status.is_ready(new))
         patch = transitions.merge_patch(observed.status, new)
         if not patch:
-            return outcome
-        written = self._written_at.get(key, ())
+            return result
+        written = self._status_times.get(key, ())
         due = written[0] + STATUS_WINDOW_SECONDS if len(written) == STATUS_AT_ONCE else 0.0
         if written and transitions.is_progress_only(patch):
             due = max(due, written[-1] + PROGRESS_SECONDS)
-        elif written and transitions.is_in_passing(observed.status, new):
-            due = max(due, written[-1] + PASSING_SECONDS)
+        elif written and transitions.is_transient(observed.status, new):
+            due = max(due, written[-1] + TRANSIENT_SECONDS)
         if (wait := due - self._clock()) > 0:
-            return replace(outcome, again_after=wait)
+            return replace(result, requeue_after=wait)
         await self._cluster.patch_status(observed.body, patch)
-        self._written_at[key] = (*written, self._clock())[-STATUS_AT_ONCE:]
+        self._status_times[key] = (*written, self._clock())[-STATUS_AT_ONCE:]
         for event in transitions.events(observed.status, new):
             try:
-                await self._cluster.tell(observed.body, event)
-            except ClusterError as error:  # an Event is worth no second reconcile: the status says the same
-                logger.warning("%s/%s: Event %s not told: %s", key.namespace, key.name, event.reason, error)
-        return outcome
-
-    def _paced(self, key: Key, plan: Plan) -> tuple[Plan, float | None]:
-        """Without the manifests that were applied so often lately that somebody else must be undoing it, and
-        the seconds until the first of these is due.
-        """
-        now = self._clock()
-        times = self._applied_at.pop(key, {})
-        recent = {
-            one: kept
-            for one, at in times.items()
-            if (kept := tuple(t for t in at if t >= now - REPAIR_WINDOW_SECONDS))
-        }
-        apply, waits = [], []
-        for manifest in plan.apply:
-            identity = (ref(manifest), manifest["metadata"]["annotations"][names.ANNOTATION_APPLIED_HASH])
-            at = recent.get(identity, ())
-            wait = at[-1] + UNSETTLED_SECONDS - now if len(at) >= REPAIRS_AT_ONCE else 0.0
-            if wait > 0:
-                waits.append(wait)
-            else:
-                recent[identity] = (*at, now)
-                apply.append(manifest)
-        if recent:
-            self._applied_at[key] = recent
-        return replace(plan, apply=tuple(apply)), min(waits, default=None)
+                await self._cluster.record_event(observed.body, event)
+            except ClusterError as error:  # not worth a retry: the status says the same
+                logger.warning(
+                    "%s/%s: Event %s was not recorded: %s", key.namespace, key.name, event.reason, error
+                )
+        return result

@@ -1,8 +1,7 @@
-"""What model servers say of themselves, read as hostile input: /statusz and the termination log.
+"""Parses what model servers report about themselves, /statusz and the termination log, as untrusted input.
 
-Whoever controls a model's pod controls these texts, and they end up in status and Events: every value is
-bounded, typed and stripped of control characters here, and a text that does not fit is dropped whole.
-Called by the poller (/statusz) and by `status` (termination log). Knows no pod and no condition.
+Code that controls a model's pod controls these texts, and they end up in status and Events. So every value is
+bounded, typed and stripped of control characters here, and a text that does not fit is dropped as a whole.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from quire_sizing.errors import SizingError
-from quire_sizing.model import Model, from_config
+from quire_sizing.model import ModelShape, from_config
 
 MAX_STATUSZ_BYTES = 16 * 1024
 MAX_TERMINATION_CHARS = 4096  # the kubelet's own limit
@@ -42,7 +41,7 @@ _INVISIBLE = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One believable answer of /statusz."""
+    """One valid answer of /statusz."""
 
     phase: str
     reason: str = ""
@@ -52,13 +51,13 @@ class Sample:
     eta_seconds: int | None = None
     load_seconds: int | None = None
     version: str = ""
-    requests: int | None = None  # that run or wait
-    model: Model | None = None  # that it loads or serves
+    requests: int | None = None  # running and queued
+    model: ModelShape | None = None  # the model that it loads or serves
 
 
 @dataclass(frozen=True, kw_only=True)
 class Termination:
-    """What a container wrote before it ended; `reason` is empty when it wrote no JSON of ours."""
+    """A container's termination message; `reason` is empty where it is not the server's JSON."""
 
     reason: str = ""
     message: str = ""
@@ -66,7 +65,7 @@ class Termination:
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """What a fetcher left of the model that it brought: content's name, revision, and sha256 by file."""
+    """What a download reports on success: digest of the content, revision, and sha256 by file."""
 
     digest: str
     revision: str
@@ -75,7 +74,7 @@ class Fetched:
 
 
 def parse_fetched(text: object) -> Fetched | None:
-    """The termination log of a fetcher that succeeded; None for anything else."""
+    """The termination log of a successful download; None for anything else."""
     document = _json_object(text[:MAX_TERMINATION_CHARS]) if isinstance(text, str) else {}
     digest, revision, files = (document.get(key) for key in ("digest", "revision", "files"))
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
@@ -118,7 +117,7 @@ def parse_statusz(raw: bytes) -> Sample | None:
     )
 
 
-def _model(config: object) -> Model | None:
+def _model(config: object) -> ModelShape | None:
     """The model of these entries of a config.json; None where they are not those of one that could exist."""
     if not isinstance(config, dict) or len(config) > MAX_CONFIG_ENTRIES:
         return None
@@ -158,7 +157,7 @@ def printable(text: object) -> str:
 def _json_object(text: str) -> Mapping[str, Any]:
     try:
         document = json.loads(text)
-    except (ValueError, RecursionError):  # a million brackets are an attack, not an answer
+    except (ValueError, RecursionError):  # deeply nested brackets raise RecursionError
         return {}
     return document if isinstance(document, dict) else {}
 

@@ -1,6 +1,6 @@
-"""The operator's own settings, read once from its environment (the Helm chart writes it).
+"""The operator's own settings, read once from its environment, which the Helm chart writes.
 
-Called by `run` and `render`; everything below gets the frozen Settings passed in. Knows nothing of a CR.
+Everything else gets the frozen Settings passed in. Knows no LLMDeployment.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class Settings:
 
     engine_image: str
     engine_image_pull_policy: str = "IfNotPresent"
+    engine_image_pull_secrets: tuple[str, ...] = ()  # names of Secrets in the namespace of the pods
     operator_namespace: str = "quire-system"
     pod_name: str = "quire-operator"
     watch_namespaces: tuple[str, ...] = ()  # none named = all
@@ -47,6 +48,7 @@ class Settings:
             engine_image_pull_policy=_one_of(
                 environ, "QUIRE_ENGINE_IMAGE_PULL_POLICY", PULL_POLICIES, cls.engine_image_pull_policy
             ),
+            engine_image_pull_secrets=_words(environ.get("QUIRE_ENGINE_IMAGE_PULL_SECRETS", "")),
             operator_namespace=environ.get("POD_NAMESPACE") or cls.operator_namespace,
             pod_name=environ.get("POD_NAME") or cls.pod_name,
             watch_namespaces=_words(environ.get("QUIRE_WATCH_NAMESPACES", "")),

@@ -1,10 +1,9 @@
-"""A queue of keys in which a key is worked on once at a time, however often it was added.
+"""A queue of keys in which a key is processed once at a time, however often it was added.
 
-The three properties of client-go's work queue: adding a waiting key changes nothing; a key that is being
-worked on is never given to a second worker; one added meanwhile comes again afterwards. And one of
-controller-runtime's: what changed goes before what is only looked at again, of which one key is worked on at
-a time, so that the requests for what changed wait for no more than that. Filled by the event handlers, the
-re-list and the poller, drained by the reconcile workers. Knows nothing of Kubernetes.
+It has the three properties of client-go's work queue: adding a waiting key changes nothing; a key in progress
+is never given to a second worker; one that is added meanwhile is processed again afterwards. As with
+controller-runtime's priority queue, changed keys come before those of a re-list, of which one at a time is in
+progress, so that changes never wait for more than one of them. Knows nothing of Kubernetes.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ BACKOFF_LAST = 300.0
 
 
 class Timer(Protocol):
-    """What `call_later` gives: something to cancel."""
+    """The cancellable result of `call_later`."""
 
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """The part of an event loop that the queue needs; tests bring one that they can turn by hand."""
+    """The part of an event loop that the queue needs; tests inject a fake clock."""
 
     def time(self) -> float: ...
 
@@ -36,25 +35,23 @@ class Clock(Protocol):
 
 
 class WorkQueue(Generic[K]):
-    """Keys in the order in which they were first added, those in the background last, each with a back-off of
-    its own.
-    """
+    """Keys in the order in which they were added, background keys last, each with its own back-off."""
 
     def __init__(self, clock: Clock, *, jitter: Callable[[], float] = random.random) -> None:
         self._clock = clock
         self._jitter = jitter
         self._waiting: OrderedDict[K, float] = OrderedDict()  # key -> since when
         self._background: OrderedDict[K, float] = OrderedDict()
-        self._looking_again: tuple[K, ...] = ()  # what is worked on in the background: one at most
+        self._background_in_progress: tuple[K, ...] = ()  # the background key in progress: one at most
         self._working: dict[K, float] = {}
-        self._again: dict[K, float] = {}  # added while being worked on
+        self._again: dict[K, float] = {}  # added while in progress
         self._later: dict[K, tuple[float, Timer]] = {}  # key -> due, timer
         self._failures: dict[K, int] = {}
         self._added = asyncio.Event()
 
     def add(self, key: K, *, background: bool = False) -> None:
-        """Work on `key` as soon as a worker is free, if it does not wait already; in the background: when
-        nothing else waits.
+        """Process `key` as soon as a worker is free, unless it waits already; `background`: when nothing else
+        waits.
         """
         now = self._clock.time()
         if key in self._working:
@@ -65,7 +62,7 @@ class WorkQueue(Generic[K]):
             self._added.set()
 
     def add_after(self, key: K, delay: float) -> None:
-        """Add `key` in `delay` seconds; of several calls the earliest counts."""
+        """Add `key` in `delay` seconds; of several calls the earliest wins."""
         due = self._clock.time() + delay
         known = self._later.get(key)
         if known is not None:
@@ -84,30 +81,30 @@ class WorkQueue(Generic[K]):
         return delay
 
     def forget(self, key: K) -> None:
-        """Work on `key` succeeded: its next failure starts from the shortest back-off."""
+        """`key` succeeded: its next failure starts with the shortest back-off."""
         self._failures.pop(key, None)
 
     async def get(self) -> K:
         """The oldest waiting key; `done` must be called with it."""
-        while not self._waiting and (self._looking_again or not self._background):
+        while not self._waiting and (self._background_in_progress or not self._background):
             self._added.clear()
             await self._added.wait()
         if self._waiting:
             key, since = self._waiting.popitem(last=False)
         else:
             key, since = self._background.popitem(last=False)
-            self._looking_again = (key,)
+            self._background_in_progress = (key,)
         self._working[key] = since
         return key
 
     def done(self, key: K) -> None:
-        """The worker let go of `key`; if it was added meanwhile, it waits again."""
+        """The worker has finished `key`; if it was added meanwhile, it waits again."""
         del self._working[key]
         since = self._again.pop(key, None)
         if since is not None:
             self._waiting[key] = since
-        if key in self._looking_again:
-            self._looking_again = ()
+        if key in self._background_in_progress:
+            self._background_in_progress = ()
         if self.depth:
             self._added.set()
 

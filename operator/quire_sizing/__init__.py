@@ -1,6 +1,6 @@
-"""How much memory a model takes, and what fits beside it: arithmetic that the operator, the command line and
-the docs share.
+"""How much memory a model needs, and what fits beside it: arithmetic for the operator, the command line and
+the docs.
 
-Pure and of the standard library alone. Knows no Kubernetes, no tensor and no file but through
-``__main__``; what is exact and what is estimated is said where it is computed.
+Pure, standard library only. Knows no Kubernetes and no tensor. Each function says whether it is exact or an
+estimate.
 """

@@ -1,8 +1,8 @@
-"""What common accelerators have, by the sheets of their makers: the one table of them.
+"""Common accelerators by their data sheets: the one table of them.
 
-Read by the docs and by `kubectl quire size`; the AcceleratorProfiles that the chart ships say the same, which
-a contract test holds. GB are 10^9 bytes, a little below what the drivers report. With GDDR6 (T4, L4, A10,
-L40S) a process gets about 1 % less than the sheet says: 15.8 GB of a T4, 47.8 GB of an L40S.
+The AcceleratorProfiles that the chart ships have the same values, which a contract test checks. GB are 10^9
+bytes, slightly less than the drivers report. With GDDR6 (T4, L4, A10, L40S) a process gets about 1 % less
+than the sheet says: 15.8 GB of a T4, 47.8 GB of an L40S.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _GB = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """`interconnect`: bytes a second between two accelerators of a node, both directions."""
+    """`interconnect`: bytes per second between two accelerators of a node, both directions."""
 
     accelerator: Accelerator
     interconnect: int
@@ -28,7 +28,7 @@ class Sheet:
 def _sheet(
     memory: int, bandwidth: int, interconnect: int, *, fp8: bool, source: str, by: str = "nvidia.com/gpu"
 ) -> Sheet:
-    """In GB and GB a second."""
+    """From GB and GB per second."""
     return Sheet(
         accelerator=Accelerator(memory=memory * _GB, bandwidth=bandwidth * _GB),
         interconnect=interconnect * _GB,

@@ -1,4 +1,4 @@
-"""What callers of this package catch."""
+"""The error of this package."""
 
 
 class SizingError(Exception):

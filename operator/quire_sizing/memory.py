@@ -1,8 +1,7 @@
-"""What fits: weights, KV cache and working memory of one replica against the memory of its accelerators.
+"""Whether weights, KV cache and working memory of one replica fit the memory of its accelerators.
 
-Called with a ``Model``, an ``Accelerator`` and what the replica is to do. Weights and KV bytes are exact, the
-working memory is an estimate (the server measures its own at start and goes by that); nothing here is a
-promise of speed but ``decode_bound``, which no implementation exceeds.
+Weights and KV bytes are exact. The working memory is an estimate (the server measures its own at start and
+uses that). The only statement about speed is ``decode_bound``, an upper bound.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ import enum
 from dataclasses import dataclass
 
 from quire_sizing.errors import SizingError
-from quire_sizing.model import Model
+from quire_sizing.model import ModelShape
 
-_CUDA = 600 << 20  # what a process takes of a GPU before its first tensor
-_FEW, _MANY = 0.85, 0.90  # of an accelerator's memory
+_CUDA = 600 << 20  # memory of a GPU that a process uses before its first tensor
+_FEW, _MANY = 0.85, 0.90  # share of an accelerator's memory
 _SCALE = 4  # bytes, of a key or a value that is kept in numbers of 8 bits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """Bytes, and bytes a second."""
+    """Bytes, and bytes per second."""
 
     memory: int
     bandwidth: int = 0  # 0: unknown
@@ -28,7 +27,9 @@ class Accelerator:
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """What one replica is to do. ``max_model_len`` None: as long as the model allows. Bits: of one number."""
+    """The requested configuration of one replica. ``max_model_len`` None: the model's maximum. Bits: per
+    number.
+    """
 
     max_model_len: int | None = None
     max_num_seqs: int = 256
@@ -37,21 +38,21 @@ class Serving:
     utilization: float = _MANY
     tensor_parallel: int = 1
     max_num_batched_tokens: int = 2048
-    host_weights: int = 0  # bytes of them that stay in the host's memory
-    kv_memory: int | None = None  # bytes of the cache on one accelerator; None: what the rest leaves
+    host_weights: int = 0  # bytes of weights that stay in host memory
+    kv_memory: int | None = None  # bytes of the KV cache per accelerator; None: what remains
 
 
 class Verdict(enum.StrEnum):
-    """Whether what was asked for fits."""
+    """Whether the requested configuration fits."""
 
     FITS = "Fits"
-    FEWER = "FitsFewer"  # the longest request does, but not so many of that length at once
+    FEWER = "FitsFewer"  # the longest request fits, but not max_num_seqs of that length at once
     NOTHING = "DoesNotFit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Bytes of one accelerator of the replica."""
+    """Bytes per accelerator of the replica."""
 
     verdict: Verdict
     usable: int
@@ -59,37 +60,39 @@ class Budget:
     workspace: int  # estimated
     kv_per_token: int
     kv_wanted: int  # for all sequences at their longest
-    longest: int  # context that fits for one sequence alone; 0 = none
-    concurrency: int  # sequences of the wanted length that fit at once
+    longest: int  # context that fits for a single sequence; 0 = none
+    concurrency: int  # sequences of the requested length that fit at once
 
 
 def weight_bytes(parameters: int, bits: float = 16) -> int:
-    """Of weights of so many bits each; scales of quantised ones come on top, 0.1 to 0.5 bits each."""
+    """Of weights with so many bits each; scales of quantized ones add 0.1 to 0.5 bits each."""
     return round(parameters * bits / 8)
 
 
-def kv_bytes_per_token(model: Model, bits: int = 16, tensor_parallel: int = 1) -> int:
-    """On each of the accelerators; a KV head is never divided, so that more of them than heads share none."""
+def kv_bytes_per_token(model: ModelShape, bits: int = 16, tensor_parallel: int = 1) -> int:
+    """Per accelerator; a KV head is never divided, so with more accelerators than heads, several hold the
+    same head.
+    """
     heads = -(-model.num_kv_heads // tensor_parallel)
     row = model.head_size * bits // 8 + (_SCALE if bits == 8 else 0)
     return 2 * model.num_layers * heads * row
 
 
 def decode_bound(bandwidth: float, weights: float) -> float:
-    """Tokens a second of one stream at most: each token reads all weights once."""
+    """The upper bound of tokens per second of one stream: each token reads all weights once."""
     return bandwidth / weights
 
 
-def workspace(model: Model, serving: Serving) -> int:
-    """Estimate: the process, a step's activations (some ten rows of the hidden size for each token), and
+def workspace(model: ModelShape, serving: Serving) -> int:
+    """An estimate: the process, the activations of a step (about ten rows of the hidden size per token), and
     float32 logits with their copy for sampling.
     """
     activations = serving.max_num_batched_tokens * model.hidden_size * 10 * 2
     return _CUDA + activations + 2 * 4 * serving.max_num_seqs * model.vocab_size
 
 
-def budget(model: Model, accelerator: Accelerator, serving: Serving) -> Budget:
-    """What is left for the KV cache, and what fits into it. Raises SizingError for limits that are none."""
+def budget(model: ModelShape, accelerator: Accelerator, serving: Serving) -> Budget:
+    """What remains for the KV cache, and what fits into it. Raises SizingError for invalid limits."""
     _check(model, serving)
     wanted = serving.max_model_len or model.longest
     usable = int(accelerator.memory * serving.utilization)
@@ -118,7 +121,7 @@ def budget(model: Model, accelerator: Accelerator, serving: Serving) -> Budget:
 
 
 def advice(serving: Serving, accelerator: Accelerator, *, host_memory: int) -> tuple[str, ...]:
-    """What is likely a mistake although it may work, each with its remedy."""
+    """Likely mistakes that are not errors, each with its remedy."""
     found = []
     if not _FEW <= serving.utilization <= _MANY:
         found.append(
@@ -139,7 +142,7 @@ def advice(serving: Serving, accelerator: Accelerator, *, host_memory: int) -> t
     return tuple(found)
 
 
-def _check(model: Model, serving: Serving) -> None:
+def _check(model: ModelShape, serving: Serving) -> None:
     if serving.max_model_len is not None and not 0 < serving.max_model_len <= model.longest:
         raise SizingError(
             f"maxModelLen is {serving.max_model_len}; give 1 to {model.longest}, what the model was made for."

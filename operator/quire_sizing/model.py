@@ -1,7 +1,6 @@
-"""Model: what memory follows from, read from a checkpoint's config.json.
+"""ModelShape: the dimensions that memory depends on, read from a checkpoint's config.json.
 
-Called by whoever has such a file, or knows a model by its sizes. Counts the parameters of the families that
-the server runs; knows no accelerator.
+Counts the parameters of the families that the server runs. Knows no accelerator.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from typing import Any
 
 from quire_sizing.errors import SizingError
 
-_BIASED = {"qwen2"}  # families with biases of queries, keys and values that config.json does not mention
+_BIASED = {"qwen2"}  # families whose QKV biases are not in config.json
 _HEAD_NORMS = {"qwen3", "qwen3_moe", "gemma3_text"}
-_FOUR_NORMS = {"gemma2", "gemma3_text"}  # before and after each half of a layer
-_TIED = {"gemma", "gemma2", "gemma3_text"}  # transformers' default where config.json says nothing
+_FOUR_NORMS = {"gemma2", "gemma3_text"}  # before and after attention and MLP
+_TIED = {"gemma", "gemma2", "gemma3_text"}  # transformers' default where config.json has none
 _MOST = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
-    """``parameters`` are weights, ``longest`` the positions that it was made for."""
+class ModelShape:
+    """``parameters``: the number of weights; ``longest``: the positions that the model was trained for."""
 
     parameters: int
     num_layers: int
@@ -32,8 +31,8 @@ class Model:
     longest: int
 
 
-def from_config(config: Mapping[str, Any]) -> Model:
-    """The model of a config.json. Raises SizingError, which names the key that is missing or no number."""
+def from_config(config: Mapping[str, Any]) -> ModelShape:
+    """The model of a config.json. Raises SizingError, which names the key that is missing or not a number."""
     hidden, layers = _whole(config, "hidden_size"), _whole(config, "num_hidden_layers")
     heads = _whole(config, "num_attention_heads")
     kv_heads = _whole(config, "num_key_value_heads", heads)
@@ -45,7 +44,7 @@ def from_config(config: Mapping[str, Any]) -> Model:
     norms = (4 if family in _FOUR_NORMS else 2) * hidden
     parameters = layers * (attention + norms) + _feed_forward(config, hidden, layers)
     parameters += vocab * hidden * (1 if tied else 2) + hidden
-    return Model(
+    return ModelShape(
         parameters=parameters,
         num_layers=layers,
         num_kv_heads=kv_heads,
@@ -57,7 +56,9 @@ def from_config(config: Mapping[str, Any]) -> Model:
 
 
 def _attention(config: Mapping[str, Any], family: str, widths: tuple[int, int, int], head_size: int) -> int:
-    """Of one layer; the widths are those of the residual stream, of all queries, and of all keys."""
+    """Parameters of one layer; the widths are those of the residual stream, of all queries, and of all
+    keys.
+    """
     hidden, queries, keys = widths
     count = 2 * hidden * queries + 2 * hidden * keys
     if config.get("attention_bias"):
@@ -68,7 +69,7 @@ def _attention(config: Mapping[str, Any], family: str, widths: tuple[int, int, i
 
 
 def _feed_forward(config: Mapping[str, Any], hidden: int, layers: int) -> int:
-    """Of all layers, sparse ones with all their experts."""
+    """Parameters of all layers, sparse ones with all their experts."""
     dense = 3 * hidden * _whole(config, "intermediate_size")
     if config.get("mlp_bias"):
         dense += 2 * _whole(config, "intermediate_size") + hidden

@@ -2,7 +2,7 @@
 detect-watermark`, `quire-server draft-alignment --model DIR --draft DIR TEXT_FILE`, `quire-server fetch`,
 `quire-server quantize`, `quire-server eval-quality`, `quire-server --version`.
 
-Decides which program runs and turns its errors into exit codes. Stays light: as `serve` it becomes pid 1.
+Selects the command and converts its errors into exit codes. Imports little, because `serve` becomes pid 1.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from quire_server import __version__, config, exits, log
-from quire_server.core.errors import ConfigError, QuireServerError
-from quire_server.exits import Failure, Reason
+from quire_server import __version__, config, log, termination
+from quire_server.errors import ConfigError, QuireServerError
 from quire_server.supervisor import main as supervisor
+from quire_server.termination import Failure, Reason
 
 _USAGE = """\
 usage: quire-server serve MODEL [flags]            serve a model (quire-server serve --help lists the flags)
@@ -44,11 +44,11 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         case ["serve", *arguments]:
             return _serve(arguments, environ)
         case ["fetch", *arguments]:
-            # By name: it brings HTTP clients along, which pid 1 of a server must not load.
+            # Imported by name: it needs HTTP clients, which pid 1 of a server must not load.
             downloader = importlib.import_module("quire_server.fetch.command")
             return int(downloader.run(arguments, environ))
         case ["import-gguf", file, out_dir]:
-            # As above: the importer brings torch along.
+            # As above: it needs torch.
             importer = importlib.import_module("quire_server.models.import_gguf")
             return _finished(lambda: importer.run(Path(file), Path(out_dir)))
         case ["quantize", *arguments]:
@@ -69,26 +69,26 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             sys.stdout.write(_USAGE)
             return 0
     sys.stderr.write(_USAGE)
-    return exits.EXIT_CODES[Reason.CONFIG_ERROR]
+    return termination.EXIT_CODES[Reason.CONFIG_ERROR]
 
 
 def _finished(work: Callable[[], None]) -> int:
-    """The exit code of a command that is not a server."""
+    """Run a command that is not a server; returns its exit code."""
     try:
         work()
     except QuireServerError as error:
         sys.stderr.write(f"quire-server: {error}\n")
-        return exits.failure_of(error).exit_code
+        return termination.failure_of(error).exit_code
     return 0
 
 
 def _draft_alignment(model: Path, draft: Path, text_file: Path) -> int:
-    alignment = importlib.import_module("quire_server.runner.alignment")  # as above
+    alignment = importlib.import_module("quire_server.evaluate.draft_alignment")  # as above
     try:
         alignment.run(model, draft, text_file, sys.stdout.write)
     except QuireServerError as error:
         sys.stderr.write(f"quire-server: {error}\n")
-        return exits.failure_of(error).exit_code
+        return termination.failure_of(error).exit_code
     return 0
 
 
@@ -98,7 +98,7 @@ def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     except ConfigError as error:
         failure = Failure(Reason.CONFIG_ERROR, str(error))
         log_path = environ.get("QUIRE_TERMINATION_LOG", config.ServeConfig.termination_log)
-        exits.write_termination_log(Path(log_path), failure)
+        termination.write_termination_log(Path(log_path), failure)
         sys.stderr.write(f"quire-server: {failure.message}\n")
         return failure.exit_code
     log.configure("supervisor", settings.log_level)

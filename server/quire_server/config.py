@@ -1,9 +1,8 @@
 """The settings of `quire-server serve`: one frozen dataclass, from which `flags` derives the flags, their
 environment variables and their help.
 
-Called by the entry point and by each child process (they get the same arguments and parse them again, so
-nothing has to be serialised), and by the contract tests on rendered pods. Imports nothing heavy: the health
-process starts with it.
+Each child process gets the same arguments and parses them again, so nothing has to be serialised. Imports
+nothing heavy, because the health process uses it.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire_server import faults, flags
-from quire_server.core.errors import ConfigError
+from quire_server import fault_injection, flags
+from quire_server.errors import ConfigError
 from quire_server.flags import boolean, integer, names, nonempty, number, one_of, path, seconds, setting, url
 
 _NOT_SETTINGS = frozenset({"QUIRE_FAULT", "QUIRE_ALLOW_FAULTS"})
@@ -22,106 +21,113 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """Everything that `quire-server serve` can be told. None means: derived from the model or the machine."""
+    """Every setting of `quire-server serve`. None means: derived from the model or the machine."""
 
     model: Path
     host: str = setting("127.0.0.1", nonempty, "address that the API and the health server listen on")
     port: int = setting(8000, integer(1, 65535), "port of the API")
     health_port: int = setting(8001, integer(1, 65535), "port of /startupz, /readyz, /livez and /statusz")
     served_model_name: tuple[str, ...] = setting(
-        (), names, "names that clients may ask for, separated by commas (default: the directory's name)"
+        (),
+        names,
+        "names that clients may use in requests, separated by commas (default: the directory's name)",
     )
-    device: str = setting("auto", one_of("auto", "cpu", "cuda"), "where the model runs")
-    dtype: str = setting("auto", one_of("auto", "float32", "bfloat16"), "type of weights and KV cache")
+    device: str = setting("auto", one_of("auto", "cpu", "cuda"), "device that the model runs on")
+    dtype: str = setting(
+        "auto", one_of("auto", "float32", "bfloat16"), "number format of the computation and of the KV cache"
+    )
     quantization: str = setting(
         "auto",
         one_of("auto", "none", "int8"),
         "arithmetic of the linear layers; auto: int8 with dtype auto on a CPU that has VNNI, else none",
     )
     max_model_len: int | None = setting(None, integer(1), "longest prompt plus answer (default: the model's)")
-    max_num_seqs: int = setting(64, integer(1, 4096), "requests that run at once")
+    max_num_seqs: int = setting(64, integer(1, 4096), "most requests in one batch")
     max_num_batched_tokens: int | None = setting(
-        None, integer(1), "tokens of one step (default: 512, and at least one for each running request)"
+        None, integer(1), "most tokens of one step (default: 512, and at least one for each running request)"
     )
     kv_cache_dtype: str = setting(
-        "auto", one_of("auto", "fp8", "int8"), "type of the KV cache; fp8 (e4m3) and int8 are scaled"
+        "auto",
+        one_of("auto", "fp8", "int8"),
+        "number format of the KV cache; fp8 (e4m3) and int8 have scales",
     )
     block_size: int | None = setting(
         None, integer(1, 1024), "tokens of one KV block (default: 16 on a CPU, 64 on a GPU)"
     )
     kv_cache_memory_bytes: int | None = setting(
-        None, integer(1), "bytes of the KV cache (default: by memory)"
+        None, integer(1), "bytes of the KV cache (default: from the available memory)"
     )
     gpu_memory_utilization: float = setting(
         0.9, number(0.01, 0.98), "share of the GPU's memory for weights, steps, graphs and the KV cache"
     )
     enforce_eager: bool = setting(
-        False, boolean, "launch every kernel by itself instead of capturing CUDA graphs"
+        False, boolean, "launch kernels one by one instead of capturing CUDA graphs"
     )
     cpu_offload_gb: float = setting(
         0.0,
         number(0, 1 << 16),
-        "GiB of layers' weights that stay in the host's memory and come to the GPU in each step",
+        "GiB of weights that stay in host memory and are copied to the GPU in each step",
     )
     kv_offload_host_bytes: int = setting(
         0, integer(0), "bytes of host memory for KV blocks that the cache evicts (0: none)"
     )
     kv_offload_disk_path: Path | None = setting(
-        None, path, "directory of a local disk for KV blocks that the host's memory evicts"
+        None, path, "directory on a local disk for KV blocks that host memory evicts"
     )
-    kv_offload_disk_bytes: int = setting(0, integer(0, 64 << 40), "bytes of that disk")
+    kv_offload_disk_bytes: int = setting(0, integer(0, 64 << 40), "bytes of that disk for KV blocks")
     preemption_mode: str = setting(
         "recompute",
         one_of("recompute", "swap"),
-        "what becomes of a preempted request's KV blocks: given up, or kept in the host's memory",
+        "what happens to a preempted request's KV blocks: freed, or kept in host memory",
     )
     num_gpu_blocks_override: int | None = setting(
-        None, integer(1), "number of KV blocks, whatever the memory"
+        None, integer(1), "number of KV blocks, regardless of the memory"
     )
-    enable_prefix_caching: bool = setting(True, boolean, "keep and share the KV of common prefixes")
+    enable_prefix_caching: bool = setting(True, boolean, "cache and share the KV blocks of common prefixes")
     enable_chunked_prefill: bool = setting(
-        True, boolean, "compute long prompts in pieces among other requests"
+        True, boolean, "compute long prompts in chunks, batched with other requests"
     )
     scheduling_policy: str = setting(
         "fcfs",
         one_of("fcfs", "priority", "sjf"),
-        "who goes first: the earliest, the most urgent, the shortest",
+        "order of requests: by arrival, by priority, by expected length of the answer",
     )
     batching: str = setting(
         "continuous",
         one_of("continuous", "static"),
-        "static: nobody joins a batch that runs; to compare with",
+        "static: no request joins a running batch; for comparison only",
     )
     speculative_method: str = setting(
         "none",
         one_of("none", "ngram", "draft-model"),
-        "where drafts of several tokens come from: what followed earlier in the text, or a smaller model",
+        "source of drafts: tokens that followed earlier in the text (ngram), or a smaller model",
     )
     num_speculative_tokens: int = setting(4, integer(1, 16), "most tokens of one draft")
     speculative_model: Path | None = setting(
-        None, path, "directory of the draft model; it needs the model's tokenizer"
+        None, path, "directory of the draft model; it must have the model's tokenizer"
     )
-    prompt_lookup_min: int = setting(
-        2, integer(1, 32), "fewest tokens in a row that have to recur for a draft"
-    )
-    prompt_lookup_max: int = setting(4, integer(1, 32), "most tokens in a row that are looked up first")
+    prompt_lookup_min: int = setting(2, integer(1, 32), "shortest n-gram that is looked up for a draft")
+    prompt_lookup_max: int = setting(4, integer(1, 32), "longest n-gram that is looked up for a draft")
     max_num_queued_reqs: int = setting(
-        512, integer(0, 10**6), "requests that may wait; more are answered 503"
+        512, integer(0, 10**6), "most requests in the queue; more are answered 503"
     )
     max_num_queued_tokens: int | None = setting(
-        None, integer(1), "prompt tokens that may wait for their answer to begin (default: no limit)"
+        None, integer(1), "most prompt tokens of requests whose answers have not begun (default: no limit)"
     )
     max_num_reqs_per_key: int | None = setting(
-        None, integer(1, 10**6), "requests of one API key that run or wait; more are answered 429"
+        None, integer(1, 10**6), "most requests of one API key that run or wait; more are answered 429"
     )
     max_requests_per_minute_per_key: int | None = setting(
-        None, integer(1, 10**6), "requests of one API key in a minute; more are answered 429"
+        None, integer(1, 10**6), "most requests of one API key per minute; more are answered 429"
     )
     max_tokens_per_minute_per_key: int | None = setting(
-        None, integer(1, 10**9), "tokens of one API key in a minute, of prompts and answers"
+        None, integer(1, 10**9), "most tokens of one API key per minute, of prompts and answers"
     )
     request_timeout_seconds: float | None = setting(
         None, seconds(0.001), "longest time from a request to its last token (default: no limit)"
+    )
+    disable_fastapi_docs: bool = setting(
+        False, boolean, "serve neither /openapi.json nor the page of it at /docs"
     )
     api_keys_dir: Path | None = setting(
         None, path, "directory of API keys: file name = client, content = key"
@@ -133,45 +139,53 @@ class ServeConfig:
     stall_timeout_seconds: float = setting(
         60.0, seconds(1), "longest time without a step while work is pending"
     )
-    canary_interval_seconds: float = setting(60.0, seconds(1), "an engine idle this long proves itself again")
-    drain_timeout_seconds: float = setting(120.0, seconds(0), "time that streams get to finish after SIGTERM")
+    canary_interval_seconds: float = setting(
+        60.0, seconds(1), "idle time before the engine runs the canary again"
+    )
+    drain_timeout_seconds: float = setting(
+        120.0, seconds(0), "time for running requests to finish after SIGTERM"
+    )
     pre_stop_seconds: float = setting(
-        0.0, seconds(0), "how long the pod has left its Service when SIGTERM comes"
+        0.0, seconds(0), "time between the pod's removal from its Service and SIGTERM"
     )
     generation_config: str = setting(
         "auto",
         one_of("auto", "none"),
-        "where sampling's defaults come from: the model's generation_config.json, or OpenAI",
+        "source of sampling defaults: the model's generation_config.json, or OpenAI's defaults",
     )
     watermark: str = setting(
-        "off", one_of("off", "on-request", "always"), "which answers carry a watermark; see detect-watermark"
+        "off", one_of("off", "on-request", "always"), "which answers have a watermark; see detect-watermark"
     )
     watermark_key_path: Path | None = setting(None, path, "file with the secret key of watermarks")
     watermark_gamma: float = setting(0.5, number(0.01, 0.99), "share of the vocabulary that is green")
     watermark_delta: float = setting(2.0, number(0.0, 100.0), "what is added to the logits of green tokens")
-    seed: int = setting(0, integer(0, 2**63 - 1), "seed of requests that bring none")
+    seed: int = setting(0, integer(0, 2**63 - 1), "seed of requests without one")
     chat_template: Path | None = setting(
         None, path, "file with a chat template that replaces the model's own"
     )
-    termination_log: Path = setting(Path("/dev/termination-log"), path, "where the reason of a failure goes")
+    termination_log: Path = setting(
+        Path("/dev/termination-log"), path, "file to which the reason of a failure is written"
+    )
     otlp_endpoint: str | None = setting(
         None,
         url,
         "OTLP/HTTP address of a collector for traces, such as http://collector:4318 (default: none)",
     )
     trace_sample_ratio: float = setting(
-        1.0, number(0.0, 1.0), "share of traces that are kept, of those that begin here"
+        1.0, number(0.0, 1.0), "share of the traces that begin here that is sampled"
     )
     log_requests: str = setting(
         "metadata",
         one_of("off", "metadata", "content"),
-        "what the log says of a request: nothing, who and how much, or its text as well",
+        "what is logged of a request: nothing, client and counts, or also its text",
     )
     log_redact_path: Path | None = setting(
         None, path, "file of regular expressions, one a line, whose matches are logged as [redacted]"
     )
-    max_log_len: int = setting(2000, integer(0, 10**6), "characters of a prompt and of an answer in the log")
-    log_level: str = setting("info", one_of(*_LOG_LEVELS), "least level that is logged")
+    max_log_len: int = setting(
+        2000, integer(0, 10**6), "most characters of a prompt and of an answer in the log"
+    )
+    log_level: str = setting("info", one_of(*_LOG_LEVELS), "lowest level that is logged")
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -183,12 +197,12 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> ServeConfig:
     """Settings from the arguments after `serve` and from QUIRE_* variables. Raises ConfigError."""
     config = ServeConfig(**flags.read(ServeConfig, argv, environ, other_variables=_NOT_SETTINGS))
     _check(config)
-    faults.parse(environ)
+    fault_injection.parse(environ)
     return config
 
 
 def _check(config: ServeConfig) -> None:
-    """What no single value shows."""
+    """Check combinations of settings."""
     if config.port == config.health_port:
         raise ConfigError(f"--port and --health-port are both {config.port}: choose two different ports")
     if config.api_keys_dir is None:

@@ -1,7 +1,7 @@
-"""Turns a frozen dataclass of settings into flags, environment variables and their help, and reads them.
+"""Command-line flags, environment variables and help texts from a frozen dataclass of settings.
 
-Called by `config`, which says what the settings are. A flag beats its variable: `--max-num-seqs` is
-`QUIRE_MAX_NUM_SEQS`. Knows of no setting but `model`, the one argument; imports nothing heavy.
+The variable of `--max-num-seqs` is `QUIRE_MAX_NUM_SEQS`; the flag takes precedence. Knows no particular
+setting except `model`, the positional argument; imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
-from quire_server.core.errors import ConfigError
+from quire_server.errors import ConfigError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -25,7 +25,7 @@ Parser = Callable[[str], Any]
 
 
 def integer(low: int, high: int = 2**53) -> Parser:
-    """A whole number between two bounds."""
+    """An integer between two bounds."""
 
     def parse(text: str) -> int:
         value = int(text)
@@ -37,7 +37,7 @@ def integer(low: int, high: int = 2**53) -> Parser:
 
 
 def seconds(low: float) -> Parser:
-    """A span of time, at least `low`."""
+    """A duration in seconds, at least `low`."""
 
     def parse(text: str) -> float:
         value = float(text)
@@ -61,7 +61,7 @@ def number(low: float, high: float) -> Parser:
 
 
 def one_of(*choices: str) -> Parser:
-    """One of some words."""
+    """One of some fixed values."""
 
     def parse(text: str) -> str:
         if text not in choices:
@@ -87,14 +87,14 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def nonempty(text: str) -> str:
-    """Any text but none."""
+    """Any text that is not empty."""
     if not text:
         raise ValueError("must not be empty")
     return text
 
 
 def path(text: str) -> Path:
-    """A path; an empty one would be the current directory."""
+    """A path that is not empty (which would be the current directory)."""
     return Path(nonempty(text))
 
 
@@ -103,7 +103,7 @@ def url(text: str) -> str:
     parts = urlsplit(text)
     try:
         is_sound = parts.port is None or parts.port > 0
-    except ValueError:  # of a port that is none
+    except ValueError:  # the port is not a number
         is_sound = False
     is_plain = bool(parts.hostname) and not (parts.query or parts.fragment)
     if parts.scheme not in ("http", "https") or not (is_sound and is_plain):
@@ -123,7 +123,7 @@ def read(
     *,
     other_variables: Collection[str],
 ) -> dict[str, Any]:
-    """What was set, by field. Raises ConfigError, for unknown QUIRE_* variables as well."""
+    """The values that are set, by field. Raises ConfigError, also for unknown QUIRE_* variables."""
     flags = vars(build_parser(settings).parse_args(argv))
     fields = [one for one in dataclasses.fields(settings) if one.name != "model"]
     known = {ENV_PREFIX + one.name.upper() for one in fields}
@@ -139,8 +139,8 @@ def read(
 
 
 def build_parser(settings: type[DataclassInstance]) -> argparse.ArgumentParser:
-    """The command line; values stay text here, so that flags and variables are parsed by the same code."""
-    parser = _Parser(prog="quire-server serve", allow_abbrev=False, description="Serve one model.")
+    """The argument parser. Values stay strings, so that flags and variables are parsed by the same code."""
+    parser = _ArgumentParser(prog="quire-server serve", allow_abbrev=False, description="Serve one model.")
     parser.add_argument("model", metavar="MODEL", help="directory of the model")
     for setting in dataclasses.fields(settings):
         if setting.name == "model":
@@ -157,9 +157,9 @@ def build_parser(settings: type[DataclassInstance]) -> argparse.ArgumentParser:
     return parser
 
 
-class _Parser(argparse.ArgumentParser):
+class _ArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Usage errors are ConfigErrors like all others; `--help` shows every flag."""
+        """Raise usage errors as ConfigError, like all other errors."""
         raise ConfigError(f"{message} (see quire-server serve --help)")
 
 

@@ -1,7 +1,7 @@
-"""JSON logs on stderr, one object a line, so that a log store can index them without a parser.
+"""JSON logs on stderr, one object per line, so that a log store can index them without a parser.
 
-Called once by each process. Facts travel in `extra` (client, status, ...), those of the request in
-`request_facts`. Prompts and answers are in none of them, but for `api.request_log`, where they are asked for.
+Fields are passed in `extra` (client, status, ...), those of the current request in `request_facts`. Prompts
+and answers are never logged, except by `api.request_log` where the user has enabled it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from types import MappingProxyType
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
-#: What each log line says of the request that the running task works for: request_id, trace_id, span_id.
-#: Each task has its own.
+#: Fields of the current request in every log line: request_id, trace_id, span_id. Each asyncio task has its
+#: own.
 request_facts: ContextVar[Mapping[str, str]] = ContextVar("request_facts", default=MappingProxyType({}))
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record and its extras as one JSON object."""
+    """Formats a record and its extra fields as one JSON object."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line of JSON; what cannot be encoded is shown by its repr."""
+        """One line of JSON. Values that JSON cannot encode appear as their repr."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, object] = {
             "time": f"{stamp}.{int(record.msecs):03d}Z",
@@ -47,7 +47,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(process: str, level: str) -> None:
-    """Send every logger of this process to stderr as JSON."""
+    """Log to stderr as JSON, with the name of this process in every line."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(process))
     root = logging.getLogger()

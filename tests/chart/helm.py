@@ -16,6 +16,12 @@ CHART = ROOT / "charts" / "quire"
 
 Body = dict[str, Any]
 
+# The values that have no default.
+IMAGES = (
+    "--set", "image.repository=registry.example.com/quire-operator",
+    "--set", "engineImage.repository=registry.example.com/quire-server",
+)  # fmt: skip
+
 PROMETHEUS = ("--api-versions", "monitoring.coreos.com/v1", "--set", "monitoring.podMonitor.enabled=true")
 
 # Values that change which objects there are, or their shape.
@@ -51,6 +57,12 @@ MATRIX: dict[str, tuple[str, ...]] = {
         "--set", "rbac.aggregateClusterRoles.edit=true,imagePullSecrets[0].name=pull,priorityClassName=high",
         "--set", "nodeSelector.disk=fast,serviceAccount.annotations.a=b,crds.keep=false",
         "--set", "metricsAdapter.serviceAccount.annotations.a=b",
+        "--set", "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].weight=1",
+        "--set", "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].preference"
+                 ".matchExpressions[0].key=disk",
+        "--set", "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].preference"
+                 ".matchExpressions[0].operator=Exists",
+        "--set", "tolerations[0].key=dedicated,tolerations[0].operator=Exists",
     ),
 }  # fmt: skip
 
@@ -65,7 +77,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def render(*arguments: str) -> list[Body]:
     """Every object of the release `quire` in `quire-system`."""
-    done = run("template", "quire", str(CHART), "-n", "quire-system", "--kube-version", "1.34.0", *arguments)
+    command = ("template", "quire", str(CHART), "-n", "quire-system", "--kube-version", "1.34.0")
+    done = run(*command, *IMAGES, *arguments)
     assert done.returncode == 0, done.stderr
     return [body for body in yaml.safe_load_all(done.stdout) if body]
 

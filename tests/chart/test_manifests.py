@@ -24,7 +24,7 @@ def identity(body: Body) -> tuple[str, str, str]:
 
 @pytest.fixture(scope="module")
 def written() -> list[Body]:
-    """What stands in the file: long enough to be read once."""
+    """The objects in the file, which is long and therefore read once."""
     return list(yaml.safe_load_all(FILE.read_text(encoding="utf-8")))
 
 

@@ -109,7 +109,7 @@ def test_it_is_bound_to_its_own_role_and_to_the_two_that_kubernetes_has_for_aggr
     assert {s["name"] for b in bindings for s in b["subjects"]} == {NAME}
 
 
-def test_with_a_certificate_of_somebody_elses_it_has_no_right_on_api_services() -> None:
+def test_with_a_certificate_from_a_secret_it_has_no_right_on_api_services() -> None:
     bodies = render(*MATRIX["cert-manager"])
     (role,) = [b for b in ours(bodies) if "rules" in b]
 

@@ -8,13 +8,13 @@ import pytest
 import yaml
 
 from quire_operator.settings import Settings
-from tests.chart.helm import CHART, MATRIX, PROMETHEUS, ROOT, Body, named, of_kind, render, run
+from tests.chart.helm import CHART, IMAGES, MATRIX, PROMETHEUS, ROOT, Body, named, of_kind, render, run
 
 
 def test_lint_finds_nothing() -> None:
     for arguments in MATRIX.values():
         values = [a for a in arguments if a not in PROMETHEUS[:2]]
-        done = run("lint", "--strict", str(CHART), "--kube-version", "1.34.0", *values)
+        done = run("lint", "--strict", str(CHART), "--kube-version", "1.34.0", *IMAGES, *values)
         assert done.returncode == 0, done.stdout
 
 
@@ -33,7 +33,9 @@ def test_every_choice_of_values_renders_named_objects_once(name: str) -> None:
         "replicas=two",
         "no.such.value=1",
         "image.tga=v1",
-        "image.repository=",
+        "image.repository=a b",
+        "tolerations[0].effect=Never",
+        "imagePullSecrets[0].nome=pull",
         "image.digest=sha256:short",
         "watchNamespaces={Not_A_Name}",
         "allowFaults=perhaps",
@@ -49,10 +51,39 @@ def test_every_choice_of_values_renders_named_objects_once(name: str) -> None:
     ],
 )
 def test_values_that_mean_nothing_are_refused(values: str) -> None:
-    done = run("template", "quire", str(CHART), "--kube-version", "1.34.0", "--set", values)
+    done = run("template", "quire", str(CHART), "--kube-version", "1.34.0", *IMAGES, "--set", values)
 
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["image", "engineImage"])
+def test_an_image_has_to_be_named_and_the_error_says_how(value: str) -> None:
+    chart = ("template", "quire", str(CHART), "--kube-version", "1.34.0")
+    done = run(*chart, *IMAGES, "--set", f"{value}.repository=")
+
+    assert done.returncode != 0
+    assert f"set {value}.repository to the image in your registry, such as --set {value}" in done.stderr
+
+
+def test_no_default_names_a_registry() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+
+    assert values["image"]["repository"] == values["engineImage"]["repository"] == ""
+
+
+@pytest.mark.parametrize("name", ["quire-operator", "quire-metrics-adapter"])
+def test_the_chart_s_own_pods_run_where_the_values_say(name: str) -> None:
+    pod = named(render(*MATRIX["everything"]), "Deployment", name)["spec"]["template"]["spec"]
+
+    assert pod["imagePullSecrets"] == [{"name": "pull"}]
+    assert pod["priorityClassName"] == "high"
+    assert pod["nodeSelector"] == {"disk": "fast"}
+    assert set(pod["affinity"]) == {"nodeAffinity"}
+    assert {"key": "dedicated", "operator": "Exists"} in pod["tolerations"]
+    assert len(pod["tolerations"]) == 3, "those for a lost node are there, too"
+    default = named(render(), "Deployment", name)["spec"]["template"]["spec"]
+    assert not {"imagePullSecrets", "priorityClassName", "nodeSelector", "affinity"} & default.keys()
 
 
 def test_every_default_has_a_schema_and_the_schema_nothing_else() -> None:
@@ -114,6 +145,7 @@ def test_the_operator_understands_the_environment_that_the_chart_gives_it(name: 
     settings = Settings.from_environ(given)
 
     assert settings.allow_faults == (name == "everything")
+    assert settings.engine_image_pull_secrets == (("pull",) if name == "everything" else ())
     assert settings.watch_namespaces == (("team-a", "team-b") if name == "namespaced" else ())
     assert settings.monitoring_namespace_labels == (("kubernetes.io/metadata.name", "monitoring"),)
     assert settings.metrics_port == container(render(*MATRIX[name]))["ports"][0]["containerPort"]

@@ -1,4 +1,4 @@
-"""What the node forgets, and what it must not."""
+"""Which images are removed from the node, and which stay."""
 
 from e2e.cluster import images
 

@@ -64,7 +64,7 @@ def test_sockets_have_short_paths_however_deep_the_checkout_lies() -> None:
         assert len(str(path)) < 108  # sockaddr_un
 
 
-def test_only_a_kubeconfig_of_somebody_else_means_somebody_elses_cluster() -> None:
+def test_only_a_kubeconfig_that_is_not_this_checkouts_names_another_cluster() -> None:
     checkout = Checkout.at(Path("/srv/quire"))
     assert foreign_kubeconfig(checkout, {}) is None
     assert foreign_kubeconfig(checkout, {"KUBECONFIG": ""}) is None

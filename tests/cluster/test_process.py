@@ -33,7 +33,9 @@ def test_the_record_names_the_program_itself(sleeper: process.Record) -> None:
     assert process.is_alive(sleeper)
 
 
-def test_a_stopped_process_is_not_alive_even_while_nobody_collected_it(sleeper: process.Record) -> None:
+def test_a_stopped_process_is_not_alive_even_before_its_parent_waits_for_it(
+    sleeper: process.Record,
+) -> None:
     process.stop([sleeper], grace_seconds=5)
     assert not process.is_alive(sleeper)
 

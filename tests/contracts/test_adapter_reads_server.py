@@ -9,9 +9,9 @@ from quire_metrics_adapter.pods import SELECTOR
 from quire_metrics_adapter.settings import Settings
 from quire_operator import names, resources, spec
 from quire_operator.settings import Settings as OperatorSettings
-from quire_server.core.engine_stats import EngineStats
-from quire_server.gpu_metrics import GpuSample
-from quire_server.metrics import Metrics
+from quire_server.core.stats import EngineStats
+from quire_server.metrics.gpu import GpuSample
+from quire_server.metrics.requests import Metrics
 
 
 def test_every_metric_of_a_server_with_a_gpu_is_read() -> None:

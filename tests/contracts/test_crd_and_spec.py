@@ -14,9 +14,8 @@ from e2e.api import specs
 from e2e.api.cases import CASES, rules
 from quire_operator import quantity, spec
 from quire_operator.errors import SpecError
-from quire_operator.spec import reader
-from quire_operator.spec import rules as spec_rules
-from quire_operator.spec.tree import Spec
+from quire_operator.spec import reader, validation
+from quire_operator.spec.schema import Spec
 
 ALL = dict(specs.schemas())
 RULES = list(rules())
@@ -93,10 +92,10 @@ def test_flags_names_and_quantities_are_checked_by_the_same_expressions() -> Non
     text = " ".join(
         rule["rule"] for schema in ALL.values() for rule in schema.get("x-kubernetes-validations", [])
     )
-    assert f"({'|'.join(spec_rules.RESERVED_FLAGS)})" in text
+    assert f"({'|'.join(validation.RESERVED_FLAGS)})" in text
     assert quantity.PATTERN.replace(r"\.", "[.]") in text
-    assert f"<= {spec_rules.NAME_MAX_LENGTH} " in text
-    assert f"'^{spec_rules.NAME_PATTERN}$'" in text
+    assert f"<= {validation.NAME_MAX_LENGTH} " in text
+    assert f"'^{validation.NAME_PATTERN}$'" in text
 
 
 def test_a_user_finds_every_property_described() -> None:

@@ -1,4 +1,4 @@
-"""What the pages say is what the code does: the reference is generated, the README's manifest is valid."""
+"""The documentation agrees with the code: generated pages are up to date, manifests and links are valid."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ from quire_operator.settings import Settings
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_generated_pages_are_what_the_code_gives():
+def test_the_generated_pages_are_up_to_date():
     done = subprocess.run(
         [sys.executable, "-m", "docs.generate", "--check"], cwd=ROOT, capture_output=True, text=True
     )
@@ -32,7 +32,7 @@ def test_the_manifest_in_the_readme_renders():
     assert "Deployment" in kinds and "Service" in kinds
 
 
-def test_every_link_between_pages_leads_to_a_file():
+def test_every_link_between_pages_refers_to_a_file():
     pages = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")]
     broken = [
         f"{page.relative_to(ROOT)}: {target}"
@@ -53,10 +53,10 @@ def test_every_page_is_in_the_navigation_and_on_the_first_page():
     assert linked == pages - {"index.md"}
 
 
-def test_every_flag_that_the_operator_sets_for_a_user_has_its_field_on_the_page():
+def test_every_flag_that_a_field_sets_has_that_field_on_the_page():
     page = (ROOT / "docs" / "server.md").read_text()
     rows = re.findall(r"^\| `--([\w-]+)` \|.*\| ([^|]*) \|$", page, flags=re.M)
-    of_the_pod = {"device", "health-port", "host", "port", "termination-log"}
-    assert {flag for flag, field in rows if field == "*operator*"} == of_the_pod
+    operator_only = {"device", "health-port", "host", "port", "termination-log"}
+    assert {flag for flag, field in rows if field == "*operator*"} == operator_only
     fields = {path.removeprefix("spec.") for path, _ in specs.schemas() if path.startswith("spec.")}
     assert {field.strip("`") for _, field in rows} - {"", "*operator*"} <= fields

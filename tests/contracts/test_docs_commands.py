@@ -1,4 +1,4 @@
-"""The commands on the pages: what they send is what the server and the API take."""
+"""The commands on the pages: the server accepts the requests, the API the patches."""
 
 import json
 import re
@@ -8,8 +8,8 @@ import pytest
 
 from e2e.api.specs import merged, minimal
 from quire_operator import spec
-from quire_server.api.calls import parse_chat, parse_completion
-from quire_server.api.sampling_defaults import SamplingDefaults
+from quire_server.api.protocol.requests import parse_chat, parse_completion
+from quire_server.model_dir.generation_config import SamplingDefaults
 
 PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
 TEXTS = {page.name: page.read_text() for page in PAGES}
@@ -26,15 +26,15 @@ PATCHES = [
 
 
 @pytest.mark.parametrize(("path", "body"), REQUESTS)
-def test_a_request_on_a_page_is_one_that_the_server_takes(path, body):
+def test_the_server_accepts_every_request_on_a_page(path, body):
     parse = parse_chat if path == "chat/completions" else parse_completion
     parse(json.loads(body), SamplingDefaults(), vocab_size=100)
 
 
 @pytest.mark.parametrize("patch", PATCHES)
-def test_a_patch_on_a_page_is_one_that_the_api_takes(patch):
+def test_the_api_accepts_every_patch_on_a_page(patch):
     spec.parse(merged(minimal(), json.loads(patch)))
 
 
-def test_there_are_commands_to_check():
+def test_the_pages_have_commands_to_check():
     assert len(REQUESTS) >= 2 and len(PATCHES) >= 3

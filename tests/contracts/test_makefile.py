@@ -1,31 +1,97 @@
-"""`make test` leaves no test out, though it names folders: each of its workers would load all of `tests`.
+"""`make test` and `make deep` together run every test, and what make runs keeps its bytecode."""
 
-But for those beside KEDA itself, which takes longer to build than all else to test: `make keda`.
-"""
-
+import ast
 import os
 import re
 import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+from _pytest.mark.expression import Expression
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_test_that_needs_an_api_server_or_a_cluster_lies_where_make_test_looks_for_it() -> None:
-    lines = [
-        line for line in (ROOT / "Makefile").read_text().splitlines() if "-m" in line and "$(PYTEST)" in line
+@dataclass(frozen=True)
+class Run:
+    """One call of pytest in the Makefile: the folders that it names and the markers that it selects."""
+
+    folders: tuple[Path, ...]
+    expression: str
+
+    def selects(self, path: Path, markers: frozenset[str]) -> bool:
+        """Whether it runs a test of this file with these markers."""
+        is_selected = Expression.compile(self.expression).evaluate(lambda name, /, **_: name in markers)
+        return is_selected and any(folder in path.parents for folder in self.folders)
+
+
+def runs(*targets: str) -> list[Run]:
+    """What `make TARGETS` would run, without running it."""
+    asked = subprocess.run(
+        ["make", "--dry-run", "--no-print-directory", *targets],
+        cwd=ROOT,
+        # Another cluster named in the environment leaves tests out on purpose.
+        env={name: value for name, value in os.environ.items() if name != "KUBECONFIG"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = []
+    for line in asked.stdout.splitlines():
+        if marker := re.search(r"-m pytest .*-m (?:\"([^\"]+)\"|(\w+)) (.*)", line):
+            folders = tuple(ROOT / word for word in marker[3].split() if not word.startswith("-"))
+            found.append(Run(folders, marker[1] or marker[2]))
+    return found
+
+
+def written() -> Iterator[tuple[Path, str, frozenset[str]]]:
+    """Every test with its markers; twice where only some of its parameters have one."""
+    for folder in ("tests", "e2e"):
+        for path in sorted((ROOT / folder).rglob("test_*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            # e2e/stories/conftest.py marks all that lie beside it.
+            of_all = {"cluster"} if path.is_relative_to(ROOT / "e2e" / "stories") else set()
+            for node in tree.body:
+                if isinstance(node, ast.Assign) and "pytestmark" in [ast.unparse(t) for t in node.targets]:
+                    of_all |= marks(node.value)
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                    own = set().union(*(marks(each) for each in node.decorator_list), of_all)
+                    yield path, node.name, frozenset(own)
+                    if some := set().union(*(marks_of_parameters(each) for each in node.decorator_list)):
+                        yield path, node.name, frozenset(own | some)
+
+
+def marks(node: ast.expr) -> set[str]:
+    """The markers of an expression, but for those of single parameters."""
+    if isinstance(node, ast.List | ast.Tuple):
+        return set().union(*map(marks, node.elts))
+    return set(re.findall(r"^pytest\.mark\.(\w+)", ast.unparse(node)))
+
+
+def marks_of_parameters(node: ast.expr) -> set[str]:
+    return set(re.findall(r"pytest\.mark\.(\w+)", ast.unparse(node))) - marks(node)
+
+
+def test_make_test_and_make_deep_together_run_every_test() -> None:
+    both = runs("test", "deep")
+    all_tests = list(written())
+
+    assert len(all_tests) >= 1500
+    left = [
+        f"{path.relative_to(ROOT)}::{name} {sorted(markers)}"
+        for path, name, markers in all_tests
+        if not any(run.selects(path, markers) for run in both)
     ]
-    run = [line for line in lines if re.search(r'-m "?(api|cluster)', line)]
-    folders = [ROOT / word for line in run for word in line.split() if re.match(r"(tests|e2e)/", word)]
-    marked = [
-        path
-        for folder in ("tests", "e2e")
-        for path in (ROOT / folder).rglob("test_*.py")
-        if (folder == "e2e" and not re.search(r"\bmark\.keda\b", path.read_text()))
-        or re.search(r"\bmark\.(api|cluster)\b", path.read_text())
-    ]
-    assert len(folders) >= 5 and len(marked) >= 20
-    assert [path for path in marked if not any(folder in path.parents for folder in folders)] == []
+    assert left == []
+
+
+def test_each_of_the_two_targets_runs_what_the_other_does_not() -> None:
+    shallow, deep = runs("test"), runs("deep")
+
+    assert shallow and not set(shallow) & set(deep)
+    assert {run.expression for run in deep} == {"kernels", "soak", "chaos", "keda"}
 
 
 def test_what_make_runs_keeps_bytecode_whatever_the_machine_says() -> None:

@@ -12,11 +12,11 @@ from e2e.api import specs
 from quire_operator import names, resources, spec
 from quire_operator.resources import shared_model
 from quire_operator.settings import Settings
-from quire_operator.spec import sources
+from quire_operator.spec import schema
 from quire_operator.status.reasons import REASONS
-from quire_server.exits import EXIT_CODES
 from quire_server.fetch import source
 from quire_server.fetch.command import parser
+from quire_server.termination import EXIT_CODES
 
 SETTINGS = Settings(engine_image="registry.example/quire-server:1")
 
@@ -41,11 +41,11 @@ def test_the_fetcher_understands_its_arguments_and_the_server_looks_where_it_wri
 ADMITTED = st.one_of(
     st.builds(
         lambda repo, revision: f"hf://{repo}@{revision}",
-        st.from_regex(sources.HUB_REPO, fullmatch=True),
-        st.from_regex(sources.HUB_REVISION, fullmatch=True).filter(lambda text: len(text) <= 200),
+        st.from_regex(schema.HUB_REPO, fullmatch=True),
+        st.from_regex(schema.HUB_REVISION, fullmatch=True).filter(lambda text: len(text) <= 200),
     ),
-    st.from_regex(f"(s3|gs)://{sources.OBJECTS}", fullmatch=True).filter(lambda text: len(text) <= 900),
-    st.from_regex(f"oci://{sources.OCI_REFERENCE}", fullmatch=True),
+    st.from_regex(f"(s3|gs)://{schema.OBJECTS}", fullmatch=True).filter(lambda text: len(text) <= 900),
+    st.from_regex(f"oci://{schema.OCI_REFERENCE}", fullmatch=True),
 )
 
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 
 from e2e.api import specs
 from quire_operator import names, resources, spec
-from quire_operator.resources import pace
+from quire_operator.resources import scaling_behavior
 from quire_operator.settings import Settings
-from quire_operator.spec import rules
+from quire_operator.spec import validation
 from quire_server.config import ServeConfig, parse_args
-from quire_server.core.errors import ConfigError
+from quire_server.errors import ConfigError
 
 SETTINGS = Settings(engine_image="registry.example/quire-server:1", allow_faults=True)
 
@@ -86,12 +86,14 @@ def test_defaults_of_the_api_are_the_servers_own() -> None:
 
 def test_the_batch_that_the_autoscaler_assumes_is_the_servers() -> None:
     (own,) = [field.default for field in dataclasses.fields(ServeConfig) if field.name == "max_num_seqs"]
-    assert own == pace.DEFAULT_BATCH
+    assert own == scaling_behavior.DEFAULT_BATCH
 
 
 def test_every_reserved_flag_is_a_flag_of_the_server() -> None:
     flags = {field.name.replace("_", "-") for field in dataclasses.fields(ServeConfig)}
-    assert set(rules.RESERVED_FLAGS) <= flags | {"help"}  # --help would end the server well before it began
+    assert set(validation.RESERVED_FLAGS) <= flags | {
+        "help"
+    }  # --help would end the server well before it began
 
 
 @pytest.mark.parametrize("flag", ["--hos", "--served-model", "--PORT", "--max_model_len"])

@@ -18,7 +18,7 @@ from quire_operator import names, spec, status
 from quire_operator.observed import Observed, Ref
 from quire_operator.reports import MAX_BYTES, MAX_MESSAGE_CHARS, MAX_PARAMETERS, Sample
 from quire_operator.status import Failure, reasons
-from quire_sizing.model import Model
+from quire_sizing.model import ModelShape
 
 NOW = datetime.now(UTC)
 BODY = specs.merged(specs.MINIMAL, {"metadata": {"uid": "u", "generation": 3}})
@@ -27,12 +27,16 @@ DOWNLOADED = spec.parse(specs.merged(specs.DOWNLOADED[0], {"metadata": {"name": 
 STATUS_SCHEMA = specs.SCHEMA["properties"]["status"]
 
 
-def observed(*told: specs.Body, samples: tuple[Sample, ...] = ()) -> Observed:
-    """An LLMDeployment with a Deployment, and pods whose kubelet tells these."""
+def observed(*pod_statuses: specs.Body, samples: tuple[Sample, ...] = ()) -> Observed:
+    """An LLMDeployment with a Deployment, and pods for which the kubelet reports these statuses."""
     deployment = {
         "metadata": {"generation": 1, "annotations": {names.ANNOTATION_RENDER_REVISION: "minimal-0"}},
         "spec": {"template": {"spec": {"containers": [{"name": "server", "image": "i" * 255}]}}},
-        "status": {"observedGeneration": 1, "replicas": len(told), "updatedReplicas": len(told)},
+        "status": {
+            "observedGeneration": 1,
+            "replicas": len(pod_statuses),
+            "updatedReplicas": len(pod_statuses),
+        },
     }
     metadata = {"creationTimestamp": pods.at(-60), "ownerReferences": [{"controller": True, "uid": "rs"}]}
     return Observed(
@@ -46,20 +50,20 @@ def observed(*told: specs.Body, samples: tuple[Sample, ...] = ()) -> Observed:
                 "spec": {"nodeName": "n", "containers": [{"name": "server"}]},
                 "status": entry,
             }
-            for i, entry in enumerate(told)
+            for i, entry in enumerate(pod_statuses)
         ),
         samples={f"uid-{i}": sample for i, sample in enumerate(samples)},
     )
 
 
 def scaled() -> Observed:
-    """With an autoscaler that has worked."""
-    told = {
+    """With an autoscaler that has scaled."""
+    hpa_status = {
         "desiredReplicas": 3,
         "lastScaleTime": pods.at(-5),
         "conditions": [{"type": "ScalingActive", "status": "True", "reason": "ValidMetricFound"}],
     }
-    hpa = {"kind": "HorizontalPodAutoscaler", "metadata": {"name": "minimal"}, "status": told}
+    hpa = {"kind": "HorizontalPodAutoscaler", "metadata": {"name": "minimal"}, "status": hpa_status}
     return replace(observed(pods.ready()), children={Ref("HorizontalPodAutoscaler", "minimal"): hpa})
 
 
@@ -67,22 +71,30 @@ def statuses() -> dict[str, status.Status]:
     """Statuses of all kinds, with texts and numbers as large as they get."""
     model, long = spec.parse(BODY), "x" * MAX_MESSAGE_CHARS
     loading = Sample(phase="loading", loaded_bytes=1, total_bytes=MAX_BYTES, eta_seconds=9, version="v" * 64)
-    sizes = Model(**dict.fromkeys((item.name for item in fields(Model)), MAX_PARAMETERS))
+    sizes = ModelShape(**dict.fromkeys((item.name for item in fields(ModelShape)), MAX_PARAMETERS))
     serving = replace(loading, phase="serving", load_seconds=86_400, model=sizes)
     fetching = replace(loading, phase="downloading", bytes_per_second=MAX_BYTES)
     found = {
-        "nothing yet": status.of(model, Observed(body=BODY), now=NOW),
-        "loading": status.of(model, observed(pods.loading(), samples=(loading,)), now=NOW),
-        "serving": status.of(model, observed(pods.ready(), samples=(serving,)), now=NOW, newer="minimal-1"),
-        "failed": status.of(model, observed(pods.terminated(70, "EngineCrashed", message=long)), now=NOW),
-        "downloading": status.of(DOWNLOADED, observed(pods.fetching(), samples=(fetching,)), now=NOW),
-        "downloaded": status.of(DOWNLOADED, observed(pods.fetched()), now=NOW),
-        "scaled": status.of(SCALED, scaled(), now=NOW),
-        "invalid": status.refused(observed(), Failure(reason="InvalidSpec", detail=long), now=NOW),
+        "nothing yet": status.compute_status(model, Observed(body=BODY), now=NOW),
+        "loading": status.compute_status(model, observed(pods.loading(), samples=(loading,)), now=NOW),
+        "serving": status.compute_status(
+            model, observed(pods.ready(), samples=(serving,)), now=NOW, available_revision="minimal-1"
+        ),
+        "failed": status.compute_status(
+            model, observed(pods.terminated(70, "EngineCrashed", message=long)), now=NOW
+        ),
+        "downloading": status.compute_status(
+            DOWNLOADED, observed(pods.fetching(), samples=(fetching,)), now=NOW
+        ),
+        "downloaded": status.compute_status(DOWNLOADED, observed(pods.fetched()), now=NOW),
+        "scaled": status.compute_status(SCALED, scaled(), now=NOW),
+        "invalid": status.compute_refused_status(
+            observed(), Failure(reason="InvalidSpec", detail=long), now=NOW
+        ),
     }
     for name in reasons.REASONS:
         problem = Failure(reason=name, detail=long)
-        found[name] = status.of(model, observed(), now=NOW, problem=problem)
+        found[name] = status.compute_status(model, observed(), now=NOW, problem=problem)
     return found
 
 

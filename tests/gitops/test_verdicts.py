@@ -1,4 +1,4 @@
-"""What Argo CD and Flux make of the status that the operator writes, by their own code."""
+"""Health of an LLMDeployment by the code of Argo CD and Flux, from the status that the operator writes."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from e2e.operator import pods as kubelet
 from quire_operator import status
 from quire_operator.observed import Observed
 from quire_operator.status import Failure
-from tests.operator.status.told import Body, compute, deployment, model_body, pod
+from tests.operator.status.objects import Body, compute, deployment, model_body, pod
 
 ROOT = Path(__file__).parents[2]
 CUSTOMIZATION = ROOT / "examples" / "gitops" / "argocd-cm.yaml"
 KEY = "resource.customizations.health.serving.quire.dev_LLMDeployment"
 
 SCALED = {"autoscaling": {"minReplicas": 2, "maxReplicas": 8}}
-ASLEEP = {"autoscaling": {"maxReplicas": 8, "backend": "KEDA", "idle": {"afterSeconds": 60}}}
+IDLE = {"autoscaling": {"maxReplicas": 8, "backend": "KEDA", "idle": {"afterSeconds": 60}}}
 
 
 def case(body: Body | None = None, *pods: Body, of: Body | None = None, **fields: Any) -> Body:
-    """The object as the API server has it once the operator has written its status."""
+    """The object with the status that the operator computes for it."""
     body = body or model_body()
     return {**body, "status": compute(*pods, of=of, body=body, **fields)}
 
 
-def growing(replicas: int, ready: int, updated: int | None = None) -> Body:
-    """Pods that an autoscaler asked for and that load still; the number in the spec is its own."""
+def scaling_up(replicas: int, ready: int, updated: int | None = None) -> Body:
+    """The Deployment while pods that an autoscaler added are loading."""
     made = deployment(replicas=replicas, ready=ready, updated=updated)
     made["spec"]["replicas"] = replicas
     return made
 
 
-def asleep() -> Body:
+def scaled_to_zero() -> Body:
     made = deployment(replicas=0)
     made["spec"]["replicas"] = 0
     return made
 
 
-def paused() -> Body:
+def rollout_paused() -> Body:
     made = deployment(ready=0)
     made["spec"]["paused"] = True
     return made
 
 
 def edited() -> Body:
-    """Of a status that was right for the generation before."""
+    """An object whose status is of the generation before."""
     return {**case(of=deployment(ready=1)), "metadata": model_body(generation=3)["metadata"]}
 
 
@@ -60,11 +60,11 @@ def unreadable() -> Body:
     problem = Failure(reason="InvalidSpec", detail="spec.engine.env[0].name: not allowed")
     return {
         **model_body(),
-        "status": status.refused(Observed(body=model_body()), problem, now=datetime.now(UTC)),
+        "status": status.compute_refused_status(Observed(body=model_body()), problem, now=datetime.now(UTC)),
     }
 
 
-def twice(code: int, reason: str) -> Body:
+def failed_twice(code: int, reason: str) -> Body:
     return pod(kubelet.terminated(code, reason, restarts=1))
 
 
@@ -79,11 +79,11 @@ CASES: dict[str, tuple[Body, str, str]] = {
     "loading": (case(None, pod(kubelet.loading())), "Progressing", "InProgress"),
     "no node": (case(None, UNSCHEDULABLE), "Progressing", "InProgress"),
     "ready": (case(None, pod(kubelet.ready()), of=deployment(ready=1)), "Healthy", "Current"),
-    "grown by an autoscaler": (
-        case(model_body(**SCALED), pod(kubelet.loading()), of=growing(6, 2)), "Healthy", "Current"
+    "scaled up by an autoscaler": (
+        case(model_body(**SCALED), pod(kubelet.loading()), of=scaling_up(6, 2)), "Healthy", "Current"
     ),
-    "too few of an autoscaler's least": (
-        case(model_body(**SCALED), pod(kubelet.loading()), of=growing(2, 1)), "Progressing", "InProgress"
+    "fewer than the autoscaler's minimum": (
+        case(model_body(**SCALED), pod(kubelet.loading()), of=scaling_up(2, 1)), "Progressing", "InProgress"
     ),
     "one of three being replaced": (
         case(model_body(replicas=3), of=deployment(replicas=4, updated=1, ready=3)),
@@ -91,18 +91,18 @@ CASES: dict[str, tuple[Body, str, str]] = {
         "InProgress",
     ),
     "crashed once": (case(None, pod(kubelet.terminated(70, "EngineCrashed"))), "Progressing", "InProgress"),
-    "wrong for good": (case(None, twice(2, "ConfigError")), "Degraded", "Failed"),
-    "no model": (case(None, twice(66, "ModelNotFound")), "Degraded", "Failed"),
+    "needs a change": (case(None, failed_twice(2, "ConfigError")), "Degraded", "Failed"),
+    "no model": (case(None, failed_twice(66, "ModelNotFound")), "Degraded", "Failed"),
     "too late": (case(None, pod(kubelet.loading()), of=LATE), "Degraded", "Failed"),
-    "a spec nobody can read": (unreadable(), "Degraded", "Failed"),
-    "suspended": (case(model_body(suspend=True), of=asleep()), "Suspended", "InProgress"),
-    "asleep": (case(model_body(**ASLEEP), of=asleep()), "Suspended", "InProgress"),
-    "paused": (case(model_body(rollout={"paused": True}), of=paused()), "Suspended", "InProgress"),
+    "an invalid spec": (unreadable(), "Degraded", "Failed"),
+    "suspended": (case(model_body(suspend=True), of=scaled_to_zero()), "Suspended", "InProgress"),
+    "scaled to zero": (case(model_body(**IDLE), of=scaled_to_zero()), "Suspended", "InProgress"),
+    "paused": (case(model_body(rollout={"paused": True}), of=rollout_paused()), "Suspended", "InProgress"),
 }  # fmt: skip
 
 
-def judged(*arguments: str, objects: list[Body]) -> list[dict[str, str]]:
-    """What the tool says of each object."""
+def verdicts(*arguments: str, objects: list[Body]) -> list[dict[str, str]]:
+    """Status and message of each object, by the code of the named tool."""
     programs.build(ROOT / ".cluster" / "bin", ("verdicts",))
     done = subprocess.run(
         [str(ROOT / ".cluster" / "bin" / "verdicts"), *arguments],
@@ -113,8 +113,8 @@ def judged(*arguments: str, objects: list[Body]) -> list[dict[str, str]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    said: list[dict[str, str]] = json.loads(done.stdout)
-    return said
+    result: list[dict[str, str]] = json.loads(done.stdout)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -123,30 +123,30 @@ def argo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     data = yaml.safe_load(CUSTOMIZATION.read_text(encoding="utf-8"))["data"]
     assert list(data) == [KEY]
     script.write_text(data[KEY], encoding="utf-8")
-    said = judged("argo", str(script), objects=[body for body, _, _ in CASES.values()])
-    return dict(zip(CASES, said, strict=True))
+    results = verdicts("argo", str(script), objects=[body for body, _, _ in CASES.values()])
+    return dict(zip(CASES, results, strict=True))
 
 
 @pytest.fixture(scope="module")
 def flux() -> dict[str, dict[str, str]]:
-    said = judged("kstatus", objects=[body for body, _, _ in CASES.values()])
-    return dict(zip(CASES, said, strict=True))
+    results = verdicts("kstatus", objects=[body for body, _, _ in CASES.values()])
+    return dict(zip(CASES, results, strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_argo_cd_shows_how_it_is(argo: dict[str, dict[str, str]], name: str) -> None:
+def test_argo_cd_shows_the_right_health(argo: dict[str, dict[str, str]], name: str) -> None:
     assert argo[name]["status"] == CASES[name][1], argo[name]
     assert argo[name]["message"]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_flux_waits_as_long_as_it_should(flux: dict[str, dict[str, str]], name: str) -> None:
+def test_kstatus_of_flux_is_right(flux: dict[str, dict[str, str]], name: str) -> None:
     assert flux[name]["status"] == CASES[name][2], flux[name]
 
 
-def test_what_is_wrong_for_good_is_told_with_its_reason_and_its_remedy(
+def test_a_failure_that_needs_a_change_is_shown_with_its_reason_and_remedy(
     argo: dict[str, dict[str, str]], flux: dict[str, dict[str, str]]
 ) -> None:
-    for said in (argo["wrong for good"], flux["wrong for good"]):
-        assert "Correct spec.engine" in said["message"]
-    assert argo["wrong for good"]["message"].startswith("ConfigError: ")
+    for verdict in (argo["needs a change"], flux["needs a change"]):
+        assert "Correct spec.engine" in verdict["message"]
+    assert argo["needs a change"]["message"].startswith("ConfigError: ")

@@ -1,9 +1,10 @@
-"""A long program is seen to move, and a failing one is heard."""
+"""A long program shows its progress, and a failing one its output."""
 
 import sys
 
 import pytest
 
+from e2e import progress
 from e2e.images import console
 from e2e.images.errors import ImageError
 
@@ -17,7 +18,7 @@ def test_milestones_are_shown_and_the_rest_is_not(capsys: pytest.CaptureFixture[
 def test_a_silent_program_is_shown_to_be_alive(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(console, "_SILENCE_SECONDS", 0.05)
+    monkeypatch.setenv(progress.SECONDS_VARIABLE, "0.05")
     console.run("it", [sys.executable, "-c", "import time; time.sleep(0.5)"])
     assert capsys.readouterr().out.count("it") >= 2
 

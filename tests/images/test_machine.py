@@ -1,4 +1,4 @@
-"""What a build is told of the machine: enough to reach an index, and only by mounts."""
+"""What a build gets of the machine: enough to reach an index, and only by mounts."""
 
 import subprocess
 from pathlib import Path

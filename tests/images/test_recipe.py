@@ -61,7 +61,7 @@ def test_what_was_built_on_this_machine_is_not_part_of_an_image(tree: Path) -> N
     cache = tree / "server/quire_server/__pycache__"
     cache.mkdir(exist_ok=True)
     (cache / "x.cpython-311.pyc").write_bytes(b"x")
-    (tree / "kernels/quire_kernels/libquire_cpu.so").write_bytes(b"x")
+    (tree / "kernels/quire_kernels/cpu/libquire_cpu.so").write_bytes(b"x")
     assert tags(tree) == before
 
 

@@ -26,7 +26,7 @@ def container(
     ],
     ids=["the base", "the first step", "a later step"],
 )
-def test_every_step_of_a_build_of_ours_is_known_again(left: dict[str, Any]) -> None:
+def test_every_step_of_our_builds_is_recognised(left: dict[str, Any]) -> None:
     assert is_of_ours(left)
 
 
@@ -35,7 +35,7 @@ def test_every_step_of_a_build_of_ours_is_known_again(left: dict[str, Any]) -> N
     [container("mine"), container(image="docker.io/library/debian:12", history=[{"created_by": "/bin/sh"}])],
     ids=["from scratch", "from a public image"],
 )
-def test_somebody_elses_container_is_left_alone(theirs: dict[str, Any]) -> None:
+def test_a_container_of_another_build_is_left_alone(theirs: dict[str, Any]) -> None:
     assert not is_of_ours(theirs)
 
 

@@ -1,4 +1,4 @@
-"""`make bench-gpu` works: all its parts, in tiny form, by the interpreter, so that it will on a GPU."""
+"""All parts of `make bench-gpu` work, in tiny form in Triton's interpreter."""
 
 import ast
 import re
@@ -31,7 +31,7 @@ def test_a_part_fills_all_its_rows_and_a_second_run_measures_nothing(part: str, 
     assert status == 0 and missing == []
     assert torch.cuda.is_available() or "whose figures mean nothing" in page
     files = {path.name: path.read_bytes() for path in (tmp_path / "gpu").iterdir()}
-    assert files.keys() == {f"{part}.json", *(["tuned.py"] if part == "tuning" else [])}
+    assert files.keys() == {f"{part}.json", *(["tuned_configs.py"] if part == "tuning" else [])}
     run(tmp_path, "--only", part)
     assert {path.name: path.read_bytes() for path in (tmp_path / "gpu").iterdir()} == files
 
@@ -44,7 +44,7 @@ def test_all_parts_together_have_25_minutes_and_the_page_says_which_has_how_many
 
 
 @pytest.mark.kernels
-def test_a_part_whose_time_is_up_ends_and_what_it_lacks_is_left_to_the_next_run(
+def test_a_part_that_runs_out_of_time_ends_and_leaves_the_rest_to_the_next_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "_GRACE_SECONDS", 1000)
@@ -53,7 +53,7 @@ def test_a_part_whose_time_is_up_ends_and_what_it_lacks_is_left_to_the_next_run(
     assert not (tmp_path / "gpu" / "kernels.json").exists()
 
 
-def test_the_committed_page_is_what_the_report_makes_of_nothing_or_of_what_was_measured(
+def test_the_committed_page_is_what_the_report_generates(
     tmp_path: Path,
 ) -> None:
     page = (command.RESULTS / "gpu.md").read_text()
@@ -63,7 +63,7 @@ def test_the_committed_page_is_what_the_report_makes_of_nothing_or_of_what_was_m
         assert page.count(report.NOT_MEASURED) == len(goals)
 
 
-def test_what_fails_is_a_row_and_the_next_one_is_measured(tmp_path: Path) -> None:
+def test_a_failure_is_a_row_and_the_next_one_is_measured(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "x.json", {}, time.time() + 60)
     ledger.measure("bad", lambda: {"us": 1 / 0})
     ledger.measure("good", lambda: {"us": 1.0})
@@ -72,7 +72,7 @@ def test_what_fails_is_a_row_and_the_next_one_is_measured(tmp_path: Path) -> Non
     assert again.rows == {"bad": {"error": "ZeroDivisionError: division by zero"}, "good": {"us": 1.0}}
 
 
-def test_a_row_that_brought_the_process_down_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_row_that_ended_the_process_is_not_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
 
     class End(BaseException):
@@ -95,14 +95,14 @@ def test_a_row_that_brought_the_process_down_is_not_tried_again(tmp_path: Path) 
     assert errors["a"].startswith("the process ended") and errors["b"].startswith("ZeroDivisionError")
 
 
-def test_when_the_time_is_up_nothing_more_is_begun(tmp_path: Path) -> None:
+def test_no_measurement_starts_after_the_deadline(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "x.json", {}, time.time() - 1)
     with pytest.raises(OutOfTimeError):
         ledger.measure("late", lambda: {"us": 1.0})
     assert ledger.rows == {}
 
 
-def test_the_table_names_the_fastest_way_for_each_key_and_is_python() -> None:
+def test_the_table_has_the_fastest_config_for_each_key_and_is_python() -> None:
     with here() as place:
         ways = list(tuning.ways(sizes.FULL, place))
     rows = {way.name: {"us": 100.0 - index} for index, way in enumerate(ways)}

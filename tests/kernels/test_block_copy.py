@@ -1,4 +1,4 @@
-"""Blocks that move take all of their layers along, and nothing else moves."""
+"""Block copies move all layers of a block, and nothing else."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def layers(dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 @DTYPES
-def test_what_was_saved_comes_back_to_another_block(dtype: torch.dtype) -> None:
+def test_saved_blocks_are_restored_to_other_blocks(dtype: torch.dtype) -> None:
     caches = layers(dtype)
     before = [cache.clone() for cache in caches]
     pool = host_pool(caches, 4)

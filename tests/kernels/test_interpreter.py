@@ -1,4 +1,4 @@
-"""The interpreter itself: it ends where its context does."""
+"""The test interpreter itself, and that its patches end with its context."""
 
 import inspect
 
@@ -37,7 +37,7 @@ def test_kernels_call_others_and_loop_to_a_number_known_at_run_time() -> None:
     torch.testing.assert_close(y[0], x.sum() / 3)
 
 
-def test_nothing_is_left_behind() -> None:
+def test_it_leaves_no_patches_behind() -> None:
     before = faces()
     with interpreted():
         assert faces() != before
@@ -45,6 +45,6 @@ def test_nothing_is_left_behind() -> None:
     assert faces() == before
 
 
-def test_outside_of_it_a_device_function_is_no_python_function() -> None:
+def test_outside_of_it_device_functions_cannot_be_called() -> None:
     with pytest.raises(RuntimeError, match="outside of the scope of a kernel"):
         _inner(torch.ones(1))

@@ -1,4 +1,4 @@
-"""Ops write where they are told to, and give the same there."""
+"""Ops with ``out`` write their result there."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ OPS: dict[str, Callable[..., Tensor]] = {
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_a_place_for_the_result_is_filled_and_returned(name: str) -> None:
+def test_out_is_filled_and_returned(name: str) -> None:
     expected = OPS[name]()
     out = torch.full_like(expected, 7)
     assert OPS[name](out=out) is out and torch.equal(out, expected)

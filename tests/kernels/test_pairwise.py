@@ -5,7 +5,7 @@ from tests.kernels.gpu.pairwise import cases, pairwise
 FACTORS = {"a": [1, 2, 3], "b": ["x", "y"], "c": [True, False], "d": [0.5, 1.5, 2.5, 3.5]}
 
 
-def test_every_two_values_meet_in_few_cases() -> None:
+def test_every_pair_of_values_occurs_in_few_cases() -> None:
     found = pairwise(FACTORS)
     for one, other in combinations(FACTORS, 2):
         met = {(case[one], case[other]) for case in found}

@@ -1,4 +1,4 @@
-"""`kubectl quire logs` over a kubectl that tells of pods and their logs as the real one does."""
+"""`kubectl quire logs` with a fake kubectl that reports pods and logs as the real one does."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pytest
 
 FAKE = """#!{python}
 import json, pathlib, sys, time
-told = json.loads(pathlib.Path({told!r}).read_text())
+reported = json.loads(pathlib.Path({reported!r}).read_text())
 arguments = sys.argv[1:]
 if arguments[0] == "logs":
     key = " ".join([arguments[1], arguments[3], *(["previous"] if "--previous" in arguments else [])])
-    asked = pathlib.Path({told!r} + "." + key.replace(" ", "."))
+    asked = pathlib.Path({reported!r} + "." + key.replace(" ", "."))
     turn = len(asked.read_text().splitlines()) if asked.exists() else 0
     with asked.open("a") as file:
         file.write(" ".join(arguments) + "\\n")
-    if key not in told["logs"]:
+    if key not in reported["logs"]:
         sys.exit("Error from server: no log of " + key)
-    streams = told["logs"][key]
+    streams = reported["logs"][key]
     if isinstance(streams, str):
         sys.stdout.write(streams)
     else:
@@ -31,24 +31,24 @@ if arguments[0] == "logs":
         sys.stdout.write(text)
         sys.exit(code)
 elif "--watch" in arguments:
-    round, *later = told["later"] or [None]
-    rest = pathlib.Path({told!r} + ".rest")
-    rest.write_text(json.dumps({{**told, "later": later}}))
-    rest.replace({told!r})  # whole: others read it meanwhile
+    round, *later = reported["later"] or [None]
+    rest = pathlib.Path({reported!r} + ".rest")
+    rest.write_text(json.dumps({{**reported, "later": later}}))
+    rest.replace({reported!r})  # whole: others read it meanwhile
     if round is None:
         sys.exit("the API server is gone")
     for after, pod in round:
         key, _, count = after.partition(":")
-        asked = pathlib.Path({told!r} + "." + key)
+        asked = pathlib.Path({reported!r} + "." + key)
         while key and not (asked.exists() and len(asked.read_text().splitlines()) >= int(count)):
             time.sleep(0.01)
         print(json.dumps({{"type": "MODIFIED", "object": pod}}), flush=True)
 elif arguments[:2] == ["get", "pod"]:
-    sys.stdout.write("pod/there" if arguments[2] in told["there"] else "")
+    sys.stdout.write("pod/there" if arguments[2] in reported["there"] else "")
 elif arguments[1].startswith("llmdeployments"):
     print("{{}}")
 else:
-    print(json.dumps({{"kind": "List", "items": told["pods"]}}))
+    print(json.dumps({{"kind": "List", "items": reported["pods"]}}))
 """
 
 # A person waits longer for an API server that is away.
@@ -75,15 +75,15 @@ def pod(name: str, *containers: dict[str, Any], init: tuple[dict[str, Any], ...]
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Any:
-    def run(told: dict[str, Any], *arguments: str) -> subprocess.CompletedProcess[str]:
-        file, fake = tmp_path / "told", tmp_path / "kubectl"
-        file.write_text(json.dumps({"later": [], "pods": [], "logs": {}, "there": [], **told}))
-        fake.write_text(FAKE.format(python=sys.executable, told=str(file)))
+    def run(reported: dict[str, Any], *arguments: str) -> subprocess.CompletedProcess[str]:
+        file, fake = tmp_path / "reported", tmp_path / "kubectl"
+        file.write_text(json.dumps({"later": [], "pods": [], "logs": {}, "there": [], **reported}))
+        fake.write_text(FAKE.format(python=sys.executable, reported=str(file)))
         fake.chmod(0o755)
         command = [
             sys.executable,
             "-c",
-            START.format(patience=told.get("patience", 0)),
+            START.format(patience=reported.get("patience", 0)),
             "logs",
             "m",
             *arguments,
@@ -98,12 +98,12 @@ def test_every_line_says_whose_it_is_and_what_ended_badly_comes_first(logs: Any)
     message = json.dumps({"reason": "ModelNotFound", "message": "no such file\u001b[2J: /models/x"})
     last = {"exitCode": 66, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z", "message": message}
     fetch = container("fetch", terminated={"exitCode": 0})
-    told = {
+    reported = {
         "pods": [pod("m-a", container(), init=(fetch,)), pod("m-b", container(restarts=1, last=last))],
         "logs": {"m-a fetch": "fetched\n", "m-a server": "one\n\x1b[31mtwo\n", "m-b server": "three\n"},
     }
 
-    shown = logs(told)
+    shown = logs(reported)
 
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.splitlines() == [
@@ -115,30 +115,30 @@ def test_every_line_says_whose_it_is_and_what_ended_badly_comes_first(logs: Any)
     ]
 
 
-def test_a_container_that_has_not_started_hides_nobodys_log(logs: Any) -> None:
+def test_a_container_that_has_not_started_hides_no_ones_log(logs: Any) -> None:
     waits = container(waiting={"reason": "PodInitializing"})
-    told = {"pods": [pod("m-a", waits), pod("m-b", container())], "logs": {"m-b server": "serving\n"}}
+    reported = {"pods": [pod("m-a", waits), pod("m-b", container())], "logs": {"m-b server": "serving\n"}}
 
-    assert logs(told).stdout == "[m-b] serving\n"
+    assert logs(reported).stdout == "[m-b] serving\n"
     nothing = logs({"pods": [pod("m-a", waits)]})
     assert (nothing.returncode, nothing.stdout) == (3, "")
     assert "no container has started; kubectl quire status m says why" in nothing.stderr
 
 
 def test_previous_shows_only_what_ended_before(logs: Any) -> None:
-    told = {
+    reported = {
         "pods": [pod("m-a", container()), pod("m-b", container(restarts=2))],
         "logs": {"m-b server previous": "died\n"},
     }
 
-    assert logs(told, "-p").stdout == "[m-b] died\n"
+    assert logs(reported, "-p").stdout == "[m-b] died\n"
     assert logs({"pods": [pod("m-a", container())]}, "-p").returncode == 3
 
 
 def test_one_log_that_cannot_be_read_hides_no_other_and_is_an_error(logs: Any) -> None:
-    told = {"pods": [pod("m-a", container()), pod("m-b", container())], "logs": {"m-b server": "there\n"}}
+    reported = {"pods": [pod("m-a", container()), pod("m-b", container())], "logs": {"m-b server": "there\n"}}
 
-    shown = logs(told)
+    shown = logs(reported)
 
     assert shown.returncode == 1 and shown.stdout == "[m-b] there\n"
     assert "no log of m-a server" in shown.stderr and "the log of m-a could not be read" in shown.stderr
@@ -150,7 +150,7 @@ def at(second: int, *lines: str) -> str:
 
 def test_following_finds_pods_and_containers_that_start_later_once_each(logs: Any) -> None:
     first, again, other = pod("m-a", container()), pod("m-a", container(restarts=1)), pod("m-b", container())
-    told = {
+    reported = {
         "later": [
             [
                 ["", first],
@@ -166,7 +166,7 @@ def test_following_finds_pods_and_containers_that_start_later_once_each(logs: An
         },
     }
 
-    shown = logs(told, "-f")
+    shown = logs(reported, "-f")
 
     assert sorted(shown.stdout.splitlines()) == ["[m-a] a", "[m-a] a", "[m-b] b"]
     assert shown.returncode == 1 and "the API server is gone" in shown.stderr
@@ -179,17 +179,17 @@ def test_a_stream_that_breaks_is_taken_up_without_a_line_twice_or_lost(logs: Any
         [at(2, "cut by --tail") + at(3, "same", "same", "three", "late") + at(4, "four"), 0],
         [at(3, "late") + at(4, "four", "four"), 1],
     ]
-    told = {
+    reported = {
         "later": [[["", running], ["m-a.server:4", running]]],
         "logs": {"m-a server": streams},
         "there": ["m-a"],
     }
 
-    shown = logs(told, "-f", "--tail", "4")
+    shown = logs(reported, "-f", "--tail", "4")
 
     lines = ["same", "same", "three", "late", "four", "four"]
     assert shown.stdout.splitlines() == [f"[m-a] {line}" for line in lines]
-    first, second, third, *_ = (tmp_path / "told.m-a.server").read_text().splitlines()
+    first, second, third, *_ = (tmp_path / "reported.m-a.server").read_text().splitlines()
     assert "--tail=4" in first and "--since-time" not in first
     assert "--since-time=2026-01-01T00:00:02Z" in second and "--tail" not in second
     assert "--since-time=2026-01-01T00:00:03Z" in third
@@ -197,7 +197,7 @@ def test_a_stream_that_breaks_is_taken_up_without_a_line_twice_or_lost(logs: Any
 
 def test_a_container_that_has_ended_is_read_to_its_end_and_then_left_alone(logs: Any, tmp_path: Path) -> None:
     ended, other = pod("m-a", container(terminated={"exitCode": 1})), pod("m-b", container())
-    told = {
+    reported = {
         "later": [
             [["", pod("m-a", container())], ["m-a.server:1", ended], ["m-a.server:2", other]],
             [["m-b.server:4", other]],
@@ -209,24 +209,24 @@ def test_a_container_that_has_ended_is_read_to_its_end_and_then_left_alone(logs:
         "there": ["m-a", "m-b"],
     }
 
-    shown = logs(told, "-f")
+    shown = logs(reported, "-f")
 
     assert shown.stdout.splitlines() == ["[m-a] one", "[m-a] broken", "[m-a] last"]
-    assert len((tmp_path / "told.m-a.server").read_text().splitlines()) <= 3
+    assert len((tmp_path / "reported.m-a.server").read_text().splitlines()) <= 3
 
 
 def test_an_api_server_that_is_away_for_a_while_is_waited_for(logs: Any, tmp_path: Path) -> None:
-    """Meanwhile the pod m-a is deleted, which no watch tells."""
+    """Meanwhile the pod m-a is deleted, which no watch reports."""
     first, other = pod("m-a", container()), pod("m-b", container())
-    told = {
+    reported = {
         "patience": 3,
         "later": [[["", first]], None, None, [["", other], ["m-b.server:4", other]]],
         "logs": {"m-b server": [[at(1, "b"), 0]]},
         "there": ["m-b"],
     }
 
-    shown = logs(told, "-f")
+    shown = logs(reported, "-f")
 
     assert shown.stdout == "[m-b] b\n"
     assert shown.returncode == 1, "it is away for good in the end"
-    assert len((tmp_path / "told.m-a.server").read_text().splitlines()) == 1
+    assert len((tmp_path / "reported.m-a.server").read_text().splitlines()) == 1

@@ -1,4 +1,4 @@
-"""`kubectl quire size` as a person runs it: figures, verdict, exit code, and errors that say what to give."""
+"""`kubectl quire size`: figures, verdict, exit code, and errors that name what to give."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from e2e import models
 from quire_kubectl.__main__ import main
-from tests.operator.status.test_fitting import LLAMA_2_13B, asked, computed, message
+from tests.operator.status.test_accelerator_fit import LLAMA_2_13B, asked, computed, message
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -81,17 +81,17 @@ def test_a_profile_gives_the_numbers_of_the_condition_fits_accelerator(
 ) -> None:
     profiles(tmp_path, monkeypatch, {"name": "h100", "spec": {"memory": "80G", "memoryBandwidth": "3350G"}})
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_2_13B))
-    told = message(computed(asked(maxModelLen=4096)))
+    reported = message(computed(asked(maxModelLen=4096)))
 
     assert main(["size", str(tmp_path), "--profile", "h100", "--max-model-len", "4096"]) == 0
 
     shown = capsys.readouterr().out
-    for told_there, shown_here in (
+    for in_status, shown_here in (
         ("weights 26.0 GB", "26.0 GB"),
         ("of 72.0 GB", "72.0 GB  90% of 80.0 GB"),
         ("13 requests of 4,096 tokens fit at once", "Fits: 13 requests of 4,096 tokens at once"),
     ):
-        assert told_there in told and shown_here in shown
+        assert in_status in reported and shown_here in shown
     assert "at most 129 tokens a second" in shown
     assert "Note: h100 as the cluster's AcceleratorProfile has it." in shown
 

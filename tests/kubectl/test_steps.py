@@ -1,4 +1,4 @@
-"""The steps of a rollout keep the promises of its strategy, whatever the numbers."""
+"""The steps of a rollout respect the limits of its strategy, whatever the numbers."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_all_are_replaced_and_never_fewer_serve_nor_more_run_than_allowed(
     ],
 )
 def test_steps_that_are_alike_are_one_line(surge: int, unavailable: int, lines: list[str]) -> None:
-    told = steps.described(steps.rolling(3, 3, surge=surge, unavailable=unavailable), 3)
-    assert [line.partition(" serve meanwhile")[0] for line in told] == lines
+    reported = steps.described(steps.rolling(3, 3, surge=surge, unavailable=unavailable), 3)
+    assert [line.partition(" serve meanwhile")[0] for line in reported] == lines
 
 
 TEXTS = st.one_of(

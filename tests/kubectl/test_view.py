@@ -1,4 +1,4 @@
-"""How an LLMDeployment looks at a terminal: wide, narrow, without colours, through a pipe."""
+"""An LLMDeployment on a terminal: wide, narrow, without colours, through a pipe."""
 
 from __future__ import annotations
 
@@ -62,8 +62,10 @@ def test_every_line_fits_and_the_bar_its_bytes_and_the_time_left_are_there(
 
     assert max(len(line) for line in plain(table + "\n" + details).splitlines()) <= width
     assert re.search(r"\[#+\.+\]  38%", details)
-    told = " ".join(plain(details).split())
-    assert "3.00 of 8.00 GB, 6 min 51 s left" in told and "status.model says how far they are." in told
+    reported = " ".join(plain(details).split())
+    assert (
+        "3.00 of 8.00 GB, 6 min 51 s left" in reported and "status.model says how far they are." in reported
+    )
     assert ("\x1b[33mLoading\x1b[0m" in details) == has_colours
     assert width < 80 or "38%" in table
 
@@ -74,7 +76,7 @@ def test_a_download_that_no_replica_makes_shows_how_far_it_is() -> None:
 
 
 @pytest.mark.parametrize("environ", [{"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}])
-def test_no_colours_where_nobody_wants_them(environ: dict[str, str]) -> None:
+def test_no_colours_where_no_one_wants_them(environ: dict[str, str]) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -112,7 +114,7 @@ def test_a_terminal_is_drawn_in_place_and_never_beyond_its_height(monkeypatch: p
 
 
 def watched(tmp_path: Path, answers: list[Any], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`status -w` over a kubectl that tells one list of events each time, and then fails."""
+    """`status -w` over a kubectl that reports one list of events each time, and then fails."""
     fake = tmp_path / "kubectl"
     calls = str(tmp_path / "calls")
     fake.write_text(FAKE.format(python=sys.executable, calls=calls, answers=json.dumps(answers)))
@@ -122,7 +124,7 @@ def watched(tmp_path: Path, answers: list[Any], *arguments: str) -> subprocess.C
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
 
 
-def test_a_watch_that_the_api_server_ends_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
+def test_a_watch_that_the_api_server_ends_continues_and_repeats_nothing(tmp_path: Path) -> None:
     one, two = loading(), loading(loaded=4 * GB)
     answers = [
         [{"type": "ADDED", "object": one}],

@@ -1,4 +1,4 @@
-"""The API server as the adapter's shells see it, with what a test puts in its way."""
+"""The API server as the adapter sees it, with what a test injects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FakeApi:
             for version in ("v1beta1", "v1beta2")
         }
         self.writes: list[str] = []
-        self.in_between: list[Any] = []  # called before a patch, once each: somebody who is faster
+        self.in_between: list[Any] = []  # called before a patch, once each: another client who is faster
 
     async def request(
         self, method: str, path: str, *, query: Any = None, body: Any = None, content_type: str = ""

@@ -1,4 +1,4 @@
-"""Who asks: the front proxy's word counts with its certificate only, everybody else's is reviewed."""
+"""Authentication: the front proxy is trusted with its certificate only, all other clients are reviewed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from quire_metrics_adapter import access
 from quire_metrics_adapter.access import Caller
 from quire_metrics_adapter.errors import RefusedError, UnreachableError
-from quire_metrics_adapter.guard import REMEMBER_SECONDS, Guard, Peer
+from quire_metrics_adapter.guard import REMEMBER_SECONDS, ClientPeer, Guard
 from quire_metrics_adapter.queries import Query
 
 CONFIG = {
@@ -74,7 +74,7 @@ async def code_of(call: Any) -> int:
 
 
 async def test_the_front_proxy_speaks_for_its_caller(guard: Guard) -> None:
-    caller = await guard.caller(Peer("front-proxy-client", HEADERS))
+    caller = await guard.caller(ClientPeer("front-proxy-client", HEADERS))
 
     assert caller == Caller(
         "jane", "", ("team-a", "system:authenticated"), (("example.com/scope", ("one",)),)
@@ -82,23 +82,23 @@ async def test_the_front_proxy_speaks_for_its_caller(guard: Guard) -> None:
 
 
 @pytest.mark.parametrize("common_name", [None, "quire-admin", "front-proxy-client2", ""])
-async def test_nobody_else_can_speak_for_others(guard: Guard, common_name: str | None) -> None:
-    assert await code_of(guard.caller(Peer(common_name, HEADERS))) == 401
+async def test_no_other_can_speak_for_others(guard: Guard, common_name: str | None) -> None:
+    assert await code_of(guard.caller(ClientPeer(common_name, HEADERS))) == 401
 
 
 async def test_headers_count_for_nothing_where_the_api_server_has_no_front_proxy(guard: Guard) -> None:
     guard.front_proxy = access.front_proxy({"data": {"client-ca-file": "CLIENTS"}})
 
     assert guard.front_proxy is None
-    assert await code_of(guard.caller(Peer("front-proxy-client", HEADERS))) == 401
+    assert await code_of(guard.caller(ClientPeer("front-proxy-client", HEADERS))) == 401
 
 
-async def test_no_allowed_names_allow_every_holder_of_a_certificate_and_nobody_else(guard: Guard) -> None:
+async def test_no_allowed_names_allow_every_holder_of_a_certificate_and_no_other(guard: Guard) -> None:
     data = {**CONFIG["data"], "requestheader-allowed-names": "[]"}
     guard.front_proxy = access.front_proxy({"data": data})
 
-    assert (await guard.caller(Peer("anybody", HEADERS))).user == "jane"
-    assert await code_of(guard.caller(Peer(None, HEADERS))) == 401
+    assert (await guard.caller(ClientPeer("anybody", HEADERS))).user == "jane"
+    assert await code_of(guard.caller(ClientPeer(None, HEADERS))) == 401
 
 
 def test_a_configuration_that_makes_no_sense_is_not_guessed_at() -> None:
@@ -110,7 +110,7 @@ def test_a_configuration_that_makes_no_sense_is_not_guessed_at() -> None:
 async def test_a_bearer_token_is_reviewed_and_remembered_for_a_while(
     guard: Guard, api: FakeApi, clock: list[float]
 ) -> None:
-    peer = Peer(None, (("Authorization", "Bearer good"),))
+    peer = ClientPeer(None, (("Authorization", "Bearer good"),))
 
     assert (await guard.caller(peer)).user == (await guard.caller(peer)).user == "bob"
     assert len(api.reviews) == 1
@@ -120,9 +120,9 @@ async def test_a_bearer_token_is_reviewed_and_remembered_for_a_while(
 
 
 async def test_a_token_that_is_not_accepted_and_no_token_at_all_are_refused(guard: Guard) -> None:
-    assert await code_of(guard.caller(Peer(None, (("Authorization", "Bearer bad"),)))) == 401
-    assert await code_of(guard.caller(Peer(None, (("Authorization", "Basic good"),)))) == 401
-    assert await code_of(guard.caller(Peer(None, ()))) == 401
+    assert await code_of(guard.caller(ClientPeer(None, (("Authorization", "Bearer bad"),)))) == 401
+    assert await code_of(guard.caller(ClientPeer(None, (("Authorization", "Basic good"),)))) == 401
+    assert await code_of(guard.caller(ClientPeer(None, ()))) == 401
 
 
 async def test_the_api_server_is_asked_what_its_own_rules_say_of_the_path(guard: Guard, api: FakeApi) -> None:
@@ -157,11 +157,11 @@ async def test_a_right_of_one_is_no_right_of_another(guard: Guard, api: FakeApi)
     assert await code_of(guard.allow(Caller("jane"), other)) == 403
 
 
-async def test_nobody_gets_in_while_the_api_server_cannot_be_asked(guard: Guard, api: FakeApi) -> None:
+async def test_no_one_gets_in_while_the_api_server_cannot_be_asked(guard: Guard, api: FakeApi) -> None:
     api.is_down = True
 
     assert await code_of(guard.allow(Caller("jane"), QUERY)) == 503
-    assert await code_of(guard.caller(Peer(None, (("Authorization", "Bearer good"),)))) == 503
+    assert await code_of(guard.caller(ClientPeer(None, (("Authorization", "Bearer good"),)))) == 503
 
 
 async def test_many_at_once_ask_the_api_server_a_few_at_a_time(guard: Guard, api: FakeApi) -> None:
@@ -176,7 +176,7 @@ async def test_many_at_once_ask_the_api_server_a_few_at_a_time(guard: Guard, api
         return {"status": {}}
 
     api.request = slow  # type: ignore[method-assign]
-    calls = [guard.caller(Peer(None, (("Authorization", f"Bearer {i}"),))) for i in range(100)]
+    calls = [guard.caller(ClientPeer(None, (("Authorization", f"Bearer {i}"),))) for i in range(100)]
     await asyncio.gather(*calls, return_exceptions=True)
 
     assert most == 16

@@ -92,7 +92,7 @@ def test_the_key_is_in_nothing_that_is_published() -> None:
     assert b"PRIVATE" in made.key
 
 
-async def test_a_renewed_certificate_is_served_without_refusing_anybody() -> None:
+async def test_a_renewed_certificate_is_served_without_refusing_anyone() -> None:
     now = datetime.now(UTC)
     old, new = issue("pod-a", now), issue("pod-a", now)
 

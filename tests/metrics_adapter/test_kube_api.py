@@ -1,4 +1,4 @@
-"""Requests and watches on the wire: what an API server, or what is left of one, may send."""
+"""Requests and watches on the wire, with all that an API server, or a broken one, may send."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def events(connection: Connection) -> list[str]:
     return [event["type"] async for event in connection.watch("/api/v1/pods", {})]
 
 
-async def test_a_watch_tells_its_events_until_it_ends() -> None:
+async def test_a_watch_reports_its_events_until_it_ends() -> None:
     async with connected(sending(ADDED[:10], ADDED[10:] + ADDED)) as connection:
         assert await events(connection) == ["ADDED", "ADDED"]
 
@@ -88,7 +88,7 @@ async def test_a_connection_that_is_cut_is_an_error_that_passes() -> None:
 
 
 @pytest.mark.parametrize(("code", "error"), [(410, GoneError), (500, UnreachableError), (403, ApiError)])
-async def test_an_error_within_a_watch_is_told_apart(code: int, error: type[ApiError]) -> None:
+async def test_an_error_within_a_watch_is_distinguished(code: int, error: type[ApiError]) -> None:
     async with connected(sending(ADDED, ERROR % code)) as connection:
         with pytest.raises(error):
             await events(connection)
@@ -107,7 +107,7 @@ async def test_an_error_within_a_watch_is_told_apart(code: int, error: type[ApiE
         (302, ApiError),
     ],
 )
-async def test_answers_are_told_apart(status: int, error: type[ApiError]) -> None:
+async def test_answers_are_distinguished(status: int, error: type[ApiError]) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.json_response({"message": "why"}, status=status, headers={"Location": "/elsewhere"})
 

@@ -1,4 +1,4 @@
-"""The port takes so many connections and no more, and strangers do not lock the API server out."""
+"""The port accepts a limited number of connections, and strangers do not lock out the API server."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_stranger_too_many_costs_the_oldest_stranger_its_place() -> None
             writer.close()
 
 
-async def test_the_api_servers_connections_stay_and_beyond_them_nobody_is_taken(tmp_path: Path) -> None:
+async def test_the_api_servers_connections_stay_and_beyond_them_no_one_is_taken(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     authority.issue(Identity("proxy", "front-proxy-client"))
     pair = (tmp_path / "proxy.crt", tmp_path / "proxy.key")
@@ -100,7 +100,7 @@ async def test_the_api_servers_connections_stay_and_beyond_them_nobody_is_taken(
             writer.close()
 
 
-async def test_who_connects_and_says_nothing_locks_nobody_out() -> None:
+async def test_who_connects_and_says_nothing_locks_no_one_out() -> None:
     async with listening() as (port, credentials):
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MOST)]
         streams = await connect(port, credentials)

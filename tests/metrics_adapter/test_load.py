@@ -1,4 +1,4 @@
-"""The sum over the ready pods: all of them, lately, or no value at all."""
+"""The sum over the ready pods: fresh samples of all of them, or no value at all."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import pytest
 
 from quire_metrics_adapter.errors import HostileAnswerError
 from quire_metrics_adapter.exposition import MAX_BYTES, MAX_SERIES, parse
-from quire_metrics_adapter.load import STALE_SECONDS, Load, Sample, Unknown, quantity, total
+from quire_metrics_adapter.load import STALE_SECONDS, Load, LoadSample, Unknown, quantity, total
 
 NOW = 1000.0
 QUEUE = "llm_queue_depth"
 
 
-def sample(value: float | None, age: float = 0.0) -> Sample:
-    return Sample(NOW - age, {} if value is None else {QUEUE: value})
+def sample(value: float | None, age: float = 0.0) -> LoadSample:
+    return LoadSample(NOW - age, {} if value is None else {QUEUE: value})
 
 
-def load(pods: str, **samples: Sample) -> Load | Unknown:
+def load(pods: str, **samples: LoadSample) -> Load | Unknown:
     return total(QUEUE, set(pods.split()), samples, NOW)
 
 
@@ -44,7 +44,7 @@ def test_an_idle_deployment_has_a_load_of_zero() -> None:
     ],
 )
 def test_less_than_all_ready_pods_lately_is_no_value(
-    pods: str, samples: dict[str, Sample], says: str
+    pods: str, samples: dict[str, LoadSample], says: str
 ) -> None:
     found = load(pods, **samples)
 
@@ -57,9 +57,9 @@ def test_a_sample_counts_until_it_is_stale() -> None:
 
 
 def test_what_no_pod_has_is_absent_and_what_one_does_not_say_is_not() -> None:
-    nobody, one = load("a b", a=sample(None), b=sample(None)), load("a b", a=sample(1), b=sample(None))
+    neither, one = load("a b", a=sample(None), b=sample(None)), load("a b", a=sample(1), b=sample(None))
 
-    assert isinstance(nobody, Unknown) and nobody.is_absent
+    assert isinstance(neither, Unknown) and neither.is_absent
     assert isinstance(one, Unknown) and not one.is_absent
 
 

@@ -1,4 +1,4 @@
-"""KEDA gets a number or an error, and 0 for nothing but a deployment that sleeps."""
+"""KEDA gets a number or an error, and 0 only for a deployment that is scaled to zero."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from quire_metrics_adapter.load import Sample
+from quire_metrics_adapter.load import LoadSample
 from quire_metrics_adapter.load_api import routes
 from quire_metrics_adapter.metrics import Metrics
 from quire_metrics_adapter.pods import PodTable
@@ -20,7 +20,7 @@ NOW = 100.0
 
 async def ask(table: PodTable, samples: dict[str, float], path: str) -> tuple[int, Any]:
     scraper = Scraper(table, Metrics(), port=8000)
-    scraper.samples = {uid: Sample(NOW, {"llm_queue_depth": value}) for uid, value in samples.items()}
+    scraper.samples = {uid: LoadSample(NOW, {"llm_queue_depth": value}) for uid, value in samples.items()}
     app = web.Application()
     app.add_routes(routes(table, scraper, clock=lambda: NOW))
     async with TestClient(TestServer(app)) as client:

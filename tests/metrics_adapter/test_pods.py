@@ -1,4 +1,4 @@
-"""Which pods must have answered: the ready ones, as the watch tells, through all that happens to a watch."""
+"""The table of ready pods, through all that may happen to a watch."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def watching(api: FakeApi, table: PodTable, until: Callable[[], bool]) -> 
         task.cancel()
 
 
-async def test_a_watch_that_ends_goes_on_where_it_was_and_lists_nothing_again() -> None:
+async def test_a_watch_that_ends_continues_where_it_was_and_lists_nothing_again() -> None:
     api, table = FakeApi(), PodTable()
     api.pods = [pod("a")]
     api.watches = [[bookmark("20")], [event("ADDED", pod("b"))]]
@@ -118,7 +118,7 @@ async def test_after_an_error_everything_is_listed_again(
 def test_the_table_is_believed_for_a_while_after_the_watch_was_lost() -> None:
     now = [0.0]
     table = PodTable(lambda: now[0])
-    assert not table.known, "nothing was ever told"
+    assert not table.known, "nothing was ever listed"
     table.connected(True)
     now[0] = 1000
     assert table.known

@@ -1,4 +1,4 @@
-"""The alerts that the chart ships: promtool runs them over load that is good, bad and worse."""
+"""The alerts of the chart: promtool evaluates them on series with good, bad and critical values."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ MINUTES = 60
 Series = dict[str, str]
 
 
-def growing(per_minute: float) -> str:
+def counter(per_minute: float) -> str:
     return f"0+{per_minute:g}x{MINUTES}"
 
 
-def still(value: float) -> str:
+def constant(value: float) -> str:
     return f"{value:g}+0x{MINUTES}"
 
 
 def first_tokens(per_minute: float = 100, **shares: float) -> Series:
-    """A share of the first tokens up to each bound: first_tokens(upto_1=0.98, upto_2=0.02)."""
+    """TTFT histogram series with a share of the first tokens in each bucket: upto_1=0.98, upto_2=0.02."""
     by_bound = {name.removeprefix("upto_").replace("_", "."): share for name, share in shares.items()}
     sums, series = 0.0, {}
     for bound in BOUNDS:
         sums += by_bound.get(bound, 0)
-        series[f'llm_ttft_seconds_bucket{{{MODEL},le="{bound}"}}'] = growing(round(per_minute * sums, 3))
-    return {**series, f"llm_ttft_seconds_count{{{MODEL}}}": growing(per_minute)}
+        series[f'llm_ttft_seconds_bucket{{{MODEL},le="{bound}"}}'] = counter(round(per_minute * sums, 3))
+    return {**series, f"llm_ttft_seconds_count{{{MODEL}}}": counter(per_minute)}
 
 
 def requests(**per_minute: float) -> Series:
-    return {f'llm_requests_total{{{MODEL},status="{s}"}}': growing(n) for s, n in per_minute.items()}
+    return {f'llm_requests_total{{{MODEL},status="{s}"}}': counter(n) for s, n in per_minute.items()}
 
 
 def queue(*waiting: float) -> Series:
     return {
-        f'llm_queue_depth{{namespace="a",llmdeployment="m",pod="m-{i}"}}': still(n)
+        f'llm_queue_depth{{namespace="a",llmdeployment="m",pod="m-{i}"}}': constant(n)
         for i, n in enumerate(waiting)
     }
 
 
 def gpus(busy: float, running: float) -> Series:
-    series = {f'llm_gpu_utilization_ratio{{{MODEL},gpu_id="{i}"}}': still(busy) for i in range(2)}
-    return {**series, f"llm_running_requests{{{MODEL}}}": still(running)}
+    series = {f'llm_gpu_utilization_ratio{{{MODEL},gpu_id="{i}"}}': constant(busy) for i in range(2)}
+    return {**series, f"llm_running_requests{{{MODEL}}}": constant(running)}
 
 
-LEADS = {'quire_operator_leader{namespace="q",pod="o-0"}': "1+0x60"}
-STANDS_BY = {'quire_operator_leader{namespace="q",pod="o-1"}': "0+0x60"}
+LEADER = {'quire_operator_leader{namespace="q",pod="o-0"}': "1+0x60"}
+STANDBY = {'quire_operator_leader{namespace="q",pod="o-1"}': "0+0x60"}
 STALE = 'quire_operator_watch_stale{namespace="q",pod="o-0",kind="Pod"}'
 FAILS = 'quire_operator_reconcile_total{namespace="q",pod="o-0",result="error"}'
 READY = 'quire_llmdeployment_ready{namespace="a",llmdeployment="m",pod="o-%d"}'
 
 BOTH = {"warning", "critical"}
-# what is there; the alerts that fire then, with their severities
+# name: series, the alerts that fire on them with their severities
 CASES: dict[str, tuple[Series, dict[str, set[str]]]] = {
-    "nothing runs": ({}, {}),
-    "all is good": (
+    "no series": ({}, {}),
+    "all values are good": (
         {
             **first_tokens(upto_0_1=1),
             **requests(success=1000, client_error=50, limited=100, aborted=50),
@@ -81,43 +81,43 @@ CASES: dict[str, tuple[Series, dict[str, set[str]]]] = {
     "few are very slow": (
         first_tokens(upto_0_1=0.98, upto_5=0.02), {"QuireFirstTokenTailSlow": {"warning"}}
     ),
-    "few take for ever": (first_tokens(upto_0_1=0.98, upto_10=0.02), {"QuireFirstTokenTailSlow": BOTH}),
+    "few are extremely slow": (first_tokens(upto_0_1=0.98, upto_10=0.02), {"QuireFirstTokenTailSlow": BOTH}),
     "one an hour is slow": (first_tokens(per_minute=0.1, upto_10=1), {}),
     "few errors": (requests(success=9995, error=5), {}),
     "some errors": (requests(success=995, error=5), {"QuireErrors": {"warning"}}),
-    "many are turned away": (requests(success=900, shed=100), {"QuireErrors": BOTH}),
-    "answers are cut": (requests(success=900, cancelled=100), {"QuireErrors": BOTH}),
+    "many are refused": (requests(success=900, shed=100), {"QuireErrors": BOTH}),
+    "answers are cancelled": (requests(success=900, cancelled=100), {"QuireErrors": BOTH}),
     "a queue over two pods": (queue(100, 101), {"QuireQueueLong": {"warning"}}),
     "a very long queue": (queue(501), {"QuireQueueLong": BOTH}),
     "GPUs could do more": (gpus(0.6, 8), {"QuireGPUIdle": {"warning"}}),
     "GPUs do nothing": (gpus(0.1, 8), {"QuireGPUIdle": BOTH}),
-    "nobody asks": (gpus(0, 0), {}),
-    "nobody leads": (STANDS_BY, {"QuireOperatorWithoutLeader": {"critical"}}),
-    "one leads": ({**LEADS, **STANDS_BY}, {}),
+    "GPUs are idle without requests": (gpus(0, 0), {}),
+    "no leader": (STANDBY, {"QuireOperatorWithoutLeader": {"critical"}}),
+    "one leader": ({**LEADER, **STANDBY}, {}),
     "stale after each restart": (
-        {**LEADS, STALE: "0+0x9 1 0+0x14 1 0+0x14 1 0+0x9"},
+        {**LEADER, STALE: "0+0x9 1 0+0x14 1 0+0x14 1 0+0x9"},
         {"QuireOperatorWatchStale": {"warning"}},
     ),
-    "stale until it was restarted": ({**LEADS, STALE: "0+0x34 1 0+0x25"}, {}),
-    "a sound watch": ({**LEADS, STALE: still(0)}, {}),
-    "reconciles fail": ({**LEADS, FAILS: growing(2)}, {"QuireReconcilesFail": {"warning"}}),
+    "stale until it was restarted": ({**LEADER, STALE: "0+0x34 1 0+0x25"}, {}),
+    "a sound watch": ({**LEADER, STALE: constant(0)}, {}),
+    "reconciles fail": ({**LEADER, FAILS: counter(2)}, {"QuireReconcilesFail": {"warning"}}),
     "a model is not Ready": (
-        {**LEADS, READY % 0: "1+0x39 0+0x20"}, {"QuireModelNotReady": {"critical"}}
+        {**LEADER, READY % 0: "1+0x39 0+0x20"}, {"QuireModelNotReady": {"critical"}}
     ),
-    "not Ready, whoever leads": (
-        {**LEADS, READY % 0: "0+0x45 _x15", READY % 1: "_x46 0+0x14"}, {"QuireModelNotReady": {"critical"}}
+    "not Ready across a change of the leader": (
+        {**LEADER, READY % 0: "0+0x45 _x15", READY % 1: "_x46 0+0x14"}, {"QuireModelNotReady": {"critical"}}
     ),
-    "not Ready for ten minutes": ({**LEADS, READY % 0: "1+0x44 0+0x15"}, {}),
-    "one of two models is Ready": ({**LEADS, READY % 0: still(1)}, {}),
-    "suspended": ({**LEADS, READY % 0: "0+0x30 stale _x29"}, {}),
-    "one failed": ({**LEADS, FAILS: "0 1+0x60"}, {}),
+    "not Ready for ten minutes": ({**LEADER, READY % 0: "1+0x44 0+0x15"}, {}),
+    "one of two models is Ready": ({**LEADER, READY % 0: constant(1)}, {}),
+    "suspended": ({**LEADER, READY % 0: "0+0x30 stale _x29"}, {}),
+    "one failed": ({**LEADER, FAILS: "0 1+0x60"}, {}),
 }  # fmt: skip
 
 
-def case(name: str) -> dict[str, Any]:
+def promtool_case(name: str) -> dict[str, Any]:
     series, firing = CASES[name]
     if not any("quire_operator" in one for one in series):
-        series = {**series, **LEADS}
+        series = {**series, **LEADER}
     samples = [
         {"labels": f'{{alertname="{alert}",severity="{severity}"}}', "value": 1}
         for alert, severities in firing.items()
@@ -145,28 +145,32 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def outcome(promtool: str, folder: Path, rules: Path) -> subprocess.CompletedProcess[str]:
+def run_cases(promtool: str, folder: Path, rules: Path) -> subprocess.CompletedProcess[str]:
     file = folder / "tests.yaml"
-    body = {"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [case(name) for name in CASES]}
+    body = {
+        "rule_files": [str(rules)],
+        "evaluation_interval": "1m",
+        "tests": [promtool_case(name) for name in CASES],
+    }
     file.write_text(yaml.safe_dump(body, sort_keys=False), encoding="utf-8")
     return run(promtool, "test", "rules", str(file))
 
 
-def test_each_load_raises_the_alerts_that_it_should_and_no_others(promtool: str, tmp_path: Path) -> None:
-    done = outcome(promtool, tmp_path, RULES)
+def test_each_case_raises_its_alerts_and_no_others(promtool: str, tmp_path: Path) -> None:
+    done = run_cases(promtool, tmp_path, RULES)
 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_another_threshold_would_be_noticed(promtool: str, tmp_path: Path) -> None:
+def test_a_changed_threshold_fails_the_cases(promtool: str, tmp_path: Path) -> None:
     changed = RULES.read_text(encoding="utf-8").replace("> 200", "> 210")
     assert changed != RULES.read_text(encoding="utf-8")
     (tmp_path / "alerts.yaml").write_text(changed, encoding="utf-8")
 
-    assert outcome(promtool, tmp_path, tmp_path / "alerts.yaml").returncode != 0
+    assert run_cases(promtool, tmp_path, tmp_path / "alerts.yaml").returncode != 0
 
 
-def test_every_alert_is_tried_at_every_severity(promtool: str) -> None:
+def test_every_alert_is_tested_at_every_severity(promtool: str) -> None:
     assert run(promtool, "check", "rules", str(RULES)).returncode == 0
     raised = {
         (alert, severity) for _, firing in CASES.values() for alert, s in firing.items() for severity in s
@@ -176,7 +180,7 @@ def test_every_alert_is_tried_at_every_severity(promtool: str) -> None:
     assert raised == known
 
 
-def test_every_alert_leads_to_its_section_of_the_runbook() -> None:
+def test_every_alert_links_to_its_section_of_the_runbook() -> None:
     page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
     rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 

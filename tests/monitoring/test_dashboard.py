@@ -1,4 +1,4 @@
-"""The chart's dashboard: its shape, and each query on a Prometheus that scraped a real server."""
+"""The chart's dashboard: its layout, and each query against a Prometheus that scraped a real server."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES = {
     f"{panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]
 }
-# The machine of the tests has none.
-OF_GPUS = {name: expression for name, expression in QUERIES.items() if "llm_gpu_" in expression}
-OF_PODS = {name: expression for name, expression in QUERIES.items() if name not in OF_GPUS}
+# The test machine has no GPU.
+GPU_QUERIES = {name: expression for name, expression in QUERIES.items() if "llm_gpu_" in expression}
+SERVER_QUERIES = {name: expression for name, expression in QUERIES.items() if name not in GPU_QUERIES}
 VARIABLES = {"$namespace": "team-a", "$llmdeployment": ".*", "$__rate_interval": "1m"}
 ASK = {"model": "tiny", "prompt": "Once upon a time, " * 10, "max_tokens": 20, "ignore_eos": True}
 
 
 class Prometheus:
-    """A running one that scrapes a server twice a second, labelled as the chart's PodMonitor labels it."""
+    """A Prometheus that scrapes a server twice a second, with the labels of the chart's PodMonitor."""
 
     def __init__(self, directory: Path, target: str) -> None:
         port = free_port()
@@ -48,16 +48,16 @@ class Prometheus:
             command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
-    def ask(self, path: str, **parameters: str) -> Any:
+    def query_api(self, path: str, **parameters: str) -> Any:
         answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=5, verify=NO_TLS)
         assert answer.status_code == 200, answer.text
         return answer.json()["data"]
 
     def values(self, expression: str) -> list[float]:
-        """One number for each series, now."""
+        """The present value of each series of the expression."""
         for variable, value in VARIABLES.items():
             expression = expression.replace(variable, value)
-        return [float(one["value"][1]) for one in self.ask("query", query=expression)["result"]]
+        return [float(one["value"][1]) for one in self.query_api("query", query=expression)["result"]]
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +67,18 @@ def scraped(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
         server.wait_ready()
         running = Prometheus(directory, f"127.0.0.1:{server.port}")
         try:
-            _wait("the first scrape", running, 'llm_requests_total{status="success"}', 0)
+            _wait_for("the first scrape", running, 'llm_requests_total{status="success"}', 0)
             for _ in range(3):
                 assert server.post("/v1/completions", ASK).status_code == 200
             assert server.post("/v1/completions", {**ASK, "max_tokens": -1}).status_code == 400
-            _wait("the requests", running, "sum(increase(llm_requests_total[1m]))", 3)
+            _wait_for("the requests", running, "sum(increase(llm_requests_total[1m]))", 3)
             yield running
         finally:
             running.process.kill()
             running.process.wait(10)
 
 
-def _wait(what: str, running: Prometheus, expression: str, more_than: float) -> None:
+def _wait_for(what: str, running: Prometheus, expression: str, more_than: float) -> None:
     end = time.monotonic() + 60
     while True:
         try:
@@ -90,37 +90,37 @@ def _wait(what: str, running: Prometheus, expression: str, more_than: float) -> 
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("name", OF_PODS)
+@pytest.mark.parametrize("name", SERVER_QUERIES)
 def test_no_panel_of_a_server_that_answers_is_empty(scraped: Prometheus, name: str) -> None:
-    values = scraped.values(OF_PODS[name])
+    values = scraped.values(SERVER_QUERIES[name])
 
-    assert values, OF_PODS[name]
+    assert values, SERVER_QUERIES[name]
     assert all(value == value and value >= 0 for value in values), values
 
 
-@pytest.mark.parametrize("name", OF_GPUS)
-def test_a_panel_of_gpus_is_a_query_that_prometheus_takes(scraped: Prometheus, name: str) -> None:
-    assert scraped.values(OF_GPUS[name]) == []
+@pytest.mark.parametrize("name", GPU_QUERIES)
+def test_the_queries_of_gpu_panels_are_valid(scraped: Prometheus, name: str) -> None:
+    assert scraped.values(GPU_QUERIES[name]) == []
 
 
-def test_the_variables_offer_what_is_there(scraped: Prometheus) -> None:
+def test_the_variables_list_the_scraped_namespaces_and_models(scraped: Prometheus) -> None:
     offered = {}
     for variable in DASHBOARD["templating"]["list"][1:]:
         series, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]).groups()  # type: ignore[union-attr]
         selector = series.replace("$namespace", "team-a")
-        found = scraped.ask("series", **{"match[]": selector})
+        found = scraped.query_api("series", **{"match[]": selector})
         offered[variable["name"]] = {one[label] for one in found}
 
     assert offered == {"namespace": {"team-a"}, "llmdeployment": {"tiny"}}
 
 
-def test_what_was_done_is_what_is_shown(scraped: Prometheus) -> None:
-    assert max(scraped.values(QUERIES["Found in the prefix cache A"])) > 0.1
-    assert max(scraped.values(QUERIES["Tokens a second B"])) > 0
-    assert 0 < max(scraped.values(QUERIES["First token, half A"])) < 60
+def test_the_panels_show_the_requests_that_were_sent(scraped: Prometheus) -> None:
+    assert max(scraped.values(QUERIES["Prefix cache hit rate A"])) > 0.1
+    assert max(scraped.values(QUERIES["Tokens per second B"])) > 0
+    assert 0 < max(scraped.values(QUERIES["TTFT p50 A"])) < 60
 
 
-def test_panels_have_units_words_and_a_place_of_their_own() -> None:
+def test_panels_have_a_unit_a_description_and_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
@@ -134,8 +134,8 @@ def test_panels_have_units_words_and_a_place_of_their_own() -> None:
         assert all(target["legendFormat"] for target in panel["targets"])
 
 
-def test_counters_and_histograms_are_shown_as_rates_and_nobodys_grafana_is_named() -> None:
-    """A lifetime's average cannot show an incident."""
+def test_counters_and_histograms_are_shown_as_rates_and_no_data_source_is_hard_coded() -> None:
+    """The average since the start of a process cannot show an incident."""
     for name, expression in QUERIES.items():
         for metric in re.findall(r"\b\w[\w:]*_(?:total|bucket|sum|count)\b", expression):
             assert f"rate({metric}" in expression, name

@@ -1,6 +1,7 @@
-"""A few lines of API server for the unit tests: stores plain dicts by path and remembers every request.
+"""A minimal API server for the unit tests: stores plain dicts by path and records every request.
 
-It applies by replacing, and knows neither schemas nor defaults: what depends on those has the real one.
+Apply replaces the object; there are no schemas and no defaults. Tests that depend on those use a real API
+server.
 """
 
 from __future__ import annotations

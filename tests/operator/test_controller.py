@@ -1,4 +1,6 @@
-"""Events become work, echoes become none, and a watch that tells nothing is found out."""
+"""Events cause reconciles, the results of our own writes do not, and a watch that delivers no events is
+detected.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ async def test_an_event_leads_to_children_and_the_echo_of_our_writes_to_nothing(
 async def test_a_watch_that_misses_what_two_lists_find_makes_the_process_unhealthy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("quire_operator.controller.TELL_SECONDS", 1e-9)
+    monkeypatch.setattr("quire_operator.controller.EVENT_LATENCY_SECONDS", 1e-9)
     api = FakeApi()
     async with controlling(api) as (controller, _, _metrics):
         await controller.prime()
@@ -85,10 +87,10 @@ async def test_a_watch_that_misses_what_two_lists_find_makes_the_process_unhealt
         assert controller.health() == ""
 
 
-async def test_a_list_mends_a_missed_deletion_without_calling_the_watch_stale(
+async def test_a_list_fixes_a_missed_deletion_without_calling_the_watch_stale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("quire_operator.controller.TELL_SECONDS", 1e-9)
+    monkeypatch.setattr("quire_operator.controller.EVENT_LATENCY_SECONDS", 1e-9)
     api = FakeApi()
     path = "/apis/serving.quire.dev/v1alpha1/llmdeployments/m"
     async with controlling(api) as (controller, cluster, _):
@@ -103,7 +105,7 @@ async def test_a_list_mends_a_missed_deletion_without_calling_the_watch_stale(
 
 
 async def test_a_second_list_of_a_watch_leads_to_a_re_list_at_once_and_the_first_to_none() -> None:
-    """Of what was deleted between its two lists, kopf tells nothing."""
+    """Of what was deleted between its two lists, kopf reports nothing."""
     api = FakeApi()
     path = "/apis/serving.quire.dev/v1alpha1/llmdeployments"
     async with controlling(api) as (controller, cluster, metrics):
@@ -152,11 +154,11 @@ async def test_without_a_right_that_few_need_the_others_are_served_and_the_rule_
         work.cancel()
 
     assert "PATCH /apis/apps/v1/namespaces/ns/deployments/m" in api.writes()
-    told = [record.getMessage() for record in caplog.records if "Job" in record.getMessage()]
-    assert len(told) == 1 and RULE in told[0]
+    reported = [record.getMessage() for record in caplog.records if "Job" in record.getMessage()]
+    assert len(reported) == 1 and RULE in reported[0]
 
 
-async def test_who_needs_what_the_operator_may_not_read_is_told_and_served_when_it_may() -> None:
+async def test_who_needs_what_the_operator_may_not_read_is_reported_and_served_when_it_may() -> None:
     api = FakeApi(answers={("GET", JOBS): (403, NO_JOBS)})
     job_answers = api.answers
     async with controlling(api) as (controller, cluster, _):
@@ -186,28 +188,28 @@ async def test_whether_it_is_ready_is_a_number_while_it_is_there_and_wants_pods(
     api = FakeApi()
     async with controlling(api) as (controller, _, metrics):
 
-        def told() -> float | None:
+        def reported() -> float | None:
             labels = {"namespace": "ns", "llmdeployment": "m"}
             return metrics.registry.get_sample_value("quire_llmdeployment_ready", labels)
 
         work = asyncio.create_task(controller.run())
         controller.on_event("ADDED", api.put(LLM, model()))
-        await until(lambda: told() == 0)
+        await until(lambda: reported() == 0)
         deployment = "/apis/apps/v1/namespaces/ns/deployments/m"
         numbers = {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1}
         live = api.objects[deployment]
         controller.on_event(
             "MODIFIED", api.put(deployment, {**live, "status": {**numbers, "observedGeneration": 9}})
         )
-        await until(lambda: told() == 1)
+        await until(lambda: reported() == 1)
         body = api.objects[LLM]
         controller.on_event("MODIFIED", api.put(LLM, {**body, "spec": {**body["spec"], "suspend": True}}))
-        await until(lambda: told() is None)
+        await until(lambda: reported() is None)
         controller.on_event("MODIFIED", api.put(LLM, {**api.objects[LLM], "spec": body["spec"]}))
-        await until(lambda: told() is not None)
+        await until(lambda: reported() is not None)
         api.version += 1
         controller.on_event("DELETED", api.objects[LLM])
-        await until(lambda: told() is None)
+        await until(lambda: reported() is None)
         work.cancel()
 
 
@@ -245,6 +247,6 @@ async def test_one_object_that_makes_reconcile_fail_does_not_stop_the_others(
     assert "unexpected" in caplog.text
 
 
-def test_everything_is_watched_but_what_others_install_and_what_nobody_else_writes() -> None:
-    untold = {kind.kind for kind in kinds.CACHED} - {kind.kind for kind in kinds.WATCHED}
-    assert untold == {"ControllerRevision", "HTTPRoute", "InferencePool", "ScaledObject"}
+def test_everything_is_watched_but_what_others_install_and_what_no_other_writes() -> None:
+    unwatched = {kind.kind for kind in kinds.CACHED} - {kind.kind for kind in kinds.WATCHED}
+    assert unwatched == {"ControllerRevision", "HTTPRoute", "InferencePool", "ScaledObject"}

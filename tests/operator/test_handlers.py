@@ -1,4 +1,4 @@
-"""kopf's settings, where its defaults would end the process or write to somebody's object."""
+"""The settings of kopf, where its defaults would end the process or write to objects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import kopf
 
 from quire_operator import names
 from quire_operator.cluster import kinds
-from quire_operator.handlers import EndlessBackoffs, configure, is_news
+from quire_operator.handlers import EndlessBackoffs, configure, is_logged
 
 
 def configured() -> kopf.OperatorSettings:
@@ -44,7 +44,7 @@ def test_every_kind_but_our_own_and_autoscalers_is_filtered_by_the_api_server() 
     selectors = configured().watching.label_selectors
 
     filtered = {selector.any_name for selector in list(selectors)}
-    unfiltered = {kinds.LLM_DEPLOYMENT, kinds.HPA}  # somebody else's autoscaler carries no label of ours
+    unfiltered = {kinds.LLM_DEPLOYMENT, kinds.HPA}  # another owner's autoscaler carries no label of ours
     assert filtered == {kind.plural for kind in kinds.WATCHED if kind not in unfiltered}
     assert set(selectors.values()) == {names.LABEL_NAME}
 
@@ -52,7 +52,7 @@ def test_every_kind_but_our_own_and_autoscalers_is_filtered_by_the_api_server() 
 def test_a_watch_without_the_right_to_it_repeats_nothing_in_the_log() -> None:
     def is_shown(error: str, logger: str = "kopf._cogs.clients.watching") -> bool:
         words = f"Request attempt #7 failed; will retry: GET /apis/batch/v1/jobs -> {error}"
-        return is_news(logging.LogRecord(logger, logging.ERROR, "", 0, words, (), None))
+        return is_logged(logging.LogRecord(logger, logging.ERROR, "", 0, words, (), None))
 
     assert not is_shown("APIForbiddenError('jobs.batch is forbidden', status=403)")
     assert is_shown("APIServerError('the database is gone', status=500)")
@@ -70,7 +70,7 @@ def test_watches_are_ended_by_the_server_before_the_client_gives_up() -> None:
 def test_buffers_that_are_freed_go_back_although_something_is_kept_between_them() -> None:
     script = """
 from quire_operator import handlers
-handlers.keep_buffers_out_of_the_heap()
+handlers.allocate_large_buffers_with_mmap()
 def megabytes():
     (line,) = (line for line in open("/proc/self/status") if line.startswith("VmRSS"))
     return int(line.split()[1]) / 1024

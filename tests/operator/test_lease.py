@@ -1,4 +1,4 @@
-"""The Lease: one holder at a time, whatever the clock, the network or the process does."""
+"""The Lease has one holder at a time, whatever the clock, the network or the process does."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_a_lease_that_is_renewed_is_never_taken(api: FakeLease, time: Hand
         assert not await tries(second, time, 2)
 
 
-async def test_a_released_lease_is_taken_at_the_next_look(api: FakeLease, time: HandTime) -> None:
+async def test_a_released_lease_is_taken_at_the_next_attempt(api: FakeLease, time: HandTime) -> None:
     first, second = replica(api, time, "a"), replica(api, time, "b")
     await tries(first, time, 0)
     assert not await tries(second, time, 1)

@@ -1,4 +1,6 @@
-"""An AcceleratorProfile is read when it is named; where it is missing that is told, and it rolls no pod."""
+"""An AcceleratorProfile is read when an LLMDeployment names it; a missing one is reported and restarts no
+pod.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 from e2e.api import profiles
 from quire_operator import names
 from quire_operator.cluster import Cluster
-from quire_operator.reconcile import Outcome, Reconciler
+from quire_operator.reconcile import Reconciler, ReconcileResult
 from tests.operator.fake_api import FakeApi
 from tests.operator.test_reconcile import KEY, LLM, Body, model, reconciling
 
@@ -21,7 +23,7 @@ def named(**spec: Any) -> Body:
     return model(resources={"cpu": "1", "memory": "2Gi", "profileRef": {"name": "h100"}}, **spec)
 
 
-async def reconciled(api: FakeApi, reconcile: Reconciler, cluster: Cluster, body: Body) -> Outcome:
+async def reconciled(api: FakeApi, reconcile: Reconciler, cluster: Cluster, body: Body) -> ReconcileResult:
     """A changed spec as the API server stores it: under the next generation, with the status it had."""
     stored = api.objects.get(LLM, {})
     generation = stored.get("metadata", {}).get("generation", 0) + 1
@@ -40,20 +42,20 @@ def ready_of(api: FakeApi) -> Body:
     return dict(ready)
 
 
-async def test_a_missing_profile_is_told_and_found_as_soon_as_it_is_there() -> None:
+async def test_a_missing_profile_is_reported_and_found_as_soon_as_it_is_there() -> None:
     api = FakeApi()
     async with reconciling(api) as (reconcile, cluster):
-        outcome = await reconciled(api, reconcile, cluster, named())
+        result = await reconciled(api, reconcile, cluster, named())
         missing = ready_of(api)
         assert DEPLOYMENT not in api.objects
         api.put(PROFILE, profiles.FULL)
         await reconcile(KEY)
 
-    assert (missing["reason"], outcome.phase) == ("ProfileNotFound", "Pending")
+    assert (missing["reason"], result.phase) == ("ProfileNotFound", "Pending")
     assert "there is no h100" in missing["message"]
-    assert outcome.again_after is not None and outcome.again_after <= 10, "it is looked for by itself"
-    told = [r.body["reason"] for r in api.requests if r.path.endswith("/events")]
-    assert told == ["ProfileNotFound"]
+    assert result.requeue_after is not None and result.requeue_after <= 10, "it is looked for by itself"
+    reported = [r.body["reason"] for r in api.requests if r.path.endswith("/events")]
+    assert reported == ["ProfileNotFound"]
     assert "example.com/h100" in memory_of(api)
 
 

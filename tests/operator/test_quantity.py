@@ -1,4 +1,4 @@
-"""quire_operator.quantity: exact values, and the spelling of the API server."""
+"""quire_operator.quantity: exact values, in the canonical form of the API server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_canonical_spelling_has_the_same_value_and_is_its_own_canonical_spel
         assert quantity.parse(canonical) == quantity.parse(text)
         assert quantity.canonical(canonical) == canonical
     except QuantityError:
-        assert quantity.parse(text) >= 10**15  # longer than what we read: nobody has that much memory
+        assert quantity.parse(text) >= 10**15  # longer than what we read: no one has that much memory
 
 
 @pytest.mark.parametrize(

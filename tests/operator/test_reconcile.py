@@ -1,4 +1,4 @@
-"""A reconcile writes what is needed once, reports it once, and costs nothing when nothing has changed."""
+"""A reconcile writes what is needed once, reports it once, and sends no request when nothing has changed."""
 
 from __future__ import annotations
 
@@ -75,16 +75,16 @@ async def test_a_new_deployment_costs_one_write_per_child_and_one_status(monkeyp
     assert api.writes() == first, "the second look writes nothing"
 
 
-async def test_a_look_at_what_has_not_changed_makes_no_request_at_all() -> None:
+async def test_a_reconcile_of_what_has_not_changed_makes_no_request_at_all() -> None:
     api = FakeApi()
     async with reconciling(api) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model()))
         await reconcile(KEY)
         api.requests.clear()
-        outcome = await reconcile(KEY)
+        result = await reconcile(KEY)
 
     assert api.requests == []
-    assert not outcome.plan
+    assert not result.plan
 
 
 async def test_an_object_that_is_gone_or_going_is_left_to_garbage_collection() -> None:
@@ -103,9 +103,9 @@ async def test_a_spec_that_cannot_be_used_is_reported_and_touches_no_child() -> 
     api = FakeApi()
     async with reconciling(api) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model(engine={"env": [{"name": "QUIRE_FAULT", "value": "x"}]})))
-        outcome = await reconcile(KEY)
+        result = await reconcile(KEY)
 
-    assert outcome.phase == "Failed"
+    assert result.phase == "Failed"
     assert api.writes()[0] == f"PATCH {LLM}/status"
     assert [r.body["reason"] for r in api.requests if r.path.endswith("/events")] == ["InvalidSpec"]
 
@@ -140,7 +140,7 @@ async def test_a_change_made_meanwhile_is_a_conflict_and_not_overwritten() -> No
     assert "status" not in api.objects[LLM]
 
 
-async def test_an_event_that_cannot_be_told_costs_nothing_else() -> None:
+async def test_an_event_that_cannot_be_reported_costs_nothing_else() -> None:
     api = FakeApi(answers={("POST", "/apis/events.k8s.io/v1/namespaces/ns/events"): (500, "down")})
     async with reconciling(api) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model(engine={"env": [{"name": "QUIRE_FAULT", "value": "x"}]})))
@@ -161,11 +161,11 @@ async def test_a_fight_over_a_child_is_repaired_more_and_more_slowly() -> None:
             clock.now += 0.1
             edited = {**api.objects[SERVICE], "spec": {"selector": {}}}
             cluster.cache.put(api.put(SERVICE, {**edited, "kind": "Service"}))
-            outcome = await reconcile(KEY)
+            result = await reconcile(KEY)
         assert len([path for path in api.writes() if path == f"PATCH {SERVICE}"]) <= 8
 
-        assert outcome.again_after is not None
-        clock.now += outcome.again_after
+        assert result.requeue_after is not None
+        clock.now += result.requeue_after
         await reconcile(KEY)
 
     assert api.objects[SERVICE]["spec"]["selector"], "it is mended as soon as it may be"
@@ -216,7 +216,7 @@ async def test_progress_alone_is_written_every_ten_seconds_at_most() -> None:
         for second in range(1, 31):
             clock.now += 1
             cluster.samples["p1"] = Sample(phase="loading", loaded_bytes=second, total_bytes=100)
-            waits.append((await reconcile(KEY)).again_after)
+            waits.append((await reconcile(KEY)).requeue_after)
 
     assert 3 <= len(api.writes()) <= 4
     assert all(wait is not None and wait <= 10 for wait in waits)
@@ -233,10 +233,10 @@ async def test_what_a_start_passes_through_within_a_second_is_one_write_and_noth
         for replicas in (1, 2, 3):
             clock.now += 0.2
             cluster.cache.put(api.put(deployment, {**live, "status": {"replicas": replicas}}))
-            outcome = await reconcile(KEY)
+            result = await reconcile(KEY)
         assert api.writes() == []
-        assert outcome.again_after is not None
-        clock.now += outcome.again_after
+        assert result.requeue_after is not None
+        clock.now += result.requeue_after
         await reconcile(KEY)
 
     assert api.writes() == [f"PATCH {LLM}/status"]
@@ -254,16 +254,16 @@ async def test_a_status_that_changes_without_end_is_written_once_a_second_on_ave
             clock.now += 0.2
             status = {"replicas": 1 + turn % 2, "observedGeneration": 1}
             cluster.cache.put(api.put(deployment, {**live, "status": status}))
-            outcome = await reconcile(KEY)
+            result = await reconcile(KEY)
             last = api.objects[LLM]["status"]["replicas"]
-        clock.now += outcome.again_after or 0
+        clock.now += result.requeue_after or 0
         await reconcile(KEY)
 
     assert 10 <= api.writes().count(f"PATCH {LLM}/status") <= 42
     assert last in (1, 2) and api.objects[LLM]["status"]["replicas"] == 2
 
 
-async def test_a_render_that_another_release_left_is_read_once_and_not_at_every_look() -> None:
+async def test_a_render_that_another_release_left_is_read_once_and_not_at_every_reconcile() -> None:
     api = FakeApi()
     async with reconciling(api) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model()))
@@ -276,4 +276,4 @@ async def test_a_render_that_another_release_left_is_read_once_and_not_at_every_
     asked = [one.path for one in api.requests if one.method == "GET" and "/controllerrevisions/" in one.path]
     assert len(asked) == 1
     assert "engine:1" in str(api.objects["/apis/apps/v1/namespaces/ns/deployments/m"])
-    assert api.objects[LLM]["status"]["availableRenderRevision"], "the newer one is told of"
+    assert api.objects[LLM]["status"]["availableRenderRevision"], "the newer one is reported"

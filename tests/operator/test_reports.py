@@ -1,4 +1,4 @@
-"""What pods say of themselves is bounded, typed and harmless, or it is not believed."""
+"""What pods report about themselves is bounded, typed and sanitized, or dropped."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ def test_everything_can_be_set() -> None:
         IMAGE
         | {
             "QUIRE_ENGINE_IMAGE_PULL_POLICY": "Always",
+            "QUIRE_ENGINE_IMAGE_PULL_SECRETS": "registry, mirror",
             "POD_NAMESPACE": "ops",
             "POD_NAME": "quire-0",
             "QUIRE_WATCH_NAMESPACES": "team-a, team-b,",
@@ -34,6 +35,7 @@ def test_everything_can_be_set() -> None:
     assert settings == Settings(
         engine_image=IMAGE["QUIRE_ENGINE_IMAGE"],
         engine_image_pull_policy="Always",
+        engine_image_pull_secrets=("registry", "mirror"),
         operator_namespace="ops",
         pod_name="quire-0",
         watch_namespaces=("team-a", "team-b"),

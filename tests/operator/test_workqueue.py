@@ -1,4 +1,4 @@
-"""The queue gives a key to one worker at a time, however often it was added; time is turned by hand."""
+"""The queue gives a key to one worker at a time, however often it was added; the clock is a fake."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def test_the_oldest_age_is_that_of_the_longest_waiting_key(
     assert queue.oldest_age == 2
 
 
-async def test_what_changed_goes_before_what_is_only_looked_at_again(queue: WorkQueue[str]) -> None:
+async def test_what_changed_goes_before_what_is_only_resynced(queue: WorkQueue[str]) -> None:
     for key in "abc":
         queue.add(key, background=True)
     queue.add("x")
@@ -164,7 +164,7 @@ async def test_what_changed_goes_before_what_is_only_looked_at_again(queue: Work
     assert await take_all(queue) == ["x", "b", "a"]
 
 
-async def test_one_key_at_a_time_is_looked_at_again_and_what_changes_does_not_wait_for_it(
+async def test_one_key_at_a_time_is_resynced_and_what_changes_does_not_wait_for_it(
     queue: WorkQueue[str],
 ) -> None:
     for key in "abc":

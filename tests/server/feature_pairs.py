@@ -1,7 +1,7 @@
-"""Which features which test combines: data only, for the generated documentation.
+"""The features that each test combines, as data for the generated documentation.
 
-Each entry names a test and features that are at work *together* in a case of it, so that every pair of them
-is covered. Only tests belong here that fail when one of the features was not at work.
+Each entry names a test and the features that one case of it uses *together*, so that every pair of them is
+covered. Only tests that fail if one of the features was not used belong here.
 """
 
 from collections.abc import Iterator
@@ -26,13 +26,13 @@ FEATURES = (
     "shortest job first",
     "static batching",
 )
-#: Two values of one setting.
+#: Pairs of values of one setting.
 EXCLUSIVE = (
     ("preemption, recomputed", "preemption, swapped"),
     ("drafts from the prompt", "drafts of a draft model"),
     ("priorities", "shortest job first"),
 )
-#: The server ends with a message.
+#: Combinations that the server refuses at its start.
 REFUSED = (
     (
         ("tests/server/runner/test_quantization.py", "test_a_quantised_checkpoint_is_not_rounded_twice"),
@@ -43,7 +43,7 @@ REFUSED = (
 _RUNNER, _CORE = "tests/server/runner/", "tests/server/core/"
 _NGRAM, _DRAFT_MODEL = "drafts from the prompt", "drafts of a draft model"
 _RECOMPUTED, _SWAPPED = "preemption, recomputed", "preemption, swapped"
-_TIERS_AND_CACHE = (
+_OFFLOAD_AND_CACHE = (
     _RUNNER + "test_kv_cache_dtypes.py",
     "test_answers_do_not_depend_on_chunks_batches_prefix_hits_preemption_or_tiers",
 )
@@ -51,15 +51,18 @@ _FORMATS_AND_CACHE = (
     _RUNNER + "test_quantized_families.py",
     "test_a_quantised_model_over_a_quantised_cache_is_its_float_model_over_that_cache",
 )
-_TIERS = (_RUNNER + "test_tiers.py", "test_no_answer_comes_from_anothers_prompt")
+_OFFLOAD = (_RUNNER + "test_kv_offload.py", "test_no_answer_comes_from_anothers_prompt")
 _DRAFTS = (_RUNNER + "test_speculation.py", "test_greedy_answers_are_those_of_transformers")
-_GRAMMARS = (_RUNNER + "test_grammars_with_drafts.py", "test_drafts_change_no_answer_that_follows_a_grammar")
+_GRAMMARS = (
+    _RUNNER + "test_structured_outputs_with_drafts.py",
+    "test_drafts_change_no_answer_that_follows_a_grammar",
+)
 _SCORES = (
     _RUNNER + "test_prompt_logprobs.py",
     "test_every_prompt_token_has_the_probability_that_transformers_gives_it",
 )
 _DETECTOR = (
-    "tests/server/test_sampling.py",
+    "tests/server/serving/test_sampling.py",
     "test_the_detector_finds_the_texts_that_asked_for_a_watermark_and_no_others",
 )
 
@@ -67,38 +70,41 @@ _ALL_AT_ONCE = (
     _RUNNER + "test_feature_pairs.py",
     "test_grammars_penalties_and_scored_prompts_survive_drafts_and_preemption",
 )
-_ASKED = ("grammar", "penalties, biases, bans", "prompt_logprobs")
+_REQUEST_FEATURES = ("grammar", "penalties, biases, bans", "prompt_logprobs")
 
-#: The whole engine, with a model.
+#: Tests of the whole engine with a model.
 WORKS: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = (
-    (_TIERS_AND_CACHE, ("FP8 or int8 KV cache", "host tier", "disk tier", _RECOMPUTED)),
-    (_TIERS_AND_CACHE, ("FP8 or int8 KV cache", "host tier", _SWAPPED)),
+    (_OFFLOAD_AND_CACHE, ("FP8 or int8 KV cache", "host tier", "disk tier", _RECOMPUTED)),
+    (_OFFLOAD_AND_CACHE, ("FP8 or int8 KV cache", "host tier", _SWAPPED)),
     (_FORMATS_AND_CACHE, ("quantised checkpoint", "FP8 or int8 KV cache", "host tier", _SWAPPED)),
-    (_TIERS, ("host tier", "disk tier", _RECOMPUTED)),
-    (_TIERS, ("host tier", "disk tier", _SWAPPED)),
+    (_OFFLOAD, ("host tier", "disk tier", _RECOMPUTED)),
+    (_OFFLOAD, ("host tier", "disk tier", _SWAPPED)),
     *((_DRAFTS, (method, "host tier", _SWAPPED)) for method in (_NGRAM, _DRAFT_MODEL)),
     *((_DRAFTS, (method, "host tier", _RECOMPUTED)) for method in (_NGRAM, _DRAFT_MODEL)),
     *((_GRAMMARS, (method, "grammar", _RECOMPUTED)) for method in (_NGRAM, _DRAFT_MODEL)),
     (_SCORES, ("prompt_logprobs", _RECOMPUTED)),
     (_SCORES, ("prompt_logprobs", "host tier", _SWAPPED)),
     *(
-        (_ALL_AT_ONCE, (*_ASKED, method, "host tier", mode))
+        (_ALL_AT_ONCE, (*_REQUEST_FEATURES, method, "host tier", mode))
         for method in (_NGRAM, _DRAFT_MODEL)
         for mode in (_RECOMPUTED, _SWAPPED)
     ),
     (_DETECTOR, ("watermark", "penalties, biases, bans")),
 )
 
-_SCHEDULER = (_CORE + "test_scheduler_machine.py", "SchedulerMachine")
-_ACCOUNTS = (_CORE + "test_tiers_machine.py", "TiersMachine")
-#: The scheduler and its accounts in random runs, with answers that are made up.
+_SCHEDULER_MACHINE = (_CORE + "test_scheduler_machine.py", "SchedulerMachine")
+_OFFLOAD_MACHINE = (_CORE + "test_kv_offload_machine.py", "OffloadMachine")
+#: Tests of the scheduler and the KV cache manager in random runs with a fake runner.
 SCHEDULED: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = (
     *(
-        (_SCHEDULER, (method, policy, "static batching", _RECOMPUTED))
+        (_SCHEDULER_MACHINE, (method, policy, "static batching", _RECOMPUTED))
         for method in (_NGRAM, _DRAFT_MODEL)
         for policy in ("priorities", "shortest job first")
     ),
-    *((_ACCOUNTS, ("host tier", "disk tier", "pinned prefixes", mode)) for mode in (_RECOMPUTED, _SWAPPED)),
+    *(
+        (_OFFLOAD_MACHINE, ("host tier", "disk tier", "pinned prefixes", mode))
+        for mode in (_RECOMPUTED, _SWAPPED)
+    ),
 )
 
 

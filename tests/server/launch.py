@@ -86,7 +86,7 @@ class Server:
         return json.loads(self.termination_log.read_text())
 
     def probe(self, name):
-        """The status of a probe, None when nobody answers."""
+        """The status of a probe, None when the server does not answer."""
         with contextlib.suppress(httpx.TransportError):
             return self._get(f"{self.health_url}/{name}").status_code
         return None

@@ -1,4 +1,4 @@
-"""Where a running server listens, as the kernel has it: a socket that nobody thought of is found as well."""
+"""The addresses on which a running server listens, as the kernel lists them, including unintended ones."""
 
 import os
 import socket

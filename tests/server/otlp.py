@@ -1,4 +1,4 @@
-"""The end of a trace's way: a small HTTP server that takes OTLP, from our server or from a collector."""
+"""A small HTTP server that receives OTLP traces, from Quire's server or from a collector."""
 
 import base64
 import json

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quire_server.config import ServeConfig, parse_args
-from quire_server.core.errors import ConfigError
+from quire_server.errors import ConfigError
 
 
 def test_a_model_alone_gets_every_default():

@@ -1,6 +1,4 @@
-"""Sizes agree with transformers, with the server and with figures that are known; limits that are none are
-refused.
-"""
+"""Sizes agree with transformers, with the server and with known figures; invalid limits are refused."""
 
 import json
 from dataclasses import replace
@@ -16,15 +14,15 @@ from quire_server.runner import kv_cache
 from quire_sizing import memory
 from quire_sizing.errors import SizingError
 from quire_sizing.memory import Accelerator, Serving, Verdict
-from quire_sizing.model import Model, from_config
+from quire_sizing.model import ModelShape, from_config
 from tests.server.models import families
 from tests.server.models.variants import VARIANTS
 
 GB = 10**9
 
 
-def shape(parameters: float, layers: int, kv_heads: int, longest: int = 131072) -> Model:
-    return Model(
+def shape(parameters: float, layers: int, kv_heads: int, longest: int = 131072) -> ModelShape:
+    return ModelShape(
         parameters=int(parameters),
         num_layers=layers,
         num_kv_heads=kv_heads,
@@ -47,7 +45,7 @@ def test_every_family_has_as_many_parameters_as_transformers_counts_and_the_serv
     model = from_config(document)
 
     assert model.parameters == theirs.num_parameters()
-    assert from_config(model_config.read(tmp_path)) == model, "what a pod tells of it is enough"
+    assert from_config(model_config.read(tmp_path)) == model, "what a pod reports of its model is enough"
     config = registry.parse(document, ())
     for bits, stored in ((32, torch.float32), (16, torch.bfloat16), (8, torch.int8)):
         assert 16 * memory.kv_bytes_per_token(model, bits) == kv_cache.block_bytes(config, 16, stored)
@@ -72,7 +70,7 @@ def test_weights_of_a_real_checkpoint_are_its_bytes_on_disk() -> None:
         (WITHOUT_GQA, 131072, 343 * GB),
     ],
 )
-def test_kv_bytes_are_the_known_ones(model: Model, tokens: int, size: float) -> None:
+def test_kv_bytes_are_the_known_ones(model: ModelShape, tokens: int, size: float) -> None:
     assert tokens * memory.kv_bytes_per_token(model) == pytest.approx(size, rel=4e-3)
 
 

@@ -1,6 +1,6 @@
-"""Clients that ask for more than a server can give, and keep count of what became of every request.
+"""Clients that send more requests than a server can serve, and count the outcome of each.
 
-Used by the soak tests; talks to one server on the loopback interface and ends by itself.
+For one server on the loopback interface; ends by itself.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class Tally:
     given_up: int = 0
     shed: Counter[str] = field(default_factory=Counter)
     broken: Counter[str] = field(default_factory=Counter)
-    #: When the requests were begun (`time.monotonic`) whose connection broke; not those that found nobody.
+    #: When the requests were begun (`time.monotonic`) whose connection broke; not those that were refused.
     disconnected: list[float] = field(default_factory=list)
 
     @property
@@ -71,7 +71,7 @@ async def _ask_until(end, base_url, dice, tally):
 
 
 def _found_nobody(error):
-    """Whether the connection was refused: nobody listened (yet, or any more)."""
+    """Whether the connection was refused: no process listened."""
     while error is not None:
         if isinstance(error, ConnectionRefusedError):
             return True

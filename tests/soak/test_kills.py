@@ -1,4 +1,6 @@
-"""The engine dies at any moment under load: nobody hangs, and the next start answers as the first did."""
+"""The engine is killed at any moment under load: no client hangs, and the next start answers as the first
+did.
+"""
 
 import asyncio
 import os
@@ -90,7 +92,7 @@ def test_an_engine_that_is_killed_while_it_starts_leaves_no_request_without_an_e
             assert server.wait_end() == 137
 
 
-def test_whoever_asks_just_after_the_engine_was_killed_is_told_so(tmp_path):
+def test_requests_just_after_the_engine_was_killed_get_an_error(tmp_path):
     model = tiny_model.write(tmp_path / "tiny")
     with Server(model, tmp_path, fault="stalled_load") as server:
         server.wait("the API answers", lambda: server.reaches("/version"))

@@ -1,4 +1,6 @@
-"""Hours of too much work, in minutes: nothing grows, nothing leaks, and just what should be shed is shed."""
+"""Hours of overload, in minutes: nothing grows or leaks, and only the requests over the limits are
+refused.
+"""
 
 import asyncio
 import os
@@ -21,7 +23,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(SECONDS + 180)]
 
 MAX_RUNNING, MAX_QUEUED, CLIENTS = 8, 20, 48
 PLENTY = ("--num-gpu-blocks-override", "1024")
-SCARCE = ("--num-gpu-blocks-override", "80")  # less than the eight grow to: somebody always loses its blocks
+SCARCE = ("--num-gpu-blocks-override", "80")  # less than the eight grow to: some request is always preempted
 # The same with somewhere to go for what is lost: 64 blocks of the host, 32 of a disk.
 SWAPPING = (*SCARCE, "--preemption-mode", "swap", "--kv-offload-host-bytes", "262144")
 SWAPPING = (*SWAPPING, "--kv-offload-disk-path", "{directory}", "--kv-offload-disk-bytes", "131072")
@@ -33,7 +35,7 @@ class Soaked:
 
     tally: swarm.Tally
     depths: list[float]
-    in_house: list[float]
+    active: list[float]
     unaccounted: list[float]
     megabytes: dict[str, list[float]]
     metrics: dict[str, float]
@@ -58,30 +60,30 @@ async def samples_of(url):
     return found
 
 
-async def observe(server, children, depths, in_house, unaccounted, megabytes):
-    """Look twice a second while clients ask: memory of each process, and how full the house is."""
+async def observe(server, children, depths, active, unaccounted, megabytes):
+    """Look twice a second while clients ask: memory of each process, and the number of active requests."""
     end = asyncio.get_running_loop().time() + SECONDS
     while asyncio.get_running_loop().time() < end:
         await asyncio.sleep(0.5)
         metrics = await samples_of(server.url)
         depths.append(max(metrics["llm_active_requests"] - MAX_RUNNING, metrics["llm_queue_depth"], 0))
-        in_house.append(metrics["llm_active_requests"])
+        active.append(metrics["llm_active_requests"])
         unaccounted.append(metrics["llm_kv_blocks_unaccounted"])
         for name, pid in children.items():
             megabytes.setdefault(name, []).append(resident_megabytes(pid))
 
 
 async def soak(server, children):
-    depths, in_house, unaccounted, megabytes = [], [], [], {}
+    depths, active, unaccounted, megabytes = [], [], [], {}
     tally, _ = await asyncio.gather(
         swarm.run(server.url + "/v1", num_clients=CLIENTS, seconds=SECONDS),
-        observe(server, children, depths, in_house, unaccounted, megabytes),
+        observe(server, children, depths, active, unaccounted, megabytes),
     )
-    return tally, depths, in_house, unaccounted, megabytes
+    return tally, depths, active, unaccounted, megabytes
 
 
 def tier_blocks_left(server):
-    """Blocks in lower tiers that are not there for anybody to find, once all is over."""
+    """Blocks of the lower tiers that are still in use at the end, although no request can find them."""
     for _ in range(2):  # an answer in between takes in what was still on its way from the disk
         assert server.post("/reset_prefix_cache", {}).status_code == 200
         assert server.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 2}).is_success
@@ -101,7 +103,7 @@ def soaked(tmp_path_factory, request):
         children = server.children()
         with subprocess.Popen([sys.executable, timer.__file__], stdout=subprocess.PIPE, text=True) as clock:
             try:
-                tally, depths, in_house, unaccounted, megabytes = asyncio.run(soak(server, children))
+                tally, depths, active, unaccounted, megabytes = asyncio.run(soak(server, children))
             finally:
                 clock.terminate()
             lateness = [float(line) for line in clock.stdout.read().splitlines()[:-1]]
@@ -110,7 +112,7 @@ def soaked(tmp_path_factory, request):
         assert server.children() == children, "a process was replaced"
         left = tier_blocks_left(server) if request.param is SWAPPING else []
         metrics = asyncio.run(samples_of(server.url))
-        return Soaked(tally, depths, in_house, unaccounted, megabytes, metrics, lateness, left)
+        return Soaked(tally, depths, active, unaccounted, megabytes, metrics, lateness, left)
 
 
 def test_every_request_is_answered_or_shed(soaked):
@@ -141,7 +143,7 @@ def test_requests_are_shed_as_often_as_the_queue_is_deep(soaked):
     odds = [min(1.0, max(0.0, (depth / MAX_QUEUED - 0.8) / 0.2)) for depth in soaked.depths]
     by_depth = soaked.tally.shed["load_shed"] + soaked.tally.shed["queue_full"]
     assert abs(by_depth / soaked.tally.asked - statistics.mean(odds)) < 0.12
-    assert max(soaked.in_house) <= MAX_RUNNING + MAX_QUEUED, "preemption lengthens the queue, not this"
+    assert max(soaked.active) <= MAX_RUNNING + MAX_QUEUED, "preemption lengthens the queue, not this"
 
 
 def test_the_event_loop_is_late_no_oftener_than_the_machine_itself(soaked):

@@ -1,6 +1,7 @@
-"""Says how late the machine itself is: sleeps a tenth of a second again and again, prints each lateness.
+"""Measures the scheduling delay of the machine: sleeps for a tenth of a second repeatedly, and prints each
+delay.
 
-Started beside a soak as a process of its own; ended by it.
+A process of its own beside a soak test, which ends it.
 """
 
 import sys

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e import progress
 from e2e.up import together
 from e2e.up.errors import UpError
 
@@ -17,6 +18,18 @@ def test_every_line_is_shown_with_the_name_of_who_said_it(
     together.run({"images": say, "model": say}, tmp_path)
     shown = capsys.readouterr().out
     assert "[images" in shown and "[model" in shown and shown.count("done") == 2
+
+
+def test_lines_of_progress_become_one_status_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = "import time\nfor i in range(4): print('  step', i, flush=True); time.sleep(0.3)"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(progress.SECONDS_VARIABLE, "0.1")
+        together.run(
+            {"kube": [sys.executable, "-c", steps], "images": [sys.executable, "-c", steps]}, tmp_path
+        )
+    lines = capsys.readouterr().out.splitlines()
+    assert any("kube: step" in line and "images: step" in line for line in lines)
+    assert not any("[kube" in line for line in lines)
 
 
 def test_the_first_failure_ends_the_others_and_is_named(tmp_path: Path) -> None:

@@ -47,14 +47,26 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ include "quire.release" . }}
 {{- end }}
 
-{{- /* repository@digest, or repository:tag; called with (list image appVersion) */ -}}
+{{- /* repository@digest, or repository:tag; called with (list root "image" or "engineImage") */ -}}
 {{- define "quire.image" -}}
-{{- $image := first . -}}
+{{- $root := first . -}}
+{{- $image := index $root.Values (last .) -}}
+{{- if not $image.repository -}}
+{{- $name := ternary "quire-operator" "quire-server" (eq (last .) "image") -}}
+{{- fail (printf "set %s.repository to the image in your registry, such as --set %s.repository=registry.example.com/team/%s (make images builds it and pushes it to QUIRE_REGISTRY)" (last .) (last .) $name) -}}
+{{- end -}}
 {{- if $image.digest -}}
 {{ printf "%s@%s" $image.repository $image.digest }}
 {{- else -}}
-{{ printf "%s:%s" $image.repository ($image.tag | default (last .)) }}
+{{ printf "%s:%s" $image.repository ($image.tag | default $root.Chart.AppVersion) }}
 {{- end -}}
+{{- end }}
+
+{{- /* [{name: a}, {name: b}] as a,b */ -}}
+{{- define "quire.names" -}}
+{{- $names := list -}}
+{{- range . }}{{ $names = append $names .name }}{{ end -}}
+{{ join "," $names }}
 {{- end }}
 
 {{- /* What the operator may do in the namespaces that it watches: no secrets, no wildcard, nothing on nodes. */ -}}
@@ -79,7 +91,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]
-# Those of others are read as well: two autoscalers of one Deployment have to be told of.
+# Those of others are read as well, so that two autoscalers of one Deployment are reported.
 - apiGroups: [autoscaling]
   resources: [horizontalpodautoscalers]
   verbs: [get, list, watch, create, patch, delete]
@@ -112,7 +124,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, patch, delete]
-# list: why a volume does not mount stands in the kubelet's Events and nowhere else.
+# list: why a volume does not mount is only in the kubelet's Events.
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, list]

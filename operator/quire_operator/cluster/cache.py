@@ -1,9 +1,9 @@
-"""What the watches have told so far, so that a reconcile without a change costs no request.
+"""The cache of live objects, so that a reconcile without a change costs no request.
 
-Filled by watch events, by re-lists and by the answers to our own writes; an older version never replaces a
-newer one. Objects are kept as compressed JSON, a small part of the memory of dicts, without their managed
-fields (only who owns a Deployment's replicas is asked for) and without what ControllerRevisions keep. What
-was deleted is remembered for as long as an answer or a list from before may still arrive. Knows no request.
+Filled by watch events, re-lists and the responses to our own writes; an older version never replaces a newer
+one. Objects are stored as compressed JSON, which takes a fraction of the memory of dicts, without
+managedFields (except the owners of a Deployment's replicas) and without the data of ControllerRevisions.
+Deleted objects are remembered for as long as an older event or list may still arrive. Sends no request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from quire_operator import names
-from quire_operator.observed import claims_on_replicas
+from quire_operator.observed import managers_of_replicas
 
 Object = dict[str, Any]
 
@@ -25,7 +25,7 @@ TOMBSTONE_SECONDS = 300.0  # longer than any request, and than all pages of a li
 
 
 class Key(NamedTuple):
-    """An LLMDeployment: what the work queue holds."""
+    """The key of an LLMDeployment in the work queue."""
 
     namespace: str
     name: str
@@ -33,10 +33,10 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Changes:
-    """What a re-list found that the watch had not told: the owners, and how much of it was new or newer."""
+    """What a re-list found that the watch had not reported, and the LLMDeployments that own it."""
 
     owners: frozenset[Key]
-    missed: frozenset[str]  # uids of objects that the watch should have told of
+    missed: frozenset[str]  # uids of objects that the watch should have reported
     removed: int
 
 
@@ -62,12 +62,12 @@ class Cache:
         self._clock = clock
         self._entries: dict[str, dict[tuple[str, str], _Entry]] = defaultdict(dict)
         self._of_owner: dict[Key, set[tuple[str, str]]] = defaultdict(set)  # -> (kind, name)
-        self._owners: dict[Key, Key] = {}  # each once in memory, and not with every object
-        # uid -> when and at which version it went: for good, or out of the watch's sight by losing its label.
-        self._gone: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._owners: dict[Key, Key] = {}  # interned, so that each key is in memory once
+        # uid -> when and at which version it was deleted, or left the watch by losing its label.
+        self._tombstones: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def put(self, body: Object) -> bool:
-        """Keep `body`; False when it is known already, older than what is known, or deleted."""
+        """Store `body`; False when it is known already, older than the stored version, or deleted."""
         metadata = body["metadata"]
         owner = owner_key(body)
         owner = self._owners.get(owner, owner)
@@ -75,13 +75,13 @@ class Cache:
         uid, version = str(metadata["uid"]), version_of(body)
         known = self._entries[kind].get(place)
         is_old = known is not None and known.uid == uid and known.version >= version
-        if is_old or version <= self._gone.get(uid, (0.0, -1))[1]:
+        if is_old or version <= self._tombstones.get(uid, (0.0, -1))[1]:
             return False
         if known is not None:
             self._drop(kind, place)
         kept = {**body, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}}
         kept.pop("data" if kind == "ControllerRevision" else "", None)
-        if kind == "Deployment" and (claims := claims_on_replicas(body)):
+        if kind == "Deployment" and (claims := managers_of_replicas(body)):
             kept["metadata"]["managedFields"] = claims
         packed = zlib.compress(json.dumps(kept, separators=(",", ":")).encode(), level=1)
         self._entries[kind][place] = _Entry(version, uid, owner, packed)
@@ -89,9 +89,9 @@ class Cache:
         return True
 
     def remove(self, body: Object) -> None:
-        """Forget a deleted object; only a newer version of it would be believed."""
+        """Remove a deleted object; only a newer version of it can be stored again."""
         metadata = body["metadata"]
-        self._bury(str(metadata["uid"]), version_of(body))
+        self._add_tombstone(str(metadata["uid"]), version_of(body))
         place = (str(metadata["namespace"]), str(metadata["name"]))
         known = self._entries[str(body["kind"])].get(place)
         if known is not None and known.uid == metadata["uid"]:
@@ -128,19 +128,21 @@ class Cache:
         return {entry.uid: entry.version for entry in self._entries[kind].values()}
 
     def sweep(self, kind: str, listed: set[str], version: int) -> list[Key]:
-        """Forget what a complete list made at `version` did not have; their owners, one for each."""
+        """Remove the objects that a complete list made at `version` does not contain; returns the owner of
+        each.
+        """
         lost = [
             (place, entry)
             for place, entry in self._entries[kind].items()
             if entry.uid not in listed and entry.version <= version
         ]
         for place, entry in lost:
-            self._bury(entry.uid, version)
+            self._add_tombstone(entry.uid, version)
             self._drop(kind, place)
         return [entry.owner for _, entry in lost]
 
     def clear(self, kind: str) -> Changes:
-        """Forget all objects of `kind`."""
+        """Remove all objects of `kind`."""
         known = list(self.changed(kind, {}))
         for body in known:
             self.remove(body)
@@ -153,16 +155,16 @@ class Cache:
         if not members:
             del self._of_owner[entry.owner], self._owners[entry.owner]
 
-    def _bury(self, uid: str, version: int) -> None:
+    def _add_tombstone(self, uid: str, version: int) -> None:
         now = self._clock()
-        self._gone.pop(uid, None)
-        self._gone[uid] = now, version
-        while next(iter(self._gone.values()))[0] < now - TOMBSTONE_SECONDS:
-            self._gone.popitem(last=False)
+        self._tombstones.pop(uid, None)
+        self._tombstones[uid] = now, version
+        while next(iter(self._tombstones.values()))[0] < now - TOMBSTONE_SECONDS:
+            self._tombstones.popitem(last=False)
 
 
 class Listing:
-    """A complete list of one kind on its way into the cache, page by page."""
+    """Puts a complete list of one kind into the cache, page by page."""
 
     def __init__(self, cache: Cache, kind: str) -> None:
         self._cache = cache
@@ -173,7 +175,7 @@ class Listing:
         self._owners: set[Key] = set()
 
     def add(self, bodies: Iterable[Object], version: int) -> None:
-        """One page, of a list that was made at resource version `version`."""
+        """Add one page of a list made at resource version `version`."""
         self._version = version if self._version is None else min(self._version, version)
         for body in bodies:
             uid = str(body["metadata"]["uid"])
@@ -183,13 +185,15 @@ class Listing:
                 self._owners.add(owner_key(body))
 
     def finish(self) -> Changes:
-        """All pages were added: what no page had is gone."""
+        """After the last page: remove what no page contained."""
         lost = self._cache.sweep(self._kind, self._listed, self._version or 0)
         return Changes(frozenset(self._owners.union(lost)), frozenset(self._missed), len(lost))
 
 
 def owner_key(body: Object) -> Key:
-    """The LLMDeployment that an object is, whose label it carries, or whose Deployment it scales."""
+    """The LLMDeployment that the object is, or belongs to by its label or by the Deployment that it
+    scales.
+    """
     metadata = body["metadata"]
     if body["kind"] == names.KIND:
         return Key(str(metadata["namespace"]), str(metadata["name"]))

@@ -1,8 +1,7 @@
 """Requests to the API server as plain dicts: credentials, timeouts, content types, errors.
 
-Used by the rest of this package only. The Kubernetes client brings kubeconfig and in-cluster credentials;
-its models and its serialiser are not used. The token's file is read for each request, since the kubelet
-replaces it in time: nothing that is kept can expire.
+The Kubernetes client is used for kubeconfig and in-cluster credentials only, not its models and serializer.
+The token file is read for every request, because the kubelet replaces it before the token expires.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _TO_ESCAPE = re.compile("[^\x00-\x7e\U00010000-\U0010ffff]")
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """How to reach the API server, for those that open their own connections."""
+    """Address and credentials of the API server, for clients with their own connections."""
 
     server: str
     ca_path: str | None
@@ -47,7 +46,7 @@ class Access:
 
 
 class Connection:
-    """One pool of connections with one identity."""
+    """A connection pool with one identity."""
 
     def __init__(self, configuration: Configuration, token_file: Path | None = None) -> None:
         self._configuration = configuration
@@ -59,7 +58,7 @@ class Connection:
 
     @classmethod
     async def open(cls) -> Connection:
-        """With KUBECONFIG where it is set, else with the pod's ServiceAccount."""
+        """Connect with KUBECONFIG where it is set, else with the pod's ServiceAccount."""
         configuration, token_file = Configuration(), None
         try:
             if os.environ.get("KUBECONFIG"):
@@ -131,9 +130,10 @@ class Connection:
 
 
 def encode(body: Any) -> bytes:
-    """JSON that is YAML as well, for what is applied is read as YAML.
+    """JSON that is valid YAML too, because the API server parses apply requests as YAML.
 
-    YAML knows no surrogate pairs, so what JSON would escape as one stays; control characters are escaped.
+    YAML has no surrogate pairs, so characters that JSON would escape as one are not escaped; control
+    characters are.
     """
     text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
     return _TO_ESCAPE.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode()

@@ -1,14 +1,14 @@
-"""What can go wrong with the API server, as the operator tells it apart.
+"""Failures of requests to the API server, as the operator distinguishes them.
 
 ClusterError
-├── UnreachableError     no answer, or one that says to come back later: retry
+├── UnreachableError     no answer, or a temporary failure: retry
 ├── NotFoundError        404
-├── FailedError          500: the API server, or a webhook that it asked, failed at this very request
-├── ConflictError        409: somebody was faster; read again and retry
+├── FailedError          500: the API server, or a webhook that it called, failed to handle the request
+├── ConflictError        409: changed since it was read; read again and retry
 └── RejectedError        the request itself is refused (400, 403, 422): a retry alone does not help
     ├── ForbiddenError       403: a right is missing, or an admission webhook refuses
     └── QuotaExceededError   refused by a ResourceQuota
-PredecessorError comes from no answer.
+PredecessorError is raised without a failed request.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class ClusterError(QuireOperatorError):
 
 
 class UnreachableError(ClusterError):
-    """The API server did not answer, or not with a decision."""
+    """The API server did not answer, or with a temporary failure."""
 
 
 class FailedError(ClusterError):
-    """The API server answered, and could not do what it was asked: retry, and tell of it."""
+    """The API server failed to handle the request: retry, and report it in the status."""
 
 
 class NotFoundError(ClusterError):
@@ -41,7 +41,7 @@ class RejectedError(ClusterError):
 
 
 class ForbiddenError(RejectedError):
-    """Nobody gave the operator the right to it, or an admission webhook refuses."""
+    """The operator lacks the right, or an admission webhook refuses."""
 
 
 class QuotaExceededError(RejectedError):
@@ -49,7 +49,7 @@ class QuotaExceededError(RejectedError):
 
 
 class PredecessorError(ClusterError):
-    """A deleted LLMDeployment of the same name still has children that are being collected: wait."""
+    """A deleted LLMDeployment of the same name still has children that are being garbage-collected: wait."""
 
 
 def from_answer(status: int, message: str) -> ClusterError:

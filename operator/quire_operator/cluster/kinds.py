@@ -1,6 +1,6 @@
-"""The kinds that the operator reads or writes, and where the API server keeps them.
+"""The kinds that the operator reads or writes, their API paths, and the verbs it needs.
 
-A fixed table instead of discovery: the operator can touch these and nothing else, as its RBAC says too.
+A fixed table instead of discovery: the operator can touch these kinds and no others, as its RBAC role grants.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Kind:
     api_version: str
     kind: str
     plural: str
-    label: str = names.LABEL_NAME  # which objects are watched: those that carry it, all of them where empty
-    optional: bool = False  # somebody else installs its CRD, or nobody: it is read when it is wanted
-    on_demand: bool = False  # without the rights to it, the LLMDeployments that ask for none are served
+    label: str = names.LABEL_NAME  # watched are the objects with this label, all objects where empty
+    optional: bool = False  # its CRD may not be installed: it is read on demand
+    on_demand: bool = False  # without the right to it, LLMDeployments that do not use it are still served
     verbs: tuple[str, ...] = (*_READ, *_WRITE)
 
     @property
     def is_watched(self) -> bool:
-        """Whether a watch tells of its objects; of the others, re-lists and our own writes alone."""
+        """Whether it is watched; other kinds are known from re-lists and our own writes."""
         return "watch" in self.verbs
 
     @property
@@ -38,7 +38,7 @@ class Kind:
 
     @property
     def rule(self) -> str:
-        """What a role has to grant for it, as it is written in a manifest."""
+        """The RBAC rule that it needs, as in a manifest."""
         verbs = ", ".join(self.verbs)
         return f'{{apiGroups: ["{self.group}"], resources: [{self.plural}], verbs: [{verbs}]}}'
 
@@ -50,24 +50,24 @@ class Kind:
 
 
 def _others(api_version: str, kind: str, plural: str) -> Kind:
-    """A kind whose CRD others install."""
+    """A kind whose CRD other software installs."""
     return Kind(api_version, kind, plural, optional=True, on_demand=True, verbs=_UNWATCHED)
 
 
 LLM_DEPLOYMENT = Kind(names.API_VERSION, names.KIND, names.PLURAL, label="", verbs=_READ)
-# Of the whole cluster, and read by name when an LLMDeployment names one: no right to list them is needed.
+# Cluster-scoped, and read by name when an LLMDeployment names one: no right to list them is needed.
 PROFILE = Kind(names.API_VERSION, names.PROFILE_KIND, names.PROFILE_PLURAL, label="", verbs=("get",))
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases", verbs=("get", "create", "update"))
 EVENT = Kind("events.k8s.io/v1", "Event", "events", verbs=("create", "list"))
 POD = Kind("v1", "Pod", "pods", verbs=(*_READ, "patch", "delete"))
 REPLICA_SET = Kind("apps/v1", "ReplicaSet", "replicasets", verbs=_READ)
-# Nobody but the operator writes them: a watch would tell it what it knows, ten times for every LLMDeployment.
+# Only the operator writes them: a watch would repeat what it knows, ten objects for every LLMDeployment.
 REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions", verbs=_UNWATCHED)
 DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
-# Somebody else's autoscaler of our Deployment carries no label of ours.
+# All of them: another owner's autoscaler of our Deployment has no label of ours.
 HPA = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", label="", on_demand=True)
 
-# KEDA's. Its HorizontalPodAutoscaler is watched, and so most that happens to a ScaledObject is told of.
+# KEDA. Its HorizontalPodAutoscaler is watched, whose events cover most changes of a ScaledObject.
 SCALED_OBJECT = _others("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 
 # Of the Gateway API and its inference extension.
@@ -89,7 +89,7 @@ CHILDREN = (
     DEPLOYMENT,
 )
 
-# Everything that is kept in the cache, the LLMDeployments first.
+# All cached kinds, LLMDeployments first.
 CACHED = (LLM_DEPLOYMENT, *CHILDREN, REVISION, REPLICA_SET, POD)
 WATCHED = tuple(kind for kind in CACHED if kind.is_watched)
 

@@ -1,7 +1,6 @@
-"""Reads and writes of one Lease, each with a timeout that is shorter than the Lease's renewal.
+"""Reads and writes one Lease, with timeouts shorter than the Lease's renewal.
 
-Handed to `lease.Election`, which decides; this only carries requests. Not fenced: it is what the fence is
-made of.
+Only sends requests; `lease.Election` decides. Not fenced, because the fence is computed from the Lease.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class LeaseClient:
         self._seconds = seconds
 
     async def read(self) -> Object | None:
-        """The Lease as it is, None when there is none."""
+        """The live Lease, None where there is none."""
         path = kinds.LEASE.path(self._namespace, self._name)
         try:
             return await self._connection.request("GET", path, seconds=self._seconds)
@@ -32,13 +31,13 @@ class LeaseClient:
             return None
 
     async def create(self, spec: dict[str, Any]) -> Object:
-        """A new Lease; ConflictError when somebody was faster."""
+        """A new Lease; ConflictError when another replica created it first."""
         document = self._document({"name": self._name, "namespace": self._namespace}, spec)
         path = kinds.LEASE.path(self._namespace)
         return await self._connection.request("POST", path, body=document, seconds=self._seconds)
 
     async def replace(self, lease: Object, spec: dict[str, Any]) -> Object:
-        """The Lease with another spec, if nobody wrote it since; ConflictError otherwise."""
+        """The Lease with another spec; ConflictError if it was written since it was read."""
         path = kinds.LEASE.path(self._namespace, self._name)
         document = self._document(lease["metadata"], spec)
         return await self._connection.request("PUT", path, body=document, seconds=self._seconds)

@@ -1,7 +1,7 @@
-"""Which pods are to go first when fewer are wanted: the idlest, by Kubernetes' own pod-deletion-cost.
+"""Which pods a scale-down deletes first: the idlest, by Kubernetes' pod-deletion-cost annotation.
 
-Called by `make_plan`. Written only while the autoscaler is about to shrink, and taken off again afterwards:
-the API asks for few writes of it. Pure; loads come from what the pods last said.
+Set only while the autoscaler is about to scale down and removed afterwards, because Kubernetes advises
+against frequent updates of it. Pure; the load of a pod is what it last reported on /statusz.
 """
 
 from __future__ import annotations
@@ -9,24 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quire_operator import names
-from quire_operator.observed import Body, Observed, is_shrinking
+from quire_operator.observed import Body, Observed, is_about_to_scale_down
 
 
 def costs(observed: Observed, ready: Iterator[Body]) -> Iterator[tuple[Body, str | None]]:
-    """Those of the `ready` pods whose annotation is to be another one, None for none at all.
+    """The `ready` pods whose annotation has to change, each with its new value; None removes it.
 
-    The cost counts the binary digits of the pod's requests: it sets the idle apart from the busy, and changes
-    seldom. Without an autoscaler of ours the annotation is somebody else's.
+    The cost is the bit length of the number of running requests: it separates idle pods from busy ones and
+    changes rarely. Where the operator has no autoscaler, the annotation belongs to other software and is left
+    alone.
     """
-    autoscaler = observed.child("HorizontalPodAutoscaler") or observed.made_by_keda
+    autoscaler = observed.child("HorizontalPodAutoscaler") or observed.keda_autoscaler
     if autoscaler is None:
         return
-    near = is_shrinking(autoscaler)
+    scales_down = is_about_to_scale_down(autoscaler)
     for pod in ready:
         metadata = pod["metadata"]
         known = (metadata.get("annotations") or {}).get(names.ANNOTATION_DELETION_COST)
         sample = observed.samples.get(str(metadata["uid"]))
-        if not near:
+        if not scales_down:
             wanted = None
         elif sample is None or sample.requests is None:
             wanted = known

@@ -1,8 +1,8 @@
-"""What is done about a shared model: pods wait until it is there, a Job that has ended is made anew when that
-helps, a claim goes when nobody serves from it any more.
+"""The lifecycle of a shared model volume: when pods wait for the download, when it restarts, when the claim
+is deleted.
 
-Called by `make_plan` and by reconcile. A Job cannot be changed, so it is replaced; one that is done stays as
-it is, whatever would be rendered now. Pure.
+A Job is immutable, so it is replaced rather than changed; one that completed stays as it is, whatever would
+be rendered now. Pure.
 """
 
 from __future__ import annotations
@@ -12,32 +12,35 @@ from datetime import datetime
 
 from quire_operator import names
 from quire_operator.observed import Body, Observed, Ref, ended, ref, seconds_since, served_model
+from quire_operator.resources import Manifest
 
-# After a download that has failed for good; what it lacked may have been mended where nobody tells us.
+# A download that failed for good is tried again after this: what it lacked may exist by now, without an
+# event.
 RETRY_SECONDS = 300.0
-# A pod of its own download fetches everything again; a model that is wrong at its source costs no more.
+# A pod that downloads for itself fetches everything again, so a model that is corrupt at its source is tried
+# rarely.
 OWN_RETRY_SECONDS = 600.0
-_OF_PODS = ("Deployment", "HorizontalPodAutoscaler", "ScaledObject")
+_POD_KINDS = ("Deployment", "HorizontalPodAutoscaler", "ScaledObject")
 
 
-def waiting(desired: Iterable[Body], observed: Observed) -> frozenset[Ref]:
-    """What is not applied before the model is there: the Deployment, which goes on serving another one
-    meanwhile, and while there is none its autoscaler.
+def blocked_by_download(desired: Iterable[Body], observed: Observed) -> frozenset[Ref]:
+    """What is not applied before the download completes: the Deployment, which goes on serving the previous
+    model, and its autoscaler as long as there is no Deployment.
     """
     by_kind = {str(manifest["kind"]): manifest for manifest in desired}
     job, deployment, live = by_kind.get("Job"), by_kind.get("Deployment"), observed.child("Deployment")
     if job is None or deployment is None or _is_done(observed.children.get(ref(job))):
         return frozenset()
     if live is not None and served_model(live) == served_model(deployment):
-        return frozenset()  # it was there once, and is only looked at again
-    late = _OF_PODS if live is None else _OF_PODS[:1]
+        return frozenset()  # it was downloaded before, and is only verified again
+    late = _POD_KINDS if live is None else _POD_KINDS[:1]
     return frozenset(ref(by_kind[kind]) for kind in late if kind in by_kind)
 
 
-def is_served_from(claim: Body, observed: Observed) -> bool:
-    """Whether a claim of ours must stay: it is to be retained, or somebody serves from it or may soon."""
+def is_claim_in_use(claim: Body, observed: Observed) -> bool:
+    """Whether the claim must stay: it is retained, or pods use it or may soon."""
     deployment = observed.child("Deployment")
-    specs = [pod["spec"] for pod in (*observed.pods, *observed.fetchers)]
+    specs = [pod["spec"] for pod in (*observed.pods, *observed.download_pods)]
     templates = [one["spec"] for one in observed.replica_sets if one["spec"].get("replicas")]
     templates += [deployment["spec"]] if deployment is not None else []
     specs += [spec["template"]["spec"] for spec in templates]
@@ -45,15 +48,17 @@ def is_served_from(claim: Body, observed: Observed) -> bool:
     return not claim["metadata"].get("ownerReferences") or any(name in _claims(spec) for spec in specs)
 
 
-def renewals(
-    jobs: Iterable[Body], observed: Observed, corrupt: Mapping[str, str], now: datetime
+def restarted_downloads(
+    desired: Iterable[Manifest], observed: Observed, corrupt: Mapping[str, str], now: datetime
 ) -> Iterator[tuple[Ref, str, str]]:
-    """What is deleted so that its successor fetches again, with its uid and why. `jobs`: those desired, with
-    the hashes of what would be applied. `corrupt`: when the pods of these names ended for a corrupt model.
+    """What is deleted so that its successor downloads again: the object, its uid and why. `desired`: with
+    applied hashes. `corrupt`: when each pod, by name, ended because of a corrupt model.
     """
-    for job in jobs:
+    for job in desired:
+        if job["kind"] != "Job":
+            continue
         live = observed.children.get(ref(job))
-        why = "" if live is None else _why_renewed(job, live, corrupt, now)
+        why = "" if live is None else _why_restarted(job, live, corrupt, now)
         if live is not None and why and "deletionTimestamp" not in live["metadata"]:
             yield ref(live), str(live["metadata"]["uid"]), why
     for pod in observed.pods:
@@ -64,7 +69,7 @@ def renewals(
             yield ref(pod), str(about["uid"]), "its model is corrupt"
 
 
-def _why_renewed(job: Body, live: Body, corrupt: Mapping[str, str], now: datetime) -> str:
+def _why_restarted(job: Body, live: Body, corrupt: Mapping[str, str], now: datetime) -> str:
     if _is_done(live):
         done = str((live.get("status") or {}).get("completionTime", ""))
         return "a pod found the model corrupt" if any(time > done for time in corrupt.values()) else ""

@@ -1,26 +1,28 @@
-"""The history of renders: which one the spec stands for, which one is in force, what is written of it.
+"""The revision history of an LLMDeployment: recording revisions, rolling back, pruning.
 
-Called by reconcile with the ControllerRevisions of one LLMDeployment. The highest number is the render that
-the spec stands for, unless another is due. Pure; what a revision keeps is read elsewhere.
+A ControllerRevision stores what was rendered for a spec. The one with the highest number is the update
+revision: what the spec stands for. Pure; the content of a stored revision is read elsewhere
+(`resources.rendered_revision`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from quire_operator import names
 from quire_operator.observed import Body, Observed, Ref
-from quire_operator.plan import Plan, RevisionMark, stamped
-from quire_operator.resources import Kept, revision
+from quire_operator.plan.drift import with_applied_hash
+from quire_operator.plan.plan import Plan, RevisionPatch
+from quire_operator.resources import Manifest, RenderedRevision, controller_revision
 from quire_operator.spec import LLMDeployment
 
-HISTORY = 10
+HISTORY_LIMIT = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Revision:
-    """One that is stored. `failed`: why its rollout was given up."""
+    """A stored ControllerRevision. `failed`: why its rollout was marked as failed."""
 
     name: str
     uid: str
@@ -29,72 +31,82 @@ class Revision:
     failed: str = ""
 
 
-def history(bodies: Iterable[Body]) -> tuple[Revision, ...]:
-    """From the oldest to the newest."""
+def revision_history(bodies: Iterable[Body]) -> tuple[Revision, ...]:
+    """Oldest first."""
     return tuple(sorted((_read(body) for body in bodies), key=lambda one: (one.number, one.name)))
 
 
-def rollback(model: LLMDeployment, asked: str, past: Sequence[Revision]) -> tuple[str, str]:
-    """The revision that is in force instead of the one that is asked for, the last that was Ready, and why:
-    its rollout has failed. Empty where there is none.
+def rollback_target(model: LLMDeployment, update: str, history: Sequence[Revision]) -> tuple[str, str]:
+    """The revision to apply instead of `update`, whose rollout has failed (the last one that was Ready), and
+    why it failed. Both empty where there is no rollback.
     """
-    found = _find(asked, past)
+    found = _find(update, history)
     if found is None or not found.failed or not model.spec.rollout.auto_rollback:
         return "", ""
-    return (found.rollback_to, found.failed) if _find(found.rollback_to, past) else ("", "")
+    return (found.rollback_to, found.failed) if _find(found.rollback_to, history) else ("", "")
 
 
-def writes(
-    plan: Plan, model: LLMDeployment, asked: Kept, past: Sequence[Revision], observed: Observed
+def record(
+    model: LLMDeployment, update: RenderedRevision, history: Sequence[Revision], observed: Observed
 ) -> Plan:
-    """`plan` with what is to be written of the history: the render that is `asked` for is the newest, and ten
-    are kept.
-    """
-    newest = past[-1].number if past else 0
-    known = _find(asked.name, past)
+    """The writes that make `update` the newest revision and prune the history to its limit."""
+    newest = history[-1].number if history else 0
+    known = _find(update.name, history)
     if known is not None and known.number == newest:
-        return plan
-    ready = _last_ready(asked.name, past, observed)
+        return Plan()
+    ready = _last_ready(update.name, history, observed)
+    created: tuple[Manifest, ...] = ()
+    patches: tuple[RevisionPatch, ...] = ()
     if known is None:
-        manifest = stamped(revision.build(model, asked, number=newest + 1, rollback_to=ready))
-        done = replace(plan, apply=(manifest, *plan.apply))
+        manifest = controller_revision(model, update, number=newest + 1, rollback_to=ready)
+        created = (with_applied_hash(manifest),)
     else:
         annotations = {names.ANNOTATION_ROLLBACK_TO: ready or None, names.ANNOTATION_ROLLOUT_FAILED: None}
-        mark = RevisionMark(name=known.name, uid=known.uid, number=newest + 1, annotations=annotations)
-        done = replace(plan, revise=(mark,))
-    others = [one for one in past if one.name not in (asked.name, ready)]
-    spare = others[: max(0, len(others) + 1 + bool(ready) - HISTORY)]
-    return replace(
-        done,
-        delete=(*done.delete, *((Ref("ControllerRevision", one.name), one.uid) for one in spare)),
-        details=(f"keep {asked.name} as revision {newest + 1}", *done.details),
+        patch = RevisionPatch(name=known.name, uid=known.uid, number=newest + 1, annotations=annotations)
+        patches = (patch,)
+    others = [one for one in history if one.name not in (update.name, ready)]
+    spare = others[: max(0, len(others) + 1 + bool(ready) - HISTORY_LIMIT)]
+    return Plan(
+        revision_patches=patches,
+        apply=created,
+        delete=tuple((Ref("ControllerRevision", one.name), one.uid) for one in spare),
+        details=(f"record {update.name} as revision {newest + 1}",),
     )
 
 
-def give_up(
-    model: LLMDeployment, asked: str, past: Sequence[Revision], observed: Observed, why: str
+def mark_failed(
+    model: LLMDeployment, update: str, history: Sequence[Revision], observed: Observed, failure: str
 ) -> Plan | None:
-    """What is written when the rollout has failed and there is something to go back to: only that it has.
+    """The write that marks the rollout of `update` as failed; None unless it failed and there is a revision
+    to roll back to.
 
-    `why`: empty unless it failed. What was rolled out once is never left, whatever its pods do later.
+    `failure`: why, empty unless it failed. A revision that was rolled out once is never rolled back, whatever
+    happens to its pods later.
     """
-    found = _find(asked, past)
-    if not why or not model.spec.rollout.auto_rollback or found is None or found.failed:
+    found = _find(update, history)
+    if not failure or not model.spec.rollout.auto_rollback or found is None or found.failed:
         return None
-    if _find(found.rollback_to, past) is None or _running(observed) != asked or is_rolled_out(observed):
+    if (
+        _find(found.rollback_to, history) is None
+        or _applied_revision(observed) != update
+        or is_rolled_out(observed)
+    ):
         return None
-    annotations = {names.ANNOTATION_ROLLOUT_FAILED: why}
-    mark = RevisionMark(name=found.name, uid=found.uid, number=found.number, annotations=annotations)
-    return Plan(revise=(mark,), details=(f"give up {asked} ({why}), back to {found.rollback_to}",))
+    annotations = {names.ANNOTATION_ROLLOUT_FAILED: failure}
+    patch = RevisionPatch(name=found.name, uid=found.uid, number=found.number, annotations=annotations)
+    detail = f"mark {update} as failed ({failure}), roll back to {found.rollback_to}"
+    return Plan(revision_patches=(patch,), details=(detail,))
 
 
-def is_unfinished(name: str, observed: Observed) -> bool:
-    """Whether the Deployment was applied from this revision, and has never been rolled out."""
-    return _running(observed) == name and not is_rolled_out(observed)
+def was_never_rolled_out(name: str, observed: Observed) -> bool:
+    """Whether the Deployment was applied from this revision and its rollout has never completed."""
+    return _applied_revision(observed) == name and not is_rolled_out(observed)
 
 
 def is_rolled_out(observed: Observed) -> bool:
-    """Whether all pods of the Deployment's template were available once; its controller remembers that."""
+    """Whether all pods of the Deployment's template were available once: its condition Progressing records
+    that.
+    """
     deployment = observed.child("Deployment") or {}
     status = deployment.get("status") or {}
     reasons = {c["type"]: c.get("reason") for c in status.get("conditions") or ()}
@@ -105,26 +117,26 @@ def is_rolled_out(observed: Observed) -> bool:
     )
 
 
-def _last_ready(asked: str, past: Sequence[Revision], observed: Observed) -> str:
-    """The revision to come back to if `asked` fails; empty when none is known."""
-    known = {one.name: one for one in past}
-    running = _running(observed)
-    if not past or running not in known:
+def _last_ready(update: str, history: Sequence[Revision], observed: Observed) -> str:
+    """The revision to roll back to if `update` fails; empty when none is known."""
+    known = {one.name: one for one in history}
+    applied = _applied_revision(observed)
+    if not history or applied not in known:
         return ""
-    found = running if is_rolled_out(observed) else past[-1].rollback_to
-    if found == asked:
-        found = known[asked].rollback_to
+    found = applied if is_rolled_out(observed) else history[-1].rollback_to
+    if found == update:
+        found = known[update].rollback_to
     return found if found in known else ""
 
 
-def _running(observed: Observed) -> str:
-    """Name of the revision that the Deployment was applied from."""
+def _applied_revision(observed: Observed) -> str:
+    """The revision that the Deployment was applied from."""
     metadata = (observed.child("Deployment") or {}).get("metadata") or {}
     return str((metadata.get("annotations") or {}).get(names.ANNOTATION_RENDER_REVISION, ""))
 
 
-def _find(name: str, past: Sequence[Revision]) -> Revision | None:
-    return next((one for one in past if one.name == name), None)
+def _find(name: str, history: Sequence[Revision]) -> Revision | None:
+    return next((one for one in history if one.name == name), None)
 
 
 def _read(body: Body) -> Revision:

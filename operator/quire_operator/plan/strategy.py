@@ -1,8 +1,8 @@
-"""How pods are replaced just now: what `rollout.strategy: Auto` comes to.
+"""The update strategy in effect: what `rollout.strategy: Auto` resolves to during a rollout.
 
-Called by reconcile. Auto surges first. When the additional pod finds no room for long enough, the rest of
-this rollout goes in place, one pod at a time: each finds the room that an old one leaves. Which of the two is
-in effect stands in the Deployment itself, so that a restarted operator goes on. Pure.
+Auto surges first. When the additional pod stays unschedulable for long enough, the rest of the rollout is
+done in place, one pod at a time, each on the resources that an old pod frees. The strategy in effect is read
+from the live Deployment, so that a restarted operator continues with it. Pure.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from datetime import datetime
 from quire_operator.observed import (
     Body,
     Observed,
-    awaits_room_since,
     is_replaced_in_place,
+    lacks_resources_since,
     seconds_since,
-    surging_pods,
+    surge_pods,
 )
 from quire_operator.resources import Manifest
 from quire_operator.spec import LLMDeployment
 
 
-def settled(
+def with_effective_strategy(
     desired: Iterable[Manifest], model: LLMDeployment, observed: Observed, now: datetime
 ) -> tuple[Manifest, ...]:
-    """`desired` with the Deployment's strategy that is in effect."""
-    if not goes_in_place(model, observed, now):
+    """`desired` with the strategy in effect in the Deployment's manifest."""
+    if not falls_back_to_in_place(model, observed, now):
         return tuple(desired)
     in_place = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
     return tuple(
@@ -37,23 +37,23 @@ def settled(
     )
 
 
-def goes_in_place(model: LLMDeployment, observed: Observed, now: datetime) -> bool:
-    """Whether Auto has given up to surge in the rollout that is under way. Once it has, it does not return to
-    it before the last new pod is available.
+def falls_back_to_in_place(model: LLMDeployment, observed: Observed, now: datetime) -> bool:
+    """Whether Auto has stopped surging in the current rollout. It does not surge again before every pod is of
+    the newest template and available.
     """
     rollout, deployment = model.spec.rollout, observed.child("Deployment")
     if rollout.strategy != "Auto" or not rollout.max_surge or deployment is None:
         return False
-    if _is_replaced(deployment):
+    if _is_rollout_complete(deployment):
         return False
     if is_replaced_in_place(deployment):
         return True
-    waits = [seconds_since(awaits_room_since(pod), now) for pod in surging_pods(observed)]
+    waits = [seconds_since(lacks_resources_since(pod), now) for pod in surge_pods(observed)]
     return max(waits, default=0.0) >= rollout.surge_wait_seconds
 
 
-def _is_replaced(deployment: Body) -> bool:
-    """Whether every pod is of the newest template, and available: the last one has found its room, too."""
+def _is_rollout_complete(deployment: Body) -> bool:
+    """Whether every pod is of the newest template and available."""
     status = deployment.get("status") or {}
     seen = int(status.get("observedGeneration") or 0) >= int(deployment["metadata"].get("generation") or 0)
     counts = {int(status.get(key) or 0) for key in ("replicas", "updatedReplicas", "availableReplicas")}

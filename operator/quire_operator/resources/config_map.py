@@ -1,7 +1,8 @@
-"""The server's settings as environment variables, in an immutable ConfigMap named after its content.
+"""The ConfigMap: the server's settings as environment variables, immutable and named after a hash of its
+content.
 
-A change gives another name, so another pod template and a rollout; the old one stays until no ReplicaSet
-names it, so that a rollback finds what it ran with. Knows the server's variables, not its parser.
+A change gives another name, so another pod template and a rollout. The old ConfigMap is kept while a
+ReplicaSet refers to it, so that a rollback finds its settings. Knows the server's variables, not its parser.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 from quire_operator import names, quantity
 from quire_operator.resources.manifest import Manifest, compact, metadata
 from quire_operator.spec import LLMDeployment
-from quire_operator.spec.tree import Watermark
+from quire_operator.spec.schema import Watermark
 
 _HASH_LENGTH = 10
 
@@ -36,7 +37,7 @@ def _name(model: LLMDeployment) -> str:
 
 
 def _data(model: LLMDeployment) -> dict[str, str]:
-    """What the user set or the API defaults; about the rest the server decides."""
+    """What the spec sets or defaults; the server decides the rest."""
     engine, health, drain = model.spec.engine, model.spec.health, model.spec.drain
     gpu = model.spec.resources.accelerator
     tracing, logging = model.spec.observability.tracing, model.spec.observability.request_logging
@@ -94,7 +95,7 @@ def _data(model: LLMDeployment) -> dict[str, str]:
 
 
 def _watermark(watermark: Watermark) -> dict[str, str]:
-    """The key is mounted by its own name, so that none of the Secret's other entries is."""
+    """Only the named key is mounted, none of the Secret's other entries."""
     if watermark.mode == "Off" or watermark.key_secret_ref is None:
         return {}
     mode = {"OnRequest": "on-request", "Always": "always"}[watermark.mode]

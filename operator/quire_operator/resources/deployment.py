@@ -6,17 +6,17 @@ from quire_operator import names
 from quire_operator.resources.manifest import Manifest, compact, metadata
 from quire_operator.spec import LLMDeployment, Rollout
 
-# A pod that may take the whole startup time, after a wait for a node, is late only some minutes later.
+# Beyond the time that a pod may take to start, for a wait for a node.
 _PROGRESS_MARGIN_SECONDS = 300
 
 
 def build(model: LLMDeployment, template: Manifest) -> Manifest:
-    """`template`: of the pods."""
+    """`template`: the pod template."""
     rollout = model.spec.rollout
     min_ready = {"minReadySeconds": rollout.min_ready_seconds} if rollout.min_ready_seconds else {}
     paused = {"paused": True} if rollout.paused else {}
     described = metadata(model, model.name)
-    # Kueue takes it from here to the pods, which then wait for their queue's quota.
+    # Kueue copies it to the pods, which then wait for quota of that queue.
     described["labels"] |= compact({names.LABEL_QUEUE: model.spec.scheduling.queue_name})
     return {
         "apiVersion": "apps/v1",
@@ -40,13 +40,13 @@ def build(model: LLMDeployment, template: Manifest) -> Manifest:
 
 
 def _download_seconds(model: LLMDeployment) -> int:
-    """What a pod may take for its download, before it loads."""
+    """How long a pod may download its model before it loads it."""
     cache = model.spec.cache
     return 0 if cache is None or cache.is_shared else cache.download.timeout_seconds
 
 
 def _strategy(rollout: Rollout) -> Manifest:
-    """As Auto begins: it surges."""
+    """The strategy that the spec gives; Auto starts as Surge."""
     if rollout.strategy == "Recreate":
         return {"type": "Recreate"}
     numbers = {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable}

@@ -1,7 +1,7 @@
-"""The PodDisruptionBudget: how many pods a node drain may take at once.
+"""The PodDisruptionBudget: how many pods a node drain may evict at once.
 
-`maxUnavailable` and `AlwaysAllow` together never block a drain for ever: a ready pod may always go, and pods
-that are not ready may go at any time (`protectWhileLoading` keeps autoscalers off those that load).
+`maxUnavailable` with `AlwaysAllow` never blocks a drain for ever: one ready pod may always be evicted, and
+pods that are not ready at any time (`protectWhileLoading` keeps autoscalers from evicting those that load).
 """
 
 from __future__ import annotations

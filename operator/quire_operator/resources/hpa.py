@@ -1,22 +1,22 @@
-"""The HorizontalPodAutoscaler: how many pods there are between the least and the most.
+"""The HorizontalPodAutoscaler.
 
-Its metrics describe the LLMDeployment as one object: sums over its ready pods, which Quire's metrics adapter
-serves. `AverageValue` then asks for ceil(sum / target) pods whatever their number is now, so that pods that
-load do not ask for more pods (ADR 17). It scales the Deployment, never the LLMDeployment.
+Its metrics are Object metrics of the LLMDeployment: sums over its ready pods, which Quire's metrics adapter
+serves. With `AverageValue` it computes ceil(sum / target) independently of the current number of pods, so
+that loading pods do not cause further scale-ups (ADR 17). It scales the Deployment, never the LLMDeployment.
 """
 
 from __future__ import annotations
 
 from quire_operator import names, quantity
-from quire_operator.resources import pace
+from quire_operator.resources import scaling_behavior
 from quire_operator.resources.manifest import Manifest, metadata
-from quire_operator.resources.pace import Measured
+from quire_operator.resources.scaling_behavior import PodMeasurements
 from quire_operator.spec import Autoscaling, LLMDeployment
 
 
-def build(model: LLMDeployment, scaling: Autoscaling, measured: Measured) -> Manifest:
-    """One for an LLMDeployment whose backend is HPA."""
-    targets = pace.targets(model, scaling)
+def build(model: LLMDeployment, scaling: Autoscaling, measured: PodMeasurements) -> Manifest:
+    """The HPA of an LLMDeployment with backend HPA."""
+    targets = scaling_behavior.targets(model, scaling)
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
@@ -26,7 +26,7 @@ def build(model: LLMDeployment, scaling: Autoscaling, measured: Measured) -> Man
             "minReplicas": scaling.min_replicas,
             "maxReplicas": scaling.max_replicas,
             "metrics": [_metric(model, *pair) for pair in targets.items()],
-            "behavior": pace.behavior(scaling, measured, targets.get("GPUUtilization")),
+            "behavior": scaling_behavior.behavior(scaling, measured, targets.get("GPUUtilization")),
         },
     }
 
@@ -43,5 +43,5 @@ def _metric(model: LLMDeployment, kind: str, target: int) -> Manifest:
 
 
 def _quantity(kind: str, target: int) -> str:
-    """As the API server spells it: a share of 80 percent is 800m, a thousand requests are 1k."""
+    """In canonical form, as the API server writes it: 80 percent is 800m, a thousand requests are 1k."""
     return quantity.canonical(f"{target * 10}m" if kind in names.SHARES else str(target))

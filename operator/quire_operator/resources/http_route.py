@@ -1,6 +1,6 @@
-"""The HTTPRoute and the InferencePool: how requests come in through a Gateway, where one is asked for.
+"""The HTTPRoute and the InferencePool: access through a Gateway, where the spec names one.
 
-Others bring their CRDs (the Gateway API and its inference extension), and what serves them.
+Other software installs their CRDs (the Gateway API and its inference extension) and implements them.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from quire_operator import names
 from quire_operator.resources.manifest import Manifest, compact, metadata
 from quire_operator.spec import LLMDeployment
-from quire_operator.spec.routes import InferencePool, Route
+from quire_operator.spec.schema import InferencePool, Route
 
 _GATEWAYS = "gateway.networking.k8s.io"
 _POOLS = "inference.networking.k8s.io"
 
 
 def build(model: LLMDeployment) -> list[Manifest]:
-    """What leads to the endpoint; nothing unless the user asks."""
+    """The route and the pool, as far as the spec has them."""
     route, pool = model.spec.networking.http_route, model.spec.networking.inference_pool
     if pool is not None and not pool.enabled:
         pool = None
@@ -26,7 +26,7 @@ def build(model: LLMDeployment) -> list[Manifest]:
 
 
 def _route(model: LLMDeployment, route: Route, *, to_pool: bool) -> Manifest:
-    """A prefix of the path is for the gateway alone: the server knows /v1 and nothing before it."""
+    """A path prefix is removed by the Gateway, because the server only knows /v1."""
     backend = (
         {"group": _POOLS, "kind": "InferencePool", "name": model.name}
         if to_pool

@@ -1,7 +1,7 @@
-"""What all children share: metadata, labels, the owner. Called by the builders only; knows no kind's fields.
+"""Metadata, labels and owner reference that all children share.
 
-Manifests are canonical: what stands in them stands in the live object too, once the API server has filled in
-its defaults. So quantities are spelt as it spells them, and nothing empty is written that it would drop.
+Manifests are canonical: they equal the live object once the API server has filled in its defaults. So
+quantities are written in canonical form, and empty values are omitted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Manifest = dict[str, Any]
 
 
 def metadata(model: LLMDeployment, name: str) -> Manifest:
-    """Metadata of a child called `name`, owned by the LLMDeployment (unless that is in no cluster)."""
+    """Metadata of the child `name`, owned by the LLMDeployment (unless that is not stored in a cluster)."""
     result: Manifest = {
         "name": name,
         "namespace": model.namespace,

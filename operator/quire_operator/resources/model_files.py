@@ -1,8 +1,8 @@
-"""What a pod has of its model: the volume that holds it and, where the pod downloads it itself, the container
-that fetches it before the server starts.
+"""The model in the pod: its volume and, where each pod downloads for itself, the init container that does
+so.
 
-Only that container sees the credentials and may write; the server mounts the volume read-only. A fetch
-that was interrupted goes on where it was, and one that is done costs a look at the files.
+Only that container sees the credentials and may write; the server mounts the volume read-only. An interrupted
+download resumes, and a completed one only checks the files.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from quire_operator import names
 from quire_operator.resources.manifest import Manifest, compact
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
-from quire_operator.spec.sources import ModelCache, Source
+from quire_operator.spec.schema import ModelCache, Source
 
 _CA_FILE = "ca.crt"
-# A new volume belongs to root until the kubelet gives it to this group.
+# A new volume belongs to root until the kubelet changes its group to this one.
 WRITABLE = {"fsGroup": names.USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
 _AWS_VARIABLES = {"AWS_ACCESS_KEY_ID": False, "AWS_SECRET_ACCESS_KEY": False, "AWS_SESSION_TOKEN": True}
 
 
 def build(model: LLMDeployment, settings: Settings) -> Manifest:
-    """initContainers, volumes and securityContext of the pod, as far as the model decides them."""
+    """The initContainers, volumes and securityContext that the pod needs for its model."""
     source, cache = model.spec.model.source, model.spec.cache
     if cache is None or cache.is_shared:
         held_by = source.pvc.claim_name if source.pvc is not None else model.claim_name
@@ -30,7 +30,7 @@ def build(model: LLMDeployment, settings: Settings) -> Manifest:
         volume: Manifest = {"name": "model", "persistentVolumeClaim": claim}
         return {"initContainers": [], "volumes": [volume], "securityContext": {}}
     resources = model.spec.resources
-    # The pod needs the larger of its containers' requests, so this adds nothing.
+    # A pod's request is the maximum of init and main containers, so this adds nothing.
     share = {
         "requests": {"cpu": resources.cpu, "memory": resources.memory},
         "limits": {"memory": resources.memory},
@@ -43,9 +43,7 @@ def build(model: LLMDeployment, settings: Settings) -> Manifest:
 
 
 def container(model: LLMDeployment, settings: Settings, cache: ModelCache, resources: Manifest) -> Manifest:
-    """The one that fetches, with these resources. It mounts the volumes model, tmp, home and those of
-    `secret_volumes`.
-    """
+    """The download container. It mounts the volumes model, tmp, home and those of `secret_volumes`."""
     source = model.spec.model.source
     target = names.model_path(model.model_dir)
     return {
@@ -72,7 +70,7 @@ def container(model: LLMDeployment, settings: Settings, cache: ModelCache, resou
 
 
 def _environment(source: Source, cache: ModelCache) -> list[Manifest]:
-    """Addresses, references to Secrets, and what the user adds (a proxy, say)."""
+    """Endpoints, references to Secrets, and the user's variables (such as a proxy)."""
     variables = [compact({"name": item.name, "value": item.value}) for item in cache.download.env]
     values: dict[str, str] = {}
     if source.hugging_face is not None:
@@ -112,7 +110,7 @@ def _volume(cache: ModelCache) -> Manifest:
 
 
 def secret_volumes(source: Source, cache: ModelCache) -> list[Manifest]:
-    """What the container that fetches gets from Secrets and ConfigMaps as files."""
+    """The Secrets and ConfigMaps that the download container mounts as files."""
     volumes: list[Manifest] = []
     if source.gcs is not None and (key := source.gcs.credentials_secret_ref):
         items = [{"key": key.key, "path": key.key}]

@@ -1,9 +1,9 @@
-"""The NetworkPolicy of the serving pods: who may connect, and that they connect to nobody but DNS and, where
-traces are wanted, their collector.
+"""The NetworkPolicies of the serving pods and of the download Job.
 
-The API is for the same namespace and for whom the user lets in; the health port is for the operator and for
-monitoring. A model on a volume needs nothing from the network, so a stolen process cannot send anything away;
-one that is downloaded in the pod opens the ports of its source.
+Serving pods accept API requests from their own namespace and from the peers in the spec; the health port is
+open to the operator and to monitoring. They may connect to DNS and to the trace collector only: a model on a
+volume needs nothing else, so a compromised process cannot send data out. A pod that downloads may also use
+its source's ports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP",
 
 
 def build(model: LLMDeployment, settings: Settings) -> Manifest:
-    """Not called where the user chose mode None."""
+    """The policy of the serving pods; there is none with mode None."""
     api, health = _tcp(names.PORT_HTTP), _tcp(names.PORT_HEALTH)
     watchers = [{_METADATA_NAME: settings.operator_namespace}, dict(settings.monitoring_namespace_labels)]
     allowed = [_peer(peer) for peer in model.spec.networking.network_policy.allow_from]
@@ -50,7 +50,9 @@ def build(model: LLMDeployment, settings: Settings) -> Manifest:
 
 
 def build_of_download(model: LLMDeployment, settings: Settings) -> Manifest:
-    """Of the Job that fills a shared claim: it connects to its source; the operator asks how far it is."""
+    """The policy of the download Job: it may connect to its source, and the operator may poll its
+    progress.
+    """
     operator = {"matchLabels": {_METADATA_NAME: settings.operator_namespace}}
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -66,8 +68,8 @@ def build_of_download(model: LLMDeployment, settings: Settings) -> Manifest:
 
 
 def _to_collector(endpoint: str) -> list[dict[str, Any]]:
-    """As narrow as the address allows: one address, the namespace of a Service, or, since a policy knows no
-    other names, its port anywhere.
+    """As narrow as the endpoint allows: one address, the namespace of a Service or, because a policy cannot
+    contain DNS names, its port on any host.
     """
     if not endpoint:
         return []
@@ -88,8 +90,8 @@ def _to_collector(endpoint: str) -> list[dict[str, Any]]:
 
 
 def _to_source(model: LLMDeployment) -> list[dict[str, Any]]:
-    """Hubs and stores answer from many addresses, so only the ports are narrow: HTTPS, and those of a store
-    or a registry of one's own and of proxies.
+    """Hubs and object stores have many addresses, so only ports are restricted: HTTPS, and those of private
+    endpoints, registries and proxies in the spec.
     """
     cache = model.spec.cache
     if cache is None:

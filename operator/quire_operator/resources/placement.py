@@ -1,7 +1,8 @@
-"""Where a pod runs: the part of its template that the scheduler reads.
+"""Scheduling fields of the pod: node selector, tolerations, affinity, priority, topology spread, GPU
+resource.
 
-Called by `pod`. What the LLMDeployment says is joined with what the AcceleratorProfile says of its nodes, and
-beats it. Spot nodes are known by the labels and taints that the large providers give them.
+The LLMDeployment's fields are merged with those of its AcceleratorProfile and take precedence. Spot nodes are
+recognized by the labels and taints of the large providers.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from typing import Any
 from quire_operator import names
 from quire_operator.resources.manifest import Manifest, compact
 from quire_operator.spec import LLMDeployment, Profile, Toleration
-from quire_operator.spec.placement import AUTO, Resources, Spot
+from quire_operator.spec.schema import AUTO, Resources, Spot
 
-# GKE, EKS, Karpenter, AKS. A node of a cluster has the label of its provider or none.
+# GKE, EKS, Karpenter, AKS.
 SPOT_LABELS = (
     ("cloud.google.com/gke-spot", "true"),
     ("eks.amazonaws.com/capacityType", "SPOT"),
     ("karpenter.sh/capacity-type", "spot"),
     ("kubernetes.azure.com/scalesetpriority", "spot"),
 )
-# Only to be placed there: a taint NoExecute, with which a provider takes the node back, is not tolerated, so
+# NoSchedule taints only: a NoExecute taint, with which a provider reclaims the node, is not tolerated, so
 # that pods drain at once.
 SPOT_TAINTS = (
     ("cloud.google.com/gke-spot", "true"),
@@ -32,7 +33,7 @@ _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def devices(resources: Resources, profile: Profile | None) -> dict[str, str]:
-    """The extended resource that a replica is limited to; none for the CPU."""
+    """The extended resource of one replica; empty for the CPU."""
     if resources.gpu is not None:
         return {resources.gpu.resource_name: "1"}
     return {} if profile is None else {profile.resource_name: "1"}
@@ -81,10 +82,11 @@ def _tolerates(key: str, value: str) -> Manifest:
 
 
 def _with_spot(affinity: Any, spot: Spot) -> Any:
-    """The user's affinity, and that for spot nodes: preferred, or required where nothing else will do.
+    """The user's affinity with one for spot nodes added: preferred, or required without fallback to on-demand
+    nodes.
 
-    Terms of a node selector are alternatives, so each of the user's is joined with each label. What the user
-    wrote is schemaless: where it is not what it should be, it stays so that the API server says it.
+    Terms of a node selector are alternatives, so each of the user's is combined with each label. The user's
+    affinity has no schema: an invalid one is passed on unchanged, so that the API server reports the error.
     """
     nodes = affinity.get("nodeAffinity", {})
     added: dict[str, Any] = {}
@@ -115,7 +117,9 @@ def _is_term(value: Any) -> bool:
 
 
 def _without_empty_lists(value: Any) -> Any:
-    """The API server drops empty lists and nulls, and keeps empty selectors, which mean everything."""
+    """Without empty lists and nulls, which the API server drops; empty selectors stay, because they match
+    everything.
+    """
     if isinstance(value, Mapping):
         entries = {key: _without_empty_lists(entry) for key, entry in value.items()}
         return {key: entry for key, entry in entries.items() if entry is not None and entry != []}

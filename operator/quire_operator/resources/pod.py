@@ -1,7 +1,7 @@
-"""The pod of a model server: command line, environment, probes, drain, volumes, security.
+"""The pod template of a model server: command line, environment, probes, drain, volumes, security.
 
-The template of whatever runs it. The server obeys what stands here (tests/contracts parse it with the
-server's own parser). Nothing of the user's meets a shell or a template: each text is one element of a list.
+The server's command line parser accepts what is written here (tests/contracts check that). User input never
+reaches a shell or a template: each text is one element of a list.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from quire_operator.resources import placement
 from quire_operator.resources.manifest import Manifest, compact
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment, Profile
-from quire_operator.spec.placement import AUTO
+from quire_operator.spec.schema import AUTO
 
 _SHARED_MEMORY_AUTO = "64Mi"
 _SCRATCH_SIZE = "1Gi"
-# Beyond the startup time: the supervisor ends a late start itself and says why; the kubelet is the backstop.
+# Beyond the startup time: the supervisor ends a late start itself with a reason; the kubelet is the backstop.
 _STARTUP_SPARE_FAILURES = 6
-# A wedged engine has nothing to drain, so a failed liveness probe does not wait for the drain time.
+# A hung engine has nothing to drain, so a failed liveness probe does not wait for the drain time.
 _LIVENESS_GRACE_SECONDS = 10
 _GRACE_MARGIN_SECONDS = 5
 
@@ -34,8 +34,8 @@ def build(
     model_parts: Mapping[str, Any],
     profile: Profile | None,
 ) -> Manifest:
-    """The pod template. `config_map`: name of the one that holds the server's environment; `model_parts`: the
-    volume of the model, and what fills it; `profile`: of the accelerator, where one is named.
+    """The pod template. `config_map`: name of the ConfigMap with the server's environment; `model_parts`:
+    from `model_files`; `profile`: the AcceleratorProfile that the spec names, if any.
     """
     annotations = compact({names.ANNOTATION_RESTART_ID: model.spec.rollout.restart_id})
     if model.spec.disruption.protect_while_loading:
@@ -58,6 +58,7 @@ def build(
                 "seccompProfile": {"type": "RuntimeDefault"},
                 **model_parts["securityContext"],
             },
+            **compact({"imagePullSecrets": [{"name": name} for name in settings.engine_image_pull_secrets]}),
             **placement.build(model, profile),
             **compact({"initContainers": model_parts["initContainers"]}),
             "containers": [_container(model, settings, config_map, profile)],
@@ -83,7 +84,8 @@ def _container(
             {"name": names.PORT_HEALTH_NAME, "containerPort": names.PORT_HEALTH, "protocol": "TCP"},
         ],
         **_probes(model),
-        # No CPU limit: throttling costs latency and saves nothing; memory is the same, so that it is there.
+        # No CPU limit: throttling costs latency and saves nothing. Memory limit and request are equal, so
+        # that it is guaranteed.
         "resources": {
             "requests": compact(
                 {
@@ -106,7 +108,7 @@ def _container(
 
 
 def _environment(model: LLMDeployment, settings: Settings) -> list[dict[str, str]]:
-    """The user's variables; the fault switch is refused here, where the administrator's word is known."""
+    """The user's variables. Fault injection is refused unless the administrator's settings allow it."""
     variables = [compact({"name": item.name, "value": item.value}) for item in model.spec.engine.env]
     for index, item in enumerate(model.spec.engine.env):
         if item.name == names.ENV_FAULT:

@@ -1,23 +1,24 @@
-"""KEDA's ScaledObject: between the least and the most as a HorizontalPodAutoscaler, and below it when idle.
+"""KEDA's ScaledObject: like the HorizontalPodAutoscaler between minimum and maximum, and to zero when
+idle.
 
-KEDA makes a HorizontalPodAutoscaler of it. Each metric is a trigger that asks Quire's metrics adapter for one
-number over HTTP, which answers an error while it does not know (ADR 22). `AverageValue` as in `hpa`, and for
-the same reason. It scales the Deployment, never the LLMDeployment.
+KEDA creates a HorizontalPodAutoscaler for it. Each metric is a trigger that reads one number from Quire's
+metrics adapter over HTTP, which answers an error where it has no value (ADR 22). `AverageValue` for the same
+reason as in `hpa`. It scales the Deployment, never the LLMDeployment.
 """
 
 from __future__ import annotations
 
 from quire_operator import names
 from quire_operator.errors import SpecError
-from quire_operator.resources import pace
+from quire_operator.resources import scaling_behavior
 from quire_operator.resources.manifest import Manifest, metadata
-from quire_operator.resources.pace import Measured
+from quire_operator.resources.scaling_behavior import PodMeasurements
 from quire_operator.spec import Autoscaling, LLMDeployment
-from quire_operator.spec.replicas import Idle
+from quire_operator.spec.schema import Idle
 
 
-def build(model: LLMDeployment, scaling: Autoscaling, measured: Measured, load_url: str) -> Manifest:
-    """One for an LLMDeployment whose backend is KEDA. `load_url`: where the metrics adapter tells loads.
+def build(model: LLMDeployment, scaling: Autoscaling, measured: PodMeasurements, load_url: str) -> Manifest:
+    """The ScaledObject of an LLMDeployment with backend KEDA. `load_url`: of the metrics adapter's load API.
 
     Raises SpecError where there is no metrics adapter.
     """
@@ -27,8 +28,8 @@ def build(model: LLMDeployment, scaling: Autoscaling, measured: Measured, load_u
             "KEDA gets the load from Quire's metrics adapter, which is off here: have metricsAdapter.enabled "
             "set in the chart (and watchNamespaces not), or set backend to External and bring a ScaledObject",
         )
-    targets = pace.targets(model, scaling)
-    behavior = pace.behavior(scaling, measured, targets.get("GPUUtilization"))
+    targets = scaling_behavior.targets(model, scaling)
+    behavior = scaling_behavior.behavior(scaling, measured, targets.get("GPUUtilization"))
     triggers = [_trigger(model, scaling, load_url, *pair) for pair in targets.items()]
     return {
         "apiVersion": "keda.sh/v1alpha1",
@@ -47,7 +48,7 @@ def build(model: LLMDeployment, scaling: Autoscaling, measured: Measured, load_u
 
 
 def _trigger(model: LLMDeployment, scaling: Autoscaling, load_url: str, kind: str, target: int) -> Manifest:
-    """Asleep there are no pods, which is no failure: only then is nothing counted as 0."""
+    """With scale to zero, no pods is no failure: the metrics adapter then reports 0 instead of an error."""
     metric = names.METRICS[kind]
     if_none = "?ifNone=0" if scaling.idle is not None else ""
     return {
@@ -67,15 +68,15 @@ def _idle(idle: Idle) -> Manifest:
 
 
 def _activation(idle: Idle) -> list[Manifest]:
-    """Who holds the first request tells KEDA of it at once."""
+    """A push trigger, with which the activator notifies KEDA of the first request."""
     if idle.activator is None:
         return []
-    told = {**idle.activator.metadata, "scalerAddress": idle.activator.scaler_address}
-    return [{"type": "external-push", "name": "Activator", "metadata": told}]
+    address = {**idle.activator.metadata, "scalerAddress": idle.activator.scaler_address}
+    return [{"type": "external-push", "name": "Activator", "metadata": address}]
 
 
 def _fallback(scaling: Autoscaling) -> Manifest:
-    """Those that are there stay: KEDA's own default would take pods away from a load that nobody can see."""
+    """Never fewer pods than there are: KEDA's default would scale down while the load is unknown."""
     if scaling.fallback is None:
         return {}
     return {

@@ -7,7 +7,7 @@ from quire_operator.spec import LLMDeployment
 
 
 def build(model: LLMDeployment) -> Manifest:
-    """Ours; not called where the user brings one."""
+    """The generated ServiceAccount; there is none where the user names one."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",

@@ -1,8 +1,8 @@
 """A model that is downloaded once for all pods: the claim that holds it, and the Job that fills it.
 
-Both carry the content in their names, so another model gets another claim, and what serves keeps its own. The
-Job alone sees the credentials and may write; serving pods mount the claim read-only (`model_files`). What is
-done about a Job that has ended is decided elsewhere (`plan.model_cache`).
+Both have a hash of the content in their names, so another model gets another claim and the running pods keep
+theirs. Only the Job sees the credentials and may write; serving pods mount the claim read-only
+(`model_files`). When a Job is replaced is decided in `plan.model_cache`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from quire_operator.resources import model_files
 from quire_operator.resources.manifest import Manifest, compact, metadata
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
-from quire_operator.spec.sources import ModelCache
+from quire_operator.spec.schema import ModelCache
 
-# Ends that another try cannot change: configuration, other bytes than promised, not found, disk, access.
+# Exit codes that a retry cannot change: configuration, checksum mismatch, not found, disk, access.
 FINAL_EXIT_CODES = (2, 65, 66, 73, 77)
-# With Kubernetes' own pauses, 10 s doubled up to 6 min, an hour of a network that is away.
+# With Kubernetes' back-off, 10 s doubled up to 6 min, this outlasts an hour without network.
 _RETRIES = 12
-# sha256 over what arrives on four connections, and nothing kept of it.
+# For sha256 over four connections, without buffering.
 _RESOURCES: Manifest = {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
 _SCRATCH_SIZE = "1Gi"
-# Where a volume may be mounted depends on where its first pod ran, so the Job goes where pods may go.
+# Where a volume can be mounted depends on where its first pod ran, so the Job is placed like the serving
+# pods.
 _PLACEMENT = ("nodeSelector", "tolerations", "affinity", "schedulerName", "imagePullSecrets")
 
 
 def claim(model: LLMDeployment, cache: ModelCache) -> Manifest:
-    """The claim, unless the user has one. It belongs to nobody where it is to be retained."""
+    """The generated claim. It has no owner reference where it is to be retained."""
     about = metadata(model, model.claim_name)
     if cache.retain_policy == "Retain":
         about.pop("ownerReferences", None)
@@ -45,7 +46,7 @@ def claim(model: LLMDeployment, cache: ModelCache) -> Manifest:
 
 
 def job(model: LLMDeployment, settings: Settings, cache: ModelCache, serving: Manifest) -> Manifest:
-    """The download. `serving`: template of the serving pods, whose place it shares."""
+    """The download Job. `serving`: the template of the serving pods, whose placement it shares."""
     placement = {key: serving["spec"][key] for key in _PLACEMENT if key in serving["spec"]}
     volume = {"name": "model", "persistentVolumeClaim": {"claimName": model.claim_name}}
     scratch = [{"name": name, "emptyDir": {"sizeLimit": _SCRATCH_SIZE}} for name in ("tmp", "home")]
@@ -73,7 +74,7 @@ def job(model: LLMDeployment, settings: Settings, cache: ModelCache, serving: Ma
                     "terminationGracePeriodSeconds": 5,
                     "securityContext": security,
                     **placement,
-                    **_beside_its_pods(model, cache, placement),
+                    **_near_serving_pods(model, cache, placement),
                     "containers": [model_files.container(model, settings, cache, _RESOURCES)],
                     "volumes": [volume, *scratch, *secrets],
                 },
@@ -83,7 +84,7 @@ def job(model: LLMDeployment, settings: Settings, cache: ModelCache, serving: Ma
 
 
 def _failure_rules() -> list[Manifest]:
-    """A pod that had to go is no failure; of the others, some are the last."""
+    """A disrupted pod is no failure; some exit codes fail the Job at once."""
     codes = {"containerName": names.FETCHER, "operator": "In", "values": list(FINAL_EXIT_CODES)}
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -91,8 +92,8 @@ def _failure_rules() -> list[Manifest]:
     ]
 
 
-def _beside_its_pods(model: LLMDeployment, cache: ModelCache, placement: Manifest) -> dict[str, Any]:
-    """Where one node mounts the claim and a pod uses it already, that node is the one."""
+def _near_serving_pods(model: LLMDeployment, cache: ModelCache, placement: Manifest) -> dict[str, Any]:
+    """Prefers the node of a serving pod where only one node can mount the claim."""
     affinity = placement.get("affinity", {})
     if not cache.is_of_one_node or "podAffinity" in affinity:
         return {}

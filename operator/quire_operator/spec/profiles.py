@@ -1,7 +1,6 @@
-"""AcceleratorProfile: a kind of accelerator, and the nodes that have it, as the administrator describes them.
+"""AcceleratorProfile: the administrator's description of an accelerator and of the nodes that have it.
 
-Read by reconcile for an LLMDeployment that names one, and by `render`. As with an LLMDeployment, what the CRD
-has checked is checked again. Knows nothing of pods.
+What the CRD has validated is validated again, as for an LLMDeployment. Knows nothing of pods.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ from typing import Any
 
 from quire_operator import names, quantity
 from quire_operator.errors import SpecError
-from quire_operator.spec import placement_rules, reader
-from quire_operator.spec.bounds import default_text, items, mapping, required_quantity, text
-from quire_operator.spec.bounds import quantity as optional_quantity
-from quire_operator.spec.placement import RESOURCE_NAME, Toleration
-from quire_operator.spec.references import DNS_1123_SUBDOMAIN, LABEL_VALUE
+from quire_operator.spec import reader, validation
+from quire_operator.spec.field_types import default_text, items, mapping, required_quantity, text
+from quire_operator.spec.field_types import quantity as optional_quantity
+from quire_operator.spec.schema import DNS_1123_SUBDOMAIN, LABEL_VALUE, RESOURCE_NAME, Toleration
 
 MIN_MEMORY, MAX_MEMORY = "1Gi", "64Ti"
 MAX_BANDWIDTH = "1024T"
@@ -25,7 +23,7 @@ PRICE = r"[0-9]{1,9}([.][0-9]{1,6})?"
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Bandwidths are bytes a second; the interconnect's is between two accelerators of a node."""
+    """Bandwidths are bytes per second; `interconnect_bandwidth` is between two accelerators of a node."""
 
     memory: str = required_quantity()
     resource_name: str = default_text("nvidia.com/gpu", RESOURCE_NAME, 253)
@@ -39,7 +37,7 @@ class Profile:
 
 
 def parse(body: Mapping[str, Any]) -> Profile:
-    """Read and check one object. Raises SpecError, which names the profile and the field."""
+    """Read and validate one object. Raises SpecError, which names the profile and the field."""
     metadata = body.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     try:
@@ -60,5 +58,5 @@ def _check(profile: Profile) -> None:
     ):
         if value and not 0 < quantity.parse(value) <= quantity.parse(MAX_BANDWIDTH):
             raise SpecError(f"spec.{field}", f"give bytes a second up to {MAX_BANDWIDTH}, such as 900G")
-    placement_rules.check_keys(profile.node_selector, "spec.nodeSelector")
-    placement_rules.check_tolerations(profile.tolerations, "spec.tolerations")
+    validation.check_label_keys(profile.node_selector, "spec.nodeSelector")
+    validation.check_tolerations(profile.tolerations, "spec.tolerations")

@@ -1,8 +1,8 @@
-"""Plain dicts in, frozen dataclasses out, driven by the fields' types and metadata.
+"""Reads plain dicts into frozen dataclasses, driven by the fields' types and metadata.
 
-`spec.parse` calls `read`. One reader for the whole tree, so that a new field needs a line in `tree`, no code.
-It checks what a schema can say (types, bounds, enumerations, patterns, unknown fields) and no rule across
-fields; its errors carry the field's path.
+One generic reader, so that a new field needs a line in `schema` and no code. It checks what an OpenAPI schema
+can express (types, bounds, enumerations, patterns, unknown fields) and no rule across fields; its errors
+carry the path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def camel(name: str) -> str:
 
 
 def read(cls: type[T], value: object, path: str) -> T:
-    """Read `value` as the dataclass `cls`; `path` is where it stands in the object."""
+    """Read `value` as the dataclass `cls`; `path`: its field path, for errors."""
     if not isinstance(value, Mapping):
         raise SpecError(path, "required" if value is None else "expected an object")
     known = _fields(cls)  # type: ignore[arg-type]  # every type is hashable
@@ -46,7 +46,9 @@ def read(cls: type[T], value: object, path: str) -> T:
 
 @cache
 def _fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:
-    """Every field of a dataclass with its type, by its name in YAML; finding them is slow, and done once."""
+    """Every field of a dataclass with its type, by its name in YAML; cached, because resolving type hints is
+    slow.
+    """
     hints = typing.get_type_hints(cls)
     return {camel(item.name): (item, hints[item.name]) for item in fields(cls)}
 

@@ -1,9 +1,9 @@
 """The conditions of an LLMDeployment, as kubectl wait, kstatus (Flux) and Argo CD read them.
 
-Called by `status.of` with everything already decided about pods and rollout. All conditions are always
-written, but for those that are only where there is something to tell of: ScalingActive and ActivatorReady (an
-autoscaler), ModelCached (a model that pods share), FitsAccelerator (an accelerator), Routed (a Gateway).
-Reconciling and Stalled are never True together and never True while Ready is. Knows no pod and no API server.
+They are computed from facts that are already decided. All conditions are always written, except those that
+apply only to some specs: ScalingActive and ActivatorReady (an autoscaler), ModelCached (a shared model),
+FitsAccelerator (an accelerator), Routed (a Gateway). Reconciling and Stalled are never True together and
+never True while Ready is.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire_operator.status import reasons, rollout
-from quire_operator.status.model_cache import Download
+from quire_operator.status.model_cache import DownloadState
 from quire_operator.status.pods import Failure
-from quire_operator.status.scaling import Decided
+from quire_operator.status.reasons import ConditionValue
 
 Condition = dict[str, Any]
 SURGE_UNSCHEDULABLE = "SurgeUnschedulable"
 _IN_PLACE = (
     "so this rollout goes on in place, one replica after the other, with one ready replica fewer meanwhile."
 )
-_NOT_STALLED: Decided = ("False", "Progressing", "Nothing needs a change of the spec.")
+_NOT_STALLED: ConditionValue = ("False", "Progressing", "Nothing needs a change of the spec.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollout:
-    """The Deployment's numbers, and whether they are those of the newest revision."""
+class RolloutState:
+    """The Deployment's numbers, and whether they describe its newest spec."""
 
     wanted: int = 0
     needed: int = 0  # ready replicas without which the LLMDeployment is not Ready
@@ -35,14 +35,12 @@ class Rollout:
     updated: int = 0
     ready: int = 0
     available: int = 0
-    seen: bool = False  # the Deployment's controller has seen its newest spec, or all but the number of pods
+    seen: bool = False  # the Deployment controller has observed the newest spec, but for the number of pods
     deadline_exceeded: bool = False
     paused: bool = False
-    awaits_room: str = (
-        ""  # what the scheduler says of the additional pod of a rollout that will not wait for it
-    )
+    surge_blocked: str = ""  # the scheduler's message for an unschedulable surge pod
     surge_wait_seconds: int = 0
-    in_place: bool = False  # because it has waited long enough
+    in_place: bool = False  # the surge pod stayed unschedulable for surge_wait_seconds
 
     @property
     def complete(self) -> bool:
@@ -54,20 +52,20 @@ class Rollout:
 class Facts:
     """What the conditions follow from."""
 
-    rollout: Rollout
+    rollout: RolloutState
     suspended: bool
     loading: int
     pods: int
     unscheduled: Failure | None
     failure: Failure | None  # the one that explains most
-    problem: Failure | None  # our own: the spec cannot be read, an object cannot be applied
-    scaling: Decided | None = None  # of an autoscaler
-    idle: bool = False  # an autoscaler has taken all pods away
-    activator: Decided | None = None  # of who holds the first request then
-    fits: Decided | None = None  # the model its accelerator
-    routed: Decided | None = None  # of Gateways
-    fetching: int = 0  # of the loading pods, how many download the model first
-    download: Download | None = None  # of a claim that all pods share
+    problem: Failure | None  # of the operator: the spec is invalid, an object cannot be applied
+    scaling: ConditionValue | None = None  # ScalingActive
+    idle: bool = False  # scaled to zero by an autoscaler
+    activator: ConditionValue | None = None  # ActivatorReady
+    fits: ConditionValue | None = None  # FitsAccelerator
+    routed: ConditionValue | None = None  # Routed
+    downloading: int = 0  # how many of the loading pods still download the model
+    download: DownloadState | None = None  # of a shared claim
 
 
 def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> list[Condition]:
@@ -113,7 +111,7 @@ def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> lis
     return conditions
 
 
-def _ready(facts: Facts) -> Decided:
+def _ready(facts: Facts) -> ConditionValue:
     rollout = facts.rollout
     if facts.problem is not None:
         return "False", facts.problem.reason, _explain(facts.problem)
@@ -123,7 +121,7 @@ def _ready(facts: Facts) -> Decided:
         return (
             "False",
             "Idle",
-            "No pods run: nothing was asked for during spec.autoscaling.idle.afterSeconds.",
+            "No pods run: there was no request for spec.autoscaling.idle.afterSeconds.",
         )
     count = f"{rollout.ready} of {rollout.wanted} replicas ready."
     if rollout.complete and rollout.ready >= rollout.needed:
@@ -134,7 +132,7 @@ def _ready(facts: Facts) -> Decided:
     if facts.download is not None and facts.download.awaited:
         _, reason, message = facts.download.condition
         return "False", reason, f"{count} {message}"
-    if facts.loading and facts.fetching == facts.loading:
+    if facts.loading and facts.downloading == facts.loading:
         return "False", "Downloading", f"{count} The model is downloaded; status.model says how far that is."
     if facts.loading:
         return "False", "Loading", f"{count} Pods are loading the model; status.model says how far they are."
@@ -145,8 +143,8 @@ def _ready(facts: Facts) -> Decided:
     return "False", "Pending", f"{count} Pods are being started."
 
 
-def _stalled(facts: Facts) -> Decided:
-    """True only when no retry helps until the spec, the model or a foreign object changes."""
+def _stalled(facts: Facts) -> ConditionValue:
+    """True only when no retry helps until the spec, the model or another owner's object changes."""
     if facts.problem is not None and reasons.REASONS[facts.problem.reason].final:
         return "True", facts.problem.reason, _explain(facts.problem)
     failure = facts.failure
@@ -158,29 +156,29 @@ def _stalled(facts: Facts) -> Decided:
     return _NOT_STALLED
 
 
-def _available(rollout: Rollout) -> Decided:
+def _available(rollout: RolloutState) -> ConditionValue:
     if rollout.ready:
         return "True", "Serving", f"{rollout.ready} pods answer requests."
     return "False", "NoReadyReplica", "No pod answers requests."
 
 
-def _rollout_complete(facts: Facts) -> Decided:
+def _rollout_complete(facts: Facts) -> ConditionValue:
     rollout = facts.rollout
     if rollout.complete and facts.problem is None:
         return "True", "Complete", "All pods run the newest spec."
     count = f"{rollout.updated} of {rollout.wanted} replicas run the newest spec."
     if rollout.paused:
         return "False", "Paused", count
-    known = f" ({rollout.awaits_room.rstrip('.')})" if rollout.awaits_room else ""
+    known = f" ({rollout.surge_blocked.rstrip('.')})" if rollout.surge_blocked else ""
     if rollout.in_place:
         return "False", SURGE_UNSCHEDULABLE, f"{count} An additional pod found no room{known}, {_IN_PLACE}"
-    if rollout.awaits_room:
+    if rollout.surge_blocked:
         wait = f"After {rollout.surge_wait_seconds} seconds replicas are replaced in place instead."
         return "False", "WaitingToSurge", f"{count} An additional pod finds no room{known}. {wait}"
     return "False", "InProgress", count
 
 
-def _scheduled(facts: Facts) -> Decided:
+def _scheduled(facts: Facts) -> ConditionValue:
     if facts.unscheduled is not None:
         failure = facts.unscheduled
         return "False", failure.reason, _explain(failure)
@@ -189,7 +187,7 @@ def _scheduled(facts: Facts) -> Decided:
     return "True", "AllPodsScheduled", "Every pod has a node."
 
 
-def _degraded(facts: Facts) -> Decided:
+def _degraded(facts: Facts) -> ConditionValue:
     failure = facts.problem or facts.failure
     if failure is None:
         return "False", "AsExpected", "No pod is failing."

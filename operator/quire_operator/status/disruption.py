@@ -1,7 +1,8 @@
-"""Pods that go, or are lost, although nothing is wrong with them: evicted, preempted, on a silent node.
+"""Detects pods that Kubernetes disrupts although nothing is wrong with them: evicted, preempted, on a lost
+node.
 
-Called by `pods.read`. Pure. Only what Kubernetes' own controllers and the kubelet write is read: the operator
-has no right to look at nodes, and needs none.
+Pure. Reads only what Kubernetes' controllers and the kubelet write to the pod, because the operator has no
+right to read nodes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from quire_operator import reports
 from quire_operator.observed import Body
 
-#: Told as an Event even when another pod has taken the place already, and nothing is degraded.
+#: Reported as an Event even when another pod has replaced the disrupted one already and nothing is degraded.
 REASONS = frozenset({"Evicted", "NodeLost", "Preempted"})
 
 # The condition DisruptionTarget; all its other reasons are evictions.
@@ -23,7 +24,7 @@ _BY_STATUS = {"NodeLost": "NodeLost", "Preempting": "Preempted"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disruption:
+class PodDisruption:
     """`time`: since when, as the API server writes it."""
 
     reason: str
@@ -31,32 +32,32 @@ class Disruption:
     time: str
 
 
-def read(pod: Body, conditions: Mapping[str, Mapping[str, Any]]) -> Disruption | None:
-    """What disrupts the pod; None for one that is left alone."""
+def read(pod: Body, conditions: Mapping[str, Mapping[str, Any]]) -> PodDisruption | None:
+    """The pod's disruption; None where there is none."""
     status, target = pod.get("status") or {}, conditions.get("DisruptionTarget") or {}
     ready = conditions.get("Ready") or {}
     if _is_silent(conditions):
         node = reports.printable((pod.get("spec") or {}).get("nodeName"))
-        return Disruption(reason="NodeLost", detail=f"node {node}", time=_time(ready))
+        return PodDisruption(reason="NodeLost", detail=f"node {node}", time=_time(ready))
     if target.get("status") == "True":
         reason = _BY_CONDITION.get(str(target.get("reason")), "Evicted")
         detail = reports.printable(target.get("message")) or reports.printable(target.get("reason"))
-        return Disruption(reason=reason, detail=detail, time=_time(target))
+        return PodDisruption(reason=reason, detail=detail, time=_time(target))
     if status.get("phase") == "Failed" and status.get("reason"):
-        told = [reports.printable(status.get(key)) for key in ("reason", "message")]
+        texts = [reports.printable(status.get(key)) for key in ("reason", "message")]
         since = str(status.get("startTime") or pod["metadata"].get("creationTimestamp") or "")
         reason = _BY_STATUS.get(str(status["reason"]), "Evicted")
-        return Disruption(reason=reason, detail=": ".join(filter(None, told)), time=since)
+        return PodDisruption(reason=reason, detail=": ".join(filter(None, texts)), time=since)
     return None
 
 
 def _is_silent(conditions: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether the node's controller has taken Ready away: the kubelet would have told of its containers
-    first, and a readiness gate gives a reason.
+    """Whether the node controller set Ready to False because the node is unreachable: the kubelet would have
+    changed ContainersReady first, and a readiness gate gives a reason.
     """
     ready, containers = conditions.get("Ready") or {}, conditions.get("ContainersReady") or {}
-    told = (ready.get("status"), containers.get("status"))
-    return told == ("False", "True") and not ready.get("reason")
+    statuses = (ready.get("status"), containers.get("status"))
+    return statuses == ("False", "True") and not ready.get("reason")
 
 
 def _time(condition: Mapping[str, Any]) -> str:

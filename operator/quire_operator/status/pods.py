@@ -1,7 +1,7 @@
-"""One pod as the status sees it: ready, loading, failing or going, and for which reason.
+"""The state of one pod: ready, loading, failing or terminating, and for which reason.
 
-Pure: a live pod and what it says of itself in, a frozen PodState out. Called by `status.of`. What a pod
-says is believed only where Kubernetes cannot know better, and never about another object.
+Pure: a live pod and its last /statusz in, a frozen PodState out. What a pod reports about itself is used only
+where Kubernetes cannot know better, and never for another object.
 """
 
 from __future__ import annotations
@@ -13,13 +13,26 @@ from datetime import datetime
 from typing import Any
 
 from quire_operator import names, reports
-from quire_operator.observed import Body, controller_uid, seconds_since
+from quire_operator.observed import (
+    Body,
+    controller_uid,
+    is_gated_by_kueue,
+    scheduler_message,
+    scheduling_gates,
+    seconds_since,
+    unscheduled_since,
+)
 from quire_operator.reports import Fetched, Sample
-from quire_operator.status import disruption, placement
+from quire_operator.status import disruption
 from quire_operator.status.reasons import BY_EXIT_CODE, REASONS
 
-# A claim or a Secret that comes a moment after its pod is mounted at the kubelet's next try.
+# A claim or a Secret that is created just after its pod is mounted at the kubelet's next try.
 VOLUME_GRACE_SECONDS = 30.0
+# Binding a claim or freeing a node takes a moment in a healthy cluster, too.
+SCHEDULING_GRACE_SECONDS = 5.0
+
+_VOLUME_WORDS = re.compile(r"persistentvolumeclaim|volume", re.IGNORECASE)
+_NOT_DEVICES = frozenset({"cpu", "memory", "ephemeral-storage"})
 
 _IMAGE_WAITS = frozenset(
     {
@@ -50,45 +63,47 @@ _SELF_TERMINATED = frozenset(
         "EngineStalled",
     }
 )
-# The kubelet alternates between the error and a back-off that quotes it: the same text for both.
+# The kubelet alternates between the error and a back-off that quotes it. Both are reduced to the same text.
 _PULL_PREFIX = re.compile(r'^(Back-off pulling image "[^"]*"(: )?)?(ErrImagePull: )?')
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a pod (or, without `pod`, the whole LLMDeployment) does not serve."""
+    """Why a pod (or, without `pod`, the LLMDeployment) does not serve."""
 
     reason: str
     detail: str = ""
     pod: str = ""
     exit_code: int | None = None
-    time: str = ""  # empty when Kubernetes gives none: then the time at which we first saw it
+    time: str = ""  # empty where Kubernetes gives none; the status then has the time it was first seen
     count: int = 1  # how often this pod has failed
     container: str = names.CONTAINER
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodState:
-    """`current`: made by the newest revision. `failure` is of now, `ended` the last end of its container."""
+    """`current`: of the newest revision. `failure`: the current one; `ended`: how its container ended
+    last.
+    """
 
     name: str
     current: bool
     ready: bool
-    going: bool
+    terminating: bool
     scheduled: bool
     loading: bool
     failure: Failure | None
     ended: Failure | None
     sample: Sample | None
     created: str
-    fetching: bool = False
+    downloading: bool = False
     fetched: Fetched | None = None
 
 
 def awaits_volumes(pod: Body, now: datetime) -> bool:
-    """True when a scheduled pod has no sandbox for so long that a volume may be the cause.
+    """True when a scheduled pod has had no sandbox for so long that a volume may be the cause.
 
-    Only may: the kubelet reports the same while it pulls the image. Its FailedMount Event is the evidence.
+    The kubelet's FailedMount Event is the proof: the pod looks the same while its image is pulled.
     """
     conditions = _conditions(pod)
     scheduled = conditions.get("PodScheduled") or {}
@@ -106,24 +121,24 @@ def read(
     newest: str,
     sample: Sample | None,
     now: datetime,
-    told: Mapping[str, Any],
+    stored_failure: Mapping[str, Any],
     mount_error: str = "",
 ) -> PodState:
-    """`newest`: uid of the newest ReplicaSet; `sample`: the pod's last /statusz, if there is one; `told`: the
-    stored lastFailure that still holds.
+    """`newest`: uid of the newest ReplicaSet; `sample`: the pod's last /statusz, if there is one;
+    `stored_failure`: the stored lastFailure, where it still holds.
     """
     status = pod.get("status") or {}
     conditions = _conditions(pod)
     container = _server(status)
-    going = _is_going(pod)
-    ready = not going and (conditions.get("Ready") or {}).get("status") == "True"
+    terminating = _is_terminating(pod)
+    ready = not terminating and (conditions.get("Ready") or {}).get("status") == "True"
     ended = _disrupted(pod, conditions) or _ended(pod, container)
     is_disrupted = ended is not None and ended.reason in disruption.REASONS
-    said = "" if sample is None else _said(sample)
+    said = "" if sample is None else _self_reported(sample)
     if sample is None or sample.phase in _STARTING:
-        said = said or _said_before(told, pod, container)
+        said = said or _self_reported_before(stored_failure, pod, container)
     failure = ended if is_disrupted else _failure(pod, conditions, container, said, ended, now)
-    failure = None if ready or going else failure
+    failure = None if ready or terminating else failure
     if failure is None and mount_error and awaits_volumes(pod, now):
         detail = reports.printable(mount_error)
         failure = Failure(reason="VolumePending", detail=detail, pod=pod["metadata"]["name"])
@@ -132,14 +147,16 @@ def read(
         name=pod["metadata"]["name"],
         current=controller_uid(pod) == newest,
         ready=ready,
-        going=going,
+        terminating=terminating,
         scheduled=bool((pod.get("spec") or {}).get("nodeName")),
-        loading=running and not (ready or going or is_disrupted) and (failure is None or failure is ended),
+        loading=running
+        and not (ready or terminating or is_disrupted)
+        and (failure is None or failure is ended),
         failure=failure,
         ended=ended,
         sample=sample,
         created=str(pod["metadata"].get("creationTimestamp", "")),
-        fetching=running and container.get("name") == names.FETCHER,
+        downloading=running and container.get("name") == names.FETCHER,
         fetched=_fetched(status),
     )
 
@@ -151,7 +168,7 @@ def _fetched(status: Mapping[str, Any]) -> Fetched | None:
     return reports.parse_fetched(end.get("message")) if end.get("exitCode") == 0 else None
 
 
-def _is_going(pod: Body) -> bool:
+def _is_terminating(pod: Body) -> bool:
     phase = (pod.get("status") or {}).get("phase")
     return "deletionTimestamp" in pod["metadata"] or phase in ("Failed", "Succeeded")
 
@@ -161,8 +178,8 @@ def _conditions(pod: Body) -> dict[str, Mapping[str, Any]]:
 
 
 def _server(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The server's container or, until it is done, the one that fetches the model for it; of a pod that only
-    fetches, that one.
+    """The status of the server's container or, until it completes, of the download container; of a download
+    pod, the latter.
     """
     fetcher = named(status, "initContainerStatuses", names.FETCHER)
     if fetcher and ((fetcher.get("state") or {}).get("terminated") or {}).get("exitCode") != 0:
@@ -172,7 +189,7 @@ def _server(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def named(status: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any]:
-    """What the kubelet says of a container; empty where it says nothing yet."""
+    """The kubelet's status of a container; empty where there is none yet."""
     return next((dict(one) for one in status.get(kind) or () if one.get("name") == name), {})
 
 
@@ -184,7 +201,7 @@ def _failure(
     ended: Failure | None,
     now: datetime,
 ) -> Failure | None:
-    """The reason that is nearest to the engine: what it says, how it ended, what its container waits for."""
+    """The most specific reason: what the engine reports, how it ended, what its container waits for."""
     name = pod["metadata"]["name"]
     running = (container.get("state") or {}).get("running")
     if running is not None:
@@ -202,34 +219,61 @@ def _failure(
         return Failure(reason="ImagePullFailed", detail=f"{image}: {cause}", pod=name)
     if waits_for in _CONFIG_WAITS:
         return Failure(reason="ConfigError", detail=detail or waits_for, pod=name)
-    waits = placement.waits_for(pod, now)
+    waits = _why_unscheduled(pod, now)
     return None if waits is None else Failure(reason=waits[0], detail=waits[1], pod=name)
 
 
-def _said(sample: Sample) -> str:
+def _why_unscheduled(pod: Body, now: datetime) -> tuple[str, str] | None:
+    """What a pod without a node waits for (an accelerator, quota, a volume or any node): reason and detail.
+    None for a pod that has a node, or has waited for a moment only.
+    """
+    since = unscheduled_since(pod)
+    if not since or seconds_since(since, now) < SCHEDULING_GRACE_SECONDS:
+        return None
+    gates = ", ".join(reports.printable(gate) for gate in scheduling_gates(pod))
+    if is_gated_by_kueue(pod):
+        return "WaitingForQuota", f"scheduling gate {gates}"
+    if gates:
+        return "WaitingForNode", f"held back by the scheduling gate {gates}"
+    detail = reports.printable(scheduler_message(pod))
+    if _VOLUME_WORDS.search(detail):
+        return "VolumePending", detail
+    lacks = any(f"Insufficient {device}" in detail for device in _devices(pod))
+    return ("WaitingForGPU" if lacks else "WaitingForNode"), detail
+
+
+def _devices(pod: Body) -> set[str]:
+    containers = (pod.get("spec") or {}).get("containers") or ()
+    limits = [(container.get("resources") or {}).get("limits") or {} for container in containers]
+    return {str(name) for each in limits for name in each} - _NOT_DEVICES
+
+
+def _self_reported(sample: Sample) -> str:
     if sample.reason in _SELF_REPORTED:
         return sample.reason
     return "EngineStalled" if sample.phase == "stalled" else ""
 
 
-def _said_before(told: Mapping[str, Any], pod: Body, container: Mapping[str, Any]) -> str:
-    """What the running container said of itself to an operator that has been restarted since; or before it
-    ended, if the next one answers already and the kubelet has not told of that yet.
+def _self_reported_before(stored_failure: Mapping[str, Any], pod: Body, container: Mapping[str, Any]) -> str:
+    """The reason that the running container reported before the operator was restarted, or before the
+    container ended where the kubelet has not reported that yet.
     """
     started = str(((container.get("state") or {}).get("running") or {}).get("startedAt"))
-    if told.get("pod") != pod["metadata"]["name"] or str(told.get("time")) < started:
+    if stored_failure.get("pod") != pod["metadata"]["name"] or str(stored_failure.get("time")) < started:
         return ""
-    return str(told["reason"]) if told["reason"] in _SELF_REPORTED else ""
+    return str(stored_failure["reason"]) if stored_failure["reason"] in _SELF_REPORTED else ""
 
 
 def _served_since(running: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool:
-    """True when the pod became unready after this container had been ready: its last end explains nothing."""
+    """True when the pod became unready after this container was ready: then the last termination is not the
+    reason.
+    """
     changed = str((conditions.get("Ready") or {}).get("lastTransitionTime", ""))
     return bool(changed) and changed > str(running.get("startedAt", ""))
 
 
 def _disrupted(pod: Body, conditions: Mapping[str, Any]) -> Failure | None:
-    """What Kubernetes does to the pod explains how its container ends, and not the other way round."""
+    """A disruption of the pod as a Failure. It explains how the container ended, not the other way round."""
     found = disruption.read(pod, conditions)
     if found is None:
         return None
@@ -237,10 +281,10 @@ def _disrupted(pod: Body, conditions: Mapping[str, Any]) -> Failure | None:
 
 
 def _ended(pod: Body, container: Mapping[str, Any]) -> Failure | None:
-    """How the container ended last, unless that was well and its pod had to go."""
+    """How the container ended last, unless it ended with success in a terminating pod."""
     state = container.get("state") or {}
     end = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
-    if not end or (end.get("exitCode") == 0 and _is_going(pod)):
+    if not end or (end.get("exitCode") == 0 and _is_terminating(pod)):
         return None
     code = int(end.get("exitCode", 1))
     said = reports.parse_termination(end.get("message"))
@@ -267,11 +311,11 @@ def _image(pod: Body) -> str:
     return str(next((c.get("image") for c in pod["spec"].get("containers") or ()), ""))
 
 
-assert REASONS.keys() >= _SELF_REPORTED | _SELF_TERMINATED  # a reason without a remedy helps nobody
+assert REASONS.keys() >= _SELF_REPORTED | _SELF_TERMINATED  # every reason has a remedy
 
 
-def by_weight(states: Sequence[PodState]) -> list[PodState]:
-    """Pods of the newest revision first, and those whose container ended before those that only wait."""
+def by_relevance(states: Sequence[PodState]) -> list[PodState]:
+    """Pods of the newest revision first; among them, those whose container ended before those that wait."""
     return sorted(
         states, key=lambda s: (not s.current, s.failure is None or s.failure.exit_code is None, s.name)
     )

@@ -1,7 +1,7 @@
-"""Every reason for which an LLMDeployment does not serve, with what to do about it: the one table of them.
+"""The table of all reasons for which an LLMDeployment does not serve, each with its remedy.
 
-`status` takes its messages from here, the documentation is generated from it. Reasons that a server reports
-by itself (termination log, /statusz) and reasons that only Kubernetes can see stand side by side.
+`status` takes its messages from here, and docs/troubleshooting.md is generated from it. It holds the reasons
+that a server reports (termination log, /statusz) and those that only Kubernetes can see.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STALLED_AFTER_FAILURES = 2
+
+ConditionValue = tuple[str, str, str]  # status, reason and message of a condition
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Reason:
     what: str
     remedy: str
     final: bool = False
-    exit_code: int | None = None  # with which the server ends for it
+    exit_code: int | None = None  # of the server
     shown: str = "Degraded=True"
 
 
@@ -35,8 +37,8 @@ _ALL = (
     ),
     Reason(
         "ModelCorrupt",
-        "a file of the model cannot be read as what it should be, or differs from the manifest's checksum",
-        "copy the model into the volume again; a downloaded one is fetched again without you, by a Job at "
+        "a file of the model is damaged, or differs from the manifest's checksum",
+        "copy the model into the volume again; a downloaded one is downloaded again by itself, by a Job at "
         "once or, where pods download, by a new pod in ten minutes; if it comes back, publish it again",
         final=True,
         exit_code=65,
@@ -57,7 +59,7 @@ _ALL = (
     Reason(
         "OutOfDisk",
         "the volume has no room for the model, or cannot be written",
-        "enlarge the volume; what is there already is continued",
+        "enlarge the volume; the download then resumes",
         final=True,
         exit_code=73,
     ),
@@ -87,7 +89,8 @@ _ALL = (
     ),
     Reason(
         "GPUOutOfMemory",
-        "the GPU has no memory for the model, its graphs or a step, whatever requests are given up",
+        "the GPU has too little memory for the model, its graphs or a step, and failing a request would not "
+        "free enough",
         "lower spec.resources.gpu.memoryPercent (it leaves more to steps and graphs) or "
         "spec.engine.maxNumSeqs, serve a smaller or a quantised model, or choose a larger GPU",
         exit_code=76,
@@ -100,9 +103,10 @@ _ALL = (
     ),
     Reason(
         "ServerExited",
-        "the server ended with success while it should have served",
+        "the server exited with code 0 while it should have been serving",
         "read the log of the ended container (kubectl logs --previous): if it was asked to stop, its probes "
-        "were not answered in time (raise spec.resources.cpu); else spec.engine.extraArgs made it end",
+        "were not answered in time (raise spec.resources.cpu); else a flag in spec.engine.extraArgs made it "
+        "exit",
         exit_code=0,
     ),
     Reason(
@@ -113,12 +117,12 @@ _ALL = (
     ),
     Reason(
         "CanaryMismatch",
-        "the engine repeats its recorded answer with other tokens: its weights or its device are corrupt",
+        "the engine answers the canary with other tokens than before: its weights or its device are corrupt",
         "delete the pod so that it loads again; if it comes back, suspect the node's memory or device",
     ),
     Reason(
         "CanaryStale",
-        "the engine has not proved for too long that it can still answer",
+        "the engine has not completed the canary for too long",
         "read the pod's log; an overloaded node can cause it",
     ),
     Reason(
@@ -148,8 +152,8 @@ _ALL = (
     Reason(
         "Evicted",
         "a pod had to leave its node",
-        "nothing where the node was drained or taken back: another pod takes its place; else make room for "
-        "what the message names",
+        "nothing if the node was drained or reclaimed, since another pod replaces it; else free the "
+        "resource that the message names",
         shown="",
     ),
     Reason(
@@ -173,26 +177,27 @@ _ALL = (
     ),
     Reason(
         "OwnershipConflict",
-        "an object of a name that is needed exists and belongs to somebody else",
+        "an object with a name that is needed exists already and has another owner",
         "delete or rename that object, or give the LLMDeployment another name",
         final=True,
     ),
     Reason(
         "QuotaExceeded",
         "a ResourceQuota of the namespace does not allow the pods",
-        "have the quota raised, or lower spec.replicas or spec.resources; where ModelCached says it, "
-        "there is no room for the Job that downloads the model, and it is tried again by itself",
+        "have the quota raised, or lower spec.replicas or spec.resources; if ModelCached has this reason, "
+        "the quota has no room for the Job that downloads the model, which is retried by itself",
     ),
     Reason(
         "ApplyRejected",
         "the API server refused an object that this LLMDeployment needs",
-        "correct the field that the message names; if it names none, a policy of the cluster refused",
+        "correct the field that the message names; if it names none, a policy of the cluster refused the "
+        "object",
         final=True,
     ),
     Reason(
         "ApplyFailed",
         "the API server failed to store an object that this LLMDeployment needs; it is tried again and again",
-        "mend what the message names, such as an admission webhook that does not answer; else read the API "
+        "fix what the message names, such as an admission webhook that does not answer; else read the API "
         "server's log",
     ),
     Reason(
@@ -204,27 +209,28 @@ _ALL = (
     Reason(
         "RolledBack",
         "the rollout of the newest spec failed, and the last revision that was Ready serves again",
-        "correct the spec: its next edit is tried; with spec.rollout.autoRollback off this one is, too",
+        "correct the spec: its next edit is rolled out; with spec.rollout.autoRollback off the present one "
+        "is, too",
         final=True,
     ),
     Reason(
         "MetricsUnavailable",
         "the autoscaler cannot read the metrics of the pods, and keeps their number as it is",
         "look at the metrics adapter's pods and, with backend HPA, at the APIService "
-        "v1beta2.custom.metrics.k8s.io (kubectl describe); if that belongs to somebody else, set "
+        "v1beta2.custom.metrics.k8s.io (kubectl describe); if that has another owner, set "
         "spec.autoscaling.backend to External",
         shown="ScalingActive=False",
     ),
     Reason(
         "KEDAMissing",
-        "KEDA is to decide about the number of pods, and is not installed",
+        "the autoscaling backend is KEDA, which is not installed",
         "install KEDA 2.17 or newer (it is found by itself then), or drop spec.autoscaling.idle and fallback "
         "and set backend to HPA",
         shown="ScalingActive=False",
     ),
     Reason(
         "ActivatorMissing",
-        "nobody holds the first request while no pod runs: it fails, and wakes nothing",
+        "no activator holds the first request while no pod runs: the request fails and starts no pod",
         "name what holds requests in spec.autoscaling.idle.activator, such as KEDA's HTTP add-on, or drop "
         "spec.autoscaling.idle",
         shown="ActivatorReady=False",
@@ -257,19 +263,19 @@ _ALL = (
     ),
     Reason(
         "MissingCRD",
-        "a kind that the spec asks for is not installed in this cluster; what else serves goes on",
+        "a kind that the spec asks for is not installed in this cluster; everything else keeps working",
         "install the Gateway API (HTTPRoute) or its inference extension (InferencePool), which is found by "
         "itself then, or drop spec.networking.httpRoute or inferencePool",
     ),
     Reason(
         "MissingRights",
-        "the operator has no right to a kind of object that the spec asks for; what else serves goes on",
+        "the operator has no right to a kind of object that the spec asks for; everything else keeps working",
         "add the rule that the message names to the operator's role, as the chart does with rbac.create=true "
         "(it is tried again by itself), or drop the field that asks for it",
     ),
     Reason(
         "RouteNotAccepted",
-        "a Gateway does not take the HTTPRoute",
+        "a Gateway does not accept the HTTPRoute",
         "correct spec.networking.httpRoute, or have the Gateway's listener allow routes of this namespace",
     ),
     Reason(
@@ -284,14 +290,14 @@ REASONS = {reason.name: reason for reason in _ALL}
 BY_EXIT_CODE = {reason.exit_code: reason.name for reason in _ALL if reason.exit_code is not None}
 
 
-def detail(reason: str, told: str) -> str:
-    """What `message` was given; empty when `told` is none of its messages."""
+def detail(reason: str, text: str) -> str:
+    """The detail that `message` put into `text`; empty when `text` is not one of its messages."""
     start, end = message(reason, "\0").split("\0")
-    return told[len(start) : -len(end)] if told.startswith(start) and told.endswith(end) else ""
+    return text[len(start) : -len(end)] if text.startswith(start) and text.endswith(end) else ""
 
 
 def message(reason: str, detail: str = "") -> str:
-    """What happened, what is known of it, and what to do."""
+    """What happened, the detail, and what to do."""
     entry = REASONS[reason]
     known = f" ({detail.rstrip('.')})" if detail else ""
     return f"{entry.what[0].upper()}{entry.what[1:]}{known}. {entry.remedy[0].upper()}{entry.remedy[1:]}."

@@ -1,7 +1,6 @@
-"""Whether Gateways lead to the endpoint: the condition Routed.
+"""The condition Routed: whether the Gateways accept our HTTPRoute, and whether the CRDs are installed.
 
-Called by `status.of`. Mirrors what the Gateways say of our HTTPRoute, and tells of CRDs that are not there.
-What serves inside the cluster is Ready all the same. Pure.
+Independent of Ready: the endpoint serves inside the cluster all the same. Pure.
 """
 
 from __future__ import annotations
@@ -13,14 +12,13 @@ from quire_operator import reports
 from quire_operator.observed import Body, Observed
 from quire_operator.spec import LLMDeployment
 from quire_operator.status import reasons
-
-Decided = tuple[str, str, str]  # status, reason, message
+from quire_operator.status.reasons import ConditionValue
 
 _KINDS = ("HTTPRoute", "InferencePool")
 
 
-def condition(model: LLMDeployment, observed: Observed) -> Decided | None:
-    """Routed; None where no Gateway is asked for."""
+def condition(model: LLMDeployment, observed: Observed) -> ConditionValue | None:
+    """Routed; None where the spec names no Gateway."""
     networking = model.spec.networking
     pool = networking.inference_pool
     if networking.http_route is None and (pool is None or not pool.enabled):
@@ -31,19 +29,20 @@ def condition(model: LLMDeployment, observed: Observed) -> Decided | None:
         return "True", "PoolMade", "The InferencePool is there for the HTTPRoutes of others."
     route = observed.child("HTTPRoute") or {}
     generation = (route.get("metadata") or {}).get("generation")
-    # What a Gateway said before the route's last edit says nothing, and no event tells when it says more.
-    told_of = ((route.get("status") or {}).get("parents")) or ()
-    parents = [parent for parent in told_of if _is_of(parent, generation)]
+    # Conditions for an older generation of the route are ignored. Their update causes no event: the status is
+    # polled.
+    reported = ((route.get("status") or {}).get("parents")) or ()
+    parents = [parent for parent in reported if _is_of(parent, generation)]
     if len(parents) < len(networking.http_route.parent_refs):
-        told = f"{len(parents)} of {len(networking.http_route.parent_refs)} Gateways"
-        return "Unknown", "AwaitingGateway", f"{told} have said whether they take the HTTPRoute."
+        count = f"{len(parents)} of {len(networking.http_route.parent_refs)} Gateways"
+        return "Unknown", "AwaitingGateway", f"{count} have said whether they take the HTTPRoute."
     if why := next((why for parent in parents for why in _refusals(parent)), None):
         return "False", "RouteNotAccepted", reasons.message("RouteNotAccepted", why)
     return "True", "RouteAccepted", "Every Gateway takes the HTTPRoute."
 
 
-def awaits_others(status: Mapping[str, Any]) -> bool:
-    """Whether Routed may change without an event: no watch tells of these kinds."""
+def awaits_gateway(status: Mapping[str, Any]) -> bool:
+    """Whether Routed may change without an event: these kinds are not watched."""
     return any(
         c.get("type") == "Routed" and c.get("status") != "True" for c in status.get("conditions") or ()
     )
@@ -55,7 +54,7 @@ def _is_of(parent: Body, generation: Any) -> bool:
 
 
 def _refusals(parent: Body) -> Iterator[str]:
-    for told in parent.get("conditions") or ():
-        if told.get("type") in ("Accepted", "ResolvedRefs") and told.get("status") == "False":
+    for refusal in parent.get("conditions") or ():
+        if refusal.get("type") in ("Accepted", "ResolvedRefs") and refusal.get("status") == "False":
             gateway = (parent.get("parentRef") or {}).get("name")
-            yield reports.printable(f"Gateway {gateway}: {told.get('reason')}, {told.get('message')}")
+            yield reports.printable(f"Gateway {gateway}: {refusal.get('reason')}, {refusal.get('message')}")

@@ -1,7 +1,7 @@
-"""Whether the number of pods follows the load: the condition ScalingActive, and status.scaling.
+"""The condition ScalingActive and status.scaling: whether the number of pods follows the load.
 
-Called by `status.of`. Mirrors what the HorizontalPodAutoscaler says of itself, ours or the one that KEDA made
-of our ScaledObject, and tells of a second autoscaler of the same Deployment. Pure; decides about no pod.
+Mirrors the conditions of the HorizontalPodAutoscaler (ours, or the one that KEDA created for our
+ScaledObject), and reports a second autoscaler of the same Deployment. Pure; decides about no pod.
 """
 
 from __future__ import annotations
@@ -14,41 +14,44 @@ from typing import Any
 from quire_operator import names, quantity, reports
 from quire_operator.errors import QuantityError
 from quire_operator.observed import Body, Observed, seconds_since
-from quire_operator.resources import Measured
+from quire_operator.resources import PodMeasurements
 from quire_operator.spec import LLMDeployment
 from quire_operator.status import reasons
+from quire_operator.status.reasons import ConditionValue
 
-Decided = tuple[str, str, str]  # status, reason, message
-
-# A pod that has just become ready is measured within seconds, and the autoscaler looks every 15.
+# A pod that has just become ready is scraped within seconds, and the autoscaler syncs every 15.
 METRICS_GRACE_SECONDS = 60.0
 AWAITING = "AwaitingMetrics"
 AWAITING_KEDA = "AwaitingKEDA"
-_UNTOLD = (AWAITING, AWAITING_KEDA, "KEDAMissing")  # what changes without an event that is watched
+_POLLED_REASONS = (AWAITING, AWAITING_KEDA, "KEDAMissing")  # they change without a watched event
 _REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
 _NO_METRICS = ("FailedGet", "FailedConvert", "InvalidMetric")
 
 
-def condition(model: LLMDeployment, observed: Observed, *, ready: int, now: datetime) -> Decided | None:
-    """ScalingActive; None where the spec gives the number and nobody else changes it. `ready`: pods."""
+def condition(
+    model: LLMDeployment, observed: Observed, *, ready: int, now: datetime
+) -> ConditionValue | None:
+    """ScalingActive; None where the spec gives the number and there is no autoscaler. `ready`: number of
+    pods.
+    """
     if model.replicas == 0:
         is_meant = model.spec.autoscaling is not None
         return ("False", "Suspended", "No pods run: spec.suspend is true.") if is_meant else None
-    rivals, who = observed.rivals, model.autoscaler
-    if len(rivals) > (who == "External"):
-        return _conflict(", ".join(sorted(_title(rival) for rival in rivals)))
+    foreign_autoscalers, who = observed.foreign_autoscalers, model.autoscaler
+    if len(foreign_autoscalers) > (who == "External"):
+        return _conflict(", ".join(sorted(_title(rival) for rival in foreign_autoscalers)))
     if not who:
         return None
     if who == "KEDA":
-        return _graced(_keda(observed), observed, ready, now)
-    own = rivals[0] if rivals else observed.child("HorizontalPodAutoscaler")
+        return _with_grace(_keda(observed), observed, ready, now)
+    own = foreign_autoscalers[0] if foreign_autoscalers else observed.child("HorizontalPodAutoscaler")
     if own is None and who == "External":
         return (
             "Unknown",
             "External",
-            "Whoever scales the Deployment is no HorizontalPodAutoscaler that is seen.",
+            "The Deployment has no HorizontalPodAutoscaler; something else has to scale it.",
         )
-    return _graced(_mirrored(own or {}), observed, ready, now)
+    return _with_grace(_mirrored(own or {}), observed, ready, now)
 
 
 def summary(model: LLMDeployment, observed: Observed) -> dict[str, Any]:
@@ -57,55 +60,57 @@ def summary(model: LLMDeployment, observed: Observed) -> dict[str, Any]:
         return {}
     live = {
         "HPA": observed.child("HorizontalPodAutoscaler"),
-        "KEDA": observed.made_by_keda,
-        "External": next(iter(observed.rivals), None),
+        "KEDA": observed.keda_autoscaler,
+        "External": next(iter(observed.foreign_autoscalers), None),
     }[model.autoscaler]
-    told = (live or {}).get("status") or {}
+    live_status = (live or {}).get("status") or {}
     known = {
         "autoscaler": live["metadata"]["name"] if live else None,
-        "desiredReplicas": told.get("desiredReplicas"),
-        "lastScaleTime": told.get("lastScaleTime"),
+        "desiredReplicas": live_status.get("desiredReplicas"),
+        "lastScaleTime": live_status.get("lastScaleTime"),
     }
     return {"backend": model.autoscaler} | {key: value for key, value in known.items() if value is not None}
 
 
-def measured(body: Body, autoscaler: Body | None) -> Measured:
-    """What is known of the pods that run, from the LLMDeployment `body` and the `autoscaler`: ours, or the
-    one that KEDA made of our ScaledObject.
+def pod_measurements(body: Body, autoscaler: Body | None) -> PodMeasurements:
+    """Measurements of the running pods, from the LLMDeployment's status and the live autoscaler: ours, or the
+    one that KEDA created for our ScaledObject.
     """
     seconds = ((body.get("status") or {}).get("model") or {}).get("lastLoadSeconds")
     live = autoscaler or {}
-    pace = ((live.get("spec") or {}).get("behavior") or {}).get("scaleDown") or {}
-    return Measured(
+    scale_down = ((live.get("spec") or {}).get("behavior") or {}).get("scaleDown") or {}
+    return PodMeasurements(
         load_seconds=seconds if isinstance(seconds, int) else None,
         gpu_percent=_gpu_percent(live),
-        is_held=pace.get("selectPolicy") == "Disabled",
+        scale_down_disabled=scale_down.get("selectPolicy") == "Disabled",
     )
 
 
 def _gpu_percent(autoscaler: Body) -> float | None:
-    """The mean over the replicas that the autoscaler last read."""
+    """The mean over the replicas, as the autoscaler last read it."""
     for metric in (autoscaler.get("status") or {}).get("currentMetrics") or ():
-        told = metric.get("object") or metric.get("external") or {}
-        # KEDA puts the trigger's place and type before what the trigger asks for.
-        if str((told.get("metric") or {}).get("name")).endswith(names.METRICS["GPUUtilization"]):
+        source = metric.get("object") or metric.get("external") or {}
+        # KEDA prefixes the metric's name with the index and type of the trigger.
+        if str((source.get("metric") or {}).get("name")).endswith(names.METRICS["GPUUtilization"]):
             try:
-                return float(quantity.parse(str((told.get("current") or {}).get("averageValue")))) * 100
+                return float(quantity.parse(str((source.get("current") or {}).get("averageValue")))) * 100
             except QuantityError:
                 return None
     return None
 
 
 def is_idle(model: LLMDeployment, observed: Observed) -> bool:
-    """Whether KEDA has taken all pods away because nothing is asked for."""
+    """Whether KEDA has scaled to zero for lack of requests."""
     scaling = model.spec.autoscaling
     if model.autoscaler != "KEDA" or scaling is None or scaling.idle is None:
         return False
     return ((observed.child("Deployment") or {}).get("spec") or {}).get("replicas") == 0
 
 
-def activator(model: LLMDeployment) -> Decided | None:
-    """ActivatorReady: does anybody hold the first request while no pod runs? None where pods always run."""
+def activator(model: LLMDeployment) -> ConditionValue | None:
+    """ActivatorReady: whether something holds the first request while no pod runs. None without scale to
+    zero.
+    """
     scaling = model.spec.autoscaling
     if model.autoscaler != "KEDA" or scaling is None or scaling.idle is None:
         return None
@@ -114,51 +119,51 @@ def activator(model: LLMDeployment) -> Decided | None:
     return (
         "True",
         "ActivatorGiven",
-        f"{scaling.idle.activator.scaler_address} tells KEDA of the first request.",
+        f"{scaling.idle.activator.scaler_address} notifies KEDA of the first request.",
     )
 
 
 def awaits_metrics(status: Mapping[str, Any]) -> bool:
     """Whether ScalingActive will change with time, without an event."""
     return any(
-        c.get("type") == "ScalingActive" and c.get("reason") in _UNTOLD
+        c.get("type") == "ScalingActive" and c.get("reason") in _POLLED_REASONS
         for c in status.get("conditions") or ()
     )
 
 
-def _keda(observed: Observed) -> Decided:
-    """What KEDA says of our ScaledObject, and else what its HorizontalPodAutoscaler says."""
+def _keda(observed: Observed) -> ConditionValue:
+    """The condition of our ScaledObject where it fails, else that of KEDA's HorizontalPodAutoscaler."""
     if "ScaledObject" in observed.missing:
         return "False", "KEDAMissing", reasons.message("KEDAMissing")
     conditions = ((observed.child("ScaledObject") or {}).get("status") or {}).get("conditions") or ()
-    told = {c.get("type"): c for c in conditions}
+    by_type = {c.get("type"): c for c in conditions}
     for kind, bad in (("Paused", "True"), ("Fallback", "True"), ("Ready", "False")):
-        condition = told.get(kind) or {}
-        if condition.get("status") == bad and (kind != "Ready" or observed.made_by_keda is None):
+        condition = by_type.get(kind) or {}
+        if condition.get("status") == bad and (kind != "Ready" or observed.keda_autoscaler is None):
             detail = reports.printable(condition.get("message"))
             if kind == "Fallback":
                 return "False", "MetricsUnavailable", reasons.message("MetricsUnavailable", detail)
             return _refused(str(condition.get("reason")), detail)
-    if observed.made_by_keda is None:
+    if observed.keda_autoscaler is None:
         return "Unknown", AWAITING_KEDA, "KEDA has not taken up the ScaledObject: its operator has to run."
     if ((observed.child("Deployment") or {}).get("spec") or {}).get("replicas") == 0:
-        return "True", "Idle", "Nothing is asked for, and KEDA has taken all pods away."
-    return _mirrored(observed.made_by_keda)
+        return "True", "Idle", "There are no requests, and KEDA has scaled to zero."
+    return _mirrored(observed.keda_autoscaler)
 
 
-def _mirrored(autoscaler: Body) -> Decided:
-    """What an autoscaler says of itself."""
+def _mirrored(autoscaler: Body) -> ConditionValue:
+    """The autoscaler's own condition."""
     conditions = (autoscaler.get("status") or {}).get("conditions") or ()
-    told = {c.get("type"): c for c in conditions}
+    by_type = {c.get("type"): c for c in conditions}
     for kind in ("AbleToScale", "ScalingActive"):
-        if (failed := told.get(kind) or {}).get("status") == "False":
+        if (failed := by_type.get(kind) or {}).get("status") == "False":
             return _refused(str(failed.get("reason")), reports.printable(failed.get("message")))
-    if (told.get("ScalingActive") or {}).get("status") == "True":
+    if (by_type.get("ScalingActive") or {}).get("status") == "True":
         return "True", "ValidMetricFound", "The number of pods follows the metrics."
     return "Unknown", "Pending", "The autoscaler has not looked at the metrics yet."
 
 
-def _refused(reason: str, detail: str) -> Decided:
+def _refused(reason: str, detail: str) -> ConditionValue:
     if reason == "AmbiguousSelector":
         return _conflict(detail)
     if reason.startswith(_NO_METRICS) and reason != "FailedGetScale":
@@ -167,8 +172,8 @@ def _refused(reason: str, detail: str) -> Decided:
     return "False", known, detail or "The autoscaler gives no message."
 
 
-def _graced(decided: Decided, observed: Observed, ready: int, now: datetime) -> Decided:
-    """There is nothing to measure before a pod is ready, and for a moment afterwards nothing is measured."""
+def _with_grace(decided: ConditionValue, observed: Observed, ready: int, now: datetime) -> ConditionValue:
+    """Missing metrics are no failure before a pod is ready, nor for a moment afterwards."""
     if decided[1] != "MetricsUnavailable":
         return decided
     if not ready:
@@ -181,12 +186,12 @@ def _graced(decided: Decided, observed: Observed, ready: int, now: datetime) -> 
     return decided
 
 
-def _conflict(detail: str) -> Decided:
+def _conflict(detail: str) -> ConditionValue:
     return "False", "ConflictingAutoscaler", reasons.message("ConflictingAutoscaler", detail)
 
 
 def _title(autoscaler: Body) -> str:
-    """The autoscaler's name, and what made it: people know their ScaledObject and not the HPA behind it."""
+    """The autoscaler's name and its owner: users know their ScaledObject and not the HPA behind it."""
     metadata = autoscaler["metadata"]
     made_by = [
         f" of {owner.get('kind')} {owner.get('name')}"

@@ -1,7 +1,7 @@
-"""What changed between two statuses: the patch that is to be written, and the Events that tell of it.
+"""What changed between two statuses: the merge patch to write, and the Events to record.
 
-Called by reconcile with the stored status and the new one. An Event is told once for each reason that was
-not there before, so a restarted operator, which finds the reason in the stored status, tells nothing. Pure.
+An Event is recorded once for each reason that the stored status does not have, so that a restarted operator
+repeats none. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WANTED = ("ScalingActive", "ActivatorReady", "FitsAccelerator", "Routed")
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What happened to an LLMDeployment, for people who read `kubectl describe`."""
+    """An Event of an LLMDeployment, as `kubectl describe` shows it."""
 
     kind: str  # Normal or Warning
     reason: str
@@ -42,41 +42,41 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
 
 
 def is_progress_only(patch: Mapping[str, Any]) -> bool:
-    """True for a patch that only says how far loading is: it can wait a little."""
+    """True for a patch that only updates the loading progress, and so can wait."""
     progress = {"bytesLoaded", "bytesPerSecond", "etaSeconds"}
     return set(patch) == {"model"} and isinstance(patch["model"], Mapping) and set(patch["model"]) <= progress
 
 
-def is_in_passing(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """True between two turns of a story: no Event to tell, and as many replicas ready as before."""
+def is_transient(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """True for an intermediate state: no Event to record, and the same phase and number of ready replicas."""
     kept = ("phase", "observedGeneration", "readyReplicas")
     return not events(old, new) and all(old.get(key) == new.get(key) for key in kept)
 
 
 def events(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Event, ...]:
     """One Warning for each new reason of trouble and for each pod that is disrupted, one Normal when it
-    becomes Ready or gives up to surge.
+    becomes Ready or falls back to in-place replacement.
     """
     trouble, known = _trouble(new) | _disrupted(old, new), _trouble(old)
-    told = [
+    found = [
         Event(kind="Warning", reason=reason, note=note)
         for reason, note in trouble.items()
         if reason not in known
     ]
     complete = _condition(new, "RolloutComplete")
     if complete.get("reason") == SURGE_UNSCHEDULABLE != _condition(old, "RolloutComplete").get("reason"):
-        told.append(Event(kind="Normal", reason=SURGE_UNSCHEDULABLE, note=str(complete.get("message", ""))))
+        found.append(Event(kind="Normal", reason=SURGE_UNSCHEDULABLE, note=str(complete.get("message", ""))))
     ready = _condition(new, "Ready")
     if ready.get("status") == "True" and _condition(old, "Ready").get("status") != "True":
-        told.append(Event(kind="Normal", reason="Ready", note=str(ready.get("message", ""))))
-    return tuple(told)
+        found.append(Event(kind="Normal", reason="Ready", note=str(ready.get("message", ""))))
+    return tuple(found)
 
 
 def _disrupted(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
-    """A pod that had to go although nothing is degraded, where that is news."""
+    """A disrupted pod, where it has not been reported yet and nothing is degraded."""
     before, last = old.get("lastFailure") or {}, new.get("lastFailure") or {}
-    is_news = any(before.get(key) != last.get(key) for key in ("reason", "pod"))
-    if not is_news or last.get("reason") not in disruption.REASONS:
+    is_new = any(before.get(key) != last.get(key) for key in ("reason", "pod"))
+    if not is_new or last.get("reason") not in disruption.REASONS:
         return {}
     return {str(last["reason"]): str(last["message"])}
 

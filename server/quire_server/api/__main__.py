@@ -5,9 +5,13 @@ Ends with 0 when a drain has ended, and with a reason when it cannot start.
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until `_run`: what is imported stays, and walking it takes a fifth of the start
+
 import asyncio
 import contextlib
-import gc
 import logging
 import math
 import os
@@ -15,37 +19,36 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import uvicorn
 import uvloop
 from prometheus_client import disable_created_metrics
 
-from quire_server import config, exits, faults, log
-from quire_server.api import lag
+from quire_server import config, fault_injection, log, termination
 from quire_server.api.admission import Admission, Limits
 from quire_server.api.app import create_app
 from quire_server.api.auth import Keys
-from quire_server.api.connections import Connection
+from quire_server.api.context import ServerContext
 from quire_server.api.deep_check import DeepCheck
 from quire_server.api.drain import Drain, DrainLimits
-from quire_server.api.house import House
-from quire_server.api.rates import RateLimits, Rates
+from quire_server.api.http_protocol import Connection
+from quire_server.api.rate_limit import RateLimits, Rates
 from quire_server.api.request_log import RequestLog, RequestLogging, read_patterns
-from quire_server.api.sampling_defaults import SamplingDefaults, sampling_defaults
 from quire_server.api.tracing import Tracing
 from quire_server.config import ServeConfig
-from quire_server.core.errors import ConfigError, QuireServerError
-from quire_server.core.model_files import ModelFiles
 from quire_server.core.policy import Policy
 from quire_server.core.watermark import WatermarkMode
 from quire_server.engine.client import EngineClient
-from quire_server.engine.inbox import SOCKET_NAME
 from quire_server.engine.messages import EngineInfo
+from quire_server.engine.socket_server import SOCKET_NAME
+from quire_server.errors import ConfigError, QuireServerError
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import SharedState
-from quire_server.metrics import CacheFacts, Metrics
+from quire_server.metrics.requests import CacheFacts, Metrics
+from quire_server.model_dir.files import ModelFiles
+from quire_server.model_dir.generation_config import SamplingDefaults, sampling_defaults
 from quire_server.text.chat import ChatTemplate
 from quire_server.text.grammar_compiler import GrammarCompiler
 from quire_server.text.tokenizer import Tokenizer
@@ -54,6 +57,7 @@ logger = logging.getLogger(__name__)
 
 # Longer than clients keep idle connections, so that the client is the one who closes.
 _KEEP_ALIVE_SECONDS = 75
+_LAG_PERIOD_SECONDS = 0.1
 
 
 def main(argv: list[str]) -> int:
@@ -65,32 +69,33 @@ def main(argv: list[str]) -> int:
     try:
         _run(settings, run_dir)
     except Exception as error:  # the process boundary: everything becomes a reason and an exit code
-        failure = exits.failure_of(error)
+        failure = termination.failure_of(error)
         unexpected = not isinstance(error, QuireServerError)
         logger.error(failure.message, extra={"reason": failure.reason.value}, exc_info=unexpected)
-        exits.leave_failure(run_dir, failure)
+        termination.leave_failure(run_dir, failure)
         return failure.exit_code
     return 0
 
 
 def _run(settings: ServeConfig, run_dir: Path) -> None:
     """Read the texts of the model, listen, serve."""
-    house = build_house(settings, run_dir)
+    context = build_context(settings, run_dir)
     listener = _listen(settings.host, settings.port)
     # What lives until here lives for ever: keep the collector from walking it on every pass.
     gc.collect()
     gc.freeze()
-    stuck = faults.parse(os.environ).due("stuck_drain", float("inf"))
+    gc.enable()
+    stuck = fault_injection.parse(os.environ).due("stuck_drain", float("inf"))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(house, listener, stuck=stuck))
+            runner.run(_serve(context, listener, stuck=stuck))
     finally:
-        house.template.close()
-        house.grammars.close()
-        house.tracing.close()
+        context.template.close()
+        context.grammars.close()
+        context.tracing.close()
 
 
-def build_house(settings: ServeConfig, run_dir: Path) -> House:
+def build_context(settings: ServeConfig, run_dir: Path) -> ServerContext:
     """All parts of the API process."""
     metrics = Metrics(settings.served_names[0])
     files = ModelFiles.open(settings.model)
@@ -104,7 +109,7 @@ def build_house(settings: ServeConfig, run_dir: Path) -> House:
     )
     if settings.device != "cpu":
         metrics.gpus.watch()
-    return House(
+    return ServerContext(
         served_names=settings.served_names,
         engine=engine,
         tokenizer=tokenizer,
@@ -131,6 +136,7 @@ def build_house(settings: ServeConfig, run_dir: Path) -> House:
             read_patterns(settings.log_redact_path),
             settings.max_log_len,
         ),
+        with_docs=not settings.disable_fastapi_docs,
         with_priorities=settings.scheduling_policy == Policy.PRIORITY,
         request_timeout=settings.request_timeout_seconds or math.inf,
         watermark=WatermarkMode(settings.watermark),
@@ -176,12 +182,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(house: House, listener: socket.socket, *, stuck: bool) -> None:
+async def _serve(context: ServerContext, listener: socket.socket, *, stuck: bool) -> None:
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, house.drain.begin)
+    loop.add_signal_handler(signal.SIGTERM, context.drain.begin)
     server = _Server(
         uvicorn.Config(
-            create_app(house),
+            create_app(context),
             http=Connection,
             ws="none",
             lifespan="off",
@@ -196,9 +202,9 @@ async def _serve(house: House, listener: socket.socket, *, stuck: bool) -> None:
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     # Only now: to the engine, and so to readiness, our connection means that we listen.
-    connecting = loop.create_task(house.engine.run())
-    watching = loop.create_task(lag.watch(house.metrics.loop_lag))
-    begin = loop.create_task(house.drain.wait_for_begin())
+    connecting = loop.create_task(context.engine.run())
+    watching = loop.create_task(_watch_lag(context.metrics.loop_lag))
+    begin = loop.create_task(context.drain.wait_for_begin())
     await asyncio.wait({serving, connecting, begin}, return_when=asyncio.FIRST_COMPLETED)
     if not begin.done():
         for ended in (task for task in (serving, connecting) if task.done()):
@@ -206,11 +212,20 @@ async def _serve(house: House, listener: socket.socket, *, stuck: bool) -> None:
         raise RuntimeError("the HTTP server ended by itself")
     if stuck:
         await asyncio.Event().wait()
-    await house.drain.wait_for_end(lambda: _clients(server))
+    await context.drain.wait_for_end(lambda: _clients(server))
     server.should_exit = True
     await serving
     connecting.cancel()
     watching.cancel()
+
+
+async def _watch_lag(observe: Callable[[float], None]) -> None:
+    """Report ten times a second by how many seconds the event loop ran a timer late."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _LAG_PERIOD_SECONDS
+        await asyncio.sleep(_LAG_PERIOD_SECONDS)
+        observe(max(0.0, loop.time() - due))
 
 
 def _clients(server: uvicorn.Server) -> list[Connection]:

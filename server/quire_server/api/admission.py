@@ -1,9 +1,12 @@
-"""Who may come in: a bounded house, with a place reserved before any work is done for a request.
+"""Admission control: bounds what runs and waits, and sheds the rest before any work is done for it.
 
-Called by `completions` for each request. Sheds in three ways, each a 503 with its reason: `queue_full` (by
-requests or by prompt tokens), `load_shed` (with a rising probability, low priorities first) and
-`memory_pressure` (what runs holds the KV cache, as the engine says; what waits holds none of it). A client
-beyond its own limit gets a 429. Readiness never depends on any of it.
+A request passes twice. Before its body is read, `Admission.reserve` refuses what is refused whatever the body
+says: a full queue, a client at its own limit. Once the body is parsed, `Reservation.claim` takes the share of
+the queue that it asks for; until then a reservation holds none, so that bodies that arrive slowly delay no
+other request. Sheds in three ways, each a 503 with its reason: `queue_full` (by requests or prompt tokens),
+`load_shed` (with a rising probability, low priorities first) and `memory_pressure` (running requests hold the
+KV cache; waiting ones hold none of it). A client beyond its own limit gets a 429. Readiness never depends on
+any of it.
 """
 
 from __future__ import annotations
@@ -14,9 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire_server.api.errors import limited, overloaded
-from quire_server.api.service_rate import ServiceRate
-from quire_server.core.engine_stats import EngineStats
+from quire_server.api.protocol.errors import limited, overloaded
+from quire_server.core.stats import EngineStats
 from quire_server.engine.messages import EngineInfo
 
 SHED_FROM = 0.8
@@ -25,11 +27,53 @@ SHED_LOW_FROM = 0.6
 _SHED_WIDTH = 0.2
 MEMORY_LIMIT = 0.95
 _MAX_RETRY_AFTER = 60
+_RATE_SECONDS = 30.0  # the age at which a measured rate weighs a third
+
+
+class ServiceRate:
+    """How many answers finish in a second while others wait: a ratio of two decaying sums.
+
+    Time in which no request waits does not count: an idle server answers few requests and would seem slow.
+    Time in which one waits counts, answers or not, so that a server that is stuck seems slow. Pure: the
+    caller passes the clock.
+    """
+
+    def __init__(self) -> None:
+        self._answers = 0.0
+        self._seconds = 0.0
+        self._waiting_since: float | None = None
+        self._has_measured = False  # by now the answers may have decayed to almost none
+
+    def observe(self, now: float, num_left: int, *, is_waiting: bool) -> None:
+        """So many answers have just finished; `is_waiting`: others wait from now on."""
+        self._answers, self._seconds = self._until(now)
+        if self._waiting_since is not None:
+            self._answers += num_left
+            self._has_measured = self._has_measured or num_left > 0
+        self._waiting_since = now if is_waiting else None
+
+    def seconds_for(self, now: float, num_answers: int, guess: float) -> float:
+        """Estimate of the time until so many answers have finished.
+
+        Before the first one has finished it is `guess`, or the time waited so far, if that is longer.
+        """
+        answers, seconds = self._until(now)
+        if not self._has_measured:
+            return max(guess, seconds)
+        return num_answers * seconds / answers if answers > 0 else math.inf
+
+    def _until(self, now: float) -> tuple[float, float]:
+        """Both sums as of now."""
+        if self._waiting_since is None:
+            return self._answers, self._seconds
+        waited = now - self._waiting_since
+        decay = math.exp(-waited / _RATE_SECONDS)
+        return self._answers * decay, self._seconds * decay + waited
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the house may hold. None is no limit."""
+    """The limits of the queue. None is no limit."""
 
     max_queued: int
     max_queued_tokens: int | None = None
@@ -37,8 +81,8 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Newcomer:
-    """A request at the door. `prompt_tokens` is an estimate: nothing has been done for it yet."""
+class AdmissionRequest:
+    """What a request asks for. `prompt_tokens` is an estimate: it is not tokenised yet."""
 
     client: str = ""
     num_answers: int = 1
@@ -48,9 +92,9 @@ class Newcomer:
 
 @dataclass(frozen=True)
 class Load:
-    """What the house looks like when a request knocks."""
+    """The load at the arrival of a request."""
 
-    in_house: int  # answers admitted and not finished
+    num_admitted: int  # answers admitted and not finished
     max_running: int
     waiting: int  # as the engine says: it may lack memory for more than it runs
     max_queued: int
@@ -60,124 +104,130 @@ class Load:
     @property
     def depth(self) -> int:
         """Answers that wait."""
-        return max(self.in_house - self.max_running, self.waiting, 0)
+        return max(self.num_admitted - self.max_running, self.waiting, 0)
 
     @property
     def fullness(self) -> float:
-        """Share of the queue that is taken, by requests or by tokens; 0 while nobody waits."""
+        """Fraction of the queue that is taken, by requests or by tokens; 0 while none waits."""
         if not self.depth:
             return 0.0
         by_tokens = self.queued_tokens / self.max_queued_tokens if self.max_queued_tokens else 0.0
         return max(self.depth / self.max_queued if self.max_queued else 1.0, by_tokens)
 
 
-def shed_reason(load: Load, newcomer: Newcomer, dice: float) -> str | None:
-    """Why a newcomer may not come in, or None. `dice` is uniform in [0, 1)."""
+def shed_reason(load: Load, asked: AdmissionRequest, dice: float) -> str | None:
+    """Why a request is shed, or None. `dice` is uniform in [0, 1)."""
     full = load.waiting > 0 and load.waiting >= load.max_queued
-    if full or load.in_house + newcomer.num_answers - load.max_running > load.max_queued:
+    if full or load.num_admitted + asked.num_answers - load.max_running > load.max_queued:
         return "queue_full"
-    if too_many_tokens(load, newcomer.prompt_tokens):
+    if too_many_tokens(load, asked.prompt_tokens):
         return "queue_full"
-    shed_from = SHED_LOW_FROM if newcomer.priority > 0 else SHED_FROM
-    if newcomer.priority >= 0 and dice < (load.fullness - shed_from) / _SHED_WIDTH:
+    shed_from = SHED_LOW_FROM if asked.priority > 0 else SHED_FROM
+    if asked.priority >= 0 and dice < (load.fullness - shed_from) / _SHED_WIDTH:
         return "load_shed"
     return None
 
 
-def is_short_of_memory(info: EngineInfo, stats: EngineStats, newcomer: Newcomer, prompt_tokens: int) -> bool:
-    """Whether a newcomer's prompts would take the KV cache beyond MEMORY_LIMIT, beside what others hold now.
+def is_short_of_memory(
+    info: EngineInfo, stats: EngineStats, asked: AdmissionRequest, prompt_tokens: int
+) -> bool:
+    """Whether a request's prompts would take the KV cache beyond MEMORY_LIMIT, with what is in use now.
 
-    Blocks that several answers share count once, and requests that wait hold none. Where nothing runs, a
-    request may fill the cache; an urgent one can take the blocks of others, so it is let in to wait for them.
+    Blocks that several answers share count once, and waiting requests hold none. Where nothing runs, a
+    request may fill the cache; an urgent one can preempt others, so it is admitted to wait for their blocks.
     """
     used = stats.kv_utilization * info.kv_capacity
     return (
-        stats.running > 0
-        and newcomer.priority >= 0
-        and used + prompt_tokens > MEMORY_LIMIT * info.kv_capacity
+        stats.running > 0 and asked.priority >= 0 and used + prompt_tokens > MEMORY_LIMIT * info.kv_capacity
     )
 
 
 def too_many_tokens(load: Load, prompt_tokens: int) -> bool:
-    """Whether a prompt goes over the limit of tokens; one that finds nobody waiting may be of any length."""
+    """Whether a prompt exceeds the limit of queued tokens; where none wait it may be of any length."""
     limit = load.max_queued_tokens
     return limit is not None and load.queued_tokens > 0 and load.queued_tokens + prompt_tokens > limit
 
 
-class Place:
-    """One request's share of the house."""
+class Reservation:
+    """One request's share of the queue: none until it is claimed, and none once it is released."""
 
-    def __init__(self, house: Admission, newcomer: Newcomer) -> None:
-        self._house = house
-        self.newcomer = newcomer
-        self._unbegun = {0: newcomer.prompt_tokens}  # prompt tokens by answer, as far as they are known
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._asked: AdmissionRequest | None = None
+        self._queued: dict[int, int] = {}  # prompt tokens by answer that has not begun, as far as known
         self._num_begun = 0
 
-    def hold(self, prompt_tokens: Sequence[int]) -> None:
-        """Now the prompts are known, one for each answer; raises ApiError when there is no room for them."""
-        self._house.queue_tokens(-sum(self._unbegun.values()))
-        self._unbegun = {}
-        self._house.check_tokens(self.newcomer, sum(prompt_tokens))
-        self._unbegun = dict(enumerate(prompt_tokens))
-        self._house.queue_tokens(sum(prompt_tokens))
+    def claim(self, asked: AdmissionRequest, info: EngineInfo, stats: EngineStats) -> None:
+        """Take what the parsed request asks for. Raises ApiError where there is no room for it."""
+        self._admission.admit(asked, info, stats)
+        self._asked = asked
+        self._queued = {0: asked.prompt_tokens}
+
+    def set_prompt_tokens(self, prompt_tokens: Sequence[int]) -> None:
+        """Replace the estimate by the tokens of each answer's prompt. Raises ApiError."""
+        assert self._asked is not None
+        self._admission.queue_tokens(-sum(self._queued.values()))
+        self._queued = {}
+        self._admission.check_prompt_tokens(self._asked, sum(prompt_tokens))
+        self._queued = dict(enumerate(prompt_tokens))
+        self._admission.queue_tokens(sum(prompt_tokens))
 
     def begin(self, answer: int) -> None:
         """The first token of an answer came: its prompt waits no longer."""
-        if (prompt_tokens := self._unbegun.pop(answer, None)) is not None:  # a second try begins again
+        if (prompt_tokens := self._queued.pop(answer, None)) is not None:  # a second try begins again
             self._num_begun += 1
-            self._house.queue_tokens(-prompt_tokens)
+            self._admission.queue_tokens(-prompt_tokens)
 
     def retry_after(self) -> int:
         """As of Admission."""
-        return self._house.retry_after()
+        return self._admission.retry_after()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Give everything back."""
-        self._house.queue_tokens(-sum(self._unbegun.values()))
-        self._house.part(self.newcomer, self._num_begun)
+        if self._asked is not None:
+            self._admission.queue_tokens(-sum(self._queued.values()))
+            self._admission.release(self._asked, self._num_begun)
+            self._asked = None
 
 
 class Admission:
-    """The house: what is in it, and what the engine can hold."""
+    """What is admitted, and what the engine can hold."""
 
     def __init__(
         self, limits: Limits, clock: Callable[[], float], on_change: Callable[[int, int], None]
     ) -> None:
         self._limits = limits
         self._clock = clock
-        self._on_change = on_change  # (answers in the house, prompt tokens that wait)
+        self._on_change = on_change  # (admitted answers, prompt tokens that wait)
         self._rate = ServiceRate()
         self._per_client = Counter[str]()
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
-        self.in_house = 0
+        self.num_admitted = 0
         self.queued_tokens = 0
 
-    def reserve(self, newcomer: Newcomer, info: EngineInfo, stats: EngineStats) -> Place:
-        """A place for a request; raises ApiError. The caller has to `leave` it."""
-        self._info, self._stats = info, stats
-        self._check_client(newcomer)
-        load = self.load(info, stats)
-        reason = shed_reason(load, newcomer, random.random())
-        if reason is not None:
-            message = f"{load.depth} requests are waiting, of at most {self._limits.max_queued}"
-            if load.queued_tokens and load.max_queued_tokens:
-                message += f", with {load.queued_tokens} prompt tokens, of at most {load.max_queued_tokens}"
-            raise overloaded(reason, message, self.retry_after())
-        if (
-            newcomer.prompt_tokens < info.kv_capacity
-        ):  # or it is for the tokenizer to say whether it ever fits
-            self._check_memory(newcomer, newcomer.prompt_tokens)
-        self.in_house += newcomer.num_answers
-        self._per_client[newcomer.client] += newcomer.num_answers
+    def reserve(self, client: str, info: EngineInfo, stats: EngineStats) -> Reservation:
+        """Before the body is read. Raises ApiError where no body could be admitted; the caller has to
+        `release` the reservation.
+        """
+        # The least that a request can ask for: one answer, at the highest priority.
+        self._check_queue(AdmissionRequest(client, priority=-1), info, stats)
+        return Reservation(self)
+
+    def admit(self, asked: AdmissionRequest, info: EngineInfo, stats: EngineStats) -> None:
+        """Count a parsed request as admitted. Raises ApiError."""
+        self._check_queue(asked, info, stats)
+        if asked.prompt_tokens < info.kv_capacity:  # else tokenising decides whether it can ever fit
+            self._check_memory(asked, asked.prompt_tokens)
+        self.num_admitted += asked.num_answers
+        self._per_client[asked.client] += asked.num_answers
         self._changed(0)
-        self.queue_tokens(newcomer.prompt_tokens)
-        return Place(self, newcomer)
+        self.queue_tokens(asked.prompt_tokens)
 
     def load(self, info: EngineInfo, stats: EngineStats) -> Load:
-        """The house now."""
+        """The load now."""
         return Load(
-            self.in_house,
+            self.num_admitted,
             info.max_num_seqs,
             stats.waiting,
             self._limits.max_queued,
@@ -186,52 +236,63 @@ class Admission:
         )
 
     def retry_after(self) -> int:
-        """Seconds in which what waits now will have been served, at the rate at which answers leave."""
+        """Seconds until what waits now is served, at the rate at which answers finish."""
         assert self._info is not None
         load = self.load(self._info, self._stats)
-        # Nothing measured yet: a second for each time that the running ones have to make room.
+        # Nothing measured yet: a second for each batch that has to finish first.
         guess = 1 + load.depth // load.max_running
         seconds = self._rate.seconds_for(self._clock(), max(load.depth, 1), guess)
         return math.ceil(min(max(seconds, 1), _MAX_RETRY_AFTER))
 
-    def check_tokens(self, newcomer: Newcomer, prompt_tokens: int) -> None:
-        """Raises ApiError when a newcomer's prompts, of so many tokens, have no room."""
+    def check_prompt_tokens(self, asked: AdmissionRequest, prompt_tokens: int) -> None:
+        """Raises ApiError where the prompts of a request, of so many tokens, have no room."""
         assert self._info is not None
         if too_many_tokens(self.load(self._info, self._stats), prompt_tokens):
             limit = self._limits.max_queued_tokens
             message = f"{self.queued_tokens} prompt tokens are waiting, of at most {limit}"
             raise overloaded("queue_full", message, self.retry_after())
-        self._check_memory(newcomer, prompt_tokens)
+        self._check_memory(asked, prompt_tokens)
 
     def queue_tokens(self, num_tokens: int) -> None:
-        """So many prompt tokens wait from now on; fewer than none: wait no longer."""
+        """So many more prompt tokens wait; a negative number waits no longer."""
         self.queued_tokens += num_tokens
-        self._on_change(self.in_house, self.queued_tokens)
+        self._on_change(self.num_admitted, self.queued_tokens)
 
-    def part(self, newcomer: Newcomer, num_served: int) -> None:
-        """A request left; so many of its answers were served."""
-        self.in_house -= newcomer.num_answers
-        self._per_client[newcomer.client] -= newcomer.num_answers
-        if not self._per_client[newcomer.client]:
-            del self._per_client[newcomer.client]
+    def release(self, asked: AdmissionRequest, num_served: int) -> None:
+        """A request has ended; so many of its answers were served."""
+        self.num_admitted -= asked.num_answers
+        self._per_client[asked.client] -= asked.num_answers
+        if not self._per_client[asked.client]:
+            del self._per_client[asked.client]
         self._changed(num_served)
+
+    def _check_queue(self, asked: AdmissionRequest, info: EngineInfo, stats: EngineStats) -> None:
+        self._info, self._stats = info, stats
+        self._check_client(asked)
+        load = self.load(info, stats)
+        reason = shed_reason(load, asked, random.random())
+        if reason is not None:
+            message = f"{load.depth} requests are waiting, of at most {self._limits.max_queued}"
+            if load.queued_tokens and load.max_queued_tokens:
+                message += f", with {load.queued_tokens} prompt tokens, of at most {load.max_queued_tokens}"
+            raise overloaded(reason, message, self.retry_after())
 
     def _changed(self, num_served: int) -> None:
         assert self._info is not None
-        is_waiting = self.in_house > 0 and self.load(self._info, self._stats).depth > 0
+        is_waiting = self.num_admitted > 0 and self.load(self._info, self._stats).depth > 0
         self._rate.observe(self._clock(), num_served, is_waiting=is_waiting)
-        self._on_change(self.in_house, self.queued_tokens)
+        self._on_change(self.num_admitted, self.queued_tokens)
 
-    def _check_client(self, newcomer: Newcomer) -> None:
-        limit, present = self._limits.max_per_client, self._per_client[newcomer.client]
-        if limit is not None and present + newcomer.num_answers > limit:
+    def _check_client(self, asked: AdmissionRequest) -> None:
+        limit, present = self._limits.max_per_client, self._per_client[asked.client]
+        if limit is not None and present + asked.num_answers > limit:
             message = f"{present} requests with this key are running or waiting, of at most {limit}"
             raise limited(message, self.retry_after())
 
-    def _check_memory(self, newcomer: Newcomer, prompt_tokens: int) -> None:
+    def _check_memory(self, asked: AdmissionRequest, prompt_tokens: int) -> None:
         info = self._info
         assert info is not None
-        if is_short_of_memory(info, self._stats, newcomer, prompt_tokens):
+        if is_short_of_memory(info, self._stats, asked, prompt_tokens):
             used = self._stats.kv_utilization
             message = (
                 f"{used:.0%} of the KV cache is in use by running requests, and a prompt of {prompt_tokens} "

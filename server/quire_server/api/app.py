@@ -1,93 +1,80 @@
-"""The ASGI application: which path is whose, who may come in, and what a drain changes.
+"""The ASGI application: FastAPI's routes inside a shell that authenticates and drains.
 
-Built by `create_app` around a House. One table of routes; whatever is not in it is a 404, and with keys
-everything that is not public is denied before it is even looked up.
+The shell is pure ASGI and decides on the scope alone, before anything is parsed: with keys, whatever is not
+public is denied before its route is looked up, and a drain refuses new connections. It hands over `receive`
+and `send` as they are, so that a disconnect is seen and streamed bytes are sent as they were encoded.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Awaitable, Callable
 
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire_server import log
-from quire_server.api import completions, public
+from quire_server.api import openapi, routes
 from quire_server.api.auth import PUBLIC_PATHS, require_key
+from quire_server.api.context import ServerContext
 from quire_server.api.drain import RETRY_AFTER_SECONDS
-from quire_server.api.errors import ApiError, from_exception, overloaded
-from quire_server.api.health_route import health
-from quire_server.api.house import House
-from quire_server.api.reply import ClientGoneError, Reply
-
-logger = logging.getLogger(__name__)
-
-Handler = Callable[[House, Reply], Awaitable[None]]
-
-ROUTES: dict[str, tuple[str, Handler]] = {
-    "/v1/chat/completions": ("POST", completions.chat),
-    "/v1/completions": ("POST", completions.complete),
-    "/v1/models": ("GET", public.models),
-    "/tokenize": ("POST", public.tokenize),
-    "/detokenize": ("POST", public.detokenize),
-    "/reset_prefix_cache": ("POST", public.reset_prefix_cache),
-    "/health": ("GET", health),
-    "/metrics": ("GET", public.exposition),
-    "/version": ("GET", public.version),
-    "/openapi.json": ("GET", public.openapi_document),
-}
-_MODEL_PREFIX = "/v1/models/"
+from quire_server.api.http_exchange import EXCHANGE, HttpExchange
+from quire_server.api.protocol.errors import overloaded
+from quire_server.api.protocol.validation import Json
 
 
-def create_app(house: House) -> ASGIApp:
+class _Application(FastAPI):
+    """FastAPI with the document of this server."""
+
+    def openapi(self) -> Json:
+        """The document, of this server's models as far as they are known."""
+        context: ServerContext = self.state.context
+        vocab_size = context.engine.info.vocab_size if context.engine.connected else None
+        return openapi.document(
+            context.served_names, vocab_size, context.tokenizer.vocab_size, context.defaults
+        )
+
+
+def create_app(context: ServerContext) -> ASGIApp:
     """The application of one API process."""
+    inner = _Application(
+        routes=routes.router.routes,  # as they are: `include_router` would match each path twice
+        openapi_url=None,
+        redirect_slashes=False,
+        exception_handlers={HTTPException: routes.refuse},
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+    )
+    inner.state.context = context
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def shell(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"{scope['type']} is not served")
-        reply = Reply(scope, receive, _closing(send) if house.drain.begun else send)
-        log.request_facts.set({"request_id": reply.request_id})  # of this task alone
+        exchange = HttpExchange(scope, receive, _closing(send) if context.drain.begun else send)
+        log.request_facts.set({"request_id": exchange.request_id})  # of this task alone
         try:
-            await _dispatch(house, reply)
-        except ClientGoneError:
-            pass
-        except Exception as error:  # the boundary of a request
-            answer = from_exception(error)
-            if answer.status >= 500 and answer.status != 503:
-                logger.exception("request failed", extra={"path": scope["path"]})
-            await reply.error(answer)
+            _check_access(context, scope)
+        except Exception as error:  # the boundary of a request that reaches no route
+            await exchange.fail(error)
+            return
+        # The server leaves out the body of a HEAD by itself.
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        await inner({**scope, "method": method, EXCHANGE: exchange}, receive, send)
 
-    return app
-
-
-async def _dispatch(house: House, reply: Reply) -> None:
-    scope = reply.scope
-    path = scope["path"]
-    if path not in PUBLIC_PATHS:
-        # A connection that is not of our server (a test's) is as old as this request.
-        if house.drain.refuses(scope.get("state", {}).get("opened_at", time.monotonic())):
-            raise overloaded(
-                "draining", "The server is going away; ask again elsewhere.", RETRY_AFTER_SECONDS
-            )
-        require_key(house.keys, scope)
-    method, handler = _route(path)
-    allowed = ("GET", "HEAD") if method == "GET" else (method,)
-    if scope["method"] not in allowed:
-        raise ApiError(405, f"{path} is for {method}.", headers=(("allow", ", ".join(allowed)),))
-    await handler(house, reply)
+    return shell
 
 
-def _route(path: str) -> tuple[str, Handler]:
-    if path.startswith(_MODEL_PREFIX):
-        return ROUTES["/v1/models"]
-    if path not in ROUTES:
-        raise ApiError(404, f"There is no {path}.", code="not_found")
-    return ROUTES[path]
+def _check_access(context: ServerContext, scope: Scope) -> None:
+    """Raises ApiError where the connection is drained or the key is missing."""
+    if scope["path"] in PUBLIC_PATHS:
+        return
+    # A connection that is not of our server (a test's) is as old as this request.
+    if context.drain.refuses(scope.get("state", {}).get("opened_at", time.monotonic())):
+        raise overloaded("draining", "The server is going away; ask again elsewhere.", RETRY_AFTER_SECONDS)
+    require_key(context.keys, scope)
 
 
 def _closing(send: Send) -> Send:
-    """While draining, every response tells its client not to come back on this connection."""
+    """While draining, every response closes its connection."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,8 +1,8 @@
 """API keys: a directory in which each file is a client (its name) and its key (its content), as the kubelet
 mounts a Secret. Keys that are added or removed count within seconds.
 
-Called by `app` for each request. Decided on `scope["path"]`, never on a URL put together from headers. With
-a directory, everything is denied but the public paths; a directory without a key lets nobody in.
+Decided on `scope["path"]`, never on a URL put together from headers. With a directory, everything is denied
+but the public paths; a directory without a key denies every request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-from quire_server.api.errors import ApiError
+from quire_server.api.protocol.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
@@ -35,18 +35,21 @@ class Keys:
 
     @property
     def required(self) -> bool:
-        """False when this server has no keys: everybody may."""
+        """False where this server has no keys: every request is allowed."""
         return self._directory is not None
 
     def client_of(self, authorization: bytes) -> str | None:
-        """The client whose key an Authorization header carries, None for nobody."""
+        """The client whose key an Authorization header carries, or None."""
         scheme, _, key = authorization.partition(b" ")
         if scheme.lower() != b"bearer" or not key.strip():
             return None
         self._reread()
         presented = _digest(key)
         found: str | None = None
-        for client, digest in self._digests.items():  # all of them: time tells nothing about which one
+        for (
+            client,
+            digest,
+        ) in self._digests.items():  # all of them, in constant time
             if hmac.compare_digest(digest, presented):
                 found = client
         return found
@@ -76,8 +79,8 @@ def _digest(key: bytes) -> bytes:
 
 
 def require_key(keys: Keys, scope: Scope) -> None:
-    """Note the client's name in the scope, or raise a 401. Two Authorization headers are nobody's habit but a
-    smuggler's.
+    """Note the client's name in the scope, or raise a 401. Two Authorization headers are refused:
+    only request smuggling sends them.
     """
     if not keys.required:
         return

@@ -1,200 +1,196 @@
-"""/v1/chat/completions and /v1/completions: parse, reserve a place, tokenise, generate, deliver.
+"""/v1/chat/completions and /v1/completions: admit, read, parse, tokenise, generate, deliver.
 
-Called by `app`. The order matters: the place is reserved before any work is done for the request, and it is
-given back whatever happens.
+The order matters: a request is admitted before its body is read, and takes its share of the queue before any
+work is done for it; the share is given back whatever happens.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
-from quire_server.api import calls, span_attributes, token_timing
-from quire_server.api.admission import Newcomer, Place
-from quire_server.api.calls import ChatCall, CompletionCall
-from quire_server.api.degradation import HALVED
-from quire_server.api.delivery import Streamed, Whole
-from quire_server.api.engine_requests import Prompt, engine_requests
-from quire_server.api.errors import overloaded
-from quire_server.api.fields import parse_object
-from quire_server.api.generation import Desk, answer_all, second_try
-from quire_server.api.generation_fields import Generation
-from quire_server.api.house import House
-from quire_server.api.reply import Reply
-from quire_server.api.shapes import ChatShape, CompletionShape, Header, Shape
-from quire_server.api.visit import Visit, account
+from quire_server.api.admission import AdmissionRequest
+from quire_server.api.context import ServerContext
+from quire_server.api.http_exchange import HttpExchange
+from quire_server.api.input_processor import Prompt, engine_requests
+from quire_server.api.output_processor import OutputDelta, answer_all, halve
+from quire_server.api.protocol.errors import overloaded
+from quire_server.api.protocol.requests import (
+    ChatCall,
+    CompletionCall,
+    Generation,
+    parse_chat,
+    parse_completion,
+)
+from quire_server.api.protocol.validation import Json, parse_object
+from quire_server.api.request_context import HALVED, RequestContext, account
+from quire_server.api.response_formatter import (
+    ChatFormatter,
+    CompletionFormatter,
+    FullResponse,
+    Header,
+    ResponseFormatter,
+    StreamedResponse,
+)
 from quire_server.core.request import Request
 from quire_server.engine.client import DeadlineExceededError
 from quire_server.engine.messages import EngineInfo
+from quire_server.model_dir.generation_config import SamplingDefaults
+
+Call = TypeVar("Call", ChatCall, CompletionCall)
 
 
-async def chat(house: House, reply: Reply) -> None:
+async def chat(server: ServerContext, exchange: HttpExchange) -> None:
     """The handler of /v1/chat/completions."""
-    await account(Visit(house, reply), _chat)
+    request = RequestContext(server, exchange)
+    await account(request, _serve(request, parse_chat, _answer_chat))
 
 
-async def complete(house: House, reply: Reply) -> None:
+async def complete(server: ServerContext, exchange: HttpExchange) -> None:
     """The handler of /v1/completions."""
-    await account(Visit(house, reply), _complete)
+    request = RequestContext(server, exchange)
+    await account(request, _serve(request, parse_completion, _answer_completion))
 
 
-async def _chat(visit: Visit) -> None:
-    house = visit.house
-    body = parse_object(await visit.reply.body())
-    info = house.engine.info
-    call = calls.parse_chat(body, house.defaults, info.vocab_size)
-    if visit.transcript is not None:
-        visit.transcript.keep_messages(call.messages)
-    place = _reserve(visit, call, call.generation.n, info)
+async def _serve(
+    request: RequestContext,
+    parse: Callable[[Json, SamplingDefaults, int], Call],
+    answer: Callable[[RequestContext, Call], Coroutine[Any, Any, None]],
+) -> None:
     try:
-        await visit.reply.run(_chat_answer(visit, call, place, info), house.drain.cut)
+        call = await _admit(request, parse)
+        await request.exchange.run(answer(request, call), request.server.drain.cut)
     finally:
-        place.leave()
+        request.reservation.release()
 
 
-def _reserve(visit: Visit, call: ChatCall | CompletionCall, num_answers: int, info: EngineInfo) -> Place:
-    """A place in the house, for a request that it serves."""
-    house, generation, client = visit.house, call.generation, visit.client
-    house.check_model(generation.model)
-    house.check_priority(generation.priority)
-    visit.is_timed = token_timing.is_wanted(visit.reply)
-    operation = span_attributes.OPERATIONS[visit.reply.scope["path"]]
-    visit.span.describe(f"{operation} {generation.model}", span_attributes.asked(generation))
-    newcomer = Newcomer(
-        client=client,
-        num_answers=num_answers,
-        prompt_tokens=call.rough_tokens,
-        priority=generation.priority,
-    )
-    house.rates.enter(client, call.rough_tokens)
-    visit.charged_tokens = call.rough_tokens
-    place = house.admission.reserve(newcomer, info, house.engine.stats)
-    visit.reply.headers += house.rates.headers(client)
-    return place
-
-
-async def _chat_answer(visit: Visit, call: ChatCall, place: Place, info: EngineInfo) -> None:
+async def _admit(request: RequestContext, parse: Callable[[Json, SamplingDefaults, int], Call]) -> Call:
+    """Admit a request, read and parse its body, and take its share of the queue. Raises ApiError."""
+    server, client = request.server, request.client
+    server.rates.check(client)
+    request.reservation = server.admission.reserve(client, server.engine.info, server.engine.stats)
+    body = parse_object(await request.exchange.body())
+    info = server.engine.info
+    call = parse(body, server.defaults, info.vocab_size)
+    if request.transcript is not None:
+        if isinstance(call, ChatCall):
+            request.transcript.keep_messages(call.messages)
+        else:
+            request.transcript.keep_prompts(call.prompts)
     generation = call.generation
-    prompt = await visit.house.tokenize_chat(call.messages)
-    header = Header(f"chatcmpl-{visit.response_id}", int(time.time()), generation.model)
-    asked = generation.sampling
-    shape = ChatShape(
-        header, visit.house.tokenizer, asked.logprobs is not None, asked.prompt_logprobs is not None
+    server.check_model(generation.model)
+    server.check_priority(generation.priority)
+    request.configure(generation)
+    asked = AdmissionRequest(client, call.num_answers, call.estimated_tokens, generation.priority)
+    server.rates.charge(client, asked.prompt_tokens)
+    request.charged_tokens = asked.prompt_tokens
+    request.reservation.claim(asked, info, server.engine.stats)
+    request.exchange.headers += server.rates.headers(client)
+    return call
+
+
+async def _answer_chat(request: RequestContext, call: ChatCall) -> None:
+    generation = call.generation
+    prompt = await request.server.tokenize_chat(call.messages)
+    header = Header(f"chatcmpl-{request.response_id}", int(time.time()), generation.model)
+    sampling = generation.sampling
+    formatter = ChatFormatter(
+        header, request.server.tokenizer, sampling.logprobs is not None, sampling.prompt_logprobs is not None
     )
-    await _generate(visit, generation, [prompt], place, info, shape, leads=("",) * generation.n)
+    await _generate(request, generation, [prompt], formatter, leads=("",) * generation.n)
 
 
-async def _complete(visit: Visit) -> None:
-    house = visit.house
-    body = parse_object(await visit.reply.body())
-    info = house.engine.info
-    call = calls.parse_completion(body, house.defaults, info.vocab_size)
-    if visit.transcript is not None:
-        visit.transcript.keep_prompts(call.prompts)
-    place = _reserve(visit, call, call.generation.n * len(call.prompts), info)
-    try:
-        await visit.reply.run(_completion_answer(visit, call, place, info), house.drain.cut)
-    finally:
-        place.leave()
-
-
-async def _completion_answer(visit: Visit, call: CompletionCall, place: Place, info: EngineInfo) -> None:
-    house, generation = visit.house, call.generation
+async def _answer_completion(request: RequestContext, call: CompletionCall) -> None:
+    server, generation = request.server, call.generation
     prompts = [
-        await house.tokenize(prompt, special=True) if isinstance(prompt, str) else prompt
+        await server.tokenize(prompt, special=True) if isinstance(prompt, str) else prompt
         for prompt in call.prompts
     ]
     leads = [""] * len(prompts)
     if call.echo:
         leads = [
-            source if isinstance(source, str) else await house.detokenize(source, skip_special_tokens=True)
+            source if isinstance(source, str) else await server.detokenize(source, skip_special_tokens=True)
             for source in call.prompts
         ]
-    each = tuple(lead for lead in leads for _ in range(generation.n))
-    header = Header(f"cmpl-{visit.response_id}", int(time.time()), generation.model)
-    asked = generation.sampling
-    shape = CompletionShape(
+    lead_of_each = tuple(lead for lead in leads for _ in range(generation.n))
+    header = Header(f"cmpl-{request.response_id}", int(time.time()), generation.model)
+    sampling = generation.sampling
+    formatter = CompletionFormatter(
         header,
-        house.tokenizer,
-        with_logprobs=asked.logprobs is not None,
-        leads=each,
+        server.tokenizer,
+        with_logprobs=sampling.logprobs is not None,
+        leads=lead_of_each,
         scored=prompts if call.scores_prompt else (),
-        with_prompt_logprobs=asked.prompt_logprobs is not None and not call.scores_prompt,
+        with_prompt_logprobs=sampling.prompt_logprobs is not None and not call.scores_prompt,
     )
-    await _generate(visit, generation, prompts, place, info, shape, leads=each)
+    await _generate(request, generation, prompts, formatter, leads=lead_of_each)
 
 
 async def _generate(
-    visit: Visit,
+    request: RequestContext,
     generation: Generation,
     prompts: Sequence[Prompt],
-    place: Place,
-    info: EngineInfo,
-    shape: Shape,
+    formatter: ResponseFormatter,
     *,
     leads: tuple[str, ...],
 ) -> None:
-    house = visit.house
-    grammar = await house.compile(generation.form)
+    """Run the answers to the prompts and send them; ``leads``: what the text of each answer begins with."""
+    server, reservation = request.server, request.reservation
+    info: EngineInfo = server.engine.info
+    grammar = await server.compile(generation.form)
     requests = engine_requests(
-        visit.response_id,
-        visit.arrived_at,
+        request.response_id,
+        request.arrived_at,
         generation,
         prompts,
-        tokenizer=house.tokenizer,
+        tokenizer=server.tokenizer,
         info=info,
-        default_max_tokens=house.defaults.max_tokens,
+        default_max_tokens=server.defaults.max_tokens,
         grammar=grammar,
-        watermark=house.watermarks(generation.watermark),
+        watermark=server.watermarks(generation.watermark),
     )
-    house.metrics.asked(generation.n, requests[0].sampling.max_tokens)
-    place.hold(lengths := [len(request.prompt_token_ids) for request in requests])
-    visit.prompt_tokens = sum(map(len, prompts))
-    house.metrics.prompt_taken(visit.prompt_tokens)
-    desk = _desk(visit, generation, place)
+    server.metrics.asked(generation.n, requests[0].sampling.max_tokens)
+    reservation.set_prompt_tokens(lengths := [len(one.prompt_token_ids) for one in requests])
+    request.prompt_tokens = sum(map(len, prompts))
+    server.metrics.prompt_taken(request.prompt_tokens)
 
-    def delivery() -> Whole | Streamed:
+    def response() -> FullResponse | StreamedResponse:
         if not generation.stream:
-            return Whole(visit.reply, shape, leads)
+            return FullResponse(request.exchange, request.counts, formatter, leads)
         usage, counting = generation.include_usage, lengths if generation.continuous_usage else ()
-        return Streamed(visit.reply, shape, len(lengths), include_usage=usage, counting=counting)
+        return StreamedResponse(
+            request.exchange,
+            request.counts,
+            formatter,
+            len(lengths),
+            include_usage=usage,
+            counting=counting,
+        )
 
     try:
         try:
-            await _deliver(visit, desk, requests, delivery())
+            await _deliver(request, requests, response())
         except DeadlineExceededError:
-            if not generation.retry_on_timeout or visit.reply.started:
+            if not generation.retry_on_timeout or request.exchange.started:
                 raise
-            visit.degradation.note(HALVED)
-            await _deliver(visit, *second_try(desk, requests, time.monotonic()), delivery())
+            request.degradation.note(HALVED)
+            request.retry(time.monotonic())
+            await _deliver(request, halve(requests), response())
     except DeadlineExceededError as error:
-        raise overloaded("deadline_exceeded", str(error), place.retry_after()) from None
+        raise overloaded("deadline_exceeded", str(error), reservation.retry_after()) from None
 
 
-def _desk(visit: Visit, generation: Generation, place: Place) -> Desk:
-    house = visit.house
-    return Desk(
-        house.engine,
-        house.tokenizer,
-        house.metrics,
-        place,
-        visit.arrived_at,
-        min(generation.timeout or house.request_timeout, house.request_timeout),
-        generation.text,
-        visit.degradation,
-        visit.span,
-        visit.lose,
-        is_timed=visit.is_timed,
-        is_whole=not generation.stream and visit.transcript is None,
-        keeps_begun=not generation.retry_on_timeout or generation.stream,
-        scores_only=generation.max_tokens == 0,
-    )
+async def _deliver(
+    request: RequestContext, requests: Sequence[Request], response: FullResponse | StreamedResponse
+) -> None:
+    """Run the answers to their end and send them; their tokens count, sent or not."""
+    transcript = request.transcript
 
+    async def emit_and_keep(delta: OutputDelta) -> None:
+        assert transcript is not None
+        transcript.keep_answer(delta.answer, delta.text)
+        await response.add(delta)
 
-async def _deliver(visit: Visit, desk: Desk, requests: Sequence[Request], delivery: Whole | Streamed) -> None:
-    """Run the answers to their end; what they took counts, sent or not."""
-    visit.earlier_tokens += visit.tally.completion_tokens
-    visit.tally = delivery.tally
-    emit = delivery.add if visit.transcript is None else visit.transcript.beside(delivery.add)
-    await answer_all(desk, requests, emit)
-    await delivery.finish(visit.prompt_tokens)
+    await answer_all(request, requests, response.add if transcript is None else emit_and_keep)
+    await response.finish(request.prompt_tokens)

@@ -1,8 +1,7 @@
-"""A real completion on demand, for `/health?deep=true`: through scheduler and model, before everybody else.
+"""A real completion on demand, for `/health?deep=true`: through scheduler and model, at the highest priority.
 
-Called by `health_route`. It must say the truth about a crowded server, so it asks for no place in the house;
-and nobody must be able to load the server with it, so there is one at a time and one in some seconds:
-whoever asks in between hears of the last one.
+It bypasses admission, so that it reports the truth about an overloaded server. It must not load the server
+either, so one runs at a time and at most one in some seconds; requests in between get the last outcome.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import uuid
 from dataclasses import dataclass
 
 from quire_server.core.policy import TOP_PRIORITY
-from quire_server.core.request import Request, SamplingParams
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.engine.client import DeadlineExceededError, EngineClient, EngineGoneError, RequestLostError
 
 NUM_TOKENS = 4

@@ -1,9 +1,8 @@
-"""Leaving without breaking anything: the state of a drain, and the wait for its end.
+"""Graceful drain: its state, and the wait for its end.
 
-SIGTERM begins it; a second SIGTERM, or the end of its time, cuts what is left. Called by `app` (each
-request asks how it is to be treated) and by the API process (which ends when the drain has ended).
-Connections count as clients too: one that is open and idle may bring a request in the very moment in which
-we close it, so it is closed only after being idle for longer than common clients keep an idle connection.
+SIGTERM begins it; a second SIGTERM, or the end of its time, cuts what is left. Connections count as clients:
+an idle one may send a request in the moment in which it is closed, so it is closed only after being idle for
+longer than common clients keep an idle connection.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 # openai-python (httpx) uses an idle connection again within 5 s, never later.
 LINGER_SECONDS = 6.0
-# How long a Service may still send new connections to a pod that it was told to forget.
+# How long a Service may still send new connections to a pod that has left it.
 ENDPOINT_REMOVAL_SECONDS = 5.0
 RETRY_AFTER_SECONDS = 1
 _POLL_SECONDS = 0.05
@@ -34,7 +33,7 @@ class DrainLimits:
 
 
 class ClientConnection(Protocol):
-    """What a drain has to know of an open connection."""
+    """The state of an open connection that a drain looks at."""
 
     opened_at: float
     idle_since: float | None
@@ -76,7 +75,7 @@ class Drain:
         await self._begun.wait()
 
     async def wait_for_end(self, connections: Callable[[], Iterable[ClientConnection]]) -> None:
-        """Returns when nobody is left, at the latest when the time is over; then the rest has been cut."""
+        """Returns when no client is left, at the latest when the time is over; then the rest has been cut."""
         assert self._begun_at is not None
         deadline = self._begun_at + self._limits.timeout
         while not self.cut.is_set() and self._clock() < deadline:

@@ -1,41 +1,28 @@
-"""The OpenAPI document of the API: every route with what it takes, what it answers and how it refuses.
+"""The OpenAPI document: FastAPI's of the routes, with the models' schemas and what one server knows of
+itself.
 
-Served at /openapi.json (`public`), and the source of docs/api.md. Made of the parsers' own bounds, so that it
-cannot promise what they refuse; contract tests compare the two field by field. Pure.
+The routes name the models by reference (see `routes`). Their schemas are added here, because FastAPI's own
+model of the document rounds bounds to floats. The served names, the vocabularies and the model's sampling
+defaults enter the schemas once they are known; `requests` checks them a second time after the models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
 
 from quire_server import __version__
-from quire_server.api import openapi_requests
-from quire_server.api.json_schema import Schema
-from quire_server.api.openapi_responses import components, ref
-from quire_server.api.sampling_defaults import SamplingDefaults
+from quire_server.api.protocol.validation import TOKEN_ID, Json
+from quire_server.api.routes import REQUESTS, RESPONSES, router
+from quire_server.core.sampling_params import declarations
+from quire_server.model_dir.generation_config import SamplingDefaults
 
-ERRORS = {
-    "400": "A field is wrong: `param` names it.",
-    "401": "No valid API key.",
-    "404": "There is no such model.",
-    "408": "The body did not arrive in time.",
-    "413": "The body is too long.",
-    "429": "This key's own limit: `rate_limit_exceeded`.",
-    "500": "An error of the server's.",
-    "503": "Not now: the `code` is the reason, `Retry-After` says when.",
-}
-_HEADERS: dict[str, tuple[str, ...]] = {
-    "200": ("x-request-id", "x-quire-degraded"),
-    "429": ("x-request-id", "retry-after"),
-    "503": ("x-request-id", "retry-after", "x-quire-degraded"),
-}
-_ABOUT_HEADERS = {
-    "x-request-id": "The request's own, or a new one.",
-    "x-quire-degraded": "What was done to answer at all: `deadline`, `halved_max_tokens`, `out_of_memory`.",
-    "retry-after": "Seconds.",
-}
-_READING = ("401", "500", "503")
-_POSTING = ("400", "401", "404", "408", "413", "500", "503")
+_REF = "#/components/schemas/{model}"
 
 
 def document(
@@ -43,125 +30,54 @@ def document(
     vocab_size: int | None = None,
     text_vocab_size: int | None = None,
     defaults: SamplingDefaults | None = None,
-) -> Schema:
-    """The document, of one server where its models' names and vocabularies (of the model, and of its
+) -> Json:
+    """The document of one server where its models' names and vocabularies (of the model, and of its
     tokenizer) are given; of any server otherwise.
     """
-    defaults = defaults or SamplingDefaults()
-    chat = openapi_requests.chat(models, vocab_size, defaults)
-    completion = openapi_requests.completion(models, vocab_size, defaults)
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Quire", "version": __version__, "license": {"name": "Apache-2.0"}},
-        "security": [{"key": []}],
-        "paths": {
-            "/v1/chat/completions": _post(
-                "chat", "Answer a conversation.", chat, "ChatCompletion", ("429",), "ChatCompletionChunk"
-            ),
-            "/v1/completions": _post(
-                "complete", "Go on with a text.", completion, "Completion", ("429",), "Completion"
-            ),
-            "/v1/models": _get("models", "The models that are served.", "Models"),
-            "/v1/models/{model}": _model_route(models),
-            "/tokenize": _post(
-                "tokenize",
-                "The tokens of a text or of a conversation.",
-                openapi_requests.tokenize(models),
-                "Tokens",
-            ),
-            "/detokenize": _post(
-                "detokenize",
-                "The text of tokens.",
-                openapi_requests.detokenize(models, text_vocab_size or vocab_size),
-                "Text",
-            ),
-            "/reset_prefix_cache": {
-                "post": _operation("resetPrefixCache", "Forget every cached prefix.", "Empty", _READING)
-            },
-            "/health": _health(),
-            "/metrics": _metrics(),
-            "/version": _get("version", "The server's version.", "Version"),
-            "/openapi.json": {
-                "get": _operation("openapi", "This document.", None, _READING)
-                | {"responses": _answers({"application/json": {"schema": {"type": "object"}}}, _READING)}
-            },
-        },
-        "components": {
-            "schemas": components(),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-    }
+    known = copy.deepcopy(_general())
+    schemas = known["components"]["schemas"]
+    for request in REQUESTS:
+        schema = schemas[request.__name__]
+        if vocab_size is not None:
+            size = text_vocab_size or vocab_size if request.__name__ == "DetokenizeRequest" else vocab_size
+            for token in _token_ids(schema):
+                token["maximum"] = size - 1
+        for choice in schema.get("anyOf", [schema]):
+            properties = choice["properties"]
+            if models:
+                nulls = [] if "model" in choice["required"] else [None]
+                about = properties["model"]["description"]
+                properties["model"] = {"enum": [*models, *nulls], "description": about}
+            for one in declarations():
+                if defaults is not None and one.field.model_default and one.name in properties:
+                    properties[one.name]["default"] = getattr(defaults.sampling, one.name)
+    if models:
+        parameter = known["paths"]["/v1/models/{model}"]["get"]["parameters"][0]
+        parameter["schema"] = {"enum": list(models)}
+    return known
 
 
-def _post(
-    name: str,
-    summary: str,
-    request: Schema,
-    answer: str,
-    more_errors: Sequence[str] = (),
-    chunk: str | None = None,
-) -> Schema:
-    operation = _operation(name, summary, answer, (*_POSTING, *more_errors), chunk)
-    body = {"required": True, "content": {"application/json": {"schema": request}}}
-    return {"post": operation | {"requestBody": body}}
+@functools.cache
+def _general() -> Json:
+    """The document of any server."""
+    known = get_openapi(
+        title="Quire", version=__version__, routes=router.routes, license_info={"name": "Apache-2.0"}
+    )
+    known["security"] = [{"key": []}]
+    components = known.setdefault("components", {})
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    models: Any = [(model, "validation") for model in (*REQUESTS, *RESPONSES)]
+    components["schemas"] = models_json_schema(models, ref_template=_REF)[1]["$defs"]
+    return known
 
 
-def _get(name: str, summary: str, answer: str) -> Schema:
-    return {"get": _operation(name, summary, answer, _READING)}
-
-
-def _model_route(models: Sequence[str]) -> Schema:
-    schema: Schema = {"enum": list(models)} if models else {"type": "string"}
-    parameter = {"name": "model", "in": "path", "required": True, "schema": schema}
-    operation = _operation("model", "One of them.", "Model", (*_READING, "404"))
-    return {"get": operation | {"parameters": [parameter]}}
-
-
-def _health() -> Schema:
-    about = "Whether to run a completion now; this needs a key."
-    parameter = {"name": "deep", "in": "query", "schema": {"type": "boolean"}, "description": about}
-    responses = _answers({"application/json": {"schema": ref("Health")}}, ("400", "401", "500"))
-    responses["503"] = {
-        "description": "Requests cannot be answered.",
-        "content": {"application/json": {"schema": ref("Health")}},
-    }
-    operation = {"operationId": "health", "summary": "What is well and what is not, with numbers."}
-    return {
-        "get": operation | {"parameters": [parameter], "security": [{}, {"key": []}], "responses": responses}
-    }
-
-
-def _metrics() -> Schema:
-    operation = {"operationId": "metrics", "summary": "Prometheus metrics.", "security": [{}]}
-    return {
-        "get": operation | {"responses": _answers({"text/plain": {"schema": {"type": "string"}}}, ("500",))}
-    }
-
-
-def _operation(
-    name: str, summary: str, answer: str | None, errors: Sequence[str], chunk: str | None = None
-) -> Schema:
-    content: dict[str, Schema] = {"application/json": {"schema": ref(answer)}} if answer else {}
-    if chunk:
-        content["text/event-stream"] = {
-            "schema": {"type": "string", "description": f"Events, each a {chunk}, then [DONE]."}
-        }
-    return {"operationId": name, "summary": summary, "responses": _answers(content, errors)}
-
-
-def _answers(content: dict[str, Schema], errors: Sequence[str]) -> dict[str, Schema]:
-    answers: dict[str, Schema] = {
-        "200": {"description": "The answer.", "headers": _headers("200"), "content": content}
-    }
-    for status in sorted(errors):
-        answers[status] = {
-            "description": ERRORS[status],
-            "headers": _headers(status),
-            "content": {"application/json": {"schema": ref("Error")}},
-        }
-    return answers
-
-
-def _headers(status: str) -> Schema:
-    names = _HEADERS.get(status, ("x-request-id",))
-    return {name: {"schema": {"type": "string"}, "description": _ABOUT_HEADERS[name]} for name in names}
+def _token_ids(schema: object) -> Iterator[Json]:
+    """The schemas of token ids within a schema."""
+    if isinstance(schema, dict):
+        if schema.get("format") == TOKEN_ID:
+            yield schema
+        for inner in schema.values():
+            yield from _token_ids(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            yield from _token_ids(inner)

@@ -1,7 +1,7 @@
-"""What the log says of each request, and what it never says unless the administrator wants it.
+"""The request log: one line for each request, without its text unless the administrator wants it.
 
-Called by `completions`. With `metadata` a line tells who asked and what it cost; only with `content` does it
-hold text, cut to a bound and with every match of the administrator's patterns replaced.
+With `metadata` a line has the client and the costs; only with `content` does it have text, cut to a bound and
+with every match of the administrator's patterns replaced.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
-from quire_server.api.generation import Emit, Piece
-from quire_server.core.errors import ConfigError
+from quire_server.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 REDACTED = "[redacted]"
 _MAX_PATTERNS = 100
-# Patterns see so much more than is logged: what is cut off must not hide what a pattern would have found.
+# Patterns are applied to so much more than is logged, so that a match at the cut is found as a whole.
 _SLACK = 4096
 
 Decode = Callable[[Sequence[int]], str]
@@ -36,7 +35,7 @@ class RequestLogging(StrEnum):
 
 class Transcript:
     """The text of one request, kept only where it is to be logged. ``decode``: the text of token ids;
-    ``enough``: characters of a prompt, as many as anybody looks at.
+    ``enough``: characters of a prompt, as many as are ever looked at.
     """
 
     def __init__(self, decode: Decode, enough: int) -> None:
@@ -62,14 +61,9 @@ class Transcript:
             room -= min(len(prompt), room)
         self.prompt = "\n".join(texts)
 
-    def beside(self, emit: Emit) -> Emit:
-        """`emit`, and what it emits is kept."""
-
-        async def keeping(piece: Piece) -> None:
-            self._answers[piece.answer] += piece.text
-            await emit(piece)
-
-        return keeping
+    def keep_answer(self, index: int, text: str) -> None:
+        """What one answer gained."""
+        self._answers[index] += text
 
 
 class RequestLog:

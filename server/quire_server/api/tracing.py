@@ -1,8 +1,8 @@
-"""OpenTelemetry: one span for each request for an answer, with children queue, prefill and decode from the
-engine's stamps.
+"""OpenTelemetry: one span per completion request, with the child spans queue, prefill and decode, whose times
+are the engine's timestamps.
 
-Made by `python -m quire_server.api`, begun and ended by `completions`. W3C's traceparent is read whether or
-not spans are exported, so that log lines carry the client's trace. Never holds text of prompts or answers.
+The W3C header traceparent is read even if no spans are exported, so log lines have the client's trace id.
+Spans never hold text of prompts or answers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from quire_server import __version__
-from quire_server.core.timing import Timing
-from quire_server.labelled_metrics import Exemplar
+from quire_server.core.stats import Timing
+from quire_server.metrics.labelled import Exemplar
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _MAX_QUEUED_SPANS = 4096
 _PERIOD_MS = 1000
 _EXPORT_SECONDS = 5.0
 _CLOSE_SECONDS = 2.0
-_COMPLAINT_SECONDS = 60.0
+_ERROR_LOG_SECONDS = 60.0
 _NANO = 1_000_000_000
 
 Attributes = Mapping[str, AttributeValue]
@@ -50,7 +50,7 @@ class RequestSpan:
             if key in (b"traceparent", b"tracestate")
         }
         now = time.time_ns()
-        # Once for a request: a clock that is set meanwhile moves none of its parts against the others.
+        # Computed once per request, so that a change of the wall clock does not shift its child spans.
         self._offset = now - int(time.monotonic() * _NANO)
         self._tracer = tracer
         self._span = tracer.start_span(
@@ -65,7 +65,7 @@ class RequestSpan:
 
     @property
     def ids(self) -> dict[str, str]:
-        """trace_id and span_id for log lines; empty where there is no trace."""
+        """trace_id and span_id for log lines; empty without a trace."""
         context = self._span.get_span_context()
         if not context.is_valid:
             return {}
@@ -76,17 +76,17 @@ class RequestSpan:
 
     @property
     def exemplar(self) -> Exemplar | None:
-        """For metrics; only of a trace that somebody will find."""
+        """The ids as an exemplar for metrics; None if the trace is not exported."""
         return self.ids if self._is_recording else None
 
     def describe(self, name: str, attributes: Attributes) -> None:
-        """What is known once the request is parsed, the span's name among it."""
+        """Set the span's name and attributes once the request is parsed."""
         if self._is_recording:
             self._span.update_name(name)
             self._span.set_attributes(attributes)
 
     def answered(self, index: int, timing: Timing) -> None:
-        """Where the time of one answer went, once it has ended."""
+        """Add the child spans of one finished answer."""
         if not self._is_recording or timing.finished is None:
             return
         self._num_preemptions += timing.preemptions
@@ -106,7 +106,7 @@ class RequestSpan:
             child.end(self._wall(end))
 
     def end(self, attributes: Attributes, error: str = "") -> None:
-        """The request is over; `error`: its kind, where it failed by the server's fault."""
+        """End the span; `error` is the kind of a failure of the server."""
         if self._is_recording:
             self._span.set_attributes(attributes)
             if error:
@@ -119,7 +119,7 @@ class RequestSpan:
 
 
 def _latencies(timing: Timing) -> Attributes:
-    """As vLLM names them, for templates that read those."""
+    """Attributes under vLLM's names, which existing dashboards read."""
     assert timing.finished is not None
     return {
         "gen_ai.latency.time_in_queue": timing.scheduled - timing.queued,
@@ -130,7 +130,7 @@ def _latencies(timing: Timing) -> Attributes:
 
 
 class Tracing:
-    """Where spans come from and go to."""
+    """Creates the spans of requests and exports them."""
 
     def __init__(self, tracer: Tracer, close: Callable[[], None]) -> None:
         self._tracer = tracer
@@ -138,12 +138,12 @@ class Tracing:
 
     @classmethod
     def off(cls) -> Tracing:
-        """Exports nothing; a client's own trace is still known."""
+        """Without an exporter; a client's own trace id is still in the logs."""
         return cls(trace.NoOpTracer(), lambda: None)
 
     @classmethod
     def to(cls, exporter: SpanExporter, sample_ratio: float) -> Tracing:
-        """Spans of traces that the client samples, and of a share of those that begin here."""
+        """Exports the traces that the client samples, and a share of those that begin here."""
         provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(sample_ratio)),
             resource=Resource.create(
@@ -160,7 +160,8 @@ class Tracing:
         )
 
         def close() -> None:
-            # In a thread that nobody has to wait for: with a dead collector it takes half a minute.
+            # In a daemon thread, so that the process exits without waiting for it: with an unreachable
+            # collector the shutdown takes half a minute.
             closing = threading.Thread(target=provider.shutdown, name="tracing", daemon=True)
             closing.start()
             closing.join(_CLOSE_SECONDS)
@@ -169,39 +170,39 @@ class Tracing:
 
     @classmethod
     def over_otlp(cls, endpoint: str, sample_ratio: float) -> Tracing:
-        """Exports to a collector, over HTTP; its address as in OTEL_EXPORTER_OTLP_ENDPOINT."""
-        # The SDK logs each failed attempt, and what it drops one by one; `Patient` says it once a minute.
+        """Exports to a collector over HTTP; `endpoint` as in OTEL_EXPORTER_OTLP_ENDPOINT."""
+        # The SDK logs each failed attempt and each dropped span; the exporter below logs once a minute.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         url = endpoint.rstrip("/") + "/v1/traces"
         exporter = OTLPSpanExporter(endpoint=url, timeout=_EXPORT_SECONDS)
-        return cls.to(Patient(exporter, url, time.monotonic), sample_ratio)
+        return cls.to(RateLimitedErrorLog(exporter, url, time.monotonic), sample_ratio)
 
     def begin(self, name: str, headers: Headers, attributes: Attributes) -> RequestSpan:
-        """A request has arrived."""
+        """Start the span of a request that has arrived."""
         return RequestSpan(self._tracer, name, headers, attributes)
 
     def close(self) -> None:
-        """Send what is left, for two seconds at most."""
+        """Export the remaining spans, for two seconds at most."""
         self._close()
 
 
-class Patient(SpanExporter):
-    """Complains of a collector that takes nothing, at most once a minute, with the number of spans lost."""
+class RateLimitedErrorLog(SpanExporter):
+    """Logs failed exports at most once a minute, with the number of spans lost."""
 
     def __init__(self, inner: SpanExporter, url: str, clock: Callable[[], float]) -> None:
         self._inner = inner
         self._url = url
         self._clock = clock
         self._num_lost = 0
-        self._complained_at = float("-inf")
+        self._logged_at = float("-inf")
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Called in the SDK's thread."""
+        """Export; runs in the SDK's thread."""
         result = self._inner.export(spans)
         if result is not SpanExportResult.SUCCESS:
             self._num_lost += len(spans)
-            if self._clock() - self._complained_at >= _COMPLAINT_SECONDS:
-                self._complained_at = self._clock()
+            if self._clock() - self._logged_at >= _ERROR_LOG_SECONDS:
+                self._logged_at = self._clock()
                 logger.warning(
                     "the collector takes no spans", extra={"url": self._url, "lost": self._num_lost}
                 )
@@ -209,5 +210,5 @@ class Patient(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Ends retries."""
+        """End retries."""
         self._inner.shutdown()

@@ -1,3 +1,3 @@
-"""Decisions without tensors: requests, blocks, the scheduler, and the seam to the runner. Standard library
-only.
+"""Everything that is decided without tensors: requests, KV blocks, the scheduler, and its interface to the
+model runner. Standard library only.
 """

@@ -1,91 +1,98 @@
-"""How much of a GPU's memory the KV cache gets: what is left of the share that this server may use, after the
-weights, the largest step and the graphs. Called by ``runner.gpu_setup`` with what was measured.
+"""How many KV blocks fit into a GPU: the share of its memory that this server may use, less the weights, the
+workspace of the largest step, and the CUDA graphs.
 
-Pure arithmetic; where nothing fits, the error names the smallest change that would.
+Pure arithmetic on measured sizes. Where the cache does not fit, the error names the smallest change that
+helps.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire_server.core.errors import ConfigError
-from quire_server.core.graph_buckets import Shape
+from quire_server.core.cuda_graph_shapes import Shape
+from quire_server.errors import ConfigError
 
-_MOST = 0.98  # of a GPU's memory: the driver takes some for itself
+_MOST = 0.98  # share of a GPU's memory: the driver needs some itself
 _MIB = 1 << 20
-_EACH_GRAPH = 32 * _MIB  # launches and their arguments
+_EACH_GRAPH = 32 * _MIB  # kernel launches and their arguments
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Bytes of one GPU: all there are, and what is taken of them before the KV cache."""
+class MemoryUsage:
+    """Bytes of one GPU: its size, and what is used before the KV cache is allocated."""
 
     total: int
-    others: int  # other processes, and what CUDA takes for this one
+    others: int  # other processes, and the CUDA context of this one
     weights: int
     workspace: int  # at the peak of the largest step that the limits allow
-    graphs: int  # set aside for captured graphs
+    graphs: int  # reserved for captured graphs
 
     @property
     def taken(self) -> int:
-        """All but the total."""
+        """Bytes in use."""
         return self.others + self.weights + self.workspace + self.graphs
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the cache is for. ``longest`` is what the user insists on, None: whatever fits."""
+class KVCacheRequirements:
+    """What the cache has to hold. ``longest``: the context length that the user asked for; None: what
+    fits.
+    """
 
     block_bytes: int
     block_size: int
     longest: int | None
-    useful_blocks: int  # more than all sequences at full length is of no use
+    useful_blocks: int  # enough for all sequences at full length
 
 
 def graph_bytes(peak: int, shapes: Sequence[Shape], token_bytes: int) -> int:
-    """What captured graphs take. They share the memory of the largest, whose ``peak`` it is; each of the
-    others keeps the logits that it leaves to the sampler, ``token_bytes`` for each of its tokens.
+    """Memory of the captured graphs. They share the memory of the largest one, ``peak``; each other graph
+    also keeps its logits for the sampler, ``token_bytes`` for each of its tokens.
     """
     tokens = [sequences * count for sequences, count in shapes]
     return peak + (sum(tokens) - max(tokens)) * token_bytes + len(shapes) * _EACH_GRAPH
 
 
-def num_blocks(measured: Measured, utilization: float, wanted: Wanted) -> int:
-    """KV blocks that fit into ``utilization`` of the GPU's memory. Raises ConfigError where none does, or
-    not the longest context.
+def num_blocks(usage: MemoryUsage, utilization: float, required: KVCacheRequirements) -> int:
+    """KV blocks that fit into the share ``utilization`` of the GPU's memory. Raises ConfigError where no
+    block fits, or not enough for the longest context.
     """
-    room = int(measured.total * utilization) - measured.taken
-    fitting = max(0, room) // wanted.block_bytes
-    needed = 1 if wanted.longest is None else -(-wanted.longest // wanted.block_size)
+    room = int(usage.total * utilization) - usage.taken
+    fitting = max(0, room) // required.block_bytes
+    needed = 1 if required.longest is None else -(-required.longest // required.block_size)
     if fitting < needed:
-        raise ConfigError(_why(measured, utilization, wanted, needed, fitting))
-    return min(fitting, wanted.useful_blocks)
+        raise ConfigError(_error_text(usage, utilization, required, needed, fitting))
+    return min(fitting, required.useful_blocks)
 
 
-def _why(measured: Measured, utilization: float, wanted: Wanted, needed: int, fitting: int) -> str:
-    lacking = needed * wanted.block_bytes + measured.taken - int(measured.total * utilization)
+def _error_text(
+    usage: MemoryUsage, utilization: float, required: KVCacheRequirements, needed: int, fitting: int
+) -> str:
+    lacking = needed * required.block_bytes + usage.taken - int(usage.total * utilization)
     return (
-        f"The KV cache needs {_mib(needed * wanted.block_bytes)} MiB and lacks {_mib(lacking)} MiB: of "
-        f"{_mib(measured.total)} MiB and a share of {utilization:g}, weights take {_mib(measured.weights)}, "
-        f"a step {_mib(measured.workspace)}, graphs {_mib(measured.graphs)} and others "
-        f"{_mib(measured.others)} MiB. {_remedy(measured, wanted, needed, fitting, lacking)}"
+        f"The KV cache needs {_mib(needed * required.block_bytes)} MiB and lacks {_mib(lacking)} MiB: of "
+        f"{_mib(usage.total)} MiB and a share of {utilization:g}, weights take {_mib(usage.weights)}, "
+        f"a step {_mib(usage.workspace)}, graphs {_mib(usage.graphs)} and others "
+        f"{_mib(usage.others)} MiB. {_remedy(usage, required, needed, fitting, lacking)}"
     )
 
 
-def _remedy(measured: Measured, wanted: Wanted, needed: int, fitting: int, lacking: int) -> str:
-    """The first that suffices, from what costs nothing to what costs most."""
-    share = math.ceil((measured.taken + needed * wanted.block_bytes) / measured.total * 100) / 100
+def _remedy(
+    usage: MemoryUsage, required: KVCacheRequirements, needed: int, fitting: int, lacking: int
+) -> str:
+    """The first change that suffices, from the cheapest to the most expensive."""
+    share = math.ceil((usage.taken + needed * required.block_bytes) / usage.total * 100) / 100
     if share <= _MOST:
         return f"Raise --gpu-memory-utilization to {share:g}."
     if fitting:
-        return f"Lower --max-model-len to {fitting * wanted.block_size}."
-    if lacking <= measured.graphs:
+        return f"Lower --max-model-len to {fitting * required.block_size}."
+    if lacking <= usage.graphs:
         return "Set --enforce-eager, which needs no graphs."
-    if lacking < measured.workspace:
+    if lacking < usage.workspace:
         return "Lower --max-num-batched-tokens, with which the memory of a step grows."
-    if lacking <= measured.others:
+    if lacking <= usage.others:
         return "End what else uses this GPU."
-    whole = math.ceil((measured.taken + needed * wanted.block_bytes) / _MOST / (1 << 30))
+    whole = math.ceil((usage.taken + needed * required.block_bytes) / _MOST / (1 << 30))
     return f"Take a GPU with {whole} GiB, or a checkpoint of the model that is quantised."
 
 

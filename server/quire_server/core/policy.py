@@ -1,15 +1,15 @@
-"""Who goes first. A policy is one pure function: a request's *virtual arrival*, in seconds; earlier goes
-first.
+"""Scheduling policies, and the estimate of output lengths that shortest job first needs.
 
-Called by ``arrivals`` when a request comes, and again when it loses its place. The key of what waits or runs
-never changes, so nothing is ever sorted again, and aging comes for free: a head start of a minute is made up
-for by waiting a minute. Two promises follow without a line of code:
+A policy is one pure function: a request's *virtual arrival*, in seconds; earlier goes first. It is computed
+when a request arrives, and again when it is preempted. The key of a queued or running sequence never changes,
+so queues are never sorted again, and starvation is impossible: a head start of a minute is made up for by
+waiting a minute. Two guarantees follow:
 
 - a request is overtaken only by those that arrive less than ``max_head_start`` seconds after it;
-- preemption cannot go in circles: it takes from the later one for the sake of the earlier one, in one total
-  order in which nobody ever moves ahead.
+- preemption cannot go in circles: it is always for the sake of a sequence that is earlier in one total order,
+  in which no sequence ever moves forward.
 
-Virtual times are fair queueing's idea (Demers, Keshav, Shenker, SIGCOMM 1989). Knows neither clock nor queue.
+Virtual times are the idea of fair queueing (Demers, Keshav, Shenker, SIGCOMM 1989).
 """
 
 from collections.abc import Callable, Mapping
@@ -26,38 +26,73 @@ class Policy(StrEnum):
     SJF = "sjf"
 
 
-#: Seconds of head start that one level of priority is worth.
+#: Seconds of head start for one level of priority.
 SECONDS_PER_LEVEL = 10.0
-#: Levels, as vLLM counts them: lower goes first, 0 is normal.
+#: Levels, as in vLLM: lower goes first, 0 is normal.
 MIN_PRIORITY, MAX_PRIORITY = -100, 100
 CLASSES: Mapping[str, int] = {"high": -10, "normal": 0, "low": 10}
-#: Before everyone else under every policy. Not for clients: for health checks.
+#: Goes first under every policy. For health checks only; clients cannot set it.
 TOP_PRIORITY = -(1 << 31)
 
-#: Seconds that a request stands back for each token of its expected answer, up to a limit.
+#: Shortest job first: seconds of delay for each token of the expected answer, up to a limit.
 _SECONDS_PER_TOKEN = 0.1
-_MAX_STANDING_BACK = 120.0
+_MAX_DELAY = 120.0
 
 
 def virtual_arrival(policy: Policy, request: Request, expected_tokens: float) -> float:
-    """The request's place in time, in seconds of the clock of ``request.arrival``."""
+    """The request's place in the order, in seconds of the clock of ``request.arrival``."""
     if request.priority == TOP_PRIORITY:
         return float("-inf")
-    return request.arrival + _KEYS[policy](request, expected_tokens)
+    return request.arrival + _DELAYS[policy](request, expected_tokens)
 
 
 def max_head_start(policy: Policy) -> float:
-    """Seconds: whoever arrives later than this after a request never overtakes it."""
-    return _SPREAD[policy]
+    """Seconds: a request that arrives later than this after another one never overtakes it."""
+    return _MAX_HEAD_STARTS[policy]
 
 
-_KEYS: Mapping[Policy, Callable[[Request, float], float]] = {
+_DELAYS: Mapping[Policy, Callable[[Request, float], float]] = {
     Policy.FCFS: lambda request, expected: 0.0,
     Policy.PRIORITY: lambda request, expected: request.priority * SECONDS_PER_LEVEL,
-    Policy.SJF: lambda request, expected: min(expected * _SECONDS_PER_TOKEN, _MAX_STANDING_BACK),
+    Policy.SJF: lambda request, expected: min(expected * _SECONDS_PER_TOKEN, _MAX_DELAY),
 }
-_SPREAD: Mapping[Policy, float] = {
+_MAX_HEAD_STARTS: Mapping[Policy, float] = {
     Policy.FCFS: 0.0,
     Policy.PRIORITY: (MAX_PRIORITY - MIN_PRIORITY) * SECONDS_PER_LEVEL,
-    Policy.SJF: _MAX_STANDING_BACK,
+    Policy.SJF: _MAX_DELAY,
 }
+
+_NEWEST_WEIGHT = 0.1
+_LengthClass = tuple[int, int]
+
+
+class OutputLengthEstimator:
+    """Exponentially weighted averages of output lengths, in tokens.
+
+    One average for each class of requests: powers of two of the prompt's length and of max_tokens. That
+    separates chat from summaries and one-word answers from essays without a model, in a few hundred numbers
+    at most.
+    """
+
+    def __init__(self) -> None:
+        self._averages: dict[_LengthClass, float] = {}
+        self._overall: float | None = None
+
+    def expect(self, num_prompt_tokens: int, max_tokens: int) -> float:
+        """Tokens that such a request is expected to generate; max_tokens before anything was learnt."""
+        known = self._averages.get(_length_class(num_prompt_tokens, max_tokens), self._overall)
+        return float(max_tokens) if known is None else min(known, float(max_tokens))
+
+    def learn(self, num_prompt_tokens: int, max_tokens: int, length: int) -> None:
+        """Take in the length of an answer that was not aborted."""
+        key = _length_class(num_prompt_tokens, max_tokens)
+        self._averages[key] = _updated(self._averages.get(key), length)
+        self._overall = _updated(self._overall, length)
+
+
+def _length_class(num_prompt_tokens: int, max_tokens: int) -> _LengthClass:
+    return num_prompt_tokens.bit_length(), max_tokens.bit_length()
+
+
+def _updated(average: float | None, length: int) -> float:
+    return float(length) if average is None else average + _NEWEST_WEIGHT * (length - average)

@@ -1,37 +1,88 @@
-"""What to compute next: one token budget for every request, no phases.
+"""Continuous batching: decides what the next forward pass computes, and takes its result in.
 
-The pipeline calls ``schedule``, hands the Step to the runner, and gives the result to ``commit``. Each
-sequence has ``num_computed`` chasing ``len(tokens)``: a decode lacks one token, a prompt many, a prefix hit
-fewer, a preempted sequence all of them again. Single tokens of running sequences go first, then prompts in
-the order of the policy, those that run before those that wait, but for what is urgent (``admission``); drafts
-get what is left. When no block is free, the last running sequence gives its blocks back and waits; the first
-one can therefore always go on. Knows nothing of tensors or text.
+``schedule`` returns a Step for the model runner, ``commit`` takes the runner's StepResult. There are no
+separate prefill and decode phases: in each sequence ``num_computed`` catches up with ``len(tokens)``. A
+decode lacks one token, a prompt many, a prompt with a cached prefix fewer, a preempted sequence all of them
+again.
+
+A step is filled in this order, until its token budget is spent:
+
+1. decodes: running sequences that lack one token. Where no KV block is free for one, sequences are preempted
+   from the end of the running queue, so that the first one can always continue;
+2. prefill chunks of running prompts, then waiting sequences, both in the order of the policy. A waiting
+   sequence that may interrupt (see ``preemption``) goes before the chunks of running prompts behind it, or an
+   urgent request would wait for the whole prefill of a long prompt;
+3. drafts of speculative decoding, from the budget and the blocks that nothing else needs.
+
+Knows neither tensors nor text.
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from collections.abc import Sequence as Tokens
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import islice
 
-from quire_server.core import displacement, fitting, stopping
-from quire_server.core.admission import Admission
-from quire_server.core.arrivals import Arrivals
-from quire_server.core.decodes import columns, count, event, report
-from quire_server.core.flight import Flight, assumed, going_on, num_growing
-from quire_server.core.handover import Turns, step_of
-from quire_server.core.kv_manager import KVManager
-from quire_server.core.lifecycle import Lifecycle
-from quire_server.core.limits import SchedulerConfig, SchedulerStats
+from quire_server.core import preemption
+from quire_server.core.config import Batching, SchedulerConfig, rejection_reason, too_long_reason
+from quire_server.core.kv_cache_manager import KVCacheManager
 from quire_server.core.request import FinishReason, Request
+from quire_server.core.request_queue import RequestQueue
 from quire_server.core.sequence import Sequence, Status
-from quire_server.core.speculation import Speculator, held
-from quire_server.core.speculation_stats import SpeculationStats
-from quire_server.core.step import IMPOSSIBLE, Step, StepEvents, StepResult, TokenEvent, failure
+from quire_server.core.spec_decode import DraftPlan, Speculator, num_accepted
+from quire_server.core.stats import SchedulerStats, SpeculationStats
+from quire_server.core.step import (
+    UNSATISFIABLE,
+    Copies,
+    StartedRow,
+    Step,
+    StepEvents,
+    StepResult,
+    TokenEvent,
+    failure_event,
+)
 
-__all__ = ["Scheduler", "SchedulerConfig", "SchedulerStats"]
+__all__ = ["InFlightStep", "Scheduler", "SchedulerConfig", "SchedulerStats", "StepPlan"]
+
+_MAX_WAITING_FOR_DISK = 4  # sequences; each looks up its prefix again in every step
+_UNKNOWN_TOKEN = (
+    -1
+)  # placeholder for a token that is still being computed; never leaves ``_assume_committed``
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """The sequences that a step computes, and what the runner has to apply to its rows before."""
+
+    decodes: list[Sequence] = field(default_factory=list)
+    new_decodes: list[Sequence] = field(default_factory=list)  # start in this step and lack one token
+    drafts: list[DraftPlan] = field(default_factory=list)
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # with the number of tokens
+    started: list[StartedRow] = field(default_factory=list)
+    new_blocks: list[tuple[int, int]] = field(default_factory=list)  # (row, block id)
+
+    def in_order(self) -> list[Sequence]:
+        """Every sequence, in the order of the step's rows."""
+        drafted = [draft.sequence for draft in self.drafts]
+        return self.decodes + drafted + [sequence for sequence, _ in self.chunks]
+
+
+@dataclass(slots=True, eq=False)
+class InFlightStep:
+    """A step that was handed to the runner and is not committed yet.
+
+    The first ``num_continuing`` of ``sequences`` (in the step's order) are decodes that ran before.
+    """
+
+    step: Step
+    sequences: list[Sequence]
+    num_continuing: int
+    has_finished_rows: bool = False  # a sequence finished or was aborted since: its result is to be dropped
 
 
 class Scheduler:
-    """``schedule`` may be one step ahead of ``commit``; ``add`` and ``abort`` come at any time."""
+    """``schedule`` may be one step ahead of ``commit``; ``add`` and ``abort`` are allowed at any time."""
 
     def __init__(
         self,
@@ -41,24 +92,25 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self._arrivals = Arrivals(config, eos_token_ids)
-        self.kv = KVManager(config, clock)
-        self._life = Lifecycle(config, self.kv, self._arrivals)
-        self._admission = Admission(config, self.kv, self._life, self._give_up)
+        self.kv = KVCacheManager(config, clock)
+        self._queue = RequestQueue(config, self.kv, eos_token_ids)
         self._speculator = Speculator(config.speculation, clock) if config.speculation else None
-        self._flights: list[Flight] = []  # at most two, the older one first
-        self._failures: list[TokenEvent] = []  # told by the next commit
+        self._in_flight: list[InFlightStep] = []  # at most two, the older one first
+        self._failures: list[TokenEvent] = []  # returned by the next commit
         self._num_steps = 0
+        self._batch_is_closed = False  # static batching: the batch has started, nothing joins it
+
+    # ---------------------------------------------------------------- state
 
     @property
     def num_running(self) -> int:
-        """Sequences that own a row."""
-        return len(self._life.running.sequences)
+        """Sequences that have a row."""
+        return len(self._queue.running.sequences)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that own nothing yet, or nothing any more."""
-        return len(self._life.sequences) - len(self._life.running.sequences)
+        """Sequences without a row: new ones, and preempted ones."""
+        return len(self._queue.sequences) - len(self._queue.running.sequences)
 
     @property
     def kv_utilization(self) -> float:
@@ -67,206 +119,289 @@ class Scheduler:
 
     @property
     def num_unaccounted_blocks(self) -> int:
-        """KV blocks that are neither free nor anybody's: not 0 when the books are wrong. O(blocks in use)."""
-        return self.kv.num_unaccounted(self._life.running.sequences)
+        """KV blocks that are neither free nor in a block table: more than 0 is a leak. O(blocks in use)."""
+        return self.kv.num_unaccounted(self._queue.running.sequences)
 
     @property
     def has_work(self) -> bool:
         """Whether there is anything to schedule or to commit."""
-        return bool(self._life.sequences or self._failures or self._flights)
+        return bool(self._queue.sequences or self._failures or self._in_flight)
 
     @property
     def stats(self) -> SchedulerStats:
         """Counters since the start."""
         speculation = self._speculator.stats() if self._speculator is not None else SpeculationStats()
-        return SchedulerStats(self._life.preemptions, speculation)
+        return SchedulerStats(self._queue.preemptions, speculation)
+
+    def check(self) -> None:
+        """Raise AssertionError when the accounting of blocks or rows is inconsistent."""
+        self.kv.check(self._queue.sequences.values())
+        self._queue.running.check()
+
+    # ---------------------------------------------------------------- requests
 
     def add(self, request: Request) -> None:
-        """Queue a request. One that can never fit is answered by the next commit with an error event."""
-        if request.request_id in self._life.sequences:
+        """Queue a request. One that can never fit gets an error event from the next commit."""
+        if request.request_id in self._queue.sequences:
             raise ValueError(f"request id {request.request_id!r} is in use")
-        if refusal := fitting.refusal(request, self.config):
-            self._failures.append(failure(request.request_id, refusal))
+        if reason := rejection_reason(request, self.config):
+            self._failures.append(failure_event(request.request_id, reason))
             return
-        self._life.arrive(self._arrivals.sequence(request))
+        self._queue.add(request)
 
     def abort(self, request_id: str) -> None:
-        """Forget a request (unknown ids are fine: it may just have finished). No event follows."""
+        """Drop a request without an event. An unknown id is fine: the request may have just finished."""
         self._failures = [event for event in self._failures if event.request_id != request_id]
-        if (sequence := self._life.sequences.get(request_id)) is not None:
-            self._disturb()
-            self._life.finish(sequence)
+        if (sequence := self._queue.sequences.get(request_id)) is not None:
+            self._mark_in_flight()
+            self._queue.finish(sequence)
 
-    def end(self, request_id: str) -> None:
-        """Forget a request whose answer has ended by what only the caller sees, a stop string."""
-        if (sequence := self._life.sequences.get(request_id)) is not None:
-            self._arrivals.answered(sequence)
+    def finish(self, request_id: str) -> None:
+        """Drop a request whose answer is complete: the API process found a stop string in its text."""
+        if (sequence := self._queue.sequences.get(request_id)) is not None:
+            self._queue.learn_output_length(sequence)
         self.abort(request_id)
 
+    # ---------------------------------------------------------------- schedule
+
     def schedule(self) -> Step | None:
-        """The next step, or None when there is nothing to do. One without rows only carries failures to
+        """The next step, or None when there is nothing to do. A step without rows only carries failures to
         commit, or waits for KV blocks from the disk.
 
-        While a step is in flight: the one after it, or None where it cannot be decided without the result.
+        While a step is in flight: the one after it, or None where that depends on the missing result.
         """
-        if self._flights:
+        if self._in_flight:
             return self._schedule_ahead()
         if not self.has_work:
             return None
-        life = self._life
-        for victim in self._displaced():
-            life.preempt(victim)
-        num_preempted = life.preemptions
-        turns = Turns()
-        prompts = self._continue_running(life.running.sequences, turns)
-        has_room = life.preemptions == num_preempted
-        if not (has_room or turns.singles or prompts):
-            return self.schedule()  # everything that ran was preempted or failed: there is room now
-        return self._take_off(turns, prompts, has_room=has_room)
-
-    def commit(self, step: Step, result: StepResult) -> StepEvents:
-        """Take in what the runner computed: count it, publish full blocks, append tokens, finish."""
-        flight = self._flights.pop(0)
-        assert step.step_id == result.step_id == flight.step.step_id, (step.step_id, result.step_id)
-        in_flight, num_living = flight.sequences, len(self._life.sequences)
-        others, self._failures = self._failures, []
-        missing = self.kv.settle(result)
-        is_disturbed = missing or result.failures or flight.is_disturbed
-        num_plain = 0 if is_disturbed else flight.num_continuing
-        request_ids, token_ids = self._commit_decodes(in_flight[:num_plain], result, others)
-        tokens, drafts = iter(result.token_ids[num_plain:]), dict(result.drafts or step.drafts)
-        for sequence, num_tokens, samples in zip(
-            in_flight[num_plain:], step.num_tokens[num_plain:], step.samples[num_plain:], strict=True
-        ):
-            mine = drafts.get(sequence.row, ())
-            sampled = list(islice(tokens, 1 + len(mine) if samples else 0))
-            if sequence.status is not Status.RUNNING:
-                continue  # it ended while the step ran
-            if missing and not missing.isdisjoint(sequence.block_ids):
-                self._life.restart(sequence)
-                continue
-            if result.failures and (why := result.failures.get(sequence.row)) is not None:
-                if why not in IMPOSSIBLE:
-                    self.kv.distrust(sequence)
-                self._life.finish(sequence)
-                others.append(failure(sequence.request.request_id, why))
-                continue
-            others += report(sequence, result)
-            if samples:
-                others.append(self._commit_samples(sequence, num_tokens - samples, mine, sampled, result))
-            else:
-                sequence.num_computed += num_tokens
-                self._publish(sequence)
-        if len(self._life.sequences) < num_living:
-            self._disturb()
-        if self._speculator is not None:
-            self._speculator.end(result)
-        return StepEvents(request_ids, token_ids, others)
-
-    def check(self) -> None:
-        """Raise AssertionError when block or row accounting does not add up."""
-        self.kv.check(self._life.sequences.values())
-        self._life.running.check()
+        queue = self._queue
+        for victim in self._priority_victims():
+            queue.preempt(victim)
+        num_preemptions = queue.preemptions
+        plan = StepPlan()
+        prompts = self._schedule_decodes(queue.running.sequences, plan)
+        admits = queue.preemptions == num_preemptions
+        if not (admits or plan.decodes or prompts):
+            return self.schedule()  # every running sequence was preempted or failed: there is room now
+        return self._complete_step(plan, prompts, admits=admits)
 
     def _schedule_ahead(self) -> Step | None:
-        """The step after the one in flight. Nobody gives way for it: neither a row nor a block is taken from
-        a sequence whose next token is on its way, so that a result always finds its sequence as it left it.
+        """Async scheduling: the step after the one in flight. Preempts nothing, so that the result of the
+        step in flight finds the rows and blocks of its sequences unchanged.
         """
-        if len(self._flights) > 1 or not self.config.may_look_ahead or self._displaced():
+        if len(self._in_flight) > 1 or not self.config.allows_async_scheduling or self._priority_victims():
             return None
-        with assumed(self._flights[0]):
-            running = going_on(self._life.running.sequences)
-            if num_growing(running) > self.kv.num_free:
+        with _assume_committed(self._in_flight[0]):
+            running = _unfinished(self._queue.running.sequences)
+            if _num_blocks_to_append(running) > self.kv.num_free:
                 return None
-            turns = Turns()
-            prompts = self._continue_running(running, turns)
-            return self._take_off(turns, prompts, has_room=True)
+            plan = StepPlan()
+            prompts = self._schedule_decodes(running, plan)
+            return self._complete_step(plan, prompts, admits=True)
 
-    def _displaced(self) -> list[Sequence]:
-        """Who has to go for the sake of the most urgent waiting sequence."""
-        life = self._life
-        if (first := life.waiting.first()) is None or life.is_blocked:
+    def _priority_victims(self) -> list[Sequence]:
+        """Running sequences to preempt for the first waiting one."""
+        queue = self._queue
+        if (first := queue.waiting.first()) is None or queue.is_blocked:
             return []
-        return displacement.victims(first, life.running, self.kv, self.config)
+        return preemption.victims(first, queue.running, self.kv, self.config)
 
-    def _take_off(self, turns: Turns, prompts: list[Sequence], *, has_room: bool) -> Step | None:
-        """The step of these turns, and of whoever gets what they leave; no empty one ahead of another."""
-        budget = self._admission.deal(turns, prompts, admits=has_room)
-        if self._speculator is not None:
-            turns.drafts = self._speculator.draft(turns.singles, budget, self.kv, turns.grown)
-        num_continuing = len(turns.singles)
-        turns.singles += turns.newcomers
-        sequences = turns.in_order()
-        if self._flights and not sequences:
-            return None
-        self._num_steps += 1
-        if self._speculator is not None:
-            self._speculator.begin(len(sequences), len(turns.drafts), has_prompts=bool(turns.chunks))
-        step = step_of(self._num_steps, turns, sequences, self.kv.copies())
-        self._flights.append(Flight(step, sequences, num_continuing))
-        return step
-
-    def _disturb(self) -> None:
-        """Somebody ended: steps in flight may still compute for him."""
-        for flight in self._flights:
-            flight.is_disturbed = True
-
-    def _continue_running(self, running: list[Sequence], turns: Turns) -> list[Sequence]:
-        """Give a turn to sequences that lack one token, each with its block; returns those in the middle of
-        their prompt.
+    def _schedule_decodes(self, running: list[Sequence], plan: StepPlan) -> list[Sequence]:
+        """Plan one token for each sequence that lacks one, with a KV block where it needs one; returns the
+        sequences whose prompt is not computed yet.
         """
-        singles, grown, prompts = turns.singles, turns.grown, list[Sequence]()
+        decodes, new_blocks, prompts = plan.decodes, plan.new_blocks, list[Sequence]()
         budget = self.config.token_budget
         is_tight = len(running) > budget
-        for sequence in running:  # which preemption shortens from behind
+        for sequence in running:  # preemption in _append_block shortens this list from its end
             num_computed = sequence.num_computed
             if num_computed + 1 < len(sequence.tokens):
                 prompts.append(sequence)
                 continue
-            if is_tight and len(singles) == budget:
+            if is_tight and len(decodes) == budget:
                 break
             if num_computed == sequence.capacity:
-                block_id = self._grow(sequence)
+                block_id = self._append_block(sequence)
                 if block_id is None:
-                    break  # it was the last one, and is gone
-                grown.append((sequence.row, block_id))
-            singles.append(sequence)
+                    break  # it was the last one, and was preempted itself
+                new_blocks.append((sequence.row, block_id))
+            decodes.append(sequence)
         return [sequence for sequence in prompts if sequence.status is Status.RUNNING]
 
-    def _grow(self, sequence: Sequence) -> int | None:
-        """A block for the next token, at the expense of later sequences; None when it has to go itself."""
-        running = self._life.running.sequences
-        while (block_id := self.kv.grow(sequence)) is None:
+    def _append_block(self, sequence: Sequence) -> int | None:
+        """A block for the next token, if need be by preempting later sequences; None when the sequence itself
+        was preempted or has failed.
+        """
+        running = self._queue.running.sequences
+        while (block_id := self.kv.append_block(sequence)) is None:
             victim = running[-1]
             if victim is sequence and len(running) == 1:
-                if self.kv.yield_pins():
+                if self.kv.release_pins():
                     continue
-                self._life.preemptions += 1
-                self._give_up(sequence, len(sequence.block_ids) + 1)
+                self._queue.preemptions += 1
+                self._fail_for_lack_of_blocks(sequence, len(sequence.block_ids) + 1)
                 return None
-            self._life.preempt(victim)
+            self._queue.preempt(victim)
             if victim is sequence:
                 return None
         return block_id
 
-    def _give_up(self, sequence: Sequence, num_blocks: int) -> None:
-        """It needs more blocks than there are."""
-        why = fitting.too_long(num_blocks, self.config)
-        self._failures.append(failure(sequence.request.request_id, why))
-        self._life.finish(sequence)
+    def _fail_for_lack_of_blocks(self, sequence: Sequence, num_blocks: int) -> None:
+        """End a request that needs more blocks than the whole cache has."""
+        reason = too_long_reason(num_blocks, self.config)
+        self._failures.append(failure_event(sequence.request.request_id, reason))
+        self._queue.finish(sequence)
+
+    def _complete_step(self, plan: StepPlan, prompts: list[Sequence], *, admits: bool) -> Step | None:
+        """Spend the rest of the budget, and make the step. None instead of an empty step ahead of another."""
+        budget = self._schedule_prompts(plan, prompts, admits=admits)
+        if self._speculator is not None:
+            plan.drafts = self._speculator.draft(plan.decodes, budget, self.kv, plan.new_blocks)
+        num_continuing = len(plan.decodes)
+        plan.decodes += plan.new_decodes
+        sequences = plan.in_order()
+        if self._in_flight and not sequences:
+            return None
+        self._num_steps += 1
+        if self._speculator is not None:
+            self._speculator.begin_step(len(sequences), len(plan.drafts), has_prompts=bool(plan.chunks))
+        step = _build_step(self._num_steps, plan, sequences, self.kv.take_copies())
+        self._in_flight.append(InFlightStep(step, sequences, num_continuing))
+        return step
+
+    # ---------------------------------------------------------------- admission
+
+    def _schedule_prompts(self, plan: StepPlan, prompts: list[Sequence], *, admits: bool) -> int:
+        """Chunked prefill of running prompts, in their order, and admission of waiting sequences; returns the
+        rest of the budget.
+        """
+        budget = self.config.token_budget - len(plan.decodes)
+        for sequence in prompts:
+            if admits and self._goes_before(self._queue.waiting.first(), sequence):
+                budget = self._admit(budget, plan, sequence)
+            if budget == 0:
+                break
+            plan.chunks.append((sequence, min(budget, len(sequence.tokens) - sequence.num_computed)))
+            budget -= plan.chunks[-1][1]
+        return self._admit(budget, plan, None) if admits else budget
+
+    def _admit(self, budget: int, plan: StepPlan, before: Sequence | None) -> int:
+        """Start waiting sequences in their order while budget, rows and blocks last; with ``before``, only
+        those that go before that running one. A sequence is overtaken only while it waits for KV blocks from
+        the disk.
+        """
+        queue, running = self._queue, self._queue.running
+        fetching: list[Sequence] = []
+        self._batch_is_closed &= bool(running.sequences)
+        while budget > 0 and not (queue.is_blocked or self._batch_is_closed):
+            sequence = queue.waiting.first()
+            if sequence is None or running.num_free_rows <= len(fetching):
+                break
+            if before is not None and not self._goes_before(sequence, before):
+                break
+            if (match := self.kv.match(sequence)) is None:
+                # A part of its prefix is being read from the disk: a row and blocks are reserved for it.
+                if self.config.batching is Batching.STATIC or len(fetching) == _MAX_WAITING_FOR_DISK:
+                    break
+                queue.waiting.pop()
+                fetching.append(sequence)
+                continue
+            num_missing = len(sequence.tokens) - match.num_cached
+            if num_missing > budget and not self.config.enable_chunked_prefill:
+                budget = 0
+                break
+            is_alone = not (running.sequences or fetching)
+            num_reserved = sum(map(self._num_blocks, fetching))
+            if not self.kv.fits(match, is_alone=is_alone, num_reclaimed=-num_reserved):
+                if is_alone:
+                    # It was preempted with more tokens than the whole cache holds.
+                    self._fail_for_lack_of_blocks(sequence, self._num_blocks(sequence))
+                    continue
+                queue.is_blocked = not fetching
+                break
+            plan.started.append(queue.start(sequence, match))
+            budget -= self._plan_first_tokens(sequence, min(budget, num_missing), plan)
+        for sequence in fetching:
+            queue.waiting.push(sequence)
+        # Static batching: sequences for which the budget did not suffice may join in the next step.
+        self._batch_is_closed |= self.config.batching is Batching.STATIC and budget > 0
+        return budget
+
+    def _plan_first_tokens(self, sequence: Sequence, num_tokens: int, plan: StepPlan) -> int:
+        """A sequence that starts is a decode when all but its last token is cached, else a prefill chunk."""
+        if sequence.num_computed + 1 == len(sequence.tokens):
+            plan.new_decodes.append(sequence)
+        else:
+            plan.chunks.append((sequence, num_tokens))
+        return num_tokens
+
+    def _goes_before(self, waiting: Sequence | None, running: Sequence) -> bool:
+        return (
+            waiting is not None
+            and waiting.order < running.order
+            and preemption.may_interrupt(waiting, self.config)
+        )
+
+    def _num_blocks(self, sequence: Sequence) -> int:
+        return -(-len(sequence.tokens) // self.config.block_size)
+
+    # ---------------------------------------------------------------- commit
+
+    def commit(self, step: Step, result: StepResult) -> StepEvents:
+        """Take in what the runner computed: append tokens, publish full blocks, finish requests."""
+        in_flight = self._in_flight.pop(0)
+        assert step.step_id == result.step_id == in_flight.step.step_id, (step.step_id, result.step_id)
+        sequences, num_live = in_flight.sequences, len(self._queue.sequences)
+        events, self._failures = self._failures, []
+        unloaded = self.kv.apply_copy_outcome(result)
+        is_irregular = unloaded or result.failures or in_flight.has_finished_rows
+        num_plain = 0 if is_irregular else in_flight.num_continuing
+        request_ids, token_ids = self._commit_decodes(sequences[:num_plain], result, events)
+        tokens, drafts = iter(result.token_ids[num_plain:]), dict(result.drafts or step.drafts)
+        for sequence, num_tokens, samples in zip(
+            sequences[num_plain:], step.num_tokens[num_plain:], step.samples[num_plain:], strict=True
+        ):
+            row_drafts = drafts.get(sequence.row, ())
+            sampled = list(islice(tokens, 1 + len(row_drafts) if samples else 0))
+            if sequence.status is not Status.RUNNING:
+                continue  # it finished while the step ran
+            if unloaded and not unloaded.isdisjoint(sequence.block_ids):
+                self._queue.restart(sequence)
+                continue
+            if result.failures and (reason := result.failures.get(sequence.row)) is not None:
+                events.append(self._fail(sequence, reason))
+                continue
+            events += _prompt_logprob_events(sequence, result)
+            if samples:
+                events.append(
+                    self._commit_samples(sequence, num_tokens - samples, row_drafts, sampled, result)
+                )
+            else:
+                sequence.num_computed += num_tokens
+                self._publish(sequence)
+        if len(self._queue.sequences) < num_live:
+            self._mark_in_flight()
+        if self._speculator is not None:
+            self._speculator.end_step(result)
+        return StepEvents(request_ids, token_ids, events)
 
     def _commit_decodes(
-        self, decodes: list[Sequence], result: StepResult, others: list[TokenEvent]
+        self, decodes: list[Sequence], result: StepResult, events: list[TokenEvent]
     ) -> tuple[list[str], list[int]]:
-        """One more token for each: columns of (request, token), and events where there is more to say."""
-        token_ids, told = result.token_ids[: len(decodes)], set[Sequence]()
-        for sequence in count(decodes, token_ids):
+        """One more token for each: columns of (request id, token). Sequences that finish or want logprobs get
+        an event of their own in ``events`` instead.
+        """
+        token_ids, with_event = result.token_ids[: len(decodes)], set[Sequence]()
+        for sequence in _append_tokens(decodes, token_ids):
             self._publish(sequence)
-            reason = stopping.finish_reason(sequence)
+            reason = sequence.finish_reason()
             if reason is not None or sequence.request.sampling.logprobs is not None:
-                others.append(self._event(sequence, 1, reason, result))
-                told.add(sequence)
-        return columns(decodes, token_ids, told)
+                events.append(self._token_event(sequence, 1, reason, result))
+                with_event.add(sequence)
+        if not with_event:
+            return [sequence.request.request_id for sequence in decodes], list(token_ids)
+        plain = [sequence for sequence in decodes if sequence not in with_event]
+        return [s.request.request_id for s in plain], [s.tokens[-1] for s in plain]
 
     def _commit_samples(
         self,
@@ -276,25 +411,130 @@ class Scheduler:
         sampled: list[int],
         result: StepResult,
     ) -> TokenEvent:
-        """Take what the model sampled after the drafts that hold, and count the tokens that stay."""
-        num_held = held(drafts, sampled)
-        count, reason = stopping.extend(sequence, sampled[: num_held + 1])
+        """Append the accepted drafts and the token that the model sampled after them."""
+        accepted = num_accepted(drafts, sampled)
+        count, reason = sequence.append_tokens(sampled[: accepted + 1])
         sequence.num_computed += num_before + count
         self._publish(sequence)
         if drafts and self._speculator is not None:
-            self._speculator.learn(sequence, len(drafts), num_held)
-        return self._event(sequence, count, reason, result)
+            self._speculator.learn(sequence, len(drafts), accepted)
+        return self._token_event(sequence, count, reason, result)
+
+    def _fail(self, sequence: Sequence, reason: str) -> TokenEvent:
+        """End a request whose row failed. What was computed for it is not trusted, unless the request's own
+        constraints are the reason.
+        """
+        if reason not in UNSATISFIABLE:
+            self.kv.invalidate(sequence)
+        self._queue.finish(sequence)
+        return failure_event(sequence.request.request_id, reason)
+
+    def _token_event(
+        self, sequence: Sequence, num_tokens: int, reason: FinishReason | None, result: StepResult
+    ) -> TokenEvent:
+        """The event of a sequence's newest tokens; finishes the request where there is a reason."""
+        logprobs = result.logprobs.get(sequence.row, ())[:num_tokens] if result.logprobs else ()
+        event = TokenEvent(
+            sequence.request.request_id,
+            tuple(sequence.tokens[-num_tokens:]),
+            logprobs or None,
+            reason,
+            None,
+            sequence.num_cached_tokens or 0,
+            timing=sequence.timing(is_last=reason is not None),
+        )
+        if reason is not None:
+            self._queue.learn_output_length(sequence)
+            self._queue.finish(sequence)
+        return event
 
     def _publish(self, sequence: Sequence) -> None:
         if sequence.num_computed >= (sequence.num_published + 1) * self.config.block_size:
             self.kv.publish(sequence)
-        sequence.watch(self.config.block_size)
+        sequence.update_check_from(self.config.block_size)
 
-    def _event(
-        self, sequence: Sequence, count: int, reason: FinishReason | None, result: StepResult
-    ) -> TokenEvent:
-        told = event(sequence, count, reason, result)
-        if reason is not None:
-            self._arrivals.answered(sequence)
-            self._life.finish(sequence)
-        return told
+    def _mark_in_flight(self) -> None:
+        """A sequence finished: steps in flight may still compute a row of it."""
+        for in_flight in self._in_flight:
+            in_flight.has_finished_rows = True
+
+
+def _build_step(step_id: int, plan: StepPlan, in_order: list[Sequence], copies: Copies | None) -> Step:
+    """The step of a plan: decodes first, then rows with drafts, then prefill chunks."""
+    ones, chunks = (1,) * len(plan.decodes), plan.chunks
+    drafted = tuple([1 + draft.num_tokens for draft in plan.drafts])
+    return Step(
+        step_id=step_id,
+        started=tuple(plan.started),
+        new_blocks=tuple(plan.new_blocks),
+        rows=tuple([sequence.row for sequence in in_order]),
+        starts=tuple([sequence.num_computed for sequence in in_order]),
+        num_tokens=ones + drafted + tuple([n for _, n in chunks]),
+        samples=ones + drafted + tuple([int(s.num_computed + n == len(s.tokens)) for s, n in chunks]),
+        drafts=tuple([(draft.sequence.row, draft.tokens) for draft in plan.drafts if draft.tokens]),
+        draft_requests=tuple(
+            [(draft.sequence.row, draft.num_tokens) for draft in plan.drafts if not draft.tokens]
+        ),
+        copies=copies,
+    )
+
+
+@contextmanager
+def _assume_committed(in_flight: InFlightStep) -> Iterator[None]:
+    """Inside the block, sequences look as if the step in flight were committed, with placeholders for the
+    tokens that it samples. Which tokens these are matters to few decisions.
+    """
+    computing = [
+        (sequence, num_tokens, samples)
+        for sequence, num_tokens, samples in zip(
+            in_flight.sequences, in_flight.step.num_tokens, in_flight.step.samples, strict=True
+        )
+        if sequence.status is Status.RUNNING
+    ]
+    for sequence, num_tokens, samples in computing:
+        sequence.num_computed += num_tokens
+        if samples:
+            sequence.tokens.append(_UNKNOWN_TOKEN)
+    try:
+        yield
+    finally:
+        for sequence, num_tokens, samples in computing:
+            sequence.num_computed -= num_tokens
+            if samples:
+                sequence.tokens.pop()
+
+
+def _unfinished(sequences: list[Sequence]) -> list[Sequence]:
+    """Sequences that have not reached their maximum length."""
+    return [sequence for sequence in sequences if len(sequence.tokens) < sequence.max_total]
+
+
+def _num_blocks_to_append(sequences: list[Sequence]) -> int:
+    """How many decodes need a new block for their token."""
+    return sum(
+        sequence.num_computed == sequence.capacity and sequence.num_computed + 1 == len(sequence.tokens)
+        for sequence in sequences
+    )
+
+
+def _append_tokens(decodes: list[Sequence], token_ids: Tokens[int]) -> list[Sequence]:
+    """Append one token to each sequence; returns those that may have filled a block or finished. This is the
+    cost of a step beside the model, so it does nothing else per row.
+    """
+    to_check: list[Sequence] = []
+    for sequence, token in zip(decodes, token_ids, strict=True):
+        sequence.tokens.append(token)
+        sequence.num_computed = num_computed = sequence.num_computed + 1
+        if num_computed >= sequence.check_from or token in sequence.stop_ids:
+            to_check.append(sequence)
+    return to_check
+
+
+def _prompt_logprob_events(sequence: Sequence, result: StepResult) -> list[TokenEvent]:
+    """An event with the prompt logprobs that were not sent before; after a preemption a step has some
+    again.
+    """
+    first_new = sequence.num_prompt_logprobs_sent - sequence.num_computed
+    logprobs = result.prompt_logprobs.get(sequence.row, ())[first_new:]
+    sequence.num_prompt_logprobs_sent += len(logprobs)
+    return [TokenEvent(sequence.request.request_id, (), prompt_logprobs=logprobs)] if logprobs else []

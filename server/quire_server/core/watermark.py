@@ -1,9 +1,9 @@
-"""Which tokens are green: the watermark of Kirchenbauer et al. 2023 (arXiv:2301.10226), and its statistic.
+"""Text watermarks: the green list of Kirchenbauer et al. 2023 (arXiv:2301.10226), and its statistic.
 
-The sampler adds ``delta`` to the logits of green tokens; the detector counts how many tokens of a text are
-green. Both ask here, so that they agree. A token is green by a hash of (key, token before, token): a keyed
-BLAKE2b of the token before seeds SplitMix64 (Steele et al. 2014), whose number at the token's place decides.
-So one token costs a few integer operations, a whole vocabulary is one vector of them (see
+The sampler adds ``delta`` to the logits of green tokens; the detector counts the green tokens of a text. Both
+use this module, so that they agree. Whether a token is green follows from (key, previous token, token): a
+keyed BLAKE2b of the previous token seeds SplitMix64 (Steele et al. 2014), whose number at the index of the
+token decides. So one token costs a few integer operations, a whole vocabulary is one vector operation (see
 ``runner.logits_processors``), and there is no state. Knows no tensors and no text.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from quire_server.core.errors import ConfigError
+from quire_server.errors import ConfigError
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIXERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -25,7 +25,7 @@ Z_LIMIT = 4.0  # by chance once in 30,000 texts
 
 
 class WatermarkMode(StrEnum):
-    """Values of ``--watermark``: whose answers carry one."""
+    """Values of ``--watermark``: which answers carry one."""
 
     OFF = "off"
     ON_REQUEST = "on-request"
@@ -41,13 +41,13 @@ class Watermark:
     delta: float = 2.0
 
     def seed(self, previous: int) -> int:
-        """The seed of the green list after a token: 64 bits."""
+        """The 64-bit seed of the green list that follows a token."""
         digest = hashlib.blake2b(previous.to_bytes(8, "little"), key=self.key, digest_size=8)
         return int.from_bytes(digest.digest(), "little")
 
     @property
     def limit(self) -> int:
-        """A token is green when its number of 64 bits is less than this."""
+        """A token is green when its 64-bit number is less than this."""
         return int(self.gamma * 2.0**53) << 11
 
     def is_green(self, previous: int, token: int) -> bool:
@@ -59,7 +59,7 @@ class Watermark:
 
 
 def read_key(path: Path) -> bytes:
-    """The key in a file: whatever it holds, but for white space around it. Raises ConfigError."""
+    """The key in a file, without leading and trailing white space. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             secret = file.read(_MAX_KEY_BYTES + 1).strip()
@@ -75,18 +75,18 @@ def read_key(path: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What the tokens of a text say."""
+    """The statistic of a text."""
 
     num_tokens: int  # that were counted
     num_green: int
     green_fraction: float
-    z_score: float  # standard deviations above what chance gives
-    p_value: float  # probability of so many green tokens by chance
+    z_score: float  # standard deviations above the expectation without a watermark
+    p_value: float  # probability of at least so many green tokens by chance
     verdict: str
 
 
 def detect(tokens: Sequence[int], watermark: Watermark) -> Detection:
-    """Counts each pair of neighbours once: a repeated one says nothing new, and would pass for evidence."""
+    """Count each pair of neighbouring tokens once: a repeated pair is not independent evidence."""
     pairs = set(zip(tokens, tokens[1:], strict=False))
     count, gamma = len(pairs), watermark.gamma
     green = sum(watermark.is_green(previous, token) for previous, token in pairs)

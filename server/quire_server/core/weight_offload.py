@@ -1,25 +1,23 @@
-"""Which layers' weights stay in the host's memory where a GPU's is too small for all. Called by
-``runner.weight_stream`` and the bench of GPUs. Pure arithmetic.
-"""
+"""Which layers' weights stay in host memory when the GPU's memory is too small for all. Pure arithmetic."""
 
 from collections.abc import Sequence
 
-from quire_server.core.errors import ConfigError
+from quire_server.errors import ConfigError
 
-BUFFERS = 2  # of a layer's size, on the GPU: one is read while the other is filled
+BUFFERS = 2  # on the GPU, each of a layer's size: one is read while the other is filled
 _GIB = 1 << 30
 
 
 def streamed_layers(sizes: Sequence[int], room: float) -> tuple[int, ...]:
-    """The layers, of so many bytes each, whose weights stay on the host: as many as ``room`` GiB hold, with
-    as many others as possible between two of them, which give the copies time.
+    """The layers (of ``sizes`` bytes each) whose weights stay on the host: as many as ``room`` GiB hold,
+    evenly spaced, so that each copy has the most time.
 
-    Raises ConfigError where no memory of the GPU would be saved.
+    Raises ConfigError where that would save no GPU memory.
     """
     largest = max(sizes)
     count = min(len(sizes), int(room * _GIB) // largest)
     if count <= BUFFERS:
-        enough = _ceiled(largest * (BUFFERS + 1))
+        enough = _gib_rounded_up(largest * (BUFFERS + 1))
         raise ConfigError(
             f"--cpu-offload-gb {room:g} holds {count} of {len(sizes)} layers, and saves nothing, since "
             f"{BUFFERS} are on the GPU at any time: "
@@ -28,6 +26,6 @@ def streamed_layers(sizes: Sequence[int], room: float) -> tuple[int, ...]:
     return tuple((number + 1) * len(sizes) // count - 1 for number in range(count))
 
 
-def _ceiled(size: int) -> float:
-    """GiB, of which three digits behind the point are enough."""
+def _gib_rounded_up(size: int) -> float:
+    """GiB with three decimals."""
     return -(-size * 1000 // _GIB) / 1000

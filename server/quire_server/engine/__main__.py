@@ -1,5 +1,4 @@
-"""The engine process: `python -m quire_server.engine RUN_DIR MODEL [flags]`. Started by the supervisor
-only."""
+"""The engine process: `python -m quire_server.engine RUN_DIR MODEL [flags]`, started by the supervisor."""
 
 from __future__ import annotations
 
@@ -10,38 +9,38 @@ import sys
 import time
 from pathlib import Path
 
-from quire_server import config, exits, faults, log
+from quire_server import config, fault_injection, log, termination
 from quire_server.config import ServeConfig
 from quire_server.core.scheduler import Scheduler
 from quire_server.engine import loading
-from quire_server.engine.inbox import EngineSocket
-from quire_server.engine.loop import Engine
+from quire_server.engine.engine_core import EngineCore
+from quire_server.engine.heartbeat_writer import HeartbeatWriter
 from quire_server.engine.messages import EngineInfo
-from quire_server.engine.pulse import Pulse
-from quire_server.faults import Faults
+from quire_server.engine.socket_server import EngineSocket
+from quire_server.fault_injection import Faults
 from quire_server.health.heartbeat import SharedState
 
 logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str]) -> int:
-    """Load, warm up, serve; a failure leaves its reason for the supervisor."""
+    """Load, warm up, serve. A failure is left in the run directory for the supervisor."""
     run_dir = Path(argv[0])
     settings = config.parse_args(argv[1:], os.environ)
     log.configure("engine", settings.log_level)
-    pulse = Pulse(SharedState.open(run_dir), time.monotonic())
+    heartbeat = HeartbeatWriter(SharedState.open(run_dir), time.monotonic())
     try:
-        _serve(settings, run_dir, pulse, faults.parse(os.environ))
-    except Exception as error:  # the process boundary: everything becomes a reason and an exit code
-        failure = exits.failure_of(error)
-        logger.exception("the engine ends", extra={"reason": failure.reason.value})
-        exits.leave_failure(run_dir, failure)
+        _serve(settings, run_dir, heartbeat, fault_injection.parse(os.environ))
+    except Exception as error:  # the process boundary: every error becomes a reason and an exit code
+        failure = termination.failure_of(error)
+        logger.exception("the engine failed", extra={"reason": failure.reason.value})
+        termination.leave_failure(run_dir, failure)
         return failure.exit_code
     return 0
 
 
-def _serve(settings: ServeConfig, run_dir: Path, pulse: Pulse, switched: Faults) -> None:
-    runner = loading.load(settings, pulse, switched)
+def _serve(settings: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, faults: Faults) -> None:
+    runner = loading.load(settings, heartbeat, faults)
     limits = loading.scheduler_config(settings, runner)
     info = EngineInfo(
         max_model_len=limits.max_model_len,
@@ -50,18 +49,18 @@ def _serve(settings: ServeConfig, run_dir: Path, pulse: Pulse, switched: Faults)
         block_size=limits.block_size,
         max_num_seqs=limits.max_num_seqs,
         gpu_memory=tuple(runner.gpu_memory.items()),
-        load_seconds=time.monotonic() - pulse.sample.started_at,
+        load_seconds=time.monotonic() - heartbeat.sample.started_at,
     )
-    engine = Engine(
+    engine = EngineCore(
         Scheduler(limits, eos_token_ids=runner.model_config.eos_token_ids),
         runner,
         info=info,
-        pulse=pulse,
-        faults=switched,
+        heartbeat=heartbeat,
+        faults=faults,
         canary_interval=settings.canary_interval_seconds,
     )
     engine.warm_up()
-    # What lives until here lives for ever: keep the collector from walking it on every pass.
+    # Objects that exist now live as long as the process: exclude them from garbage collection.
     gc.collect()
     gc.freeze()
     logger.info("serving", extra={"model": str(settings.model), "kv_tokens": info.kv_capacity})

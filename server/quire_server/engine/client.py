@@ -1,8 +1,8 @@
-"""The API process's view of the engine: submit a request, iterate over what it produces, abort it.
+"""The API process's client of the engine: submit a request, read its output as it comes, abort it.
 
-Called by `api`. Everything that is asked within one turn of the event loop goes out as one message (or more,
-where prompts are so long that a frame cannot hold them). When the engine goes away every open request ends
-with EngineGoneError, and so does each new one until it is back.
+All requests of one event loop iteration are sent as one message (or more, where long prompts exceed a frame).
+When the connection is lost, every open request ends with EngineGoneError, and so does each new one until the
+engine is back.
 """
 
 from __future__ import annotations
@@ -16,91 +16,94 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
-from quire_server.core.engine_stats import EngineStats
-from quire_server.core.errors import QuireServerError
 from quire_server.core.request import Request
-from quire_server.core.step import IMPOSSIBLE, OUT_OF_MEMORY, TokenEvent
+from quire_server.core.stats import EngineStats
+from quire_server.core.step import OUT_OF_MEMORY, UNSATISFIABLE, TokenEvent
 from quire_server.engine.codec import CodecError
 from quire_server.engine.messages import (
     MAX_FRAME_BYTES,
     EngineInfo,
+    EngineInputs,
+    EngineOutputs,
     FrameReader,
-    Inbox,
     Message,
-    Outbox,
     to_frame,
 )
+from quire_server.errors import QuireServerError
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.05
 _READ_SIZE = 1 << 18
-_LONGEST_TIMER = 86_400.0  # event loops take no infinite delays
-_MESSAGE_TOKENS = MAX_FRAME_BYTES // 8  # a token takes five bytes at most; of the rest, see _size
+_LONGEST_TIMER = 86_400.0  # event loops accept no infinite delay
+_MESSAGE_TOKENS = MAX_FRAME_BYTES // 8  # a token has at most five bytes on the wire; for the rest, see _size
 
 
-OnTokens = Callable[[int, float], None]  # (how many, when they came by `time.monotonic`)
+OnTokens = Callable[[int, float], None]  # (number of tokens, time of arrival by `time.monotonic`)
 
 
 class EngineGoneError(QuireServerError):
-    """The engine is not there (yet, or any more)."""
+    """The engine is not connected: still loading, or ended."""
 
 
 class DeadlineExceededError(QuireServerError):
-    """The time that a request was given is over."""
+    """The deadline of a request has passed."""
 
 
 class RequestLostError(QuireServerError):
-    """The engine could not finish this request; the message says why."""
+    """The engine ended this request with an error."""
 
 
 class StepOutOfMemoryError(RequestLostError):
-    """This request was the largest of a step for which there was no memory, and was given up for the rest."""
+    """A step ran out of memory, and this request was dropped because it was the largest one."""
 
 
 class RequestImpossibleError(RequestLostError):
-    """What the request asks for left no token that could come next, or none that could be found."""
+    """The request's own constraints left no token to sample, or its grammar became too complex."""
 
 
-class Answer:
-    """The events of one request. Those that came while nobody looked are given together.
+class OutputStream:
+    """The output of one request. Everything that arrives between two calls of ``next`` is merged into one
+    event.
 
-    ``on_tokens`` is told at once of tokens, and when they came. The reader of a whole answer is not woken for
-    tokens alone.
+    ``on_tokens`` is called as soon as tokens arrive. With ``is_whole`` (not streamed) the reader is not woken
+    up by tokens alone.
     """
 
     def __init__(self, request_id: str, on_tokens: OnTokens, *, is_whole: bool) -> None:
         self._request_id = request_id
         self._on_tokens = on_tokens
         self._is_whole = is_whole
-        self.is_complete = False  # the reader says so, where the engine cannot see it: a stop string came
+        self.is_complete = (
+            False  # set by the reader when a stop string, which the engine cannot see, completed the answer
+        )
         self._events: deque[TokenEvent | QuireServerError] = deque()
-        self._tokens: list[int] = []  # that came after the events
-        self._arrival: asyncio.Future[None] | None = None  # what the reader waits for, if it does
+        self._tokens: list[int] = []  # that arrived after the events
+        self._arrival: asyncio.Future[None] | None = None  # the reader waits for it
 
     def put_token(self, token_id: int, at: float) -> None:
-        """Called by the client."""
+        """Add a plain token that arrived at the time ``at`` (of `time.monotonic`)."""
         self._tokens.append(token_id)
         self._on_tokens(1, at)
         if not self._is_whole:
             self._wake()
 
     def put(self, event: TokenEvent | QuireServerError, at: float = 0.0) -> None:
-        """Called by the client; ``at`` (of `time.monotonic`) counts for tokens only."""
+        """Add an event or the error that ends the stream; ``at`` is used only where the event has tokens."""
         if self._tokens:
-            self._events.append(self._plain())
+            self._events.append(self._token_event())
         self._events.append(_failure(event) if isinstance(event, TokenEvent) and event.error else event)
         if isinstance(event, TokenEvent) and event.token_ids:
             self._on_tokens(len(event.token_ids), at)
         self._wake()
 
     async def next(self) -> TokenEvent:
-        """Everything new, as one event."""
+        """Wait for output; returns all of it as one event. Raises the error that ended the stream."""
         while not self._events and (self._is_whole or not self._tokens):
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
         if not self._events:
-            return self._plain()
+            return self._token_event()
         merged = self._take()
         while self._events and not isinstance(self._events[0], QuireServerError):
             event = self._take()
@@ -112,7 +115,7 @@ class Answer:
             )
         return merged
 
-    def _plain(self) -> TokenEvent:
+    def _token_event(self) -> TokenEvent:
         tokens, self._tokens = self._tokens, []
         return TokenEvent(self._request_id, tuple(tokens))
 
@@ -131,52 +134,52 @@ def _failure(event: TokenEvent) -> RequestLostError:
     assert event.error is not None
     if event.error == OUT_OF_MEMORY:
         return StepOutOfMemoryError(event.error)
-    if event.error in IMPOSSIBLE:
+    if event.error in UNSATISFIABLE:
         return RequestImpossibleError(event.error)
     return RequestLostError(event.error)
 
 
 class EngineClient:
-    """One connection to the engine, kept up in the background."""
+    """A connection to the engine that is re-established when it is lost."""
 
     def __init__(
         self,
         socket_path: Path,
-        on_outbox: Callable[[Outbox], None],
+        on_outputs: Callable[[EngineOutputs], None],
         on_info: Callable[[EngineInfo], None] = lambda info: None,
     ) -> None:
         self._socket_path = socket_path
-        self._on_outbox = on_outbox
+        self._on_outputs = on_outputs
         self._on_info = on_info
-        self._answers: dict[str, Answer] = {}
+        self._streams: dict[str, OutputStream] = {}
         self._requests: list[Request] = []
         self._aborts: list[str] = []
-        self._ended: list[str] = []
+        self._finished: list[str] = []
         self._writer: asyncio.StreamWriter | None = None
         self._info: EngineInfo | None = None
         self.stats = EngineStats()
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine said of itself; raises EngineGoneError while it is not connected."""
+        """The engine's facts about itself; raises EngineGoneError while it is not connected."""
         if self._info is None:
             raise EngineGoneError("the model is still loading, or the engine has ended")
         return self._info
 
     @property
     def connected(self) -> bool:
-        """True while the engine is there."""
+        """Whether the engine is connected."""
         return self._info is not None
 
     async def run(self) -> None:
-        """Connect, read, and connect again; until cancelled."""
+        """Connect, read, and reconnect, until cancelled."""
         while True:
             try:
                 reader, self._writer = await asyncio.open_unix_connection(str(self._socket_path))
                 await self._read(reader)
             except (OSError, CodecError) as error:
                 if self._info is not None:
-                    logger.error("lost the engine", extra={"why": str(error)})
+                    logger.error("lost the connection to the engine", extra={"why": str(error)})
             finally:
                 self._disconnected()
             await asyncio.sleep(_RETRY_SECONDS)
@@ -189,44 +192,44 @@ class EngineClient:
         on_tokens: OnTokens = lambda num_tokens, at: None,
         *,
         is_whole: bool = False,
-    ) -> AsyncIterator[Answer]:
-        """The answer of a request; leaving the block early aborts it, or ends it where it is complete.
-        For the rest see Answer.
+    ) -> AsyncIterator[OutputStream]:
+        """Submit a request and yield its output. Leaving the block early aborts the request, or finishes it
+        where the stream is marked complete.
 
-        At the deadline (of `time.monotonic`) the answer ends with DeadlineExceededError, whether the engine
+        At the deadline (of `time.monotonic`) the stream ends with DeadlineExceededError, whether the engine
         is busy, stuck or gone.
         """
-        answer = Answer(request.request_id, on_tokens, is_whole=is_whole)
+        stream = OutputStream(request.request_id, on_tokens, is_whole=is_whole)
         if self._writer is None or self._info is None:
             raise EngineGoneError("the model is still loading, or the engine has ended")
-        self._answers[request.request_id] = answer
+        self._streams[request.request_id] = stream
         self._requests.append(request)
         self._flush_soon()
-        timer = _at(deadline, lambda: answer.put(DeadlineExceededError("the request's time is over")))
+        timer = _at(deadline, lambda: stream.put(DeadlineExceededError("the request's time is over")))
         try:
-            yield answer
+            yield stream
         finally:
             timer.cancel()
-            if self._answers.pop(request.request_id, None) is not None:
-                (self._ended if answer.is_complete else self._aborts).append(request.request_id)
+            if self._streams.pop(request.request_id, None) is not None:
+                (self._finished if stream.is_complete else self._aborts).append(request.request_id)
                 self._flush_soon()
 
     def reset_prefix_cache(self) -> None:
-        """Have the engine forget what it has cached, before anything that is asked from now on."""
+        """Clear the engine's prefix cache, before any request that is submitted from now on."""
         if self._writer is None or self._info is None:
             raise EngineGoneError("the model is still loading, or the engine has ended")
-        self._writer.write(to_frame(Inbox(reset_cache=True)))
+        self._writer.write(to_frame(EngineInputs(reset_cache=True)))
 
     def _flush_soon(self) -> None:
-        if len(self._requests) + len(self._aborts) + len(self._ended) == 1:
+        if len(self._requests) + len(self._aborts) + len(self._finished) == 1:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         requests, self._requests = self._requests, []
         aborts, self._aborts = self._aborts, []
-        ended, self._ended = self._ended, []
+        finished, self._finished = self._finished, []
         if self._writer is not None:
-            for message in _messages(requests, aborts, ended):
+            for message in _messages(requests, aborts, finished):
                 self._writer.write(to_frame(message))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -239,20 +242,20 @@ class EngineClient:
         if isinstance(message, EngineInfo):
             self._info = message
             self._on_info(message)
-        elif isinstance(message, Outbox):
+        elif isinstance(message, EngineOutputs):
             self.stats, now = message.stats, time.monotonic()
             if len(message.request_ids) != len(message.token_ids):
                 raise CodecError("the engine sent columns of different lengths")
             for request_id, token_id in zip(message.request_ids, message.token_ids, strict=True):
-                if (answer := self._answers.get(request_id)) is not None:
-                    answer.put_token(token_id, now)
+                if (stream := self._streams.get(request_id)) is not None:
+                    stream.put_token(token_id, now)
             for event in message.events:
-                answer = self._answers.get(event.request_id)
-                if answer is not None:
+                stream = self._streams.get(event.request_id)
+                if stream is not None:
                     if event.finish_reason is not None:
-                        del self._answers[event.request_id]
-                    answer.put(event, now)
-            self._on_outbox(message)
+                        del self._streams[event.request_id]
+                    stream.put(event, now)
+            self._on_outputs(message)
         else:
             raise CodecError("the engine sent what only the API process sends")
 
@@ -260,9 +263,9 @@ class EngineClient:
         if self._writer is not None:
             self._writer.close()
         self._writer, self._info = None, None
-        answers, self._answers = self._answers, {}
-        for answer in answers.values():
-            answer.put(EngineGoneError("the engine ended while it worked on this request"))
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.put(EngineGoneError("the engine ended while it worked on this request"))
 
 
 def _at(deadline: float, call: Callable[[], None]) -> asyncio.TimerHandle:
@@ -270,20 +273,22 @@ def _at(deadline: float, call: Callable[[], None]) -> asyncio.TimerHandle:
     return asyncio.get_running_loop().call_later(seconds, call)
 
 
-def _messages(requests: Sequence[Request], aborts: Sequence[str], ended: Sequence[str]) -> Iterator[Inbox]:
-    """As few as frames can hold. What is to be dropped goes last: it may be among the requests."""
+def _messages(
+    requests: Sequence[Request], aborts: Sequence[str], finished: Sequence[str]
+) -> Iterator[EngineInputs]:
+    """As few messages as possible. Aborts are in the last one, because they may refer to these requests."""
     batch: list[Request] = []
     num_tokens = 0
     for request in requests:
         num_tokens += _size(request)
         if batch and num_tokens > _MESSAGE_TOKENS:
-            yield Inbox(tuple(batch))
+            yield EngineInputs(tuple(batch))
             batch, num_tokens = [], _size(request)
         batch.append(request)
-    yield Inbox(tuple(batch), tuple(aborts), ended=tuple(ended))
+    yield EngineInputs(tuple(batch), tuple(aborts), finished=tuple(finished))
 
 
 def _size(request: Request) -> int:
-    """Of a request on the wire, in tokens: its prompt and its grammar; all else is small."""
+    """The size of a request on the wire, in tokens: its prompt and its grammar; everything else is small."""
     grammar = request.sampling.grammar
     return len(request.prompt_token_ids) + (0 if grammar is None else len(grammar.text))

@@ -1,8 +1,7 @@
 """Frozen dataclasses and named tuples as msgpack arrays, decoded strictly by their type annotations.
 
-Called by `messages` only. What does not fit the declared types exactly is a CodecError: a peer can make a
-message be refused, never an object that the code does not expect. A type's decoder is compiled once, since
-the engine sends an event per token.
+Whatever does not match the declared types exactly is a CodecError, so a peer can never make an object that
+the code does not expect. The decoder of a type is compiled once, because the engine sends an event per token.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Decoder = Callable[[Any], Any]
 
 
 class CodecError(ValueError):
-    """Bytes that are not the message they should be."""
+    """Bytes that are not a valid message."""
 
 
 def encode(message: Any) -> bytes:
@@ -33,14 +32,14 @@ def encode(message: Any) -> bytes:
 def _fields(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return [getattr(value, field.name) for field in dataclasses.fields(value)]
-    raise TypeError(f"{type(value).__name__} does not travel")
+    raise TypeError(f"{type(value).__name__} cannot be encoded")
 
 
 def unpack(data: bytes) -> Any:
     """Plain values from bytes; raises CodecError."""
     try:
         return msgpack.unpackb(data, raw=False, strict_map_key=True)
-    except Exception as error:  # msgpack raises ten classes of them, RecursionError among them
+    except Exception as error:  # msgpack raises ten unrelated classes, RecursionError among them
         raise CodecError(f"not msgpack: {type(error).__name__}") from None
 
 
@@ -76,7 +75,7 @@ def _compile(kind: Any) -> Decoder:
         return _record(kind, [field.name for field in dataclasses.fields(kind)])
     if hasattr(kind, "_fields"):
         return _record(kind, list(kind._fields))
-    raise TypeError(f"{kind} cannot travel")
+    raise TypeError(f"{kind} cannot be encoded")
 
 
 def _exact(kind: type) -> Decoder:
@@ -99,7 +98,7 @@ def _float(value: Any) -> float:
 def _optional(kind: Any) -> Decoder:
     options = [option for option in typing.get_args(kind) if option is not type(None)]
     if len(options) != 1:
-        raise TypeError(f"{kind} cannot travel")
+        raise TypeError(f"{kind} cannot be encoded")
     inner = _compile(options[0])
     return lambda value: None if value is None else inner(value)
 

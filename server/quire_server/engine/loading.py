@@ -1,7 +1,6 @@
-"""Brings the model up under the eyes of the supervisor: progress goes to the heartbeat, failures get a
-reason.
+"""Loads the model: settings become runner and scheduler options, progress goes to the heartbeat.
 
-Called by the engine process once. The faults of a load strike here.
+The injected faults of loading are here.
 """
 
 from __future__ import annotations
@@ -10,22 +9,22 @@ import time
 from collections.abc import Callable
 
 from quire_server.config import ServeConfig
-from quire_server.core.limits import Batching, PreemptionMode, SpeculationConfig, SpeculativeMethod
+from quire_server.core.config import Batching, PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.policy import Policy
 from quire_server.core.scheduler import SchedulerConfig
 from quire_server.core.watermark import Watermark, read_key
-from quire_server.engine.pulse import Pulse
-from quire_server.faults import Faults
-from quire_server.runner.model_runner import ModelRunner, RunnerOptions, default_block_size
+from quire_server.engine.heartbeat_writer import HeartbeatWriter
+from quire_server.fault_injection import Faults
+from quire_server.runner.model_runner import ModelRunner, RunnerConfig, default_block_size
 
 _DEFAULT_STEP_TOKENS = 512
 
 
-def load(config: ServeConfig, pulse: Pulse, faults: Faults) -> ModelRunner:
-    """The runner with its weights in place; raises what `exits.failure_of` knows."""
+def load(config: ServeConfig, heartbeat: HeartbeatWriter, faults: Faults) -> ModelRunner:
+    """The model runner, with weights loaded and graphs captured. Raises errors of `quire_server.errors`."""
     if faults.due("crash_on_load", float("inf")):
         raise RuntimeError("the fault crash_on_load")
-    options = RunnerOptions(
+    options = RunnerConfig(
         device=config.device,
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
@@ -46,13 +45,13 @@ def load(config: ServeConfig, pulse: Pulse, faults: Faults) -> ModelRunner:
         enforce_eager=config.enforce_eager,
         cpu_offload_gb=config.cpu_offload_gb,
     )
-    runner = ModelRunner.load(config.model, options, _faulty_progress(pulse, faults))
-    runner.capture(lambda captured, wanted: pulse.progressed())
+    runner = ModelRunner.load(config.model, options, _progress_with_faults(heartbeat, faults))
+    runner.capture(lambda captured, wanted: heartbeat.progressed())
     return runner
 
 
 def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfig:
-    """The limits of the scheduler over this runner."""
+    """The scheduler's configuration for this runner."""
     return SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=_step_tokens(config),
@@ -92,22 +91,22 @@ def _watermark(config: ServeConfig) -> Watermark | None:
 
 
 def _step_tokens(config: ServeConfig) -> int:
-    """Tokens of a step: one for each running request at least."""
+    """Tokens of a step: at least one for each running request."""
     return config.max_num_batched_tokens or max(_DEFAULT_STEP_TOKENS, config.max_num_seqs)
 
 
-def _faulty_progress(pulse: Pulse, faults: Faults) -> Callable[[int, int], None]:
-    """The heartbeat's progress, with the faults of loading in between."""
+def _progress_with_faults(heartbeat: HeartbeatWriter, faults: Faults) -> Callable[[int, int], None]:
+    """Reports progress to the heartbeat, with the injected faults of loading."""
     slow = faults.get("slow_load")
 
     def progress(loaded_bytes: int, total_bytes: int) -> None:
         if slow is not None and total_bytes:
             for tenth in range(1, 11):
                 bytes_then = total_bytes * tenth // 10
-                if pulse.sample.loaded_bytes < bytes_then <= loaded_bytes:
-                    pulse.loaded(bytes_then, total_bytes)
+                if heartbeat.sample.loaded_bytes < bytes_then <= loaded_bytes:
+                    heartbeat.loaded(bytes_then, total_bytes)
                     time.sleep(slow.after)
-        pulse.loaded(loaded_bytes, total_bytes)
+        heartbeat.loaded(loaded_bytes, total_bytes)
         if faults.due("stalled_load", loaded_bytes):
             while True:
                 time.sleep(60)

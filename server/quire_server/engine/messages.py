@@ -1,7 +1,7 @@
-"""What crosses the socket between the API process and the engine: one message per step and direction.
+"""The messages between the API process and the engine: one per step and direction.
 
-Called by `inbox` and `client`. A frame is a 4-byte length and a msgpack array `[tag, fields]`; whatever else
-arrives is a CodecError and costs the sender its connection, never the receiver its life.
+A frame is a 4-byte length and a msgpack array `[tag, fields]`. Anything else is a CodecError, upon which the
+receiver closes the connection and continues.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from quire_server.core.engine_stats import EngineStats
 from quire_server.core.request import Request
+from quire_server.core.stats import EngineStats
 from quire_server.core.step import TokenEvent
 from quire_server.engine.codec import CodecError, decoder, encode, unpack
 
@@ -22,15 +22,15 @@ _LENGTH = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What the API process has to know of the engine: sent once, when it connects."""
+    """Facts about the engine that the API process needs; the first message of every connection."""
 
     max_model_len: int
     vocab_size: int
     num_blocks: int
     block_size: int
     max_num_seqs: int
-    gpu_memory: tuple[tuple[str, int], ...] = ()  # bytes by what takes them
-    load_seconds: float = 0.0  # from its start until the weights were in place
+    gpu_memory: tuple[tuple[str, int], ...] = ()  # bytes by purpose
+    load_seconds: float = 0.0  # from process start until the weights were loaded
 
     @property
     def kv_capacity(self) -> int:
@@ -39,19 +39,19 @@ class EngineInfo:
 
 
 @dataclass(frozen=True)
-class Inbox:
-    """To the engine: requests to add and requests to drop; before them, whether to forget what is cached."""
+class EngineInputs:
+    """To the engine: whether to clear the prefix cache, then requests to add, then requests to drop."""
 
     requests: tuple[Request, ...] = ()
     aborts: tuple[str, ...] = ()
     reset_cache: bool = False
-    ended: tuple[str, ...] = ()  # to drop as well: their answers are complete, by a stop string
+    finished: tuple[str, ...] = ()  # to drop as well: a stop string completed their answers
 
 
-class Outbox(NamedTuple):
-    """From the engine: what one step did, or (with no events) its sign of life.
+class EngineOutputs(NamedTuple):
+    """From the engine: the result of one step; while it is idle, only its stats.
 
-    Most requests gained a token and nothing else: those are two columns of equal length.
+    A request for which a step has a token and nothing else is an entry in two columns of equal length.
     """
 
     events: tuple[TokenEvent, ...]
@@ -60,13 +60,13 @@ class Outbox(NamedTuple):
     token_ids: tuple[int, ...] = ()
 
 
-Message = EngineInfo | Inbox | Outbox
+Message = EngineInfo | EngineInputs | EngineOutputs
 
-_TAGS: dict[type, int] = {EngineInfo: 1, Inbox: 2, Outbox: 3}
+_TAGS: dict[type, int] = {EngineInfo: 1, EngineInputs: 2, EngineOutputs: 3}
 _DECODERS: dict[int, Callable[[Any], Message]] = {
     1: decoder(EngineInfo),
-    2: decoder(Inbox),
-    3: decoder(Outbox),
+    2: decoder(EngineInputs),
+    3: decoder(EngineOutputs),
 }
 
 
@@ -77,7 +77,7 @@ def to_frame(message: Message) -> bytes:
 
 
 class FrameReader:
-    """Cuts a byte stream into messages."""
+    """Splits a byte stream into messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

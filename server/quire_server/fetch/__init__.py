@@ -1,5 +1,6 @@
-"""`quire-server fetch`: brings a model from where it is published into a directory, whole and checked.
+"""``quire-server fetch``: downloads a model from its source into a directory, completely and verified.
 
-A program of its own, started by the operator's download Job and by people; no server imports it. One room
-moves bytes (`transfer`), whatever the source; a source only lists files and reads them from an offset.
+A separate program, run by the operator's download Job and by users; no server imports it. A source (``hub``,
+``buckets``, ``oci_registry``) lists files and reads them from an offset; ``transfer`` downloads, hashes and
+retries, and ``directory`` publishes the result.
 """

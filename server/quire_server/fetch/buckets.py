@@ -1,8 +1,8 @@
-"""A model as objects with a common prefix, in S3 (or what speaks it) or Google Cloud Storage, by fsspec.
+"""A model as objects with a common prefix, in S3 (or a compatible store) or Google Cloud Storage, by fsspec.
 
-Called by `command`. Credentials and endpoints come from where their SDKs look: AWS_ACCESS_KEY_ID,
-AWS_ENDPOINT_URL, web identity; GOOGLE_APPLICATION_CREDENTIALS, STORAGE_EMULATOR_HOST, workload identity. No
-error of theirs is shown: some carry request signatures.
+Credentials and endpoints are those of the SDKs: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, web identity;
+GOOGLE_APPLICATION_CREDENTIALS, STORAGE_EMULATOR_HOST, workload identity. The text of SDK errors is not shown,
+because some contain request signatures.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import google.auth
 import google.auth.exceptions
 import s3fs
 from fsspec import AbstractFileSystem
-from gcsfs.core import GCSFileSystem  # not the one that asks by gRPC first, which few networks let through
+from gcsfs.core import GCSFileSystem  # gcsfs's default tries gRPC first, which few networks allow
 from gcsfs.retry import HttpError
 
-from quire_server.core.errors import AccessDeniedError, DownloadError, ModelNotFoundError
-from quire_server.fetch.remote import Check, Listing, RemoteFile
-from quire_server.fetch.source import Bucket
+from quire_server.errors import AccessDeniedError, DownloadError, ModelNotFoundError
+from quire_server.fetch.source import Bucket, Check, Listing, RemoteFile
 
 _BLOCK_BYTES = 16 << 20
 _READ_ONLY = "https://www.googleapis.com/auth/devstorage.read_only"
@@ -38,8 +37,8 @@ _VERSIONS = ("generation", "ETag", "LastModified")
 T = TypeVar("T")
 
 
-class Buckets:
-    """A `Remote`."""
+class BucketClient:
+    """A ``SourceClient``."""
 
     def __init__(self, bucket: Bucket, environ: Mapping[str, str], stall_seconds: float) -> None:
         self._bucket = bucket
@@ -49,12 +48,12 @@ class Buckets:
 
     @functools.cached_property
     def _files(self) -> AbstractFileSystem:
-        return self._asked(self._open)
+        return self._call(self._open)
 
     def list_files(self, revision: str) -> Listing:
-        """The objects just below the prefix. Buckets have no revisions."""
+        """The objects directly below the prefix. Buckets have no revisions."""
         del revision
-        entries = self._asked(lambda: self._files.ls(self._bucket.path, detail=True, refresh=True))
+        entries = self._call(lambda: self._files.ls(self._bucket.path, detail=True, refresh=True))
         start = len(self._bucket.path) + 1
         return Listing(
             "",
@@ -65,12 +64,12 @@ class Buckets:
         """One object, in blocks."""
         for begin in range(offset, file.size, _BLOCK_BYTES):
             end = min(begin + _BLOCK_BYTES, file.size)
-            yield self._asked(functools.partial(self._files.cat_file, file.place, start=begin, end=end))
+            yield self._call(functools.partial(self._files.cat_file, file.place, start=begin, end=end))
 
     def close(self) -> None:
-        """Connections belong to fsspec's own thread, and end with the process."""
+        """Nothing to do: connections belong to fsspec's own thread and end with the process."""
 
-    def _asked(self, work: Callable[[], T]) -> T:
+    def _call(self, work: Callable[[], T]) -> T:
         where = f"{self._bucket.scheme}://{self._bucket.path}"
         try:
             return work()
@@ -108,10 +107,10 @@ def _open_s3(environ: Mapping[str, str], stall_seconds: float) -> AbstractFileSy
         "read_timeout": stall_seconds,
         "retries": {"total_max_attempts": 1},
     }
-    if endpoint:  # buckets of one's own store seldom have host names
+    if endpoint:  # self-hosted stores rarely have a host name per bucket
         config["s3"] = {"addressing_style": "path"}
     files = s3fs.S3FileSystem(endpoint_url=endpoint, config_kwargs=config, skip_instance_cache=True)
-    files.retries = 1  # the transfer has patience enough
+    files.retries = 1  # ``transfer`` retries
     return files
 
 
@@ -132,7 +131,7 @@ def _open_gcs(environ: Mapping[str, str], stall_seconds: float) -> AbstractFileS
 
 
 def _file(entry: Mapping[str, Any], name: str) -> RemoteFile:
-    """Google gives the MD5 of what was not composed; an ETag of S3 may be one, or not."""
+    """Google Cloud Storage gives the MD5 of objects that are not composed; an ETag of S3 need not be one."""
     md5 = entry.get("md5Hash")
     version = next((str(entry[key]) for key in _VERSIONS if entry.get(key)), "")
     check = Check("md5", _hex(md5)) if isinstance(md5, str) else None

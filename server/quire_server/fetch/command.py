@@ -1,7 +1,8 @@
-"""The command line of `quire-server fetch`: arguments, where progress shows, and the exit code of each cause.
+"""The command line of ``quire-server fetch``: arguments, progress output, and an exit code per kind of
+failure.
 
-Called by the entry point. Credentials come by environment and files, never by arguments; what is printed is
-Quire's own words, or the type of an error that nobody foresaw.
+Credentials come from the environment and files, never from arguments. Only Quire's own texts are printed, or
+the type of an unexpected error.
 """
 
 from __future__ import annotations
@@ -18,17 +19,16 @@ from pathlib import Path
 
 import certifi
 
-from quire_server import config, exits
-from quire_server.core.errors import ConfigError, QuireServerError
-from quire_server.exits import Failure
+from quire_server import config, termination
+from quire_server.errors import ConfigError, QuireServerError
 from quire_server.fetch import directory, progress
-from quire_server.fetch.directory import Fetched, Order
-from quire_server.fetch.hub import Hub
-from quire_server.fetch.registry import Registry
-from quire_server.fetch.remote import Remote
-from quire_server.fetch.source import Artifact, Bucket, HubModel, parse
-from quire_server.fetch.transfer import Patience
-from quire_server.fetch.web import Web
+from quire_server.fetch.directory import Fetched, FetchRequest
+from quire_server.fetch.http_client import HttpClient
+from quire_server.fetch.hub import HubClient
+from quire_server.fetch.oci_registry import RegistryClient
+from quire_server.fetch.source import Artifact, Bucket, HubModel, SourceClient, parse
+from quire_server.fetch.transfer import RetryPolicy
+from quire_server.termination import Failure
 
 _MAX_RESULT_BYTES = 4000  # the kubelet cuts a termination message at 4096
 _CA_VARIABLES = ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
@@ -38,47 +38,49 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Fetch, and return the exit code."""
     wanted = parser().parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave_at_once)
+        signal.signal(number, _exit_at_once)
     log_path = Path(environ.get("QUIRE_TERMINATION_LOG", config.ServeConfig.termination_log))
     try:
         fetched = _fetch(wanted)
     except QuireServerError as error:
-        failure = exits.failure_of(error)
-    except Exception as error:  # its text may hold an address with a signature, so only its kind is shown
+        failure = termination.failure_of(error)
+    except Exception as error:  # its text may contain a signed URL, so only its type is shown
         sys.stderr.write("".join(traceback.format_tb(error.__traceback__)))
         failure = Failure(
-            exits.Reason.MODEL_DOWNLOAD_FAILED,
+            termination.Reason.MODEL_DOWNLOAD_FAILED,
             f"The download met an unexpected {type(error).__name__}. It is tried again; report it with "
             "the log.",
         )
     else:
-        _leave_result(log_path, fetched)
+        _write_result(log_path, fetched)
         return 0
-    exits.write_termination_log(log_path, failure)
+    termination.write_termination_log(log_path, failure)
     sys.stderr.write(f"quire-server: {failure.message}\n")
     return failure.exit_code
 
 
-def _leave_at_once(number: int, _: object) -> None:
-    """Pid 1 of a container would ignore it, and Ctrl-C wait for the threads; what is there is continued."""
+def _exit_at_once(number: int, _: object) -> None:
+    """Without a handler pid 1 of a container ignores the signal, and Ctrl-C waits for threads. A later run
+    resumes.
+    """
     os._exit(128 + number)
 
 
 def _fetch(wanted: argparse.Namespace) -> Fetched:
     source = parse(wanted.source)
     trust(os.environ)
-    remote = _remote(source, wanted.stall_timeout_seconds)
+    client = _client(source, wanted.stall_timeout_seconds)
     counted = progress.Progress()
-    order = Order(wanted.source, wanted.to.absolute(), wanted.parallel, _patience(wanted))
+    request = FetchRequest(wanted.source, wanted.to.absolute(), wanted.parallel, _retry_policy(wanted))
     server = None if wanted.status_port is None else progress.serve(counted, wanted.status_port)
     try:
         with progress.Reporter(counted, _say, wanted.progress_file):
-            fetched = directory.fetch(remote, order, counted)
+            fetched = directory.fetch(client, request, counted)
             counted.begin("done", fetched.size)
             for name, entry in fetched.files.items():
                 counted.at(name, entry.size)
     finally:
-        remote.close()
+        client.close()
         if server is not None:
             server.shutdown()
             server.server_close()
@@ -86,24 +88,24 @@ def _fetch(wanted: argparse.Namespace) -> Fetched:
     return fetched
 
 
-def _patience(wanted: argparse.Namespace) -> Patience:
-    return Patience(wanted.attempts, slow_seconds=wanted.stall_timeout_seconds)
+def _retry_policy(wanted: argparse.Namespace) -> RetryPolicy:
+    return RetryPolicy(wanted.attempts, stall_seconds=wanted.stall_timeout_seconds)
 
 
-def _remote(source: HubModel | Bucket | Artifact, stall_seconds: float) -> Remote:
+def _client(source: HubModel | Bucket | Artifact, stall_seconds: float) -> SourceClient:
     match source:
         case HubModel():
-            return Hub(Web(stall_seconds), source, os.environ)
+            return HubClient(HttpClient(stall_seconds), source, os.environ)
         case Artifact():
-            return Registry(Web(stall_seconds), source, os.environ)
-    # By name: two SDKs that take a second to import, for the sources that need them.
+            return RegistryClient(HttpClient(stall_seconds), source, os.environ)
+    # Imported on demand: the two SDKs take a second, and only these sources need them.
     buckets = importlib.import_module("quire_server.fetch.buckets")
-    remote: Remote = buckets.Buckets(source, os.environ, stall_seconds)
-    return remote
+    client: SourceClient = buckets.BucketClient(source, os.environ, stall_seconds)
+    return client
 
 
 def trust(environ: MutableMapping[str, str]) -> None:
-    """One CA bundle for every client, each of which looks for it under a name of its own."""
+    """Use one CA bundle for all clients, which read it from different variables."""
     bundle = environ.get("SSL_CERT_FILE") or certifi.where()
     if not os.access(bundle, os.R_OK):
         raise ConfigError("SSL_CERT_FILE names a file that cannot be read. Mount the CA bundle there.")
@@ -121,8 +123,8 @@ def _result(fetched: Fetched) -> dict[str, object]:
     }
 
 
-def _leave_result(path: Path, fetched: Fetched) -> None:
-    """For the operator. Of a model of very many files only the digest has room."""
+def _write_result(path: Path, fetched: Fetched) -> None:
+    """Write the result for the operator. If there are too many files, without their digests."""
     result = _result(fetched)
     if len(json.dumps(result)) > _MAX_RESULT_BYTES:
         del result["files"]
@@ -136,7 +138,7 @@ def _say(line: str) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of its arguments; the operator's are tried on it."""
+    """The argument parser; a contract test parses the operator's arguments with it."""
     built = argparse.ArgumentParser(
         prog="quire-server fetch",
         allow_abbrev=False,

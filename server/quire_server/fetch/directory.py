@@ -1,8 +1,8 @@
-"""A model directory that is there whole or not at all: one fetcher at a time, a hidden directory, one rename.
+"""Publishes a model directory atomically: one fetcher at a time, a staging directory, one rename.
 
-Called by `command`. The hidden directory's name holds the fingerprint of the source's listing, so that what a
-killed download left is continued if, and only if, it belongs to the same files. A directory that is there is
-checked against its manifest, without the network; files that differ are fetched again.
+The staging directory's name contains the fingerprint of the source's listing, so an interrupted download is
+resumed if, and only if, it belongs to the same files. An existing directory is verified against its manifest
+without the network, and files that differ are fetched again.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from quire_server.core.errors import (
+from quire_server.errors import (
     ConfigError,
     DiskError,
     DownloadError,
     ModelCorruptError,
     QuireServerError,
 )
-from quire_server.core.model_files import MANIFEST_NAME, FileEntry, ModelFiles, parse_json_object
 from quire_server.fetch import selection
 from quire_server.fetch.progress import Progress
-from quire_server.fetch.remote import CHUNK_BYTES, Listing, Remote, RemoteFile
-from quire_server.fetch.transfer import Patience, StoppedError, Transfer, disk_errors
+from quire_server.fetch.source import CHUNK_BYTES, Listing, RemoteFile, SourceClient
+from quire_server.fetch.transfer import RetryPolicy, StoppedError, Transfer, disk_errors
+from quire_server.model_dir.files import MANIFEST_NAME, FileEntry, ModelFiles, parse_json_object
 
 _SPARE_BYTES = 64 << 20
 _SOURCE_MANIFEST = ".source-manifest.json"
@@ -38,8 +38,8 @@ _SOURCE_MANIFEST = ".source-manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A model as it stands in its directory. `digest`: of all names, sizes and sha256. `listing`: fingerprint
-    of the source's listing that it was fetched by.
+    """A model in its directory. ``digest``: of all names, sizes and sha256. ``listing``: the fingerprint of
+    the source's listing that it was fetched from.
     """
 
     source: str
@@ -55,53 +55,53 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What is wanted: a source's name and where it goes."""
+class FetchRequest:
+    """A source's URL and where the model goes."""
 
     source: str
     to: Path
     parallel: int
-    patience: Patience
+    retry: RetryPolicy
 
 
-def fetch(remote: Remote, order: Order, progress: Progress) -> Fetched:
-    """Bring the model there, or find it there. Raises QuireServerError."""
-    with disk_errors(order.to):
-        order.to.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(order.to, progress):
-            present = _read(order)
+def fetch(source: SourceClient, request: FetchRequest, progress: Progress) -> Fetched:
+    """Fetch the model, or verify and repair the one that is there. Raises QuireServerError."""
+    with disk_errors(request.to):
+        request.to.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(request.to, progress):
+            present = _read(request)
             good: dict[str, FileEntry] = {}
             if present is not None:
                 progress.begin("verifying", present.size)
-                good = _unharmed(order.to, present, progress)
+                good = _intact_files(request.to, present, progress)
                 if good and good.keys() == present.files.keys():
                     return present
             progress.begin("resolving")
-            transfer = Transfer(remote, progress, order.patience)
+            transfer = Transfer(source, progress, request.retry)
             listing = transfer.list_files(present.revision if present else "")
             kept = None if present is None else replace(present, files=good)
-            return _fetch(transfer, order, progress, listing, kept)
+            return _fetch(transfer, request, progress, listing, kept)
 
 
 def digest(files: Mapping[str, FileEntry]) -> str:
-    """The content's name."""
+    """The digest that identifies the content."""
     text = json.dumps({name: asdict(entry) for name, entry in sorted(files.items())}, sort_keys=True)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _fetch(
-    transfer: Transfer, order: Order, progress: Progress, listing: Listing, kept: Fetched | None
+    transfer: Transfer, request: FetchRequest, progress: Progress, listing: Listing, kept: Fetched | None
 ) -> Fetched:
     offered = selection.candidates(listing)
     fingerprint = selection.fingerprint(offered.values())
-    staging = order.to.parent / f".{order.to.name}.{fingerprint}.part"
-    _clear(order.to, keep=staging)
+    staging = request.to.parent / f".{request.to.name}.{fingerprint}.part"
+    _remove_stale(request.to, keep=staging)
     staging.mkdir(exist_ok=True)
-    if kept is not None and kept.listing == fingerprint:  # files of another state of the source do not fit
-        _take_over(order.to, staging, kept.files)
+    if kept is not None and kept.listing == fingerprint:  # only files of the same listing fit
+        _link_intact(request.to, staging, kept.files)
     if source_manifest := offered.pop(MANIFEST_NAME, None):
         transfer.fetch(source_manifest, staging / _SOURCE_MANIFEST)
-        # Read by the rules of the server's own reader.
+        # Parsed with the limits of the server's own reader.
         promised = ModelFiles(staging, {}).read_json(_SOURCE_MANIFEST)
         offered = selection.with_checks(offered, _entries(promised))
     index = None
@@ -109,23 +109,23 @@ def _fetch(
         transfer.fetch(offered[selection.INDEX], staging / selection.INDEX)
         index = parse_json_object((staging / selection.INDEX).read_bytes(), selection.INDEX)
     files = selection.wanted(offered, index)
-    _require_room(staging, files)
+    _require_space(staging, files)
     progress.begin("downloading", sum(file.size for file in files))
-    entries = _transfer_all(transfer, files, staging, order.parallel)
-    # A source without digests may have changed under the reader.
+    entries = _transfer_all(transfer, files, staging, request.parallel)
+    # Without digests, list again: the source may have changed during the download.
     if any(file.check is None for file in files):
         now = selection.fingerprint(selection.candidates(transfer.list_files(listing.revision)).values())
         if now != fingerprint:
             raise DownloadError("The model changed at its source while it was read. Fetch it again.")
-    done = Fetched(order.source, listing.revision, fingerprint, digest(entries), entries)
-    _publish(order.to, staging, done)
+    done = Fetched(request.source, listing.revision, fingerprint, digest(entries), entries)
+    _publish(request.to, staging, done)
     return done
 
 
 def _transfer_all(
     transfer: Transfer, files: tuple[RemoteFile, ...], staging: Path, parallel: int
 ) -> dict[str, FileEntry]:
-    """All at once, so many at a time, the largest first. The first failure ends the others."""
+    """Download up to ``parallel`` files at a time, largest first. The first failure stops the others."""
     failure: Exception | None = None
     entries = {}
     with ThreadPoolExecutor(parallel, thread_name_prefix="fetch") as pool:
@@ -135,8 +135,8 @@ def _transfer_all(
             try:
                 entries[running[future].name] = future.result()
             except StoppedError:
-                pass  # the failure that stopped it is told
-            except Exception as error:  # one that nobody foresaw, too: leaving waits for the others
+                pass  # the failure that stopped it is raised below
+            except Exception as error:  # unexpected errors too: the pool waits for all threads
                 failure = failure or error
                 transfer.stop()
     if failure is not None:
@@ -145,7 +145,7 @@ def _transfer_all(
 
 
 def _publish(to: Path, staging: Path, done: Fetched) -> None:
-    """The manifest last, then everything at once."""
+    """Write the manifest last, then rename the directory."""
     for path in staging.iterdir():
         if path.name not in done.files:
             path.unlink()
@@ -172,38 +172,40 @@ def _publish(to: Path, staging: Path, done: Fetched) -> None:
     _sync(to.parent)
 
 
-def _read(order: Order) -> Fetched | None:
-    """What is there, by its manifest; None for nothing. Raises ConfigError for somebody else's directory."""
-    old = order.to.parent / f".{order.to.name}.old"
+def _read(request: FetchRequest) -> Fetched | None:
+    """The model that is there, by its manifest; None if there is none. Raises ConfigError for a directory
+    with other content.
+    """
+    old = request.to.parent / f".{request.to.name}.old"
     if old.exists():
-        if order.to.exists():  # killed before the old one was removed
+        if request.to.exists():  # a previous run was killed before it removed the old directory
             shutil.rmtree(old)
-        else:  # killed between two renames
-            os.replace(old, order.to)
-    if not order.to.exists():
+        else:  # a previous run was killed between the two renames
+            os.replace(old, request.to)
+    if not request.to.exists():
         return None
-    manifest = order.to / MANIFEST_NAME
+    manifest = request.to / MANIFEST_NAME
     try:
-        document = ModelFiles(order.to, {}).read_json(MANIFEST_NAME)
-        if document.get("source") == order.source:
+        document = ModelFiles(request.to, {}).read_json(MANIFEST_NAME)
+        if document.get("source") == request.source:
             revision, listing = str(document.get("revision", "")), str(document.get("listing", ""))
             known = str(document.get("digest", ""))
-            return Fetched(order.source, revision, listing, known, _entries(document))
-    except ModelCorruptError:  # nothing says any more which files are good
+            return Fetched(request.source, revision, listing, known, _entries(document))
+    except ModelCorruptError:  # the manifest is damaged, so no file can be trusted
         if manifest.is_file() and not manifest.is_symlink():
-            return Fetched(order.source, "", "", "", {})
+            return Fetched(request.source, "", "", "", {})
     except QuireServerError:
         pass
-    if order.to.is_dir() and not any(order.to.iterdir()):
-        order.to.rmdir()
+    if request.to.is_dir() and not any(request.to.iterdir()):
+        request.to.rmdir()
         return None
     raise ConfigError(
-        f"{order.to} exists and was not fetched from {order.source}. Remove it, or name another."
+        f"{request.to} exists and was not fetched from {request.source}. Remove it, or name another."
     )
 
 
-def _unharmed(root: Path, present: Fetched, progress: Progress) -> dict[str, FileEntry]:
-    """The files whose bytes are those of the manifest."""
+def _intact_files(root: Path, present: Fetched, progress: Progress) -> dict[str, FileEntry]:
+    """The files whose bytes match the manifest."""
     good = {}
     for name, entry in present.files.items():
         hashed, position = hashlib.sha256(), 0
@@ -217,14 +219,14 @@ def _unharmed(root: Path, present: Fetched, progress: Progress) -> dict[str, Fil
     return good
 
 
-def _take_over(root: Path, staging: Path, good: Mapping[str, FileEntry]) -> None:
-    """The unharmed files of a directory that is repaired; whoever has it open keeps it."""
+def _link_intact(root: Path, staging: Path, good: Mapping[str, FileEntry]) -> None:
+    """Hard-link intact files into the staging directory; a server that has them open is not disturbed."""
     for name in good:
-        with contextlib.suppress(OSError):  # no links on this volume: it is fetched again
+        with contextlib.suppress(OSError):  # no hard links on this volume: the file is fetched again
             os.link(root / name, staging / name)
 
 
-def _require_room(staging: Path, files: tuple[RemoteFile, ...]) -> None:
+def _require_space(staging: Path, files: tuple[RemoteFile, ...]) -> None:
     there = sum((staging / file.name).stat().st_size for file in files if (staging / file.name).exists())
     needed = max(0, sum(file.size for file in files) - there)
     free = shutil.disk_usage(staging).free
@@ -237,7 +239,7 @@ def _require_room(staging: Path, files: tuple[RemoteFile, ...]) -> None:
 
 
 def _entries(document: Mapping[str, object]) -> dict[str, FileEntry]:
-    """A manifest's files; raises ModelCorruptError."""
+    """A manifest's files. Raises ModelCorruptError."""
     files = document.get("files")
     entries = {}
     for name, entry in files.items() if isinstance(files, dict) else ():
@@ -251,8 +253,8 @@ def _entries(document: Mapping[str, object]) -> dict[str, FileEntry]:
 
 
 @contextlib.contextmanager
-def _alone(to: Path, progress: Progress) -> Iterator[None]:
-    """One fetcher per directory; the next waits, and finds the work done."""
+def _locked(to: Path, progress: Progress) -> Iterator[None]:
+    """One fetcher per directory; the next one waits and finds the model complete."""
     with (to.parent / f".{to.name}.lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -262,8 +264,8 @@ def _alone(to: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _clear(to: Path, keep: Path) -> None:
-    """What belongs to another state of the source, and to no model that is called alike."""
+def _remove_stale(to: Path, keep: Path) -> None:
+    """Remove staging directories of other listings, but none of a model with a similar name."""
     left = re.compile(rf"\.{re.escape(to.name)}\.[0-9a-f]{{16}}\.part")
     for path in to.parent.iterdir():
         if path != keep and left.fullmatch(path.name):

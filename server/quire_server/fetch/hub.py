@@ -1,8 +1,7 @@
-"""A model on a hub that speaks Hugging Face's HTTP protocol: one listing with sizes and digests, then
-files by commit.
+"""A model on a hub with Hugging Face's HTTP API: one listing with sizes and digests, then files by commit.
 
-Called by `command`. HF_ENDPOINT names another hub; HF_TOKEN, or the file that HF_TOKEN_PATH names, holds the
-token. Files are read at the commit that was listed, so a branch that moves meanwhile mixes nothing.
+HF_ENDPOINT names another hub; HF_TOKEN, or the file named by HF_TOKEN_PATH, holds the token. Files are read
+at the commit that was listed, so a branch that moves during the download does not mix files.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from quire_server.core.errors import ConfigError, DownloadError
-from quire_server.fetch.remote import Check, Listing, RemoteFile
-from quire_server.fetch.source import HubModel
-from quire_server.fetch.web import Subject, Web
+from quire_server.errors import ConfigError, DownloadError
+from quire_server.fetch.http_client import HttpClient, Subject
+from quire_server.fetch.source import Check, HubModel, Listing, RemoteFile
 
 _ENDPOINT = "https://huggingface.co"
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -25,11 +23,11 @@ _SHA1 = re.compile(r"[0-9a-f]{40}")
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 
 
-class Hub:
-    """A `Remote`."""
+class HubClient:
+    """A ``SourceClient``."""
 
-    def __init__(self, web: Web, model: HubModel, environ: Mapping[str, str]) -> None:
-        self._web = web
+    def __init__(self, http: HttpClient, model: HubModel, environ: Mapping[str, str]) -> None:
+        self._http = http
         self._model = model
         self._endpoint = _endpoint(environ.get("HF_ENDPOINT") or _ENDPOINT)
         token = _token(environ)
@@ -45,29 +43,29 @@ class Hub:
         """The listing of a commit."""
         revision = quote(revision or self._model.revision, safe="")
         url = f"{self._endpoint}/api/models/{self._model.repo}/revision/{revision}?blobs=true"
-        document = self._web.get_json(url, self._subject, self._headers)
+        document = self._http.get_json(url, self._subject, self._headers)
         commit, siblings = document.get("sha"), document.get("siblings")
         if not isinstance(commit, str) or not _COMMIT.fullmatch(commit) or not isinstance(siblings, list):
-            raise self._strange()
+            raise self._unexpected()
         return Listing(commit, tuple(self._file(entry, commit) for entry in siblings))
 
     def read(self, file: RemoteFile, offset: int) -> Generator[bytes, None, None]:
         """One file at the listed commit."""
-        return self._web.read(file.place, self._subject, self._headers, offset)
+        return self._http.read(file.place, self._subject, self._headers, offset)
 
     def close(self) -> None:
         """Close all connections."""
-        self._web.close()
+        self._http.close()
 
     def _file(self, entry: Any, commit: str) -> RemoteFile:
         name, size = (entry.get("rfilename"), entry.get("size")) if isinstance(entry, dict) else (None, None)
         if not isinstance(name, str) or type(size) is not int or size < 0:
-            raise self._strange()
+            raise self._unexpected()
         place = f"{self._endpoint}/{self._model.repo}/resolve/{commit}/{quote(name)}"
         check = _check(entry)
         return RemoteFile(name, size, check, check.hex if check else commit, place)
 
-    def _strange(self) -> DownloadError:
+    def _unexpected(self) -> DownloadError:
         return DownloadError(
             f"{urlsplit(self._endpoint).hostname} describes {self._subject.what} in a way that is not "
             "understood. "
@@ -76,7 +74,7 @@ class Hub:
 
 
 def _check(entry: Mapping[str, Any]) -> Check | None:
-    """sha256 of large files, git's own digest of the others."""
+    """sha256 of large files, git's blob digest of the others."""
     lfs, blob = entry.get("lfs"), entry.get("blobId")
     sha256 = lfs.get("sha256") if isinstance(lfs, dict) else None
     if isinstance(sha256, str) and _SHA256.fullmatch(sha256):

@@ -1,7 +1,6 @@
-"""How far a download is: counted by its threads; shown as lines of JSON, as a file, and as /statusz.
+"""Progress of a download: counted by its threads, shown as JSON lines, in a file, and at /statusz.
 
-Used by `directory` and `transfer`; `command` says where it shows. The document has the names of a loading
-server's /statusz, so that the operator reads both alike.
+The document has the fields of a loading server's /statusz, so that the operator parses both alike.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _WINDOW_SECONDS = 20.0
 
 
 class Progress:
-    """Counts. Every method may be called by any thread."""
+    """Counters; every method is safe to call from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,19 +31,19 @@ class Progress:
         self._history: deque[tuple[float, int]] = deque([(clock(), 0)])
 
     def begin(self, phase: str, total: int | None = None) -> None:
-        """From now on it does this."""
+        """Enter a phase."""
         with self._lock:
             self._phase = phase
             self._total = self._total if total is None else total
 
     def at(self, name: str, position: int, fetched: int = 0) -> None:
-        """A file is on the disk up to a position; `fetched` of that came over the network just now."""
+        """A file is on the disk up to ``position``; ``fetched`` bytes of that were just downloaded."""
         with self._lock:
             self._done[name] = position
             self._fetched += fetched
 
     def document(self) -> dict[str, Any]:
-        """phase, loadedBytes, totalBytes, bytesPerSecond, and etaSeconds when the speed is known."""
+        """phase, loadedBytes, totalBytes, bytesPerSecond, and etaSeconds if the speed is known."""
         with self._lock:
             now, fetched = self._clock(), self._fetched
             while len(self._history) > 1 and now - self._history[0][0] > _WINDOW_SECONDS:
@@ -66,7 +65,7 @@ class Progress:
 
 
 class Reporter:
-    """Shows a Progress until it is left: lines to `write`, the newest also in `path`."""
+    """Writes the progress as lines to ``write`` and the newest one to ``path``, until the context ends."""
 
     def __init__(
         self, progress: Progress, write: Callable[[str], object], path: Path | None, period: float = 1.0
@@ -106,13 +105,13 @@ class Reporter:
 
 
 def serve(progress: Progress, port: int) -> ThreadingHTTPServer:
-    """Answer GET /statusz on a port until shut down."""
+    """Answer GET /statusz on a port until the server is shut down."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 5
 
-        def do_GET(self) -> None:  # the name that http.server calls
-            """Show the document."""
+        def do_GET(self) -> None:  # the name is http.server's
+            """Send the document."""
             found = self.path.partition("?")[0] == "/statusz"
             payload = json.dumps(progress.document() if found else {"error": "not found"}).encode()
             self.send_response(200 if found else 404)
@@ -122,11 +121,11 @@ def serve(progress: Progress, port: int) -> ThreadingHTTPServer:
             self.wfile.write(payload)
 
         def version_string(self) -> str:
-            """No interpreter version for strangers."""
+            """Does not reveal the interpreter's version."""
             return "quire"
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name is http.server's
-            """Being asked is no news."""
+            """Requests are not logged."""
 
     server = ThreadingHTTPServer(("0.0.0.0", port), Handler)
     server.daemon_threads = True

@@ -1,6 +1,5 @@
-"""Which of a source's files a model needs: what the server reads, in the root of the source, and no more.
-
-Called by `directory`. Pure. A name with a slash, such as ../../etc/passwd, is never among them.
+"""Selects the files of a source that a model needs: those that the server reads, from the source's root. Pure
+functions. Names with a slash, such as ../../etc/passwd, are never selected.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
 
-from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
-from quire_server.core.model_files import MANIFEST_NAME, FileEntry, is_plain_name
-from quire_server.fetch.remote import Check, Listing, RemoteFile
+from quire_server.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from quire_server.fetch.source import Check, Listing, RemoteFile
+from quire_server.model_dir.files import MANIFEST_NAME, FileEntry, is_plain_name
 
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -29,7 +28,7 @@ _MAX_SHARDS = 10_000
 
 
 def candidates(listing: Listing) -> dict[str, RemoteFile]:
-    """By name: every file that a model may need. Raises QuireServerError."""
+    """By name, every file that a model may need. Raises QuireServerError."""
     found: dict[str, RemoteFile] = {}
     for file in listing.files:
         is_small = file.name in _SMALL or file.name in {INDEX, MANIFEST_NAME}
@@ -56,13 +55,13 @@ def candidates(listing: Listing) -> dict[str, RemoteFile]:
 
 
 def fingerprint(files: Iterable[RemoteFile]) -> str:
-    """Another one when any file changed: what a broken-off download left belongs to one of them."""
+    """A digest of the listing. An interrupted download is resumed only if it belongs to the same files."""
     facts = sorted(repr((file.name, file.size, file.version, file.check)) for file in files)
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
 def with_checks(files: Mapping[str, RemoteFile], manifest: Mapping[str, FileEntry]) -> dict[str, RemoteFile]:
-    """The files with the digests that the model's own manifest promises, where the source promises none."""
+    """Add the digests of the model's own manifest to files without a sha256 from the source."""
     result = {}
     for name, file in files.items():
         entry = manifest.get(name)
@@ -80,7 +79,9 @@ def with_checks(files: Mapping[str, RemoteFile], manifest: Mapping[str, FileEntr
 
 
 def wanted(files: Mapping[str, RemoteFile], index: Mapping[str, object] | None) -> tuple[RemoteFile, ...]:
-    """What to download: the small files, and the weights that the index names. Raises ModelCorruptError."""
+    """The files to download: the small ones, and the weights that the index names. Raises
+    ModelCorruptError.
+    """
     if index is None:
         shards = {_SINGLE}
     else:

@@ -1,15 +1,18 @@
-"""What a source is called: `hf://org/name@revision`, `s3://bucket/prefix`, `gs://bucket/prefix`,
-`oci://registry/repository:tag@sha256:...`.
+"""Sources of models: their URLs (``hf://org/name@revision``, ``s3://bucket/prefix``, ``gs://bucket/prefix``,
+``oci://registry/repository:tag@sha256:...``), and the interface of their clients: list files, read one from
+an offset.
 
-Called by `command`. Pure: knows names, and nothing of what they lead to. No source carries credentials.
+Knows no protocol. URLs contain no credentials.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Protocol
 
-from quire_server.core.errors import ConfigError
+from quire_server.errors import ConfigError
 
 _REPO_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _HUB = re.compile(
@@ -18,7 +21,7 @@ _HUB = re.compile(
 _BUCKET = re.compile(
     r"(?P<bucket>[a-z0-9][a-z0-9._-]{1,221}[a-z0-9])(/(?P<prefix>[^\x00-\x1f\x7f?#*\[\]]{0,900}))?"
 )
-# As the distribution specification has it.
+# As in the distribution specification.
 _OCI_PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
 _OCI = re.compile(
     r"(?P<registry>localhost|[A-Za-z0-9-]+(?=:)|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)(?P<port>:[0-9]{1,5})?"
@@ -29,7 +32,7 @@ _OCI = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A model on a hub that speaks Hugging Face's protocol. `revision`: branch, tag or commit."""
+    """A model on a hub with Hugging Face's API. ``revision``: branch, tag or commit."""
 
     repo: str
     revision: str
@@ -37,7 +40,7 @@ class HubModel:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Objects with a common prefix. `scheme`: s3 or gs."""
+    """Objects with a common prefix. ``scheme``: s3 or gs."""
 
     scheme: str
     path: str
@@ -45,7 +48,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """An artifact in a registry. `reference`: a digest where one is given, a tag otherwise."""
+    """An artifact in a registry. ``reference``: its digest if one is given, else a tag."""
 
     registry: str
     repository: str
@@ -53,7 +56,7 @@ class Artifact:
 
 
 def parse(text: str) -> HubModel | Bucket | Artifact:
-    """The source that a text names; raises ConfigError."""
+    """The source that a URL names. Raises ConfigError."""
     scheme, found, rest = text.partition("://")
     match scheme if found else "":
         case "hf" if matched := _HUB.fullmatch(rest):
@@ -68,12 +71,57 @@ def parse(text: str) -> HubModel | Bucket | Artifact:
             registry = matched["registry"] + (matched["port"] or "")
             return Artifact(registry, matched["repository"], matched["digest"] or matched["tag"] or "latest")
     raise ConfigError(
-        f"{_harmless(text)!r} names no model. Write hf://org/name@revision, s3://bucket/prefix, "
+        f"{_redacted(text)!r} names no model. Write hf://org/name@revision, s3://bucket/prefix, "
         "gs://bucket/prefix "
         "or oci://registry/repository:tag, without credentials in it."
     )
 
 
-def _harmless(text: str) -> str:
-    """What may be shown of a text that somebody put a password into."""
+def _redacted(text: str) -> str:
+    """The text without a password that it may contain."""
     return re.sub(r"://[^/]*@", "://***@", text)[:100]
+
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A digest promised by the source. ``algorithm``: sha256, md5, or git-sha1 (of git's blob object)."""
+
+    algorithm: str
+    hex: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file. ``version`` changes with the content; ``place`` is how the client addresses the file."""
+
+    name: str
+    size: int
+    check: Check | None
+    version: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All files of a model at one moment. ``revision``: its immutable name, empty if the source has none."""
+
+    revision: str
+    files: tuple[RemoteFile, ...]
+
+
+class SourceClient(Protocol):
+    """Reads one source. Raises AccessDeniedError, ModelNotFoundError, or DownloadError, which may be
+    retried.
+    """
+
+    def list_files(self, revision: str) -> Listing:
+        """The files, at an immutable revision if one is given."""
+
+    def read(self, file: RemoteFile, offset: int) -> Generator[bytes, None, None]:
+        """The bytes from an offset on, in chunks; may end early. Close the generator when done."""
+
+    def close(self) -> None:
+        """Close connections."""

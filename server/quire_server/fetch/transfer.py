@@ -1,8 +1,8 @@
-"""One file from a source to the disk: resumed where it broke off, hashed on the way, repeated with patience.
+"""Downloads one file to the disk: resumed at the end of what is there, hashed on the way, and retried.
 
-Called by `directory`, in several threads. What is on the disk already is read again and hashed, so that a
-download that was killed, or a disk that lost its last writes, ends with the right bytes or not at all. Of a
-disk that lost them this holds where the source promises a digest, which a bucket in S3 need not.
+Used by several threads. Bytes that are on the disk already are read and hashed again, so that a download that
+was killed, or a disk that lost its last writes, ends with the right bytes or with an error. Lost writes are
+detected only if the source promises a digest, which S3 buckets need not do.
 """
 
 from __future__ import annotations
@@ -18,53 +18,53 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from quire_server.core.errors import (
+from quire_server.errors import (
     ConfigError,
     DiskError,
     DownloadError,
     ModelCorruptError,
     QuireServerError,
 )
-from quire_server.core.model_files import FileEntry
 from quire_server.fetch.progress import Progress
-from quire_server.fetch.remote import CHUNK_BYTES, Check, Listing, Remote, RemoteFile
+from quire_server.fetch.source import CHUNK_BYTES, Check, Listing, RemoteFile, SourceClient
+from quire_server.model_dir.files import FileEntry
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS}
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_PERMISSION = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 class StoppedError(QuireServerError):
-    """Another file's failure ended the download."""
+    """The download ended because another file failed."""
 
 
 class _TooSlowError(DownloadError):
-    """What a connection trickles is no progress."""
+    """The connection is below the minimum rate, which does not count as progress."""
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How often a file is tried without progress, and the seconds in between. A connection that gives less
-    than `least_rate` bytes/s for `slow_seconds` is given up, as curl's --speed-limit has it.
+class RetryPolicy:
+    """How often a file is tried without progress, and the delays in between. A connection that transfers less
+    than ``min_bytes_per_second`` for ``stall_seconds`` is closed, as with curl's --speed-limit.
     """
 
     attempts: int = 8
-    slow_seconds: float = 60.0
-    least_rate: float = 4096.0
-    first_pause: float = 0.5
-    longest_pause: float = 30.0
+    stall_seconds: float = 60.0
+    min_bytes_per_second: float = 4096.0
+    first_delay: float = 0.5
+    max_delay: float = 30.0
 
-    def pause(self, failures: int, asked_for: float) -> float:
-        """Before the next attempt."""
-        return max(asked_for, min(self.longest_pause, self.first_pause * 2.0 ** (failures - 1)))
+    def delay(self, failures: int, asked_for: float) -> float:
+        """Seconds before the next attempt."""
+        return max(asked_for, min(self.max_delay, self.first_delay * 2.0 ** (failures - 1)))
 
 
 class Transfer:
-    """Moves files of one source, until one fails for good."""
+    """Downloads files of one source until one fails for good."""
 
-    def __init__(self, remote: Remote, progress: Progress, patience: Patience) -> None:
-        self._remote = remote
+    def __init__(self, source: SourceClient, progress: Progress, retry: RetryPolicy) -> None:
+        self._source = source
         self._progress = progress
-        self._patience = patience
+        self._retry = retry
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -72,17 +72,17 @@ class Transfer:
         self._stop.set()
 
     def list_files(self, revision: str) -> Listing:
-        """What the source has, with the same patience."""
+        """List the source's files, with the same retries."""
         failures = 0
         while True:
             try:
-                return self._remote.list_files(revision)
+                return self._source.list_files(revision)
             except DownloadError as error:
                 failures += 1
                 self._wait(failures, error)
 
     def fetch(self, file: RemoteFile, path: Path) -> FileEntry:
-        """The file is whole, checked and on the disk when this returns. Raises QuireServerError."""
+        """Returns when the file is complete, verified and on the disk. Raises QuireServerError."""
         failures = mismatches = 0
         while True:
             before = path.stat().st_size if path.exists() else 0
@@ -95,33 +95,33 @@ class Transfer:
                 failures = 1 if is_further else failures + 1
                 self._wait(failures, error)
             except ModelCorruptError:
-                # The first time, what an earlier run left may have been wrong.
+                # The first mismatch may be due to bytes of an earlier run.
                 mismatches += 1
                 path.unlink()
                 if mismatches > 2:
                     raise
 
     def _wait(self, failures: int, error: DownloadError) -> None:
-        """Raises the error when patience is at an end."""
-        if failures >= self._patience.attempts:
+        """Wait before the next attempt, or raise the error if there are no attempts left."""
+        if failures >= self._retry.attempts:
             raise error
-        if self._stop.wait(self._patience.pause(failures, error.retry_after)):
+        if self._stop.wait(self._retry.delay(failures, error.retry_after)):
             raise StoppedError
 
     def _attempt(self, file: RemoteFile, path: Path) -> FileEntry:
         hashes = _Hashes(file)
         with _appending(path) as target:
-            position = self._read_again(file, target, hashes)
+            position = self._hash_existing(file, target, hashes)
             if position < file.size:
-                with contextlib.closing(self._remote.read(file, position)) as chunks:
+                with contextlib.closing(self._source.read(file, position)) as chunks:
                     position = self._append(file, target, hashes, position, chunks)
             if position < file.size:
                 raise DownloadError(f"{file.name} broke off after {position} of {file.size} bytes.")
             os.fsync(target.fileno())
         return hashes.entry()
 
-    def _read_again(self, file: RemoteFile, target: BinaryIO, hashes: _Hashes) -> int:
-        """Hash what is there; returns how much that is."""
+    def _hash_existing(self, file: RemoteFile, target: BinaryIO, hashes: _Hashes) -> int:
+        """Hash the bytes on the disk; returns their number."""
         if os.fstat(target.fileno()).st_size > file.size:
             target.truncate(0)
         target.seek(0)
@@ -136,7 +136,7 @@ class Transfer:
     def _append(
         self, file: RemoteFile, target: BinaryIO, hashes: _Hashes, position: int, chunks: Iterator[bytes]
     ) -> int:
-        for chunk in _fast_enough(chunks, file, self._patience):
+        for chunk in _at_least_rate(chunks, file, self._retry):
             self._check_stop()
             if position + len(chunk) > file.size:
                 target.truncate(0)
@@ -156,8 +156,8 @@ class Transfer:
             raise StoppedError
 
 
-def _fast_enough(chunks: Iterator[bytes], file: RemoteFile, patience: Patience) -> Iterator[bytes]:
-    """The chunks, as long as they come at the least rate. Time that the disk takes does not count."""
+def _at_least_rate(chunks: Iterator[bytes], file: RemoteFile, retry: RetryPolicy) -> Iterator[bytes]:
+    """The chunks, as long as they arrive at the minimum rate. Time spent on disk writes does not count."""
     waited, received = 0.0, 0
     while True:
         asked = time.monotonic()
@@ -165,8 +165,8 @@ def _fast_enough(chunks: Iterator[bytes], file: RemoteFile, patience: Patience) 
         if chunk is None:
             return
         waited, received = waited + time.monotonic() - asked, received + len(chunk)
-        if waited >= patience.slow_seconds:
-            if received < waited * patience.least_rate:
+        if waited >= retry.stall_seconds:
+            if received < waited * retry.min_bytes_per_second:
                 raise _TooSlowError(
                     f"{file.name} came at {received / waited:.0f} bytes/s for {waited:.0f} s. Check the "
                     "network, the proxy and the host."
@@ -176,7 +176,7 @@ def _fast_enough(chunks: Iterator[bytes], file: RemoteFile, patience: Patience) 
 
 
 class _Hashes:
-    """sha256 of everything, and beside it what the source promised where that is something else."""
+    """sha256 of all bytes, and the digest that the source promised if that is another one."""
 
     def __init__(self, file: RemoteFile) -> None:
         self._file = file
@@ -191,7 +191,7 @@ class _Hashes:
             self._other.update(chunk)
 
     def entry(self) -> FileEntry:
-        """Raises ModelCorruptError when the bytes are not those that the source promised."""
+        """Raises ModelCorruptError if the bytes are not those that the source promised."""
         check = self._file.check
         found = self._sha256.hexdigest() if self._other is None else self._other.hexdigest()
         if check is not None and found != check.hex:
@@ -221,16 +221,16 @@ def _appending(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """OSErrors within are the disk's: sources turn their own into DownloadError."""
+    """Translate OSErrors, which are the disk's: clients raise their own as DownloadError."""
     try:
         yield
     except OSError as error:
-        if error.errno in _NO_ROOM:
+        if error.errno in _NO_SPACE:
             raise DiskError(
                 f"There is no room for {path.name} ({error.strerror}). Enlarge the volume; what is there "
                 "is kept."
             ) from None
-        if error.errno in _NOT_OURS:
+        if error.errno in _NO_PERMISSION:
             raise ConfigError(
                 f"{path.parent} cannot be written by user {os.getuid()} ({error.strerror}). Mount it "
                 "writable, with a "

@@ -1,5 +1,4 @@
-"""The health process: `python -m quire_server.health RUN_DIR MODEL [flags]`. Started by the supervisor
-only."""
+"""The health process: `python -m quire_server.health RUN_DIR MODEL [flags]`, started by the supervisor."""
 
 from __future__ import annotations
 
@@ -7,12 +6,12 @@ import os
 import sys
 from pathlib import Path
 
-from quire_server import __version__, config, exits, log
-from quire_server.core.errors import ConfigError
-from quire_server.exits import Failure, Reason
+from quire_server import __version__, config, log, termination
+from quire_server.errors import ConfigError
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import SharedState
 from quire_server.health.server import HealthServer
+from quire_server.termination import Failure, Reason
 
 
 def main(argv: list[str]) -> int:
@@ -31,9 +30,9 @@ def main(argv: list[str]) -> int:
         failure = Failure(
             Reason.CONFIG_ERROR, f"The health server cannot listen on {where} ({error.strerror}): {remedy}."
         )
-        exits.leave_failure(run_dir, failure)
+        termination.leave_failure(run_dir, failure)
         return failure.exit_code
-    server.learn(settings.model)
+    server.read_model_config(settings.model)
     server.serve_forever(poll_interval=60)
     return 0
 

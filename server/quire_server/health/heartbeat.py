@@ -1,8 +1,8 @@
 """The shared memory between the processes of one server: a few small slots in a file, each with one writer.
 
-The engine writes `Heartbeat`, the supervisor writes `Control`; the health process and the supervisor read.
-A slot carries a checksum, so a reader never believes a half-written sample: the one before it counts, and its
-age tells whether that is still true. All times are CLOCK_MONOTONIC, which the processes of a machine share.
+The engine writes `Heartbeat`, the supervisor writes `Control`; the health process and the supervisor read. A
+slot has a checksum, so a reader never uses a half-written sample: it uses the previous one, whose age shows
+how current it is. All times are CLOCK_MONOTONIC, which the processes of a machine share.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _READ_ATTEMPTS = 50
 
 
 class Phase(enum.IntEnum):
-    """What the engine is doing."""
+    """The phase of the engine."""
 
     LOADING = 1
     WARMING = 2
@@ -33,7 +33,7 @@ class Phase(enum.IntEnum):
 
 
 class Heartbeat(NamedTuple):
-    """What the engine last said about itself. A NamedTuple: one is made with every step."""
+    """The state of the engine. A NamedTuple, because one is made with every step."""
 
     written_at: float
     phase: Phase
@@ -45,10 +45,10 @@ class Heartbeat(NamedTuple):
     total_bytes: int
     started_at: float
     load_seconds: float  # 0 until loaded
-    progress_at: float  # last byte loaded, last step done, or last moment without work
-    proof_at: float  # last proof of inference
+    progress_at: float  # time of the last loaded bytes, the last step, or the last moment without work
+    proof_at: float  # time of the last step or correct canary
     kv_utilization: float
-    reason: str  # why the engine is not to be trusted, "" when it is
+    reason: str  # why the engine is unready, "" when it is not
 
     def pack(self) -> bytes:
         """The slot's bytes."""
@@ -65,10 +65,10 @@ class Heartbeat(NamedTuple):
 
 @dataclass(frozen=True)
 class Control:
-    """What the supervisor tells the health process."""
+    """The state that the supervisor sets for the health process."""
 
     draining: bool = False
-    failed: str = ""  # the reason why the server is about to end
+    failed: str = ""  # the reason why the server is ending
 
     def pack(self) -> bytes:
         """The slot's bytes."""
@@ -76,7 +76,7 @@ class Control:
 
     @classmethod
     def unpack(cls, payload: bytes) -> Control:
-        """The order in a slot's bytes."""
+        """The control in a slot's bytes."""
         draining, failed = _CONTROL.unpack(payload)
         return cls(draining, failed.rstrip(b"\0").decode("ascii"))
 
@@ -86,40 +86,40 @@ class SharedState:
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
-        self._whole: dict[int, bytes] = {}  # by offset: the last payload that was whole
+        self._last_valid: dict[int, bytes] = {}  # by offset: the last payload with a correct checksum
 
     @classmethod
     def create(cls, run_dir: Path) -> SharedState:
-        """Make the file; called once, by the supervisor, before any other process exists."""
+        """Create the file: once, by the supervisor, before it starts any process."""
         (run_dir / _FILE).write_bytes(bytes(_FILE_SIZE))
         return cls.open(run_dir)
 
     @classmethod
     def open(cls, run_dir: Path) -> SharedState:
-        """Map the file that the supervisor made."""
+        """Map the file that the supervisor created."""
         with (run_dir / _FILE).open("r+b") as file:
             return cls(mmap.mmap(file.fileno(), _FILE_SIZE))
 
     def write_heartbeat(self, sample: Heartbeat) -> None:
-        """The engine's side."""
+        """Write the engine's slot."""
         self._write(0, sample.pack())
 
     def write_control(self, control: Control) -> None:
-        """The supervisor's side."""
+        """Write the supervisor's slot."""
         self._write(_CONTROL_OFFSET, control.pack())
 
     def read_heartbeat(self) -> Heartbeat | None:
-        """The last whole sample, None before the first one."""
+        """The last valid sample, None before the first one."""
         payload = self._read(0, _HEARTBEAT.size)
         return None if payload is None else Heartbeat.unpack(payload)
 
     def read_control(self) -> Control:
-        """The supervisor's last word."""
+        """The last valid control."""
         payload = self._read(_CONTROL_OFFSET, _CONTROL.size)
         return Control() if payload is None else Control.unpack(payload)
 
     def _write(self, offset: int, payload: bytes) -> None:
-        # + 1: the checksum of an empty slot (all zeros) must not look right.
+        # + 1: the checksum of an empty slot (all zeros) must be wrong.
         slot = payload + _CHECKSUM.pack((zlib.crc32(payload) + 1) & 0xFFFFFFFF)
         self._memory[offset : offset + len(slot)] = slot
 
@@ -128,7 +128,7 @@ class SharedState:
             slot = self._memory[offset : offset + size + _CHECKSUM.size]
             payload = slot[:size]
             if _CHECKSUM.unpack(slot[size:])[0] == (zlib.crc32(payload) + 1) & 0xFFFFFFFF:
-                self._whole[offset] = payload
+                self._last_valid[offset] = payload
                 break
-        # The writer may have lost its CPU in the middle of a write; that is not "nothing was ever written".
-        return self._whole.get(offset)
+        # The writer may have been interrupted in the middle of a write: use the last valid payload.
+        return self._last_valid.get(offset)

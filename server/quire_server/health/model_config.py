@@ -1,8 +1,8 @@
-"""The few entries of a model's config.json from which its size in memory follows, for /statusz.
+"""The entries of a model's config.json from which its size in memory follows, for /statusz.
 
-Read once by the health process, before any weight: the operator tells by them whether the model fits the
-accelerator that waits for it. Judges nothing: a directory that is no model gives none, and the engine says
-so.
+Read once by the health process, before the weights are loaded: the operator computes from them whether the
+model fits the accelerator. Reports no errors: a directory without a model gives no entries, and the engine
+reports it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from quire_server.core.errors import QuireServerError
-from quire_server.core.model_files import ModelFiles
+from quire_server.errors import QuireServerError
+from quire_server.model_dir.files import ModelFiles
 
 KEYS = (
     "model_type",
@@ -39,7 +39,7 @@ Entries = Mapping[str, object]
 
 
 def read(directory: Path) -> Entries:
-    """Those of the entries that are there and small; none where there is no readable config.json."""
+    """The entries that exist and are small; none without a readable config.json."""
     try:
         config = ModelFiles.open(directory).read_json("config.json")
     except (QuireServerError, OSError):

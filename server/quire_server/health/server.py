@@ -1,6 +1,6 @@
-"""The HTTP side of the probes: one thread a connection, four paths, nothing to configure.
+"""The HTTP server of the probes: one thread per connection, four paths.
 
-Called by `python -m quire_server.health`. Decides nothing: it reads the shared memory and shows the verdict.
+Decides nothing: it reads the shared memory and returns the verdict of `decision`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class HealthServer(ThreadingHTTPServer):
-    """Answers the kubelet and the operator."""
+    """Serves the kubelet's probes and the operator's status requests."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -38,8 +38,10 @@ class HealthServer(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
 
-    def learn(self, model: Path) -> None:
-        """Read how large the model is, beside the probes: they must not wait for slow storage."""
+    def read_model_config(self, model: Path) -> None:
+        """Read the model's config.json on a thread of its own, because probes must not wait for slow
+        storage.
+        """
 
         def read() -> None:
             self.model = model_config.read(model)
@@ -47,14 +49,14 @@ class HealthServer(ThreadingHTTPServer):
         threading.Thread(target=read, name="model config", daemon=True).start()
 
     def server_bind(self) -> None:
-        """Bind without HTTPServer's reverse DNS look-up, which can hang for seconds in a pod."""
+        """Bind without HTTPServer's reverse DNS look-up, which can take seconds in a pod."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = "quire", self.server_address[1]
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A peer that hangs up in mid-answer is no event; a fault of ours would look like a dead engine."""
+        """Log errors of the server itself, which would look like a dead engine; ignore peers that hang up."""
         if not isinstance(sys.exception(), OSError):
             logger.exception("a probe failed")
 
@@ -74,10 +76,10 @@ class HealthServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: HealthServer
-    timeout = 5  # a peer that is silent this long frees its thread
+    timeout = 5  # seconds until the thread of a silent peer is freed
 
     def do_GET(self) -> None:  # the name that http.server calls
-        """Show one path."""
+        """Answer one request."""
         status, body = self.server.answer(self.path.partition("?")[0]) or (404, {"error": "not found"})
         payload = json.dumps(body).encode()
         self.send_response(status)
@@ -87,8 +89,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(payload)
 
     def version_string(self) -> str:
-        """No interpreter version for strangers."""
+        """Do not disclose the interpreter's version."""
         return "quire"
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name is http.server's
-        """Probes come every few seconds; they are no news."""
+        """Do not log requests: probes come every few seconds."""

@@ -1,1 +1,1 @@
-"""The building blocks of models; the only bridge to the kernels."""
+"""The building blocks of models, and the only package of the server that imports the kernels."""

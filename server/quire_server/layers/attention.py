@@ -1,4 +1,4 @@
-"""Paged attention of one layer: rotate, write to the cache, attend. Called by the models."""
+"""Paged attention of one layer: rotate queries and keys, write keys and values to the cache, attend."""
 
 from functools import partial
 
@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from quire_kernels import (
-    KVScales,
+    KVCache,
+    PagedKVCache,
     is_quantized_kv,
     kv_row_size,
     open_kv_cache,
@@ -22,11 +23,11 @@ __all__ = ["Attention", "is_quantized_kv", "kv_row_size"]
 
 
 class Attention:
-    """Holds settings only; the cache belongs to the runner and comes with each call.
+    """Holds settings only; the cache belongs to the runner and is passed to each call.
 
-    ``window``: a token sees itself and so many less one before it. ``softcap`` bounds the scores by tanh.
-    ``norms``: of each query and key head, before they are rotated. ``kv_scales``: the checkpoint's, for
-    a cache of e4m3.
+    ``window``: a token sees this many positions: itself and those before it. ``softcap`` bounds the scores by
+    tanh. ``norms``: of query and key heads, before the rotation. ``kv_scales``: of the checkpoint, for a
+    cache of e4m3.
     """
 
     def __init__(
@@ -44,57 +45,37 @@ class Attention:
     def __call__(
         self, qkv: Tensor, rotary: tuple[Tensor, Tensor], batch: ForwardBatch, kv_cache: Tensor
     ) -> Tensor:
-        """qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D]. ``rotary``: cos and sin of the batch's own positions."""
-        k_cache, v_cache, scales = open_kv_cache(kv_cache, self.kv_scales)
+        """qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D]. ``rotary``: cos and sin at the batch's positions."""
+        cache = open_kv_cache(kv_cache, self.kv_scales)
         norms = None
         if self.norms is not None:
             q_norm, k_norm = self.norms
             norms = (q_norm.weight, k_norm.weight, q_norm.eps)
         q = rope_kv_write(
-            qkv,
-            *rotary,
-            None,
-            batch.slots,
-            k_cache,
-            v_cache,
-            scales=scales,
-            norms=norms,
-            cache_rows=batch.cache_rows,
+            qkv, *rotary, None, batch.slots, cache, norms=norms, cache_rows=batch.cache_rows
         )  # [T, Hq, D]
         attend = self._verify if batch.num_queries > 1 else self._attend
-        return attend(q, batch, k_cache, v_cache, scales).flatten(1)
+        return attend(q, batch, cache).flatten(1)
 
-    def _verify(
-        self, q: Tensor, batch: ForwardBatch, k_cache: Tensor, v_cache: Tensor, scales: KVScales | None
-    ) -> Tensor:
-        """[T, Hq, D] of a batch that is the last tokens of its sequences, as many of all."""
+    def _verify(self, q: Tensor, batch: ForwardBatch, cache: KVCache) -> Tensor:
+        """[T, Hq, D] of a batch in which all sequences have the same number of tokens, their last ones."""
         return paged_verify_attention(
             q.unflatten(0, (-1, batch.num_queries)),
-            k_cache,
-            v_cache,
-            batch.decode_table,
-            batch.decode_lens,
+            PagedKVCache(cache, batch.decode_table, batch.decode_lens),
             self.scale,
             window=self.window,
             softcap=self.softcap,
-            scales=scales,
         ).flatten(0, 1)
 
-    def _attend(
-        self, q: Tensor, batch: ForwardBatch, k_cache: Tensor, v_cache: Tensor, scales: KVScales | None
-    ) -> Tensor:
-        """[T, Hq, D]: decodes, then chunks of prompts."""
+    def _attend(self, q: Tensor, batch: ForwardBatch, cache: KVCache) -> Tensor:
+        """[T, Hq, D]: decodes, then prompt chunks."""
         plan, split = batch.plans[self.window], batch.num_decodes
         decode = partial(
             paged_decode_attention,
-            k_cache=k_cache,
-            v_cache=v_cache,
-            block_table=batch.decode_table,
-            seq_lens=batch.decode_lens,
+            kv=PagedKVCache(cache, batch.decode_table, batch.decode_lens),
             scale=self.scale,
             window=self.window,
             softcap=self.softcap,
-            scales=scales,
             gather=plan.decode_gather,
         )
         if split == q.shape[0]:
@@ -104,15 +85,11 @@ class Attention:
             decode(q[:split], out=out[:split])
         paged_prefill_attention(
             q[split:],
-            k_cache,
-            v_cache,
-            batch.prefill_table,
-            batch.prefill_lens,
+            PagedKVCache(cache, batch.prefill_table, batch.prefill_lens),
             batch.prefill_bounds,
             self.scale,
             window=self.window,
             softcap=self.softcap,
-            scales=scales,
             out=out[split:],
             spans=plan.prefill_spans,
             chunks=batch.prefill_chunks,

@@ -1,5 +1,5 @@
-"""A layer's experts as two tensors that hold all their matrices, for a GPU: which of them a token wants is
-never looked up on the host. Called by the feed-forward block of models that have experts.
+"""The experts of a layer as two stacked tensors, for a GPU: routing is computed in the kernel, so that the
+host never waits for it.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from quire_kernels import moe
 
 
 class GroupedExperts:
-    """The weighted sum of the experts that a token's router likes best; ``targets`` are views, as those of a
-    linear layer.
+    """The weighted sum of the experts that a token's router selects. ``targets`` are views, as in a linear
+    layer.
 
-    ``gate_up`` and ``down`` are each expert's names in the checkpoint, two or one of the first.
+    ``gate_up`` and ``down``: each expert's names in the checkpoint; gate and up are one name or two.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class GroupedExperts:
         return moe(x, router_logits, self._gate_up, self._down, per_token, normalises=normalises)
 
     def targets(self) -> dict[str, Tensor]:
-        """The checkpoint's name -> the view to fill."""
+        """Name in the checkpoint -> the view to fill."""
         named: dict[str, Tensor] = {}
         for (gate_up, down), inner, outer in zip(self._names, self._gate_up, self._down, strict=True):
             parts = zip(gate_up, inner.chunk(len(gate_up)), strict=True)
@@ -45,8 +45,8 @@ class GroupedExperts:
         return named
 
     def finish(self) -> None:
-        """Nothing: the weights are used as they were loaded."""
+        """Nothing to do: the weights are used as they were loaded."""
 
     def weights(self) -> Sequence[Tensor]:
-        """The two."""
+        """The two stacked tensors."""
         return self._gate_up, self._down

@@ -1,4 +1,6 @@
-"""Linear layers loaded dense and kept as int8: a ``LinearFactory``, chosen by ``runner.quantization``."""
+"""Linear layers that are loaded dense and quantised to int8 (a ``LinearFactory``, see
+``runner.quantization``).
+"""
 
 from collections.abc import Sequence
 
@@ -12,17 +14,19 @@ __all__ = ["Int8Linear", "has_native_kernels", "tensors_of"]
 
 
 def tensors_of(weight: Int8Weight, bias: Tensor | None) -> Sequence[Tensor]:
-    """What a product with it reads."""
+    """The tensors that a product with this weight reads."""
     return (weight.packed, weight.scales) if bias is None else (weight.packed, weight.scales, bias)
 
 
 def has_native_kernels() -> bool:
-    """Whether the CPU kernels were built and the CPU can run them."""
+    """Whether the CPU kernels are built and this CPU can run them."""
     return NATIVE is not None
 
 
 class Int8Linear(Linear):
-    """y = x W^T + b; W has a scale for each output, x one for each 64 numbers of a row, found on the way."""
+    """y = x W^T + b. W has one scale per output; x is quantised on the fly with one scale per 64 numbers of a
+    row.
+    """
 
     _quantised: Int8Weight | None = None
 
@@ -31,13 +35,13 @@ class Int8Linear(Linear):
         return int8_linear(x, self._quantised, self.bias)
 
     def finish(self) -> None:
-        """Quantise, and give the dense matrix back."""
+        """Quantise, and free the dense matrix."""
         self._quantised = quantise_int8(self.weight)
         self.weight = torch.empty(0)
         self.bias = None if self.bias is None else self.bias.float()
 
     def weights(self) -> Sequence[Tensor]:
-        """As packed, once it is."""
+        """The packed tensors, once they exist."""
         if self._quantised is None:
             return super().weights()
         return tensors_of(self._quantised, self.bias)

@@ -1,7 +1,7 @@
-"""Linear layers behind one seam, so that a model never knows how its weights are stored.
+"""Linear layers behind one interface, so that a model does not know how its weights are stored.
 
-Models call the ``LinearFactory`` that they were given, once per matrix; ``Linear`` is the dense one. Weights
-that the arithmetic wants side by side (q, k and v; gate and up) are one matrix with several prefixes in the
+A model calls the ``LinearFactory`` that it was given once per matrix; ``Linear`` is the dense implementation.
+Weights that are multiplied together (q, k and v; gate and up) are one matrix with several prefixes in the
 checkpoint.
 """
 
@@ -12,39 +12,43 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-#: Of rows rounded to float8, e4m3 [T, in], and the scale of each, f32 [T, 1]: [T, out].
-OfRounded = Callable[[Tensor, Tensor], Tensor]
+#: The product of rows quantised to FP8: (e4m3 [T, in], scale of each row f32 [T, 1]) -> [T, out].
+Fp8Forward = Callable[[Tensor, Tensor], Tensor]
 
 
 class Weights(Protocol):
-    """What is filled from a checkpoint."""
+    """Tensors that are filled from a checkpoint."""
 
     def targets(self) -> dict[str, Tensor]:
-        """The checkpoint's name -> the tensor to fill, or a view of one; shapes are those of the file."""
+        """Name in the checkpoint -> the tensor or view to fill, in the file's shape."""
 
     def finish(self) -> None:
-        """Called once, after all targets are filled and before the first call: to repack, or nothing."""
+        """Called once after all targets are filled and before the first call, to repack the weights if
+        needed.
+        """
 
     def weights(self) -> Sequence[Tensor]:
-        """What it computes with. Before ``finish``, tensors of nearly as many bytes."""
+        """The tensors that are computed with. Before ``finish``, tensors of about the same size."""
 
 
 class LinearLayer(Weights, Protocol):
-    """What a model may do with a linear layer."""
+    """A linear layer as a model uses it."""
 
     @property
-    def of_rounded(self) -> OfRounded | None:
-        """The same, where it multiplies in float8: whoever makes the rows rounds them on the way then."""
+    def forward_fp8(self) -> Fp8Forward | None:
+        """The product of FP8 rows, if the layer multiplies in FP8: the preceding norm or activation then
+        quantises the rows itself. None otherwise.
+        """
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, sum of the parts]."""
+        """[T, in] -> [T, sum of the out_sizes]."""
 
 
 class LinearFactory(Protocol):
-    """Makes the layer that stands for the concatenation of ``prefixes``, each with its ``out_sizes`` rows.
+    """Makes the layer for the concatenation of ``prefixes``, which have ``out_sizes`` rows each.
 
-    ``weight`` [out, in], where given, belongs to somebody else (tied embeddings) who fills it: the layer
-    computes with it, must not change it, and has no target for it.
+    ``weight`` [out, in], if given, is shared (tied embeddings) and filled by its owner: the layer computes
+    with it, must not change it, and has no target for it.
     """
 
     def __call__(
@@ -61,9 +65,9 @@ class LinearFactory(Protocol):
 
 
 class Linear:
-    """y = x W^T + b in the model's dtype, W [sum of parts, in]; ``targets`` are views of it."""
+    """y = x W^T + b in the model's dtype, W [sum of the out_sizes, in]; ``targets`` are views of it."""
 
-    of_rounded: OfRounded | None = None
+    forward_fp8: Fp8Forward | None = None
 
     def __init__(
         self,
@@ -97,9 +101,15 @@ class Linear:
         }
 
     def finish(self) -> None:
-        """Nothing: the weights are used as they were loaded."""
+        """Nothing to do: the weights are used as they were loaded."""
 
     def weights(self) -> Sequence[Tensor]:
-        """The matrix, unless it is borrowed, and the bias."""
+        """The matrix, unless it is shared, and the bias."""
         own = () if self._is_borrowed else (self.weight,)
         return own if self.bias is None else (*own, self.bias)
+
+
+class GpuLinear(Linear):
+    """A dense layer on a GPU. ``layers.quantized`` uses GPU kernels for quantised weights beside this
+    factory.
+    """

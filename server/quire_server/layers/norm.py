@@ -1,4 +1,4 @@
-"""RMS norm with the residual add in front of it, and rounding to float8 behind it. Called by the models."""
+"""RMS norm, fused with the preceding residual add and, for an FP8 layer, with the following quantisation."""
 
 from typing import Protocol
 
@@ -6,23 +6,23 @@ import torch
 from torch import Tensor
 
 from quire_kernels import add_rmsnorm, add_rmsnorm_fp8
-from quire_server.layers.linear import OfRounded
+from quire_server.layers.linear import Fp8Forward
 
 
 class Next(Protocol):
-    """What a norm is for: a linear layer, or what begins with one."""
+    """What follows a norm: a linear layer, or a block that begins with one."""
 
     @property
-    def of_rounded(self) -> OfRounded | None:
-        """As that of a linear layer."""
+    def forward_fp8(self) -> Fp8Forward | None:
+        """As in ``LinearLayer``."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
 class RMSNorm:
-    """Call it with the newest output and the residual stream; the stream is updated in place.
+    """Called with the newest output and the residual stream, which is updated in place.
 
-    ``is_offset``: the checkpoint holds w and means 1 + w, in float32 (Gemma).
+    ``is_offset``: the checkpoint stores w for a weight of 1 + w, applied in float32 (Gemma).
     """
 
     def __init__(
@@ -36,10 +36,12 @@ class RMSNorm:
         return add_rmsnorm(x, residual, self.weight, self.eps)
 
     def into(self, following: Next, x: Tensor, residual: Tensor | None) -> Tensor:
-        """What follows, of the norm: one kernel makes the float8 rows where it takes such."""
-        if (of_rounded := following.of_rounded) is None:
+        """Apply ``following`` to the norm. If it multiplies in FP8, one kernel computes the norm and
+        quantises it.
+        """
+        if (forward_fp8 := following.forward_fp8) is None:
             return following(self(x, residual))
-        return of_rounded(*add_rmsnorm_fp8(x, residual, self.weight, self.eps))
+        return forward_fp8(*add_rmsnorm_fp8(x, residual, self.weight, self.eps))
 
     def finish(self) -> None:
         """Called once, when the weight is loaded."""

@@ -1,1 +1,1 @@
-"""Model directories: untrusted files in, a runnable model out."""
+"""Reads model directories, which are untrusted input, and builds the model that the runner executes."""

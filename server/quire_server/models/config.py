@@ -1,18 +1,17 @@
-"""ModelConfig: what the arithmetic needs to know of a model, and the part of config.json that all families
-share.
+"""ModelConfig: what the computation needs to know about a model; and the part of config.json that all
+families share.
 
-A family file (``models.llama`` and its neighbours) reads what is its own and sets the flags;
-``models.decoder`` composes layers from them. Nothing in the file selects code: ``auto_map`` with its class
-paths is never looked at.
+A family's module (such as ``models.llama``) reads its own keys and sets flags; ``models.decoder`` composes
+layers from them. No key selects code: ``auto_map`` with its class paths is never read.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from quire_server.core.errors import ConfigError, ModelCorruptError
+from quire_server.errors import ConfigError, ModelCorruptError
 from quire_server.layers.quantized.linear import Quantization
 from quire_server.models import quantization_config, rope_config
-from quire_server.models.fields import REMEDY, Fields
+from quire_server.models.config_fields import REMEDY, ConfigFields
 from quire_server.models.rope_config import Rope
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -20,16 +19,16 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """In what one layer may differ from the next."""
+    """What may differ between layers."""
 
     rope: Rope
-    window: int | None = None  # a token sees itself and so many less one before it
+    window: int | None = None  # a token sees this many positions: itself and those before it
     is_sparse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The sparse layers' experts."""
+    """The experts of the sparse layers."""
 
     count: int
     per_token: int
@@ -38,8 +37,8 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """Where a checkpoint keeps the weights of a layer, below model.layers.N. ``{}`` is the number of the
+class TensorNames:
+    """Names of a layer's weights in the checkpoint, below model.layers.N. ``{}`` is the number of the
     expert.
     """
 
@@ -50,7 +49,7 @@ class Names:
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # or one, fused
     down: str = "mlp.down_proj"
     input_norm: str = "input_layernorm"
-    attention_output_norm: str | None = None  # before the output joins the residual stream
+    attention_output_norm: str | None = None  # applied before the output is added to the residual stream
     mlp_norm: str = "post_attention_layernorm"
     mlp_output_norm: str | None = None
     router: str = "mlp.gate"
@@ -60,7 +59,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A checked model: sizes, flags, and the names in its checkpoint."""
+    """A checked model: sizes, flags, and tensor names."""
 
     architecture: str
     vocab_size: int
@@ -80,37 +79,37 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    has_head_norms: bool = False  # of queries and keys, before the rotation
-    has_offset_norms: bool = False  # the checkpoint says w and means 1 + w
+    has_head_norms: bool = False  # norms of query and key heads, before the rotation
+    has_offset_norms: bool = False  # the checkpoint stores w for a weight of 1 + w
     embedding_scale: float = 1.0
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     experts: Experts | None = None
-    names: Names = Names()
+    names: TensorNames = TensorNames()
     quantization: Quantization | None = None
 
     @property
     def num_layers(self) -> int:
-        """Attention layers, each with a cache of its own."""
+        """Attention layers, each with its own cache."""
         return len(self.layers)
 
     @property
     def windows(self) -> frozenset[int | None]:
-        """All sliding windows; None among them: some layers see everything."""
+        """The sliding windows of all layers; None: full attention."""
         return frozenset(layer.window for layer in self.layers)
 
 
 def common(
-    fields: Fields,
+    fields: ConfigFields,
     *,
     head_size: int | None = None,
     eps: float = 1e-6,
-    rope_wording: rope_config.Wording = rope_config.USUAL,
+    rope_keys: rope_config.RopeKeys = rope_config.DEFAULT_KEYS,
     ties: bool = False,
     activation: str = "silu",
 ) -> ModelConfig:
-    """What all families share. The arguments are transformers' defaults for what a family's file may leave
-    out.
+    """What all families share. The arguments are transformers' defaults for keys that a family's file may
+    omit.
     """
     hidden, heads = fields.integer("hidden_size", 1 << 17), fields.integer("num_attention_heads", 1 << 12)
     kv_heads = fields.integer("num_key_value_heads", 1 << 12, heads)
@@ -122,7 +121,7 @@ def common(
     for key in ("hidden_act", "hidden_activation"):
         fields.choice(key, (activation,), activation)
     max_position = fields.integer("max_position_embeddings", rope_config.MAX_POSITION)
-    rope = rope_config.parse(fields, head_size, max_position, rope_wording)
+    rope = rope_config.parse(fields, head_size, max_position, rope_keys)
     return ModelConfig(
         architecture=fields.raw("architectures")[0],
         vocab_size=fields.integer("vocab_size", 1 << 22),
@@ -142,12 +141,12 @@ def common(
 
 
 def with_windows(config: ModelConfig, windows: Sequence[int | None]) -> ModelConfig:
-    """The same, with a sliding window (or None) for each layer."""
+    """The same configuration with a sliding window (or None) per layer."""
     layers = zip(config.layers, windows, strict=True)
     return replace(config, layers=tuple(replace(layer, window=window) for layer, window in layers))
 
 
-def _dtype(fields: Fields) -> str:
+def _dtype(fields: ConfigFields) -> str:
     value = fields.raw("dtype") or fields.raw("torch_dtype") or "float32"
     if value not in _DTYPES:
         raise ConfigError(

@@ -1,8 +1,7 @@
-"""The one decoder that all families are: norm, rotary grouped-query attention, norm, feed-forward; what
-differs is a flag of ModelConfig.
+"""The decoder of all model families: norm, rotary grouped-query attention, norm, feed-forward. Differences
+between families are flags of ModelConfig.
 
-Built by ``models.registry``, filled by ``models.weights``, called by ``runner.model_runner``. Knows no
-family.
+``models.registry`` builds it and ``models.weights`` fills it. Knows no family.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,36 +11,35 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire_server.core.errors import ModelCorruptError
+from quire_server.errors import ModelCorruptError
 from quire_server.layers.attention import Attention
-from quire_server.layers.embedding import take_rows
 from quire_server.layers.forward_batch import ForwardBatch
-from quire_server.layers.gpu_linear import GpuLinear
-from quire_server.layers.linear import LinearFactory, LinearLayer, Weights
+from quire_server.layers.linear import GpuLinear, LinearFactory, LinearLayer, Weights
 from quire_server.layers.norm import RMSNorm
+from quire_server.layers.ops import take_rows
 from quire_server.models import rope
 from quire_server.models.config import LayerConfig, ModelConfig
-from quire_server.models.fields import REMEDY
+from quire_server.models.config_fields import REMEDY
 from quire_server.models.mlp import MLP, FeedForward, GroupedSparseMLP, SparseMLP
 
 
 class LayerStream(Protocol):
-    """Brings the weights that do not stay where the model computes, layer by layer."""
+    """Copies weights that are not resident on the device, layer by layer."""
 
     @property
     def host_bytes(self) -> int:
-        """Of all that it brings in a step."""
+        """Bytes copied in each step."""
 
     def before(self, layer: int) -> None:
-        """The layer is to be computed next."""
+        """Called before the layer is computed."""
 
     def after(self, layer: int) -> None:
-        """It was."""
+        """Called after the layer was computed."""
 
 
 class Decoder:
-    """Weights and forward pass. The constructor allocates; ``targets`` says where each tensor belongs, and
-    ``finish`` is called once they are filled.
+    """Weights and forward pass. The constructor allocates, ``targets`` maps the checkpoint's names to
+    tensors, and ``finish`` is called once they are filled.
     """
 
     def __init__(
@@ -54,14 +52,14 @@ class Decoder:
         linear: LinearFactory,
         host_layers: Collection[int] = (),
     ) -> None:
-        """The matrices of ``host_layers`` are allocated on the host, for ``stream`` to bring."""
+        """The matrices of ``host_layers`` are allocated on the host, to be streamed by ``stream``."""
         self.config = config
         self.stream: LayerStream | None = None
         make = partial(linear, dtype=dtype, device=device)
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         tied = self.embedding if config.tie_word_embeddings else None
         self.head = make(["lm_head"], config.hidden_size, [config.vocab_size], bias=False, weight=tied)
-        # Rounded to the model's dtype, as transformers does.
+        # Rounded to the model's dtype, as in transformers.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         self.norm = _norm_factory(config, dtype, device)(config.hidden_size)
         self._kv_scales: dict[str, tuple[Tensor, Tensor]] = {}
@@ -88,13 +86,13 @@ class Decoder:
 
     @property
     def streamed_bytes(self) -> int:
-        """Of weights that each forward pass brings from the host."""
+        """Bytes of weights that each forward pass copies from the host."""
         return 0 if self.stream is None else self.stream.host_bytes
 
     @property
-    def asks_host(self) -> bool:
-        """Whether a forward pass waits for what it computed itself."""
-        return any(layer.mlp.asks_host for layer in self.layers)
+    def needs_host_sync(self) -> bool:
+        """Whether a forward pass waits for results on the host, which rules out CUDA graphs."""
+        return any(layer.mlp.needs_host_sync for layer in self.layers)
 
     def targets(self) -> dict[str, Tensor]:
         """Name in the checkpoint -> the tensor or view to fill."""
@@ -106,7 +104,7 @@ class Decoder:
         return named | self.head.targets()
 
     def finish(self) -> None:
-        """The weights are there: let every layer bring them into its own form."""
+        """Convert the loaded weights to the form that each layer computes with."""
         self.norm.finish()
         self.head.finish()
         for layer in self.layers:
@@ -118,11 +116,13 @@ class Decoder:
                 )
 
     def __call__(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> Tensor:
-        """Logits [S, vocab] of the rows to sample, in the model's dtype; float32 where they are capped."""
+        """Logits [S, vocab] of the sampled rows, in the model's dtype; float32 if they are capped."""
         return self.logits(self.states(batch, kv_caches), batch.sample_rows)
 
     def states(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """[T, hidden] of every token: what the last layer adds, and the stream that it is to be added to."""
+        """[T, hidden] for every token: the output of the last layer, and the residual stream that it is added
+        to.
+        """
         residual = take_rows(self.embedding, batch.token_ids)
         if self._embedding_scale != 1.0:
             residual *= self._embedding_scale
@@ -141,7 +141,7 @@ class Decoder:
         return hidden, residual
 
     def logits(self, states: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
-        """[S, vocab] of rows i64 [S] of the states. Asked for all rows at once, it spends them."""
+        """[S, vocab] of rows i64 [S] of the states. If all rows are requested, the states are overwritten."""
         hidden, residual = states
         if rows.shape[0] < hidden.shape[0]:
             hidden, residual = hidden[rows], residual[rows]
@@ -151,7 +151,7 @@ class Decoder:
 
 
 class Layer:
-    """One block. ``norms`` by name in the checkpoint."""
+    """One decoder layer. ``norms``: by name in the checkpoint."""
 
     def __init__(
         self,
@@ -203,14 +203,14 @@ class Layer:
         self.linears: list[Weights] = [self.qkv, self.output, *self.mlp.linears]
 
     def targets(self) -> dict[str, Tensor]:
-        """As those of the decoder."""
+        """As in ``Decoder``."""
         named = {f"{name}.weight": norm.weight for name, norm in self.norms.items()}
         for linear in self.linears:
             named |= linear.targets()
         return named
 
     def finish(self) -> None:
-        """As that of the decoder."""
+        """As in ``Decoder``."""
         for norm in self.norms.values():
             norm.finish()
         for linear in self.linears:
@@ -224,7 +224,9 @@ class Layer:
         batch: ForwardBatch,
         kv_cache: Tensor,
     ) -> Tensor:
-        """``residual`` is the stream, updated in place; ``hidden`` what is still to be added to it."""
+        """``residual`` is the residual stream, updated in place; ``hidden`` is the output that was not added
+        to it yet.
+        """
         to_add = (residual, None) if hidden is None else (hidden, residual)
         qkv = self.input_norm.into(self.qkv, *to_add)
         x = self.output(self.attention(qkv, rotary, batch, kv_cache))
@@ -244,9 +246,7 @@ def build_layer(
     kv_scales: tuple[Tensor, Tensor] | None = None,
     matrices_on: torch.device | None = None,
 ) -> Layer:
-    """One block of the model, allocated and not filled: all of them make a decoder, and ``quantize`` holds
-    one at a time.
-    """
+    """One layer, allocated and not filled. A decoder has all of them; ``quantize`` has one at a time."""
     return Layer(
         config,
         config.layers[index],

@@ -1,7 +1,7 @@
-"""GGUF metadata -> config.json.
+"""Converts GGUF metadata to config.json.
 
-Called by ``import_gguf``. A table says what each architecture's keys are called in config.json; what neither
-it nor the list of harmless keys has is refused, as ``models.fields`` does with config.json itself.
+A table maps each architecture's keys to those of config.json. Keys that are neither in it nor known to be
+harmless are refused, as ``models.config_fields`` does for config.json.
 """
 
 from collections.abc import Mapping
@@ -11,32 +11,34 @@ from typing import Any
 import gguf
 import torch
 
-from quire_server.core.errors import ConfigError, ModelCorruptError
+from quire_server.errors import ConfigError, ModelCorruptError
 from quire_server.models import rope, rope_config
-from quire_server.models.fields import Fields
+from quire_server.models.config_fields import ConfigFields
 from quire_server.models.rope_config import Rope
 
 ROPE_FACTORS = "rope_freqs.weight"
 _LONG_FACTORS = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
-ROPE_TENSORS = frozenset({ROPE_FACTORS, *_LONG_FACTORS.values()})  # they end up in config.json
+ROPE_TENSORS = frozenset({ROPE_FACTORS, *_LONG_FACTORS.values()})  # converted to keys of config.json
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What llama.cpp's converter does to an architecture, so that it can be undone.
+    """What llama.cpp's converter changes in an architecture, so that it can be reversed.
 
-    ``settings``: key of config.json -> key of GGUF, where the file has it. ``flags``: key of config.json ->
-    the tensor whose presence it tells of. ``fixed``: what is in llama.cpp's code and in no file.
+    ``settings``: key of config.json -> key of GGUF, if the file has it. ``flags``: key of config.json -> the
+    tensor whose presence sets it. ``fixed``: what llama.cpp has in its code and not in the file.
     """
 
-    architecture: str  # in transformers' words, as the next one
+    architecture: str  # the name in transformers, like model_type
     model_type: str
     settings: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    has_interleaved_heads: bool = False  # rows of q and k: rotary pairs side by side, not half a head apart
+    has_interleaved_heads: bool = (
+        False  # rows of q and k have rotary pairs side by side, not half a head apart
+    )
     has_offset_norms: bool = False  # the file holds 1 + w
-    widest: int | None = None  # Gemma: with so many layers, scores are scaled by hidden / heads
+    widest: int | None = None  # Gemma: the model with this many layers scales scores by hidden / heads
 
 
 _WINDOW = {"sliding_window": "attention.sliding_window"}
@@ -83,7 +85,7 @@ _HARMLESS = frozenset(
     {"expert_count", "mm.tokens_per_image", "rope.scaling.finetuned", "tensor_data_layout", "vocab_size"}
 )
 
-# GGUF keeps only the factors that Llama 3's scaling gave, not its parameters; these are the published ones.
+# GGUF stores only the resulting factors of Llama 3's scaling. These are the published parameters.
 _LLAMA3_SCALINGS = tuple(
     {
         "rope_type": "llama3",
@@ -97,7 +99,7 @@ _LLAMA3_SCALINGS = tuple(
 
 
 class Metadata:
-    """The key-value part of a GGUF file, typed on the way out. It remembers what it was asked for."""
+    """The key-value part of a GGUF file, with a record of the keys that were read."""
 
     def __init__(self, reader: gguf.GGUFReader) -> None:
         self._fields = reader.fields
@@ -105,7 +107,7 @@ class Metadata:
         self.architecture = str(self.need("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value, or the default when the key is absent."""
+        """The value, or the default if the key is absent."""
         self._asked.add(key)
         found = self._fields.get(key)
         if found is None:
@@ -116,7 +118,7 @@ class Metadata:
             raise ModelCorruptError(f"GGUF key {key} cannot be read. Download the file again.") from None
 
     def need(self, key: str) -> Any:
-        """The value; the file is useless without it."""
+        """The value of a required key."""
         value = self.get(key)
         if value is None:
             raise ModelCorruptError(f"The GGUF file has no {key}. Download it again, or convert it again.")
@@ -127,7 +129,7 @@ class Metadata:
         return self.get(f"{self.architecture}.{key}", default)
 
     def number(self, key: str, kind: type = int, default: Any = None) -> Any:
-        """One number of the architecture's own; required unless there is a default."""
+        """One number with the architecture's prefix; required unless there is a default."""
         name = f"{self.architecture}.{key}"
         value = self.need(name) if default is None else self.get(name, default)
         if isinstance(value, list | str) or not isinstance(value, int | float):
@@ -137,7 +139,7 @@ class Metadata:
         return kind(value)
 
     def refuse_unread(self) -> None:
-        """ConfigError when the architecture has a setting that was never asked for."""
+        """Raises ConfigError if the architecture has a setting that was not read."""
         prefix = f"{self.architecture}."
         for key in sorted(self._fields.keys() - self._asked):
             if key.startswith(prefix) and key.removeprefix(prefix) not in _HARMLESS:
@@ -148,7 +150,7 @@ class Metadata:
 
 
 def family(metadata: Metadata) -> Family:
-    """What is to be undone in this file."""
+    """The family of this file."""
     name = metadata.architecture
     if name == "llama" and metadata.own("expert_count", 0):
         name = _MIXTRAL
@@ -161,7 +163,7 @@ def family(metadata: Metadata) -> Family:
 
 
 def config(metadata: Metadata, tensors: Mapping[str, gguf.ReaderTensor]) -> dict[str, Any]:
-    """config.json in the words of transformers."""
+    """config.json in the format of transformers."""
     described = family(metadata)
     if "token_embd.weight" not in tensors:
         raise ModelCorruptError("The GGUF file has no tensor token_embd.weight. Download it again.")
@@ -184,7 +186,7 @@ def config(metadata: Metadata, tensors: Mapping[str, gguf.ReaderTensor]) -> dict
         "head_dim": head_size,
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
         "max_position_embeddings": metadata.number("context_length"),
-        # llama.cpp stores float32; the nearest short decimal is what the model's author wrote.
+        # llama.cpp stores float32; the nearest short decimal is the model author's value.
         "rms_norm_eps": float(f"{metadata.number('attention.layer_norm_rms_epsilon', float):.6g}"),
         "rope_theta": theta,
         "partial_rotary_factor": rotated / max(head_size, 1),
@@ -195,7 +197,7 @@ def config(metadata: Metadata, tensors: Mapping[str, gguf.ReaderTensor]) -> dict
     result |= {**described.fixed, **_tokens(metadata)}
     for key, name in described.settings.items():
         if (value := metadata.own(name)) is not None:
-            result[key] = value or None  # 0: switched off
+            result[key] = value or None  # 0: disabled
     result |= {key: name in tensors for key, name in described.flags.items()}
     if described.widest is not None:
         result["query_pre_attn_scalar"] = hidden / max(heads, 1) if layers == described.widest else head_size
@@ -237,7 +239,7 @@ def _llama3(stored: gguf.ReaderTensor, rotated: int, theta: float) -> dict[str, 
     factors = torch.from_numpy(stored.data.copy()).float()
     plain = rope.inverse_frequencies(Rope(rotated, theta))
     for scaling in _LLAMA3_SCALINGS:
-        described = rope_config.parse_inner(Fields(scaling), rotated, 8192, theta=theta)
+        described = rope_config.parse_inner(ConfigFields(scaling), rotated, 8192, theta=theta)
         scaled = rope.inverse_frequencies(described)
         if factors.shape == plain.shape and torch.allclose(plain / scaled, factors, rtol=1e-3):
             return scaling

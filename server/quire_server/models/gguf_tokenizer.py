@@ -1,8 +1,7 @@
-"""GGUF vocabulary -> tokenizer.json and tokenizer_config.json.
+"""Converts a GGUF vocabulary to tokenizer.json and tokenizer_config.json.
 
-Called by ``import_gguf``. llama.cpp names a pre-tokenizer ("smollm") and keeps its regex in code; the table
-below is that code for the byte-level BPE families. A SentencePiece vocabulary ("llama") has scores in place
-of merges.
+GGUF names a pre-tokenizer ("smollm") whose regular expression is in llama.cpp's code; the table below has
+those of the byte-level BPE families. A SentencePiece vocabulary ("llama") has scores in place of merges.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,12 +10,12 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
-from quire_server.core.errors import ConfigError, ModelCorruptError
+from quire_server.errors import ConfigError, ModelCorruptError
 from quire_server.models.gguf_config import Metadata
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # llama.cpp's token types
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's mark for a space
-_LONGEST = 200  # of a piece, in characters: each is cut at every place
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's symbol for a space
+_LONGEST = 200  # characters of a piece; every split of a piece is tried
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -84,8 +83,8 @@ def _byte_level(metadata: Metadata, tokens: Sequence[str], types: Sequence[int])
 
 
 def _sentencepiece(metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> Tokenizer:
-    """BPE of SentencePiece: of all neighbours that together are a piece, the best one joins first. Spaces are
-    written as a mark, and a character without a piece as its bytes.
+    """SentencePiece BPE: of all neighbours that form a piece, the one with the best score is merged first. A
+    space is written as a symbol, and a character without a piece as its bytes.
     """
     is_gemma = metadata.architecture.startswith("gemma")
     pieces = [_SPACE * len(t) if t.isspace() and set(t) == {" "} else t for t in tokens]
@@ -96,7 +95,9 @@ def _sentencepiece(metadata: Metadata, tokens: Sequence[str], types: Sequence[in
         )
     scores = metadata.get("tokenizer.ggml.scores", [])
     if is_gemma or len(scores) != len(pieces):
-        scores = [-float(index) for index in range(len(pieces))]  # best first; Gemma's scores say otherwise
+        scores = [
+            -float(index) for index in range(len(pieces))
+        ]  # in order of ids; Gemma's scores do not give the order
     stored = metadata.get("tokenizer.ggml.merges")
     merges = _merges(stored) if stored is not None else _implied(vocab, types, scores)
     unknown = next((piece for piece, kind in zip(pieces, types, strict=True) if kind == _UNKNOWN), None)
@@ -117,7 +118,7 @@ _BUILDERS: dict[str, Callable[[Metadata, Sequence[str], Sequence[int]], Tokenize
 
 
 def _implied(vocab: dict[str, int], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way to make a piece of two others, best piece first."""
+    """Every way to form a piece from two others, best piece first."""
     merges = [
         (-scores[index], vocab[piece[:cut]], vocab[piece[cut:]], piece[:cut], piece[cut:])
         for piece, index in vocab.items()
@@ -129,14 +130,14 @@ def _implied(vocab: dict[str, int], types: Sequence[int], scores: Sequence[float
 
 
 def _merges(stored: Sequence[str]) -> list[tuple[str, str]]:
-    """Left and right. A merge without a space has no right side: no vocabulary fits it."""
+    """(left, right) pairs. A merge without a space has an empty right side, which fits no vocabulary."""
     return [(left, right) for left, _, right in (merge.partition(" ") for merge in stored)]
 
 
 def _bpe(vocab: dict[str, int], merges: Sequence[tuple[str, str]], **settings: Any) -> Tokenizer:
     try:
         return Tokenizer(BPE(vocab, merges, **settings))
-    except Exception as error:  # the library raises bare Exception for merges outside the vocabulary
+    except Exception as error:  # the library raises a bare Exception for merges outside the vocabulary
         raise ModelCorruptError(f"The GGUF merges do not fit its vocabulary: {error}") from None
 
 
@@ -150,7 +151,7 @@ def _pre_tokenizer(pre: str) -> Any:
         )
 
     match pre:
-        case "smollm":  # every digit is its own word, then GPT-2's pattern
+        case "smollm":  # single digits, then GPT-2's pattern
             digits = pre_tokenizers.Digits(individual_digits=True)
             return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
         case "llama-bpe" | "llama3" | "dbrx":  # dbrx: Phi-4

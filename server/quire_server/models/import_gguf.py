@@ -1,8 +1,8 @@
-"""GGUF in, model directory out: ``quire-server import-gguf FILE OUT_DIR``.
+"""``quire-server import-gguf FILE OUT_DIR``: converts a GGUF file to a model directory.
 
-Runs once, as its own short process, so that the server itself never parses GGUF. Everything is dequantised,
-one tensor at a time, and what llama.cpp's converter changed is undone, as ``gguf_config.FAMILIES`` says. The
-directory appears under its name only when it is complete, manifest included.
+A separate, short process, so that the server itself never parses GGUF. Everything is dequantised, one tensor
+at a time, and the changes of llama.cpp's converter are reversed (``gguf_config.FAMILIES``). The directory
+appears under its name only when it is complete, including the manifest.
 """
 
 import json
@@ -15,21 +15,21 @@ from typing import BinaryIO
 import gguf
 import torch
 
-from quire_server.core import model_files
-from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from quire_server.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from quire_server.layers.quantized.format import TensorSpec
+from quire_server.model_dir import files
 from quire_server.models import gguf_config, gguf_tokenizer, registry
 from quire_server.models.config import ModelConfig
 from quire_server.models.safetensors_file import Writer
 
-_EXPERT = re.compile(r"\.experts\.(\d+)\.")  # GGUF stacks the experts of a layer
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")  # GGUF stores the experts of a layer as one tensor
 
 
 def run(path: Path, out: Path) -> None:
-    """Convert a GGUF file into a model directory that this server loads."""
+    """Convert a GGUF file to a model directory that this server loads."""
     if not path.is_file():
         raise ModelNotFoundError(f"There is no GGUF file at {path}.")
-    with model_files.new_directory(out) as staging:
+    with files.new_directory(out) as staging:
         _write_directory(_opened(path), staging)
 
 
@@ -45,13 +45,13 @@ def _opened(path: Path) -> gguf.GGUFReader:
         UnicodeDecodeError,
         OSError,
     ) as error:
-        # The reader trusts every count and offset in the file; what it trips over is the file's fault.
+        # The reader does not check counts and offsets, so any of these errors means a damaged file.
         raise ModelCorruptError(f"{path} is damaged or no GGUF file ({error}). Download it again.") from None
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a tensor of the checkpoint is in the file. ``index``: in a stack of experts."""
+    """The location of a checkpoint tensor in the file. ``index``: in a stack of experts."""
 
     tensor: gguf.ReaderTensor
     index: int | None
@@ -63,7 +63,9 @@ class _Source:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floats stay what they are; bfloat16 loses far less than quantising lost before."""
+        """Float types are kept; quantised types become bfloat16, whose rounding is small compared with
+        theirs.
+        """
         kinds = {gguf.GGMLQuantizationType.F32: torch.float32, gguf.GGMLQuantizationType.F16: torch.float16}
         return kinds.get(self.tensor.tensor_type, torch.bfloat16)
 
@@ -109,8 +111,8 @@ def _sources(
     tensors: Mapping[str, gguf.ReaderTensor],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> dict[str, _Source]:
-    """Exactly the tensors of the model that config.json describes. The names are those of the ``gguf``
-    package, which llama.cpp's converter uses.
+    """The tensors of the model that config.json describes, no more and no fewer. Names are mapped by the
+    ``gguf`` package, which llama.cpp's converter uses.
     """
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[architecture], num_layers)
@@ -136,14 +138,14 @@ def _sources(
 
 
 def _holds(source: _Source) -> bool:
-    """Whether the stack is as high as the metadata says."""
+    """Whether the stack contains this expert."""
     return source.index is None or source.index < int(source.tensor.shape[-1])
 
 
 def _write_safetensors(
     file: BinaryIO, sources: Mapping[str, _Source], model: ModelConfig, family: gguf_config.Family
 ) -> None:
-    """One tensor after the other: memory holds one at a time."""
+    """Convert and write one tensor at a time."""
     specs = {name: TensorSpec(source.shape, source.dtype) for name, source in sources.items()}
     writer = Writer(file, specs)
     heads = {"q_proj": model.num_heads, "k_proj": model.num_kv_heads}
@@ -158,6 +160,6 @@ def _write_safetensors(
 
 
 def _halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Undo llama.cpp's permutation: rotary pairs lie n/2 apart again, not side by side."""
+    """Reverse llama.cpp's permutation: rotary pairs are half a head apart, not side by side."""
     head_size = rows.shape[0] // num_heads
     return rows.view(num_heads, head_size // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)

@@ -1,12 +1,12 @@
-"""Llama, and what has its shape. Called by ``models.registry``."""
+"""Llama, and models of the same structure."""
 
 from dataclasses import replace
 
 from quire_server.models.config import ModelConfig, common
-from quire_server.models.fields import Fields
+from quire_server.models.config_fields import ConfigFields
 
 
-def configure(fields: Fields) -> ModelConfig:
-    """Biases are flags, on all four matrices of attention."""
+def configure(fields: ConfigFields) -> ModelConfig:
+    """One flag for the biases of all four attention matrices, one for those of the MLP."""
     bias = fields.flag("attention_bias")
     return replace(common(fields), qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias"))

@@ -1,22 +1,22 @@
-"""Mixtral: Mistral with experts in every layer. Called by ``models.registry``."""
+"""Mixtral: Mistral with experts in every layer."""
 
 from dataclasses import replace
 
-from quire_server.models.config import Experts, ModelConfig, Names, common, with_windows
-from quire_server.models.fields import Fields
-from quire_server.models.rope_config import Wording
+from quire_server.models.config import Experts, ModelConfig, TensorNames, common, with_windows
+from quire_server.models.config_fields import ConfigFields
+from quire_server.models.rope_config import RopeKeys
 
 _EXPERT = "block_sparse_moe.experts.{}"
-_NAMES = Names(
+_NAMES = TensorNames(
     router="block_sparse_moe.gate",
     expert_gate_up=(f"{_EXPERT}.w1", f"{_EXPERT}.w3"),
     expert_down=f"{_EXPERT}.w2",
 )
 
 
-def configure(fields: Fields) -> ModelConfig:
-    """The weights of the chosen experts always sum to one."""
-    config = common(fields, eps=1e-5, rope_wording=Wording(theta=1e6))
+def configure(fields: ConfigFields) -> ModelConfig:
+    """The weights of the selected experts are always normalised."""
+    config = common(fields, eps=1e-5, rope_keys=RopeKeys(theta=1e6))
     count = fields.integer("num_local_experts", 1 << 12, 8)
     experts = Experts(
         count,

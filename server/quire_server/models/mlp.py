@@ -1,7 +1,5 @@
-"""The kinds of feed-forward block: one gated MLP, or several of which a router picks a few for each token,
-one after the other or, on a GPU, together.
-
-Called by ``models.decoder``. Every matrix comes from the factory that the model was given.
+"""Feed-forward blocks: one gated MLP, or experts of which a router selects a few per token, computed one
+after the other or, on a GPU, together. Every matrix comes from the factory that the model was given.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire_server.layers.activation import gelu_tanh_mul, silu_mul, silu_mul_fp8
 from quire_server.layers.grouped_experts import GroupedExperts
-from quire_server.layers.linear import LinearLayer, OfRounded, Weights
+from quire_server.layers.linear import Fp8Forward, LinearLayer, Weights
+from quire_server.layers.ops import gelu_tanh_mul, silu_mul, silu_mul_fp8
 from quire_server.models.config import Experts, ModelConfig
 
 MakeLinear = Callable[..., LinearLayer]  # a LinearFactory with dtype and device filled in
@@ -25,15 +23,15 @@ class FeedForward(Protocol):
 
     @property
     def linears(self) -> Sequence[Weights]:
-        """All that has weights."""
+        """Everything that has weights."""
 
     @property
-    def asks_host(self) -> bool:
-        """Whether the host looks at what was computed before it goes on."""
+    def needs_host_sync(self) -> bool:
+        """Whether the host waits for results in the middle of the computation."""
 
     @property
-    def of_rounded(self) -> OfRounded | None:
-        """As that of a linear layer."""
+    def forward_fp8(self) -> Fp8Forward | None:
+        """As in ``LinearLayer``."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -41,7 +39,7 @@ class FeedForward(Protocol):
 class MLP:
     """down(activation(gate) * up)."""
 
-    asks_host = False
+    needs_host_sync = False
 
     def __init__(
         self, config: ModelConfig, gate_up: Sequence[str], down: str, inner: int, make: MakeLinear
@@ -50,34 +48,33 @@ class MLP:
         self._gate_up = make(gate_up, config.hidden_size, sizes, bias=config.mlp_bias)
         self._down = make([down], inner, [config.hidden_size], bias=config.mlp_bias)
         self._activate = _ACTIVATIONS[config.activation]
-        self._rounds = config.activation == "silu"  # into float8, where the next layer takes that
+        self._rounds = config.activation == "silu"  # fused into FP8 if the next layer takes it
         self.linears = [self._gate_up, self._down]
 
     @property
-    def of_rounded(self) -> OfRounded | None:
-        """The first layer's, and on from there."""
-        of_rounded = self._gate_up.of_rounded
-        return None if of_rounded is None else lambda *rows: self._finish(of_rounded(*rows))
+    def forward_fp8(self) -> Fp8Forward | None:
+        """The whole block on FP8 rows, if its first layer takes them."""
+        forward_fp8 = self._gate_up.forward_fp8
+        return None if forward_fp8 is None else lambda *rows: self._finish(forward_fp8(*rows))
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._finish(self._gate_up(x))
 
     def _finish(self, gate_up: Tensor) -> Tensor:
-        if self._rounds and (of_rounded := self._down.of_rounded) is not None:
-            return of_rounded(*silu_mul_fp8(gate_up))
+        if self._rounds and (forward_fp8 := self._down.forward_fp8) is not None:
+            return forward_fp8(*silu_mul_fp8(gate_up))
         return self._down(self._activate(gate_up))
 
 
 class SparseMLP:
-    """The weighted sum of the experts that the router likes best (arXiv:1701.06538, softmax over all
-    experts).
+    """The weighted sum of the experts that the router selects (arXiv:1701.06538, softmax over all experts).
 
-    Each expert that is wanted by any token runs once, on the tokens that want it: a token's result does not
-    depend on who else is in the batch.
+    Each selected expert runs once, on the tokens that selected it: a token's result does not depend on the
+    rest of the batch.
     """
 
-    asks_host = True
-    of_rounded: OfRounded | None = None  # its router takes no float8
+    needs_host_sync = True
+    forward_fp8: Fp8Forward | None = None  # the router does not take FP8 rows
 
     def __init__(self, config: ModelConfig, experts: Experts, prefix: str, make: MakeLinear) -> None:
         self._settings = experts
@@ -89,8 +86,8 @@ class SparseMLP:
         self.linears = [self._router, *(linear for mlp in self._experts for linear in mlp.linears)]
 
     def __call__(self, x: Tensor) -> Tensor:
-        likes = torch.softmax(self._router(x).float(), dim=-1)
-        weights, chosen = likes.topk(self._settings.per_token, dim=-1)
+        probabilities = torch.softmax(self._router(x).float(), dim=-1)
+        weights, chosen = probabilities.topk(self._settings.per_token, dim=-1)
         if self._settings.normalises_weights:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         out = torch.zeros_like(x)
@@ -102,12 +99,12 @@ class SparseMLP:
 
 
 class GroupedSparseMLP:
-    """The same, where a kernel multiplies each token with its experts' matrices: dense ones, on a GPU. Its
-    launches depend on the number of tokens alone, so a graph can capture them.
+    """The same by one grouped kernel, for dense experts on a GPU. Its launches depend only on the number of
+    tokens, so a CUDA graph can capture them.
     """
 
-    asks_host = False
-    of_rounded: OfRounded | None = None
+    needs_host_sync = False
+    forward_fp8: Fp8Forward | None = None
 
     def __init__(
         self,
@@ -136,7 +133,7 @@ def _router(config: ModelConfig, experts: Experts, prefix: str, make: MakeLinear
 
 
 def _expert_names(config: ModelConfig, experts: Experts, prefix: str) -> list[tuple[list[str], str]]:
-    """(gates and ups, downs) of each, in the checkpoint."""
+    """(names of gate and up, name of down) of each expert in the checkpoint."""
     names = config.names
     return [
         (

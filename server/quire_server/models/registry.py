@@ -1,6 +1,4 @@
-"""Architecture name -> the family that reads its config.json: one line a model. Called by
-``runner.model_runner`` and the GGUF import.
-"""
+"""Maps an architecture name to the module of its model family, and builds models: one line per model."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -9,17 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire_server.core.errors import ConfigError, ModelCorruptError
-from quire_server.core.generation import eos_token_ids
-from quire_server.core.model_files import ModelFiles
+from quire_server.errors import ConfigError, ModelCorruptError
 from quire_server.layers.linear import Linear, LinearFactory
 from quire_server.layers.quantized import linear as quantized
+from quire_server.model_dir.files import ModelFiles
+from quire_server.model_dir.generation_config import eos_token_ids
 from quire_server.models import gemma, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe
 from quire_server.models.config import ModelConfig
+from quire_server.models.config_fields import REMEDY, ConfigFields
 from quire_server.models.decoder import Decoder
-from quire_server.models.fields import REMEDY, Fields
 
-FAMILIES: Mapping[str, Callable[[Fields], ModelConfig]] = {
+FAMILIES: Mapping[str, Callable[[ConfigFields], ModelConfig]] = {
     "Gemma2ForCausalLM": gemma.configure_2,
     "Gemma3ForCausalLM": gemma.configure_3,
     "LlamaForCausalLM": llama.configure,
@@ -40,8 +38,8 @@ def load(files: ModelFiles) -> ModelConfig:
 
 
 def parse(document: Mapping[str, Any], eos_ids: tuple[int, ...]) -> ModelConfig:
-    """The checked configuration, or an error that names the key: everything in the file was read, or is known
-    not to matter.
+    """The checked configuration. Raises an error that names the key if anything in the file was not read and
+    may matter.
     """
     named = document.get("architectures")
     if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
@@ -50,14 +48,16 @@ def parse(document: Mapping[str, Any], eos_ids: tuple[int, ...]) -> ModelConfig:
         raise ConfigError(
             f"Architecture {named[0][:60]!r} is not supported; supported: {', '.join(sorted(FAMILIES))}."
         )
-    fields = Fields(document)
+    fields = ConfigFields(document)
     config = FAMILIES[named[0]](fields)
     fields.refuse_unread()
     return replace(config, eos_token_ids=eos_ids)
 
 
 def tensors(config: ModelConfig, linear: LinearFactory = Linear) -> dict[str, Tensor]:
-    """Every tensor that the checkpoint must hold, by name, without content. A float type stands for any."""
+    """Every tensor that the checkpoint must contain, by name, without content. A float type means any float
+    type.
+    """
     if config.experts is not None and config.experts.count * config.num_layers > _MAX_EXPERTS:
         raise ModelCorruptError(
             f"config.json: {config.num_layers} layers of {config.experts.count} experts are not believable."
@@ -67,7 +67,7 @@ def tensors(config: ModelConfig, linear: LinearFactory = Linear) -> dict[str, Te
 
 
 def layer_bytes(config: ModelConfig, dtype: torch.dtype, linear: LinearFactory) -> tuple[int, ...]:
-    """Of each layer's matrices, in the form that it computes with."""
+    """Bytes of each layer's matrices in the form that it computes with."""
     skeleton = build(config, max_len=1, dtype=dtype, device=torch.device("meta"), linear=linear)
     return tuple(
         sum(tensor.nbytes for one in layer.linears for tensor in one.weights()) for layer in skeleton.layers
@@ -83,8 +83,8 @@ def build(
     linear: LinearFactory = Linear,
     host_layers: Collection[int] = (),
 ) -> Decoder:
-    """The model with its weights allocated but not filled. The factory makes the linear layers, or what
-    stands behind those of a quantised checkpoint. The matrices of ``host_layers`` are allocated on the host.
+    """The model with its weights allocated and not filled. ``linear`` makes the linear layers, or the dense
+    layers behind those of a quantised checkpoint. The matrices of ``host_layers`` are allocated on the host.
     """
     if config.quantization is not None:
         linear = quantized.factory(config.quantization, linear)

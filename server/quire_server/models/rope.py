@@ -1,7 +1,4 @@
-"""Rotary frequencies and tables, with the scalings of the model families.
-
-Called by ``models.decoder`` (tables) and the GGUF import (to recognise a scaling by its effect).
-"""
+"""Rotary frequencies and tables, with the scalings of the model families."""
 
 import math
 
@@ -33,7 +30,7 @@ def tables(rope: Rope, length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _llama3(plain: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """High frequencies stay, low ones are stretched by the factor, the band between is blended."""
+    """Keep high frequencies, divide low ones by the factor, and blend in between."""
     low, high, original = rope.low_freq_factor, rope.high_freq_factor, rope.original_max_position
     wavelengths = 2 * math.pi / plain
     stretched = torch.where(wavelengths > original / low, plain / rope.factor, plain)
@@ -44,8 +41,8 @@ def _llama3(plain: torch.Tensor, rope: Rope) -> torch.Tensor:
 
 
 def _yarn(powers: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """NTK by parts (arXiv:2309.00071 §3.2): a ramp between the dimensions that turn beta_fast and beta_slow
-    times within the original context.
+    """NTK by parts (arXiv:2309.00071 section 3.2): a ramp between the dimensions that rotate beta_fast and
+    beta_slow times within the original context.
     """
 
     def dimension(turns: float) -> float:

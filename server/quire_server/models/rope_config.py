@@ -1,14 +1,12 @@
-"""What config.json says about rotary embeddings, in its old words (rope_theta, rope_scaling) and its new ones
-(rope_parameters).
-
-Called by ``models.config`` and the families; ``models.rope`` computes what is described here.
+"""Parses the rotary embedding settings of config.json, with the older keys (rope_theta, rope_scaling) and the
+newer one (rope_parameters). ``models.rope`` computes them.
 """
 
 import math
 from dataclasses import dataclass
 
-from quire_server.core.errors import ModelCorruptError
-from quire_server.models.fields import REMEDY, Fields
+from quire_server.errors import ModelCorruptError
+from quire_server.models.config_fields import REMEDY, ConfigFields
 
 MAX_POSITION = 1 << 24
 KINDS = ("default", "linear", "llama3", "yarn", "longrope")
@@ -16,9 +14,9 @@ KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Frequencies of one kind of layer. Equal ones are computed once per step."""
+    """Frequencies of one kind of layer. Layers with equal settings share tables."""
 
-    size: int  # rotated dimensions of a head, the first ones
+    size: int  # number of rotated dimensions, the leading ones of a head
     theta: float
     kind: str = "default"
     factor: float = 1.0
@@ -28,13 +26,13 @@ class Rope:
     beta_fast: float = 0.0  # yarn
     beta_slow: float = 0.0
     truncates: bool = True
-    divisors: tuple[float, ...] = ()  # longrope: of each frequency
-    amplitude: float = 1.0  # cos and sin are multiplied by it
+    divisors: tuple[float, ...] = ()  # longrope: one per frequency
+    amplitude: float = 1.0  # factor of cos and sin
 
     @property
     def longest(self) -> int | None:
-        """The context that the scaling is good for, where that is not max_position_embeddings."""
-        if self.kind == "longrope":  # beyond it other divisors hold, for the tokens before it too
+        """The longest context that the scaling supports, if that is not max_position_embeddings."""
+        if self.kind == "longrope":  # beyond it other divisors apply, to earlier tokens too
             return self.original_max_position
         if self.kind == "yarn":
             return min(int(self.original_max_position * self.factor), MAX_POSITION)
@@ -42,11 +40,11 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class Wording:
-    """How a family's config.json speaks of rotation.
+class RopeKeys:
+    """How a family's config.json describes the rotation.
 
-    ``theta``: where the file names none. ``layer_type``: rope_parameters holds one object for each type of
-    layer, and rope_scaling is the global ones'. ``may_be_partial``: partial_rotary_factor means something.
+    ``theta``: the default. ``layer_type``: rope_parameters has one object per type of layer, and rope_scaling
+    applies to full attention. ``may_be_partial``: partial_rotary_factor is supported.
     """
 
     theta: float = 10000.0
@@ -55,42 +53,42 @@ class Wording:
     may_be_partial: bool = False
 
 
-USUAL = Wording()
+DEFAULT_KEYS = RopeKeys()
 
 
-def parse(fields: Fields, head_size: int, max_position: int, wording: Wording = USUAL) -> Rope:
+def parse(fields: ConfigFields, head_size: int, max_position: int, keys: RopeKeys = DEFAULT_KEYS) -> Rope:
     """From the top level of config.json."""
     inner = fields.inner("rope_parameters")
-    if inner is None and wording.layer_type != "sliding_attention":
+    if inner is None and keys.layer_type != "sliding_attention":
         inner = fields.inner("rope_scaling")
-    elif inner is not None and wording.layer_type is not None:
-        both, inner = inner, inner.inner(wording.layer_type)
+    elif inner is not None and keys.layer_type is not None:
+        both, inner = inner, inner.inner(keys.layer_type)
         both.refuse_unread(harmless=("full_attention", "sliding_attention"))
-    inner = inner or Fields({})
+    inner = inner or ConfigFields({})
     size = head_size
-    if wording.may_be_partial:
+    if keys.may_be_partial:
         outside = fields.number("partial_rotary_factor", 1.0, largest=1.0)
         size = int(head_size * inner.number("partial_rotary_factor", outside, largest=1.0))
     original = fields.optional_integer("original_max_position_embeddings", MAX_POSITION)
-    theta = fields.number(wording.theta_key, wording.theta)
+    theta = fields.number(keys.theta_key, keys.theta)
     return parse_inner(inner, size, max_position, theta=theta, original=original)
 
 
 def parse_inner(
-    inner: Fields, size: int, max_position: int, *, theta: float, original: int | None = None
+    inner: ConfigFields, size: int, max_position: int, *, theta: float, original: int | None = None
 ) -> Rope:
-    """From the object with rope_type. ``original`` from outside wins, as in transformers."""
+    """From the object with rope_type. ``original`` from outside takes precedence, as in transformers."""
     old_kind = inner.choice("type", (*KINDS, "su"), "default")
     kind = inner.choice("rope_type", KINDS, "longrope" if old_kind == "su" else old_kind)
     theta = inner.number("rope_theta", theta)
     if theta <= 1:
-        inner.complain("rope_theta", "a number above 1")
+        inner.raise_invalid("rope_theta", "a number above 1")
     if size < 2 or size % 2:
         raise ModelCorruptError(f"config.json: {size} rotary dimensions cannot be paired. {REMEDY}")
     inside = inner.integer("original_max_position_embeddings", MAX_POSITION, max_position)
     original = original or inside
     if kind == "longrope" and original < 2:
-        inner.complain("original_max_position_embeddings", "a number above 1")
+        inner.raise_invalid("original_max_position_embeddings", "a number above 1")
     settings = _Settings(inner, size, theta, original, max_position)
     rope = settings.read(kind)
     inner.refuse_unread()
@@ -99,7 +97,7 @@ def parse_inner(
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    inner: Fields
+    inner: ConfigFields
     size: int
     theta: float
     original: int
@@ -132,7 +130,7 @@ class _Settings:
         )
 
     def _yarn(self) -> Rope:
-        """arXiv:2309.00071; mscale and mscale_all_dim are DeepSeek's, and come together or not at all."""
+        """arXiv:2309.00071; mscale and mscale_all_dim are DeepSeek's and are used only together."""
         factor = self.inner.number("factor", self.max_position / self.original)
         mscale, all_dim = self.inner.optional_number("mscale"), self.inner.optional_number("mscale_all_dim")
         amplitude = _yarn_amplitude(factor, 1.0)
@@ -152,7 +150,7 @@ class _Settings:
 
     def _longrope(self) -> Rope:
         """arXiv:2402.13753. Only the short factors are used: the context ends where the long ones would
-        begin.
+        apply.
         """
         short, long = (
             self.inner.items(f"{which}_factor", float, self.size // 2) for which in ("short", "long")

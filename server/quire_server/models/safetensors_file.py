@@ -1,7 +1,5 @@
-"""Writes a safetensors file: the header first, since every size is known, then tensors one by one, so that
-memory holds one at a time.
-
-Called by the GGUF import and by ``quantize``. Knows nothing of models; ``weights`` reads.
+"""Writes a safetensors file: the header first, since all sizes are known, then one tensor at a time, so that
+memory holds only one. ``weights`` is the reader.
 """
 
 import json
@@ -20,13 +18,13 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Writer:
-    """Each tensor goes to its place in the file, in any order."""
+    """Tensors are written at their offsets, in any order."""
 
     def __init__(self, file: BinaryIO, tensors: Mapping[str, TensorSpec]) -> None:
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         self._file, self._specs, self._offsets = file, dict(tensors), dict[str, int]()
         offset = 0
-        # The widest types first: each tensor is then aligned to its own, as readers that map files want it.
+        # Widest types first, so that each tensor is aligned to its type for readers that map the file.
         for name, spec in sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize):
             end = offset + math.prod(spec.shape) * spec.dtype.itemsize
             header[name] = {
@@ -42,7 +40,9 @@ class Writer:
         file.write(struct.pack("<Q", len(encoded)) + encoded)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Once for each; the tensor is what was announced, or a float that becomes it."""
+        """Write a tensor, once; its shape is the announced one, and its type is converted to the announced
+        one.
+        """
         spec = self._specs.pop(name)
         assert tuple(tensor.shape) == spec.shape, f"{name} has shape {tuple(tensor.shape)}, not {spec.shape}"
         stored = tensor.detach().to(spec.dtype).contiguous()
@@ -50,7 +50,7 @@ class Writer:
         self._file.write(stored.view(-1).view(torch.uint8).numpy().data)
 
     def finish(self) -> None:
-        """Every tensor was written."""
+        """Check that every tensor was written."""
         assert not self._specs, (
             f"{len(self._specs)} tensors were not written, {next(iter(self._specs))} first"
         )

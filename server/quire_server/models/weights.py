@@ -1,10 +1,10 @@
-"""Streaming safetensors: headers first and checked against the model's shapes, then bytes, once, in file
-order.
+"""Streams safetensors files: all headers first, checked against the model's shapes, then the bytes, once and
+in file order.
 
-Called by ``runner.model_runner``. The file is read, not mapped: a mapped file that is cut short under way
-ends the process by SIGBUS, and page faults cost what the copy through a small buffer costs. Nothing is
-allocated for a tensor before its file was seen to hold it; memory beyond the model itself is one buffer. The
-manifest's digests are checked over the very bytes that are loaded. Pickled checkpoints are refused unread.
+Files are read and not mapped: a mapped file that is truncated while it is read ends the process with SIGBUS,
+and page faults are as expensive as the copy through a small buffer. Memory is allocated for a tensor only
+after its header was checked, and beyond the model itself there is one buffer. The manifest's digests are
+verified over the bytes that are loaded. Pickled checkpoints are refused without reading them.
 """
 
 import json
@@ -16,13 +16,13 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
-from quire_server.core.model_files import ModelFiles, is_plain_name, parse_json_object
+from quire_server.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from quire_server.model_dir.files import ModelFiles, is_plain_name, parse_json_object
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-# Bytes. A shard's header has 150 for each tensor, an index 100; DeepSeek V3 has 91,000 in an index of 9 MB.
+# Bytes: some 150 per tensor in a shard's header, 100 in an index. DeepSeek V3 has 91,000 tensors (9 MB).
 _HEADER_LIMIT = _INDEX_LIMIT = 16 << 20
 _MAX_SHARDS = 4096
 _MAX_TENSORS = 100_000
@@ -36,8 +36,8 @@ DTYPES = {
     "I32": torch.int32,
     "I64": torch.int64,
 }
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # converted into each other while they are read
-_IGNORED = ("rotary_emb.inv_freq",)  # written by old converters; it follows from config.json
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # converted on reading
+_IGNORED = ("rotary_emb.inv_freq",)  # written by old converters, and derived from config.json here
 _REMEDY = "Download or convert the model again."
 
 
@@ -51,7 +51,7 @@ class _Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One checked file: its header's length and its tensors in file order, gap-free."""
+    """A file whose header was checked: the header's length, and its tensors in file order without gaps."""
 
     name: str
     header_size: int
@@ -64,8 +64,8 @@ class Shard:
 
 
 def inspect(files: ModelFiles, wanted: Mapping[str, Tensor], tied: Collection[str] = ()) -> tuple[Shard, ...]:
-    """Read and check all headers: exactly the tensors that are ``wanted``, with their shapes and types (any
-    float for a float), and perhaps ``tied`` copies, which are skipped.
+    """Read and check all headers. The files must contain exactly the ``wanted`` tensors with their shapes and
+    types (any float type for a float type); ``tied`` copies are allowed and skipped.
     """
     shards = tuple(_inspect_shard(files, name) for name in _shard_names(files))
     seen: dict[str, str] = {}
@@ -89,7 +89,7 @@ def inspect(files: ModelFiles, wanted: Mapping[str, Tensor], tied: Collection[st
 
 
 def _compare(shard: str, tensor: _Tensor, expected: Tensor) -> None:
-    both_single = math.prod(tensor.shape) == expected.numel() == 1  # some write [1] where others write []
+    both_single = math.prod(tensor.shape) == expected.numel() == 1  # some tools write [1] for []
     if tensor.shape != tuple(expected.shape) and not both_single:
         raise ModelCorruptError(
             f"{shard}: tensor {tensor.name} has shape {list(tensor.shape)}; "
@@ -128,8 +128,8 @@ def read(
 
 
 def pick(files: ModelFiles, shards: tuple[Shard, ...], targets: Mapping[str, Tensor]) -> None:
-    """Fill the targets alone, wherever they lie. Whoever does not trust the files has read all of them before
-    (``read``, with no targets): digests are those of whole files.
+    """Fill these targets only, wherever they are in the files. Digests are not checked, since they are those
+    of whole files: call ``read`` without targets first if the files are not trusted.
     """
     buffer = bytearray(_CHUNK)
     for shard in shards:
@@ -147,7 +147,7 @@ def pick(files: ModelFiles, shards: tuple[Shard, ...], targets: Mapping[str, Ten
 
 
 def _fill(reader: "_Reader", tensor: _Tensor, target: Tensor | None) -> Iterator[None]:
-    """One step for each chunk. No target: the bytes are read past."""
+    """Yields after each chunk. Without a target the bytes are read and dropped."""
     flat, filled = None if target is None else target.view(-1), 0
     for chunk in reader.chunks(tensor.size, f"tensor {tensor.name}"):
         count = len(chunk) // tensor.dtype.itemsize
@@ -158,7 +158,7 @@ def _fill(reader: "_Reader", tensor: _Tensor, target: Tensor | None) -> Iterator
 
 
 class _Reader:
-    """Sequential chunks of a file through one buffer, each shown to the digest."""
+    """Sequential chunks of a file through one buffer; each chunk is passed to the digest."""
 
     def __init__(
         self, file: BinaryIO, name: str, buffer: bytearray, digest: Callable[[memoryview], None]

@@ -1,5 +1,5 @@
-"""From a model directory to a smaller one: ``quire-server quantize``, and what it cost: ``eval-quality``.
+"""``quire-server quantize`` writes a quantised copy of a model directory; ``eval-quality`` measures the loss.
 
-Programs of their own, never part of a server. One layer is in memory at a time: it is filled, shown the
-calibration text, rounded by one of the algorithms (a file each), written, and left behind.
+Separate programs, never part of a server. One layer is in memory at a time: its weights are read, its inputs
+are observed on the calibration text, it is quantised by one of the algorithms (one module each) and written.
 """

@@ -1,38 +1,36 @@
-"""AWQ (arXiv:2306.00978): columns that meet large inputs are made larger before they are rounded, and so lose
-less; what makes these inputs is divided by as much, so that nothing else changes.
+"""AWQ (arXiv:2306.00978): columns with large inputs are scaled up before rounding, and so lose less; the
+producer of these inputs is divided by the same scales, so the model is unchanged.
 
-How much is searched: scales are mean(|x|)^a, for the a with the least error of the outputs on the calibration
-text. The loss comes from the second moments of the inputs, so no text has to be read again for any of the
-candidates. The scaled columns are then rounded as GPTQ does it, which AWQ leaves open.
+The scales are mean(|x|)^a, for the a with the least output error on the calibration text. The error is
+computed from the second moments of the inputs, so the text is not read again for each candidate. AWQ leaves
+the rounding itself open; this uses GPTQ's.
 """
 
 import torch
 from torch import Tensor
 
 from quire_server.layers.quantized.format import Rounded
-from quire_server.quantize.block import Block
-from quire_server.quantize.folding import Fold
-from quire_server.quantize.grid import Grid, in_groups
-from quire_server.quantize.watched import Watched
+from quire_server.quantize.calibrated_layer import CalibratedLayer, Fold, ObservedLinear
+from quire_server.quantize.gptq import Grid, in_groups
 
 _STEPS = 20
 _TINY = 1e-4
 
 
-def quantise(block: Block) -> dict[Watched, Rounded]:
+def quantise(block: CalibratedLayer) -> dict[ObservedLinear, Rounded]:
     """Scale, then round."""
     moments = block.fold(lambda fold, second: _best_scales(block, fold, second))
     return {linear: in_groups(block, linear.weight, moments[linear]) for linear in block.linears}
 
 
-def _best_scales(block: Block, fold: Fold, moments: Tensor) -> Tensor:
+def _best_scales(block: CalibratedLayer, fold: Fold, moments: Tensor) -> Tensor:
     weight = fold.matrix.weight
-    sizes = fold.maker.reduce(fold.matrix.inputs.sizes).clamp(min=_TINY)
+    sizes = fold.producer.reduce(fold.matrix.inputs.sizes).clamp(min=_TINY)
     best, least = torch.ones_like(sizes), float("inf")
     for step in range(_STEPS):
         scales = sizes ** (step / _STEPS)
         scales = scales / (scales.max() * scales.min()).sqrt()
-        columns = fold.maker.spread(scales)
+        columns = fold.producer.spread(scales)
         groups = (weight * columns).unflatten(1, (-1, block.group_size))
         rounded = Grid.around(groups, block.stored).nearest(groups).flatten(1) / columns
         error = rounded - weight

@@ -1,16 +1,17 @@
-"""The arguments of ``quire-server quantize`` and ``quire-server eval-quality``. Called by the entry point."""
+"""The command lines of ``quire-server quantize`` and ``quire-server eval-quality``."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from quire_server.quantize import quality, run
+from quire_server.evaluate import perplexity
+from quire_server.quantize import run
 from quire_server.quantize.schemes import SCHEMES
 
 
 def quantize(arguments: Sequence[str]) -> None:
-    """Raises QuireServerError."""
+    """Parse the arguments and quantise. Raises QuireServerError."""
     parser = argparse.ArgumentParser(
         prog="quire-server quantize",
         allow_abbrev=False,
@@ -34,7 +35,7 @@ def quantize(arguments: Sequence[str]) -> None:
 
 
 def eval_quality(arguments: Sequence[str]) -> None:
-    """Raises QuireServerError."""
+    """Parse the arguments and measure. Raises QuireServerError."""
     parser = argparse.ArgumentParser(
         prog="quire-server eval-quality",
         allow_abbrev=False,
@@ -48,7 +49,7 @@ def eval_quality(arguments: Sequence[str]) -> None:
         "--text", required=True, type=Path, metavar="FILE", help="UTF-8 text that was not used to calibrate"
     )
     wanted = parser.parse_args(arguments)
-    quality.run(wanted.model, wanted.against, wanted.text, _say)
+    perplexity.run(wanted.model, wanted.against, wanted.text, _say)
 
 
 def _say(line: str) -> None:

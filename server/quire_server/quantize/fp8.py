@@ -1,8 +1,7 @@
-"""FP8 (e4m3) with a scale for each row, by its largest number, for kernels that round activations to FP8 as
-well.
+"""FP8 (e4m3) with one scale per row, for kernels that also quantise activations to FP8.
 
-Eight steps to each power of two are coarse enough that a small model notices: errors are made good column
-after column, as GPTQ does it.
+e4m3 has eight steps per power of two, coarse enough to matter for a small model, so errors are compensated
+column by column as in GPTQ.
 """
 
 from dataclasses import dataclass
@@ -11,9 +10,8 @@ import torch
 from torch import Tensor
 
 from quire_server.layers.quantized.format import Rounded
-from quire_server.quantize.block import COLUMNS, Block
-from quire_server.quantize.compensation import compensated
-from quire_server.quantize.watched import Watched
+from quire_server.quantize.calibrated_layer import COLUMNS, CalibratedLayer, ObservedLinear
+from quire_server.quantize.gptq import compensated
 
 _DTYPE = torch.float8_e4m3fn
 _LARGEST = torch.finfo(_DTYPE).max
@@ -30,12 +28,12 @@ class _Rows:
         return self.codes(values) * self.scales
 
 
-def quantise(block: Block) -> dict[Watched, Rounded]:
-    """Each matrix by the inputs that it had."""
+def quantise(block: CalibratedLayer) -> dict[ObservedLinear, Rounded]:
+    """Quantise each matrix by the inputs that it had."""
     return {linear: _rounded(block, linear) for linear in block.linears}
 
 
-def _rounded(block: Block, linear: Watched) -> Rounded:
+def _rounded(block: CalibratedLayer, linear: ObservedLinear) -> Rounded:
     rows = _Rows(block.stored(linear.weight.abs().amax(dim=1, keepdim=True) / _LARGEST))
     codes, _ = compensated(linear.weight, linear.inputs.second, COLUMNS, lambda columns, importance: rows)
     return Rounded(codes, rows.scales)

@@ -1,8 +1,8 @@
-"""int8 weights with a scale for each row, for kernels that round activations to int8 as well (W8A8).
+"""int8 weights with one scale per row, for kernels that also quantise activations to int8 (W8A8).
 
-The weights alone lose next to nothing. The activations have outliers in a few channels, so half of each
-channel's excess (in powers) is moved into the weights before they are rounded: SmoothQuant, arXiv:2211.10438,
-with its alpha of 0.5. Errors are then made good column after column, as GPTQ does it.
+The weights alone lose almost nothing, but activations have outliers in a few channels. SmoothQuant
+(arXiv:2211.10438, alpha 0.5) moves half of each channel's range, as a power, into the weights before they are
+rounded. Errors are compensated column by column as in GPTQ.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from quire_server.layers.quantized.format import Rounded
-from quire_server.quantize.block import COLUMNS, Block
-from quire_server.quantize.compensation import compensated
-from quire_server.quantize.folding import Fold
-from quire_server.quantize.watched import Watched
+from quire_server.quantize.calibrated_layer import COLUMNS, CalibratedLayer, Fold, ObservedLinear
+from quire_server.quantize.gptq import compensated
 
 _LARGEST = 127
 _TINY = 1e-5
@@ -31,21 +29,21 @@ class _Rows:
         return self.codes(values) * self.scales
 
 
-def quantise(block: Block) -> dict[Watched, Rounded]:
+def quantise(block: CalibratedLayer) -> dict[ObservedLinear, Rounded]:
     """Smooth, then round."""
     moments = block.fold(_smoothing)
     return {linear: _rounded(block, linear.weight, moments[linear]) for linear in block.linears}
 
 
 def _smoothing(fold: Fold, moments: Tensor) -> Tensor:
-    """sqrt(peak of the input / peak of the column), around 1."""
-    inputs = fold.maker.reduce(fold.matrix.inputs.largest).clamp(min=_TINY)
-    columns = fold.maker.reduce(fold.matrix.weight.abs().amax(0)).clamp(min=_TINY)
+    """sqrt(largest input / largest weight of the column), normalised around 1."""
+    inputs = fold.producer.reduce(fold.matrix.inputs.largest).clamp(min=_TINY)
+    columns = fold.producer.reduce(fold.matrix.weight.abs().amax(0)).clamp(min=_TINY)
     scales = (inputs / columns).sqrt()
     return (scales / scales.log().mean().exp()).clamp(1e-2, 1e2)
 
 
-def _rounded(block: Block, weight: Tensor, moments: Tensor) -> Rounded:
+def _rounded(block: CalibratedLayer, weight: Tensor, moments: Tensor) -> Rounded:
     rows = _Rows(block.stored(weight.abs().amax(dim=1, keepdim=True) / _LARGEST))
     codes, _ = compensated(weight, moments, COLUMNS, lambda columns, importance: rows)
     return Rounded(codes, rows.scales)

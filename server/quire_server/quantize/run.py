@@ -1,7 +1,7 @@
-"""``quire-server quantize``: a model directory in, a smaller one out. Called by ``command``.
+"""``quire-server quantize``: reads a model directory and writes a quantised one.
 
-Memory holds one layer in float32, what is known of its inputs (the squares of their numbers), the calibration
-samples, and for a moment the embedding. The directory appears under its name when it is complete.
+Memory holds one layer in float32, the statistics of its inputs (quadratic in their number), the calibration
+samples, and briefly the embedding. The directory appears under its name only when it is complete.
 """
 
 import json
@@ -14,22 +14,21 @@ from typing import BinaryIO, cast
 import torch
 from torch import Tensor
 
-from quire_server.core.errors import ConfigError
-from quire_server.core.model_files import new_directory
+from quire_server.errors import ConfigError
+from quire_server.evaluate import text_windows
 from quire_server.layers.quantized.format import TensorSpec
 from quire_server.layers.quantized.packed import Packed
 from quire_server.layers.quantized.scaled import Scaled
+from quire_server.model_dir.files import new_directory
 from quire_server.models import quantization_config
+from quire_server.models.config_fields import ConfigFields
 from quire_server.models.decoder import Layer
-from quire_server.models.fields import Fields
 from quire_server.models.safetensors_file import Writer
-from quire_server.quantize import calibration, folding, schemes
-from quire_server.quantize.block import Block
+from quire_server.quantize import calibration, schemes
+from quire_server.quantize.calibrated_layer import CalibratedLayer, ObservedLinear, folds_of
 from quire_server.quantize.calibration import Calibration
 from quire_server.quantize.schemes import Scheme
-from quire_server.quantize.source import Source
-from quire_server.quantize.watched import Watched
-from quire_server.runner import windows
+from quire_server.quantize.source_model import SourceModel
 from quire_server.text.tokenizer import Tokenizer
 
 Say = Callable[[str], object]
@@ -37,8 +36,8 @@ Say = Callable[[str], object]
 
 @torch.inference_mode()
 def run(model_dir: Path, scheme: Scheme, text_file: Path, out: Path, say: Say) -> None:
-    """Raises QuireServerError, with nothing left behind, for a model, a text or a place that will not do."""
-    source = Source.open(model_dir)
+    """Raises QuireServerError, leaving nothing behind, for an unsuitable model, text or destination."""
+    source = SourceModel.open(model_dir)
     job = _Job(source, scheme)
     samples = _samples(source, text_file)
     say(f"calibration: {len(samples)} samples of {len(samples[0])} tokens\n")
@@ -53,39 +52,39 @@ def run(model_dir: Path, scheme: Scheme, text_file: Path, out: Path, say: Say) -
     say(f"wrote {out}: {job.size / 1e6:,.0f} MB of weights, {share:.0%} of what they were\n")
 
 
-def _samples(source: Source, text_file: Path) -> list[list[int]]:
-    text = windows.read_text(text_file)
+def _samples(source: SourceModel, text_file: Path) -> list[list[int]]:
+    text = text_windows.read_text(text_file)
     token_ids = Tokenizer.load(source.files.root).encode(text, add_special_tokens=False)
     return calibration.cut(token_ids, source.config.max_position)
 
 
 class _Job:
-    """What is quantised, how it will be stored, and the doing of it."""
+    """What is quantised, how it is stored, and the work itself."""
 
-    def __init__(self, source: Source, scheme: Scheme) -> None:
+    def __init__(self, source: SourceModel, scheme: Scheme) -> None:
         self._source, self._scheme = source, scheme
         prefixes = [
             part for index in range(source.config.num_layers) for part in _matrices(source.skeleton(index))
         ]
         self._group_size = schemes.group_size(prefixes) if scheme.has_groups else 0
         self.document = scheme.document(source.config, self._group_size)
-        parsed = quantization_config.parse(Fields(self.document))
+        parsed = quantization_config.parse(ConfigFields(self.document))
         assert parsed is not None and isinstance(parsed.weights, Packed | Scaled)
         self._format, self._quantization = parsed.weights, parsed
         self._specs = self._all_specs(name for name, _ in prefixes)
 
     @property
     def size(self) -> int:
-        """Bytes that the tensors will take."""
+        """Bytes of the new tensors."""
         return _bytes(self._specs.values())
 
     @property
     def size_before(self) -> int:
-        """Bytes that they take now."""
+        """Bytes of the present tensors."""
         return _bytes(self._source.stored.values())
 
     def refuse_lack_of_room(self, place: Path) -> None:
-        """ConfigError where the volume is too small: better now than after hours."""
+        """Raise ConfigError if the volume is too small, before hours of work."""
         free = shutil.disk_usage(place).free
         if free < self.size * 1.05:
             raise ConfigError(
@@ -93,7 +92,7 @@ class _Job:
             )
 
     def write(self, file: BinaryIO, samples: list[list[int]], say: Say) -> None:
-        """The whole file, layer by layer, then what no layer holds."""
+        """Write the whole file: layer by layer, then the tensors outside of layers."""
         writer = Writer(file, self._specs)
         text = Calibration(self._source, samples)
         written, count, start = set[str](), self._source.config.num_layers, time.monotonic()
@@ -107,22 +106,22 @@ class _Job:
             spent = time.monotonic() - start
             left = spent / (index + 1) * (count - index - 1)
             say(f"layer {index + 1} of {count}, {spent:.0f} s, about {left:.0f} s left\n")
-            del layer  # or there are two while the next one is read
+            del layer  # free it before the next layer is read
         for name in self._specs.keys() - written:
             writer.write(name, self._source.tensor(name))
         writer.finish()
 
     def _quantised(self, layer: Layer, text: Calibration) -> dict[str, Tensor]:
-        """What is to be stored of a layer and is not what it was. The layer then computes with what was
-        stored.
+        """The tensors of a layer that change. The layer itself gets the dequantised values, for the layers
+        that follow.
         """
-        linears = [cast(Watched, linear) for linear in layer.linears]
+        linears = [cast(ObservedLinear, linear) for linear in layer.linears]
         chosen = [linear for linear in linears if all(self._is_quantised(name) for name, _ in linear.parts())]
         text.show(layer, chosen)
         stored: dict[str, Tensor] = {}
         dtype = self._source.dtype
-        folds = tuple(folding.folds(layer, self._source.config, dtype, stored))
-        rounded = self._scheme.quantise(Block(tuple(chosen), folds, dtype, self._group_size))
+        folds = tuple(folds_of(layer, self._source.config, dtype, stored))
+        rounded = self._scheme.quantise(CalibratedLayer(tuple(chosen), folds, dtype, self._group_size))
         for linear, whole in rounded.items():
             linear.forget()
             for prefix, rows in linear.parts():
@@ -135,7 +134,7 @@ class _Job:
         return stored
 
     def _is_quantised(self, prefix: str) -> bool:
-        return not self._quantization.skipped.has(prefix)
+        return not self._quantization.ignored.has(prefix)
 
     def _all_specs(self, prefixes: Iterable[str]) -> dict[str, TensorSpec]:
         """Every tensor of the new file."""
@@ -144,16 +143,16 @@ class _Job:
             if self._is_quantised(prefix):
                 out_size, in_size = specs.pop(f"{prefix}.weight").shape
                 for suffix, spec in self._format.tensors(prefix, in_size, out_size).items():
-                    is_float = spec.dtype == torch.float32  # stands for any
+                    is_float = spec.dtype == torch.float32  # means any float type
                     dtype = self._source.dtype if is_float else spec.dtype
                     specs[f"{prefix}.{suffix}"] = TensorSpec(spec.shape, dtype)
         return specs
 
 
 def _matrices(layer: Layer) -> Iterable[tuple[str, int]]:
-    """Prefix and inputs of all matrices."""
+    """Prefix and number of inputs of all matrices."""
     for linear in layer.linears:
-        watched = cast(Watched, linear)
+        watched = cast(ObservedLinear, linear)
         yield from ((prefix, watched.weight.shape[1]) for prefix, _ in watched.parts())
 
 

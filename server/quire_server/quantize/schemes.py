@@ -1,8 +1,8 @@
-"""The schemes of ``--scheme``: what is written about each into config.json, in the words of
-compressed-tensors, and who rounds.
+"""The schemes of ``--scheme``: the ``quantization_config`` of each, in the format of compressed-tensors, and
+its algorithm.
 
-Called by ``run``. How tensors are laid out follows from the written words, as this server's own parser reads
-them: what is written is what will be read.
+How tensors are stored follows from that configuration as this server's own parser reads it, so what is
+written is what will be read.
 """
 
 import re
@@ -10,24 +10,23 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire_server.core.errors import ConfigError
+from quire_server.errors import ConfigError
 from quire_server.layers.quantized.format import Rounded
 from quire_server.models.config import ModelConfig
 from quire_server.quantize import awq, fp8, gptq, int8
-from quire_server.quantize.block import Block
-from quire_server.quantize.watched import Watched
+from quire_server.quantize.calibrated_layer import CalibratedLayer, ObservedLinear
 
 _GROUP_SIZES = (128, 64)
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How weights are stored, and who rounds them."""
+    """How weights are stored, and the algorithm that quantises them."""
 
     layout: str
     weights: Mapping[str, Any]
     activations: Mapping[str, Any] | None
-    quantise: Callable[[Block], dict[Watched, Rounded]]
+    quantise: Callable[[CalibratedLayer], dict[ObservedLinear, Rounded]]
 
     @property
     def has_groups(self) -> bool:
@@ -35,7 +34,7 @@ class Scheme:
         return bool(self.weights["strategy"] == "group")
 
     def document(self, config: ModelConfig, group_size: int) -> dict[str, Any]:
-        """``quantization_config``."""
+        """The value of ``quantization_config``."""
         weights = dict(self.weights) | ({"group_size": group_size} if self.has_groups else {})
         group = {
             "targets": ["Linear"],
@@ -74,7 +73,7 @@ SCHEMES: Mapping[str, Scheme] = {
 
 
 def group_size(in_sizes: Iterable[tuple[str, int]]) -> int:
-    """The larger one that divides the inputs of every matrix. Raises ConfigError where none does."""
+    """The largest group size that divides the inputs of every matrix. Raises ConfigError if there is none."""
     sizes = dict(in_sizes)
     for size in _GROUP_SIZES:
         if not any(in_size % size for in_size in sizes.values()):

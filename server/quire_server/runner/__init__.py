@@ -1,1 +1,3 @@
-"""Step in, StepResult out; everything that owns a tensor."""
+"""Executes Steps: everything in the engine process that owns a tensor. A Step goes in, a StepResult comes
+out.
+"""

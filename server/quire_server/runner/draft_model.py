@@ -1,10 +1,11 @@
-"""The draft model: a smaller model with the same tokenizer that says first what the model then checks.
+"""Speculative decoding with a draft model: a smaller model with the same tokenizer proposes tokens, which the
+model then verifies.
 
-Called by ``model_runner`` with each step. Its keys and values lie in caches of its own under the same block
-ids, so that it needs no bookkeeping of blocks. What it computed is nobody's property: it is found again while
-the block is the same, and computed again otherwise (after a preemption, from a lower tier), when a row wishes
-for drafts and not before, so that rows without drafts cost it nothing. It samples as the model does, with the
-same noise (ADR 0013). Decides nothing: how many drafts are wished for is the scheduler's business.
+Its keys and values are in caches of its own under the model's block ids, so it needs no block accounting. A
+block computed once is reused as long as the block id keeps its content; otherwise (after a preemption, after
+a load from an offload tier) it is recomputed, and only when a row wants drafts, so that rows without drafts
+cost nothing. Drafts are sampled with the model's parameters and noise (ADR 0013). The scheduler decides how
+many drafts a row gets.
 """
 
 import dataclasses
@@ -20,20 +21,21 @@ from torch.nn import functional
 
 from quire_server.core.step import Step
 from quire_server.models.decoder import Decoder
-from quire_server.runner import batch, out_of_memory
-from quire_server.runner.device_steps import DeviceSteps
-from quire_server.runner.rows import Rows
-from quire_server.runner.static_decode import StaticDecode
+from quire_server.runner import batch_builder, oom_retry
+from quire_server.runner.batch_builder import StepLayout
+from quire_server.runner.gpu.executor import GpuExecutor
+from quire_server.runner.input_batch import InputBatch
+from quire_server.runner.recorded_decode import RecordedDecode
 
-#: (logits [S, V], rows [S], lengths of their contexts [S]) -> token ids, which it has written to the rows.
-Choose = Callable[[Tensor, NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
+#: (logits [S, V], rows [S], context lengths [S]) -> token ids, which it also writes to the input batch.
+SampleFn = Callable[[Tensor, NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
 
 logger = logging.getLogger(__name__)
 
-_FEW = 2  # tokens that a row lacks after a draft: its own last one, and the model's
+_USUAL_TOKENS = 2  # uncomputed after a step with drafts: the last draft and the model's token
 
 
-class _Piece(NamedTuple):
+class _Chunk(NamedTuple):
     row: int
     start: int
     num_tokens: int
@@ -41,144 +43,151 @@ class _Piece(NamedTuple):
 
 
 class DraftModel:
-    """Proposes tokens for the rows of the model, which are its own as well."""
+    """Proposes tokens for the rows of the input batch that it shares with the model."""
 
     def __init__(
         self,
         model: Decoder,
         kv_caches: tuple[Tensor, ...],
-        rows: Rows,
+        input_batch: InputBatch,
         *,
         vocab_size: int,
         step_tokens: int,
-        device: DeviceSteps | None = None,
+        device: GpuExecutor | None = None,
     ) -> None:
-        """``vocab_size`` is the model's; ``step_tokens``: of contexts that it reads in one step; ``device``:
-        the draft model where both are on one. What it says is sampled on the host all the same.
+        """``vocab_size`` is the model's; ``step_tokens``: most tokens of context that one step computes;
+        ``device``: the draft model's executor on a GPU. Drafts are sampled on the host in either case.
         """
         self._device = device
         self._model = model
         self._kv_caches = kv_caches
-        self._rows = rows
-        self._static_decode = StaticDecode.of(model, kv_caches, *rows.block_table.shape)
+        self._input_batch = input_batch
+        self._recorded_decode = RecordedDecode.of(model, kv_caches, *input_batch.block_table.shape)
         self._vocab_size = vocab_size
         self._step_tokens = step_tokens
-        self._ready = np.zeros(rows.num_blocks.shape[0], np.int64)  # leading tokens of each row in the cache
-        self._is_full = np.zeros(kv_caches[0].shape[1], bool)  # blocks whose present content is in the cache
-        self._guesses: dict[int, tuple[int, list[int]]] = {}  # row -> where its latest drafts begin, and they
+        self._num_computed = np.zeros(input_batch.num_blocks.shape[0], np.int64)  # leading tokens of each row
+        self._is_computed = np.zeros(kv_caches[0].shape[1], bool)  # blocks with valid keys and values
+        self._proposals: dict[int, tuple[int, list[int]]] = {}  # row -> (position, drafts)
 
     def follow(self, step: Step) -> None:
-        """Blocks that get a new content hold nothing yet; rows that start find what is there of theirs."""
+        """Invalidate blocks that get new content, and find the blocks that are still valid for rows that
+        start.
+        """
         if self._device is not None:
             self._device.apply(step)
         loaded = () if step.copies is None else step.copies.loads
-        fresh = [block_id for _, block_id in (*step.grown, *loaded)]
+        fresh = [block_id for _, block_id in (*step.new_blocks, *loaded)]
         starts = dict(zip(step.rows, step.starts, strict=True)) if step.started else {}
         for started in step.started:
-            fresh += started.block_ids[starts[started.row] // self._rows.block_size :]
-        self._is_full[fresh] = False
+            fresh += started.block_ids[starts[started.row] // self._input_batch.block_size :]
+        self._is_computed[fresh] = False
         for started in step.started:
-            is_full = self._is_full[list(started.block_ids)]
+            is_full = self._is_computed[list(started.block_ids)]
             num_full = len(is_full) if is_full.all() else int(is_full.argmin())
-            self._ready[started.row] = num_full * self._rows.block_size
-            self._guesses.pop(started.row, None)
+            self._num_computed[started.row] = num_full * self._input_batch.block_size
+            self._proposals.pop(started.row, None)
 
-    def propose(self, step: Step, choose: Choose) -> tuple[Step, float]:
-        """The step with drafts instead of wishes, and the seconds that they took: 0 when contexts had to be
-        read first, which says nothing about the next time. A row whose context takes longer gets none yet,
-        and no row gets any where there is no memory for them: they would only have saved time.
+    def propose(self, step: Step, sample: SampleFn) -> tuple[Step, float]:
+        """Return the step with its ``draft_requests`` drafted, and the seconds that took; 0 if contexts
+        had to be computed first, since that time does not predict the next one. A row whose context takes
+        more than this step gets no drafts yet. If memory runs out no row gets any: drafts only save time.
         """
         try:
-            return self._propose(step, choose)
+            return self._propose(step, sample)
         except (RuntimeError, MemoryError) as error:
-            if not out_of_memory.is_out_of_memory(error):
+            if not oom_retry.is_out_of_memory(error):
                 raise
-        logger.error("out of memory in the draft model", extra={"rows": len(step.wishes)})
-        for row, _ in step.wishes:
+        logger.error("out of memory in the draft model", extra={"rows": len(step.draft_requests)})
+        for row, _ in step.draft_requests:
             self._forget(row)
-        return _with_drafts(step, {row: [] for row, _ in step.wishes}), 0.0
+        return _with_drafts(step, {row: [] for row, _ in step.draft_requests}), 0.0
 
-    def _propose(self, step: Step, choose: Choose) -> tuple[Step, float]:
+    def _propose(self, step: Step, sample: SampleFn) -> tuple[Step, float]:
         began_at = time.perf_counter()
         newest = dict(zip(step.rows, step.starts, strict=True))
-        wishes = dict(step.wishes)
-        drafts: dict[int, list[int]] = {row: [] for row in wishes}
-        pieces = self._lacking({row: newest[row] + 1 for row in wishes})
-        is_usual = all(piece.num_tokens <= _FEW for piece in pieces)
-        while pieces:
-            rows = self._compute(pieces, drafts, choose)
-            pieces = [
-                _Piece(row, newest[row] + len(drafts[row]), 1, is_sampled=True)
+        draft_requests = dict(step.draft_requests)
+        drafts: dict[int, list[int]] = {row: [] for row in draft_requests}
+        chunks = self._uncomputed_chunks({row: newest[row] + 1 for row in draft_requests})
+        is_usual = all(chunk.num_tokens <= _USUAL_TOKENS for chunk in chunks)
+        while chunks:
+            rows = self._compute(chunks, drafts, sample)
+            chunks = [
+                _Chunk(row, newest[row] + len(drafts[row]), 1, is_sampled=True)
                 for row in rows
-                if len(drafts[row]) < wishes[row]
+                if len(drafts[row]) < draft_requests[row]
             ]
-        self._guesses.update({row: (newest[row] + 1, tokens) for row, tokens in drafts.items() if tokens})
+        self._proposals.update({row: (newest[row] + 1, tokens) for row, tokens in drafts.items() if tokens})
         seconds = time.perf_counter() - began_at if is_usual else 0.0
         return _with_drafts(step, drafts), seconds
 
     def _forget(self, row: int) -> None:
-        """Nobody knows what of the row's context is in the cache."""
-        self._is_full[self._rows.block_table[row, : self._rows.num_blocks[row]]] = False
-        self._ready[row] = 0
-        self._guesses.pop(row, None)
+        """Discard what is known about the row's blocks."""
+        self._is_computed[self._input_batch.block_table[row, : self._input_batch.num_blocks[row]]] = False
+        self._num_computed[row] = 0
+        self._proposals.pop(row, None)
 
-    def _lacking(self, lengths: dict[int, int]) -> list[_Piece]:
-        """What of each row's context is still to be computed, as far as a step goes; single tokens first."""
-        pieces, budget = list[_Piece](), self._step_tokens
+    def _uncomputed_chunks(self, lengths: dict[int, int]) -> list[_Chunk]:
+        """The part of each row's context that is not in the cache, within the token budget; single tokens
+        first.
+        """
+        chunks, budget = list[_Chunk](), self._step_tokens
         for row, length in lengths.items():
-            self._keep_right_guesses(row, length)
-            start = int(self._ready[row])
+            self._keep_accepted(row, length)
+            start = int(self._num_computed[row])
             count = min(length - start, budget)
             if count:
-                pieces.append(_Piece(row, start, count, is_sampled=start + count == length))
+                chunks.append(_Chunk(row, start, count, is_sampled=start + count == length))
                 self._advance(row, start + count)
             budget -= count
-        return sorted(pieces, key=lambda piece: piece.num_tokens != 1)
+        return sorted(chunks, key=lambda chunk: chunk.num_tokens != 1)
 
-    def _keep_right_guesses(self, row: int, length: int) -> None:
-        """Drafts that became tokens are computed already, but for the last one."""
-        if row not in self._guesses:
+    def _keep_accepted(self, row: int, length: int) -> None:
+        """Mark accepted drafts as computed, except the last one, which was never an input."""
+        if row not in self._proposals:
             return
-        begin, tokens = self._guesses.pop(row)
-        actual = self._rows.tokens[row, begin : min(length, begin + len(tokens)) - 1].tolist()
+        begin, tokens = self._proposals.pop(row)
+        actual = self._input_batch.tokens[row, begin : min(length, begin + len(tokens)) - 1].tolist()
         wrong = (index for index, token in enumerate(actual) if token != tokens[index])
         self._advance(row, begin + next(wrong, len(actual)))
 
     def _advance(self, row: int, ready: int) -> None:
-        size = self._rows.block_size
-        self._is_full[self._rows.block_table[row, self._ready[row] // size : ready // size]] = True
-        self._ready[row] = ready
+        size = self._input_batch.block_size
+        self._is_computed[
+            self._input_batch.block_table[row, self._num_computed[row] // size : ready // size]
+        ] = True
+        self._num_computed[row] = ready
 
-    def _compute(self, pieces: list[_Piece], drafts: dict[int, list[int]], choose: Choose) -> list[int]:
-        """One forward pass; returns the rows that gained a draft."""
-        rows, starts, counts, is_sampled = zip(*pieces, strict=True)
+    def _compute(self, chunks: list[_Chunk], drafts: dict[int, list[int]], sample: SampleFn) -> list[int]:
+        """Run one forward pass; returns the rows that got a draft."""
+        rows, starts, counts, is_sampled = zip(*chunks, strict=True)
         step = Step(0, (), (), rows, starts, counts, tuple(map(int, is_sampled)))
-        spans = batch.Spans.of(step)
-        logits = self._forward(step, spans).float()
-        if not spans.sampled_rows.size:
+        layout = StepLayout.of(step)
+        logits = self._forward(step, layout).float()
+        if not layout.sampled_rows.size:
             return []
-        padding = self._vocab_size - logits.shape[1]  # vocabularies of a tokenizer, padded to other widths
+        # The two models may pad one vocabulary to different sizes.
+        padding = self._vocab_size - logits.shape[1]
         logits = functional.pad(logits, (0, padding), value=float("-inf")) if padding else logits
-        gained: list[int] = spans.sampled_rows.tolist()
-        tokens = choose(logits, spans.sampled_rows, spans.sampled_lengths)
+        gained: list[int] = layout.sampled_rows.tolist()
+        tokens = sample(logits, layout.sampled_rows, layout.sampled_lengths)
         for row, token in zip(gained, tokens.tolist(), strict=True):
             drafts[row].append(token)
         return gained
 
-    def _forward(self, step: Step, spans: batch.Spans) -> Tensor:
+    def _forward(self, step: Step, layout: StepLayout) -> Tensor:
         if self._device is not None:
-            return self._device.compute(step, spans).logits.cpu()
-        if self._static_decode is not None and self._static_decode.takes(step):
-            return self._static_decode(spans, self._rows)
+            return self._device.compute(step, layout).logits.cpu()
+        if self._recorded_decode is not None and self._recorded_decode.takes(step):
+            return self._recorded_decode(layout, self._input_batch)
         config = self._model.config
-        forward_batch = batch.build(step, spans, self._rows, config.num_kv_heads, config.windows)
+        batch = batch_builder.build(step, layout, self._input_batch, config.num_kv_heads, config.windows)
         if config.vocab_size < self._vocab_size:
-            forward_batch.token_ids.clamp_(max=config.vocab_size - 1)
-        return self._model(forward_batch, self._kv_caches)
+            batch.token_ids.clamp_(max=config.vocab_size - 1)
+        return self._model(batch, self._kv_caches)
 
 
 def _with_drafts(step: Step, drafts: dict[int, list[int]]) -> Step:
-    """Each row that wished computes and samples as many tokens as it has now."""
+    """Let each row that wanted drafts compute and sample one token per draft, and one more."""
 
     def counted(numbers: tuple[int, ...]) -> tuple[int, ...]:
         pairs = zip(step.rows, numbers, strict=True)
@@ -189,5 +198,5 @@ def _with_drafts(step: Step, drafts: dict[int, list[int]]) -> Step:
         num_tokens=counted(step.num_tokens),
         samples=counted(step.samples),
         drafts=tuple([(row, tuple(tokens)) for row, tokens in drafts.items()]),
-        wishes=(),
+        draft_requests=(),
     )

@@ -1,35 +1,42 @@
-"""How many KV blocks there are, and the blocks. Called by ``runner.model_runner``."""
+"""Sizes and allocates the KV cache, and zeroes blocks that may contain NaN before they are reused."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from quire_server.core.errors import ConfigError
+from quire_server.core.step import Step
+from quire_server.errors import ConfigError
 from quire_server.layers.attention import is_quantized_kv, kv_row_size
 from quire_server.models.config import ModelConfig
-from quire_server.runner import memory
-from quire_server.runner.options import RunnerOptions
+from quire_server.runner.config import RunnerConfig
+from quire_server.runner.input_batch import InputBatch
 
-_SHARE = 0.5  # of the memory left after the model, where nobody said how much
+_SHARE = 0.5  # of the memory left after the model, unless the size is given
 _CEILING = 4 << 30
-_MAX_SLOTS = 1 << 22  # of a lower tier: each takes some 200 bytes of account, however small its block
+_MAX_SLOTS = 1 << 22  # of an offload tier: each takes some 200 bytes of bookkeeping
 _STORED = {"auto": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 
 def storage_dtype(name: str, compute: torch.dtype) -> torch.dtype:
-    """What the cache holds: ``--kv-cache-dtype``, where auto is the type that the model computes in."""
+    """The type of keys and values in the cache: ``--kv-cache-dtype``; auto is the type that the model
+    computes in.
+    """
     if name not in _STORED:
         raise ConfigError(f"kv-cache-dtype {name!r} is not supported; supported: {', '.join(_STORED)}.")
     return _STORED[name] or compute
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Keys and values of one block in all layers, and their scales where the type needs them."""
+    """Bytes of one block in all layers: keys, values, and scales where the type needs them."""
     row = kv_row_size(config.head_size, dtype) * dtype.itemsize
     return 2 * config.num_layers * config.num_kv_heads * block_size * row
 
 
-def longest_context(config: ModelConfig, options: RunnerOptions) -> int:
-    """Tokens of a sequence, if there is room for them."""
+def longest_context(config: ModelConfig, options: RunnerConfig) -> int:
+    """Tokens of the longest sequence, if the cache has room for them."""
     wanted = options.max_model_len
     if wanted is not None and wanted > config.max_position:
         raise ConfigError(
@@ -38,15 +45,15 @@ def longest_context(config: ModelConfig, options: RunnerOptions) -> int:
     return wanted or config.max_position
 
 
-def useful_blocks(options: RunnerOptions, longest: int) -> int:
-    """As many as all sequences at full length could use."""
+def useful_blocks(options: RunnerConfig, longest: int) -> int:
+    """The number of blocks that all sequences at full length would use."""
     return options.max_num_seqs * -(-longest // options.block_size)
 
 
-def plan(config: ModelConfig, options: RunnerOptions, each: int) -> tuple[int, int]:
-    """(number of blocks, longest context). Never more blocks than all sequences at full length could use.
+def plan(config: ModelConfig, options: RunnerConfig, each: int) -> tuple[int, int]:
+    """(number of blocks, longest context). At most as many blocks as all sequences at full length would use.
 
-    ``each``: bytes of a block, the draft model's included, for it keeps its own under the same number.
+    ``each``: bytes of a block, including the draft model's, which is stored under the same block id.
     """
     size, wanted_len = options.block_size, options.max_model_len
     longest = longest_context(config, options)
@@ -56,7 +63,7 @@ def plan(config: ModelConfig, options: RunnerOptions, each: int) -> tuple[int, i
     elif options.kv_cache_memory_bytes is not None:
         num_blocks = min(useful, options.kv_cache_memory_bytes // each)
     else:
-        room = max(0, memory.available_bytes() - options.kv_offload_host_bytes)
+        room = max(0, available_bytes() - options.kv_offload_host_bytes)
         num_blocks = min(useful, min(_CEILING, int(room * _SHARE)) // each)
     if num_blocks < 1:
         raise ConfigError(
@@ -72,9 +79,11 @@ def plan(config: ModelConfig, options: RunnerOptions, each: int) -> tuple[int, i
 
 
 def offload_slots(
-    size: int, tier: str, config: ModelConfig, options: RunnerOptions, dtype: torch.dtype
+    size: int, tier: str, config: ModelConfig, options: RunnerConfig, dtype: torch.dtype
 ) -> int:
-    """Blocks that so many bytes of a lower tier hold, as far as they can be kept account of."""
+    """The number of blocks that ``size`` bytes of an offload tier hold, up to the number that can be
+    tracked.
+    """
     each = block_bytes(config, options.block_size, dtype)
     if 0 < size < each:
         raise ConfigError(f"kv-offload-{tier}-bytes {size} holds no block: one takes {each} bytes. Raise it.")
@@ -84,10 +93,10 @@ def offload_slots(
 def allocate(
     config: ModelConfig, num_blocks: int, block_size: int, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """One [2, num_blocks, kv_heads, block_size, head_size] per layer: keys, then values. Types of one byte
+    """Allocate [2, num_blocks, kv_heads, block_size, head_size] per layer: keys, then values. One-byte types
     have room for a scale at the end of each row.
 
-    Zeroed: a masked-out key still enters the arithmetic, where a stray NaN would spread.
+    Zeroed, because a masked key still takes part in the arithmetic, where a NaN would spread.
     """
     if is_quantized_kv(dtype) and config.head_size % 4:
         raise ConfigError(
@@ -96,3 +105,80 @@ def allocate(
         )
     shape = (2, num_blocks, config.num_kv_heads, block_size, kv_row_size(config.head_size, dtype))
     return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cgroup:
+    limit: Path
+    usage: Path
+    stat: Path
+    reclaimable: str  # key in ``stat`` of file pages that can be dropped, as those of a model just read
+
+
+_ROOT = Path("/sys/fs/cgroup")
+_CGROUPS = (
+    _Cgroup(_ROOT / "memory.max", _ROOT / "memory.current", _ROOT / "memory.stat", "inactive_file"),
+    _Cgroup(
+        _ROOT / "memory/memory.limit_in_bytes",
+        _ROOT / "memory/memory.usage_in_bytes",
+        _ROOT / "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
+
+
+def available_bytes() -> int:
+    """Memory that this process may still take: the smaller of MemAvailable and what the cgroup's limit
+    leaves.
+    """
+    bounds = [_number(Path("/proc/meminfo"), "MemAvailable:") * 1024]
+    for cgroup in _CGROUPS:
+        try:
+            limit, usage = int(cgroup.limit.read_text()), int(cgroup.usage.read_text())
+            bounds.append(limit - usage + _number(cgroup.stat, cgroup.reclaimable))
+        except (OSError, ValueError):
+            continue  # another version of cgroups, or no limit ("max")
+    return max(0, min(bounds))
+
+
+def _number(path: Path, key: str) -> int:
+    """The number behind a key in a file of "key number" lines; 0 if there is none."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return next((int(words[1]) for words in lines if words[:1] == [key]), 0)
+
+
+class DirtyBlocks:
+    """Blocks of rows whose logits contain NaN, until they are zeroed; for one set of caches [2, num_blocks,
+    ...].
+
+    A NaN must not remain behind the end of a sequence: attention masks the position, but still multiplies by
+    it. A block is zeroed when it gets a new owner and not before, because other rows may share it.
+    """
+
+    def __init__(self, input_batch: InputBatch, kv_caches: tuple[Tensor, ...]) -> None:
+        self._input_batch = input_batch
+        self._kv_caches = kv_caches
+        self._blocks: set[int] = set()
+
+    def add(self, rows: Iterable[int]) -> None:
+        """Mark all blocks that these rows have now."""
+        for row in rows:
+            self._blocks.update(
+                self._input_batch.block_table[row, : self._input_batch.num_blocks[row]].tolist()
+            )
+
+    def zero_reused(self, step: Step) -> None:
+        """Zero the marked blocks that the step assigns to a row."""
+        if not self._blocks:
+            return
+        starts = dict(zip(step.rows, step.starts, strict=True))
+        size = self._input_batch.block_size
+        assigned = {block_id for _, block_id in step.new_blocks}
+        for row in step.started:
+            cached = -(-starts.get(row.row, len(row.token_ids)) // size)
+            assigned.update(row.block_ids[cached:])
+        dirty = sorted(assigned & self._blocks)
+        if dirty:
+            for cache in self._kv_caches:
+                cache[:, torch.tensor(dirty)] = 0
+            self._blocks.difference_update(dirty)

@@ -1,9 +1,8 @@
-"""What requests ask of logits before the temperature: bias, penalties, bans, watermark. Called by ``sampler``
-for the rows that ask.
+"""Logits processors, applied before the temperature: bias, penalties, allowed and banned tokens, watermark.
 
-Every function changes the logits of one sampled position in place and is a pure function of that position's
-context and the request's parameters: nothing is counted from step to step, so that drafts, rejections and
-preemptions need no bookkeeping. The order is that of docs/sampling.md.
+Each changes the logits of one sampled position in place and depends only on that position's context and the
+request's parameters. There is no state between steps, so drafts, rejections and preemptions need no
+bookkeeping. docs/sampling.md documents the order.
 """
 
 from collections.abc import Collection
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_server.core.request import SamplingParams
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.watermark import GOLDEN, MIXERS, Watermark
 
 _NEVER = float("-inf")
@@ -26,7 +25,7 @@ def adjust(
     sampling: SamplingParams,
     watermark: Watermark | None,
 ) -> None:
-    """All of it, in its order. logits f32 [V]; ``context``: the tokens before, prompt first."""
+    """Apply all of them in order. logits f32 [V]; ``context``: the tokens so far, prompt first."""
     answer = context[num_prompt_tokens:]
     if sampling.logit_bias:
         ids, biases = zip(*sampling.logit_bias, strict=True)
@@ -50,14 +49,16 @@ def adjust(
 
 
 def penalise_repetition(logits: Tensor, context: NDArray[np.int64], penalty: float) -> None:
-    """CTRL's (Keskar et al. 2019, arXiv:1909.05858): what was said loses, whichever its logit's sign."""
-    seen = torch.from_numpy(context)  # a token that occurs twice is written twice, with the same value
+    """CTRL's repetition penalty (Keskar et al. 2019, arXiv:1909.05858): tokens of the context become less
+    likely, whatever the sign of their logit.
+    """
+    seen = torch.from_numpy(context)  # a token that occurs twice is written twice with the same value
     values = logits[seen]
     logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
 
 
 def completing(answer: NDArray[np.int64], bad_words: Collection[tuple[int, ...]]) -> list[int]:
-    """Tokens with which the answer would end in one of these sequences."""
+    """Tokens that would complete one of these sequences at the end of the output."""
     return [
         word[-1]
         for word in bad_words
@@ -66,9 +67,9 @@ def completing(answer: NDArray[np.int64], bad_words: Collection[tuple[int, ...]]
 
 
 def green_list(watermark: Watermark, previous: int, vocab_size: int) -> NDArray[np.bool_]:
-    """bool [V]: ``watermark.is_green(previous, token)`` of every token."""
+    """bool [V]: ``watermark.is_green(previous, token)`` for every token."""
     numbers = np.arange(1, vocab_size + 1, dtype=np.uint64)
-    numbers *= np.uint64(GOLDEN)  # unsigned, so that all of this wraps
+    numbers *= np.uint64(GOLDEN)  # unsigned arithmetic wraps around
     numbers += np.uint64(watermark.seed(previous))
     numbers ^= numbers >> np.uint64(30)
     numbers *= np.uint64(MIXERS[0])

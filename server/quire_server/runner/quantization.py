@@ -1,11 +1,8 @@
-"""Which arithmetic the linear layers use: decided once at start, by the settings and what the CPU can do.
-Called by ``model_runner``.
-"""
+"""Chooses the arithmetic of the linear layers, once at start, by the settings and the hardware."""
 
-from quire_server.core.errors import ConfigError
-from quire_server.layers.gpu_linear import GpuLinear
+from quire_server.errors import ConfigError
 from quire_server.layers.int8_linear import Int8Linear, has_native_kernels
-from quire_server.layers.linear import Linear, LinearFactory
+from quire_server.layers.linear import GpuLinear, Linear, LinearFactory
 from quire_server.layers.quantized.linear import Quantization
 
 FIRST_WITH_FP8 = 89
@@ -20,11 +17,15 @@ def choose(
     dtype: str,
     capability: int | None = None,
 ) -> tuple[str, LinearFactory]:
-    """(name, factory). ``auto`` is int8 where nobody named a dtype, the computation is not float32 anyway,
-    and the CPU multiplies int8 faster than anything else; who asks for a dtype gets exactly that. A quantised
-    checkpoint brings its own method, and is not rounded twice: int8 for it is what is int8 already. A GPU
-    (of a compute ``capability``) computes in the checkpoint's method, where it has kernels for it, or dense;
-    float8 weights are refused where the hardware has no float8.
+    """(name, factory of linear layers).
+
+    * ``auto`` without a quantised checkpoint is int8 if no dtype was named, the computation is not float32
+      and the CPU has int8 kernels, which are faster than anything else there. A dtype that was named is used
+      exactly.
+    * A quantised checkpoint keeps its own method and is not rounded a second time; int8 applies to it only if
+      its weights are int8 already.
+    * On a GPU (``capability``: its compute capability) the checkpoint's method is used where there are
+      kernels for it, and dense layers otherwise. FP8 weights are refused on hardware without FP8.
     """
     if capability is not None:
         return _of_gpu(checkpoint, capability), GpuLinear

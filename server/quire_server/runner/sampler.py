@@ -1,52 +1,57 @@
-"""Logits -> token ids, each row by its own parameters and its own randomness. Called by ``model_runner``."""
+"""Samples token ids from logits on the host, each row by its own parameters and noise, and computes
+log-probabilities of output and prompt tokens.
+"""
 
 from collections.abc import Collection
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, from_numpy
 
 from quire_server.core.step import NOTHING_ALLOWED, TokenLogprobs
 from quire_server.core.watermark import Watermark
-from quire_server.layers.sampling import gumbel_sample, token_logprobs, topk_topp_threshold
+from quire_server.layers.ops import gumbel_sample, token_logprobs, topk_topp_threshold
+from quire_server.models.decoder import Decoder
+from quire_server.runner.batch_builder import StepLayout
+from quire_server.runner.input_batch import SAMPLING_COLUMNS, InputBatch
 from quire_server.runner.logits_processors import adjust
-from quire_server.runner.rows import Rows
 
-GREEDY_BELOW = 1e-5  # a smaller temperature would overflow and picks the likeliest token anyhow
+GREEDY_BELOW = 1e-5  # a smaller temperature would overflow, and picks the likeliest token in any case
 
-#: Whatever it was sampled for: the cache cannot be believed any more.
+#: The logits contain NaN or infinity. The row's KV cache may contain them too.
 NOT_FINITE = "The model computed no finite number for the next token."
 
 
 def sample(
     logits: Tensor,
-    rows: Rows,
+    input_batch: InputBatch,
     row_ids: NDArray[np.int64],
     lengths: NDArray[np.int64],
     eos_ids: Collection[int],
     watermark: Watermark | None = None,
 ) -> tuple[NDArray[np.int64], dict[int, str]]:
-    """(token ids i64 [S], failures by position). logits f32 [S, V], changed in place.
+    """(token ids i64 [S], failures by position). logits f32 [S, V] are changed in place.
 
-    The context of position i is ``rows.tokens[row_ids[i], : lengths[i]]``; a row may occur more than once.
+    The context of position i is ``input_batch.tokens[row_ids[i], : lengths[i]]``; a row may occur several
+    times.
     """
-    for index in np.flatnonzero(rows.adjusts[row_ids]):
+    for index in np.flatnonzero(input_batch.adjusts[row_ids]):
         row, length = row_ids[index], lengths[index]
-        started = rows.started[row]
+        started = input_batch.started[row]
         assert started is not None
-        context = rows.tokens[row, :length]
+        context = input_batch.tokens[row, :length]
         adjust(logits[index], context, started.num_prompt_tokens, started.sampling, watermark)
-    for index in np.flatnonzero(lengths < rows.min_total[row_ids]):
-        if banned := _stop_ids(rows, int(row_ids[index]), eos_ids, logits.shape[1]):
+    for index in np.flatnonzero(lengths < input_batch.min_total[row_ids]):
+        if banned := _stop_ids(input_batch, int(row_ids[index]), eos_ids, logits.shape[1]):
             logits[index, banned] = float("-inf")
     values = logits.numpy()
-    tokens = values.argmax(axis=-1)  # a tenth of torch's time
-    best = values[np.arange(len(tokens)), tokens]  # NaN is the maximum of any row that has one
-    is_drawn = rows.temperature[row_ids] >= GREEDY_BELOW
+    tokens = values.argmax(axis=-1)  # ten times faster than torch's
+    best = values[np.arange(len(tokens)), tokens]  # NaN is the maximum of a row that contains NaN
+    is_drawn = input_batch.sampling["temperature"][row_ids] >= GREEDY_BELOW
     if is_drawn.any():
         drawn = np.flatnonzero(is_drawn)
-        tokens[drawn] = _draw(logits[drawn], rows, row_ids[drawn], lengths[drawn]).numpy()
+        tokens[drawn] = _draw(logits[drawn], input_batch, row_ids[drawn], lengths[drawn]).numpy()
     failures = {}
     is_sound = np.isfinite(best)
     if not is_sound.all():
@@ -59,8 +64,8 @@ def sample(
 def logprobs(
     logits: Tensor, tokens: NDArray[np.int64], wanted: NDArray[np.int64]
 ) -> dict[int, TokenLogprobs]:
-    """By position: of the token there and of the ``wanted`` likeliest ones (i64 [S], -1: nothing), by the
-    model's own distribution; logits f32 [S, V].
+    """By position: the log-probability of the token there and of the ``wanted`` likeliest ones (i64 [S], -1:
+    not requested), from the model's own distribution; logits f32 [S, V].
     """
     asking = np.flatnonzero(wanted >= 0)
     if not asking.size:
@@ -87,37 +92,80 @@ def draw(
     top: tuple[Tensor, Tensor] | None,
     min_p: Tensor | None,
 ) -> Tensor:
-    """i64 [S] from logits f32 [S, V] at a ``temperature`` f32 [S] above 0; ``top``: k i64, p f32 of each."""
+    """Sample i64 [S] from logits f32 [S, V] at a ``temperature`` f32 [S] above 0; ``top``: k i64 [S], p f32
+    [S].
+    """
     threshold = None
     if top is not None:
         top_k, top_p = top
         scaled = logits / temperature[:, None]
         threshold = topk_topp_threshold(scaled, top_k.clamp(max=logits.shape[1]), top_p)
     if min_p is not None:
-        # p >= min_p * p_max, in logits; ratios are the same whatever top-k and top-p left.
+        # p >= min_p * p_max in terms of logits; top-k and top-p do not change the ratio.
         floor = logits.amax(dim=-1) / temperature + min_p.log()
         threshold = floor if threshold is None else torch.maximum(threshold, floor)
     return gumbel_sample(logits, temperature, seeds, positions, threshold=threshold)
 
 
-def _draw(logits: Tensor, rows: Rows, row_ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
-    top_k, top_p, min_p = (
-        torch.from_numpy(parameter[row_ids]) for parameter in (rows.top_k, rows.top_p, rows.min_p)
-    )
+def _draw(
+    logits: Tensor, input_batch: InputBatch, row_ids: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> Tensor:
+    sampling = {name: torch.from_numpy(input_batch.sampling[name][row_ids]) for name in SAMPLING_COLUMNS}
+    top_k, top_p, min_p = sampling["top_k"], sampling["top_p"], sampling["min_p"]
     has_top = bool((top_k > 0).any()) or bool((top_p < 1).any())
     return draw(
         logits,
-        torch.from_numpy(rows.temperature[row_ids]),
-        torch.from_numpy(rows.seed[row_ids]),
+        sampling["temperature"],
+        torch.from_numpy(input_batch.seed[row_ids]),
         torch.from_numpy(lengths),
         top=(top_k, top_p) if has_top else None,
         min_p=min_p if bool((min_p > 0).any()) else None,
     )
 
 
-def _stop_ids(rows: Rows, row: int, eos_ids: Collection[int], vocab_size: int) -> list[int]:
-    started = rows.started[row]
+def _stop_ids(input_batch: InputBatch, row: int, eos_ids: Collection[int], vocab_size: int) -> list[int]:
+    started = input_batch.started[row]
     assert started is not None
     sampling = started.sampling
     ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_ids)}
     return sorted(token for token in ids if token < vocab_size)
+
+
+_PROMPT_LOGITS_BYTES = 48 << 20
+_LOGITS_COPIES = 3  # logits in the model's dtype, in float32, and their softmax
+
+
+def prompt_logprobs(
+    model: Decoder, states: tuple[Tensor, Tensor], layout: StepLayout, input_batch: InputBatch
+) -> dict[int, tuple[TokenLogprobs, ...]]:
+    """Log-probabilities of prompt tokens, for rows that request them: by row, of the prompt token after each
+    position of the step from ``start`` on.
+
+    The logits of all positions of a prompt would be gigabytes, so a few positions are computed at a time.
+    """
+    wanted = input_batch.num_prompt_logprobs[layout.rows]
+    by_row: dict[int, tuple[TokenLogprobs, ...]] = {}
+    offsets = np.cumsum(layout.ends - layout.starts) - (layout.ends - layout.starts)
+    for index in np.flatnonzero(wanted >= 0):
+        row, start = int(layout.rows[index]), int(layout.starts[index])
+        started = input_batch.started[row]
+        assert started is not None
+        end = min(int(layout.ends[index]), started.num_prompt_tokens - 1)
+        if end > start:
+            places = offsets[index] + np.arange(end - start)
+            by_row[row] = _prompt_logprobs_at(
+                model, states, places, input_batch.tokens[row, start + 1 : end + 1], wanted[index]
+            )
+    return by_row
+
+
+def _prompt_logprobs_at(
+    model: Decoder, states: tuple[Tensor, Tensor], places: np.ndarray, targets: np.ndarray, wanted: int
+) -> tuple[TokenLogprobs, ...]:
+    size = max(1, _PROMPT_LOGITS_BYTES // (_LOGITS_COPIES * 4 * model.config.vocab_size))
+    found: list[TokenLogprobs] = []
+    for begin in range(0, len(places), size):
+        part = slice(begin, begin + size)
+        logits = model.logits(states, from_numpy(places[part])).float().cpu()
+        found += logprobs(logits, targets[part], np.full(len(logits), wanted)).values()
+    return tuple(found)

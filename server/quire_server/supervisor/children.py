@@ -1,7 +1,7 @@
 """Starting and reaping the processes of one server.
 
-Called by the supervisor's loop. posix_spawn, never fork: a child starts from nothing, with default signals,
-in a process group of its own (a Ctrl-C in a terminal reaches the supervisor alone).
+posix_spawn, never fork: a child starts with a clean memory image, default signal handlers, and a process
+group of its own (so that a Ctrl-C in a terminal reaches the supervisor alone).
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from quire_server import orphan
+from quire_server import parent_death
 
 
 @dataclass(frozen=True)
 class Exit:
-    """A child that is no more, with the status of os.waitpid."""
+    """A child that has ended, with its status from os.waitpid."""
 
     name: str
     wait_status: int
 
 
 class Children:
-    """The live children by name."""
+    """The running child processes by name."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
 
     def spawn(self, name: str, module: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start `python -m module arguments...`, bound to our life."""
+        """Start `python -m module arguments...` as a child that dies with this process."""
         pid = os.posix_spawn(
             sys.executable,
-            # -P: the current directory (a model's, perhaps) holds no modules of ours.
-            [sys.executable, "-Pm", orphan.__name__, module, *arguments],
-            {**environ, orphan.PARENT_VARIABLE: str(os.getpid())},
+            # -P: never import modules from the current directory, which may be a model's.
+            [sys.executable, "-Pm", parent_death.__name__, module, *arguments],
+            {**environ, parent_death.PARENT_VARIABLE: str(os.getpid())},
             setpgroup=0,
             setsigmask=[],
             setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE],
@@ -43,7 +43,7 @@ class Children:
         self._names[pid] = name
 
     def reap(self) -> list[Exit]:
-        """Who has ended. Adopted orphans (we may be pid 1) are reaped too and not mentioned."""
+        """The children that have ended. As pid 1 it also reaps orphans, which are not in the result."""
         ended: list[Exit] = []
         while True:
             try:
@@ -57,13 +57,13 @@ class Children:
                 ended.append(Exit(name, status))
 
     def signal(self, name: str, signum: int) -> None:
-        """Send a signal to one child, if it lives."""
+        """Send a signal to one child, if it is running."""
         for pid, child in self._names.items():
             if child == name:
                 os.kill(pid, signum)
 
     def kill_all(self) -> None:
-        """End every child now and wait for it."""
+        """Kill every child and wait for it."""
         for pid in self._names:
             os.kill(pid, signal.SIGKILL)
         for pid in list(self._names):
@@ -71,5 +71,5 @@ class Children:
         self._names.clear()
 
     def alive(self, name: str) -> bool:
-        """True until `reap` has seen its end."""
+        """Whether the child is running, as far as `reap` knows."""
         return name in self._names.values()

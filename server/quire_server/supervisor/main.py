@@ -1,8 +1,8 @@
-"""The supervisor's loop: one thread that waits for signals and looks at the heartbeat four times a second.
+"""The supervisor's loop: one thread that waits for signals and checks the heartbeat four times a second.
 
-Called by `quire-server serve`. SIGTERM drains: the API process finishes its streams and exits, then the
-rest is ended and the exit code is 0. Any other end of a child ends the server, with a reason in the
-termination log.
+SIGTERM starts a drain: the API process finishes its streams and exits, then the other processes are ended and
+the exit code is 0. If a child ends in any other way, the whole server ends, with a reason in the termination
+log.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from quire_server import exits
+from quire_server import termination
 from quire_server.config import ServeConfig
-from quire_server.exits import Failure, Reason
 from quire_server.health import decision
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import Control, SharedState
 from quire_server.supervisor.children import Children
 from quire_server.supervisor.watch import Ending, LoadLimits, ending_of_child, watch_load
+from quire_server.termination import Failure, Reason
 
 logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.25
-_DRAIN_MARGIN_SECONDS = 3.0  # of the 5 s that the pod's grace period leaves after the drain's own time
-_BETWEEN_SIGNALS_SECONDS = 0.05  # two pending SIGTERMs would be one
-# A thread of the engine waits for the others some 250 times a step, mostly for microseconds: to fall asleep
-# each time costs a third of the speed. After a fraction of a millisecond it does, so that a pod that waits
-# costs nothing, and the API process finds a free CPU between two steps.
+_DRAIN_MARGIN_SECONDS = 3.0  # the pod's grace period leaves 5 s after the drain timeout
+_BETWEEN_SIGNALS_SECONDS = 0.05  # two pending SIGTERMs would be merged into one
+# OpenMP threads of the engine wait for each other some 250 times a step, mostly for microseconds. Sleeping
+# each time would cost a third of the speed, so they spin for a fraction of a millisecond first. They do sleep
+# after that, so that an idle pod uses no CPU, and the API process finds a free one between two steps.
 _OPENMP_SPINS = "10000"
-# For the API process to tell its clients that the engine is gone: those that wait, and those that still come
-# because nobody has told them yet. Asked to end, it hangs up within a second.
-_LAST_WORDS_SECONDS = 1.0
-_CUT_SECONDS = 1.0
+# For the API process to answer with an error the requests that it has, and those that arrive before the pod
+# is removed from the Service. After SIGTERM it closes its connections within a second.
+_ERROR_RESPONSE_SECONDS = 1.0
+_HANG_UP_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -46,7 +46,7 @@ API, ENGINE, HEALTH = "API", "engine", "health"
 def serve(config: ServeConfig, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a server until it ends; returns the exit code. `arguments` are what the children parse again."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    # Memory-backed where there is such a place, so that a heartbeat never waits for a disk.
+    # In memory where possible, so that a heartbeat never waits for a disk.
     shm = Path("/dev/shm")
     run_dir = Path(tempfile.mkdtemp(prefix="quire-", dir=shm if shm.is_dir() else None))
     children = Children()
@@ -61,7 +61,7 @@ def serve(config: ServeConfig, arguments: Sequence[str], environ: Mapping[str, s
 
 
 class Supervisor:
-    """The processes of one server and what they agreed on."""
+    """The processes of one server, and the limits that it enforces."""
 
     def __init__(self, config: ServeConfig, state: SharedState, children: Children, run_dir: Path) -> None:
         self._config = config
@@ -72,10 +72,10 @@ class Supervisor:
         self._thresholds = Thresholds(config.stall_timeout_seconds, config.canary_interval_seconds)
 
     def run(self, arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
-        """Start everything and watch it to its end."""
-        patient = {"GOMP_SPINCOUNT": _OPENMP_SPINS, **environ}
+        """Start all processes and watch them until the server ends."""
+        engine_environ = {"GOMP_SPINCOUNT": _OPENMP_SPINS, **environ}
         self._children.spawn(HEALTH, "quire_server.health", arguments, environ)
-        self._children.spawn(ENGINE, "quire_server.engine", arguments, patient)
+        self._children.spawn(ENGINE, "quire_server.engine", arguments, engine_environ)
         self._children.spawn(API, "quire_server.api", arguments, environ)
         started_at = time.monotonic()
         while True:
@@ -90,7 +90,7 @@ class Supervisor:
                 return self._end(ending)
 
     def _drain(self) -> Ending:
-        """Let the streams finish; but an engine that is stalled has nothing to finish."""
+        """Let the streams finish. A stalled engine cannot finish any, so that ends the server at once."""
         now = time.monotonic()
         sample = self._state.read_heartbeat()
         verdict = decision.judge(sample, Control(), now, self._thresholds)
@@ -108,36 +108,39 @@ class Supervisor:
             if time.monotonic() >= deadline:
                 return self._end(Ending.of(self._undrained()))
             if self._wait_for_signal(_TICK_SECONDS):
-                self._children.signal(API, signal.SIGTERM)  # asked twice: now
+                self._children.signal(API, signal.SIGTERM)  # a second SIGTERM: end now
             for exited in self._children.reap():
                 if exited.name != API or exited.wait_status != 0:
-                    left_behind = exits.find_failure(self._run_dir)
+                    left_behind = termination.find_failure(self._run_dir)
                     return self._end(ending_of_child(exited.name, exited.wait_status, left_behind))
         return Ending(0, None)
 
     def _look_at_children(self) -> Ending | None:
-        """The ending that a dead child asks for; SIGKILL explains the others, so it comes first."""
+        """The ending of the server if a child has ended. SIGKILL explains the end of the others, so it takes
+        precedence.
+        """
         exited = self._children.reap()
-        left_behind = exits.find_failure(self._run_dir) if exited else None
+        left_behind = termination.find_failure(self._run_dir) if exited else None
         endings = [ending_of_child(child.name, child.wait_status, left_behind) for child in exited]
         return max(endings, key=lambda ending: ending.failure is None, default=None)
 
     def _end(self, ending: Ending) -> Ending:
-        """Write the reason down at once (the kubelet may leave us two seconds); readiness falls, and the API
-        process gets a moment to answer with an error what it holds, and what still comes."""
+        """Write the reason at once (the kubelet may kill the pod within two seconds), and become unready. The
+        API process gets a moment to answer its requests, and those that still arrive, with an error.
+        """
         failure = ending.failure
         if failure is not None:
-            exits.write_termination_log(self._config.termination_log, failure)
+            termination.write_termination_log(self._config.termination_log, failure)
             logger.error(failure.message, extra={"reason": failure.reason.value})
         else:
             logger.error("a process was ended by SIGKILL: most likely the container is out of memory")
         self._state.write_control(Control(failed="Killed" if failure is None else failure.reason.value))
-        self._children.signal(ENGINE, signal.SIGKILL)  # a stalled one would keep them waiting
-        self._wait_for_api(_LAST_WORDS_SECONDS)
+        self._children.signal(ENGINE, signal.SIGKILL)  # requests would wait for a stalled one
+        self._wait_for_api(_ERROR_RESPONSE_SECONDS)
         for _ in range(2):
             self._children.signal(API, signal.SIGTERM)
             self._wait_for_api(_BETWEEN_SIGNALS_SECONDS)
-        self._wait_for_api(_CUT_SECONDS)
+        self._wait_for_api(_HANG_UP_SECONDS)
         return ending
 
     def _wait_for_api(self, seconds: float) -> None:
@@ -147,7 +150,7 @@ class Supervisor:
             self._children.reap()
 
     def _wait_for_signal(self, timeout: float) -> bool:
-        """Wait for a signal; True when it asks us to end."""
+        """Wait for a signal; True when it is SIGTERM or SIGINT."""
         received = signal.sigtimedwait(_SIGNALS, timeout)
         return received is not None and received.si_signo in _ENDING
 

@@ -1,6 +1,5 @@
-"""When a load has taken too long, and what a dead child means: pure decisions of the supervisor.
-
-Knows no process and no clock; tested by table.
+"""The supervisor's decisions, as pure functions: when loading has taken too long, and how the server ends
+when a child has ended.
 """
 
 from __future__ import annotations
@@ -9,16 +8,16 @@ import os
 import signal
 from dataclasses import dataclass
 
-from quire_server.exits import KILLED_EXIT_CODE, Failure, Reason
 from quire_server.health.heartbeat import Heartbeat, Phase
+from quire_server.termination import KILLED_EXIT_CODE, Failure, Reason
 
-# Before its first heartbeat the engine imports its libraries, gigabytes of them: no model is loading yet.
+# Before its first heartbeat the engine imports gigabytes of libraries; loading has not begun yet.
 _IMPORT_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class LoadLimits:
-    """Seconds that a load may take, and may go without progress."""
+    """Seconds that loading may take in total, and without progress."""
 
     startup: float
     stall: float
@@ -26,19 +25,19 @@ class LoadLimits:
 
 @dataclass(frozen=True)
 class Ending:
-    """How the container ends: its exit code, and what goes to the termination log (None: nothing)."""
+    """How the container ends: the exit code, and the content of the termination log (None: nothing)."""
 
     exit_code: int
     failure: Failure | None
 
     @classmethod
     def of(cls, failure: Failure) -> Ending:
-        """The ending that a failure asks for."""
+        """The ending of a server with this failure."""
         return cls(failure.exit_code, failure)
 
 
 def watch_load(sample: Heartbeat | None, started_at: float, now: float, limits: LoadLimits) -> Failure | None:
-    """A failure when a server that does not serve yet took too long. Times are monotonic seconds."""
+    """The failure of a server that has been loading for too long, or None. Times are monotonic seconds."""
     if sample is not None and sample.phase is Phase.SERVING:
         return None
     loaded = "" if sample is None else f" ({sample.loaded_bytes} of {sample.total_bytes} bytes loaded)"
@@ -62,9 +61,10 @@ def watch_load(sample: Heartbeat | None, started_at: float, now: float, limits: 
 
 
 def ending_of_child(name: str, wait_status: int, left_behind: Failure | None) -> Ending:
-    """What the death of a child means for the container."""
+    """How the container ends after the end of a child."""
     if os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == signal.SIGKILL:
-        # Most likely out of memory; the kubelet knows and says so, and no word of ours may hide it.
+        # Most likely out of memory. The kubelet reports that as OOMKilled unless the termination log hides
+        # it.
         return Ending(KILLED_EXIT_CODE, None)
     if left_behind is not None:
         return Ending.of(left_behind)

@@ -1,1 +1,3 @@
-"""Text to token ids and back: tokenizer, incremental detokenizer, chat template. No torch."""
+"""Text and token ids: tokenizer, incremental detokenizer, chat templates, grammars of structured output. No
+torch.
+"""

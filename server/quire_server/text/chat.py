@@ -1,16 +1,16 @@
-"""Chat messages -> prompt, by the model's own Jinja template. Called by the API process, in a thread.
+"""Chat messages -> prompt text, with the model's Jinja chat template.
 
-A template is a program from an untrusted file. It runs in a child process (``chat_worker``): an immutable
-sandbox with no globals but Jinja's harmless ones, 2 s and 512 MiB per rendering, and no way to hurt
-anything else when it goes over them: the child dies, this request fails, the next one gets a new child.
+A template is a program from an untrusted file. It runs in a child process (``chat_worker``) in Jinja's
+immutable sandbox, with 2 s and 512 MiB per rendering. When it exceeds them the child dies, this request
+fails, and the next one starts a new child.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire_server.core.errors import ChatTemplateError, ConfigError, ModelCorruptError
-from quire_server.core.model_files import ModelFiles
+from quire_server.errors import ChatTemplateError, ConfigError, ModelCorruptError
+from quire_server.model_dir.files import ModelFiles
 from quire_server.text.child import Child
 
 _TEMPLATE_LIMIT = 1 << 20
@@ -18,7 +18,7 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class ChatTemplate:
-    """Safe to share between threads; one rendering at a time."""
+    """Thread-safe; one rendering at a time."""
 
     def __init__(self, source: str, variables: Mapping[str, str], origin: str) -> None:
         self._worker = Child(
@@ -31,7 +31,9 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, model_dir: Path, override: Path | None = None) -> "ChatTemplate":
-        """The override, else chat_template.jinja, else tokenizer_config.json's. A model may have none."""
+        """Load the override, else chat_template.jinja, else the one in tokenizer_config.json. A model may
+        have none.
+        """
         files = ModelFiles.open(model_dir)
         config = files.read_json("tokenizer_config.json") if files.exists("tokenizer_config.json") else {}
         variables = {key: text for key in _SPECIAL if (text := _token_text(config.get(key))) is not None}
@@ -48,9 +50,7 @@ class ChatTemplate:
         return cls(_template_text(config.get("chat_template")), variables, "tokenizer_config.json")
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt text. Raises ChatTemplateError. Blocks (2 s at worst): an event loop calls it in a
-        thread.
-        """
+        """The prompt text. Raises ChatTemplateError. Blocks for up to 2 s: call it in a thread."""
         if not self._source:
             raise ChatTemplateError(
                 "The model has no chat template. Use /v1/completions, or serve it with --chat-template.",
@@ -65,12 +65,12 @@ class ChatTemplate:
         return str(answer["text"])
 
     def close(self) -> None:
-        """End the child. (It also ends by itself when this process does.)"""
+        """End the child process. (It also ends when this process does.)"""
         self._worker.close()
 
 
 def _template_text(value: Any) -> str:
-    """A template, or the one called default of several; empty when there is none."""
+    """The template, or of several the one named default; empty when there is none."""
     if isinstance(value, list):
         named = [item for item in value if isinstance(item, dict) and item.get("name") == "default"]
         value = named[0].get("template") if named else None

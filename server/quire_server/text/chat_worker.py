@@ -1,8 +1,8 @@
-"""The child process that runs a chat template: ``python -m quire_server.text.chat_worker``, started by
+"""The child process that renders a chat template: ``python -m quire_server.text.chat_worker``, started by
 ``chat``.
 
-Its first question brings the template and its variables, the others messages; answers are ``text`` or
-``error``. Time and memory are limited by ``child_loop``.
+The first request has the template and its variables, the others have messages; responses are ``text`` or
+``error``. ``child_loop`` limits time and memory.
 """
 
 import json
@@ -19,17 +19,19 @@ _GLOBALS = ("dict", "namespace", "range")
 
 
 class _RefusedError(TemplateError):
-    """What a template says by raise_exception."""
+    """Raised by a template's raise_exception."""
 
 
-def prepare(setup: dict[str, Any]) -> child_loop.Answering:
-    """Renders messages with the template of the setup."""
+def prepare(setup: dict[str, Any]) -> child_loop.Handler:
+    """A function that renders messages with the template of the setup."""
     template, variables = compiled(setup["template"]), setup["variables"]
     return lambda messages: {"text": rendered(template, variables | messages)}
 
 
 def compiled(source: str) -> Template:
-    """The template in its sandbox, with the whitespace rules and the filter that model authors expect."""
+    """The template in the sandbox, with the whitespace rules and the filter of Hugging Face's chat
+    templates.
+    """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
@@ -40,7 +42,7 @@ def compiled(source: str) -> Template:
 
 
 def rendered(template: Template, variables: Mapping[str, Any]) -> str:
-    """The text, as long as it stays within bounds."""
+    """The rendered text. Raises TemplateError where it is too long."""
     parts, length = [], 0
     for part in template.generate(**variables):
         length += len(part)

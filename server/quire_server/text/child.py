@@ -1,8 +1,9 @@
-"""A child process for work that an untrusted text may turn against us: it can be ended, we cannot.
+"""A child process that processes untrusted text (a model's chat template, a client's JSON schema), so that it
+cannot block or crash the API process.
 
-Used by ``chat`` (a model's template) and ``grammar_compiler`` (a client's schema), both in the API process.
-One JSON object a line each way. The child limits its own time and memory (``child_loop``); when it dies over
-them, this question fails and the next one gets a new child.
+Requests and responses are JSON objects, one per line. The child limits its own time and memory
+(``child_loop``); when it exceeds them and dies, the current request fails and the next one starts a new
+child.
 """
 
 import json
@@ -16,7 +17,7 @@ OVER_LIMITS = {"error": "it takes too long, or too much memory."}
 
 
 class Child:
-    """Safe to share between threads; one question at a time. The process starts with the first question."""
+    """Thread-safe; one request at a time. The process starts with the first request."""
 
     def __init__(self, module: str, setup: Mapping[str, Any]) -> None:
         self._module = module
@@ -24,30 +25,30 @@ class Child:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, question: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The answer to a question, or to the setup when there is none. Blocks."""
+    def ask(self, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The response to a request, or to the setup when there is none. Blocks."""
         with self._lock:
             try:
                 if self._process is not None and self._process.poll() is not None:
-                    self._stop()  # ended while nobody asked (out of memory, say): not this question's fault
+                    self._stop()  # ended between requests (for example out of memory)
                 if self._process is None:
                     self._process = _spawn(self._module)
-                    answer = _exchange(self._process, self._setup)
-                    if "error" in answer:
-                        self._stop()  # or it would take the next question for a setup
-                    if question is None or "error" in answer:
-                        return answer
-                assert question is not None
-                return _exchange(self._process, question)
+                    response = _exchange(self._process, self._setup)
+                    if "error" in response:
+                        self._stop()  # or it would take the next request for the setup
+                    if request is None or "error" in response:
+                        return response
+                assert request is not None
+                return _exchange(self._process, request)
             except (EOFError, BrokenPipeError):
                 self._stop()
                 return dict(OVER_LIMITS)
             except BaseException:
-                self._stop()  # interrupted between question and answer: the pipe is out of step
+                self._stop()  # interrupted between request and response: the pipe is out of sync
                 raise
 
     def close(self) -> None:
-        """End the child. (It also ends by itself when this process does.)"""
+        """End the child process. (It also ends when this process does.)"""
         with self._lock:
             self._stop()
 
@@ -60,7 +61,7 @@ class Child:
 
 def _spawn(module: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        # -P: the current directory (a model's, perhaps) holds no modules of ours.
+        # -P: never import modules from the current directory, which may be a model's.
         [sys.executable, "-Pm", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -68,12 +69,12 @@ def _spawn(module: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _exchange(process: subprocess.Popen[bytes], question: Mapping[str, Any]) -> dict[str, Any]:
+def _exchange(process: subprocess.Popen[bytes], request: Mapping[str, Any]) -> dict[str, Any]:
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(json.dumps(question).encode() + b"\n")
+    process.stdin.write(json.dumps(request).encode() + b"\n")
     process.stdin.flush()
     line = process.stdout.readline()
     if not line.endswith(b"\n"):
         raise EOFError
-    answer: dict[str, Any] = json.loads(line)
-    return answer
+    response: dict[str, Any] = json.loads(line)
+    return response

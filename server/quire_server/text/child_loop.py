@@ -1,7 +1,7 @@
-"""The inside of a child process (see ``child``): answers questions until its input ends.
+"""The main loop of a child process (see ``child``): answers requests until its input ends.
 
-Called by the main functions of ``chat_worker`` and ``grammar_worker``. The kernel ends the process when an
-answer takes too long (an alarm with its default action: fatal) or too much memory.
+The kernel kills the process when a response takes too long (SIGALRM with its default action) or too much
+memory.
 """
 
 import json
@@ -14,30 +14,30 @@ from typing import Any
 SECONDS = 2.0
 MEMORY = 512 << 20
 
-Answering = Callable[[dict[str, Any]], dict[str, Any]]
+Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def serve(prepare: Callable[[dict[str, Any]], Answering], setup_seconds: float = SECONDS) -> None:
-    """The first line goes to ``prepare``, every other one to what that returned."""
+def serve(prepare: Callable[[dict[str, Any]], Handler], setup_seconds: float = SECONDS) -> None:
+    """Pass the first line to ``prepare``, and every other line to the function that it returned."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
-    answering: Answering | None = None
-    answer: dict[str, Any]
+    handler: Handler | None = None
+    response: dict[str, Any]
     for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_REAL, setup_seconds if answering is None else SECONDS)
-        question = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, setup_seconds if handler is None else SECONDS)
+        request = json.loads(line)
         try:
-            if answering is None:
-                answering = prepare(question)
-                answer = {"ok": True}
+            if handler is None:
+                handler = prepare(request)
+                response = {"ok": True}
             else:
-                answer = answering(question)
+                response = handler(request)
         except MemoryError:
-            answer = {"error": "it takes too much memory."}
-        except Exception as error:  # whatever a question does wrong is an answer; the next may be right
-            answer = {"error": f"{str(error)[:500] or type(error).__name__}"}
-        encoded = json.dumps(answer).encode()
+            response = {"error": "it takes too much memory."}
+        except Exception as error:  # an error is a response, too; the next request may succeed
+            response = {"error": f"{str(error)[:500] or type(error).__name__}"}
+        encoded = json.dumps(response).encode()
         signal.setitimer(signal.ITIMER_REAL, 0)
         sys.stdout.buffer.write(encoded + b"\n")
         sys.stdout.buffer.flush()

@@ -1,7 +1,7 @@
-"""`quire-server detect-watermark`: says whether a text carries the watermark of a key.
+"""`quire-server detect-watermark`: reports whether a text carries the watermark of a key.
 
-Called by the entry point. Needs the model's tokenizer and nothing else of it: no weights, no server. The text
-is split into tokens anew, which gives nearly always those that were sampled.
+Needs only the model's tokenizer: no weights, no server. The text is tokenized again, which nearly always
+gives the tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from quire_server.core.errors import ConfigError
 from quire_server.core.watermark import Detection, Watermark, detect, read_key
+from quire_server.errors import ConfigError
 from quire_server.text.tokenizer import Tokenizer
 
 _MAX_BYTES = 16 << 20
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print what the text says. Raises QuireServerError."""
+    """Print the statistic of a text. Raises QuireServerError."""
     parser = argparse.ArgumentParser(
         prog="quire-server detect-watermark",
         allow_abbrev=False,
@@ -30,16 +30,16 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--key-path", required=True, type=Path, help="the server's --watermark-key-path")
     parser.add_argument("--gamma", type=float, default=0.5, help="the server's --watermark-gamma (0.5)")
     parser.add_argument("file", nargs="?", type=Path, help="the text, in UTF-8 (default: standard input)")
-    wanted = parser.parse_args(argv)
-    if not 0.01 <= wanted.gamma <= 0.99:
-        raise ConfigError(f"--gamma={wanted.gamma:g}: must be between 0.01 and 0.99")
-    watermark = Watermark(read_key(wanted.key_path), wanted.gamma)
-    tokens = Tokenizer.load(wanted.model).encode(_text(wanted.file), add_special_tokens=False)
+    arguments = parser.parse_args(argv)
+    if not 0.01 <= arguments.gamma <= 0.99:
+        raise ConfigError(f"--gamma={arguments.gamma:g}: must be between 0.01 and 0.99")
+    watermark = Watermark(read_key(arguments.key_path), arguments.gamma)
+    tokens = Tokenizer.load(arguments.model).encode(_text(arguments.file), add_special_tokens=False)
     sys.stdout.write(report(detect(tokens, watermark)))
 
 
 def report(found: Detection) -> str:
-    """One line for each number, and the verdict."""
+    """One line for each number, and one for the verdict."""
     return (
         f"tokens: {found.num_tokens}\n"
         f"green fraction: {found.green_fraction:.3f}\n"

@@ -1,10 +1,9 @@
-"""One answer's tokens -> deltas of its text, cut at the first stop string. Called by the API process per
-choice.
+"""Incremental detokenization of one answer: tokens -> text deltas, cut at the first stop string.
 
-What is held back is what cannot be known yet: an unfinished character, and a tail that may be the beginning
-of a stop string; never more. The stop that is *completed* first ends the text (of two at once, the one that
-began first), so the result does not depend on how the tokens were grouped. One that the first ``min_tokens``
-tokens complete is text like any other.
+Only text that is not final is held back: an unfinished character, and a tail that may be the beginning of a
+stop string. The stop string that is *completed* first ends the text (of two at the same token, the one that
+begins first), so the result does not depend on how tokens are grouped. A stop string that is completed within
+the first ``min_tokens`` tokens does not count.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from quire_server.text.tokenizer import TextDecoder, Tokenizer
 
 
 class IncrementalDetokenizer:
-    """``stopped`` is the stop string that ended the text; after that nothing more comes."""
+    """``stopped`` is the stop string that ended the text; after it all deltas are empty."""
 
     def __init__(
         self,
@@ -28,11 +27,13 @@ class IncrementalDetokenizer:
         self._decoder = TextDecoder(tokenizer, skip_special_tokens=skip_special_tokens)
         self._stop = tuple(string for string in stop if string)
         self._include_stop = include_stop
-        self._num_exempt = min_tokens if self._stop else 0  # tokens still to come that complete no stop
+        self._num_exempt = (
+            min_tokens if self._stop else 0
+        )  # number of next tokens that cannot complete a stop string
         self._held = ""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Text that became certain with these tokens."""
+        """Text that is final with these tokens."""
         if not self._stop:
             return self._decoder.push(token_ids)
         if self.stopped is not None:
@@ -45,7 +46,7 @@ class IncrementalDetokenizer:
         return text + self._release(self._decoder.push(token_ids))
 
     def finish(self) -> str:
-        """Text that was held back: nothing follows any more that could make a stop string of it."""
+        """The text that was held back, after the last token."""
         if self.stopped is not None:
             return ""
         text = self._release(self._decoder.finish())
@@ -63,13 +64,13 @@ class IncrementalDetokenizer:
         return self._hold(text)
 
     def _hold(self, text: str) -> str:
-        """Keep the tail that may become a stop string; the rest is certain."""
+        """Hold back the tail that may be the beginning of a stop string; returns the rest."""
         held = max(_overlap(text, string) for string in self._stop)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
     def _first_stop(self, text: str, old: int) -> int | None:
-        """Where the text ends, if a stop string does, past the ``old`` first characters."""
+        """Where a stop string ends the text, if one is completed after the first ``old`` characters."""
         begins = [(text.find(string, max(0, old - len(string) + 1)), string) for string in self._stop]
         found = [(begin + len(string), begin, string) for begin, string in begins if begin >= 0]
         if not found:
@@ -79,7 +80,7 @@ class IncrementalDetokenizer:
 
 
 def _overlap(text: str, string: str) -> int:
-    """Length of the longest end of the text that is a proper beginning of the string."""
+    """Length of the longest suffix of the text that is a proper prefix of the string."""
     for length in range(min(len(text), len(string) - 1), 0, -1):
         if text.endswith(string[:length]):
             return length

@@ -1,12 +1,11 @@
-"""EBNF as llama.cpp (GBNF) and vLLM's clients write it -> the Lark of llguidance. Called by ``grammar``.
-Pure.
+"""EBNF as in llama.cpp (GBNF) and vLLM -> the Lark dialect of llguidance. Pure functions.
 
     root ::= "SELECT " column ("," column)*
     column ::= [a-z_]+          # a comment
 
-A rule that does not refer to itself, however indirectly, becomes one terminal: one regular expression, which
-the lexer matches exactly. Rules that recurse stay rules; in them, neighbouring parts without recursion are
-one terminal, and a terminal is as long as it can be.
+A rule that is not recursive, directly or indirectly, becomes one terminal: one regular expression, which the
+lexer matches exactly. Recursive rules stay rules; in them, neighbouring parts without recursion are merged
+into the longest possible terminal.
 """
 
 import re
@@ -39,14 +38,14 @@ class EbnfError(ValueError):
 class _Node:
     """Part of a rule: a terminal's text, a reference, or an operator over parts."""
 
-    operator: str  # "text", "name", "or", "then", or what stands behind a repeated part
+    operator: str  # "text", "name", "or", "then", or the repetition operator
     text: str = ""
     parts: list["_Node"] = field(default_factory=list)
 
 
 def to_lark(text: str) -> str:
     """A Lark grammar whose ``start`` is the rule ``root``. Raises EbnfError."""
-    rules = _Parser(text).rules()
+    rules = _EbnfParser(text).rules()
     if "root" not in rules:
         raise EbnfError("there is no rule named root")
     used = {name: set(_names(body)) for name, body in rules.items()}
@@ -80,14 +79,14 @@ def _names(node: _Node) -> Iterator[str]:
 
 
 def _recursive(used: dict[str, set[str]]) -> set[str]:
-    """Rules from which a rule that refers to itself can be reached."""
+    """Rules from which a recursive rule can be reached."""
     users: dict[str, set[str]] = {name: set() for name in used}
     for name, others in used.items():
         for other in others:
             users[other].add(name)
     left = {name: len(others) for name, others in used.items()}
     done = [name for name, count in left.items() if count == 0]
-    for name in done:  # which grows
+    for name in done:  # the loop appends to it
         for user in users[name]:
             left[user] -= 1
             if left[user] == 0:
@@ -101,7 +100,9 @@ def _write(
     recursive: set[str],
     lift: Callable[[str], str] | None,
 ) -> str:
-    """With ``lift`` the node is in a rule: what does not recurse in it is lifted into terminals."""
+    """Lark text of a node. With ``lift`` the node is in a rule, and its parts without recursion become
+    terminals.
+    """
     if lift is not None and not any(name in recursive for name in _names(node)):
         return lift(_write(node, reference, recursive, None))
     if node.operator == "text":
@@ -117,7 +118,7 @@ def _write(
 
 
 def _merged(parts: list[_Node], recursive: set[str]) -> list[_Node]:
-    """Neighbours without recursion become one part."""
+    """Merge neighbouring parts without recursion."""
     merged: list[_Node] = []
     was_plain = False
     for part in parts:
@@ -130,7 +131,7 @@ def _merged(parts: list[_Node], recursive: set[str]) -> list[_Node]:
     return merged
 
 
-class _Parser:
+class _EbnfParser:
     def __init__(self, text: str) -> None:
         self._tokens: list[tuple[str, str, int]] = []
         position = 0

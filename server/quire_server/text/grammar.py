@@ -1,8 +1,9 @@
-"""What an answer may look like, in the words of llguidance, and the limits under which it is read.
+"""Structured output: a client's schema, expression or grammar as an llguidance grammar, and the limits of
+compiling it.
 
-Called by ``grammar_worker`` (for the API process) and by ``runner.grammars`` (in the engine): both build
-matchers by the same function with the same limits, so that whatever a hostile text does, it does to the
-worker first. Knows no HTTP and no tensors.
+The API process's ``grammar_worker`` and the engine's ``runner.structured_outputs`` build matchers by the same
+function with the same limits, so that a hostile text harms the worker process before it reaches the engine.
+Knows no HTTP and no tensors.
 """
 
 import base64
@@ -14,37 +15,37 @@ from typing import Any, NoReturn
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
-from quire_server.core.request import GrammarKind
+from quire_server.core.sampling_params import GrammarKind
 from quire_server.text import ebnf
 from quire_server.text.tokenizer import Tokenizer
 
-MAX_BYTES = 64 << 10  # of a schema, an expression, a list of choices or a grammar
+MAX_BYTES = 64 << 10  # of a schema, a regular expression, a list of choices or a grammar
 _MAX_COMPILED_BYTES = 4 * MAX_BYTES
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=500_000,  # about 10 ms of work
-    step_lexer_fuel=20_000,  # a few ms: what one mask may cost in the engine's loop
+    step_lexer_fuel=20_000,  # a few ms: the limit of one mask in the engine's loop
     step_max_items=20_000,
     max_lexer_states=20_000,  # 1 to 2 kB each
     max_grammar_size=200_000,
-    verbose_errors=False,  # they hold the schema, and errors are logged
+    verbose_errors=False,  # they contain the schema, and errors are logged
 )
-# Without forcing, every token that the grammar allows is in the mask, whatever a tokenizer would have chosen,
-# and masks need no tokenizer.
+# Without forced tokens, the mask has every token that the grammar allows, not only the tokenizer's choice; so
+# masks need no tokenizer.
 _HEADER = '%llguidance {"no_forcing": true}\n'
-# Between JSON tokens: nothing, a space, or a new line with its indentation. Unbounded white space is where
-# small models get lost.
+# Between JSON tokens: nothing, a space, or a new line with indentation. With unbounded white space, small
+# models may generate nothing else.
 _WHITESPACE = r" ?|\n[ ]{0,32}"
 _JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE, "lenient": False}
 _OPTIONS = "x-guidance"
 
 
 class GrammarError(ValueError):
-    """The text is no grammar, or one that is not supported; the message says why."""
+    """The text is not a valid or supported grammar; the message says why."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Which bytes each token id stands for; special tokens stand for none that a grammar could ask for."""
+    """The bytes of each token id; a grammar can never match a special token."""
 
     tokens: Sequence[bytes]
     special_token_ids: Sequence[int]
@@ -55,7 +56,7 @@ class Vocabulary:
 
     @property
     def eos_token_id(self) -> int:
-        """The first of them, as the library wants it."""
+        """The first end-of-sequence token, which llguidance needs."""
         return self.eos_token_ids[0]
 
     def __call__(self, text: str) -> NoReturn:
@@ -77,7 +78,7 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Vocabulary":
-        """What ``to_json`` gave."""
+        """The inverse of ``to_json``."""
         text, tokens, start = base64.b64decode(value["text"]), [], 0
         for length in value["lengths"]:
             tokens.append(text[start : start + length])
@@ -85,12 +86,12 @@ class Vocabulary:
         return cls(tokens, value["special"], value["eos"])
 
     def tokenizer(self) -> LLTokenizer:
-        """The library's form of it: a trie of all tokens. Takes about 2 us a token."""
+        """llguidance's trie of all tokens. Takes about 2 us a token."""
         return LLTokenizer(self, n_vocab=len(self.tokens), eos_token=list(self.eos_token_ids))  # type: ignore[arg-type]  # read by its fields
 
 
 def compiled(kind: GrammarKind, text: str) -> str:
-    """A client's text in the library's language. Raises GrammarError."""
+    """A client's text as an llguidance grammar. Raises GrammarError."""
     if len(text.encode()) > MAX_BYTES:
         raise GrammarError(f"is longer than {MAX_BYTES} bytes")
     try:
@@ -105,7 +106,7 @@ def compiled(kind: GrammarKind, text: str) -> str:
 
 
 def matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
-    """A matcher that has consumed nothing, for a compiled text. Raises GrammarError. Releases the GIL."""
+    """A new matcher for a compiled grammar. Raises GrammarError. Releases the GIL."""
     result = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
     if result.is_error():
         raise GrammarError(reason(result.get_error()))
@@ -113,9 +114,9 @@ def matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
 
 
 def reason(error: str) -> str:
-    """What is worth telling of an error of the library."""
+    """The useful part of an llguidance error message."""
     if (found := re.search(r"^error: (.*)", error, re.MULTILINE)) is not None:
-        return found[1][:300]  # a regular expression's; before it stands the expression
+        return found[1][:300]  # of a regular expression; the expression itself precedes it
     line = error.partition("\n")[0].partition("<state>")[0].partition("<non-verbose/>")[0]
     return re.sub(r"^at \d+\(\d+\): ", "", line.strip())[:300]
 
@@ -130,12 +131,12 @@ def _json(text: str) -> str:
 
 
 def _regex(text: str) -> str:
-    r"""\d, \w and \s are ASCII, as in JavaScript; the whole answer matches, anchored or not."""
+    r"""\d, \w and \s are ASCII, as in JavaScript. The whole answer has to match, with or without anchors."""
     return f"start: /{regex_to_lark(text, use_ascii='dws')}/".replace("\n", "\\n").replace("\r", "\\r")
 
 
 def _choice(text: str) -> str:
-    # One terminal: alternatives of the parser would be told apart one character too late.
+    # One terminal, because the parser would distinguish its alternatives one character too late.
     return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice) for choice in json.loads(text))
 
 

@@ -1,9 +1,9 @@
-"""The child process that reads a client's grammar: ``python -m quire_server.text.grammar_worker``, started by
+"""The child process that compiles grammars: ``python -m quire_server.text.grammar_worker``, started by
 ``grammar_compiler``.
 
-Its first question brings the vocabulary, the others ``kind`` and ``text``; the answer is the compiled text or
-an error. It does all that the engine would do with the grammar, and the first few tokens of an answer, so
-that a text that crashes the library or runs away crashes or ends this process and no other.
+The first request has the vocabulary, the others ``kind`` and ``text``; the response is the compiled text or
+an error. It builds the matcher as the engine would, and generates the first tokens of an answer, so that a
+text that crashes the library or does not terminate ends this process and not the engine.
 """
 
 from typing import Any
@@ -11,28 +11,30 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from quire_server.core.request import GrammarKind
+from quire_server.core.sampling_params import GrammarKind
 from quire_server.text import child_loop, grammar
 
 _TRIAL_TOKENS = 16
-_SETUP_SECONDS = 60.0  # the vocabulary is ours, and may have 256,000 tokens
+_SETUP_SECONDS = 60.0  # the vocabulary is trusted, and may have 256,000 tokens
 
 
-def prepare(setup: dict[str, Any]) -> child_loop.Answering:
-    """Compiles for the vocabulary of the setup."""
+def prepare(setup: dict[str, Any]) -> child_loop.Handler:
+    """A function that compiles grammars for the vocabulary of the setup."""
     vocabulary = grammar.Vocabulary.from_json(setup)
     tokenizer = vocabulary.tokenizer()
-    return lambda question: {"text": _compile(vocabulary, tokenizer, question)}
+    return lambda request: {"text": _compile(vocabulary, tokenizer, request)}
 
 
-def _compile(vocabulary: grammar.Vocabulary, tokenizer: LLTokenizer, question: dict[str, Any]) -> str:
-    text = grammar.compiled(GrammarKind(question["kind"]), question["text"])
+def _compile(vocabulary: grammar.Vocabulary, tokenizer: LLTokenizer, request: dict[str, Any]) -> str:
+    text = grammar.compiled(GrammarKind(request["kind"]), request["text"])
     _try(grammar.matcher(tokenizer, text), vocabulary)
     return text
 
 
 def _try(matcher: LLMatcher, vocabulary: grammar.Vocabulary) -> None:
-    """Follow the grammar for some tokens: what is impossible or too complex shows here, not in an answer."""
+    """Generate some tokens, to find grammars that allow nothing or are too complex before the engine gets
+    them.
+    """
     mask = np.zeros(-(-len(vocabulary.tokens) // 32), np.uint32)
     for _ in range(_TRIAL_TOKENS):
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
@@ -42,10 +44,10 @@ def _try(matcher: LLMatcher, vocabulary: grammar.Vocabulary) -> None:
                 "allows no text at all" if why.startswith("NoExtension") else f"is too complex: {why}"
             )
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        spoken = [token for token in allowed if token not in vocabulary.eos_token_ids]
-        if not spoken:
+        with_text = [token for token in allowed if token not in vocabulary.eos_token_ids]
+        if not with_text:
             return
-        if not matcher.consume_token(int(spoken[0])):
+        if not matcher.consume_token(int(with_text[0])):
             raise grammar.GrammarError(f"is too complex: {grammar.reason(matcher.get_error())}")
 
 

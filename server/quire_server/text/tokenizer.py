@@ -1,8 +1,7 @@
-"""Text to token ids and back, from the model's tokenizer.json. Called by the API process; no torch.
+"""Text to token ids and back, with the model's tokenizer.json.
 
-Encoding is the ``tokenizers`` library's. Decoding is ours, over bytes: every token stands for some bytes
-whatever surrounds it, so that streaming can cut anywhere and still say exactly what decoding at once would
-say.
+Encoding is done by the ``tokenizers`` library. Decoding is done here, on bytes: the bytes of a token do not
+depend on its neighbours, so streamed deltas add up to exactly the text of decoding all tokens at once.
 """
 
 import codecs
@@ -13,18 +12,18 @@ from typing import Any
 
 import tokenizers
 
-from quire_server.core.errors import ConfigError, ModelCorruptError, RequestError
-from quire_server.core.generation import eos_token_ids
-from quire_server.core.model_files import ModelFiles, check_values
+from quire_server.errors import ConfigError, ModelCorruptError, RequestError
+from quire_server.model_dir.files import ModelFiles, check_values
+from quire_server.model_dir.generation_config import eos_token_ids
 
-# Gemma 3's, the largest of a model that is served here, has 33 MB: 262,144 tokens, half a million merges.
+# The largest one of a supported model is Gemma 3's, with 33 MB: 262,144 tokens, half a million merges.
 _LIMIT = 48 << 20
 _MAX_VALUES = 3_000_000
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's mark for a space
 
 
 class Tokenizer:
-    """One model's vocabulary. Safe to share between threads."""
+    """The tokenizer of one model. Thread-safe."""
 
     def __init__(self, library: tokenizers.Tokenizer, eos_ids: tuple[int, ...]) -> None:
         library.no_truncation()
@@ -55,36 +54,36 @@ class Tokenizer:
         return cls(_read(files), eos_token_ids(files))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids; special tokens in the text are recognised (chat templates write them)."""
+        """Token ids. Special tokens in the text are recognised, because chat templates contain them."""
         try:
             return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
         except (TypeError, UnicodeEncodeError):
             raise RequestError("The text is not valid Unicode (it has lone surrogates).") from None
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The whole text at once."""
+        """The text of all tokens."""
         decoder = TextDecoder(self, skip_special_tokens=skip_special_tokens)
         text = decoder.push(token_ids) + decoder.finish()
         return text.removeprefix(" ") if self._strips_first_space else text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that this token stands for; none for an id outside the vocabulary."""
+        """The bytes of a token; empty for an id outside the vocabulary."""
         return self._bytes.get(token_id, b"")
 
-    def spoken_bytes(self, token_id: int) -> bytes:
-        """The same, but none for a control token, which is left out of text."""
+    def text_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token in text: empty for special tokens, which are skipped."""
         return b"" if token_id in self._special else self._bytes.get(token_id, b"")
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token is a control token."""
+        """Whether the token is a special (control) token."""
         return token_id in self._special
 
 
 class TextDecoder:
-    """Bytes of tokens -> text, holding back at most an unfinished UTF-8 character."""
+    """Tokens -> text, holding back at most one unfinished UTF-8 character."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
-        self._bytes_of = tokenizer.spoken_bytes if skip_special_tokens else tokenizer.token_bytes
+        self._bytes_of = tokenizer.text_bytes if skip_special_tokens else tokenizer.token_bytes
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -92,12 +91,12 @@ class TextDecoder:
         return self._utf8.decode(b"".join([self._bytes_of(token_id) for token_id in token_ids]))
 
     def finish(self) -> str:
-        """A replacement character for what stayed unfinished."""
+        """After the last token: a replacement character for an unfinished character."""
         return self._utf8.decode(b"", final=True)
 
 
 def refuse_other_vocabulary(model: ModelFiles, draft: ModelFiles) -> None:
-    """Raise ConfigError unless every token has the same id in both: a draft is a list of ids."""
+    """Raise ConfigError unless every token has the same id in both models, because drafts are token ids."""
     ours, theirs = (_read(files).get_vocab(with_added_tokens=True) for files in (model, draft))
     if ours == theirs:
         return
@@ -129,7 +128,7 @@ def _decoder_parts(library: tokenizers.Tokenizer) -> frozenset[str]:
 
 
 def _byte_level_table() -> dict[str, int]:
-    """GPT-2's printable stand-ins: bytes that print are themselves, the others follow from U+0100 on."""
+    """GPT-2's mapping of bytes to printable characters, inverted: other bytes are mapped from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -138,7 +137,7 @@ def _byte_level_table() -> dict[str, int]:
 def _from_byte_level(token: str, table: dict[str, int]) -> bytes:
     try:
         return bytes([table[character] for character in token])
-    except KeyError:  # an added token, written as it reads
+    except KeyError:  # an added token, which is plain text
         return token.encode()
 
 

@@ -1,5 +1,6 @@
-"""Makes the ops take CPU tensors for a GPU's, so that they go the way that they go there, to the Triton
-kernels, which the interpreter computes. Where there is a GPU they do anyway, and are only counted.
+"""Makes the ops treat CPU tensors as CUDA tensors, so that they launch the Triton kernels in the interpreter.
+
+Where there is a GPU the launches are only counted.
 """
 
 import importlib
@@ -35,7 +36,7 @@ class _AsCuda(TorchFunctionMode):
 
 @contextmanager
 def as_cuda() -> Iterator[list[str]]:
-    """Within it every tensor says that it lies on a GPU; the names of the launchers that were called."""
+    """Within it every tensor has is_cuda = True; yields the names of the launches that were made."""
     called: list[str] = []
     patches: list[Any] = []
     if not torch.cuda.is_available():
@@ -44,14 +45,11 @@ def as_cuda() -> Iterator[list[str]]:
             patch.object(torch.cuda, "current_stream", lambda device: _STREAM),
             _AsCuda(),
         ]
-    names = {found.name for found in pkgutil.iter_modules(quire_kernels.__path__)}
+    names = {found.name for found in pkgutil.walk_packages(quire_kernels.__path__, "quire_kernels.")}
     for name in sorted(names & {f"{op}_triton" for op in names}):
-        op = importlib.import_module(f"quire_kernels.{name.removesuffix('_triton')}")
-        for launcher, function in vars(importlib.import_module(f"quire_kernels.{name}")).items():
-            if (
-                launcher.endswith("_triton")
-                and getattr(function, "__module__", "") == f"quire_kernels.{name}"
-            ):
+        op = importlib.import_module(name.removesuffix("_triton"))
+        for launcher, function in vars(importlib.import_module(name)).items():
+            if launcher.endswith("_triton") and getattr(function, "__module__", "") == name:
                 patches.append(patch.object(op, launcher, _counted(launcher, function, called), create=True))
     with ExitStack() as stack:
         for one in patches:

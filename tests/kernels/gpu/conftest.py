@@ -1,11 +1,11 @@
-"""Kernels run on the device where there is one, otherwise in the interpreter, on CPU tensors."""
+"""The tests run on a GPU if there is one, otherwise in Triton's interpreter on CPU tensors."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-if not torch.cuda.is_available():  # it is made for the pinned versions, which a GPU's machine need not have
+if not torch.cuda.is_available():  # it patches the pinned triton version; a GPU machine may have another one
     from tests.kernels.gpu.interpreter import interpreted
 
 

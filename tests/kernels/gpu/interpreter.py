@@ -1,11 +1,11 @@
 """Runs Triton kernels on CPU tensors, in any process and only within ``interpreted()``.
 
-Triton picks its interpreter by TRITON_INTERPRET when it is first imported, for the whole process. Here
-kernels stay ordinary ones, which the same process may compile ahead of time; the interpreter gets them for
-as long as the context lasts. Within it bfloat16 and float8 are computed as a GPU does; triton 3.6 alone
-takes the bits of a bfloat16 for an integer, truncates where a GPU rounds to nearest, and does not saturate.
+Triton chooses its interpreter by TRITON_INTERPRET at its first import, for the whole process. Here kernels
+stay ordinary ones, which the same process can compile ahead of time, and are interpreted only within the
+context. In it bfloat16 and FP8 are computed as on a GPU; the interpreter of triton 3.6 treats the bits of a
+bfloat16 as an integer, truncates where a GPU rounds to nearest, and does not saturate.
 
-What it cannot show: races between programs (they run one after the other), shapes that a GPU refuses, float32
+It cannot find: races between programs (they run one after the other), shapes that a GPU refuses, float32
 products in tf32, and reads beyond a tensor, which give garbage or end the process.
 """
 
@@ -47,10 +47,10 @@ def interpreted() -> Iterator[None]:
         triton.knobs.runtime.interpret = True
         for owner, name, replacement in _REPLACEMENTS:
             stack.enter_context(patch.object(owner, name, replacement, create=not hasattr(owner, name)))
-        # Both faces of the language: kernels see `tl`, triton's own device functions see `core`.
+        # Kernels refer to the language as `tl`, triton's own device functions as `core`.
         seen = FunctionType(interpreted.__wrapped__.__code__, {"tl": tl, "core": tl.core})
         stack.callback(interpreter._patch_lang(seen).restore)
-        # Masked lanes overflow and divide by nothing, as they do on a GPU.
+        # Masked lanes may overflow and divide by zero, as on a GPU.
         stack.enter_context(np.errstate(all="ignore"))
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Conversion of an array with ndim > 0", DeprecationWarning)
@@ -77,14 +77,14 @@ def _is_bf16(handle: Any) -> bool:
 
 
 def _convert(x: Any, source: Any, target: Any, rounding: Any) -> Any:
-    """Bits of ``source`` to bits of ``target``, by torch: to nearest even, float8 by its largest."""
+    """Convert bits of ``source`` to bits of ``target`` by torch: round to nearest even, FP8 saturates."""
     if source not in _FLOATS or target not in _FLOATS:
         return _convert_float(x, source, target, rounding)
     x = np.ascontiguousarray(x)
     given = torch.from_numpy(x.view(_SIGNED[source.primitive_bitwidth][0])).view(_FLOATS[source]).float()
     if target in (tl.float8e4nv, tl.float8e5):
         largest = torch.finfo(_FLOATS[target]).max
-        given = given.clamp(-largest, largest)  # keeps what is not a number
+        given = given.clamp(-largest, largest)  # NaN stays NaN
     bits = given.to(_FLOATS[target]).view(_SIGNED[target.primitive_bitwidth][1]).numpy()
     return bits.view(_UNSIGNED[target.primitive_bitwidth]).reshape(x.shape)
 
@@ -126,7 +126,7 @@ def _cast_impl(self: Any, handle: Any, target: Any) -> Any:
 def _create_splat(self: Any, *args: Any) -> Any:
     result = _splat(self, *args)
     given = args[-1] if isinstance(args[-1], _Handle) else args[0]
-    # Comparisons stay masks.
+    # Results of comparisons stay boolean masks.
     return _Handle(result.data.astype(bool), tl.int1) if given.data.dtype == np.bool_ else result
 
 
@@ -154,7 +154,7 @@ def _self_test_kernel(a, b, product, combined, rounded, n: tl.constexpr):
 
 
 def _self_test() -> None:
-    """Without the replacements every one of these is wrong, silently."""
+    """Without the replacements each of these results is wrong, without an error."""
     a, b = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
     product, combined = torch.empty(16, 16), torch.empty(16, 16, dtype=torch.bfloat16)
     rounded = torch.empty(16, 16, dtype=torch.float8_e4m3fn)

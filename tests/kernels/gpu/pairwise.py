@@ -1,4 +1,4 @@
-"""Every two values together in some case, in few cases: most faults need no more than two."""
+"""Pairwise testing: few cases in which every pair of values occurs, since most faults need no more."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -10,7 +10,7 @@ Chosen = tuple[str, int]
 
 
 def pairwise(factors: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Cases in which every value of each factor meets every value of each other; the same ones every time."""
+    """Cases in which every pair of values of two factors occurs; deterministic."""
     uncovered = {
         ((one, i), (other, j))
         for one, other in combinations(factors, 2)
@@ -36,7 +36,7 @@ def _pairs(case: Mapping[str, int], factors: Mapping[str, Any]) -> set[tuple[Cho
 
 
 def cases(factors: Mapping[str, Sequence[Any]]) -> list[Any]:
-    """For parametrize: the quick form has every value once at least, and the rest is marked ``kernels``."""
+    """For parametrize: the quick form has every value once; other cases are marked ``kernels``."""
     seen: set[str] = set()
     parameters = []
     for case in pairwise(factors):

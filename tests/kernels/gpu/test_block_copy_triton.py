@@ -1,4 +1,4 @@
-"""One launch copies blocks of every layer as one block at a time does, whatever tensors they lie in."""
+"""Block copies of all layers in one launch equal copies of one block at a time."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 
 from quire_kernels.block_copy import block_copy_reference
 from quire_kernels.block_copy_triton import block_copy_triton
-from quire_kernels.kv_quantization import kv_row_size
+from quire_kernels.paged_kv_cache import kv_row_size
 from tests.kernels.gpu.pairwise import cases
 
 FACTORS: dict[str, Any] = {
@@ -22,10 +22,10 @@ FACTORS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", cases(FACTORS), ids=str)
-def test_it_equals_its_reference_bit_by_bit(case: dict[str, Any], device: str) -> None:
+def test_it_is_bitwise_equal_to_its_reference(case: dict[str, Any], device: str) -> None:
     dtype, row = case["dtype"], kv_row_size(case["size"], case["dtype"]) * case["dtype"].itemsize
     shape = (2, 5, case["kv_heads"] + case["is_apart"], case["block"], row)
-    # Any bytes, and so what is no number, too.
+    # Random bytes, NaN included.
     layers = [torch.randint(256, shape, device=device).to(torch.uint8) for _ in range(case["layers"])]
     expected = [layer.clone() for layer in layers]
     for given, copy in ((layers, block_copy_triton), (expected, block_copy_reference)):
@@ -34,7 +34,7 @@ def test_it_equals_its_reference_bit_by_bit(case: dict[str, Any], device: str) -
     assert all(torch.equal(layer, its) for layer, its in zip(layers, expected, strict=True))
 
 
-def test_blocks_longer_than_a_program_go_side_by_side_and_back(device: str) -> None:
+def test_blocks_longer_than_one_program_are_copied_to_a_buffer_and_back(device: str) -> None:
     layers = [torch.randn(2, 5, 2, 64, 128, device=device) for _ in range(2)]
     parts = [half for layer in layers for half in layer.unbind(0)]
     staging = torch.zeros(3, 4, 2, 64, 128, device=device)
@@ -44,7 +44,7 @@ def test_blocks_longer_than_a_program_go_side_by_side_and_back(device: str) -> N
     assert all(torch.equal(layer[:, 3], layer[:, 4]) for layer in layers)
 
 
-def test_what_cannot_be_copied_in_wide_words_is_refused(device: str) -> None:
+def test_tensors_without_16_byte_alignment_are_refused(device: str) -> None:
     odd = [torch.zeros(4, 3, 5, device=device)]
     with pytest.raises(ValueError, match="blocks of 60 bytes"):
         block_copy_triton(odd, odd, [(0, 1)])

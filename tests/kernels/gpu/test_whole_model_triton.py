@@ -1,4 +1,4 @@
-"""A whole model by the kernels of a GPU, through its runner and its graphs, answers as torch does."""
+"""Whole models on the GPU code path, with runner and CUDA graphs, give the same answers as by torch."""
 
 import importlib
 from collections.abc import Callable
@@ -8,20 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from quire_server.core.limits import SpeculationConfig, SpeculativeMethod
-from quire_server.core.request import Grammar, GrammarKind, Request, SamplingParams
-from quire_server.engine.pipeline import Pipeline
-from quire_server.runner.cuda_device import CudaDevice
-from quire_server.runner.device import Device
-from quire_server.runner.grammars import Grammars
-from quire_server.runner.model_runner import ModelRunner, RunnerOptions
-from quire_server.runner.parts import assemble
+from quire_server.core.config import SpeculationConfig, SpeculativeMethod
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import Grammar, GrammarKind, SamplingParams
+from quire_server.engine.engine_core import StepPipeline
+from quire_server.runner.gpu.cuda_device import CudaDevice
+from quire_server.runner.gpu.device import Device
+from quire_server.runner.loader import load_model
+from quire_server.runner.model_runner import ModelRunner, RunnerConfig
+from quire_server.runner.structured_outputs import Grammars
 from quire_server.text import grammar as texts
 from tests.kernels.gpu.as_cuda import as_cuda
 from tests.server.models import families
 from tests.server.models.variants import VOCAB
+from tests.server.runner.gpu.fake_device import FakeDevice
 from tests.server.runner.in_process import InProcessEngine, greedy, load
-from tests.server.runner.pretend_device import PretendDevice
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("Llama", {"num_hidden_layers": 2}),
@@ -75,7 +76,7 @@ def expected(directory: Path) -> list[list[int]]:
 def by_torch(
     runner: ModelRunner, prompts: list[list[int]], sampling: list[SamplingParams]
 ) -> list[list[int]]:
-    """As on a CPU, one request at a time."""
+    """Answers on a CPU, one request at a time."""
     return [
         InProcessEngine(runner).generate([prompt], each)[0]
         for prompt, each in zip(prompts, sampling, strict=True)
@@ -85,9 +86,9 @@ def by_torch(
 def answers(
     runner: ModelRunner, prompts: list[list[int]], sampling: list[SamplingParams], **limits: object
 ) -> list[list[int]]:
-    """All together, with a step ahead."""
+    """Answers of all requests in one batch, with asynchronous steps."""
     scheduler = InProcessEngine(runner, max_num_seqs=5, **limits).scheduler
-    pipeline = Pipeline(scheduler, runner)
+    pipeline = StepPipeline(scheduler, runner)
     for name, (prompt, each) in enumerate(zip(prompts, sampling, strict=True)):
         if each.grammar is not None:
             runner.grammars.admit(str(name), runner.grammars.build(each.grammar))
@@ -105,15 +106,15 @@ def on_gpu(
     directory: Path, device: Device, on_progress: Callable[[int, int], None], **options: object
 ) -> ModelRunner:
     settings = {"dtype": "float32", "max_num_seqs": 5, "max_num_batched_tokens": 24, "max_model_len": 32}
-    chosen = RunnerOptions(**(settings | options))  # type: ignore[arg-type]  # mixed values
-    parts = assemble(directory, chosen, lambda loaded, total: None, device)
+    chosen = RunnerConfig(**(settings | options))  # type: ignore[arg-type]  # mixed values
+    parts = load_model(directory, chosen, lambda loaded, total: None, device)
     runner = ModelRunner(parts, chosen, Grammars(lambda: VOCABULARY))
     runner.capture(on_progress)
     return runner
 
 
 def new_device() -> Device:
-    return CudaDevice() if torch.cuda.is_available() else PretendDevice()
+    return CudaDevice() if torch.cuda.is_available() else FakeDevice()
 
 
 @pytest.mark.kernels
@@ -128,7 +129,7 @@ def test_its_answers_are_those_of_the_torch_path(
         given = answers(runner, PROMPTS, SAMPLING)
     assert set(called) >= KERNELS
     assert given == expected
-    if isinstance(device, PretendDevice):
+    if isinstance(device, FakeDevice):
         assert ("replay" in device.log) is not is_eager
     sizes = 4  # 5, 4, 2 and 1: three rows are padded to four
     assert progress == ([] if is_eager else [(done, sizes) for done in range(sizes + 1)])
@@ -146,15 +147,15 @@ def test_experts_are_computed_together_and_captured(kind: str, tmp_path: Path) -
         given = answers(runner, PROMPTS, SAMPLING)
     assert given == expected
     assert "moe_triton" in called and "silu_mul_triton" not in called, "no expert is computed alone"
-    assert not isinstance(device, PretendDevice) or "replay" in device.log
+    assert not isinstance(device, FakeDevice) or "replay" in device.log
 
 
 @pytest.mark.kernels
-def test_prompts_without_a_cached_prefix_go_to_torchs_attention_from_some_length_on(
+def test_long_prompts_without_a_cached_prefix_use_torch_attention(
     directory: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole: list[int] = []
-    module = importlib.import_module("quire_kernels.paged_prefill_attention")  # its op has the same name
+    module = importlib.import_module("quire_kernels.attention.paged_prefill_attention")
     attention = module.whole_prompt_attention
 
     def noted(q: torch.Tensor, *more: Any) -> torch.Tensor:
@@ -217,11 +218,11 @@ def test_a_draft_model_is_captured_beside_the_model(directory: Path) -> None:
     assert given == expected
     assert "paged_verify_attention_triton" in called
     assert progress.count((4, 4)) == 1 and progress[-1] == (4, 4), "the draft model's graphs come last"
-    assert not isinstance(device, PretendDevice) or "replay" in device.log
+    assert not isinstance(device, FakeDevice) or "replay" in device.log
 
 
 @pytest.mark.kernels
-def test_penalties_and_grammars_are_applied_where_the_logits_are(directory: Path) -> None:
+def test_penalties_and_grammar_masks_are_applied_on_the_device(directory: Path) -> None:
     sampling = [
         greedy(8, repetition_penalty=1.3, presence_penalty=0.5),
         SamplingParams(8, temperature=0.9, seed=5, ignore_eos=True, frequency_penalty=0.7),
@@ -243,6 +244,6 @@ def test_penalties_and_grammars_are_applied_where_the_logits_are(directory: Path
         without = answers(runner, PROMPTS[:2], sampling[:2])
     assert given == expected and without == expected[:2]
     assert {"apply_penalties_triton", "apply_token_bitmask_triton"} <= kernels
-    if isinstance(device, PretendDevice):
+    if isinstance(device, FakeDevice):
         events = "".join(event[0] for event in log if event in ("download", "wait"))
-        assert "dd" in events, "for penalties nobody waits: the device knows what the host does not yet"
+        assert "dd" in events, "penalties cause no wait: the device has the tokens that the host lacks"

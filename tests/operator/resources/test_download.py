@@ -1,4 +1,4 @@
-"""A model that is downloaded in the pod: who sees the credentials, who may write, where it may connect."""
+"""A model that is downloaded in the pod: which container sees credentials, may write, may connect where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HorizontalPodAutoscaler asks for what the spec says, in the words of Kubernetes."""
+"""The HorizontalPodAutoscaler has the targets of the spec, in the terms of Kubernetes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from e2e.api import specs
 from quire_operator import resources, spec
-from quire_operator.resources import Measured
+from quire_operator.resources import PodMeasurements
 from quire_operator.settings import Settings
 
 SETTINGS = Settings(engine_image="registry.example/quire-server:1")
@@ -16,7 +16,7 @@ SETTINGS = Settings(engine_image="registry.example/quire-server:1")
 
 def autoscaler(*, engine: Any = None, measured: Any = None, **fields: Any) -> specs.Body:
     body = specs.minimal(autoscaling={"maxReplicas": 4, **fields}, engine=engine or {}, resources={"gpu": {}})
-    children = resources.build(spec.parse(body), SETTINGS, Measured(**(measured or {})))
+    children = resources.build(spec.parse(body), SETTINGS, PodMeasurements(**(measured or {})))
     (found,) = [child for child in children if child["kind"] == "HorizontalPodAutoscaler"]
     inner: specs.Body = found["spec"]
     return inner
@@ -111,7 +111,7 @@ GPU = [{"type": "GPUUtilization"}]
 
 
 @pytest.mark.parametrize(
-    ("metrics", "percent", "is_held", "policy"),
+    ("metrics", "percent", "scale_down_disabled", "policy"),
     [
         (GPU, None, False, "Disabled"),
         (GPU, 29.9, True, "Max"),
@@ -127,10 +127,12 @@ GPU = [{"type": "GPUUtilization"}]
     ],
 )
 def test_gpus_that_work_are_kept_below_their_target_too(
-    metrics: list[Any], percent: float | None, is_held: bool, policy: str
+    metrics: list[Any], percent: float | None, scale_down_disabled: bool, policy: str
 ) -> None:
     """80 percent ask for more, 30 for fewer."""
-    found = autoscaler(metrics=metrics, measured={"gpu_percent": percent, "is_held": is_held})
+    found = autoscaler(
+        metrics=metrics, measured={"gpu_percent": percent, "scale_down_disabled": scale_down_disabled}
+    )
     assert found["behavior"]["scaleDown"]["selectPolicy"] == policy
     assert found["behavior"]["scaleUp"]["selectPolicy"] == "Max"
 

@@ -1,4 +1,4 @@
-"""The HTTPRoute and the InferencePool lead to the serving pods, and asking for one restarts none of them."""
+"""The HTTPRoute and the InferencePool select the serving pods, and adding one restarts no pod."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire_operator.errors import SpecError
 from quire_operator.observed import Observed, Ref
 from quire_operator.settings import Settings
 from quire_operator.status import routing
-from tests.operator.status.told import model_body
+from tests.operator.status.objects import model_body
 
 SETTINGS = Settings(engine_image="engine:1")
 PARENT = {"name": "shared", "namespace": "gateways"}
@@ -59,7 +59,7 @@ def test_a_route_that_is_refused_hinders_no_pod() -> None:
         specs.minimal(networking={"httpRoute": {"parentRefs": [PARENT]}, "inferencePool": POOL})
     )
     made = resources.build(model, SETTINGS)
-    applied = resources.with_kept(made, resources.kept(model, {}, made))
+    applied = resources.with_revision(made, resources.render_revision(model, {}, made))
     for order in (made, applied):
         assert [m["kind"] for m in order][-3:] == ["Deployment", "InferencePool", "HTTPRoute"]
 
@@ -67,14 +67,14 @@ def test_a_route_that_is_refused_hinders_no_pod() -> None:
 def test_asking_for_a_route_is_no_other_spec_of_the_pods() -> None:
     body = specs.merged(specs.MINIMAL, {"metadata": {"uid": "u"}})
     model = spec.parse(body)
-    kept = resources.kept(model, body["spec"], resources.build(model, SETTINGS))
+    kept = resources.render_revision(model, body["spec"], resources.build(model, SETTINGS))
     routed = specs.merged(body, {"spec": {"networking": {"httpRoute": {"parentRefs": [PARENT]}}}})
     closed = specs.merged(body, {"spec": {"networking": {"networkPolicy": {"mode": "None"}}}})
-    assert resources.is_same(spec.parse(routed), routed, kept)
-    assert not resources.is_same(spec.parse(closed), closed, kept)
+    assert resources.renders_same_pods(spec.parse(routed), routed, kept)
+    assert not resources.renders_same_pods(spec.parse(closed), closed, kept)
 
 
-def told(accepted: str, refs: str = "True", **of: Any) -> dict[str, Any]:
+def reported(accepted: str, refs: str = "True", **of: Any) -> dict[str, Any]:
     conditions = [
         {"type": "Accepted", "status": accepted, "reason": "R", "message": "m\x1b", **of},
         {"type": "ResolvedRefs", "status": refs, "reason": "R", "message": "m", **of},
@@ -87,13 +87,13 @@ def told(accepted: str, refs: str = "True", **of: Any) -> dict[str, Any]:
     [
         ([], {"HTTPRoute"}, ("False", "MissingCRD")),
         ([], set(), ("Unknown", "AwaitingGateway")),
-        ([told("True")], set(), ("Unknown", "AwaitingGateway")),
-        ([told("True"), told("True")], set(), ("True", "RouteAccepted")),
-        ([told("True"), told("False")], set(), ("False", "RouteNotAccepted")),
-        ([told("True"), told("True", refs="False")], set(), ("False", "RouteNotAccepted")),
-        ([told("True"), told("True", observedGeneration=2)], set(), ("True", "RouteAccepted")),
-        ([told("True"), told("True", observedGeneration=1)], set(), ("Unknown", "AwaitingGateway")),
-        ([told("True"), told("False", observedGeneration=1)], set(), ("Unknown", "AwaitingGateway")),
+        ([reported("True")], set(), ("Unknown", "AwaitingGateway")),
+        ([reported("True"), reported("True")], set(), ("True", "RouteAccepted")),
+        ([reported("True"), reported("False")], set(), ("False", "RouteNotAccepted")),
+        ([reported("True"), reported("True", refs="False")], set(), ("False", "RouteNotAccepted")),
+        ([reported("True"), reported("True", observedGeneration=2)], set(), ("True", "RouteAccepted")),
+        ([reported("True"), reported("True", observedGeneration=1)], set(), ("Unknown", "AwaitingGateway")),
+        ([reported("True"), reported("False", observedGeneration=1)], set(), ("Unknown", "AwaitingGateway")),
     ],
 )
 def test_routed_says_what_every_gateway_says(parents: Any, missing: set[str], expected: Any) -> None:

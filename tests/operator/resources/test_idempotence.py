@@ -1,4 +1,4 @@
-"""Rendering is a function of the spec alone, and what it gave needs no second write."""
+"""Rendering is a function of the spec alone, and a rendered child needs no second write."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import json
 from hypothesis import given, settings
 
 from e2e.api import specs
-from quire_operator import plan, resources, spec
+from quire_operator import resources, spec
 from quire_operator.observed import Observed, ref
 from quire_operator.settings import Settings
+from tests.operator.plan.planning import plan_of
 
 SETTINGS = Settings(engine_image="registry.example/quire-server:1", allow_faults=True)
 UID = "11111111-2222-3333-4444-555555555555"
@@ -28,9 +29,10 @@ def test_equal_specs_give_equal_children_in_whatever_order_their_fields_stand(bo
 def test_what_was_applied_as_it_was_rendered_is_applied_no_second_time(body: specs.Body) -> None:
     owned = specs.merged(body, {"metadata": {"uid": UID}})
     children = resources.build(spec.parse(owned), SETTINGS)
-    first = plan.make_plan(children, Observed(body=owned))
+    first = plan_of(children, Observed(body=owned))
     waits = owned["spec"].get("cache", {}).get("mode") == "SharedPVC"  # for its Job
     assert waits or [ref(child) for child in first.apply] == [ref(child) for child in children]
 
-    live = {ref(child): {**child, "metadata": {**child["metadata"], "uid": "c"}} for child in first.apply}
-    assert not plan.make_plan(children, Observed(body=owned, children=live))
+    stored = {"uid": "c", "resourceVersion": "1"}
+    live = {ref(child): {**child, "metadata": {**child["metadata"], **stored}} for child in first.apply}
+    assert not plan_of(children, Observed(body=owned, children=live))

@@ -1,4 +1,4 @@
-"""What `spec.observability` makes of the children: a way out to a collector, settings, a file of patterns."""
+"""The effect of `spec.observability` on the children: egress to a collector, settings, redaction patterns."""
 
 from __future__ import annotations
 

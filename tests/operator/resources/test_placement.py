@@ -53,7 +53,7 @@ def test_what_the_llm_deployment_says_is_added_and_wins() -> None:
     assert found["tolerations"] == [own, *profiles.FULL["spec"]["tolerations"]], "none of them twice"
 
 
-def test_the_server_is_told_of_a_gpu_whether_by_profile_or_by_name() -> None:
+def test_the_server_is_reported_a_gpu_whether_by_profile_or_by_name() -> None:
     for given in (REF, {"gpu": {"memoryPercent": 85}}):
         model = spec.parse(specs.minimal(resources=given))
         built = resources.build(model, SETTINGS)
@@ -61,7 +61,7 @@ def test_the_server_is_told_of_a_gpu_whether_by_profile_or_by_name() -> None:
         assert (settings["QUIRE_DEVICE"], settings["QUIRE_GPU_MEMORY_UTILIZATION"]) == ("cuda", "0.85")
 
 
-def test_a_queue_stands_on_the_deployment_and_not_in_what_rolls_pods() -> None:
+def test_a_queue_is_on_the_deployment_and_not_in_what_rolls_pods() -> None:
     with_queue, without = deployment(scheduling={"queueName": "team-a"}), deployment()
 
     assert with_queue["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
@@ -74,8 +74,8 @@ def test_spot_nodes_are_preferred_by_every_label_that_providers_give_them() -> N
 
     (kind,) = found
     assert kind.startswith("preferred")
-    told = [term["preference"]["matchExpressions"][0] for term in found[kind]]
-    assert {expression["key"]: expression["values"][0] for expression in told} == LABELS
+    reported = [term["preference"]["matchExpressions"][0] for term in found[kind]]
+    assert {expression["key"]: expression["values"][0] for expression in reported} == LABELS
 
 
 def test_without_a_fallback_each_alternative_of_the_users_is_required_on_spot_nodes() -> None:
@@ -86,8 +86,8 @@ def test_without_a_fallback_each_alternative_of_the_users_is_required_on_spot_no
     found = pod(scheduling={"spot": spot, "affinity": own})["affinity"]["nodeAffinity"]
 
     required = found[f"required{LATER}"]["nodeSelectorTerms"]
-    told = {tuple((e["key"], e["values"][0]) for e in term["matchExpressions"]) for term in required}
-    assert told == {(("zone", zone), label) for zone in "ab" for label in LABELS.items()}
+    reported = {tuple((e["key"], e["values"][0]) for e in term["matchExpressions"]) for term in required}
+    assert reported == {(("zone", zone), label) for zone in "ab" for label in LABELS.items()}
 
 
 def test_no_taint_that_takes_a_node_back_is_tolerated() -> None:

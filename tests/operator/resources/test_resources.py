@@ -1,4 +1,4 @@
-"""quire_operator.resources: what holds for the children of any LLMDeployment."""
+"""quire_operator.resources: properties of the children of every LLMDeployment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ScaledObject asks KEDA for what the spec says, of the metrics adapter, in the words of KEDA."""
+"""The ScaledObject has the targets of the spec, read from the metrics adapter, in the terms of KEDA."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from e2e.api import specs
 from quire_operator import resources, spec
 from quire_operator.errors import SpecError
-from quire_operator.resources import Measured
+from quire_operator.resources import PodMeasurements
 from quire_operator.settings import Settings
 
 SETTINGS = Settings(
@@ -19,7 +19,7 @@ SETTINGS = Settings(
 
 def children(settings: Settings = SETTINGS, **fields: Any) -> list[specs.Body]:
     body = specs.minimal(autoscaling={"maxReplicas": 4, **fields}, resources={"gpu": {}})
-    return list(resources.build(spec.parse(body), settings, Measured(load_seconds=100)))
+    return list(resources.build(spec.parse(body), settings, PodMeasurements(load_seconds=100)))
 
 
 def scaled_object(**fields: Any) -> specs.Body:
@@ -74,8 +74,8 @@ def test_only_what_may_sleep_counts_no_pods_as_no_load() -> None:
 
 
 def test_what_holds_the_first_request_wakes_it() -> None:
-    told = {"httpScaledObject": "chat", "scalerAddress": "elsewhere:1"}
-    found = scaled_object(idle={"activator": {"scalerAddress": "holder.ns:9090", "metadata": told}})
+    reported = {"httpScaledObject": "chat", "scalerAddress": "elsewhere:1"}
+    found = scaled_object(idle={"activator": {"scalerAddress": "holder.ns:9090", "metadata": reported}})
 
     assert found["triggers"][-1] == {
         "type": "external-push",

@@ -1,4 +1,4 @@
-"""A model that is downloaded once for all pods: its claim, its Job, and what the pods have of them."""
+"""A model that is downloaded once for all pods: its claim, its Job, and what the pods mount."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_who_shares_a_claim_shares_the_model_in_it() -> None:
     assert "PersistentVolumeClaim" not in children(EXISTING)
 
 
-def test_a_claim_that_is_to_be_retained_belongs_to_nobody() -> None:
+def test_a_claim_that_is_to_be_retained_belongs_to_no_one() -> None:
     owned = {"metadata": {"uid": "u"}}
     for policy, is_owned in (("Retain", False), ("Delete", True)):
         body = specs.merged(specs.merged(SHARED, owned), {"spec": {"cache": {"retainPolicy": policy}}})
@@ -105,6 +105,15 @@ def test_a_claim_of_one_node_is_handed_over_in_place() -> None:
 def test_what_a_revision_keeps_can_be_read_again() -> None:
     for body in (SHARED, EXISTING):
         model = spec.parse(specs.merged(body, {"metadata": {"uid": "u"}}))
-        kept = resources.kept(model, body["spec"], resources.build(model, SETTINGS))
-        assert resources.stored(model, kept.name, kept.data) == kept
+        kept = resources.render_revision(model, body["spec"], resources.build(model, SETTINGS))
+        assert resources.parse_stored(model, kept.name, kept.data) == kept
         assert {"Job", "Deployment"} <= {child["kind"] for child in kept.children}
+
+
+def test_the_administrators_pull_secrets_are_on_the_servers_and_on_the_download() -> None:
+    settings = Settings(engine_image="registry.example/quire-server:1", engine_image_pull_secrets=("a", "b"))
+    built = resources.build(spec.parse(SHARED), settings)
+    pods = [template(child) for child in built if child["kind"] in ("Deployment", "Job")]
+    assert [pod["imagePullSecrets"] for pod in pods] == [[{"name": "a"}, {"name": "b"}]] * 2
+    without = resources.build(spec.parse(SHARED), SETTINGS)
+    assert "imagePullSecrets" not in json.dumps(without)

@@ -13,7 +13,7 @@ from quire_operator import status
 from quire_operator.observed import Observed, Ref
 from quire_operator.reports import Sample
 from quire_operator.status import Failure, transitions
-from tests.operator.status.told import FAILURES, Body, compute, condition, deployment, model_body, pod
+from tests.operator.status.objects import FAILURES, Body, compute, condition, deployment, model_body, pod
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_rollout_past_its_deadline_is_stalled() -> None:
     assert condition(computed, "Stalled") == ("True", "ProgressDeadlineExceeded")
 
 
-def test_a_missing_object_of_somebody_else_and_a_refused_object_are_stalled() -> None:
+def test_a_missing_object_of_another_owner_and_a_refused_object_are_stalled() -> None:
     observed = Observed(body=model_body(), foreign=(Ref("Service", "m"),))
     conflict = status.ownership_conflict(observed)
     refused = status.Failure(reason="ApplyRejected", detail="spec.replicas: too many")
@@ -76,7 +76,7 @@ def test_an_invalid_spec_is_stalled_and_what_serves_keeps_its_numbers() -> None:
     )
 
     problem = Failure(reason="InvalidSpec", detail="spec.engine.env[0].name: not allowed")
-    computed = status.refused(observed, problem, now=datetime.now(UTC))
+    computed = status.compute_refused_status(observed, problem, now=datetime.now(UTC))
 
     assert condition(computed, "Stalled") == ("True", "InvalidSpec")
     assert condition(computed, "Available") == ("True", "Serving")
@@ -99,12 +99,12 @@ def test_times_stay_while_a_status_stays() -> None:
     assert {c["observedGeneration"] for c in second["conditions"]} == {2}
 
 
-@pytest.mark.parametrize("told", [*FAILURES.values(), kubelet.ready(), kubelet.loading()])
-def test_the_same_cluster_gives_the_same_status_again(told: Body) -> None:
+@pytest.mark.parametrize("reported", [*FAILURES.values(), kubelet.ready(), kubelet.loading()])
+def test_the_same_cluster_gives_the_same_status_again(reported: Body) -> None:
     """What a restarted operator relies on: there is nothing to write."""
-    first = compute(pod(told))
+    first = compute(pod(reported))
 
-    assert transitions.merge_patch(first, compute(pod(told), old=first)) == {}
+    assert transitions.merge_patch(first, compute(pod(reported), old=first)) == {}
 
 
 def test_progress_is_that_of_the_furthest_pod() -> None:
@@ -121,6 +121,14 @@ def test_progress_is_that_of_the_furthest_pod() -> None:
     assert computed["loadingReplicas"] == 2
 
 
+def test_the_served_name_is_shown_whether_it_was_given_or_not() -> None:
+    """`kubectl get -o wide` prints it in the column MODEL."""
+    given = model_body(model={"source": {"pvc": {"claimName": "models"}}, "servedName": "org/m"})
+
+    assert compute(pod(kubelet.ready()))["servedName"] == "m"
+    assert compute(pod(kubelet.ready()), body=given)["servedName"] == "org/m"
+
+
 @pytest.mark.parametrize("fields", [{"suspend": True}, {"replicas": 0}])
 def test_a_suspended_deployment_is_neither_ready_nor_at_work(fields: Body) -> None:
     computed = compute(of=deployment(replicas=0), body=model_body(**fields))
@@ -130,11 +138,11 @@ def test_a_suspended_deployment_is_neither_ready_nor_at_work(fields: Body) -> No
     assert condition(computed, "Reconciling")[0] == condition(computed, "Stalled")[0] == "False"
 
 
-TOLD = st.sampled_from([*FAILURES.values(), kubelet.ready(), kubelet.loading(), {"phase": "Failed"}])
+POD_STATUSES = st.sampled_from([*FAILURES.values(), kubelet.ready(), kubelet.loading(), {"phase": "Failed"}])
 
 
 @given(
-    st.lists(TOLD, max_size=3),
+    st.lists(POD_STATUSES, max_size=3),
     st.integers(0, 3),
     st.integers(0, 3),
     st.integers(0, 3),
@@ -142,11 +150,11 @@ TOLD = st.sampled_from([*FAILURES.values(), kubelet.ready(), kubelet.loading(), 
     st.sampled_from([None, "ApplyRejected", "QuotaExceeded", "OwnershipConflict"]),
 )
 def test_ready_reconciling_and_stalled_never_contradict_each_other(
-    told: list[Body], wanted: int, replicas: int, ready: int, seen: bool, problem: str | None
+    reported: list[Body], wanted: int, replicas: int, ready: int, seen: bool, problem: str | None
 ) -> None:
     """kstatus reads Reconciling before Stalled before Ready: at most one may be True."""
     computed = compute(
-        *(pod(each, name=f"m-{i}") for i, each in enumerate(told)),
+        *(pod(each, name=f"m-{i}") for i, each in enumerate(reported)),
         of=deployment(replicas=replicas, ready=min(ready, replicas), seen=seen),
         body=model_body(replicas=wanted),
         problem=None if problem is None else status.Failure(reason=problem),

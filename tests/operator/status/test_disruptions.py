@@ -1,4 +1,4 @@
-"""Pods that have to go, or wait for others, are told by what Kubernetes says of them, each once."""
+"""Pods that are disrupted, or wait for others, are reported by what Kubernetes says of them, each once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 
 from e2e.operator import pods as kubelet
 from quire_operator.status import transitions
-from tests.operator.status.told import Body, compute, condition, deployment, pod
+from tests.operator.status.objects import Body, compute, condition, deployment, pod
 
 
-def going(told: Body) -> Body:
-    body = pod(told)
+def going(reported: Body) -> Body:
+    body = pod(reported)
     body["metadata"]["deletionTimestamp"] = kubelet.at()
     return body
 
@@ -40,15 +40,15 @@ def test_a_disrupted_pod_is_the_last_failure_and_one_event_and_degrades_nothing(
     reason = name.partition(" ")[0]
     other = pod(kubelet.ready(), name="m-1")
 
-    told = compute(DISRUPTED[name], other, of=deployment(ready=1))
-    again = compute(DISRUPTED[name], other, of=deployment(ready=1), old=told)
+    reported = compute(DISRUPTED[name], other, of=deployment(ready=1))
+    again = compute(DISRUPTED[name], other, of=deployment(ready=1), old=reported)
     after = compute(other, of=deployment(ready=1), old=again)
 
-    assert (told["lastFailure"]["reason"], told["lastFailure"]["pod"]) == (reason, "m-0")
-    assert condition(told, "Degraded") == ("False", "AsExpected")
-    assert [(e.kind, e.reason) for e in transitions.events({}, told)][0] == ("Warning", reason)
-    assert transitions.merge_patch(told, again) == {} and transitions.events(told, again) == ()
-    assert after["lastFailure"] == told["lastFailure"], "it is kept when the pod is gone"
+    assert (reported["lastFailure"]["reason"], reported["lastFailure"]["pod"]) == (reason, "m-0")
+    assert condition(reported, "Degraded") == ("False", "AsExpected")
+    assert [(e.kind, e.reason) for e in transitions.events({}, reported)][0] == ("Warning", reason)
+    assert transitions.merge_patch(reported, again) == {} and transitions.events(reported, again) == ()
+    assert after["lastFailure"] == reported["lastFailure"], "it is kept when the pod is gone"
 
 
 def test_two_pods_that_have_to_go_are_two_events() -> None:
@@ -70,7 +70,7 @@ def test_how_an_evicted_pod_ends_does_not_hide_why() -> None:
     assert compute(body)["lastFailure"]["reason"] == "Evicted"
 
 
-def test_a_silent_node_is_told_before_its_pods_are_deleted_and_once() -> None:
+def test_a_silent_node_is_reported_before_its_pods_are_deleted_and_once() -> None:
     lost, then = compute(pod(kubelet.silent())), going(kubelet.silent())
     later = compute(then, old=lost)
 
@@ -88,9 +88,9 @@ def test_a_silent_node_is_told_before_its_pods_are_deleted_and_once() -> None:
     ],
 )
 def test_a_pod_that_is_unready_for_a_reason_is_not_on_a_silent_node(ready: Body) -> None:
-    told = {**kubelet.ready(), "conditions": [ready, kubelet.condition("ContainersReady", "True")]}
+    reported = {**kubelet.ready(), "conditions": [ready, kubelet.condition("ContainersReady", "True")]}
 
-    assert "lastFailure" not in compute(pod(told))
+    assert "lastFailure" not in compute(pod(reported))
 
 
 def test_a_pod_without_quota_waits_for_quota_and_one_that_others_hold_for_a_node() -> None:
@@ -112,7 +112,7 @@ def test_a_pod_without_quota_waits_for_quota_and_one_that_others_hold_for_a_node
     ],
 )
 def test_what_a_pod_waits_for_is_what_the_scheduler_lacks(message: str, reason: str) -> None:
-    told = compute(pod(kubelet.unschedulable(message)))
+    reported = compute(pod(kubelet.unschedulable(message)))
 
-    assert condition(told, "Degraded") == ("True", reason)
-    assert told["phase"] == {"VolumePending": "Pending"}.get(reason, reason)
+    assert condition(reported, "Degraded") == ("True", reason)
+    assert reported["phase"] == {"VolumePending": "Pending"}.get(reason, reason)

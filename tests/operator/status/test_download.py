@@ -1,4 +1,4 @@
-"""What the status tells of a model that is downloaded: how far it is, why it failed, what was brought."""
+"""The status of a model that is downloaded: progress, failures, result."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from e2e.operator import pods as kubelet
 from quire_operator import reports, spec, status
 from quire_operator.observed import Observed, Ref
 from quire_operator.reports import Sample
-from tests.operator.status import told
+from tests.operator.status import objects
 
 SOURCE = specs.DOWNLOADED[0]["spec"]
-MODEL = spec.parse(told.model_body(model=SOURCE["model"], cache=SOURCE["cache"]))
+MODEL = spec.parse(objects.model_body(model=SOURCE["model"], cache=SOURCE["cache"]))
 
 
-def compute(pod: told.Body, *samples: Sample, old: status.Status | None = None) -> status.Status:
+def compute(pod: objects.Body, *samples: Sample, old: status.Status | None = None) -> status.Status:
     observed = Observed(
-        body=told.model_body() | {"status": old or {}},
-        children={Ref("Deployment", "m"): told.deployment()},
-        replica_sets=(told.replica_set("rs2", 2),),
-        pods=(told.pod(pod),),
+        body=objects.model_body() | {"status": old or {}},
+        children={Ref("Deployment", "m"): objects.deployment()},
+        replica_sets=(objects.replica_set("rs2", 2),),
+        pods=(objects.pod(pod),),
         samples=dict(zip(("uid-m-0",), samples, strict=False)),
     )
-    return status.of(MODEL, observed, now=datetime.now(UTC))
+    return status.compute_status(MODEL, observed, now=datetime.now(UTC))
 
 
 def ready(found: status.Status) -> tuple[str, str]:
@@ -85,7 +85,7 @@ def test_a_fetcher_that_lies_is_not_believed(text: object) -> None:
     assert reports.parse_fetched(text) is None
 
 
-def test_of_a_fetcher_s_files_only_the_believable_are_told() -> None:
+def test_of_a_downloads_files_only_the_valid_are_reported() -> None:
     digest = f"sha256:{'a' * 64}"
     files = '{"../x": "' + "b" * 64 + '", "ok.json": "' + "c" * 64 + '", "y": 7}'
     fetched = reports.parse_fetched(f'{{"digest": "{digest}", "files": {files}, "totalBytes": -1}}')

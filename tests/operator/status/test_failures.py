@@ -1,4 +1,4 @@
-"""Every way of failing is named with its remedy; what a pod says is believed only about itself."""
+"""Every failure has a reason and a remedy; what a pod reports counts only for itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from e2e.operator import pods as kubelet
 from quire_operator.reports import Sample
 from quire_operator.status import reasons, transitions
-from tests.operator.status.told import FAILURES, Body, compute, condition, deployment, pod
+from tests.operator.status.objects import FAILURES, Body, compute, condition, deployment, pod
 
 
 @pytest.mark.parametrize("reason", FAILURES)
@@ -24,7 +24,7 @@ def test_a_failure_is_in_conditions_and_last_failure_with_its_remedy(reason: str
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("reported", "reason"),
     [
         (kubelet.waiting("ErrImagePull", "unauthorized"), "ImagePullFailed"),
         (kubelet.waiting("InvalidImageName", "bad"), "ImagePullFailed"),
@@ -34,8 +34,8 @@ def test_a_failure_is_in_conditions_and_last_failure_with_its_remedy(reason: str
         (kubelet.status(kubelet.running(last=kubelet.end(137, "Error"), restarts=1)), "EngineCrashed"),
     ],
 )
-def test_what_only_kubernetes_says_has_a_reason_too(told: Body, reason: str) -> None:
-    assert condition(compute(pod(told)), "Degraded") == ("True", reason)
+def test_what_only_kubernetes_says_has_a_reason_too(reported: Body, reason: str) -> None:
+    assert condition(compute(pod(reported)), "Degraded") == ("True", reason)
 
 
 def test_a_pod_without_a_sandbox_waits_for_a_volume_only_if_an_event_says_so() -> None:
@@ -60,9 +60,9 @@ def test_a_moment_of_waiting_for_a_node_or_a_volume_is_no_failure() -> None:
 
 def test_a_kubelets_word_on_memory_outweighs_what_the_container_wrote() -> None:
     text = '{"reason": "EngineCrashed", "message": "a child was killed", "exitCode": 137}'
-    told = kubelet.status(kubelet.running(last=kubelet.end(137, "OOMKilled", text), restarts=1))
+    reported = kubelet.status(kubelet.running(last=kubelet.end(137, "OOMKilled", text), restarts=1))
 
-    computed = compute(pod(told))
+    computed = compute(pod(reported))
 
     assert computed["lastFailure"]["reason"] == "OOMKilled"
     assert computed["lastFailure"]["exitCode"] == 137
@@ -99,7 +99,7 @@ def test_a_drained_pod_and_an_old_end_are_no_failures() -> None:
         (Sample(phase="stalled"), "EngineStalled"),
     ],
 )
-def test_a_pod_that_is_alive_and_unready_is_told_by_what_it_says(sample: Sample, reason: str) -> None:
+def test_a_pod_that_is_alive_and_unready_is_reported_by_what_it_says(sample: Sample, reason: str) -> None:
     computed = compute(pod(kubelet.loading()), samples={"uid-m-0": sample})
 
     assert condition(computed, "Ready") == ("False", reason)
@@ -144,7 +144,7 @@ def test_a_quota_that_refuses_pods_is_named_without_the_random_pod() -> None:
     )
 
 
-def test_a_failure_is_kept_after_it_has_healed_and_gives_way_to_a_newer_one() -> None:
+def test_a_failure_is_kept_after_it_has_healed_and_is_replaced_by_a_newer_one() -> None:
     failed = compute(pod(kubelet.terminated(70, "EngineCrashed")))
     healed = compute(pod(kubelet.ready()), of=deployment(ready=1), old=failed)
     again = compute(pod(kubelet.unschedulable("no node")), old=healed)
@@ -154,7 +154,7 @@ def test_a_failure_is_kept_after_it_has_healed_and_gives_way_to_a_newer_one() ->
     assert again["lastFailure"]["reason"] == "WaitingForNode"
 
 
-def test_two_failing_pods_do_not_take_turns() -> None:
+def test_two_failing_pods_do_not_alternate() -> None:
     a, b = kubelet.terminated(70, "EngineCrashed"), kubelet.unschedulable("no node")
     first = compute(pod(b, name="m-9"))
     both = compute(pod(a, name="m-0"), pod(b, name="m-9"), old=first)
@@ -182,7 +182,7 @@ def test_what_a_pod_said_holds_after_a_restart_of_the_operator_until_the_pod_say
         assert condition(after, "Degraded") == ("False", "AsExpected")
 
 
-def test_a_restart_is_one_failure_although_the_next_container_answers_before_the_kubelet_tells_of_it() -> (
+def test_a_restart_is_one_failure_although_the_next_container_answers_before_the_kubelet_mentions_it() -> (
     None
 ):
     stalled, starting = {"uid-m-0": Sample(phase="stalled")}, {"uid-m-0": Sample(phase="loading")}
@@ -192,8 +192,8 @@ def test_a_restart_is_one_failure_although_the_next_container_answers_before_the
     restarted = kubelet.running(
         since=-5, last=kubelet.end(71, message='{"reason": "EngineStalled"}'), restarts=1
     )
-    told = compute(pod(kubelet.status(restarted)), samples=starting, old=answers_already)
+    reported = compute(pod(kubelet.status(restarted)), samples=starting, old=answers_already)
 
-    for earlier, later in ((said, answers_already), (answers_already, told)):
+    for earlier, later in ((said, answers_already), (answers_already, reported)):
         assert condition(later, "Degraded") == ("True", "EngineStalled")
         assert not transitions.events(earlier, later)

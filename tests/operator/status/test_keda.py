@@ -1,4 +1,4 @@
-"""With backend KEDA ScalingActive says what KEDA says, and sleep is told from failure."""
+"""With backend KEDA ScalingActive says what KEDA says, and sleep is reported from failure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import pytest
 from quire_operator import spec, status
 from quire_operator.observed import Observed, Ref
 from quire_operator.status import transitions
+from tests.operator.status.objects import Body, condition, deployment, model_body
 from tests.operator.status.test_scaling import LONG_AGO, NOW, SCALED, compute, hpa, kinds
-from tests.operator.status.told import Body, condition, deployment, model_body
 
 
-def keda(*, count: int | None = None, own: Body | None = None, told: Body | None = None, **more: Any) -> Body:
+def keda(
+    *, count: int | None = None, own: Body | None = None, reported: Body | None = None, **more: Any
+) -> Body:
     """With a ScaledObject that has these conditions, and `own` made of it by KEDA."""
     live = deployment(replicas=2, ready=2)
     if count is not None:
@@ -22,14 +24,14 @@ def keda(*, count: int | None = None, own: Body | None = None, told: Body | None
     body = model_body(autoscaling={"maxReplicas": 4, "backend": "KEDA", **more.pop("autoscaling", {})})
     conditions = [
         {"type": kind, "status": text.split()[0], "reason": text.split()[1], "message": f"says {kind}"}
-        for kind, text in (told or {}).items()
+        for kind, text in (reported or {}).items()
     ]
     children = {
         Ref("Deployment", "m"): live,
         Ref("ScaledObject", "m"): {"status": {"conditions": conditions}},
     }
-    observed = Observed(body={**body, "status": LONG_AGO}, children=children, made_by_keda=own, **more)
-    return status.of(spec.parse(body), observed, now=NOW)
+    observed = Observed(body={**body, "status": LONG_AGO}, children=children, keda_autoscaler=own, **more)
+    return status.compute_status(spec.parse(body), observed, now=NOW)
 
 
 MADE = hpa("keda-hpa-m", of="m", ScalingActive="True ValidMetricFound")
@@ -40,11 +42,11 @@ MADE = hpa("keda-hpa-m", of="m", ScalingActive="True ValidMetricFound")
     [
         ({"missing": frozenset({"ScaledObject"})}, ("False", "KEDAMissing")),
         ({}, ("Unknown", "AwaitingKEDA")),
-        ({"told": {"Ready": "False ScaledObjectCheckFailed"}}, ("False", "ScaledObjectCheckFailed")),
+        ({"reported": {"Ready": "False ScaledObjectCheckFailed"}}, ("False", "ScaledObjectCheckFailed")),
         ({"own": MADE}, ("True", "ValidMetricFound")),
-        ({"own": MADE, "told": {"Paused": "True ScaledObjectPaused"}}, ("False", "ScaledObjectPaused")),
-        ({"own": MADE, "told": {"Fallback": "True FallbackExists"}}, ("False", "MetricsUnavailable")),
-        ({"own": MADE, "told": {"Ready": "False TriggerError"}}, ("True", "ValidMetricFound")),
+        ({"own": MADE, "reported": {"Paused": "True ScaledObjectPaused"}}, ("False", "ScaledObjectPaused")),
+        ({"own": MADE, "reported": {"Fallback": "True FallbackExists"}}, ("False", "MetricsUnavailable")),
+        ({"own": MADE, "reported": {"Ready": "False TriggerError"}}, ("True", "ValidMetricFound")),
         (
             {"own": hpa(ScalingActive="False FailedGetExternalMetric")},
             ("False", "MetricsUnavailable"),
@@ -60,12 +62,12 @@ def test_what_keda_makes_of_the_scaled_object_is_mirrored(fields: Body, expected
         "name"
     )
     assert condition(computed, "Ready")[0] == "True", "what serves goes on serving"
-    assert status.awaits_others(computed) == (expected[1] in ("KEDAMissing", "AwaitingKEDA")), (
-        "no watch tells"
+    assert status.changes_without_event(computed) == (expected[1] in ("KEDAMissing", "AwaitingKEDA")), (
+        "these kinds are not watched"
     )
 
 
-def test_a_deployment_that_nobody_asks_for_is_idle_and_neither_ready_nor_under_way() -> None:
+def test_a_deployment_that_no_one_asks_for_is_idle_and_neither_ready_nor_under_way() -> None:
     asleep = keda(autoscaling={"idle": {}}, count=0, own=hpa(ScalingActive="False ScalingDisabled"))
 
     assert asleep["phase"] == "Idle"
@@ -76,7 +78,7 @@ def test_a_deployment_that_nobody_asks_for_is_idle_and_neither_ready_nor_under_w
     assert (awake["phase"], condition(awake, "Ready")[0]) == ("Serving", "True")
 
 
-def test_a_first_request_that_nobody_holds_is_warned_of_once() -> None:
+def test_a_first_request_that_no_one_holds_is_warned_of_once() -> None:
     address = {"scalerAddress": "keda-add-ons-http-external-scaler.keda:9090"}
     never, lost = keda(own=MADE), keda(own=MADE, autoscaling={"idle": {}})
     held = keda(own=MADE, autoscaling={"idle": {"activator": address}})
@@ -89,7 +91,7 @@ def test_a_first_request_that_nobody_holds_is_warned_of_once() -> None:
 
 
 def test_an_autoscaler_that_keda_still_holds_is_waited_for_and_no_conflict() -> None:
-    computed = compute(SCALED, made_by_keda=MADE, old=LONG_AGO)
+    computed = compute(SCALED, keda_autoscaler=MADE, old=LONG_AGO)
 
     assert condition(computed, "ScalingActive") == ("Unknown", "Pending")
-    assert "ScalingActive" not in kinds(compute({"replicas": 2}, made_by_keda=MADE))
+    assert "ScalingActive" not in kinds(compute({"replicas": 2}, keda_autoscaler=MADE))

@@ -1,4 +1,4 @@
-"""A rollout has failed when its own pods say so, and not when those that it replaces do."""
+"""A rollout has failed when its own pods fail, not when those that it replaces do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from e2e.operator import pods as kubelet
 from quire_operator import spec, status
 from quire_operator.observed import Observed, Ref
-from tests.operator.status.told import Body, deployment, model_body, pod, replica_set
+from tests.operator.status.objects import Body, deployment, model_body, pod, replica_set
 
 CORRUPT = kubelet.terminated(65, "ModelCorrupt", restarts=1)
 
@@ -24,7 +24,7 @@ def why(*pods: Body, of: Body | None = None, made: str = "engine:1") -> str:
         replica_sets=(replica_set("rs1", 1), newest),
         pods=pods,
     )
-    return status.failed_rollout(spec.parse(model_body()), observed, now=datetime.now(UTC))
+    return status.rollout_failure(spec.parse(model_body()), observed, now=datetime.now(UTC))
 
 
 def late(**fields: Any) -> Body:
@@ -46,4 +46,4 @@ def test_a_rollout_past_its_deadline_fails_and_says_what_its_pods_wait_for() -> 
 def test_the_failing_pods_that_an_edit_is_to_mend_do_not_fail_its_rollout() -> None:
     assert why(pod(CORRUPT, of="rs1")) == ""
     assert why(pod(CORRUPT), made="engine:0") == "", "the new pods are not made yet"
-    assert why(pod(CORRUPT), of=late(seen=False)) == "", "what is told is of before"
+    assert why(pod(CORRUPT), of=late(seen=False)) == "", "the report is of the old template"

@@ -1,4 +1,4 @@
-"""ScalingActive says whether the number of pods follows the load, and growing never flips Ready."""
+"""ScalingActive says whether the number of pods follows the load, and scaling up never changes Ready."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from e2e.operator import pods as kubelet
 from quire_operator import spec, status
 from quire_operator.observed import Observed, Ref
 from quire_operator.status import transitions
-from tests.operator.status.told import Body, condition, deployment, model_body, pod, replica_set
+from tests.operator.status.objects import Body, condition, deployment, model_body, pod, replica_set
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SCALED = {"autoscaling": {"minReplicas": 2, "maxReplicas": 8}}
@@ -21,7 +21,7 @@ EXTERNAL = {"autoscaling": {"maxReplicas": 8, "backend": "External"}}
 def hpa(name: str = "m", of: str = "", **conditions: str) -> Body:
     """A HorizontalPodAutoscaler with conditions as `ScalingActive="False FailedGetObjectMetric"`."""
     owners = [{"kind": "ScaledObject", "name": of, "controller": True}] if of else []
-    told = [
+    reported = [
         {"type": kind, "status": text.split()[0], "reason": text.split()[1], "message": f"says {kind}"}
         for kind, text in conditions.items()
     ]
@@ -29,7 +29,7 @@ def hpa(name: str = "m", of: str = "", **conditions: str) -> Body:
         "kind": "HorizontalPodAutoscaler",
         "metadata": {"name": name, "uid": f"uid-{name}", "ownerReferences": owners},
         "spec": {"scaleTargetRef": {"kind": "Deployment", "name": "m"}},
-        "status": {"desiredReplicas": 4, "lastScaleTime": "2026-01-01T11:59:00Z", "conditions": told},
+        "status": {"desiredReplicas": 4, "lastScaleTime": "2026-01-01T11:59:00Z", "conditions": reported},
     }
 
 
@@ -41,7 +41,7 @@ def compute(
     if own is not None:
         children[Ref("HorizontalPodAutoscaler", "m")] = own
     observed = Observed(body={**body, "status": old or {}}, children=children, **more)
-    return status.of(spec.parse(body), observed, now=NOW)
+    return status.compute_status(spec.parse(body), observed, now=NOW)
 
 
 def kinds(computed: Body) -> set[str]:
@@ -62,7 +62,7 @@ NO_METRIC = "False FailedGetObjectMetric"
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("reported", "expected"),
     [
         (
             {"AbleToScale": "True ReadyForNewScale", "ScalingActive": "True ValidMetricFound"},
@@ -84,9 +84,9 @@ NO_METRIC = "False FailedGetObjectMetric"
     ],
 )
 def test_what_the_autoscaler_says_of_itself_is_mirrored(
-    told: dict[str, str], expected: tuple[str, str]
+    reported: dict[str, str], expected: tuple[str, str]
 ) -> None:
-    computed = compute(SCALED, hpa(**told), old=LONG_AGO)
+    computed = compute(SCALED, hpa(**reported), old=LONG_AGO)
 
     assert condition(computed, "ScalingActive") == expected
     if expected[0] == "False":
@@ -110,15 +110,17 @@ def test_metrics_are_missed_only_when_pods_have_been_there_for_a_while() -> None
         == ("Unknown", "AwaitingMetrics")
     )
     assert condition(long, "ScalingActive") == ("False", "MetricsUnavailable")
-    assert status.awaits_others(fresh) and not status.awaits_others(long)
+    assert status.changes_without_event(fresh) and not status.changes_without_event(long)
     assert transitions.events({}, fresh)[0].reason == "Ready"
     assert [e.reason for e in transitions.events(fresh, long)] == ["MetricsUnavailable"]
     assert transitions.events(long, long) == ()
 
 
 @pytest.mark.parametrize("fields", [SCALED, {"replicas": 2}])
-def test_a_second_autoscaler_is_named_with_whoever_made_it(fields: Body) -> None:
-    computed = compute(fields, hpa(ScalingActive="True ValidMetricFound"), rivals=(hpa("theirs", of="mine"),))
+def test_a_second_autoscaler_is_named_with_its_owner(fields: Body) -> None:
+    computed = compute(
+        fields, hpa(ScalingActive="True ValidMetricFound"), foreign_autoscalers=(hpa("theirs", of="mine"),)
+    )
 
     assert condition(computed, "ScalingActive") == ("False", "ConflictingAutoscaler")
     assert "HorizontalPodAutoscaler theirs of ScaledObject mine" in message(computed)
@@ -130,17 +132,17 @@ def test_a_second_autoscaler_is_named_with_whoever_made_it(fields: Body) -> None
 def test_a_rival_of_our_name_is_a_conflict_of_autoscalers_and_not_of_owners() -> None:
     body = model_body(**SCALED)
     rival = hpa()
-    taken = Observed(body=body, foreign=(Ref("HorizontalPodAutoscaler", "m"),), rivals=(rival,))
+    taken = Observed(body=body, foreign=(Ref("HorizontalPodAutoscaler", "m"),), foreign_autoscalers=(rival,))
     unrelated = Observed(body=body, foreign=(Ref("HorizontalPodAutoscaler", "m"),))
 
     assert status.ownership_conflict(taken) is None
     assert status.ownership_conflict(unrelated) is not None
 
 
-def test_an_autoscaler_of_the_users_is_mirrored_where_the_spec_tells_of_it() -> None:
+def test_an_autoscaler_of_the_users_is_mirrored_where_the_spec_mentions_it() -> None:
     theirs = hpa("theirs", ScalingActive="True ValidMetricFound")
 
-    alone = compute(EXTERNAL, rivals=(theirs,))
+    alone = compute(EXTERNAL, foreign_autoscalers=(theirs,))
     assert condition(alone, "ScalingActive") == ("True", "ValidMetricFound")
     assert alone["scaling"] == {
         "backend": "External",
@@ -151,11 +153,11 @@ def test_an_autoscaler_of_the_users_is_mirrored_where_the_spec_tells_of_it() -> 
     none = compute(EXTERNAL)
     assert condition(none, "ScalingActive") == ("Unknown", "External")
     assert none["scaling"] == {"backend": "External"}
-    two = compute(EXTERNAL, rivals=(theirs, hpa("other")))
+    two = compute(EXTERNAL, foreign_autoscalers=(theirs, hpa("other")))
     assert condition(two, "ScalingActive") == ("False", "ConflictingAutoscaler")
 
 
-def test_where_nobody_scales_there_is_no_such_condition() -> None:
+def test_where_no_one_scales_there_is_no_such_condition() -> None:
     for fields in ({}, {"replicas": 3}, {"replicas": 0}, {"suspend": True}):
         computed = compute(fields)
         assert "ScalingActive" not in kinds(computed) and "scaling" not in computed
@@ -170,15 +172,17 @@ def test_the_use_of_the_gpus_is_what_the_autoscaler_last_read(value: Any, percen
     gpu = {"object": {"metric": {"name": "llm_gpu_utilization"}, "current": {"averageValue": value}}}
     live = {**hpa(), "status": {"currentMetrics": [{"type": "External"}, queue, gpu]}}
 
-    assert status.measured(model_body(), live).gpu_percent == (pytest.approx(percent) if percent else None)
-    assert status.measured(model_body(), None).gpu_percent is None
+    assert status.pod_measurements(model_body(), live).gpu_percent == (
+        pytest.approx(percent) if percent else None
+    )
+    assert status.pod_measurements(model_body(), None).gpu_percent is None
 
 
 def test_the_use_of_the_gpus_is_read_from_kedas_autoscaler_too() -> None:
     metric = {"metric": {"name": "s3-metric-api-llm_gpu_utilization"}, "current": {"averageValue": "300m"}}
     live = {**hpa(), "status": {"currentMetrics": [{"type": "External", "external": metric}]}}
 
-    assert status.measured(model_body(), live).gpu_percent == pytest.approx(30)
+    assert status.pod_measurements(model_body(), live).gpu_percent == pytest.approx(30)
 
 
 def test_the_last_load_and_whether_shrinking_is_off_are_read_from_what_is_stored() -> None:
@@ -186,8 +190,14 @@ def test_the_last_load_and_whether_shrinking_is_off_are_read_from_what_is_stored
     live["spec"]["behavior"] = {"scaleDown": {"selectPolicy": "Disabled"}}
     body = {**model_body(), "status": {"model": {"lastLoadSeconds": 214}}}
 
-    assert (status.measured(body, live).load_seconds, status.measured(body, live).is_held) == (214, True)
-    assert (status.measured(model_body(), hpa()).load_seconds, status.measured(body, None).is_held) == (
+    assert (
+        status.pod_measurements(body, live).load_seconds,
+        status.pod_measurements(body, live).scale_down_disabled,
+    ) == (214, True)
+    assert (
+        status.pod_measurements(model_body(), hpa()).load_seconds,
+        status.pod_measurements(body, None).scale_down_disabled,
+    ) == (
         None,
         False,
     )

@@ -1,4 +1,4 @@
-"""What the status tells of a model that a Job brings: ModelCached, progress, and each way of failing."""
+"""The status of a model that a Job downloads: ModelCached, progress, and each way of failing."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from quire_operator import names, spec, status
 from quire_operator.observed import Observed, Ref
 from quire_operator.reports import Sample
 from quire_operator.status import transitions
-from tests.operator.status import told
+from tests.operator.status import objects
 
 SOURCE = specs.DOWNLOADED[4]["spec"]
-BODY = told.model_body(model=SOURCE["model"], cache=SOURCE["cache"])
+BODY = objects.model_body(model=SOURCE["model"], cache=SOURCE["cache"])
 MODEL = spec.parse(BODY)
 COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}], "completionTime": kubelet.at(-40)}
 SAMPLE = Sample(phase="downloading", loaded_bytes=4, total_bytes=16, eta_seconds=3, bytes_per_second=4)
 
 
-def failed(reason: str = "PodFailurePolicy") -> told.Body:
+def failed(reason: str = "PodFailurePolicy") -> objects.Body:
     return {"conditions": [{"type": "Failed", "status": "True", "reason": reason, "message": "so many"}]}
 
 
-def fetcher(state: told.Body, *, phase: str = "Running", name: str = "f") -> told.Body:
+def fetcher(state: objects.Body, *, phase: str = "Running", name: str = "f") -> objects.Body:
     """The Job's pod: without probes it is ready as soon as it runs."""
     ready = kubelet.condition("Ready", str("running" in state), ago=5)
     container = {**kubelet.container(state), "name": "fetch"}
-    told_of = kubelet.status(container, conditions=(kubelet.condition("PodScheduled", "True"), ready))
-    return told.pod({**told_of, "phase": phase}, name=name, of="job")
+    reported_of = kubelet.status(container, conditions=(kubelet.condition("PodScheduled", "True"), ready))
+    return objects.pod({**reported_of, "phase": phase}, name=name, of="job")
 
 
 RUNNING = fetcher({"running": {"startedAt": kubelet.at(-20)}})
 
 
-def ended(code: int, reason: str, name: str = "f") -> told.Body:
+def ended(code: int, reason: str, name: str = "f") -> objects.Body:
     text = json.dumps({"reason": reason, "message": "the hub says no", "exitCode": code})
     return fetcher(kubelet.end(code, message=text), phase="Failed", name=name)
 
 
-def serving(claim: str, path: str, **numbers: int) -> told.Body:
+def serving(claim: str, path: str, **numbers: int) -> objects.Body:
     """The Deployment of the model in this claim."""
-    found = told.deployment(**numbers)
+    found = objects.deployment(**numbers)
     pod = found["spec"]["template"]["spec"]
     pod["containers"][0]["args"] = ["serve", path]
     pod["volumes"] = [{"name": "model", "persistentVolumeClaim": {"claimName": claim}}]
@@ -53,10 +53,10 @@ def serving(claim: str, path: str, **numbers: int) -> told.Body:
 
 
 def compute(
-    job: told.Body | None,
-    *fetchers: told.Body,
-    of: told.Body | None = None,
-    pods: tuple[told.Body, ...] = (),
+    job: objects.Body | None,
+    *download_pods: objects.Body,
+    of: objects.Body | None = None,
+    pods: tuple[objects.Body, ...] = (),
     old: status.Status | None = None,
     sample: Sample | None = None,
     job_error: str = "",
@@ -68,37 +68,37 @@ def compute(
     observed = Observed(
         body=BODY | {"status": old or {}},
         children=children,
-        replica_sets=(told.replica_set("rs2", 2),),
+        replica_sets=(objects.replica_set("rs2", 2),),
         pods=pods,
-        fetchers=fetchers,
+        download_pods=download_pods,
         samples={"uid-f": sample} if sample else {},
         job_error=job_error,
     )
-    return status.of(MODEL, observed, now=datetime.now(UTC))
+    return status.compute_status(MODEL, observed, now=datetime.now(UTC))
 
 
 def test_a_download_shows_how_far_and_how_fast_it_is() -> None:
     found = compute({}, RUNNING, sample=SAMPLE)
     assert found["phase"] == "Downloading"
     assert found["loadingReplicas"] == 0, "it is no replica"
-    assert told.condition(found, "ModelCached") == ("False", "Downloading")
-    assert told.condition(found, "Ready") == ("False", "Downloading")
-    assert told.condition(found, "Reconciling")[0] == "True"
+    assert objects.condition(found, "ModelCached") == ("False", "Downloading")
+    assert objects.condition(found, "Ready") == ("False", "Downloading")
+    assert objects.condition(found, "Reconciling")[0] == "True"
     assert found["model"] == {"bytesTotal": 16, "bytesLoaded": 4, "etaSeconds": 3, "bytesPerSecond": 4}
 
 
 def test_before_the_job_s_pod_runs_nothing_is_wrong() -> None:
     found = compute(None)
     assert found["phase"] == "Pending"
-    assert told.condition(found, "ModelCached") == ("False", "Pending")
-    assert told.condition(found, "Degraded")[0] == "False"
+    assert objects.condition(found, "ModelCached") == ("False", "Pending")
+    assert objects.condition(found, "Degraded")[0] == "False"
 
 
 def test_what_was_brought_stays_in_the_status() -> None:
     (first,) = kubelet.fetched()["initContainerStatuses"]
     brought = fetcher(first["state"], phase="Succeeded")
     found = compute(COMPLETE, brought)
-    assert told.condition(found, "ModelCached") == ("True", "Cached")
+    assert objects.condition(found, "ModelCached") == ("True", "Cached")
     assert found["model"]["digest"] == f"sha256:{'a' * 64}"
     assert found["model"]["resolvedRevision"].startswith("c0ffee")
     later = compute(COMPLETE, old=found)
@@ -123,7 +123,7 @@ def test_a_job_that_gave_up_says_why_at_once(code: int, reason: str) -> None:
         ("Stalled", "True"),
         ("Degraded", "True"),
     ):
-        assert told.condition(found, kind) == (value, reason)
+        assert objects.condition(found, kind) == (value, reason)
     assert found["phase"] == "Failed"
     failure = found["lastFailure"]
     assert (failure["container"], failure["exitCode"]) == ("fetch", code)
@@ -134,27 +134,27 @@ def test_a_job_that_gave_up_says_why_at_once(code: int, reason: str) -> None:
 @pytest.mark.parametrize("code", [137, 143, 1])
 def test_a_job_whose_pod_is_killed_is_no_engine_that_crashed(code: int) -> None:
     found = compute({"failed": 1}, fetcher(kubelet.end(code), phase="Failed"))
-    assert told.condition(found, "ModelCached") == ("False", "ModelDownloadFailed")
+    assert objects.condition(found, "ModelCached") == ("False", "ModelDownloadFailed")
     out = compute({"failed": 1}, fetcher(kubelet.end(137, "OOMKilled"), phase="Failed"))
-    assert told.condition(out, "ModelCached") == ("False", "ModelDownloadFailed")
+    assert objects.condition(out, "ModelCached") == ("False", "ModelDownloadFailed")
     assert "OOMKilled" in out["lastFailure"]["message"]
 
 
-def test_a_network_that_fails_is_told_until_the_next_try_downloads_and_stalls_nothing() -> None:
+def test_a_network_that_fails_is_reported_until_the_next_try_downloads_and_stalls_nothing() -> None:
     found = compute({"failed": 1}, ended(69, "ModelDownloadFailed"))
-    assert told.condition(found, "ModelCached") == ("False", "ModelDownloadFailed")
-    assert told.condition(found, "Stalled")[0] == "False"
+    assert objects.condition(found, "ModelCached") == ("False", "ModelDownloadFailed")
+    assert objects.condition(found, "Stalled")[0] == "False"
     before = ended(69, "ModelDownloadFailed", name="before")
     asks = compute({"failed": 1}, before, RUNNING, sample=Sample(phase="resolving"))
-    assert told.condition(asks, "Degraded") == ("True", "ModelDownloadFailed")
+    assert objects.condition(asks, "Degraded") == ("True", "ModelDownloadFailed")
     again = compute({"failed": 1}, before, RUNNING, sample=SAMPLE)
-    assert told.condition(again, "Degraded")[0] == "False"
+    assert objects.condition(again, "Degraded")[0] == "False"
 
 
 def test_a_download_that_takes_too_long_names_the_field_that_says_so() -> None:
     found = compute(failed("DeadlineExceeded"))
     message = next(c["message"] for c in found["conditions"] if c["type"] == "ModelCached")
-    assert told.condition(found, "ModelCached") == ("False", "ModelDownloadFailed")
+    assert objects.condition(found, "ModelCached") == ("False", "ModelDownloadFailed")
     assert "spec.cache.download.timeoutSeconds, 7200 s" in message
 
 
@@ -164,32 +164,32 @@ def test_another_try_that_has_not_begun_to_download_is_no_news() -> None:
     assert {c["type"]: c for c in again["conditions"]} == {c["type"]: c for c in refused["conditions"]}
     assert transitions.events(refused, again) == ()
     helped = compute({}, RUNNING, old=again, sample=SAMPLE)
-    assert told.condition(helped, "Stalled")[0] == "False"
+    assert objects.condition(helped, "Stalled")[0] == "False"
 
 
 def test_another_model_is_waited_for_while_the_old_one_serves() -> None:
     old = serving("other", "/models/model-other", ready=1)
     found = compute({}, RUNNING, of=old, sample=SAMPLE)
     assert found["phase"] == "Updating"
-    assert told.condition(found, "Ready") == ("False", "Downloading")
-    assert told.condition(found, "RolloutComplete")[0] == "False"
-    assert told.condition(found, "Available")[0] == "True"
+    assert objects.condition(found, "Ready") == ("False", "Downloading")
+    assert objects.condition(found, "RolloutComplete")[0] == "False"
+    assert objects.condition(found, "Available")[0] == "True"
 
 
-def test_a_corrupt_file_is_told_and_is_not_final_while_it_is_fetched_again() -> None:
+def test_a_corrupt_file_is_reported_and_is_not_final_while_it_is_fetched_again() -> None:
     own = serving(MODEL.claim_name, names.model_path(MODEL.model_dir))
-    pod = told.pod(kubelet.terminated(65, "ModelCorrupt", restarts=3))
+    pod = objects.pod(kubelet.terminated(65, "ModelCorrupt", restarts=3))
     found = compute({}, RUNNING, of=own, pods=(pod,), sample=Sample(phase="verifying", total_bytes=9))
-    assert told.condition(found, "Ready") == ("False", "ModelCorrupt")
-    assert told.condition(found, "Stalled")[0] == "False"
-    assert told.condition(found, "ModelCached") == ("False", "Verifying")
+    assert objects.condition(found, "Ready") == ("False", "ModelCorrupt")
+    assert objects.condition(found, "Stalled")[0] == "False"
+    assert objects.condition(found, "ModelCached") == ("False", "Verifying")
     observed = Observed(body=BODY, pods=(pod,))
-    assert set(status.found_corrupt(observed, datetime.now(UTC))) == {"m-0"}
-    healed = Observed(body=BODY, pods=(told.pod(kubelet.ready()),))
-    assert status.found_corrupt(healed, datetime.now(UTC)) == {}
+    assert set(status.pods_with_corrupt_model(observed, datetime.now(UTC))) == {"m-0"}
+    healed = Observed(body=BODY, pods=(objects.pod(kubelet.ready()),))
+    assert status.pods_with_corrupt_model(healed, datetime.now(UTC)) == {}
 
 
-def test_a_quota_that_refuses_the_jobs_pod_stands_in_the_conditions_and_is_told_once() -> None:
+def test_a_quota_that_refuses_the_jobs_pod_is_in_the_conditions_and_is_reported_once() -> None:
     def refused(pod: str) -> status.Status:
         words = (
             f'Error creating: pods "{pod}" is forbidden: exceeded quota: q, requested: cpu=1, limited: cpu=0'
@@ -211,5 +211,8 @@ def test_a_quota_that_refuses_the_jobs_pod_stands_in_the_conditions_and_is_told_
 
 def test_a_policy_that_refuses_the_jobs_pod_is_named() -> None:
     found = compute({}, job_error='Error creating: pods "x" is forbidden: violates PodSecurity')
-    told_of = next(c for c in found["conditions"] if c["type"] == "ModelCached")
-    assert (told_of["reason"], "violates PodSecurity" in told_of["message"]) == ("ApplyRejected", True)
+    reported_of = next(c for c in found["conditions"] if c["type"] == "ModelCached")
+    assert (reported_of["reason"], "violates PodSecurity" in reported_of["message"]) == (
+        "ApplyRejected",
+        True,
+    )

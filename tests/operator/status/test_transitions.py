@@ -1,4 +1,4 @@
-"""The patch is what changed and no more; an Event is told once."""
+"""The patch contains what changed and no more; an Event is recorded once."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tests.operator.fake_api import merged
 Body = dict[str, Any]
 
 
-def with_conditions(**told: tuple[str, str]) -> Body:
+def with_conditions(**reported: tuple[str, str]) -> Body:
     return {
         "conditions": [
             {"type": kind, "status": value, "reason": reason, "message": reason}
-            for kind, (value, reason) in told.items()
+            for kind, (value, reason) in reported.items()
         ]
     }
 
 
-def test_an_event_is_told_once_for_each_new_reason() -> None:
+def test_an_event_is_reported_once_for_each_new_reason() -> None:
     fine = with_conditions(Degraded=("False", "AsExpected"), Stalled=("False", "Progressing"))
     bad = with_conditions(Degraded=("True", "OOMKilled"), Stalled=("False", "Progressing"))
     worse = with_conditions(Degraded=("True", "ModelCorrupt"), Stalled=("True", "ModelCorrupt"))
@@ -35,7 +35,7 @@ def test_an_event_is_told_once_for_each_new_reason() -> None:
     assert [e.reason for e in transitions.events(fine, bad)] == ["OOMKilled"]
 
 
-def test_becoming_ready_is_told_and_staying_ready_is_not() -> None:
+def test_becoming_ready_is_reported_and_staying_ready_is_not() -> None:
     ready = with_conditions(Ready=("True", "AllReplicasReady"))
 
     assert [(e.kind, e.reason) for e in transitions.events({}, ready)] == [("Normal", "Ready")]
@@ -70,11 +70,11 @@ def test_the_patch_makes_the_old_status_into_the_new(old: Body, new: Body) -> No
         {"conditions": [{"type": "Degraded", "status": "True", "reason": "ModelCorrupt", "message": "m"}]},
     ],
 )
-def test_what_somebody_waits_for_is_not_in_passing(turn: Body) -> None:
+def test_what_a_client_waits_for_is_not_transient(turn: Body) -> None:
     old: Body = {"phase": "Pending", "observedGeneration": 1, "readyReplicas": 0}
 
-    assert transitions.is_in_passing(old, {**old, "replicas": 1})
-    assert not transitions.is_in_passing(old, old | turn)
+    assert transitions.is_transient(old, {**old, "replicas": 1})
+    assert not transitions.is_transient(old, old | turn)
 
 
 def test_only_progress_may_wait() -> None:

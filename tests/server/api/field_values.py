@@ -8,15 +8,27 @@ from jsonschema import Draft202012Validator
 
 
 def properties(document, path):
-    """The fields of a route's request."""
+    """The fields of a route's request, with every reference replaced by what it names."""
     operation = document["paths"][path]["post"]
-    return operation["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    return inlined(document, schema)["properties"]
+
+
+def inlined(document, schema):
+    """A schema of the document without references."""
+    if isinstance(schema, list):
+        return [inlined(document, inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return inlined(document, document["components"]["schemas"][schema["$ref"].rpartition("/")[2]])
+    return {key: inlined(document, inner) for key, inner in schema.items()}
 
 
 def accepted(schema):
     """Values at the bounds of a schema, None where absent is fine."""
-    if "anyOf" in schema:
-        return [value for choice in schema["anyOf"] for value in accepted(choice)]
+    if choices := alternatives(schema):
+        return [value for choice in choices for value in accepted(choice)]
     if "enum" in schema:
         return list(schema["enum"])
     if "const" in schema:
@@ -49,10 +61,15 @@ def refused(schema):
     if "maxItems" in schema:
         (item, *_) = accepted(schema["items"])
         strangers += [[item] * (schema["maxItems"] + 1)]
-    for choice in schema.get("anyOf", []):
+    for choice in alternatives(schema):
         strangers += refused(choice)
     validator = Draft202012Validator(schema)
     return [value for value in strangers if not validator.is_valid(value)]
+
+
+def alternatives(schema):
+    """The schemas of which a value has to match one."""
+    return schema.get("anyOf", []) + schema.get("oneOf", [])
 
 
 def name(value):

@@ -1,4 +1,4 @@
-"""API keys out of a directory."""
+"""API keys that are read from a directory."""
 
 import hmac
 import os
@@ -26,7 +26,7 @@ def bearer(key):
     return b"Bearer " + key.encode()
 
 
-def test_without_a_directory_everybody_may(clock):
+def test_without_a_directory_no_key_is_required(clock):
     assert not Keys(None, clock).required
 
 
@@ -43,18 +43,18 @@ def test_a_key_names_its_client(tmp_path, clock):
     "header",
     [b"", b"Bearer", b"Bearer ", b"Basic alice-key", b"alice-key", b"Bearer alice-ke", b"Bearer \xff\x00"],
 )
-def test_nobody_else_may(header, tmp_path, clock):
+def test_other_authorization_headers_are_refused(header, tmp_path, clock):
     (tmp_path / "alice").write_text("alice-key")
     (tmp_path / "empty").write_text(" \n")
     assert Keys(tmp_path, clock).client_of(header) is None
 
 
 @pytest.mark.parametrize("directory", ["", "missing"])
-def test_no_keys_means_nobody(directory, tmp_path, clock):
+def test_an_empty_or_missing_directory_refuses_every_key(directory, tmp_path, clock):
     assert Keys(tmp_path / directory, clock).client_of(bearer("x")) is None
 
 
-def test_a_kubelet_s_mount_is_read_through_its_links_and_no_twice(tmp_path, clock):
+def test_keys_are_read_through_the_symlinks_of_a_mounted_secret_and_only_once(tmp_path, clock):
     version = tmp_path / "..2026_01_01"
     version.mkdir()
     (version / "alice").write_text("first")
@@ -73,7 +73,7 @@ def test_a_kubelet_s_mount_is_read_through_its_links_and_no_twice(tmp_path, cloc
     assert keys.client_of(bearer("second")) == "alice"
 
 
-def test_a_removed_key_stops_within_seconds(tmp_path, clock):
+def test_a_removed_key_is_refused_within_seconds(tmp_path, clock):
     (tmp_path / "alice").write_text("k")
     keys = Keys(tmp_path, clock)
     assert keys.client_of(bearer("k")) == "alice"
@@ -82,7 +82,7 @@ def test_a_removed_key_stops_within_seconds(tmp_path, clock):
     assert keys.client_of(bearer("k")) is None
 
 
-def test_how_long_it_takes_to_refuse_a_key_says_nothing_about_the_others(tmp_path, clock, monkeypatch):
+def test_keys_are_compared_in_constant_time(tmp_path, clock, monkeypatch):
     for client in ("alice", "bob", "carol"):
         (tmp_path / client).write_text(f"{client}-key")
     compared = []

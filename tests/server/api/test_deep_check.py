@@ -1,4 +1,4 @@
-"""The completion behind `/health?deep=true`: urgent, bounded in time, and no more often than it may be."""
+"""The completion behind `/health?deep=true`: top priority, a deadline, and at most one per interval."""
 
 import contextlib
 import math
@@ -12,17 +12,17 @@ from quire_server.engine.client import DeadlineExceededError, EngineGoneError
 
 
 class Engine:
-    """Says one token at a time, or fails; remembers what it was asked."""
+    """Returns one token at a time, or fails; records its requests."""
 
     info = SimpleNamespace(vocab_size=100)
 
     def __init__(self, failure=None):
         self.failure = failure
-        self.asked = []
+        self.submitted = []
 
     @contextlib.asynccontextmanager
     async def submit(self, request, deadline=math.inf):
-        self.asked.append((request, deadline - request.arrival))
+        self.submitted.append((request, deadline - request.arrival))
         yield self
 
     async def next(self):
@@ -31,16 +31,16 @@ class Engine:
         return TokenEvent("x", (1,))
 
 
-async def test_it_goes_before_every_client_and_has_a_deadline_of_half_a_minute_to_a_minute():
+async def test_its_request_has_top_priority_and_a_deadline_of_30_to_60_seconds():
     engine = Engine()
     outcome = await DeepCheck(engine).outcome()
-    [(request, seconds)] = engine.asked
+    [(request, seconds)] = engine.submitted
     assert request.priority == TOP_PRIORITY < MIN_PRIORITY
     assert 30 <= seconds <= 60
     assert not outcome.failure
 
 
-async def test_whoever_asks_within_the_interval_hears_of_the_last_one(monkeypatch):
+async def test_within_the_interval_the_last_outcome_is_returned_again(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(deep_check, "time", SimpleNamespace(monotonic=lambda: now[0]))
     engine = Engine()
@@ -48,13 +48,13 @@ async def test_whoever_asks_within_the_interval_hears_of_the_last_one(monkeypatc
     for elapsed, completions in [(0, 1), (5, 1), (4.9, 1), (0.2, 2), (0, 2)]:
         now[0] += elapsed
         await check.outcome()
-        assert len(engine.asked) == completions
+        assert len(engine.submitted) == completions
 
 
-async def test_a_completion_that_fails_or_takes_too_long_is_told_and_not_asked_for_again_at_once():
+async def test_a_failed_or_late_completion_is_reported_and_not_repeated_at_once():
     for failure, words in [(DeadlineExceededError(""), "within 30 s"), (EngineGoneError("gone"), "gone")]:
         engine = Engine(failure)
         check = DeepCheck(engine)
         assert words in (await check.outcome()).failure
         assert words in (await check.outcome()).failure
-        assert len(engine.asked) == 1
+        assert len(engine.submitted) == 1

@@ -1,4 +1,4 @@
-"""Leaving without breaking anything."""
+"""Graceful shutdown: which connections are still served, and when the process may exit."""
 
 import asyncio
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ class Clock:
 
 
 @dataclass
-class Open:
+class OpenConnection:
     opened_at: float = 0.0
     idle_since: float | None = None
 
 
-def make(timeout=10.0, pre_stop=10.0):
+def make_drain(timeout=10.0, pre_stop=10.0):
     clock = Clock()
     return Drain(DrainLimits(timeout, pre_stop), clock), clock
 
 
-async def has_ended(task):
+async def is_done_soon(task):
     await asyncio.sleep(0.12)
     return task.done()
 
 
-def test_old_connections_are_served_and_new_ones_sent_elsewhere():
-    drain, clock = make()
+def test_during_a_drain_old_connections_are_served_and_new_ones_refused():
+    drain, clock = make_drain()
     assert not drain.refuses(opened_at=99.0)
     drain.begin()
     clock.now += 1
@@ -38,8 +38,8 @@ def test_old_connections_are_served_and_new_ones_sent_elsewhere():
     assert drain.refuses(opened_at=100.5)
 
 
-def test_without_a_pre_stop_new_connections_are_served_until_the_service_can_know():
-    drain, clock = make(pre_stop=0.0)
+def test_without_pre_stop_new_connections_are_served_until_endpoints_are_updated():
+    drain, clock = make_drain(pre_stop=0.0)
     drain.begin()
     clock.now += ENDPOINT_REMOVAL_SECONDS - 0.1
     assert not drain.refuses(opened_at=101.0)
@@ -47,20 +47,20 @@ def test_without_a_pre_stop_new_connections_are_served_until_the_service_can_kno
     assert drain.refuses(opened_at=101.0)
 
 
-async def test_it_ends_at_once_when_nobody_is_there():
-    drain, _ = make()
+async def test_without_connections_it_ends_at_once():
+    drain, _ = make_drain()
     drain.begin()
     await asyncio.wait_for(drain.wait_for_end(list), 1)
     assert not drain.cut.is_set()
 
 
-async def test_it_waits_for_requests_and_cuts_them_when_the_time_is_over():
-    drain, clock = make(timeout=10.0)
+async def test_it_waits_for_requests_and_cuts_them_after_the_timeout():
+    drain, clock = make_drain(timeout=10.0)
     drain.num_requests = 1
     drain.begin()
     task = asyncio.create_task(drain.wait_for_end(list))
     clock.now += 9.9
-    assert not await has_ended(task)
+    assert not await is_done_soon(task)
     assert not drain.cut.is_set()
     clock.now += 0.2
     await asyncio.wait_for(drain.cut.wait(), 1)
@@ -68,19 +68,19 @@ async def test_it_waits_for_requests_and_cuts_them_when_the_time_is_over():
     await asyncio.wait_for(task, 1)
 
 
-async def test_an_idle_connection_is_kept_as_long_as_its_client_may_use_it():
-    drain, clock = make()
-    connection = Open(idle_since=clock.now)
+async def test_an_idle_connection_is_kept_for_the_linger_time():
+    drain, clock = make_drain()
+    connection = OpenConnection(idle_since=clock.now)
     drain.begin()
     task = asyncio.create_task(drain.wait_for_end(lambda: [connection]))
     clock.now += LINGER_SECONDS - 0.1
-    assert not await has_ended(task)
+    assert not await is_done_soon(task)
     clock.now += 0.2
     await asyncio.wait_for(task, 1)
 
 
-async def test_asked_twice_it_cuts_now():
-    drain, _ = make()
+async def test_a_second_begin_cuts_requests_at_once():
+    drain, _ = make_drain()
     drain.num_requests = 1
     drain.begin()
     drain.begin()

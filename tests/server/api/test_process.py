@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 
-def test_a_failure_that_nobody_foresaw_leaves_its_reason_to_the_supervisor(tiny, tmp_path):
-    """Here: the shared memory is not there."""
+def test_an_unexpected_failure_is_written_to_the_failure_file(tiny, tmp_path):
+    """The failure: the shared memory does not exist."""
     ended = subprocess.run([sys.executable, "-m", "quire_server.api", tmp_path, tiny], timeout=60)
     assert ended.returncode == 70
     failure = json.loads((tmp_path / "failure.json").read_text())

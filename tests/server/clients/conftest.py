@@ -1,4 +1,4 @@
-"""Fixtures of the tests with strangers' clients, each a program of its own that knows only an address."""
+"""Fixtures of the tests with third-party clients. Each client runs in a process of its own and gets a URL."""
 
 import json
 import os
@@ -12,14 +12,14 @@ from tests.server.launch import Server
 
 ROOT = Path(__file__).parents[3]
 BIN = ROOT / ".cache" / "clients" / "bin"  # as the Makefile fills it
-SHOWN_URL, MODEL = "http://127.0.0.1:8080", "my-model"  # what the pages say
+SHOWN_URL, MODEL = "http://127.0.0.1:8080", "my-model"  # as in the documentation
 WORKS_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
 @pytest.fixture(scope="session")
-def smol(smollm2, tmp_path_factory):
-    """SmolLM2 under the name that it has on the pages, with all that a page's requests may ask for."""
-    directory = tmp_path_factory.mktemp("smol")
+def smollm2_server(smollm2, tmp_path_factory):
+    """SmolLM2 under the name that it has in the documentation, with all features that its requests use."""
+    directory = tmp_path_factory.mktemp("smollm2")
     key = directory / "watermark-key"
     key.write_text("a secret that is long enough\n")
     flags = ["--served-model-name", MODEL, "--dtype", "float32", "--kv-cache-memory-bytes", str(256 << 20)]
@@ -36,10 +36,10 @@ def smol(smollm2, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def stranger(tmp_path_factory):
-    """Runs a program of the clients' environment; gives what it wrote."""
+def run_client(tmp_path_factory):
+    """Runs a program of the clients' environment and returns its output."""
 
-    home = tmp_path_factory.mktemp("stranger")
+    home = tmp_path_factory.mktemp("client_home")
 
     def run(*command, **environ):
         assert BIN.is_dir(), "the clients are not installed: make setup"
@@ -60,17 +60,17 @@ def stranger(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def session(stranger):
-    """Runs a script beside the tests; gives the JSON that it wrote."""
+def run_session(run_client):
+    """Runs a script of this folder in the clients' environment and returns the JSON that it prints."""
 
     def run(script, *arguments):
-        return json.loads(stranger("python", str(Path(__file__).parent / script), *arguments))
+        return json.loads(run_client("python", str(Path(__file__).parent / script), *arguments))
 
     return run
 
 
-def blocks(page, language=""):
-    """The code blocks of a page, by their language."""
+def code_blocks(page, language=""):
+    """The code blocks of a page that have this language."""
     text = (ROOT / page).read_text()
     return [
         code

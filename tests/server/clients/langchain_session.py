@@ -1,6 +1,6 @@
-"""What a program with LangChain does in a session; run by test_langchain.py in the clients' environment.
+"""A session of a program that uses LangChain; test_langchain.py runs it in the clients' environment.
 
-langchain_session.py URL MODEL    writes what it got as JSON
+langchain_session.py URL MODEL    prints the results as JSON
 """
 
 import asyncio
@@ -17,7 +17,7 @@ QUESTION = "What is the capital of France?"
 
 
 def main(url, name):
-    """The session, step by step."""
+    """Run all calls and print their results."""
     settings = {"base_url": url + "/v1", "api_key": "KEY", "model": name, "max_retries": 0, "temperature": 0}
     model = ChatOpenAI(**settings, max_tokens=24)
     whole = model.invoke(QUESTION)
@@ -37,8 +37,8 @@ def main(url, name):
         | model
         | StrOutputParser()
     )
-    weighed = model.bind(logprobs=True, top_logprobs=2).invoke(QUESTION)
-    told = {
+    with_logprobs = model.bind(logprobs=True, top_logprobs=2).invoke(QUESTION)
+    results = {
         "whole": message(whole),
         "streamed": message(streamed),
         "chunks": chunks,
@@ -48,11 +48,11 @@ def main(url, name):
         "given": model.invoke([HumanMessage("Hi"), AIMessage("Hello!"), HumanMessage(QUESTION)]).content,
         "chain": chain.batch([{"land": "Germany"}, {"land": "Japan"}]),
         "stopped": message(model.invoke(QUESTION, stop=["France"])),
-        "tokens": [one["token"] for one in weighed.response_metadata["logprobs"]["content"]],
+        "tokens": [one["token"] for one in with_logprobs.response_metadata["logprobs"]["content"]],
         "completion": OpenAI(**settings, max_tokens=4).invoke("The capital of France is"),
         "error": refusal(ChatOpenAI(**{**settings, "temperature": 9})),
     }
-    sys.stdout.write(json.dumps(told))
+    sys.stdout.write(json.dumps(results))
 
 
 def message(one):

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.server.clients.conftest import MODEL, ROOT, SHOWN_URL, blocks
+from tests.server.clients.conftest import MODEL, ROOT, SHOWN_URL, code_blocks
 from tests.server.conftest import KEY
 
 PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").glob("*.md")))]
@@ -17,7 +17,7 @@ COMMANDS = [
     for number, command in enumerate(
         found
         for language in ("", "bash", "sh")
-        for block in blocks(page, language)
+        for block in code_blocks(page, language)
         for found in re.findall(r"^curl [^\n]*/v1/.*?(?<=')$", block, flags=re.M | re.S)
     )
 ]
@@ -54,8 +54,8 @@ def events(text):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_request_on_a_page_is_answered(smol, command):
-    output = run(words(command, smol.url))
+def test_a_curl_command_of_the_documentation_is_answered(smollm2_server, command):
+    output = run(words(command, smollm2_server.url))
     answers = events(output) if '"stream": true' in command else [json.loads(output)]
     assert all("choices" in answer for answer in answers), output
     assert answers[0]["model"] == MODEL
@@ -63,13 +63,13 @@ def test_a_request_on_a_page_is_answered(smol, command):
         assert "Paris" in output
 
 
-def test_there_are_requests_to_send():
+def test_the_documentation_has_curl_commands():
     pages = {param.id.split()[0] for param in COMMANDS}
     assert {"README.md", "docs/clients.md", "docs/sampling.md"} <= pages
     assert len(COMMANDS) >= 9
 
 
-def test_a_stream_shows_while_the_answer_is_written_and_ends_with_its_usage(server):
+def test_a_stream_arrives_while_the_answer_is_generated_and_ends_with_its_usage(server):
     body = {**CHAT, "max_tokens": 1000, "stream": True, "stream_options": {"include_usage": True}}
     with subprocess.Popen(curl(server, body, "-sN"), stdout=subprocess.PIPE, text=True) as reader:
         first = reader.stdout.readline()
@@ -87,19 +87,19 @@ def test_a_stream_shows_while_the_answer_is_written_and_ends_with_its_usage(serv
         ({"temperature": 3}, KEY, 400, "temperature", None),
         ({"surprise": 1, "stream": True}, KEY, 400, "surprise", None),
         ({"model": "gpt-9"}, KEY, 404, "model", "model_not_found"),
-        ({}, "nobody-s-key", 401, None, "invalid_api_key"),
+        ({}, "unknown-key", 401, None, "invalid_api_key"),
     ],
 )
-def test_an_error_has_its_status_and_a_body_that_says_what_is_wrong(server, fields, key, status, param, code):
+def test_an_error_has_its_status_and_a_body_with_param_and_code(server, fields, key, status, param, code):
     written = run(curl(server, {**CHAT, **fields}, "-s", "-w", "\n%{http_code} %{content_type}", key=key))
-    body, told = written.rsplit("\n", 1)
+    body, status_line = written.rsplit("\n", 1)
     error = json.loads(body)["error"]
-    assert told == f"{status} application/json"
+    assert status_line == f"{status} application/json"
     assert (error["param"], error["code"]) == (param, code)
     assert error["message"] and error["type"]
 
 
-def test_fail_with_body_ends_with_22_where_there_is_no_answer(server):
+def test_fail_with_body_exits_with_22_on_an_error(server):
     done = subprocess.run(
         curl(server, {}, "-s", "--fail-with-body"), capture_output=True, text=True, timeout=60
     )
@@ -107,7 +107,7 @@ def test_fail_with_body_ends_with_22_where_there_is_no_answer(server):
     assert json.loads(done.stdout)["error"]["param"] == "messages"
 
 
-def test_a_key_opens_what_is_closed_without_it_and_health_is_open(server):
+def test_routes_need_a_key_except_health(server):
     def status(path, *flags):
         return run(["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", server.url + path, *flags])
 

@@ -1,6 +1,6 @@
-"""lm-eval's local-completions model on tasks made here, against transformers in float32 on the same model.
+"""lm-eval's local-completions model on small tasks, compared with transformers in float32 on the same model.
 
-An evaluation that is wrong looks like one that is right, so it is the numbers that count, not that it ends.
+A wrong evaluation ends without an error too, so the tests compare the numbers.
 """
 
 import json
@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tests.server.clients.conftest import SHOWN_URL, blocks
+from tests.server.clients.conftest import SHOWN_URL, code_blocks
 
-# In the last one the model's next token is the end of its answer: what comes after the prompt is no text.
+# In the last row the model's next token is the end of its answer, so no text follows the prompt.
 CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\nThe capital is"
 ROWS = [
     {"question": "The capital of France is", "choices": ["Paris", "London", "a banana"]},
@@ -41,8 +41,8 @@ TASKS = {
 
 
 def command(url, model, folder):
-    """The one on the page, for another server and these tasks."""
-    (text,) = [block for block in blocks("docs/clients.md", "bash") if "lm_eval run" in block]
+    """The documentation's command, with this server and these tasks."""
+    (text,) = [block for block in code_blocks("docs/clients.md", "bash") if "lm_eval run" in block]
     for shown, real in ((SHOWN_URL, url), ("./smollm2", str(model)), ("lambada_openai", ",".join(TASKS))):
         assert shown in text
         text = text.replace(shown, real)
@@ -52,8 +52,8 @@ def command(url, model, folder):
 
 
 @pytest.fixture(scope="module")
-def told(smol, smollm2, stranger, tmp_path_factory):
-    """By task: what lm-eval got for each row."""
+def results_by_task(smollm2_server, smollm2, run_client, tmp_path_factory):
+    """By task: lm-eval's responses for each row."""
     folder = tmp_path_factory.mktemp("tasks")
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     data = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}}}
@@ -61,8 +61,8 @@ def told(smol, smollm2, stranger, tmp_path_factory):
         question = "" if name == "perplexity" else "{{question}}"
         body = {"task": name, "doc_to_text": question, "test_split": "test", **data, **task}
         (folder / f"{name}.yaml").write_text(json.dumps(body))  # JSON is YAML
-    words, environ = command(smol.url, smollm2, folder)
-    stranger(*words, **environ)
+    words, environ = command(smollm2_server.url, smollm2, folder)
+    run_client(*words, **environ)
     results = {}
     for name in TASKS:
         (samples,) = (folder / "results").rglob(f"samples_{name}_*.jsonl")
@@ -71,23 +71,25 @@ def told(smol, smollm2, stranger, tmp_path_factory):
     return results
 
 
-class Oracle:
+class TransformersOracle:
     """transformers, float32, one text at a time."""
 
     def __init__(self, directory):
         self.tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
         self.model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
-    def weigh(self, context, continuation):
+    def score(self, context, continuation):
         """(log-probability of the continuation, whether it is what greedy decoding gives, the next token)."""
         with torch.inference_mode():
             logprobs = self.model(torch.tensor([context + continuation])).logits[0].log_softmax(-1)
-        places = range(len(context) - 1, len(context) + len(continuation) - 1)
-        total = sum(logprobs[place, token].item() for place, token in zip(places, continuation, strict=True))
+        positions = range(len(context) - 1, len(context) + len(continuation) - 1)
+        total = sum(
+            logprobs[position, token].item() for position, token in zip(positions, continuation, strict=True)
+        )
         greedy = logprobs.argmax(-1).tolist()
-        return total, [greedy[place] for place in places] == continuation, greedy[-1]
+        return total, [greedy[position] for position in positions] == continuation, greedy[-1]
 
-    def write(self, prompt, num_tokens):
+    def generate(self, prompt, num_tokens):
         ids = torch.tensor([self.tokenizer.encode(prompt)])
         with torch.inference_mode():
             written = self.model.generate(ids, max_new_tokens=num_tokens, do_sample=False)
@@ -96,32 +98,32 @@ class Oracle:
 
 @pytest.fixture(scope="module")
 def oracle(smollm2):
-    return Oracle(smollm2)
+    return TransformersOracle(smollm2)
 
 
-def test_log_likelihoods_and_what_is_greedy_are_those_of_transformers(told, oracle):
+def test_log_likelihoods_and_is_greedy_equal_those_of_transformers(results_by_task, oracle):
     ended = set()
-    for row, results in zip(ROWS, told["choose"], strict=True):
+    for row, results in zip(ROWS, results_by_task["choose"], strict=True):
         for choice, (value, is_greedy) in zip(row["choices"], results, strict=True):
             context = oracle.tokenizer.encode(row["question"])
             continuation = oracle.tokenizer.encode(f"{row['question']} {choice}")[len(context) :]
-            expected, greedy, following = oracle.weigh(context, continuation)
+            expected, greedy, following = oracle.score(context, continuation)
             assert float(value) == pytest.approx(expected, abs=1e-3), (row, choice)
             assert (is_greedy == "True") == greedy, (row, choice)
             ended.add(following == oracle.tokenizer.eos_token_id)
-    assert ended == {True, False}, "with and without a model that has no more to say"
+    assert ended == {True, False}, "rows with and without an end token after the choice"
 
 
-def test_rolling_log_likelihoods_are_those_of_transformers(told, oracle):
-    for row, (value,) in zip(ROWS, told["perplexity"], strict=True):
+def test_rolling_log_likelihoods_equal_those_of_transformers(results_by_task, oracle):
+    for row, (value,) in zip(ROWS, results_by_task["perplexity"], strict=True):
         text = oracle.tokenizer.encode(f"{row['question']} {row['choices'][0]}")
-        expected, _, _ = oracle.weigh([oracle.tokenizer.bos_token_id], text)
+        expected, _, _ = oracle.score([oracle.tokenizer.bos_token_id], text)
         assert float(value) == pytest.approx(expected, abs=1e-3), row
 
 
-def test_generated_texts_are_those_of_transformers_up_to_the_stop_strings(told, oracle):
-    for row, (text,) in zip(ROWS, told["write"], strict=True):
-        expected = oracle.write(row["question"], 12)
+def test_generated_texts_equal_those_of_transformers_up_to_the_stop_strings(results_by_task, oracle):
+    for row, (text,) in zip(ROWS, results_by_task["write"], strict=True):
+        expected = oracle.generate(row["question"], 12)
         for stop in TASKS["write"]["generation_kwargs"]["until"]:
             expected = expected.partition(stop)[0]
         assert text == expected, row

@@ -16,15 +16,15 @@ USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 @pytest.fixture(scope="module")
-def client(smol):
-    with smol.client() as client:
+def client(smollm2_server):
+    with smollm2_server.client() as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def strict(tiny, tmp_path_factory):
+def limited_server(tiny, tmp_path_factory):
     """A server with one row and one place to wait, where a key may ask for three requests a minute."""
-    directory = tmp_path_factory.mktemp("strict")
+    directory = tmp_path_factory.mktemp("limited_server")
     keys = directory / "keys"
     keys.mkdir()
     for name in ("alice", "bob", "carol"):
@@ -34,7 +34,7 @@ def strict(tiny, tmp_path_factory):
         yield server.wait_ready()
 
 
-def test_a_session_of_two_questions_is_understood(client):
+def test_a_second_question_uses_the_history(client):
     answer = client.chat.completions.create(**ASK)
     (choice,) = answer.choices
     assert "Paris" in choice.message.content
@@ -45,23 +45,23 @@ def test_a_session_of_two_questions_is_understood(client):
     assert "France" in again.choices[0].message.content
 
 
-def test_a_stream_says_what_the_whole_answer_says_with_its_logprobs_and_its_usage(client):
+def test_a_stream_has_the_text_logprobs_and_usage_of_the_unstreamed_answer(client):
     asked = {**ASK, "logprobs": True, "top_logprobs": 3}
     whole = client.chat.completions.create(**asked)
     *chunks, usage = client.chat.completions.create(**asked, **USAGE)
     choices = [choice for chunk in chunks for choice in chunk.choices]
     assert [choice.finish_reason for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
     assert "".join(choice.delta.content or "" for choice in choices) == whole.choices[0].message.content
-    told = [token for choice in choices if choice.logprobs for token in choice.logprobs.content]
-    assert [token.token for token in told] == [one.token for one in whole.choices[0].logprobs.content]
-    assert b"".join(bytes(token.bytes) for token in told).decode() == whole.choices[0].message.content
-    assert all(token.logprob == token.top_logprobs[0].logprob for token in told)
-    assert all(len(token.top_logprobs) == 3 for token in told)
+    entries = [token for choice in choices if choice.logprobs for token in choice.logprobs.content]
+    assert [token.token for token in entries] == [one.token for one in whole.choices[0].logprobs.content]
+    assert b"".join(bytes(token.bytes) for token in entries).decode() == whole.choices[0].message.content
+    assert all(token.logprob == token.top_logprobs[0].logprob for token in entries)
+    assert all(len(token.top_logprobs) == 3 for token in entries)
     assert usage.choices == [] and usage.usage.completion_tokens == whole.usage.completion_tokens
     assert all(chunk.usage is None for chunk in chunks)
 
 
-def test_the_helper_that_puts_a_stream_together_gives_the_whole_answer(client):
+def test_the_streaming_helper_returns_the_whole_answer(client):
     with client.chat.completions.stream(**ASK, stream_options={"include_usage": True}) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
@@ -72,7 +72,7 @@ def test_the_helper_that_puts_a_stream_together_gives_the_whole_answer(client):
     assert final.usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_the_asynchronous_client_hears_the_same_many_times_at_once(smol, client):
+def test_concurrent_asynchronous_calls_return_the_same_answer(smollm2_server, client):
     whole = client.chat.completions.create(**ASK).choices[0].message.content
 
     async def streamed(api):
@@ -80,7 +80,7 @@ def test_the_asynchronous_client_hears_the_same_many_times_at_once(smol, client)
         return "".join([one.delta.content or "" async for chunk in parts for one in chunk.choices])
 
     async def session():
-        async with smol.async_client() as api:
+        async with smollm2_server.async_client() as api:
             answers = (streamed(api), streamed(api), api.chat.completions.create(**ASK))
             *texts, answer = await asyncio.gather(*answers)
             return [*texts, answer.choices[0].message.content], [one.id async for one in api.models.list()]
@@ -88,7 +88,7 @@ def test_the_asynchronous_client_hears_the_same_many_times_at_once(smol, client)
     assert asyncio.run(session()) == ([whole] * 3, [MODEL])
 
 
-def test_completions_echo_the_prompt_and_can_weigh_it(client):
+def test_completions_echo_the_prompt_with_its_logprobs(client):
     prompts = ["The capital of France is", "Two plus two makes"]
     asked = {"model": MODEL, "prompt": prompts, "max_tokens": 4, "temperature": 0, "echo": True}
     answer = client.completions.create(**asked, logprobs=2)
@@ -96,10 +96,10 @@ def test_completions_echo_the_prompt_and_can_weigh_it(client):
     for prompt, choice in zip(prompts, answer.choices, strict=True):
         assert choice.text.startswith(prompt)
         assert choice.finish_reason == "length"
-        told = choice.logprobs
-        assert "".join(told.tokens) == choice.text
-        assert told.token_logprobs[0] is None and max(told.token_logprobs[1:]) <= 0
-        for offset, token in zip(told.text_offset, told.tokens, strict=True):
+        entries = choice.logprobs
+        assert "".join(entries.tokens) == choice.text
+        assert entries.token_logprobs[0] is None and max(entries.token_logprobs[1:]) <= 0
+        for offset, token in zip(entries.text_offset, entries.tokens, strict=True):
             assert choice.text[offset:].startswith(token)
     texts = {0: "", 1: ""}
     for chunk in client.completions.create(**asked, stream=True):
@@ -108,14 +108,14 @@ def test_completions_echo_the_prompt_and_can_weigh_it(client):
     assert list(texts.values()) == [choice.text for choice in answer.choices]
 
 
-def test_what_openai_does_not_know_goes_through_extra_body(client):
+def test_fields_that_openai_does_not_have_are_passed_by_extra_body(client):
     plain = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 1.0, "seed": 1}
     greedy = client.completions.create(**{**plain, "temperature": 0}).choices[0].text
     assert client.completions.create(**plain, extra_body={"top_k": 1}).choices[0].text == greedy
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_bad_request_is_an_exception_that_names_the_field(client, stream):
+def test_an_invalid_request_raises_an_exception_that_names_the_field(client, stream):
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**{**ASK, "temperature": 7, "stream": stream})
     error = refused.value
@@ -126,8 +126,8 @@ def test_a_bad_request_is_an_exception_that_names_the_field(client, stream):
     assert refused.value.param == "top_kk"
 
 
-def test_a_wrong_key_and_a_wrong_model_are_exceptions_of_their_own(server):
-    with server.client("nobody-s-key") as client, pytest.raises(openai.AuthenticationError) as refused:
+def test_a_wrong_key_and_a_wrong_model_raise_their_own_exceptions(server):
+    with server.client("unknown-key") as client, pytest.raises(openai.AuthenticationError) as refused:
         client.models.list()
     assert (refused.value.code, refused.value.status_code) == ("invalid_api_key", 401)
     with server.client(KEY) as client, pytest.raises(openai.NotFoundError) as refused:
@@ -135,8 +135,8 @@ def test_a_wrong_key_and_a_wrong_model_are_exceptions_of_their_own(server):
     assert refused.value.code == "model_not_found"
 
 
-def test_a_spent_limit_is_a_rate_limit_error_that_says_when_to_come_back(strict):
-    with strict.client("alice") as client:
+def test_an_exceeded_limit_raises_a_rate_limit_error_with_retry_after(limited_server):
+    with limited_server.client("alice") as client:
         for _ in range(3):
             client.chat.completions.create(**CHAT, max_tokens=2)
         with pytest.raises(openai.RateLimitError) as refused:
@@ -145,8 +145,8 @@ def test_a_spent_limit_is_a_rate_limit_error_that_says_when_to_come_back(strict)
     assert int(refused.value.response.headers["retry-after"]) >= 1
 
 
-def test_a_full_queue_is_a_503_and_the_answers_before_it_are_not_touched(strict):
-    with strict.client("bob") as bob, strict.client("carol") as carol:
+def test_a_full_queue_is_a_503_and_earlier_requests_are_answered(limited_server):
+    with limited_server.client("bob") as bob, limited_server.client("carol") as carol:
         stream = bob.chat.completions.create(**CHAT, n=2, max_tokens=600, **USAGE)  # one runs and one waits
         next(stream)
         with pytest.raises(openai.APIStatusError) as refused:
@@ -158,7 +158,7 @@ def test_a_full_queue_is_a_503_and_the_answers_before_it_are_not_touched(strict)
     assert usage.usage.completion_tokens == 1200
 
 
-def test_answers_streams_and_errors_have_the_request_id_that_was_given(client):
+def test_answers_streams_and_errors_have_the_given_request_id(client):
     def headers(name):
         return {"x-request-id": name}
 

@@ -1,5 +1,5 @@
-"""A fake runner on a fake device, which computes nothing before somebody waits for it: whatever the host
-decides and hands over in between, it decides without the results.
+"""A fake asynchronous device, which computes a step only when its result is awaited: everything that is
+scheduled in between is scheduled without the results.
 """
 
 from collections.abc import Callable

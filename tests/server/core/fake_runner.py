@@ -6,7 +6,8 @@ import random
 import zlib
 from collections.abc import Iterable
 
-from quire_server.core.request import FinishReason, Request, SamplingParams
+from quire_server.core.request import FinishReason, Request
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import Copies, CopyOutcome, StartedRow, Step, StepResult, TokenEvent
 
@@ -22,7 +23,7 @@ def next_token(tokens: Iterable[int]) -> int:
 
 
 def answer(prompt: Iterable[int], length: int) -> list[int]:
-    """What the model says, by definition."""
+    """The model's answer to a prompt, by definition."""
     tokens = list(prompt)
     for _ in range(length):
         tokens.append(next_token(tokens))
@@ -53,7 +54,7 @@ class FakeDisk:
         return lost
 
     def collect(self, host: list[Block], step_id: int) -> CopyOutcome:
-        """What was done since the last step."""
+        """The copies that were finished since the last step."""
         arrived, missed = [], []
         while self._queue and (self.broken or self._queue[0][0] <= step_id):
             _, slot, target, block = self._queue.pop(0)
@@ -89,13 +90,13 @@ class FakeRunner:
             self.rows[started.row] = started
             self.tokens[started.row] = list(started.token_ids)
             self.tables[started.row] = list(started.block_ids)
-        for row, block_id in step.grown:
+        for row, block_id in step.new_blocks:
             self.tables[row].append(block_id)
         assert all(step.num_tokens)
         assert step.total_tokens <= self.config.token_budget
         wholly = [n == samples for n, samples in zip(step.num_tokens, step.samples, strict=True)]
         assert wholly == sorted(wholly, reverse=True), "rows that sample at every token come first"
-        wished = {row: self._draft(row, count) for row, count in step.wishes}
+        wished = {row: self._draft(row, count) for row, count in step.draft_requests}
         drafts = {**dict(step.drafts), **wished}
         spans = []
         # Every row writes before any row reads, as on a device: a block shared too early shows.
@@ -127,7 +128,7 @@ class FakeRunner:
         return next_token(token for token in held if token is not None)
 
     def _draft(self, row: int, count: int) -> tuple[int, ...]:
-        """What a draft model would say: as many as it likes, each right by chance."""
+        """Drafts of a draft model: a random number of tokens, each right with a given probability."""
         tokens = list(self.tokens[row])
         for _ in range(self._chance.randint(0, count)):
             is_right = self._chance.random() < self.accuracy

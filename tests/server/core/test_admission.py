@@ -1,8 +1,8 @@
-"""Whom a long prompt holds up, and whom one that waits for the disk."""
+"""Admission: which requests a long prompt delays, and which ones a request that waits for the disk delays."""
 
 import pytest
 
-from quire_server.core.limits import Batching
+from quire_server.core.config import Batching
 from quire_server.core.policy import CLASSES, TOP_PRIORITY, Policy
 from quire_server.core.scheduler import Scheduler
 from quire_server.core.step import Step
@@ -24,12 +24,12 @@ def run(scheduler: Scheduler, runner: FakeRunner) -> Step:
     return step
 
 
-def names(step: Step) -> list[str]:
+def rows_of(step: Step) -> list[str]:
     return [row.request_id for row in step.started]
 
 
 def long_prompt(policy: Policy, priority: int, **more: object) -> tuple[Scheduler, FakeRunner]:
-    """One of 1,000 tokens is on its way, 16 a step."""
+    """A prompt of 1,000 tokens is being computed, 16 tokens per step."""
     scheduler, runner = engine(policy=policy, num_blocks=400, max_model_len=1200, **more)
     scheduler.add(request("long", LONG, 3, priority=priority))
     run(scheduler, runner)
@@ -40,24 +40,24 @@ def long_prompt(policy: Policy, priority: int, **more: object) -> tuple[Schedule
     ("policy", "priority"),
     [(Policy.PRIORITY, CLASSES["high"])] + [(policy, TOP_PRIORITY) for policy in Policy],
 )
-def test_what_is_urgent_does_not_wait_for_the_end_of_a_long_prompt(policy: Policy, priority: int) -> None:
+def test_an_urgent_request_does_not_wait_for_the_end_of_a_long_prompt(policy: Policy, priority: int) -> None:
     scheduler, runner = long_prompt(policy, CLASSES["low"])
     scheduler.add(request("urgent", [1, 2, 3], 5, arrival=1.0, priority=priority))
     step = run(scheduler, runner)
-    assert names(step) == ["urgent"] and sorted(step.num_tokens) == [3, 13], "the prompt gets what is left"
+    assert rows_of(step) == ["urgent"] and sorted(step.num_tokens) == [3, 13], "the prompt gets what is left"
     tokens, last = drain(scheduler, runner)
     assert list(last) == ["urgent", "long"]
     assert tokens["long"] == answer(LONG, 3)
 
 
 @pytest.mark.parametrize("policy", [Policy.FCFS, Policy.SJF])
-def test_no_other_policy_lets_a_newcomer_share_a_running_prompts_steps(policy: Policy) -> None:
+def test_no_other_policy_lets_a_new_request_share_a_running_prompts_steps(policy: Policy) -> None:
     scheduler, runner = long_prompt(policy, CLASSES["normal"])
     scheduler.add(request("short", [1], 1, arrival=1.0))
     assert run(scheduler, runner).num_tokens == (16,)
 
 
-def test_nor_does_one_who_stands_behind_it() -> None:
+def test_a_request_behind_a_long_prompt_in_the_order_does_not_share_its_steps() -> None:
     scheduler, runner = long_prompt(Policy.PRIORITY, CLASSES["normal"])
     scheduler.add(request("high, but late", [1], 1, arrival=101.0, priority=CLASSES["high"]))
     scheduler.add(request("low", [1], 1, arrival=0.0, priority=CLASSES["low"]))
@@ -70,7 +70,7 @@ def test_a_static_batch_computes_its_prompts_first() -> None:
     assert run(scheduler, runner).num_tokens == (16,)
 
 
-def test_a_flood_of_urgent_prompts_stops_a_long_one_for_no_longer_than_its_head_start() -> None:
+def test_many_urgent_prompts_delay_a_long_one_by_at_most_the_aging_bound() -> None:
     scheduler, runner = long_prompt(Policy.PRIORITY, CLASSES["low"])
     head_start = int(CLASSES["low"] - CLASSES["high"]) * 10
     sizes = []
@@ -78,24 +78,24 @@ def test_a_flood_of_urgent_prompts_stops_a_long_one_for_no_longer_than_its_head_
         flood = request(f"high{second}", [second % 50] * 16, 1, float(second), priority=CLASSES["high"])
         scheduler.add(flood)
         step = run(scheduler, runner)
-        sizes.append(0 if names(step) else step.num_tokens[0])
+        sizes.append(0 if rows_of(step) else step.num_tokens[0])
     assert not any(sizes[: head_start - 1]) and sizes[head_start : head_start + 60] == [16] * 60
 
 
-def test_newcomers_leave_the_watermark_free_beside_others_but_not_alone() -> None:
-    scheduler, runner = engine(num_blocks=16, watermark=0.25, max_num_batched_tokens=64)
+def test_a_start_leaves_the_free_block_reserve_unless_nothing_else_runs() -> None:
+    scheduler, runner = engine(num_blocks=16, free_block_reserve=0.25, max_num_batched_tokens=64)
     scheduler.add(request("running", range(19), 2))
     run(scheduler, runner)
     scheduler.add(request("large", [49] * 31, 1, arrival=1.0))  # 8 of the 11 blocks that are free
-    assert names(run(scheduler, runner)) == [], "three would be left of the sixteen"
-    assert names(run(scheduler, runner)) == ["large"], "nobody else runs"
+    assert rows_of(run(scheduler, runner)) == [], "three would be left of the sixteen"
+    assert rows_of(run(scheduler, runner)) == ["large"], "no other request runs"
     scheduler.add(request("running again", range(19), 2))
     scheduler.add(request("as large as it may be", [49] * 27, 1, arrival=1.0))
-    assert len(names(run(scheduler, runner))) == 2, "four are left"
+    assert len(rows_of(run(scheduler, runner))) == 2, "four are left"
 
 
 def on_disk(**changes: object) -> tuple[Scheduler, FakeRunner]:
-    """The prompt [0] * 20 lies on a disk that takes ten steps for a read; one request runs."""
+    """The prompt [0] * 20 is on a disk that needs ten steps for a read; one request runs."""
     limits = {"num_blocks": 16, "max_model_len": 48, "num_host_slots": 6, "num_disk_slots": 60}
     scheduler, runner = engine(**(limits | {"max_num_batched_tokens": 64} | changes))
     for i in range(7):
@@ -109,10 +109,10 @@ def on_disk(**changes: object) -> tuple[Scheduler, FakeRunner]:
     return scheduler, runner
 
 
-def test_a_read_from_the_disk_holds_up_nobody_else() -> None:
+def test_a_read_from_the_disk_does_not_delay_other_requests() -> None:
     scheduler, runner = on_disk()
     scheduler.add(request("near", [49], 2))
-    assert names(run(scheduler, runner)) == ["near"]
+    assert rows_of(run(scheduler, runner)) == ["near"]
     tokens = drain(scheduler, runner)[0]
     assert tokens["far"] == answer([0] * 20 + [1], 2)
     assert scheduler.kv.stats().disk_loaded
@@ -121,24 +121,24 @@ def test_a_read_from_the_disk_holds_up_nobody_else() -> None:
 @pytest.mark.parametrize(
     "limits", [{"max_num_seqs": 3}, {"num_blocks": 14, "max_num_seqs": 8}], ids=["rows", "blocks"]
 )
-def test_those_who_pass_take_neither_row_nor_blocks_of_the_one_that_waits_for_the_disk(
+def test_requests_that_overtake_do_not_take_the_row_or_blocks_of_one_that_waits_for_the_disk(
     limits: dict[str, object],
 ) -> None:
     scheduler, runner = on_disk(**limits)
     runner.disk.lag = 2
     for i in range(8):
         scheduler.add(request(f"near{i}", [40 + i] * 9, 30))
-    started = names(run(scheduler, runner))
+    started = rows_of(run(scheduler, runner))
     assert started and set(started) <= {"near0", "near1"}
-    newcomers = [name for _ in range(4) for name in names(run(scheduler, runner))]
-    assert newcomers[0] == "far", "it kept its place, and starts as soon as it can"
+    started = [name for _ in range(4) for name in rows_of(run(scheduler, runner))]
+    assert started[0] == "far", "it kept its place, and starts as soon as it can"
 
 
 def test_a_static_batch_waits_for_the_disk() -> None:
     scheduler, runner = on_disk(batching=Batching.STATIC)
     scheduler.abort("running")
     scheduler.add(request("near", [49], 2))
-    assert names(run(scheduler, runner)) == []
-    while not (started := names(run(scheduler, runner))):
+    assert rows_of(run(scheduler, runner)) == []
+    while not (started := rows_of(run(scheduler, runner))):
         pass
     assert started == ["far", "near"]

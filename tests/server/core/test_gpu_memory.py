@@ -1,4 +1,4 @@
-"""The KV cache gets what the share leaves, and where that is too little the error says what would do."""
+"""The size of the KV cache, and the remedy in the error where it does not fit."""
 
 import re
 from dataclasses import replace
@@ -7,37 +7,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_server.core.errors import ConfigError
-from quire_server.core.gpu_memory import Measured, Wanted, graph_bytes, num_blocks
+from quire_server.core.gpu_memory import KVCacheRequirements, MemoryUsage, graph_bytes, num_blocks
+from quire_server.errors import ConfigError
 
 GIB, MIB = 1 << 30, 1 << 20
-ROOMY = Measured(total=80 * GIB, others=GIB, weights=16 * GIB, workspace=2 * GIB, graphs=GIB)
-BLOCK = Wanted(block_bytes=2 * MIB, block_size=16, longest=8192, useful_blocks=1 << 20)
+ROOMY = MemoryUsage(total=80 * GIB, others=GIB, weights=16 * GIB, workspace=2 * GIB, graphs=GIB)
+BLOCK = KVCacheRequirements(block_bytes=2 * MIB, block_size=16, longest=8192, useful_blocks=1 << 20)
 
 
-def test_the_cache_gets_what_is_left_of_the_share() -> None:
+def test_the_cache_gets_the_rest_of_the_memory_share() -> None:
     assert num_blocks(ROOMY, 0.9, BLOCK) == (72 - 20) * 1024 // 2
     assert num_blocks(ROOMY, 0.5, BLOCK) == (40 - 20) * 1024 // 2
 
 
-def test_blocks_that_no_request_could_use_are_not_taken() -> None:
+def test_blocks_that_no_request_could_use_are_not_allocated() -> None:
     assert num_blocks(ROOMY, 0.9, replace(BLOCK, useful_blocks=700)) == 700
 
 
-def why(measured: Measured, utilization: float, wanted: Wanted) -> str:
+def error_text(measured: MemoryUsage, utilization: float, wanted: KVCacheRequirements) -> str:
     with pytest.raises(ConfigError) as caught:
         num_blocks(measured, utilization, wanted)
     return str(caught.value)
 
 
-def test_the_error_says_what_takes_the_memory_and_how_much_is_lacking() -> None:
-    message = why(ROOMY, 0.25, BLOCK)
+def test_the_error_names_what_uses_the_memory_and_how_much_is_missing() -> None:
+    message = error_text(ROOMY, 0.25, BLOCK)
     for part in ("needs 1024 MiB", "lacks 1024 MiB", "weights take 16384", "a step 2048", "graphs 1024"):
         assert part in message
 
 
 @given(st.floats(0.1, 0.98), st.integers(1, 90 * GIB), st.integers(0, 20 * GIB), st.integers(1, 200_000))
-def test_the_change_that_the_error_names_is_enough(
+def test_the_change_that_the_error_proposes_is_sufficient(
     utilization: float, weights: int, workspace: int, longest: int
 ) -> None:
     measured = replace(ROOMY, weights=weights, workspace=workspace)
@@ -63,10 +63,12 @@ def test_the_change_that_the_error_names_is_enough(
         assert num_blocks(replace(measured, total=int(size[1]) * GIB), 0.98, wanted)
 
 
-def test_raising_the_share_comes_before_a_shorter_context_and_that_before_another_gpu() -> None:
-    assert "Raise --gpu-memory-utilization to 0.27." in why(ROOMY, 0.25, BLOCK)
-    assert "Lower --max-model-len to 8128." in why(replace(ROOMY, total=21 * GIB - 8 * MIB), 1.0, BLOCK)
-    assert "Take a GPU with" in why(replace(ROOMY, weights=90 * GIB), 0.9, BLOCK)
+def test_proposals_are_a_larger_share_then_a_shorter_context_then_a_larger_gpu() -> None:
+    assert "Raise --gpu-memory-utilization to 0.27." in error_text(ROOMY, 0.25, BLOCK)
+    assert "Lower --max-model-len to 8128." in error_text(
+        replace(ROOMY, total=21 * GIB - 8 * MIB), 1.0, BLOCK
+    )
+    assert "Take a GPU with" in error_text(replace(ROOMY, weights=90 * GIB), 0.9, BLOCK)
 
 
 def test_graphs_share_the_memory_of_the_largest_and_keep_logits_of_their_own() -> None:

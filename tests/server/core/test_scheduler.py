@@ -2,7 +2,8 @@ import time
 
 import pytest
 
-from quire_server.core.request import FinishReason, Request, SamplingParams
+from quire_server.core.request import FinishReason, Request
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import StepResult
 from tests.server.core.fake_runner import EOS, FakeRunner, answer, config, drain, is_error, request
@@ -23,7 +24,7 @@ def run(scheduler: Scheduler, runner: FakeRunner) -> None:
 @pytest.mark.parametrize("chunked", [True, False])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("num_blocks", [9, 12, 40])
-def test_every_answer_is_its_own_whatever_the_pressure(chunked: bool, caching: bool, num_blocks: int) -> None:
+def test_answers_are_right_at_any_size_of_the_cache(chunked: bool, caching: bool, num_blocks: int) -> None:
     scheduler, runner = engine(
         num_blocks=num_blocks,
         enable_chunked_prefill=chunked,
@@ -56,7 +57,7 @@ def test_decodes_go_on_while_a_long_prompt_is_computed_in_chunks() -> None:
     assert sizes == [(1, 15), (1, 15), (1, 15), (1, 5)]
 
 
-def test_without_chunked_prefill_a_prompt_is_never_cut_and_always_gets_its_turn() -> None:
+def test_without_chunked_prefill_a_prompt_is_never_split_and_never_starved() -> None:
     scheduler, runner = engine(enable_chunked_prefill=False, max_num_batched_tokens=8)
     for i in range(3):
         scheduler.add(request(f"decode{i}", [i], max_tokens=50))
@@ -82,7 +83,9 @@ def test_the_first_running_request_is_never_preempted() -> None:
     ("prompt", "max_tokens", "reason"),
     [([], 1, "empty"), (range(64), 1, "Shorten"), (range(99), 1, "Shorten"), ([1], 0, "max_tokens")],
 )
-def test_a_request_that_can_never_fit_fails_alone(prompt: list[int], max_tokens: int, reason: str) -> None:
+def test_a_request_that_can_never_fit_fails_and_others_run(
+    prompt: list[int], max_tokens: int, reason: str
+) -> None:
     scheduler, runner = engine()
     scheduler.add(request("bad", prompt, max_tokens))
     scheduler.add(request("good", [1], 3))
@@ -91,7 +94,7 @@ def test_a_request_that_can_never_fit_fails_alone(prompt: list[int], max_tokens:
     assert tokens["good"] == answer([1], 3)
 
 
-def test_a_failure_is_told_even_when_nothing_else_runs() -> None:
+def test_a_failure_is_reported_even_if_nothing_else_runs() -> None:
     scheduler, runner = engine()
     scheduler.add(request("bad", []))
     assert scheduler.has_work
@@ -99,7 +102,7 @@ def test_a_failure_is_told_even_when_nothing_else_runs() -> None:
     assert is_error(last["bad"]) and not scheduler.has_work
 
 
-def test_a_request_that_outgrows_the_whole_cache_fails_alone_and_the_next_one_runs() -> None:
+def test_a_request_that_outgrows_the_cache_fails_and_the_next_one_runs() -> None:
     scheduler, runner = engine(num_blocks=3, max_model_len=64)
     scheduler.add(request("greedy", [1, 2], max_tokens=40))
     scheduler.add(request("modest", [3], max_tokens=5))
@@ -143,7 +146,7 @@ def sampled(scheduler: Scheduler, token: int) -> tuple[FinishReason | None, tupl
     return event.finish_reason, event.token_ids
 
 
-def test_stop_tokens_count_once_min_tokens_are_there() -> None:
+def test_stop_tokens_end_an_answer_only_after_min_tokens() -> None:
     params = SamplingParams(max_tokens=9, stop_token_ids=(7,), min_tokens=1)
     for token in (7, EOS):
         scheduler, _ = engine()
@@ -166,7 +169,7 @@ def test_the_context_ends_an_answer_with_length() -> None:
     assert len(tokens["r"]) == 2 and last["r"].finish_reason is FinishReason.LENGTH
 
 
-def test_a_row_that_could_not_be_sampled_fails_alone() -> None:
+def test_only_a_row_that_could_not_be_sampled_fails() -> None:
     scheduler, _ = engine()
     for name in ("bad", "good"):
         scheduler.add(request(name, [1]))
@@ -195,7 +198,7 @@ def test_unseeded_requests_get_a_seed_of_their_own() -> None:
     assert step is not None and len({started.seed for started in step.started}) == 2
 
 
-def test_a_step_of_256_decodes_is_decided_in_well_under_a_millisecond() -> None:
+def test_a_step_of_256_decodes_is_scheduled_in_well_under_a_millisecond() -> None:
     settings = SchedulerConfig(256, 4096, 4096, 8192, 16)
     scheduler, runner = Scheduler(settings, eos_token_ids=[EOS]), FakeRunner(settings)
     for i in range(256):

@@ -6,13 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from quire_server.core.displacement import may_interrupt
-from quire_server.core.limits import Batching, SpeculationConfig, SpeculativeMethod
+from quire_server.core.config import Batching, SpeculationConfig, SpeculativeMethod
 from quire_server.core.policy import CLASSES, TOP_PRIORITY, Policy
+from quire_server.core.preemption import may_interrupt
 from quire_server.core.scheduler import Scheduler
 from tests.server.core.fake_runner import EOS, FakeRunner, answer, config, is_error, request
 
-# Steps without a new token for anybody: a prompt of 24 in chunks of one, for each of 5 rows.
+# Steps without a new token: a prompt of 24 in chunks of one, for each of 5 rows.
 PATIENCE = 120
 
 
@@ -53,7 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             enable_chunked_prefill=chunked,
             max_model_len=24,
-            watermark=0.1,
+            free_block_reserve=0.1,
             policy=policy,
             batching=batching,
             speculation=None if method is SpeculativeMethod.NONE else drafting,
@@ -93,7 +93,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from([CLASSES["high"], TOP_PRIORITY]),
     )
     def arrive_urgently(self, shared: int, num_low: int, num_steps: int, length: int, priority: int) -> None:
-        """When others, who share a prefix, have made themselves at home."""
+        """An urgent arrival while low-priority requests with a shared prefix run."""
         for place in range(num_low):
             self.arrive(shared, [place], 12, "", CLASSES["low"], 0.0)
             self.step(abort_in_flight=False)
@@ -117,7 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         started = {row.request_id for row in step.started} if step is not None else set[str]()
         waits_on = head and head == self.waited and head not in started
         self.patience = self.patience - 1 if waits_on else PATIENCE
-        assert self.patience, "the most urgent one waits, and nobody else starts"
+        assert self.patience, "the most urgent one waits, and no other starts"
         self.waited = head
         assert not must_start or head in started, "it could have started"
         if step is None:
@@ -144,22 +144,22 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert len(said) == min(max_tokens, 24 - len(prompt))
 
     def head(self) -> tuple[str, bool]:
-        """The most urgent waiting request, and whether nothing that runs may keep it from starting now."""
-        first, running = self.scheduler._life.waiting.first(), self.scheduler._life.running.sequences
+        """The most urgent waiting request, and whether it must start now (all others are less urgent)."""
+        first, running = self.scheduler._queue.waiting.first(), self.scheduler._queue.running.sequences
         if first is None:
             return "", False
-        give_way = all(
+        all_less_urgent = all(
             other.order > first.order and other.request.priority > first.request.priority for other in running
         )
         return first.request.request_id, (
             may_interrupt(first, self.config)
-            and give_way
+            and all_less_urgent
             and len(running) < self.config.token_budget
             and len(first.tokens) <= self.config.num_blocks * self.config.block_size
         )
 
     @invariant()
-    def accounts_hold(self) -> None:
+    def check_accounts(self) -> None:
         self.scheduler.check()
 
     def teardown(self) -> None:

@@ -1,8 +1,9 @@
-"""Where the time of a request went, as the scheduler stamps it."""
+"""The timestamps of a request in its events."""
 
 import time
 
-from quire_server.core.request import Request, SamplingParams
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import StepResult
 
@@ -21,20 +22,20 @@ def request(name, max_tokens, arrival=0.0, **sampling):
 
 
 def run(scheduler):
-    """The timings that each request was told, in order, and the monotonic time around all of it."""
-    begin, told = time.monotonic(), {}
+    """The timings in each request's events, in order, and the monotonic time before and after."""
+    begin, timings = time.monotonic(), {}
     while (step := scheduler.schedule()) is not None:
         for event in scheduler.commit(step, StepResult(step.step_id, (7,) * sum(step.samples))):
             assert event.error is None
-            told.setdefault(event.request_id, []).append(event.timing)
-    return begin, told, time.monotonic()
+            timings.setdefault(event.request_id, []).append(event.timing)
+    return begin, timings, time.monotonic()
 
 
-def test_the_first_event_and_the_last_say_where_the_time_went_and_no_other_does():
+def test_only_the_first_and_the_last_event_carry_timings():
     one = scheduler(num_blocks=16)
     one.add(request("a", 6, logprobs=1))  # so that each token has an event
-    _, told, end = run(one)
-    first, *between, last = told["a"]
+    _, timings, end = run(one)
+    first, *between, last = timings["a"]
     assert between == [None] * 4
     assert first.finished is None and first.preemptions == 0
     assert last.queued <= last.scheduled <= last.first_token <= last.finished <= end
@@ -45,20 +46,20 @@ def test_the_first_event_and_the_last_say_where_the_time_went_and_no_other_does(
     )
 
 
-def test_waiting_for_a_row_is_queueing():
+def test_time_waiting_for_a_row_is_queue_time():
     one = scheduler(num_blocks=16)
     one.add(request("a", 1))
-    begin, told, _ = run(one)
-    (timing,) = told["a"]
+    begin, timings, _ = run(one)
+    (timing,) = timings["a"]
     assert timing.queued <= begin <= timing.scheduled
     assert timing.finished is not None, "its first event is its last"
 
 
-def test_a_preemption_is_counted_and_is_a_part_of_the_decode():
+def test_a_preemption_is_counted_and_its_time_is_decode_time():
     one = scheduler(num_blocks=6)
     for number in range(3):
         one.add(request(f"r{number}", 11, arrival=float(number)))
-    _, told, _ = run(one)
-    ends = [timings[-1] for timings in told.values()]
+    _, timings, _ = run(one)
+    ends = [timing[-1] for timing in timings.values()]
     assert sum(timing.preemptions for timing in ends) == one.stats.preemptions > 0
     assert all(timing.scheduled <= timing.first_token <= timing.finished for timing in ends)

@@ -1,4 +1,4 @@
-"""The watermark's statistic: what chance gives, and what it does not. Seeds are fixed: no test is lucky."""
+"""The watermark's statistic on random and on watermarked texts, with fixed seeds."""
 
 import math
 import random
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_server.core.errors import ConfigError
 from quire_server.core.watermark import Watermark, detect, read_key
+from quire_server.errors import ConfigError
 
 KEY = b"0123456789abcdef"
 
@@ -18,8 +18,10 @@ def random_text(seed: int, length: int, vocab: int = 500) -> list[int]:
     return [rng.randrange(vocab) for _ in range(length)]
 
 
-def leaning_text(watermark: Watermark, seed: int, length: int, chance: float, vocab: int = 500) -> list[int]:
-    """Each token is green with at least this chance, as a sampler makes it."""
+def watermarked_text(
+    watermark: Watermark, seed: int, length: int, chance: float, vocab: int = 500
+) -> list[int]:
+    """A text in which each token is green with at least this probability."""
     rng = random.Random(seed)
     tokens = [rng.randrange(vocab)]
     while len(tokens) < length:
@@ -39,7 +41,7 @@ def test_about_gamma_of_the_vocabulary_is_green_and_it_changes_with_the_token_be
     assert same == pytest.approx(gamma**2 + (1 - gamma) ** 2, abs=0.04)
 
 
-def test_texts_without_a_watermark_are_called_so_and_their_scores_are_those_of_chance() -> None:
+def test_random_texts_are_not_detected_and_their_scores_are_normally_distributed() -> None:
     watermark = Watermark(KEY)
     scores = [detect(random_text(seed, 200), watermark) for seed in range(300)]
     assert {one.verdict for one in scores} == {"not watermarked"}
@@ -51,16 +53,16 @@ def test_texts_without_a_watermark_are_called_so_and_their_scores_are_those_of_c
 
 
 @pytest.mark.parametrize("gamma", [0.25, 0.5])
-def test_texts_that_lean_to_green_are_called_watermarked_by_their_key_and_by_no_other(gamma: float) -> None:
+def test_watermarked_texts_are_detected_with_their_key_and_with_no_other(gamma: float) -> None:
     watermark, other = Watermark(KEY, gamma), Watermark(KEY[::-1], gamma)
     for seed in range(20):
-        tokens = leaning_text(watermark, seed, 200, 0.8)
+        tokens = watermarked_text(watermark, seed, 200, 0.8)
         assert detect(tokens, watermark).verdict == "watermarked"
         assert detect(tokens, watermark).p_value < 1e-5
         assert detect(tokens, other).verdict == "not watermarked"
 
 
-def test_repeating_a_text_is_no_evidence() -> None:
+def test_repeating_a_text_does_not_raise_the_score() -> None:
     watermark = Watermark(KEY)
     phrase = next(
         text for text in (random_text(seed, 12) for seed in range(99)) if detect(text, watermark).z_score > 1
@@ -78,7 +80,7 @@ def test_the_p_value_is_the_binomial_tail(length: int, seed: int, gamma: float) 
     assert found.p_value == pytest.approx(exact, rel=1e-9)
 
 
-def test_nothing_to_count_is_no_verdict() -> None:
+def test_a_text_without_pairs_is_too_short() -> None:
     for tokens in ([], [7]):
         found = detect(tokens, Watermark(KEY))
         assert (found.num_tokens, found.z_score, found.p_value) == (0, 0.0, 1.0)
@@ -96,7 +98,7 @@ def test_a_key_is_read_from_a_file_and_never_shown(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"x" * 5000, None])
-def test_a_key_that_is_none_is_refused(tmp_path, content: bytes | None) -> None:
+def test_an_invalid_key_is_refused(tmp_path, content: bytes | None) -> None:
     path = tmp_path / "key"
     if content is not None:
         path.write_bytes(content)

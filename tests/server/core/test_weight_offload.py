@@ -1,14 +1,14 @@
-"""How many layers stay on the host, and which."""
+"""Which layers' weights stay on the host."""
 
 import pytest
 
-from quire_server.core.errors import ConfigError
 from quire_server.core.weight_offload import streamed_layers
+from quire_server.errors import ConfigError
 
 GIB = 1 << 30
 
 
-def test_as_many_as_there_is_room_for_stay_there_with_others_between_them() -> None:
+def test_as_many_layers_as_fit_stay_on_the_host_evenly_spaced() -> None:
     sizes = [GIB // 2] * 32
     assert streamed_layers(sizes, 2) == (7, 15, 23, 31)
     assert streamed_layers(sizes, 2.49) == (7, 15, 23, 31)
@@ -16,11 +16,11 @@ def test_as_many_as_there_is_room_for_stay_there_with_others_between_them() -> N
     assert streamed_layers(sizes, 16) == streamed_layers(sizes, 900) == tuple(range(32))
 
 
-def test_the_largest_layer_counts_for_all() -> None:
+def test_every_layer_is_counted_with_the_size_of_the_largest() -> None:
     assert streamed_layers([GIB, GIB // 4, GIB // 4, GIB], 3.9) == (0, 1, 3)
 
 
-def test_what_saves_nothing_is_refused_with_what_would() -> None:
+def test_an_offload_that_saves_no_memory_is_refused_with_a_sufficient_value() -> None:
     with pytest.raises(ConfigError, match=r"0\.4 holds 0 of 32 layers, .* give at least 1\.5\."):
         streamed_layers([GIB // 2] * 32, 0.4)
     with pytest.raises(ConfigError, match=r"1\.4 holds 2 of 32 layers"):

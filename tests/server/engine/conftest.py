@@ -1,4 +1,4 @@
-"""An engine over a runner without tensors, served by a thread on a real socket."""
+"""An engine core with a runner without tensors, which a thread serves on a real socket."""
 
 import contextlib
 import threading
@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from quire_server.core.errors import RequestError
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import StepResult
-from quire_server.engine.inbox import EngineSocket
-from quire_server.engine.loop import Engine
+from quire_server.engine.engine_core import EngineCore
+from quire_server.engine.heartbeat_writer import HeartbeatWriter
 from quire_server.engine.messages import EngineInfo
-from quire_server.engine.pulse import Pulse
-from quire_server.faults import Faults
+from quire_server.engine.socket_server import EngineSocket
+from quire_server.errors import RequestError
+from quire_server.fault_injection import Faults
 from quire_server.health.heartbeat import SharedState
 
 VOCAB = 100
@@ -24,7 +24,7 @@ INFO = EngineInfo(max_model_len=64, vocab_size=VOCAB, num_blocks=32, block_size=
 
 
 class FakeGrammars:
-    """Builds a matcher when the test lets it; the text of a grammar may be an error."""
+    """Builds a matcher once `may_build` is set; a grammar whose text begins with "error" fails."""
 
     def __init__(self):
         self.may_build = threading.Event()
@@ -44,11 +44,11 @@ class FakeGrammars:
 
 
 class CountingRunner:
-    """Answers each row with its last token plus one (plus `skew`, which is what a broken device does)."""
+    """Samples the last token plus one for each row; a test simulates a faulty device by `skew`."""
 
     def __init__(self, *, is_asynchronous):
         self.is_asynchronous = is_asynchronous
-        self.launched = []  # and not computed: on a device, that is as late as possible
+        self.launched = []  # and not computed yet: a device computes as late as possible
         self.results = {}
         self.tokens = {}
         self.skew = 0
@@ -92,30 +92,30 @@ class StoppableSocket(EngineSocket):
         return super().poll(min(timeout, 0.05))
 
 
-class Rig:
-    """The engine of one test, and everything that can be looked at."""
+class RunningEngine:
+    """The engine core of one test in its thread, with its runner, scheduler, socket and shared state."""
 
     def __init__(self, run_dir, faults, canary_interval, is_asynchronous):
         self.run_dir = run_dir
         self.state = SharedState.create(run_dir)
         self.runner = CountingRunner(is_asynchronous=is_asynchronous)
         self.scheduler = Scheduler(LIMITS, eos_token_ids=())
-        self.engine = Engine(
+        self.core = EngineCore(
             self.scheduler,
             self.runner,
             info=INFO,
-            pulse=Pulse(self.state, time.monotonic()),
+            heartbeat=HeartbeatWriter(self.state, time.monotonic()),
             faults=faults,
             canary_interval=canary_interval,
         )
-        self.engine.warm_up()
+        self.core.warm_up()
         self.socket = StoppableSocket(run_dir, INFO)
         self.thread = threading.Thread(target=self._serve, daemon=True)
         self.thread.start()
 
     def _serve(self):
         with contextlib.suppress(Stop):
-            self.engine.serve(self.socket)
+            self.core.serve(self.socket)
 
     def stop(self):
         self.socket.stopped = True
@@ -131,18 +131,20 @@ class Rig:
 
 
 @pytest.fixture(params=[False, True], ids=["host", "device"])
-def make_rig(request, tmp_path):
-    rigs = []
+def start_engine(request, tmp_path):
+    engines = []
 
     def make(faults=None, canary_interval=3600.0):
-        rigs.append(Rig(tmp_path, faults or Faults({}, tmp_path), canary_interval, request.param))
-        return rigs[-1]
+        engines.append(
+            RunningEngine(tmp_path, faults or Faults({}, tmp_path), canary_interval, request.param)
+        )
+        return engines[-1]
 
     yield make
-    for rig in rigs:
-        rig.stop()
+    for engine in engines:
+        engine.stop()
 
 
 @pytest.fixture
-def rig(make_rig):
-    return make_rig()
+def engine(start_engine):
+    return start_engine()

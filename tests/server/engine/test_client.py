@@ -1,4 +1,4 @@
-"""The API process's view of the engine."""
+"""EngineClient, through which the API process uses the engine."""
 
 import asyncio
 import contextlib
@@ -8,26 +8,27 @@ from dataclasses import replace
 
 import pytest
 
-from quire_server.core.request import Grammar, GrammarKind, Request, SamplingParams
-from quire_server.core.step import TokenEvent, failure
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import Grammar, GrammarKind, SamplingParams
+from quire_server.core.step import TokenEvent, failure_event
 from quire_server.engine.client import (
-    Answer,
     DeadlineExceededError,
     EngineClient,
     EngineGoneError,
+    OutputStream,
     RequestLostError,
 )
-from quire_server.engine.inbox import SOCKET_NAME
 from quire_server.engine.messages import MAX_FRAME_BYTES
+from quire_server.engine.socket_server import SOCKET_NAME
 
 
-def ask(name, prompt=(5,), max_tokens=3):
+def make_request(name, prompt=(5,), max_tokens=3):
     return Request(name, tuple(prompt), SamplingParams(max_tokens=max_tokens, temperature=0.0), arrival=0.0)
 
 
 @contextlib.asynccontextmanager
-async def connected(rig):
-    client = EngineClient(rig.run_dir / SOCKET_NAME, lambda outbox: None)
+async def connected(engine):
+    client = EngineClient(engine.run_dir / SOCKET_NAME, lambda outputs: None)
     running = asyncio.create_task(client.run())
     while not client.connected:
         await asyncio.sleep(0.005)
@@ -48,124 +49,130 @@ async def tokens_of(client, request):
                 return tokens
 
 
-async def test_many_requests_at_once_each_get_their_own_tokens(rig):
-    async with connected(rig) as client:
-        answers = await asyncio.gather(*(tokens_of(client, ask(f"r{i}", (i,), 5)) for i in range(40)))
+async def test_many_requests_at_once_each_get_their_own_tokens(engine):
+    async with connected(engine) as client:
+        answers = await asyncio.gather(
+            *(tokens_of(client, make_request(f"r{i}", (i,), 5)) for i in range(40))
+        )
     assert answers == [list(range(i + 1, i + 6)) for i in range(40)]
 
 
-async def test_what_came_while_nobody_looked_comes_together(rig):
-    async with connected(rig) as client, client.submit(ask("a", max_tokens=30)) as answer:
+async def test_output_between_two_reads_is_merged(engine):
+    async with connected(engine) as client, client.submit(make_request("a", max_tokens=30)) as answer:
         first = await answer.next()
-        await asyncio.to_thread(rig.wait, lambda r: not r.scheduler.has_work)
+        await asyncio.to_thread(engine.wait, lambda engine: not engine.scheduler.has_work)
         await asyncio.sleep(0.05)
         rest = await answer.next()
     assert list(first.token_ids + rest.token_ids) == list(range(6, 36))
     assert rest.finish_reason == "length"
 
 
-async def test_tokens_that_came_with_a_failure_are_given_before_it():
-    answer = Answer("a", lambda num_tokens, at: None, is_whole=False)
-    answer.put(TokenEvent("a", (5,)))
-    answer.put_token(6, 0.0)
-    answer.put(failure("a", "no memory"))
-    assert (await answer.next()).token_ids == (5, 6)
+async def test_tokens_received_before_a_failure_are_returned_first():
+    stream = OutputStream("a", lambda num_tokens, at: None, is_whole=False)
+    stream.put(TokenEvent("a", (5,)))
+    stream.put_token(6, 0.0)
+    stream.put(failure_event("a", "no memory"))
+    assert (await stream.next()).token_ids == (5, 6)
     with pytest.raises(RequestLostError, match="no memory"):
-        await answer.next()
+        await stream.next()
 
 
-async def test_tokens_of_a_whole_answer_are_told_as_they_come_and_given_at_its_end(rig):
-    rig.runner.delay = 0.005
-    told, events = [], []
-    async with connected(rig) as client:
-        request = ask("a", max_tokens=30)
-        async with client.submit(request, math.inf, lambda *one: told.append(one), is_whole=True) as answer:
+async def test_tokens_of_a_whole_answer_are_reported_as_they_come_and_returned_at_its_end(engine):
+    engine.runner.delay = 0.005
+    reported, events = [], []
+    async with connected(engine) as client:
+        request = make_request("a", max_tokens=30)
+        async with client.submit(
+            request, math.inf, lambda *one: reported.append(one), is_whole=True
+        ) as answer:
             while not events or events[-1].finish_reason is None:
                 events.append(await answer.next())
     assert [token for event in events for token in event.token_ids] == list(range(6, 36))
     assert len(events) <= 2, "the first token, and all others"
-    assert [num_tokens for num_tokens, _ in told] == [1] * 30
-    assert told[-1][1] - told[0][1] > 29 * rig.runner.delay / 2, "they were told together"
+    assert [num_tokens for num_tokens, _ in reported] == [1] * 30
+    assert reported[-1][1] - reported[0][1] > 29 * engine.runner.delay / 2, "they were reported together"
 
 
-async def test_leaving_early_aborts_the_request(rig):
-    rig.runner.delay = 0.01
-    async with connected(rig) as client:
-        async with client.submit(ask("a", max_tokens=60)) as answer:
+async def test_closing_the_stream_early_aborts_the_request(engine):
+    engine.runner.delay = 0.01
+    async with connected(engine) as client:
+        async with client.submit(make_request("a", max_tokens=60)) as answer:
             await answer.next()
-        await asyncio.to_thread(rig.wait, lambda r: not r.scheduler.has_work)
+        await asyncio.to_thread(engine.wait, lambda engine: not engine.scheduler.has_work)
 
 
-async def test_the_engine_learns_the_length_of_an_answer_whose_end_only_the_reader_saw(rig):
-    rig.runner.delay = 0.002
-    lengths = rig.scheduler._arrivals._lengths
+async def test_the_length_of_an_answer_that_ends_at_a_stop_string_is_sent_to_the_engine(engine):
+    engine.runner.delay = 0.002
+    lengths = engine.scheduler._queue._output_lengths
     before = lengths.expect(1, 60)
-    async with connected(rig) as client:
+    async with connected(engine) as client:
         for is_complete in (False, True):
-            async with client.submit(ask("a", max_tokens=60)) as answer:
+            async with client.submit(make_request("a", max_tokens=60)) as answer:
                 seen = 0
                 while seen < 20:
                     seen += len((await answer.next()).token_ids)
                 answer.is_complete = is_complete
-            await asyncio.to_thread(rig.wait, lambda r: not r.scheduler.has_work)
+            await asyncio.to_thread(engine.wait, lambda engine: not engine.scheduler.has_work)
             assert (lengths.expect(1, 60) != before) == is_complete
     assert 20 <= lengths.expect(1, 60) < 60
 
 
-async def test_at_its_deadline_an_answer_ends_even_while_the_engine_is_stuck(rig):
-    rig.runner.delay = 1.0
-    async with connected(rig) as client:
+async def test_a_deadline_ends_an_answer_even_if_the_engine_is_stuck(engine):
+    engine.runner.delay = 1.0
+    async with connected(engine) as client:
         begin = time.monotonic()
-        async with client.submit(ask("a", max_tokens=60), begin + 0.05) as answer:
+        async with client.submit(make_request("a", max_tokens=60), begin + 0.05) as answer:
             with pytest.raises(DeadlineExceededError):
                 while True:
                     await answer.next()
         assert time.monotonic() - begin < 1.0, "it waited for the engine"
-        await asyncio.to_thread(rig.wait, lambda r: not r.scheduler.has_work)
+        await asyncio.to_thread(engine.wait, lambda engine: not engine.scheduler.has_work)
 
 
-async def test_a_request_that_the_engine_refuses_is_lost_with_its_reason(rig):
-    async with connected(rig) as client:
+async def test_a_refused_request_fails_with_the_reason(engine):
+    async with connected(engine) as client:
         with pytest.raises(RequestLostError, match="vocabulary"):
-            await tokens_of(client, ask("a", (1000,)))
+            await tokens_of(client, make_request("a", (1000,)))
 
 
-async def test_requests_that_fill_more_than_a_frame_together_cost_nobody_the_connection(rig):
-    """As one request with n long answers makes them."""
-    rig.runner.delay = 0.01
-    async with connected(rig) as client:
-        other = asyncio.create_task(tokens_of(client, ask("other", max_tokens=60)))
-        await asyncio.to_thread(rig.wait, lambda r: r.scheduler.has_work)
+async def test_requests_that_exceed_a_frame_together_do_not_break_the_connection(engine):
+    """For example, one HTTP request with a long prompt and n > 1."""
+    engine.runner.delay = 0.01
+    async with connected(engine) as client:
+        other = asyncio.create_task(tokens_of(client, make_request("other", max_tokens=60)))
+        await asyncio.to_thread(engine.wait, lambda engine: engine.scheduler.has_work)
         prompt = (2**31,) * (MAX_FRAME_BYTES // 4 // 5 + 1)  # each id takes five bytes
-        long_ones = [tokens_of(client, ask(f"r{i}", prompt)) for i in range(4)]
-        outcomes = await asyncio.gather(*long_ones, return_exceptions=True)
+        long_requests = [tokens_of(client, make_request(f"r{i}", prompt)) for i in range(4)]
+        outcomes = await asyncio.gather(*long_requests, return_exceptions=True)
         assert [type(one) for one in outcomes] == [RequestLostError] * 4
         assert len(await other) == 60
 
 
-async def test_large_grammars_that_come_at_once_cost_nobody_the_connection(rig):
-    rig.runner.grammars.may_build.set()
+async def test_many_large_grammars_do_not_break_the_connection(engine):
+    engine.runner.grammars.may_build.set()
     grammar = Grammar(GrammarKind.JSON, "x" * (256 << 10))
-    async with connected(rig) as client:
-        requests = [ask(f"r{i}") for i in range(MAX_FRAME_BYTES // len(grammar.text) + 4)]
+    async with connected(engine) as client:
+        requests = [make_request(f"r{i}") for i in range(MAX_FRAME_BYTES // len(grammar.text) + 4)]
         each = [replace(one, sampling=replace(one.sampling, grammar=grammar)) for one in requests]
         answers = await asyncio.gather(*(tokens_of(client, one) for one in each))
     assert all(len(tokens) == len(answers[0]) > 0 for tokens in answers)
 
 
-async def test_every_open_request_ends_when_the_engine_ends(rig):
-    rig.runner.delay = 0.05
-    async with connected(rig) as client:
-        open_ones = [asyncio.create_task(tokens_of(client, ask(f"r{i}", max_tokens=60))) for i in range(3)]
-        await asyncio.to_thread(rig.wait, lambda r: r.scheduler.num_running == 3)
-        await asyncio.to_thread(rig.stop)
-        outcomes = await asyncio.gather(*open_ones, return_exceptions=True)
+async def test_every_open_request_ends_when_the_engine_ends(engine):
+    engine.runner.delay = 0.05
+    async with connected(engine) as client:
+        open_requests = [
+            asyncio.create_task(tokens_of(client, make_request(f"r{i}", max_tokens=60))) for i in range(3)
+        ]
+        await asyncio.to_thread(engine.wait, lambda engine: engine.scheduler.num_running == 3)
+        await asyncio.to_thread(engine.stop)
+        outcomes = await asyncio.gather(*open_requests, return_exceptions=True)
         assert [type(one) for one in outcomes] == [EngineGoneError] * 3
         with pytest.raises(EngineGoneError):
-            await tokens_of(client, ask("late"))
+            await tokens_of(client, make_request("late"))
 
 
-async def test_without_an_engine_a_request_says_so(tmp_path):
-    client = EngineClient(tmp_path / SOCKET_NAME, lambda outbox: None)
+async def test_without_an_engine_a_request_fails_with_engine_gone(tmp_path):
+    client = EngineClient(tmp_path / SOCKET_NAME, lambda outputs: None)
     with pytest.raises(EngineGoneError, match="loading"):
-        await tokens_of(client, ask("a"))
+        await tokens_of(client, make_request("a"))

@@ -1,4 +1,4 @@
-"""What the command says becomes what the runner and the scheduler are made with."""
+"""Options of the runner and the scheduler that loading derives from the settings."""
 
 from pathlib import Path
 
@@ -6,15 +6,15 @@ import pytest
 
 from quire_server.config import parse_args
 from quire_server.engine import loading
-from quire_server.engine.pulse import Pulse
-from quire_server.faults import Faults
+from quire_server.engine.heartbeat_writer import HeartbeatWriter
+from quire_server.fault_injection import Faults
 from quire_server.health.heartbeat import SharedState
-from quire_server.runner.cuda_device import CudaDevice
+from quire_server.runner.gpu.cuda_device import CudaDevice
 from quire_server.runner.model_runner import ModelRunner
 
 
-class Runner:
-    """As far as loading looks."""
+class FakeRunner:
+    """The part of a runner that loading uses."""
 
     max_model_len, num_blocks, num_host_slots, num_disk_slots = 64, 8, 0, 0
 
@@ -35,13 +35,15 @@ class Runner:
         (["--device", "cuda", "--block-size", "32"], True, 32),
     ],
 )
-def test_a_gpus_blocks_are_larger_unless_the_user_says(flags, has_gpu, tokens, monkeypatch, tmp_path):
+def test_the_default_block_size_of_a_gpu_is_larger_than_that_of_a_cpu(
+    flags, has_gpu, tokens, monkeypatch, tmp_path
+):
     monkeypatch.setattr(CudaDevice, "is_there", staticmethod(lambda: has_gpu))
     monkeypatch.setattr(
-        ModelRunner, "load", staticmethod(lambda model, options, progress: Runner(options.block_size))
+        ModelRunner, "load", staticmethod(lambda model, options, progress: FakeRunner(options.block_size))
     )
     config = parse_args([str(Path("m")), *flags], {})
-    pulse = Pulse(SharedState.create(tmp_path), 0.0)
+    pulse = HeartbeatWriter(SharedState.create(tmp_path), 0.0)
     runner = loading.load(config, pulse, Faults({}, tmp_path))
     assert runner.block_size == tokens
     assert loading.scheduler_config(config, runner).block_size == tokens

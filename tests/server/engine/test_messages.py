@@ -1,4 +1,4 @@
-"""The wire: what is sent arrives equal, and what is not a message is refused and nothing else happens."""
+"""The wire format: messages arrive unchanged, and invalid ones are refused."""
 
 import contextlib
 import dataclasses
@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_server.core.engine_stats import EngineStats
-from quire_server.core.request import FinishReason, Grammar, GrammarKind, Request, SamplingParams
+from quire_server.core.request import FinishReason, Request
+from quire_server.core.sampling_params import Grammar, GrammarKind, SamplingParams
+from quire_server.core.stats import EngineStats, Timing
 from quire_server.core.step import TokenEvent, TokenLogprobs
-from quire_server.core.timing import Timing
 from quire_server.engine.codec import CodecError
-from quire_server.engine.messages import EngineInfo, FrameReader, Inbox, Outbox, to_frame
+from quire_server.engine.messages import EngineInfo, EngineInputs, EngineOutputs, FrameReader, to_frame
 
 tokens = st.lists(st.integers(0, 2**31), max_size=6).map(tuple)
 sampling = st.builds(
@@ -50,10 +50,12 @@ events = st.builds(
 )
 messages = st.one_of(
     st.builds(
-        Inbox, st.lists(requests, max_size=3).map(tuple), st.lists(st.text(max_size=9), max_size=3).map(tuple)
+        EngineInputs,
+        st.lists(requests, max_size=3).map(tuple),
+        st.lists(st.text(max_size=9), max_size=3).map(tuple),
     ),
     st.builds(
-        Outbox,
+        EngineOutputs,
         st.lists(events, max_size=3).map(tuple),
         st.just(EngineStats(running=2, kv_utilization=0.5)),
         st.lists(st.text(max_size=9), max_size=3).map(tuple),
@@ -65,7 +67,7 @@ messages = st.one_of(
 
 @given(st.lists(messages, max_size=4), st.integers(1, 40))
 @settings(max_examples=150, deadline=None)
-def test_messages_arrive_equal_however_the_stream_is_cut(sent, size):
+def test_messages_arrive_unchanged_at_any_chunk_size(sent, size):
     stream = b"".join(map(to_frame, sent))
     reader = FrameReader()
     received = [m for start in range(0, len(stream), size) for m in reader.feed(stream[start : start + size])]
@@ -74,7 +76,7 @@ def test_messages_arrive_equal_however_the_stream_is_cut(sent, size):
 
 @given(st.binary(max_size=200))
 @settings(max_examples=300, deadline=None)
-def test_random_bytes_are_refused_or_incomplete_never_anything_else(data):
+def test_random_bytes_are_refused_or_an_incomplete_frame(data):
     with contextlib.suppress(CodecError):
         FrameReader().feed(data)
 
@@ -85,12 +87,12 @@ def frame(value):
 
 
 ASKED = SamplingParams(16, grammar=Grammar(GrammarKind.REGEX, "a"))
-GOOD = msgpack.unpackb(to_frame(Inbox((Request("r", (1, 2), ASKED, 0.0),)))[4:])
+GOOD = msgpack.unpackb(to_frame(EngineInputs((Request("r", (1, 2), ASKED, 0.0),)))[4:])
 IGNORE_EOS = [field.name for field in dataclasses.fields(SamplingParams)].index("ignore_eos")
 GRAMMAR = [field.name for field in dataclasses.fields(SamplingParams)].index("grammar")
 
 
-def spoiled(change):
+def changed_frame(change):
     value = msgpack.unpackb(msgpack.packb(GOOD))
     change(value)
     return value
@@ -104,15 +106,15 @@ def spoiled(change):
         [9, []],
         [True, []],
         [2, [[]]],
-        spoiled(lambda v: v[1][0][0].append(1)),
-        spoiled(lambda v: v[1][0][0].__setitem__(0, 5)),
-        spoiled(lambda v: v[1][0][0].__setitem__(0, b"r")),
-        spoiled(lambda v: v[1][0][0].__setitem__(1, [1, True])),
-        spoiled(lambda v: v[1][0][0].__setitem__(1, [1, "2"])),
-        spoiled(lambda v: v[1][0][0][2].__setitem__(0, 1.5)),
-        spoiled(lambda v: v[1][0][0][2].__setitem__(IGNORE_EOS, 0)),
-        spoiled(lambda v: v[1][0][0][2].__setitem__(GRAMMAR, ["xml", "a"])),
-        spoiled(lambda v: v[1][0][0][2].__setitem__(GRAMMAR, ["regex", b"a"])),
+        changed_frame(lambda v: v[1][0][0].append(1)),
+        changed_frame(lambda v: v[1][0][0].__setitem__(0, 5)),
+        changed_frame(lambda v: v[1][0][0].__setitem__(0, b"r")),
+        changed_frame(lambda v: v[1][0][0].__setitem__(1, [1, True])),
+        changed_frame(lambda v: v[1][0][0].__setitem__(1, [1, "2"])),
+        changed_frame(lambda v: v[1][0][0][2].__setitem__(0, 1.5)),
+        changed_frame(lambda v: v[1][0][0][2].__setitem__(IGNORE_EOS, 0)),
+        changed_frame(lambda v: v[1][0][0][2].__setitem__(GRAMMAR, ["xml", "a"])),
+        changed_frame(lambda v: v[1][0][0][2].__setitem__(GRAMMAR, ["regex", b"a"])),
     ],
 )
 def test_a_message_of_the_wrong_shape_is_refused(value):
@@ -121,7 +123,7 @@ def test_a_message_of_the_wrong_shape_is_refused(value):
         FrameReader().feed(frame(value))
 
 
-def test_a_frame_that_claims_to_be_huge_is_refused_before_it_is_awaited():
+def test_a_frame_with_a_length_over_the_limit_is_refused_at_once():
     with pytest.raises(CodecError, match="longer"):
         FrameReader().feed(b"\xff\xff\xff\xff")
 

@@ -1,4 +1,4 @@
-"""A hub with one model, and the fetcher run in this process as the command line runs it."""
+"""A hub with one model, and the fetch command run in this process."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""A hub on loopback that speaks Hugging Face's protocol: a listing, and redirects to another host that has
-the bytes and knows ranges. Faults are set by the tests.
-"""
+"""A hub on loopback with Hugging Face's API: a listing, and redirects to another host that has the files."""
 
 import hashlib
 import json
@@ -16,7 +14,7 @@ SIGNATURE = "signed-url-canary"
 
 
 class _Listener:
-    """One HTTP server on a port of its own."""
+    """One HTTP server on its own port."""
 
     def __init__(self, answer: Callable[[BaseHTTPRequestHandler], None]) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -39,15 +37,17 @@ class _Listener:
 
 
 class HubServer:
-    """`faults`: by file name, a function that answers instead of the store, and returns whether it did."""
+    """``faults``: by file name, a function that may answer in place of the store; it returns whether it
+    did.
+    """
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         self.token: str | None = None
-        self.listing_status: list[tuple[int, dict[str, str]]] = []  # answered first, one after the other
+        self.listing_status: list[tuple[int, dict[str, str]]] = []  # answered first, in this order
         self.extra_siblings: list[dict[str, object]] = []
-        self.promised: dict[str, str] = {}  # sha256 that are not those of the bytes
-        self.announced: dict[str, int] = {}  # sizes that are not
+        self.promised: dict[str, str] = {}  # wrong sha256 to announce
+        self.announced: dict[str, int] = {}  # wrong sizes to announce
         self.faults: dict[str, Callable[[BaseHTTPRequestHandler, bytes], bool]] = {}
         self.ignores_ranges = False
         self.piece = 1 << 16
@@ -59,7 +59,7 @@ class HubServer:
         self.endpoint = f"http://127.0.0.1:{self._hub.port}"
 
     def wrap(self, context: ssl.SSLContext) -> None:
-        """The hub speaks TLS from now on; the store does not."""
+        """Use TLS for the hub from now on; the store stays on plain HTTP."""
         self._hub.server.socket = context.wrap_socket(self._hub.server.socket, server_side=True)
         self.endpoint = self.endpoint.replace("http:", "https:")
 
@@ -125,7 +125,7 @@ class HubServer:
 def reply(
     handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str] | None = None
 ) -> None:
-    """One short answer."""
+    """Send one short response."""
     handler.send_response(status)
     for key, value in (headers or {}).items():
         handler.send_header(key, value)
@@ -135,7 +135,7 @@ def reply(
 
 
 def cut(handler: BaseHTTPRequestHandler, data: bytes) -> bool:
-    """Half of what was announced, and the connection is gone."""
+    """Send half of the announced bytes and close the connection."""
     handler.send_response(200)
     handler.send_header("Content-Length", str(len(data)))
     handler.end_headers()
@@ -147,6 +147,6 @@ def cut(handler: BaseHTTPRequestHandler, data: bytes) -> bool:
 def once(
     fault: Callable[[BaseHTTPRequestHandler, bytes], bool],
 ) -> Callable[[BaseHTTPRequestHandler, bytes], bool]:
-    """The fault at the first request only."""
+    """Apply the fault to the first request only."""
     left = [fault]
     return lambda handler, data: left.pop()(handler, data) if left else False

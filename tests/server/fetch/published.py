@@ -1,4 +1,4 @@
-"""A model as its author publishes it, small: what a fetcher has to bring, and what it has to leave."""
+"""A small model as its author publishes it: files that are needed, and others."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ WANTED = ("config.json", "model.safetensors.index.json", *SHARDS, "tokenizer.jso
 
 
 def files(shard_bytes: int = 300_000, seed: int = 0) -> dict[str, bytes]:
-    """By name; no fetcher looks into the weights, so they are noise."""
+    """By name. Weights are noise, since fetching does not parse them."""
     rng = random.Random(seed)
     index = {"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}}
     return {

@@ -1,4 +1,4 @@
-"""`quire-server fetch s3://...` against versitygw, `gs://...` against fake-gcs-server: both real servers."""
+"""``quire-server fetch s3://...`` against versitygw, ``gs://...`` against fake-gcs-server."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ import pytest
 
 from e2e.cluster import programs
 from e2e.ports import free_port
-from quire_server.core.model_files import write_manifest
+from quire_server.model_dir.files import write_manifest
 from tests.server.fetch import published
 
 BIN = Path(__file__).parents[3] / ".cluster/bin"
@@ -20,7 +20,7 @@ KEY, SECRET = "AKIACANARYKEY", "s3-canary-secret"
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory):
-    """The folder that is the bucket `models`, and the gateway's address."""
+    """The folder of the bucket ``models``, and the gateway's address."""
     programs.build(BIN, ("versitygw",))
     root = tmp_path_factory.mktemp("s3")
     (root / "models").mkdir()
@@ -32,7 +32,7 @@ def s3(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def gcs(tmp_path_factory):
-    """The emulator's address, with a bucket `models`."""
+    """The emulator's address, with a bucket ``models``."""
     programs.build(BIN, ("fakegcs",))
     port = free_port()
     flags = ("-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory")
@@ -47,7 +47,7 @@ def gcs(tmp_path_factory):
 
 
 class running:
-    """A server, until the block is left."""
+    """A server that runs until the block ends."""
 
     def __init__(self, port: int, *command: object) -> None:
         self._port = port
@@ -105,7 +105,7 @@ def test_a_model_arrives_from_s3(s3, fetch, tmp_path):
     assert "canary" not in repr(outcome).lower()
 
 
-def test_the_models_own_manifest_is_believed_more_than_the_bucket(s3, fetch, tmp_path):
+def test_the_models_own_manifest_takes_precedence_over_the_bucket(s3, fetch, tmp_path):
     bucket, endpoint = s3
     directory = publish(bucket, "signed", published.files())
     write_manifest(directory)
@@ -125,7 +125,7 @@ def test_the_models_own_manifest_is_believed_more_than_the_bucket(s3, fetch, tmp
         ("s3://models/tiny", "another-canary-secret", 77),
     ],
 )
-def test_each_refusal_of_s3_has_its_exit_code(source, secret, code, s3, fetch):
+def test_each_s3_error_has_its_exit_code(source, secret, code, s3, fetch):
     bucket, endpoint = s3
     publish(bucket, "tiny", published.files())
     outcome = fetch(source, **s3_environment(endpoint, secret))
@@ -134,7 +134,7 @@ def test_each_refusal_of_s3_has_its_exit_code(source, secret, code, s3, fetch):
     assert "canary" not in repr(outcome).lower()
 
 
-def test_a_store_that_is_not_there_is_a_matter_of_the_network(fetch):
+def test_an_unreachable_store_is_a_network_error(fetch):
     outcome = fetch("s3://models/tiny", attempts=1, **s3_environment("http://127.0.0.1:9"))
     assert outcome.code == 69
     assert "Check the endpoint" in outcome.error

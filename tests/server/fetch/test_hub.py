@@ -1,4 +1,4 @@
-"""`quire-server fetch hf://...` against a real HTTP server that speaks the hub's protocol."""
+"""``quire-server fetch hf://...`` against an HTTP server with the hub's API."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from quire_server.core.model_files import ModelFiles
+from quire_server.model_dir.files import ModelFiles
 from tests.server.fetch import published
 from tests.server.fetch.hub_server import COMMIT, SIGNATURE, cut, once, reply
 
@@ -46,7 +46,7 @@ def test_a_model_arrives_whole_with_a_manifest_and_nothing_else(hub, fetch, plac
     assert leftovers == {"model", ".model.lock"}
 
 
-def test_the_operator_learns_the_digests_and_how_far_it_is(hub, fetch, place, tmp_path):
+def test_the_result_has_the_digests_and_progress_is_written(hub, fetch, place, tmp_path):
     outcome = fetch(SOURCE, "--progress-file", str(tmp_path / "progress"), HF_ENDPOINT=hub.endpoint)
     result = json.loads(outcome.log)
     assert result["files"][SHARD] == published.sha256(hub.files[SHARD])
@@ -57,7 +57,7 @@ def test_the_operator_learns_the_digests_and_how_far_it_is(hub, fetch, place, tm
     assert (newest["phase"], newest["loadedBytes"], newest["totalBytes"]) == ("done", size, size)
 
 
-def test_a_second_run_asks_nobody(hub, fetch):
+def test_a_second_run_sends_no_request(hub, fetch):
     fetch(SOURCE, HF_ENDPOINT=hub.endpoint)
     hub.requests.clear()
     outcome = fetch(SOURCE)
@@ -65,7 +65,7 @@ def test_a_second_run_asks_nobody(hub, fetch):
     assert json.loads(outcome.log)["revision"] == COMMIT
 
 
-def test_a_file_that_rots_in_the_volume_is_fetched_again_and_only_that(hub, fetch, place):
+def test_only_a_file_damaged_in_the_volume_is_fetched_again(hub, fetch, place):
     fetch(SOURCE, HF_ENDPOINT=hub.endpoint)
     rotten = bytearray(hub.files[SHARD])
     rotten[1000] ^= 1
@@ -76,7 +76,7 @@ def test_a_file_that_rots_in_the_volume_is_fetched_again_and_only_that(hub, fetc
     assert set(hub.sent) == {SHARD}
 
 
-def test_somebody_elses_directory_is_left_alone(hub, fetch, place):
+def test_a_directory_of_another_origin_is_not_touched(hub, fetch, place):
     place.mkdir(parents=True)
     (place / "thesis.tex").write_text("years of work")
     outcome = fetch(SOURCE, HF_ENDPOINT=hub.endpoint)
@@ -85,7 +85,7 @@ def test_somebody_elses_directory_is_left_alone(hub, fetch, place):
     assert contents(place) == {"thesis.tex": b"years of work"}
 
 
-def test_a_body_that_is_cut_short_is_continued_where_it_broke_off(hub, fetch, place):
+def test_a_truncated_body_is_resumed_at_its_end(hub, fetch, place):
     hub.faults[SHARD] = once(cut)
     assert fetch(SOURCE, HF_ENDPOINT=hub.endpoint).code == 0
     assert contents(place) == wanted(hub)
@@ -99,7 +99,7 @@ def test_a_server_without_ranges_is_read_from_the_start_again(hub, fetch, place)
     assert contents(place) == wanted(hub)
 
 
-def test_a_busy_hub_is_asked_again(hub, fetch):
+def test_a_busy_hub_is_retried(hub, fetch):
     hub.listing_status = [(503, {}), (429, {"Retry-After": "0"})]
     assert fetch(SOURCE, attempts=4, HF_ENDPOINT=hub.endpoint).code == 0
 
@@ -150,7 +150,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_each_cause_has_its_exit_code_and_its_words(name, hub, fetch, place):
+def test_each_cause_has_its_exit_code_and_message(name, hub, fetch, place):
     break_it, code, words = FAILURES[name]
     break_it(hub)
     outcome = fetch(SOURCE, HF_ENDPOINT=hub.endpoint)
@@ -160,7 +160,7 @@ def test_each_cause_has_its_exit_code_and_its_words(name, hub, fetch, place):
     assert not place.exists()
 
 
-def test_a_server_that_falls_silent_is_given_up(hub, fetch):
+def test_a_silent_server_times_out(hub, fetch):
     silence = threading.Event()
     hub.before_piece = silence.wait
     try:
@@ -172,7 +172,7 @@ def test_a_server_that_falls_silent_is_given_up(hub, fetch):
 
 
 def _trickle(ended):
-    """A byte now and then, until the other side has enough of it."""
+    """Sends a byte now and then until the client closes the connection."""
 
     def answer(handler, data):
         handler.send_response(200)
@@ -188,7 +188,7 @@ def _trickle(ended):
     return answer
 
 
-def test_a_connection_that_trickles_is_given_up_and_another_one_goes_on_where_it_was(hub, fetch, place):
+def test_a_slow_connection_is_closed_and_another_one_resumes(hub, fetch, place):
     hub.faults[SHARD] = once(_trickle(threading.Event()))
     assert fetch(SOURCE, stall=0.3, HF_ENDPOINT=hub.endpoint).code == 0
     assert contents(place) == wanted(hub)
@@ -197,7 +197,7 @@ def test_a_connection_that_trickles_is_given_up_and_another_one_goes_on_where_it
     assert int(asked[1]["Range"].removeprefix("bytes=").rstrip("-")) > 0
 
 
-def test_a_source_that_only_trickles_is_given_up(hub, fetch, place):
+def test_a_source_that_is_always_slow_fails(hub, fetch, place):
     ended = threading.Event()
     hub.faults[SHARD] = _trickle(ended)
     outcome = fetch(SOURCE, attempts=2, stall=0.3, HF_ENDPOINT=hub.endpoint)
@@ -216,14 +216,14 @@ def test_a_directory_whose_manifest_is_damaged_is_fetched_again(hub, fetch, plac
     assert contents(place) == wanted(hub)
 
 
-def test_a_hub_that_is_not_there_is_named(fetch):
+def test_an_unreachable_hub_is_named(fetch):
     outcome = fetch(SOURCE, attempts=1, HF_ENDPOINT="http://127.0.0.1:9")
     assert outcome.code == 69
     assert "HTTPS_PROXY" in outcome.error
 
 
 @pytest.mark.parametrize("name", ["../escape.safetensors", "/etc/escape.safetensors", "a/../../config.json"])
-def test_no_name_leads_out_of_the_directory(name, hub, fetch, place, tmp_path):
+def test_no_file_name_escapes_the_directory(name, hub, fetch, place, tmp_path):
     hub.extra_siblings.append({"rfilename": name, "size": 3, "blobId": "0" * 40})
     assert fetch(SOURCE, HF_ENDPOINT=hub.endpoint).code == 0
     assert contents(place) == wanted(hub)
@@ -253,7 +253,7 @@ def _quietly(place, environment):
     ).returncode
 
 
-def test_the_token_goes_to_the_hub_alone_and_secrets_appear_nowhere(hub, fetch, place):
+def test_the_token_is_sent_only_to_the_hub_and_never_logged(hub, fetch, place):
     hub.token = "hf_canary_token"
     hub.faults[SHARD] = _says_403
     environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": f"{hub.token}\n"}

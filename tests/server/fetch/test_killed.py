@@ -1,4 +1,6 @@
-"""A fetcher that is killed at any moment, or has no room: what it left is continued, or told."""
+"""A fetch that is killed at any moment, or whose disk is full: partial files are resumed, or the error is
+reported.
+"""
 
 import json
 import os
@@ -20,7 +22,7 @@ PIECE = 16 << 10
 
 
 class Gate:
-    """Lets pieces pass by count, and says when the last of them has."""
+    """Lets a number of chunks pass, and signals when the last of them has."""
 
     def __init__(self) -> None:
         self._left = 0
@@ -83,7 +85,7 @@ def test_twenty_kills_at_random_end_with_the_right_bytes(hub, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_who_has_to_go_does_not_wait_for_the_download(number, hub, tmp_path):
+def test_a_signal_ends_the_process_without_waiting_for_the_download(number, hub, tmp_path):
     gate = Gate()
     hub.before_piece = gate
     gate.let(2)
@@ -95,10 +97,10 @@ def test_who_has_to_go_does_not_wait_for_the_download(number, hub, tmp_path):
             process.wait(30)
         finally:
             gate.open()
-    assert process.returncode == 128 + number  # a handler: pid 1 has no other way to hear of it
+    assert process.returncode == 128 + number  # needs a handler: pid 1 has no default action
 
 
-def test_what_a_killed_fetcher_left_of_another_revision_is_thrown_away(hub, fetch, tmp_path):
+def test_partial_files_of_another_revision_are_removed(hub, fetch, tmp_path):
     place = tmp_path / "model"
     left = tmp_path / ".model.0123456789abcdef.part"
     left.mkdir()
@@ -108,7 +110,7 @@ def test_what_a_killed_fetcher_left_of_another_revision_is_thrown_away(hub, fetc
     assert (place / published.SHARDS[0]).read_bytes() == hub.files[published.SHARDS[0]]
 
 
-def test_a_repair_that_was_killed_at_its_end_hinders_no_later_one(hub, fetch, tmp_path):
+def test_a_repair_killed_at_its_end_does_not_block_a_later_one(hub, fetch, tmp_path):
     place, old = tmp_path / "model", tmp_path / ".model.old"
     assert fetch("hf://org/tiny", to=place, HF_ENDPOINT=hub.endpoint).code == 0
     shutil.copytree(place, old)
@@ -121,7 +123,7 @@ def test_a_repair_that_was_killed_at_its_end_hinders_no_later_one(hub, fetch, tm
     assert (place / published.SHARDS[0]).read_bytes() == hub.files[published.SHARDS[0]]
 
 
-def test_a_disk_that_is_full_is_told_and_what_is_there_is_kept(hub, tmp_path):
+def test_a_full_disk_is_reported_and_partial_files_are_kept(hub, tmp_path):
     place = tmp_path / "model"
     limit = 20 * PIECE
     environment = {**os.environ, "HF_ENDPOINT": hub.endpoint}
@@ -142,7 +144,7 @@ def test_a_disk_that_is_full_is_told_and_what_is_there_is_kept(hub, tmp_path):
     assert sum(hub.sent.values()) - before < sum(len(hub.files[name]) for name in published.WANTED)
 
 
-def test_a_volume_that_may_not_be_written_is_a_matter_of_configuration(hub, fetch, tmp_path):
+def test_a_read_only_volume_is_a_configuration_error(hub, fetch, tmp_path):
     (tmp_path / "file").write_text("")
     outcome = fetch("hf://org/tiny", to=tmp_path / "file" / "model", HF_ENDPOINT=hub.endpoint)
     assert outcome.code == 73

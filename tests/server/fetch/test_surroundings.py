@@ -1,4 +1,4 @@
-"""What stands between a fetcher and the hub, and who watches it: proxies, CA bundles, the status port."""
+"""The environment of a fetch: proxies, CA bundles, the status port."""
 
 import datetime
 import ipaddress
@@ -24,7 +24,7 @@ SOURCE = "hf://org/tiny"
 
 
 class Proxy:
-    """Passes plain HTTP on; `seen` are the hosts that were asked for through it."""
+    """Forwards plain HTTP; ``seen`` lists the requested hosts."""
 
     def __init__(self) -> None:
         proxy = self
@@ -59,7 +59,7 @@ def proxy():
     proxy.server.server_close()
 
 
-def test_a_proxy_is_used_but_for_the_hosts_that_no_proxy_names(hub, proxy, fetch, tmp_path):
+def test_a_proxy_is_used_except_for_hosts_in_no_proxy(hub, proxy, fetch, tmp_path):
     environment = {"HF_ENDPOINT": hub.endpoint, "HTTP_PROXY": f"http://user:canary@{proxy.address}"}
     outcome = fetch(SOURCE, to=tmp_path / "all", NO_PROXY="example.com", **environment)
     assert outcome.code == 0
@@ -72,7 +72,7 @@ def test_a_proxy_is_used_but_for_the_hosts_that_no_proxy_names(hub, proxy, fetch
 
 @pytest.fixture
 def certificate(tmp_path):
-    """A self-signed one for 127.0.0.1, as a file with its key and as a CA bundle."""
+    """A self-signed certificate for 127.0.0.1, as a file with its key and as a CA bundle."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "hub of the company")])
     now = datetime.datetime.now(datetime.UTC)
@@ -101,7 +101,7 @@ def certificate(tmp_path):
     return bundle, both
 
 
-def test_a_hub_of_ones_own_is_trusted_by_its_ca_bundle_and_not_without(hub, certificate, fetch, tmp_path):
+def test_a_private_hub_is_trusted_only_with_its_ca_bundle(hub, certificate, fetch, tmp_path):
     bundle, both = certificate
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(both)
@@ -110,18 +110,18 @@ def test_a_hub_of_ones_own_is_trusted_by_its_ca_bundle_and_not_without(hub, cert
     assert without.code == 69
     assert "set SSL_CERT_FILE to a CA bundle" in without.error
     trusted = fetch(SOURCE, to=tmp_path / "model", HF_ENDPOINT=hub.endpoint, SSL_CERT_FILE=bundle)
-    # The store behind it has no TLS, and a redirect from TLS to none is refused.
+    # The store has no TLS, and a redirect from TLS to plain HTTP is refused.
     assert trusted.code == 69
     assert "redirects to plain HTTP" in trusted.error
 
 
-def test_a_bundle_that_is_not_there_is_told(fetch):
+def test_a_missing_ca_bundle_is_reported(fetch):
     outcome = fetch(SOURCE, SSL_CERT_FILE="/nowhere/ca.pem")
     assert outcome.code == 2
     assert "CA bundle" in outcome.error
 
 
-def test_the_status_port_tells_how_far_it_is_while_it_runs(hub, tmp_path):
+def test_the_status_port_shows_the_progress(hub, tmp_path):
     port = free_port()
     hold, reached = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""A source that promises no digests, as a bucket does: what is kept of it belongs to one state of it."""
+"""A source without digests, such as a bucket: kept files belong to one version of it."""
 
 import dataclasses
 import threading
@@ -6,17 +6,17 @@ import threading
 import pytest
 
 from quire_server.fetch import directory
-from quire_server.fetch.directory import Order
+from quire_server.fetch.directory import FetchRequest
 from quire_server.fetch.progress import Progress
-from quire_server.fetch.remote import Listing, RemoteFile
-from quire_server.fetch.transfer import Patience
+from quire_server.fetch.source import Listing, RemoteFile
+from quire_server.fetch.transfer import RetryPolicy
 from tests.server.fetch import published
 
 SHARD, OTHER = published.SHARDS
 
 
 class Shelf:
-    """A `Remote`, in memory. Whoever publishes again gives every file another version."""
+    """A ``SourceClient`` in memory. Every publication gives every file another version."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.publish(files)
@@ -38,8 +38,8 @@ class Shelf:
 
 
 @pytest.fixture
-def order(tmp_path):
-    return Order("s3://models/tiny", tmp_path / "model", 1, Patience(attempts=1))
+def fetch_request(tmp_path):
+    return FetchRequest("s3://models/tiny", tmp_path / "model", 1, RetryPolicy(attempts=1))
 
 
 def contents(place):
@@ -50,45 +50,45 @@ def wanted(files):
     return {name: files[name] for name in published.WANTED}
 
 
-def test_a_repair_mixes_no_files_of_two_states_of_the_source(order):
+def test_a_repair_does_not_mix_files_of_two_versions(fetch_request):
     shelf, newer = Shelf(published.files(seed=1)), published.files(seed=2)
-    directory.fetch(shelf, order, Progress())
-    (order.to / SHARD).write_bytes(b"rotten")
+    directory.fetch(shelf, fetch_request, Progress())
+    (fetch_request.to / SHARD).write_bytes(b"rotten")
     shelf.publish(newer)
 
-    directory.fetch(shelf, order, Progress())
+    directory.fetch(shelf, fetch_request, Progress())
 
-    assert contents(order.to) == wanted(newer)
+    assert contents(fetch_request.to) == wanted(newer)
 
 
-def test_a_repair_changes_no_file_under_a_server_that_reads_it(order):
+def test_a_repair_does_not_change_a_file_that_a_server_has_open(fetch_request):
     older = published.files(seed=1)
     shelf = Shelf(older)
-    directory.fetch(shelf, order, Progress())
-    (order.to / SHARD).write_bytes(b"rotten")
+    directory.fetch(shelf, fetch_request, Progress())
+    (fetch_request.to / SHARD).write_bytes(b"rotten")
     shelf.publish(published.files(seed=2) | {OTHER: b"much shorter"})
 
-    with (order.to / OTHER).open("rb") as served:
-        directory.fetch(shelf, order, Progress())
+    with (fetch_request.to / OTHER).open("rb") as served:
+        directory.fetch(shelf, fetch_request, Progress())
         assert served.read() == older[OTHER]
-    assert (order.to / OTHER).read_bytes() == b"much shorter"
+    assert (fetch_request.to / OTHER).read_bytes() == b"much shorter"
 
 
-def test_a_repair_of_the_same_state_reads_only_what_differs(order):
+def test_a_repair_of_the_same_version_reads_only_damaged_files(fetch_request):
     shelf = Shelf(published.files())
-    directory.fetch(shelf, order, Progress())
-    (order.to / SHARD).write_bytes(b"rotten")
+    directory.fetch(shelf, fetch_request, Progress())
+    (fetch_request.to / SHARD).write_bytes(b"rotten")
     read = []
     before = shelf.read
     shelf.read = lambda file, offset: read.append(file.name) or before(file, offset)
 
-    directory.fetch(shelf, order, Progress())
+    directory.fetch(shelf, fetch_request, Progress())
 
-    assert contents(order.to) == wanted(shelf.files)
+    assert contents(fetch_request.to) == wanted(shelf.files)
     assert read == [SHARD]
 
 
-def test_an_error_that_nobody_foresaw_ends_the_other_downloads_too(order):
+def test_an_unexpected_error_ends_the_other_downloads_too(fetch_request):
     shelf, sent, never = Shelf(published.files()), [], threading.Event()
 
     def read(file, offset):
@@ -101,15 +101,15 @@ def test_an_error_that_nobody_foresaw_ends_the_other_downloads_too(order):
 
     shelf.read = read
     with pytest.raises(RuntimeError):
-        directory.fetch(shelf, dataclasses.replace(order, parallel=2), Progress())
+        directory.fetch(shelf, dataclasses.replace(fetch_request, parallel=2), Progress())
 
     assert sent.count(OTHER) < len(shelf.files[OTHER]) / 100
 
 
-def test_another_models_download_beside_it_is_left_alone(order, tmp_path):
+def test_another_models_partial_download_is_not_removed(fetch_request, tmp_path):
     theirs = tmp_path / ".model.1-8B.0123456789abcdef.part"
     theirs.mkdir()
 
-    directory.fetch(Shelf(published.files()), order, Progress())
+    directory.fetch(Shelf(published.files()), fetch_request, Progress())
 
     assert theirs.exists()

@@ -51,7 +51,7 @@ LOADING = beat(phase=Phase.LOADING, loaded_bytes=25, started_at=NOW - 10, load_s
         (beat(**BUSY, progress_at=NOW - 29), Control(), 200, "", 200, "serving"),
         (beat(**BUSY, progress_at=NOW - 31), Control(), 200, "EngineStalled", 200, "stalled"),
         (beat(**BUSY, progress_at=NOW - 61), Control(), 200, "EngineStalled", 503, "stalled"),
-        # An idle engine owes no steps, only its heartbeat.
+        # An idle engine needs no steps, only its heartbeat.
         (beat(progress_at=NOW - 500), Control(), 200, "", 200, "serving"),
         (beat(written_at=NOW - 61), Control(), 200, "EngineStalled", 503, "stalled"),
         # A full queue stays ready.
@@ -75,13 +75,13 @@ def test_the_probes_say_what_the_heartbeat_means(sample, control, startup, ready
     assert verdict.phase == phase
 
 
-def test_statusz_tells_progress_and_an_estimate_while_loading():
+def test_statusz_has_progress_and_an_estimate_while_loading():
     body = statusz(LOADING, judge(LOADING, Control(), NOW, LIMITS), NOW, "1")
     assert (body["loadedBytes"], body["totalBytes"], body["etaSeconds"]) == (25, 100, 30.0)
     assert body["loadSeconds"] is None
 
 
-def test_statusz_tells_the_load_once_serving():
+def test_statusz_has_the_load_once_serving():
     sample = beat(queued=2, running=3, work_pending=True)
     assert statusz(sample, judge(sample, Control(), NOW, LIMITS), NOW, "0.1.0") == {
         "phase": "serving",
@@ -98,7 +98,7 @@ def test_statusz_tells_the_load_once_serving():
     }
 
 
-def test_statusz_has_the_same_fields_before_the_engine_has_said_anything():
+def test_statusz_has_the_same_fields_before_the_first_heartbeat():
     silent = statusz(None, judge(None, Control(), NOW, LIMITS), NOW, "1")
     spoken = statusz(IDLE, judge(IDLE, Control(), NOW, LIMITS), NOW, "1")
     assert silent.keys() == spoken.keys()

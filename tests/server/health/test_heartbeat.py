@@ -1,4 +1,4 @@
-"""The shared memory: what is read is whole, or is not believed."""
+"""The shared memory: a half-written sample is never used."""
 
 import mmap
 import multiprocessing

@@ -1,4 +1,4 @@
-"""The probe server as a process: light, quick, and deaf to strangers."""
+"""The health server as a process: it starts quickly, is small, and survives hostile peers."""
 
 import subprocess
 import sys
@@ -72,7 +72,7 @@ def test_the_process_loads_neither_torch_nor_a_web_framework_nor_msgpack():
     assert ran.stdout == "[]\n"
 
 
-def test_statusz_tells_how_large_the_model_is_and_nothing_else_of_its_config(tmp_path):
+def test_statusz_has_only_the_config_entries_that_give_the_models_size(tmp_path):
     (tmp_path / "config.json").write_text('{"hidden_size": 8, "secret": "x", "model_type": "llama"}')
     assert model_config.read(tmp_path) == {"hidden_size": 8, "model_type": "llama"}
 
@@ -95,7 +95,7 @@ def test_the_config_is_read_beside_the_probes(served, tmp_path, monkeypatch):
         model_config, "read", lambda _: asked.set() or answered.wait(30) and {"hidden_size": 8}
     )
     with server:
-        server.learn(tmp_path)
+        server.read_model_config(tmp_path)
         assert asked.wait(30)
         assert server.answer("/statusz")[1]["config"] == {}
         answered.set()

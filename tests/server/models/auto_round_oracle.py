@@ -1,8 +1,8 @@
-"""GPTQ and AWQ checkpoints written by Intel's auto-round, and what its own layers make of them.
+"""GPTQ and AWQ checkpoints written by Intel's auto-round, and the weights that its own layers read from them.
 
-Run as a program, since it sets process-wide state: python -m tests.server.models.auto_round_oracle DIRECTORY.
-Below DIRECTORY, `float` holds a Llama; `gptq` and `awq` will hold it quantised by rounding to the nearest,
-and `NAME.dequantised.safetensors` the weights that auto-round computes with.
+Run as a program, because it sets process-wide state: python -m tests.server.models.auto_round_oracle
+DIRECTORY. DIRECTORY/float holds a Llama; ``gptq`` and ``awq`` get it quantised by rounding to the nearest,
+and ``NAME.dequantised.safetensors`` the weights that auto-round computes with.
 """
 
 import importlib.machinery
@@ -20,7 +20,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 
 class _Absent(types.ModuleType):
-    """In place of `datasets`, which auto-round imports, and which brings 250 MB to fetch calibration data."""
+    """Replaces ``datasets``, which auto-round imports for calibration data and which has 250 MB."""
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
@@ -43,7 +43,7 @@ GROUP = 128
 
 
 def main(directory: Path) -> None:
-    """Quantise with zeros of their own, so that nothing is hidden by symmetry."""
+    """Quantise with asymmetric zeros, so that symmetry hides no error."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel({f"t{index}": index for index in range(211)}, "t0"))
     )
@@ -69,7 +69,7 @@ def main(directory: Path) -> None:
 
 
 def with_act_order(source: Path, directory: Path) -> None:
-    """The same numbers, with the rows of the widest matrix in groups that are not runs of rows."""
+    """The same numbers, with the rows of the widest matrix in groups that are not contiguous."""
     shutil.copytree(source, directory)
     document = json.loads((directory / "config.json").read_text())
     document["quantization_config"]["desc_act"] = True
@@ -90,7 +90,7 @@ def dequantised(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def pack_gptq(weight: torch.Tensor, group: int) -> dict[str, torch.Tensor]:
-    """One matrix, rounded to the nearest, in auto-round's layout."""
+    """One matrix rounded to the nearest, in auto-round's layout."""
     (out, size), linear = weight.shape, _linear(weight)
     scales, zeros = _grid(weight, group)
     layer = QuantLinear(4, group, size, out, False)
@@ -114,7 +114,7 @@ def _linear(weight: torch.Tensor) -> torch.nn.Linear:
 
 
 def _grid(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and zeros [out, groups] that reach from the smallest to the largest of a group."""
+    """Scales and zeros [out, groups] from the smallest to the largest of a group."""
     tiles = weight.unflatten(1, (-1, weight.shape[1] if group == -1 else group))
     low, high = tiles.amin(-1), tiles.amax(-1)
     scales = ((high - low) / 15).half().float()
@@ -122,13 +122,13 @@ def _grid(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def gptq(prefix: str, tensors: dict[str, Any], group: int = GROUP) -> torch.Tensor:
-    """auto-round's layer, fed with the unit matrix."""
+    """auto-round's layer applied to the unit matrix."""
     packed, scales, groups = (tensors[f"{prefix}.{part}"] for part in ("qweight", "scales", "g_idx"))
     layer = QuantLinear(4, group, packed.shape[0] * 8, packed.shape[1], False)
     layer.qweight, layer.qzeros = packed, tensors[f"{prefix}.qzeros"]
     layer.scales, layer.dequant_dtype = scales.float(), torch.int32
     if not torch.equal(groups, groups.sort().values):
-        layer.g_idx = groups  # given in vain, it makes the layer lose the outputs past the inputs
+        layer.g_idx = groups  # without act-order it would make the layer drop outputs beyond the inputs
     return layer(torch.eye(packed.shape[0] * 8)).T.contiguous()
 
 

@@ -1,5 +1,5 @@
-"""Checkpoints written by compressed-tensors and by transformers' own FP8 code, and how transformers answers
-with their weights.
+"""Checkpoints written by compressed-tensors and by transformers' own FP8 code, and transformers' answers with
+their weights.
 """
 
 import json
@@ -54,7 +54,7 @@ def write(
     ignore: Sequence[str] = ("lm_head",),
     kv_scales: tuple[float, float] | None = None,
 ) -> None:
-    """Quantise the Llama in ``source`` as the scheme says, scales by the largest value."""
+    """Quantise the Llama in ``source`` with this scheme, with scales by the largest value."""
     model = LlamaForCausalLM.from_pretrained(source)
     group = SCHEMES[scheme] | {"targets": ["Linear"]}
     apply_quantization_config(
@@ -77,7 +77,7 @@ def write(
 
 
 def set_scales(model: torch.nn.Module) -> None:
-    """By the largest value, and by the smallest where there are zeros."""
+    """By the largest value, and by the smallest if there are zeros."""
     for module in model.modules():
         if not hasattr(module, "weight_scale"):
             continue
@@ -94,7 +94,7 @@ def set_scales(model: torch.nn.Module) -> None:
 
 
 def write_transformers_fp8(source: Path, directory: Path, blocks: list[int] | None) -> None:
-    """What transformers writes on a GPU, where alone it quantises: its own rounding, its own config."""
+    """The FP8 checkpoint that transformers writes on a GPU, with its own rounding and configuration."""
     config = FineGrainedFP8Config(weight_block_size=blocks, modules_to_not_convert=["lm_head"])
     rounding = Fp8Quantize(SimpleNamespace(quantization_config=config))
     tensors: dict[str, torch.Tensor] = {}
@@ -114,7 +114,7 @@ def write_transformers_fp8(source: Path, directory: Path, blocks: list[int] | No
 
 
 def round_kv(model: LlamaForCausalLM, kv_scales: tuple[float, float]) -> None:
-    """From now on compressed-tensors rounds every key and value of the model to FP8."""
+    """Let compressed-tensors round every key and value of the model to FP8."""
     apply_quantization_config(model, QuantizationConfig(config_groups={}, kv_cache_scheme=_KV_SCHEME))
     for layer in model.model.layers:
         layer.self_attn.k_scale.data.fill_(kv_scales[0])
@@ -122,13 +122,14 @@ def round_kv(model: LlamaForCausalLM, kv_scales: tuple[float, float]) -> None:
 
 
 def reference(directory: Path) -> LlamaForCausalLM:
-    """transformers in float32, with weights that it dequantised itself."""
+    """transformers in float32 with weights that it dequantised itself."""
     method = json.loads((directory / "config.json").read_text())["quantization_config"]["quant_method"]
     config = CompressedTensorsConfig(dequantize=True)
     if method == "fp8":
         config = FineGrainedFP8Config(dequantize=True)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="You passed `quantization_config`")  # to say: dequantise
+        # Passed to request dequantising.
+        warnings.filterwarnings("ignore", message="You passed `quantization_config`")
         return LlamaForCausalLM.from_pretrained(
             directory, dtype=torch.float32, quantization_config=config
         ).eval()

@@ -1,4 +1,4 @@
-"""Model directories to break: one good one, written by hand, and ways to change it."""
+"""A good model directory written by hand, and ways to damage it."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""Small random models of every variant, made by transformers, which also says how they are to answer."""
+"""Small random models of every variant, made by transformers, and transformers' answers."""
 
 import random
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from tests.server.runner.in_process import InProcessEngine, greedy, load
 
 _rng = random.Random(11)
 PROMPTS = [_rng.choices(range(2, VOCAB), k=length) for length in (45, 46, 44)]
-# As much at once as one run can show: three requests that outgrow the memory together.
+# Several conditions in one run: three requests that together exceed the memory.
 HARD = matrix.settings(
     {
         "chunk": "chunks of 7",
@@ -27,23 +27,23 @@ HARD = matrix.settings(
 
 
 def config(prefix: str, settings: dict[str, Any]) -> transformers.PretrainedConfig:
-    """In transformers' own words."""
+    """transformers' configuration."""
     kind = getattr(transformers, f"{prefix}TextConfig" if prefix == "Gemma3" else f"{prefix}Config")
     return kind(**(SIZES | settings))
 
 
 def build(directory: Path, prefix: str, settings: dict[str, Any]) -> transformers.PreTrainedModel:
-    """Write the model to the directory; return it."""
+    """Write the model to the directory and return it."""
     torch.manual_seed(7)
     kind = getattr(transformers, f"{prefix}ForCausalLM")
-    # Eager attention alone applies the soft caps.
+    # Only eager attention applies the soft caps.
     model = kind._from_config(config(prefix, settings), attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             elif "embed" in name and "Gemma" in prefix:
-                parameter.mul_(0.1)  # Gemma scales embeddings up: they would drown what the layers add
+                parameter.mul_(0.1)  # Gemma scales embeddings up, which would hide the layers' contributions
             elif "gate.weight" in name or "experts" in name:
                 parameter.normal_(0, 0.25)
     model.save_pretrained(directory)
@@ -51,7 +51,7 @@ def build(directory: Path, prefix: str, settings: dict[str, Any]) -> transformer
 
 
 def make(directory: Path, variant: str) -> transformers.PreTrainedModel:
-    """One of the variants that the parity matrix runs."""
+    """One of the variants of the parity matrix."""
     return build(directory, *VARIANTS[variant])
 
 
@@ -77,8 +77,8 @@ def answers(
 
 
 def assert_same(directory: Path, model: transformers.PreTrainedModel, **options: object) -> None:
-    """What we answer is at each place what transformers holds likeliest after what we answered before, and
-    all log probabilities are its own: greedy decoding would say the same.
+    """Each token that we produce is the likeliest one of transformers for the same context, and likewise the
+    log-probabilities.
     """
     engine = InProcessEngine(load(directory, kv_offload_host_bytes=4 << 20, **options), **HARD)
     answers = engine.generate(PROMPTS, greedy(20, logprobs=VOCAB))

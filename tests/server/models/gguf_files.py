@@ -1,6 +1,4 @@
-"""GGUF files of small models, written as llama.cpp's converter writes them: by the ``gguf`` package, under
-its names.
-"""
+"""GGUF files of small models as llama.cpp's converter writes them, by the ``gguf`` package and its names."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 def write(path: Path, model_dir: Path, **metadata: Any) -> Path:
-    """``metadata``: what another converter, or no converter, would have written."""
+    """``metadata``: overrides, as of another or a faulty converter."""
     config = transformers.AutoConfig.from_pretrained(model_dir)
     kind = {"qwen3_moe": "qwen3moe", "mixtral": "llama", "gemma3_text": "gemma3"}
     architecture = metadata.get("architecture", kind.get(config.model_type, config.model_type))
@@ -96,7 +94,7 @@ def _tensors(
 
 
 def interleaved(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """llama.cpp's order of q and k, as its converter makes it."""
+    """q and k in llama.cpp's order, as its converter writes them."""
     return (
         rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
         .swapaxes(1, 2)
@@ -121,7 +119,7 @@ def add_byte_level(writer: gguf.GGUFWriter, metadata: dict[str, Any]) -> None:
 
 
 def add_sentencepiece(writer: gguf.GGUFWriter) -> None:
-    """Bytes, then pieces, the best first. Scores fall, as SentencePiece's do."""
+    """Bytes, then pieces, best first, with decreasing scores as in SentencePiece."""
     pieces = ["▁t", "he", "▁the", "in", "re", "▁a", "▁there", "at", "▁cat", "ing", "▁▁", "er", "▁▁▁"]
     letters = list("▁etaoinshrdlucmfwypvbgkqjxzEBäß.,!12")
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]

@@ -1,17 +1,17 @@
-"""What the parity matrix crosses, and which cases it runs: every possible pair of values, in few cases.
+"""The axes of the parity matrix, and the cases that it runs: every possible pair of values in few cases.
 
-Read by test_parity_matrix, which runs it, and by docs/generate.py, which publishes it. Knows no tensors.
+``test_parity_matrix`` runs it and docs/generate.py publishes it. Has no tensors.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 
-from quire_server.core.limits import PreemptionMode, SpeculationConfig, SpeculativeMethod
+from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
 from tests.server.models.variants import VARIANTS
 
 Case = Mapping[str, str]
 
-# What the scheduler is told for each value.
+# The scheduler's settings for each value.
 CHUNK: dict[str, dict[str, object]] = {
     "whole prompts": {"enable_chunked_prefill": False},
     "chunks of 32": {"max_num_batched_tokens": 32},
@@ -51,12 +51,12 @@ AXES: dict[str, tuple[str, ...]] = {
 
 
 def is_possible(case: Case) -> bool:
-    """One request alone is never preempted."""
+    """A single request is never preempted."""
     return case.get("preemption", "no preemption") == "no preemption" or case.get("batch") != "1 request"
 
 
 def settings(case: Case) -> dict[str, object]:
-    """For the scheduler."""
+    """Settings of the scheduler."""
     return (
         CHUNK[case["chunk"]]
         | PREFIX[case["prefix"]]
@@ -69,8 +69,8 @@ def settings(case: Case) -> dict[str, object]:
 def pairwise(
     axes: Mapping[str, Sequence[str]] = AXES, is_possible: Callable[[Case], bool] = is_possible
 ) -> list[dict[str, str]]:
-    """Cases that cover every possible pair, greedily: each starts from a pair that is still missing and takes
-    the values that add most. The same axes always give the same cases.
+    """Cases that cover every possible pair, chosen greedily: each starts from a missing pair and takes the
+    values that cover most missing pairs. The same axes always give the same cases.
     """
     missing = dict.fromkeys(
         pair

@@ -1,6 +1,6 @@
 """Loads model directories one after the other and prints the process's peak memory after each, in MB.
 
-Run as a process of its own by `test_hostile_memory`: a process that has done other things has had its peak.
+A separate process for ``test_hostile_memory``, because a process that did other work has had its peak.
 """
 
 import json
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from quire_server.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from quire_server.text.chat import ChatTemplate
 from quire_server.text.tokenizer import Tokenizer
 from tests.server.runner.in_process import load
 
 
 def peak() -> int:
-    """Of this program: getrusage would tell of the one that started it."""
+    """Of this program; getrusage would include the program that started it."""
     status = Path("/proc/self/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) // 1024
 
@@ -33,7 +33,7 @@ def read_all(root: Path) -> str:
 
 
 def main(roots: list[str]) -> None:
-    """The first one is a good one, to begin with."""
+    """The first directory is a good one."""
     torch.set_num_threads(1)
     for root in roots:
         outcome = read_all(Path(root))

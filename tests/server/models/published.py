@@ -1,4 +1,4 @@
-"""config.json of published models, key for key, and what is to be read in them."""
+"""config.json of published models, key for key, and the expected configuration."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""A small model of every family in every format of quantised checkpoints, matrix by matrix and expert by
-expert, by the packages that write such files; beside each the float model that they read from it.
+"""A small model of every family in every format of quantised checkpoints, written by the packages that write
+such files, matrix by matrix and expert by expert; beside each the float model that they read from it.
 
-Run as a program, since auto-round sets process-wide state: python -m tests.server.models.quantized_families
+Run as a program, because auto-round sets process-wide state: python -m tests.server.models.quantized_families
 DIRECTORY. For DIRECTORY/FAMILY/float it writes DIRECTORY/FAMILY/FORMAT and DIRECTORY/FAMILY/FORMAT.float.
 """
 
@@ -25,7 +25,7 @@ from tests.server.models import compressed_tensors_oracle as compressed
 from tests.server.models import quantized_matrix
 
 Tensors = dict[str, torch.Tensor]
-# Stored tensors, the float weights that they stand for, and quantization_config.
+# (stored tensors, the float weights that they represent, quantization_config).
 Made = tuple[Tensors, Tensors, dict[str, Any]]
 
 _LEFT_OUT = re.compile(r"embed_tokens|lm_head|(mlp|block_sparse_moe)\.gate\.weight")

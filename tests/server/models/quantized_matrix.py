@@ -1,4 +1,6 @@
-"""What is crossed with quantised checkpoints: data only, for the tests and the generated documentation."""
+"""The axes of the matrix of quantised checkpoints; data only, for the tests and the generated
+documentation.
+"""
 
 from typing import Any
 

@@ -1,15 +1,14 @@
-"""Settings of config.json, and which families have them: what test_settings_parity runs and the generated
-page of feature combinations shows.
+"""Settings of config.json and the families that have them, for test_settings_parity and the generated page of
+feature combinations.
 
-A cell is a family with a setting. Those that the variants of the parity matrix do not have are models of
-their own here.
+A cell is a family with a setting. Cells that the parity matrix's variants do not cover get models here.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quire_server.core.errors import ConfigError, ModelCorruptError
+from quire_server.errors import ConfigError, ModelCorruptError
 from quire_server.models import registry
 from quire_server.models.config import ModelConfig
 from tests.server.models.variants import SIZES, VARIANTS, WINDOW
@@ -17,7 +16,7 @@ from tests.server.models.variants import SIZES, VARIANTS, WINDOW
 
 @dataclass(frozen=True)
 class Setting:
-    """``changes``: ways to say it in config.json; ``is_on``: whether a model has it."""
+    """``changes``: ways to write it in config.json; ``is_on``: whether a model has it."""
 
     name: str
     is_on: Callable[[ModelConfig], bool]
@@ -112,7 +111,7 @@ def document(family: str, *changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def base(family: str) -> dict[str, Any]:
-    """What makes a small model of the family answer with more than one token."""
+    """Settings with which a small model of the family outputs more than one token."""
     return {"head_dim": 16, **_BASE.get(family, {})}
 
 
@@ -134,6 +133,6 @@ def cell(setting: Setting, family: str) -> str | dict[str, Any]:
 
 
 def models() -> dict[tuple[str, str], dict[str, Any]]:
-    """(setting, family) -> what the matrix does not run."""
+    """(setting, family) -> settings of the models that the matrix does not cover."""
     cells = {(setting.name, family): cell(setting, family) for setting in SETTINGS for family in FAMILIES}
     return {key: found for key, found in cells.items() if isinstance(found, dict)}

@@ -1,4 +1,4 @@
-"""config.json as people publish it, as transformers writes it, and with everything left out that may be."""
+"""config.json as published, as written by transformers, and with all optional keys removed."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import transformers
 
-from quire_server.core.errors import ConfigError
+from quire_server.errors import ConfigError
 from quire_server.models import registry
 from tests.server.models import families
 from tests.server.models.published import PUBLISHED
@@ -24,9 +24,7 @@ MINIMAL = {
 
 
 @pytest.mark.parametrize(("document", "expected"), PUBLISHED.values(), ids=PUBLISHED)
-def test_published_files_are_read_as_they_are_meant(
-    document: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_published_configs_are_read_correctly(document: dict[str, Any], expected: dict[str, Any]) -> None:
     config = registry.parse(document, (2,))
     assert {name: getattr(config, name) for name in expected} == expected
     assert config.num_layers == document["num_hidden_layers"]
@@ -34,7 +32,7 @@ def test_published_files_are_read_as_they_are_meant(
 
 
 @pytest.mark.parametrize("architecture", registry.FAMILIES)
-def test_what_a_file_leaves_out_is_what_transformers_takes(architecture: str) -> None:
+def test_defaults_are_those_of_transformers(architecture: str) -> None:
     family = architecture.removesuffix("ForCausalLM")
     kind = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
     written = kind(**MINIMAL).to_dict() | {"architectures": [architecture]}
@@ -43,7 +41,7 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(architecture: str) ->
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_old_and_new_words_for_the_rotation_mean_the_same(variant: str) -> None:
+def test_old_and_new_rope_keys_mean_the_same(variant: str) -> None:
     architecture = f"{VARIANTS[variant][0]}ForCausalLM"
     new = families.config(*VARIANTS[variant]).to_dict() | {"architectures": [architecture]}
     old = dict(new)
@@ -61,7 +59,7 @@ def test_old_and_new_words_for_the_rotation_mean_the_same(variant: str) -> None:
 
 @pytest.mark.parametrize("architecture", registry.FAMILIES)
 @pytest.mark.parametrize("key", ["attn_scale", "num_mtp_layers", "logits_scaling", "quantization_config"])
-def test_a_setting_that_nobody_knows_is_refused_by_name(architecture: str, key: str) -> None:
+def test_an_unknown_setting_is_refused_by_name(architecture: str, key: str) -> None:
     document = {"architectures": [architecture]} | MINIMAL
     reference = registry.parse(document, ())
     assert registry.parse(document | {key: None, "_note": 1, "dtype": "bfloat16"}, ()) == replace(

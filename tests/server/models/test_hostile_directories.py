@@ -1,5 +1,5 @@
-"""Whatever a model directory tries, the engine's load ends with the reason and the exit code that fit, runs
-nothing, and takes no memory for it.
+"""Loading a malicious model directory ends with the right reason and exit code, runs no code of it, and takes
+no memory for it.
 """
 
 import json
@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from quire_server import exits
-from quire_server.core.errors import ModelCorruptError
-from quire_server.runner.model_runner import ModelRunner, RunnerOptions
+from quire_server import termination
+from quire_server.errors import ModelCorruptError
+from quire_server.runner.model_runner import ModelRunner, RunnerConfig
 from tests.server.models import directories
 from tests.server.runner.in_process import load
 
@@ -163,15 +163,15 @@ def test_an_attack_ends_with_its_reason_and_runs_nothing(
     with pytest.raises(Exception, match=message) as caught:
         load(root)
 
-    failure = exits.failure_of(caught.value)
+    failure = termination.failure_of(caught.value)
     assert failure.exit_code == code, failure
     assert len(failure.to_json()) < 1000
     assert set(root.iterdir()) == files and "trap" not in set(sys.modules) - modules
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 100_000  # KiB
 
 
-def test_a_file_that_is_cut_while_it_is_read_is_corrupt_and_no_crash(tmp_path: Path) -> None:
-    """A memory-mapped file would end the process by SIGBUS here."""
+def test_a_file_that_is_truncated_while_it_is_read_is_corrupt_and_no_crash(tmp_path: Path) -> None:
+    """A memory-mapped file would end the process with SIGBUS here."""
     root = directories.write(tmp_path)
 
     def cut(loaded: int, total: int) -> None:
@@ -179,4 +179,4 @@ def test_a_file_that_is_cut_while_it_is_read_is_corrupt_and_no_crash(tmp_path: P
             os.truncate(root / "model.safetensors", 3000)
 
     with pytest.raises(ModelCorruptError, match="ends within"):
-        ModelRunner.load(root, RunnerOptions(dtype="float32", num_blocks_override=4), cut)
+        ModelRunner.load(root, RunnerConfig(dtype="float32", num_blocks_override=4), cut)

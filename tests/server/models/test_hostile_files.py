@@ -1,4 +1,4 @@
-"""Files that are not what they seem: pickles, code, links, pipes, shards elsewhere, changed bits."""
+"""Malicious and damaged files: pickles, code, links, pipes, shards elsewhere, changed bits."""
 
 import json
 import os
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
-from quire_server.core.model_files import write_manifest
-from quire_server.runner.model_runner import ModelRunner, RunnerOptions
+from quire_server.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from quire_server.model_dir.files import write_manifest
+from quire_server.runner.model_runner import ModelRunner, RunnerConfig
 from quire_server.text.chat import ChatTemplate
 from tests.server.models import directories
 from tests.server.runner.in_process import InProcessEngine, greedy, load
@@ -101,7 +101,7 @@ def test_shards_are_read_together(tmp_path: Path) -> None:
     assert InProcessEngine(load(parts)).generate([[3, 4, 5]], greedy(6)) == expected
 
 
-def test_links_and_pipes_do_not_lead_the_reader_astray(tmp_path: Path) -> None:
+def test_links_and_pipes_are_refused(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text(json.dumps(directories.CONFIG))
     model = directories.write(tmp_path / "home" / "model")
@@ -146,7 +146,7 @@ def test_a_manifest_of_another_form_is_corrupt(tmp_path: Path, manifest: str) ->
         load(tmp_path)
 
 
-def test_a_file_that_the_manifest_promises_must_be_there(tmp_path: Path) -> None:
+def test_a_file_of_the_manifest_must_exist(tmp_path: Path) -> None:
     directories.write(tmp_path)
     write_manifest(tmp_path)
     (tmp_path / "model.safetensors").unlink()
@@ -167,7 +167,7 @@ def test_a_file_that_the_manifest_does_not_name_is_refused(tmp_path: Path, name:
 
 def test_progress_ends_at_the_total_and_never_falls(smollm2: Path) -> None:
     seen: list[tuple[int, int]] = []
-    options = RunnerOptions(dtype="bfloat16", num_blocks_override=8)
+    options = RunnerConfig(dtype="bfloat16", num_blocks_override=8)
     ModelRunner.load(smollm2, options, lambda loaded, total: seen.append((loaded, total)))
     size = (smollm2 / "model.safetensors").stat().st_size
     assert seen[0] == (0, size) and seen[-1] == (size, size)

@@ -1,4 +1,4 @@
-"""No model directory runs code, hangs, leads elsewhere or eats memory; each complaint names what is wrong."""
+"""Malicious headers and configurations: no code, no hang, no memory; each error names what is wrong."""
 
 import resource
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire_server.core.errors import ConfigError, ModelCorruptError
+from quire_server.errors import ConfigError, ModelCorruptError
 from tests.server.models import directories
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
@@ -104,7 +104,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "quantised in an unknown way": ({"quantization_config": {"quant_method": "x"}}, "quant_method 'x'"),
     "a window where there is none": ({"sliding_window": 128}, "sliding_window.*not know"),
     "a setting of another family": ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping.*not know"),
-    "a setting of nobody": ({"frobnicate": True}, "frobnicate.*not know"),
+    "an unknown setting": ({"frobnicate": True}, "frobnicate.*not know"),
     "a setting with a long name": ({"x" * 9999: "y" * 9999}, "^.{0,300}$"),
     "unknown rope": ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic.*supported"),
     "unknown rope setting": (

@@ -1,4 +1,4 @@
-"""Files that are small on disk and large as objects: how much memory it takes to refuse them."""
+"""Files that are small on disk and large as objects: refusing them takes bounded memory."""
 
 import json
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quire_server.core.errors import ModelCorruptError
-from quire_server.core.model_files import parse_json_object
+from quire_server.errors import ModelCorruptError
+from quire_server.model_dir.files import parse_json_object
 from tests.server.models import directories
 
 MB = 1 << 20
@@ -25,12 +25,12 @@ def objects(size: int) -> bytes:
 
 
 def texts(size: int) -> bytes:
-    """As short as they can be while all differ."""
+    """As short as possible with all of them different."""
     return b"{" + b",".join(b'"%x":"%x"' % (i, i) for i in range(size // 16)) + b"}"
 
 
 def wide(size: int) -> bytes:
-    """One character makes each of them take four bytes."""
+    """One wide character makes each string take four bytes per character."""
     return json.dumps({"a": "\N{GRINNING FACE}" + "x" * size}, ensure_ascii=False).encode()
 
 
@@ -39,12 +39,12 @@ def as_header(data: bytes) -> bytes:
 
 
 def as_vocabulary(data: bytes) -> bytes:
-    """Where a tokenizer's parser keeps whatever comes, until it knows what kind of model it is."""
+    """The place where a tokenizer's parser buffers everything until it knows the model's type."""
     return b'{"version":"1.0","model":' + data + b"}"
 
 
 def attacks() -> Iterator[tuple[str, str, bytes]]:
-    """(what, file, contents): far above the limits, and as much as they let through."""
+    """(name, file, content): far above the limits, and at the limits."""
     yield "config far above", "config.json", lists(7 * MB)
     yield "index far above", "model.safetensors.index.json", lists(60 * MB)
     yield "header far above", "model.safetensors", as_header(lists(90 * MB))
@@ -60,7 +60,7 @@ def attacks() -> Iterator[tuple[str, str, bytes]]:
         yield f"tokenizer of {form.__name__}", "tokenizer.json", as_vocabulary(form(int(size * MB)))
 
 
-def test_no_file_takes_more_than_a_bounded_amount_of_memory_to_be_refused(tmp_path: Path) -> None:
+def test_refusing_a_file_takes_a_bounded_amount_of_memory(tmp_path: Path) -> None:
     roots = [directories.write(tmp_path / "good")]
     for what, name, contents in attacks():
         roots.append(directories.write(tmp_path / what))
@@ -81,7 +81,7 @@ def test_many_values_are_counted_in_any_encoding_that_json_may_have(encoding: st
         parse_json_object(lists(2 * MB).decode().encode(encoding), "config.json")
 
 
-def test_the_header_of_a_file_with_very_many_tensors_is_believed() -> None:
+def test_the_header_of_a_file_with_very_many_tensors_is_accepted() -> None:
     entries = {
         f"model.layers.{number // 500}.mlp.experts.{number % 500}.down_proj.weight": {
             "dtype": "BF16",

@@ -1,4 +1,4 @@
-"""GGUF becomes a model directory that answers as the original does, or nothing at all."""
+"""An imported GGUF model gives the answers of the original; a failed import leaves nothing."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from quire_server.core.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from quire_server.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from quire_server.models import gguf_config, import_gguf
 from quire_server.text.tokenizer import Tokenizer
 from tests.server.models import families, gguf_files
@@ -56,7 +56,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def factors(prefix: str, settings: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The tensors that llama.cpp's converter computes from rope scalings, as transformers computes them."""
+    """The tensors that llama.cpp's converter computes from rope scalings, computed by transformers."""
     config = families.config(prefix, SIZES | settings)
     kind = config.rope_parameters.get("rope_type")
     if kind == "llama3":
@@ -104,14 +104,14 @@ def test_every_architecture_of_the_table_is_among_them() -> None:
     assert {variant.split(",")[0] for variant in VARIANTS} == set(gguf_config.FAMILIES)
 
 
-# transformers' loader knows no experts under the name llama.
+# transformers' loader does not support experts with the architecture "llama".
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "llama with experts"])
 def test_the_weights_are_those_that_transformers_reads_from_the_same_file(
     tmp_path: Path, variant: str
 ) -> None:
     _, out = imported(tmp_path, variant)
     kind = getattr(transformers, f"{VARIANTS[variant][0]}ForCausalLM")
-    # Ours, since what it makes of the metadata itself lacks sizes of heads.
+    # Our configuration, because its own from the metadata lacks head sizes.
     config = kind.config_class.from_pretrained(out, pad_token_id=0)
     read = kind.from_pretrained(tmp_path, gguf_file="model.gguf", config=config, dtype=torch.float32)
     loaded = kind.from_pretrained(out, config=config, dtype=torch.float32)
@@ -169,12 +169,12 @@ def test_smollm2_keeps_the_digits_of_its_original_apart(smollm2: Path) -> None:
 ALL = "gemma2, gemma3, llama, llama with experts, phi3, qwen2, qwen3, qwen3moe"
 REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "another architecture": ({"architecture": "mamba"}, ConfigError, f"'mamba'.*supported: {ALL}"),
-    "a setting that nobody knows": (
+    "an unknown setting": (
         {"own": {"residual_scale": 0.5}},
         ConfigError,
         r"llama\.residual_scale is not supported",
     ),
-    "a part that nobody knows": (
+    "an unknown tensor": (
         {"extra": {"blk.0.attn_sinks.weight": np.zeros(4, np.float32)}},
         ConfigError,
         "'blk.0.attn_sinks.weight' belongs to no llama model",
@@ -187,7 +187,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("metadata", "error", "message"), REFUSALS.values(), ids=REFUSALS)
-def test_what_cannot_be_imported_leaves_nothing_behind(
+def test_a_failed_import_leaves_nothing_behind(
     original: Path, tmp_path: Path, metadata: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     path = gguf_files.write(tmp_path / "model.gguf", original, **metadata)

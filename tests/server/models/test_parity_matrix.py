@@ -1,4 +1,4 @@
-"""Greedy output of every family is transformers' own, token for token, in every pair of circumstances."""
+"""Greedy output of every family equals transformers', token for token, with every pair of engine settings."""
 
 import copy
 import random
@@ -21,7 +21,7 @@ LENGTH = 20
 
 @dataclass(frozen=True)
 class Tiny:
-    """One variant, ours and theirs."""
+    """One variant, in Quire and in transformers."""
 
     directory: Path
     runner: ModelRunner
@@ -33,7 +33,7 @@ def _prompt(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(2, VOCAB), k=length)
 
 
-# The first two of each list outgrow the small pool together: the second has to give way.
+# The first two of each list together exceed the small pool, so the second is preempted.
 DISTINCT = [_prompt(seed, length) for seed, length in enumerate((45, 46, 44, 1, 16, 33, 70, 2), start=1)]
 LONG = DISTINCT[6]
 SHARED = _prompt(0, 48)
@@ -42,7 +42,7 @@ ALIKE = [SHARED[:cut] + DISTINCT[index][:14] for index, cut in enumerate((48, 48
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
-    """Each variant is made, loaded and asked once."""
+    """Each variant is made, loaded and run once."""
     made: dict[str, Tiny] = {}
 
     def get(variant: str) -> Tiny:
@@ -93,7 +93,7 @@ def test_the_distributions_are_those_of_transformers(tiny: Callable[[str], Tiny]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_bfloat16_strays_no_further_than_it_does_in_transformers(
+def test_the_error_of_bfloat16_is_at_most_that_of_transformers(
     tiny: Callable[[str], Tiny], variant: str
 ) -> None:
     made = tiny(variant)
@@ -104,7 +104,9 @@ def test_bfloat16_strays_no_further_than_it_does_in_transformers(
 
 
 def _distributions(runner: ModelRunner, length: int) -> tuple[list[int], torch.Tensor]:
-    """Our answer to a prompt of several windows, and the log-probabilities of all tokens at each place."""
+    """The output for a prompt longer than the window, and the log-probabilities of all tokens at each
+    position.
+    """
     assert len(LONG) > 3 * WINDOW
     engine = InProcessEngine(runner, max_num_batched_tokens=32)
     (answer,) = engine.generate([LONG], greedy(length, logprobs=VOCAB))

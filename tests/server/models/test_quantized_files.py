@@ -1,4 +1,4 @@
-"""Quantised checkpoints that are hostile, damaged or of another kind: the field is named, and what to do."""
+"""Quantised checkpoints that are malicious, damaged or unsupported: errors name the field and the remedy."""
 
 import json
 from collections.abc import Callable
@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from quire_server.core.errors import ConfigError, ModelCorruptError
-from quire_server.core.model_files import ModelFiles
+from quire_server.errors import ConfigError, ModelCorruptError
+from quire_server.model_dir.files import ModelFiles
 from quire_server.models import registry
 from tests.server.runner.in_process import load
 
@@ -39,7 +39,7 @@ def write(
     quantization: dict[str, Any],
     change: Callable[[dict[str, torch.Tensor]], object] = lambda tensors: None,
 ) -> Path:
-    """A Llama of zeros and ones in the shapes that the configuration asks for."""
+    """A Llama of zeros and ones in the shapes that the configuration requires."""
     config = LlamaConfig(
         vocab_size=31,
         hidden_size=64,

@@ -1,4 +1,4 @@
-"""Files damaged at random raise our own errors, or load; never anything else."""
+"""Randomly damaged files load or raise our own errors, and nothing else."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_server.core.errors import ConfigError, ModelCorruptError
+from quire_server.errors import ConfigError, ModelCorruptError
 from quire_server.models import registry, rope
 from tests.server.models import directories
 from tests.server.models.published import PUBLISHED

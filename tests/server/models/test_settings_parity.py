@@ -1,4 +1,4 @@
-"""Every setting that a family's config.json may have answers as transformers does, or is refused."""
+"""Every setting of a family's config.json gives transformers' answers or is refused."""
 
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,6 @@
-"""The models that the parity matrix runs: settings in transformers' words, at least one of every family.
+"""The models of the parity matrix: settings of transformers, at least one of every family.
 
-Windows are shorter than the prompts, and rope scalings are at work within their lengths. Data only: the
+Windows are shorter than the prompts, and rope scalings take effect within their lengths. Data only: the
 generated documentation reads it too.
 """
 
@@ -16,7 +16,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
-    "initializer_range": 0.25,  # wide: the likeliest token then stands clear of the second
+    "initializer_range": 0.25,  # wide, so that the likeliest token is well above the second
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": 0,

@@ -1,4 +1,4 @@
-"""Small random models with a tokenizer, whose sizes groups of 64 divide, and texts for them."""
+"""Small random models with a tokenizer, of sizes that groups of 64 divide, and texts for them."""
 
 import random
 from pathlib import Path
@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from tests.server import tiny_model
 from tests.server.models import families, quantized_matrix
 
-VOCAB = 258  # the bytes and two marks of tiny_model's tokenizer
+VOCAB = 258  # the bytes and two special tokens of tiny_model's tokenizer
 _SIZES = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 
 
 def build(directory: Path, family: str = "Llama", **more: Any) -> transformers.PreTrainedModel:
-    """A model of the family with a few inputs that are much larger than others, as real ones have them."""
+    """A model of the family with a few inputs much larger than others, as in real models."""
     sizes = quantized_matrix.settings(family) | _SIZES | more
     families.build(directory, family, sizes)
     path = directory / "model.safetensors"
@@ -37,7 +37,7 @@ def build(directory: Path, family: str = "Llama", **more: Any) -> transformers.P
 
 
 def text(path: Path, seed: int, length: int = 2000) -> Path:
-    """Letters of no meaning."""
+    """Random letters."""
     rng = random.Random(seed)
     path.write_text("".join(rng.choices("abcdefgh ijklmnop.\n", k=length)))
     return path

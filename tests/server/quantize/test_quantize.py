@@ -1,4 +1,6 @@
-"""`quire-server quantize`: what it writes is read by others, answers as they say, and is hardly worse."""
+"""``quire-server quantize``: its output is read by transformers with the same answers, and the loss is
+small.
+"""
 
 import json
 import re
@@ -10,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire_server.__main__ import run
-from quire_server.core.errors import QuireServerError
-from quire_server.core.model_files import write_manifest
+from quire_server.errors import QuireServerError
+from quire_server.evaluate.perplexity import Quality, measure
 from quire_server.layers.quantized.int8 import StoredInt8
+from quire_server.model_dir.files import write_manifest
 from quire_server.quantize import run as quantizer
-from quire_server.quantize.quality import Quality, measure
 from quire_server.quantize.schemes import SCHEMES
-from quire_server.runner.checkpoint import Checkpoint
+from quire_server.runner.loader import Checkpoint
 from tests.server.models import compressed_tensors_oracle as compressed
 from tests.server.models import families, settings
 from tests.server.quantize import small_models
@@ -55,7 +57,7 @@ def written(model: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_transformers_reads_it_by_compressed_tensors_and_answers_as_we_do(
+def test_transformers_reads_it_by_compressed_tensors_and_gives_the_same_answers(
     scheme: str, written: dict[str, Path]
 ) -> None:
     theirs = compressed.reference(written[scheme])
@@ -69,15 +71,15 @@ def test_transformers_reads_it_by_compressed_tensors_and_answers_as_we_do(
 
 
 @pytest.mark.parametrize(("scheme", "agreement"), [("fp8", 0.4), ("int8", 0.7), ("awq", 0.2), ("gptq", 0.2)])
-def test_the_quantised_model_mostly_says_what_the_original_says(
+def test_the_quantised_model_mostly_agrees_with_the_original(
     scheme: str, agreement: float, written: dict[str, Path], model: Path
 ) -> None:
     assert agreement < quality(written[scheme], model).agreement < 1
 
 
 @pytest.mark.parametrize("family", settings.FAMILIES)
-def test_every_family_survives_it(family: str, text: Path, tmp_path: Path) -> None:
-    """By the scheme that rounds least and scales most, so that what is wrongly scaled shows."""
+def test_every_family_can_be_quantised(family: str, text: Path, tmp_path: Path) -> None:
+    """With the scheme that rounds least and scales most, so that wrong scales show."""
     small_models.build(tmp_path / "float", family)
     made = quantise(tmp_path / "float", "int8", text, tmp_path / "made")
     assert quality(made, tmp_path / "float").agreement > 0.6
@@ -128,7 +130,7 @@ def test_the_int8_kernel_computes_what_the_stored_numbers_say() -> None:
     assert (layer(x) - expected).norm() < 0.02 * expected.norm()
 
 
-def test_everything_that_serving_needs_comes_along(written: dict[str, Path], model: Path) -> None:
+def test_all_files_that_serving_needs_are_copied(written: dict[str, Path], model: Path) -> None:
     names = {path.name for path in written["gptq"].iterdir()}
     assert names == {
         "config.json", "generation_config.json", "model.safetensors", "quire-manifest.json", "tokenizer.json",
@@ -151,7 +153,7 @@ def command(model: Path, scheme: str, out: Path, *more: str) -> int:
     return run(["quantize", str(model), "--scheme", scheme, "--output", str(out), *more], {})
 
 
-def test_the_commands_say_what_they_do(
+def test_the_commands_report_their_results(
     model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "made"
@@ -177,7 +179,7 @@ def test_the_commands_say_what_they_do(
         ("fp8", "full", "MB free, and .* are needed"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_leaves_nothing_behind(
+def test_errors_are_reported_and_leave_nothing_behind(
     scheme: str,
     change: str,
     message: str,
@@ -240,7 +242,7 @@ def test_a_damaged_model_is_found_before_anything_is_computed(
         quantise(source, "fp8", text, tmp_path / "out")
 
 
-def test_another_tokenizer_is_no_relative(
+def test_models_with_different_tokenizers_are_not_compared(
     model: Path, written: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "float"

@@ -1,4 +1,4 @@
-"""The small model that the tests of the runner ask, where they need none of their own."""
+"""A small Llama, for tests that need no model of their own."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.server.runner.in_process import load
 
 @pytest.fixture(scope="session")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of three layers; nobody writes there."""
+    """A Llama of three layers. Read only."""
     path = tmp_path_factory.mktemp("llama")
     families.make(path, "Llama, tied")
     return path
@@ -19,5 +19,5 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def host(directory: Path) -> ModelRunner:
-    """On the CPU, one step after the other: what a device is held against."""
+    """A runner on the CPU, which computes one step after the other: the reference for runners on a device."""
     return load(directory)

@@ -1,22 +1,25 @@
-"""The engine without processes: a runner and a scheduler in a loop. The oracle of everything asynchronous."""
+"""The engine without processes: a scheduler and a runner in a loop. The reference for asynchronous
+engines.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from quire_server.core.request import Request, SamplingParams
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import TokenEvent, TokenLogprobs
-from quire_server.runner.model_runner import ModelRunner, RunnerOptions
+from quire_server.runner.model_runner import ModelRunner, RunnerConfig
 
 
 def load(model_dir: Path, **options: object) -> ModelRunner:
     settings: dict[str, object] = {"dtype": "float32", "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20}
     settings |= options
-    return ModelRunner.load(model_dir, RunnerOptions(**settings), lambda loaded, total: None)
+    return ModelRunner.load(model_dir, RunnerConfig(**settings), lambda loaded, total: None)
 
 
 class InProcessEngine:
-    """One scheduler over a runner that several engines may use, one after the other."""
+    """One scheduler with a runner, which other engines may use later."""
 
     def __init__(self, runner: ModelRunner, **limits: object) -> None:
         settings = {
@@ -30,9 +33,7 @@ class InProcessEngine:
         self.scheduler = Scheduler(
             SchedulerConfig(**settings),
             eos_token_ids=runner.model_config.eos_token_ids,
-            clock=lambda: (
-                0.0
-            ),  # what a step costs is then assumed, so that drafts do not depend on the machine
+            clock=lambda: 0.0,  # the cost of steps is then assumed, and drafts do not depend on the machine
         )
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
@@ -41,7 +42,7 @@ class InProcessEngine:
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
     ) -> list[list[int]]:
-        """All prompts at once; the answers in their order."""
+        """Submit all prompts at once; returns the outputs in their order."""
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         tokens: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
         self.logprobs = {name: [] for name in tokens}

@@ -1,12 +1,12 @@
-"""What a request asks for and how the engine runs, all at once: the answer is the one that it gets alone."""
+"""Combinations of request features and engine modes: the answer is the one that the request gets alone."""
 
 import pytest
 
-from quire_server.core.limits import PreemptionMode, SpeculationConfig, SpeculativeMethod
+from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
 from tests.server import tiny_model
 from tests.server.runner.in_process import InProcessEngine, load
-from tests.server.runner.test_grammars import params
-from tests.server.runner.test_grammars_with_drafts import FORMS
+from tests.server.runner.test_structured_outputs import params
+from tests.server.runner.test_structured_outputs_with_drafts import FORMS
 
 ASKED = {
     "presence_penalty": 0.4,
@@ -40,16 +40,16 @@ def test_grammars_penalties_and_scored_prompts_survive_drafts_and_preemption(run
     crowd = InProcessEngine(
         runner,
         num_blocks=12,
-        watermark=0.0,
+        free_block_reserve=0.0,
         num_host_slots=60,
         preemption_mode=mode,
         speculation=SpeculationConfig(method, 4, lookup_min=1),
     )
     assert crowd.generate(PROMPTS, each) == alone
     for index, expected in enumerate(scores):
-        told = crowd.prompt_logprobs[str(index)]
-        assert [one.token_id for one in told] == [one.token_id for one in expected]
-        assert [one.logprob for one in told] == pytest.approx([one.logprob for one in expected], abs=1e-4)
+        found = crowd.prompt_logprobs[str(index)]
+        assert [one.token_id for one in found] == [one.token_id for one in expected]
+        assert [one.logprob for one in found] == pytest.approx([one.logprob for one in expected], abs=1e-4)
     stats = crowd.scheduler.stats
     assert stats.preemptions > 0 and stats.speculation.accepted_tokens > 0
     assert (crowd.scheduler.kv.stats().swaps > 0) == (mode is PreemptionMode.SWAP)

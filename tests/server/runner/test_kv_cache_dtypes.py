@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire_server.core.errors import ModelCorruptError
+from quire_server.errors import ModelCorruptError
 from quire_server.runner import kv_cache
 from tests.server.models import compressed_tensors_oracle as compressed
 from tests.server.models import families
@@ -45,7 +45,9 @@ def test_answers_do_not_depend_on_chunks_batches_prefix_hits_preemption_or_tiers
     for name in VARIED:
         condition = CONDITIONS[name]
         engine = InProcessEngine(runner, **condition)
-        for _ in range(1 + ("num_disk_slots" in condition)):  # the second time, first prompts lie on the disk
+        for _ in range(
+            1 + ("num_disk_slots" in condition)
+        ):  # the second time, prefixes of prompts are on the disk
             assert engine.generate(prompts(), greedy(LENGTH)) == expected, name
         assert ("num_blocks" in condition) == (engine.scheduler.stats.preemptions > 0), name
         if condition.get("enable_prefix_caching", True):

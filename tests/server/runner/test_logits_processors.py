@@ -1,4 +1,4 @@
-"""Penalties, bans and cuts do what transformers' processors do, at any position of any row."""
+"""Penalties, banned tokens and thresholds equal transformers' processors, at any position of any row."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 from transformers.generation.logits_process import NoBadWordsLogitsProcessor
 
-from quire_server.core.request import SamplingParams
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.watermark import Watermark
 from quire_server.runner import logits_processors
 from quire_server.runner.logits_processors import green_list
@@ -83,7 +83,7 @@ def test_bias_is_added_and_only_what_is_allowed_is_left() -> None:
 
 @given(st.binary(min_size=16, max_size=64), st.integers(0, 2**40), st.floats(0.01, 0.99))
 @settings(max_examples=50, deadline=None)
-def test_the_sampler_s_green_list_is_the_detector_s(key: bytes, previous: int, gamma: float) -> None:
+def test_the_samplers_green_list_is_the_detectors(key: bytes, previous: int, gamma: float) -> None:
     watermark = Watermark(key, gamma)
     expected = [watermark.is_green(previous, token) for token in range(300)]
     assert green_list(watermark, previous, 300).tolist() == expected

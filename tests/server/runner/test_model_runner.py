@@ -1,4 +1,4 @@
-"""Sampling as requests ask for it, failures that stay alone, and settings that cannot work."""
+"""Sampling parameters of requests, failures limited to one request, and settings that cannot work."""
 
 import random
 from pathlib import Path
@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire_server.core.errors import ConfigError, ModelNotFoundError
-from quire_server.core.request import FinishReason, Request, SamplingParams
-from quire_server.runner import memory
+from quire_server.core.request import FinishReason, Request
+from quire_server.core.sampling_params import SamplingParams
+from quire_server.errors import ConfigError, ModelNotFoundError
+from quire_server.runner import kv_cache
 from quire_server.runner.model_runner import ModelRunner
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
@@ -42,7 +43,7 @@ def runner(directory: Path) -> ModelRunner:
 
 @pytest.fixture(scope="module")
 def alone(runner: ModelRunner) -> list[list[int]]:
-    """Each prompt by itself: what nobody's neighbour may change."""
+    """Each prompt by itself, which is what it must get beside others too."""
     return [
         InProcessEngine(runner).generate([prompt], sampling)[0]
         for prompt, sampling in zip(PROMPTS, SAMPLING, strict=True)
@@ -115,12 +116,12 @@ def test_logprobs_are_of_the_models_own_distribution_for_drawn_tokens_too(runner
         torch.testing.assert_close(total, torch.tensor(1.0))
 
 
-def test_a_row_without_a_finite_number_fails_alone_and_its_blocks_serve_others_again(directory: Path) -> None:
+def test_a_row_with_nan_logits_fails_alone_and_its_blocks_are_reused(directory: Path) -> None:
     runner = load(directory, max_num_seqs=4)
     poisoned = PROMPTS[0][0]
-    runner._model.embedding[poisoned] = float("nan")  # no public way to break a model
+    runner._model.embedding[poisoned] = float("nan")  # no public way to damage a model
     head = runner._model.head
-    head.weight = head.weight.nan_to_num()  # tied; only the poisoned prompt shall suffer
+    head.weight = head.weight.nan_to_num()  # tied; only the poisoned prompt must fail
     engine = InProcessEngine(runner, max_num_seqs=4, num_blocks=8)
     clean = [prompt for prompt in PROMPTS if poisoned not in prompt][:3]
     expected = engine.generate(clean, greedy(6))
@@ -139,12 +140,12 @@ def test_a_row_without_a_finite_number_fails_alone_and_its_blocks_serve_others_a
     assert engine.generate(clean, greedy(6)) == expected
 
 
-def test_a_failed_row_leaves_the_blocks_alone_that_it_shares(directory: Path) -> None:
+def test_a_failed_row_does_not_zero_the_blocks_that_it_shares(directory: Path) -> None:
     runner = load(directory, max_num_seqs=4)
     poisoned = 7
     runner._model.embedding[poisoned] = float("nan")
     runner._model.head.weight = runner._model.head.weight.nan_to_num()
-    size = runner._rows.block_size
+    size = runner._input_batch.block_size
     prefix = list(range(10, 10 + 2 * size))
     engine = InProcessEngine(runner, max_num_seqs=4, num_blocks=16)
     (expected,) = engine.generate([[*prefix, 8]], greedy(8))
@@ -163,7 +164,7 @@ def test_a_failed_row_leaves_the_blocks_alone_that_it_shares(directory: Path) ->
     assert engine.generate([[*prefix, 8]], greedy(8)) == [expected]
 
 
-def test_bfloat16_runs_where_it_is_asked_for(directory: Path) -> None:
+def test_bfloat16_runs_if_requested(directory: Path) -> None:
     runner = load(directory, dtype="bfloat16")
     assert runner.dtype == "bfloat16"
     assert len(InProcessEngine(runner).generate(PROMPTS[:3], greedy(5))) == 3
@@ -186,7 +187,7 @@ def test_settings_that_cannot_work_say_what_to_do(
         load(directory, **options)
 
 
-def test_the_context_shrinks_to_what_the_cache_holds_when_nobody_insists(directory: Path) -> None:
+def test_the_context_is_limited_to_the_cache_unless_max_model_len_is_set(directory: Path) -> None:
     runner = load(directory, num_blocks_override=4)
     assert (runner.num_blocks, runner.max_model_len) == (4, 64)
 
@@ -201,8 +202,8 @@ def test_available_memory_is_what_the_cgroup_leaves(tmp_path: Path, monkeypatch:
     (tmp_path / "limit").write_text("1000\n")
     (tmp_path / "usage").write_text("700\n")
     (tmp_path / "stat").write_text("anon 400\ninactive_file 300\n")
-    group = memory._Cgroup(tmp_path / "limit", tmp_path / "usage", tmp_path / "stat", "inactive_file")
-    monkeypatch.setattr(memory, "_CGROUPS", [group])
-    assert memory.available_bytes() == 600  # file pages of a model just read are no loss
+    group = kv_cache._Cgroup(tmp_path / "limit", tmp_path / "usage", tmp_path / "stat", "inactive_file")
+    monkeypatch.setattr(kv_cache, "_CGROUPS", [group])
+    assert kv_cache.available_bytes() == 600  # file pages of a model just read can be dropped
     (tmp_path / "limit").write_text("max\n")
-    assert memory.available_bytes() > 1000
+    assert kv_cache.available_bytes() > 1000

@@ -1,4 +1,4 @@
-"""Greedy output is transformers' own, token for token, whatever chunks, batches and blocks do."""
+"""Greedy output equals transformers', token for token, with chunked prefill, batching and small blocks."""
 
 import random
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from quire_server.core.limits import PreemptionMode
+from quire_server.core.config import PreemptionMode
 from tests.server.models import families
 from tests.server.models.variants import VARIANTS
 from tests.server.runner.in_process import InProcessEngine, greedy, load
@@ -60,7 +60,7 @@ _OFFLOAD_BYTES = 2 << 20
 
 
 def prompts() -> list[list[int]]:
-    """Lengths around the block size, and prefixes in common."""
+    """Lengths around the block size, and common prefixes."""
     rng = random.Random(3)
     shared = [rng.randrange(2, 211) for _ in range(64)]
     own = [[rng.randrange(2, 211) for _ in range(length)] for length in (1, 2, 15, 16, 17, 33, 70)]
@@ -86,7 +86,7 @@ def test_tiny_llamas_answer_as_transformers_does(tiny, condition: dict[str, obje
     runner, expected, _ = tiny
     engine = InProcessEngine(runner, **condition)
     assert engine.generate(prompts(), greedy(LENGTH)) == expected
-    if "num_disk_slots" in condition:  # by now the first prompts lie on the disk
+    if "num_disk_slots" in condition:  # by now the first prompts are on the disk
         assert engine.generate(prompts(), greedy(LENGTH)) == expected
     stats = engine.scheduler.stats
     assert ("num_blocks" in condition) == (stats.preemptions > 0)

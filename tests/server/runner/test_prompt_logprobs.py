@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts are transformers' own, whatever chunks, cached prefixes and preemptions do."""
+"""Log-probabilities of prompts equal transformers', with chunks, cached prefixes and preemption."""
 
 import random
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from quire_server.core.limits import PreemptionMode
-from quire_server.core.request import SamplingParams
-from quire_server.runner import prompt_logprobs
+from quire_server.core.config import PreemptionMode
+from quire_server.core.sampling_params import SamplingParams
+from quire_server.runner import sampler
 from quire_server.runner.model_runner import ModelRunner
 from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
@@ -59,23 +59,23 @@ def test_every_prompt_token_has_the_probability_that_transformers_gives_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runner, model = tiny
-    monkeypatch.setattr(prompt_logprobs, "_WORKSPACE_BYTES", workspace)
+    monkeypatch.setattr(sampler, "_PROMPT_LOGITS_BYTES", workspace)
     engine = InProcessEngine(runner, **condition)
-    plain = engine.generate(PROMPTS, greedy(LENGTH))  # which fills the prefix cache, too
+    plain = engine.generate(PROMPTS, greedy(LENGTH))  # also fills the prefix cache
     num_preempted = engine.scheduler.stats.preemptions
     assert engine.generate(PROMPTS, SCORED) == plain
     assert (engine.scheduler.stats.preemptions > num_preempted) == ("num_blocks" in condition)
     for index, prompt in enumerate(PROMPTS):
-        told = engine.prompt_logprobs[str(index)]
-        assert [one.token_id for one in told] == prompt[1:]
+        found = engine.prompt_logprobs[str(index)]
+        assert [one.token_id for one in found] == prompt[1:]
         oracle = expected(model, prompt)
-        for position, one in enumerate(told):
+        for position, one in enumerate(found):
             assert one.logprob == pytest.approx(oracle[position, one.token_id].item(), abs=1e-4)
             best = oracle[position].topk(NUM_TOP)
             assert [value for _, value in one.top] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
-def test_a_neighbour_that_asks_for_nothing_is_told_nothing_and_hits_the_cache(
+def test_a_request_without_prompt_logprobs_gets_none_and_hits_the_prefix_cache(
     tiny: tuple[ModelRunner, LlamaForCausalLM],
 ) -> None:
     engine = InProcessEngine(tiny[0])
@@ -85,7 +85,7 @@ def test_a_neighbour_that_asks_for_nothing_is_told_nothing_and_hits_the_cache(
     assert [engine.last[name].num_cached_tokens for name in ("0", "1")] == [0, 32]
 
 
-def test_a_prompt_of_one_token_has_nothing_to_tell(tiny: tuple[ModelRunner, LlamaForCausalLM]) -> None:
+def test_a_prompt_of_one_token_has_no_logprobs(tiny: tuple[ModelRunner, LlamaForCausalLM]) -> None:
     engine = InProcessEngine(tiny[0])
     engine.generate([[5]], SamplingParams(2, temperature=0.0, ignore_eos=True, prompt_logprobs=0))
     assert engine.prompt_logprobs["0"] == []

@@ -1,4 +1,4 @@
-"""int8 through the whole runner: chosen only where it may be, and no answer depends on the batch."""
+"""int8 in the whole runner: when it is chosen, and that no answer depends on the batch."""
 
 from pathlib import Path
 
@@ -6,14 +6,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from quire_server.core.errors import ConfigError
-from quire_server.layers.gpu_linear import GpuLinear
+from quire_server.errors import ConfigError
 from quire_server.layers.int8_linear import Int8Linear
-from quire_server.layers.linear import Linear
+from quire_server.layers.linear import GpuLinear, Linear
 from quire_server.layers.quantized.gptq import GPTQ
+from quire_server.layers.quantized.ignored_layers import IgnoredLayers
 from quire_server.layers.quantized.linear import Quantization
 from quire_server.layers.quantized.scaled import FP8, INT8, Scaled
-from quire_server.layers.quantized.skipping import Skipped
 from quire_server.runner import quantization
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
@@ -55,7 +54,7 @@ def test_with_int8_smollm2_still_knows_the_capital_of_france(smollm2: Path, int8
         ("int8", False, "float32", False, "int8"),
     ],
 )
-def test_nobody_who_named_a_dtype_gets_int8_unasked(
+def test_int8_is_never_chosen_when_a_dtype_is_named(
     monkeypatch: pytest.MonkeyPatch,
     wanted: str,
     dtype_is_auto: bool,
@@ -74,7 +73,7 @@ def test_an_unknown_quantization_is_refused_by_name() -> None:
 
 
 def test_a_quantised_checkpoint_is_not_rounded_twice() -> None:
-    gptq = Quantization("gptq", GPTQ(128, False, 1), Skipped())
+    gptq = Quantization("gptq", GPTQ(128, False, 1), IgnoredLayers())
     assert quantization.choose("auto", checkpoint=gptq, dtype_is_auto=True, dtype="bfloat16")[1] is Linear
     with pytest.raises(ConfigError, match=r"quantised already \(gptq\): drop --quantization int8"):
         quantization.choose("int8", checkpoint=gptq, dtype_is_auto=True, dtype="bfloat16")
@@ -86,7 +85,7 @@ def test_fp8_weights_are_refused_on_a_gpu_without_fp8_and_nothing_else_is(
     dtype: str, block: tuple[int | None, int | None]
 ) -> None:
     def chosen(capability: int, element: torch.dtype) -> object:
-        stored = Quantization("fp8", Scaled(element, block), Skipped())
+        stored = Quantization("fp8", Scaled(element, block), IgnoredLayers())
         return quantization.choose(
             "none", checkpoint=stored, dtype_is_auto=False, dtype=dtype, capability=capability
         )

@@ -1,5 +1,5 @@
-"""Quantised checkpoints written by others answer as transformers does with the weights that others read from
-them.
+"""Quantised checkpoints written by other tools give the answers of transformers with the weights that those
+tools read from them.
 """
 
 import json
@@ -35,7 +35,7 @@ def tiny_llama(directory: Path, **settings: object) -> Path:
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "max_position_embeddings": 256,
-            "initializer_range": 0.25,  # wide: the likeliest token then stands clear of the second
+            "initializer_range": 0.25,  # wide, so that the likeliest token is well above the second
             "bos_token_id": 0,
             "eos_token_id": 1,
             "tie_word_embeddings": False,
@@ -52,7 +52,7 @@ def tiny_llama(directory: Path, **settings: object) -> Path:
 
 
 def assert_same_answers(directory: Path, model: LlamaForCausalLM, **options: object) -> None:
-    """Tokens, and every log probability of the first."""
+    """Tokens, and all log-probabilities of the first one."""
     engine = InProcessEngine(load(directory, **options), max_num_batched_tokens=24)
     assert engine.generate(PROMPTS, greedy(LENGTH)) == families.answers(model, PROMPTS, LENGTH)
     engine.generate(PROMPTS[1:2], greedy(1, logprobs=211))
@@ -105,7 +105,7 @@ def test_fp8_checkpoints_of_transformers(blocks: list[int] | None, plain: Path, 
     assert_same_answers(tmp_path / "model", compressed.reference(tmp_path / "model"))
 
 
-def test_the_words_of_autofp8_mean_the_same_tensors(plain: Path, tmp_path: Path) -> None:
+def test_checkpoints_of_autofp8_hold_the_same_tensors(plain: Path, tmp_path: Path) -> None:
     compressed.write(plain, tmp_path / "model", "fp8 by tensor, static")
     model = compressed.reference(tmp_path / "model")
     document = json.loads((tmp_path / "model/config.json").read_text())
@@ -118,7 +118,7 @@ def test_the_words_of_autofp8_mean_the_same_tensors(plain: Path, tmp_path: Path)
     assert_same_answers(tmp_path / "model", model)
 
 
-def test_layers_that_were_left_out_and_biases_stay_as_they_are(tmp_path: Path) -> None:
+def test_ignored_layers_and_biases_are_unchanged(tmp_path: Path) -> None:
     source = tiny_llama(tmp_path / "float", attention_bias=True, mlp_bias=True, num_hidden_layers=2)
     ignore = ["lm_head", "model.layers.0.self_attn.k_proj", "re:.*layers.1.mlp.*"]
     compressed.write(source, tmp_path / "model", "int8 w8a8", ignore=ignore)

@@ -1,13 +1,14 @@
-"""A hundred random JSON schemas, each followed by a model that knows nothing: every answer validates."""
+"""A hundred random JSON schemas with a model of random weights: every output validates."""
 
 import json
 
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from quire_server.core.request import FinishReason, Grammar, GrammarKind, SamplingParams
+from quire_server.core.request import FinishReason
+from quire_server.core.sampling_params import Grammar, GrammarKind, SamplingParams
 from quire_server.text import grammar as texts
 from quire_server.text.tokenizer import Tokenizer
 from tests.server import tiny_model
@@ -47,7 +48,7 @@ LEAVES = st.one_of(
 
 
 def maps(inner):
-    """Names that the answer chooses."""
+    """Objects whose keys the output chooses."""
     return st.tuples(inner, st.integers(1, 2)).map(
         lambda parts: {"type": "object", "additionalProperties": parts[0], "maxProperties": parts[1]}
     )
@@ -126,8 +127,10 @@ def test_an_answer_to_each_of_a_hundred_random_schemas_validates(runner, tiny):
     tokenizer = Tokenizer.load(tiny)
     found = {}
 
+    # A seed of its own: derandomize would derive it from this source, so that an edit gives other schemas.
+    @seed(11)
     @settings(
-        max_examples=150, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+        max_examples=150, database=None, deadline=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(SCHEMAS, st.sampled_from([{"type": "boolean"}, {"enum": ["a", "b"]}, {"type": "null"}]))

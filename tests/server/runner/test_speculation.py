@@ -1,5 +1,5 @@
-"""Drafts change how fast an answer comes, and never the answer: from the prompt or from a draft model, greedy
-or drawn, whatever chunks, preemption and prefix cache do meanwhile.
+"""Drafts, by n-grams or by a draft model, change the speed of an answer and never its tokens, greedy or
+sampled.
 """
 
 import random
@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from quire_server.core.errors import ConfigError
-from quire_server.core.limits import PreemptionMode, SpeculationConfig, SpeculativeMethod
-from quire_server.core.request import FinishReason, Request, SamplingParams
+from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
+from quire_server.core.request import FinishReason, Request
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import NOTHING_ALLOWED
+from quire_server.errors import ConfigError
 from quire_server.runner.model_runner import ModelRunner
 from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
@@ -52,7 +53,7 @@ SAMPLING = [
 
 
 def prompts() -> list[list[int]]:
-    """Repetitive ones, open ones, and ones with a prefix in common."""
+    """Repetitive ones, open ones, and ones with a common prefix."""
     rng = random.Random(3)
     shared = [rng.randrange(2, 211) for _ in range(48)]
     own = [[rng.randrange(2, 211) for _ in range(length)] for length in (1, 2, 15, 16, 33)]
@@ -68,13 +69,13 @@ def expected(directory: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def runner(directory: Path) -> ModelRunner:
-    """Its draft is itself, in int8 where the machine has kernels for it: mostly right."""
+    """Its draft model is itself, in int8 if the machine has kernels for it: mostly right."""
     return load(directory, speculative_model=directory, kv_offload_host_bytes=2 << 20)
 
 
 @pytest.fixture(scope="module")
 def wrong_draft(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    """Its draft is another model altogether: mostly wrong."""
+    """Its draft model is unrelated: mostly wrong."""
     other = tmp_path_factory.mktemp("other")
     families.make(other, "Llama, one kv head, biases")
     return load(directory, speculative_model=other)
@@ -115,7 +116,7 @@ def test_a_seed_gives_the_same_answer_with_and_without_drafts(
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
 
 
-def test_a_wrong_draft_model_costs_no_right_answer_and_is_soon_left_alone(
+def test_a_wrong_draft_model_changes_no_answer_and_is_soon_disabled(
     wrong_draft: ModelRunner, expected: list[list[int]]
 ) -> None:
     engine = InProcessEngine(wrong_draft, speculation=DRAFT_MODEL)
@@ -125,7 +126,7 @@ def test_a_wrong_draft_model_costs_no_right_answer_and_is_soon_left_alone(
     assert stats.pauses >= len(expected)
 
 
-def test_a_right_draft_model_brings_several_tokens_a_step(runner: ModelRunner) -> None:
+def test_a_good_draft_model_yields_several_tokens_per_step(runner: ModelRunner) -> None:
     engine = InProcessEngine(runner, speculation=DRAFT_MODEL)
     engine.generate(prompts()[:1], greedy(100))
     stats = engine.scheduler.stats.speculation
@@ -161,7 +162,7 @@ def outcome(
     raise AssertionError("it never ended")
 
 
-def test_a_draft_behind_which_nothing_is_allowed_fails_nobody_unless_it_is_taken(runner: ModelRunner) -> None:
+def test_a_draft_after_which_nothing_is_allowed_fails_only_if_accepted(runner: ModelRunner) -> None:
     a, b, c = 5, 6, 7
     only = greedy(12, logit_bias=((a, 100.0),), allowed_token_ids=(a, b), bad_words=((c, a), (c, b)))
     engine = InProcessEngine(runner, speculation=NGRAM)
@@ -175,7 +176,7 @@ def test_a_draft_behind_which_nothing_is_allowed_fails_nobody_unless_it_is_taken
     engine.scheduler.check()
 
 
-def test_an_impossible_request_takes_nothing_out_of_the_prefix_cache(runner: ModelRunner) -> None:
+def test_an_impossible_request_evicts_nothing_from_the_prefix_cache(runner: ModelRunner) -> None:
     engine = InProcessEngine(runner)
     prompt = prompts()[-1]
     engine.generate([prompt], greedy(2))
@@ -226,8 +227,8 @@ def test_the_drafts_keys_and_values_count_in_the_memory_of_the_cache(directory: 
 
 
 @pytest.mark.parametrize("speculation", [NGRAM, DRAFT_MODEL], ids=["n-gram", "draft model"])
-def test_many_draws_are_distributed_as_the_model_says(tmp_path: Path, speculation: SpeculationConfig) -> None:
-    """Chi-square over the pairs of the second and third token, on a vocabulary of 7."""
+def test_samples_have_the_models_distribution(tmp_path: Path, speculation: SpeculationConfig) -> None:
+    """Chi-square over the pairs of the second and third token, for a vocabulary of 7."""
     models = {}
     for name, seed in (("model", 1), ("draft", 2)):
         torch.manual_seed(seed)

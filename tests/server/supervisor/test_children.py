@@ -1,4 +1,4 @@
-"""What a child of the supervisor runs, and what it does not."""
+"""Child processes of the supervisor."""
 
 import os
 import time

@@ -1,12 +1,12 @@
-"""When a load is over, and what a dead child means, as tables."""
+"""When loading fails, and what the end of a child means, as tables."""
 
 import signal
 
 import pytest
 
-from quire_server.exits import Failure, Reason
 from quire_server.health.heartbeat import Heartbeat, Phase
 from quire_server.supervisor.watch import Ending, LoadLimits, ending_of_child, watch_load
+from quire_server.termination import Failure, Reason
 
 LIMITS = LoadLimits(startup=1000.0, stall=10.0)
 LOADING = Heartbeat(
@@ -41,7 +41,7 @@ SERVING = LOADING._replace(phase=Phase.SERVING)
         (SERVING, 5000.0, None),
     ],
 )
-def test_a_load_is_ended_when_it_stands_still_or_takes_too_long(sample, now, reason):
+def test_loading_fails_when_it_stalls_or_takes_too_long(sample, now, reason):
     failure = watch_load(sample, 0.0, now, LIMITS)
     assert (failure and failure.reason) == reason
 

@@ -1,4 +1,4 @@
-"""Chat templates: the model's own renders as transformers renders it; a hostile one gets nowhere."""
+"""Chat templates render as in transformers, and hostile ones do no harm."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from quire_server.core.errors import ChatTemplateError, ModelCorruptError
+from quire_server.errors import ChatTemplateError, ModelCorruptError
 from quire_server.text.chat import ChatTemplate
 from quire_server.text.tokenizer import Tokenizer
 
@@ -130,6 +130,6 @@ def test_a_template_that_does_not_compile_is_found_at_start(tmp_path: Path) -> N
         ChatTemplate.load(model_dir(tmp_path, "{% for %}"))
 
 
-def test_a_model_without_a_template_says_how_to_go_on(tmp_path: Path) -> None:
+def test_the_error_of_a_model_without_a_template_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ChatTemplateError, match="/v1/completions"):
         ChatTemplate.load(model_dir(tmp_path, None)).render(MESSAGES)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from quire_server.core.request import GrammarKind
+from quire_server.core.sampling_params import GrammarKind
 from quire_server.text import grammar
 from tests.server.text.toy import EOS, SPECIAL, TOKENS, VOCABULARY, accepts, allowed, matcher
 
@@ -44,7 +44,7 @@ SUM = 'root ::= term ("+" term)*\nterm ::= [0-9]+ | "(" root ")"\n'
         ("grammar", 'root ::= ("a" | ) "b"?', ["", "a", "ab", "b"], ["ba"]),
     ],
 )
-def test_a_grammar_allows_what_it_says_and_nothing_else(kind, text, right, wrong):
+def test_a_grammar_allows_exactly_what_it_describes(kind, text, right, wrong):
     assert [answer for answer in right if not accepts(kind, text, answer)] == []
     assert [answer for answer in wrong if accepts(kind, text, answer)] == []
 

@@ -1,4 +1,6 @@
-"""The compiler of clients' grammars: hostile texts are refused by name and cost nobody else anything."""
+"""The compiler of clients' grammars: hostile texts are refused with the field's name, and affect no other
+request.
+"""
 
 import json
 import os
@@ -8,9 +10,9 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from quire_server.core.errors import RequestError
-from quire_server.core.request import GrammarKind
-from quire_server.text.grammar_compiler import GrammarCompiler, Wanted
+from quire_server.core.sampling_params import GrammarKind
+from quire_server.errors import RequestError
+from quire_server.text.grammar_compiler import GrammarCompiler, GrammarRequest
 from quire_server.text.tokenizer import Tokenizer
 
 LIMIT_SECONDS = 2.0  # of the child; a refusal that takes longer was not made by it
@@ -32,7 +34,9 @@ def compiler():
 
 
 def wanted(kind, text):
-    return Wanted(GrammarKind(kind), text if isinstance(text, str) else json.dumps(text), f"form.{kind}")
+    return GrammarRequest(
+        GrammarKind(kind), text if isinstance(text, str) else json.dumps(text), f"form.{kind}"
+    )
 
 
 def nested(depth, inner, wrap):

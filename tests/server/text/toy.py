@@ -1,8 +1,8 @@
-"""A vocabulary of every byte and some pieces, whose tokens are told by their text."""
+"""A vocabulary of every byte and some longer tokens."""
 
 import numpy as np
 
-from quire_server.core.request import GrammarKind
+from quire_server.core.sampling_params import GrammarKind
 from quire_server.text import grammar
 
 PIECES = [b"ab", b"ba", b"aa", b'{"', b'":', b'"}', b"12", b"\xc3\xa9", b"\xf0\x9f", b"yes"]

@@ -1,1 +1,1 @@
-"""Formats of quantised checkpoints, one module each: which tensors hold a matrix, and what they mean."""
+"""Formats of quantised checkpoints, one module each: the tensors that hold a matrix, and their meaning."""

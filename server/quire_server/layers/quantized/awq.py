@@ -15,12 +15,12 @@ from torch import Tensor
 from quire_kernels import W4Weight, repack_awq
 from quire_server.layers.quantized.format import TensorSpec, divide, unpack
 
-_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where column j of a word is: the inverse of the order above
+_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the field of column j in a word: the inverse of the order above
 
 
 @dataclass(frozen=True, slots=True)
 class AWQ:
-    """Zeros are always stored, also by symmetric quantisers. ``group_size`` None: one group."""
+    """Zeros are always stored, even by symmetric quantisers. ``group_size`` None: one group."""
 
     group_size: int | None
 
@@ -35,7 +35,7 @@ class AWQ:
         }
 
     def four_bits(self, name: str, tensors: Mapping[str, Tensor]) -> W4Weight:
-        """As the kernel reads it."""
+        """The kernel's form of the matrix."""
         return repack_awq(tensors["qweight"], tensors["qzeros"], tensors["scales"])
 
     def dequantize(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What every format of quantised weights can say. Implemented by its neighbours, called by ``linear``."""
+"""The interface of weight formats, and the packing of small integers into 32-bit words."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quire_server.core.errors import ModelCorruptError
+from quire_server.errors import ModelCorruptError
 
 REMEDY = "Download or quantise the model again."
 
 
 class TensorSpec(NamedTuple):
-    """A tensor of the checkpoint. A float dtype stands for any float type in the file; others must match."""
+    """A tensor of the checkpoint. A float dtype means any float type in the file; other types must match."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -31,24 +31,26 @@ class WeightFormat(Protocol):
     """How one matrix of a linear layer is stored."""
 
     def tensors(self, name: str, in_size: int, out_size: int) -> dict[str, TensorSpec]:
-        """Suffix in the checkpoint -> tensor. ModelCorruptError when the layer's sizes do not fit."""
+        """Suffix in the checkpoint -> tensor. Raises ModelCorruptError if the layer's sizes do not fit the
+        format.
+        """
 
     def dequantize(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-        """f32 [out, in], each element exact but for the rounding of one float32 product.
+        """f32 [out, in], exact except for the rounding of one float32 product per element.
 
-        ModelCorruptError when values contradict each other.
+        Raises ModelCorruptError if the stored values contradict each other.
         """
 
 
 def divide(name: str, what: str, size: int, divisor: int) -> int:
-    """size / divisor, or an error that says what does not fit."""
+    """size / divisor. Raises ModelCorruptError if there is a remainder."""
     if size % divisor:
         raise ModelCorruptError(f"{name}: {size} {what} cannot be divided by {divisor}. {REMEDY}")
     return size // divisor
 
 
 def unpack(packed: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """i32 [R, C] -> i32 [R, C * 32 / bits], each from 0 to 2^bits - 1, the lowest bits of a word first.
+    """i32 [R, C] -> i32 [R, C * 32 / bits], each from 0 to 2^bits - 1, lowest bits of a word first.
 
     ``order``: value j of a word is its field order[j], where fields are counted from the lowest bits.
     """
@@ -58,7 +60,9 @@ def unpack(packed: Tensor, bits: int, order: tuple[int, ...] | None = None) -> T
 
 
 def pack(values: Tensor, bits: int) -> Tensor:
-    """Whole numbers [R, C] -> i32 [R, C * bits / 32], rounded up: what ``unpack`` makes of it, and zeros."""
+    """Whole numbers [R, C] -> i32 [R, C * bits / 32], rounded up: the inverse of ``unpack``, padded with
+    zeros.
+    """
     each = 32 // bits
     padded = functional.pad(values.long(), (0, -values.shape[1] % each))
     shifts = torch.arange(each, device=values.device) * bits

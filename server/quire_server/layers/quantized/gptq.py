@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from quire_kernels import W4Weight, repack_gptq
-from quire_server.core.errors import ModelCorruptError
+from quire_server.errors import ModelCorruptError
 from quire_server.layers.quantized.format import REMEDY, TensorSpec, divide, unpack
 
 
 @dataclass(frozen=True, slots=True)
 class GPTQ:
-    """``has_act_order``: groups may be any assignment of rows. ``group_size`` None: one group."""
+    """``has_act_order``: rows may be assigned to groups in any way. ``group_size`` None: one group."""
 
     group_size: int | None
     has_act_order: bool = False
@@ -39,7 +39,7 @@ class GPTQ:
         }
 
     def four_bits(self, name: str, tensors: Mapping[str, Tensor]) -> W4Weight:
-        """As the kernel reads it; ValueError where a group has more inputs than another."""
+        """The kernel's form of the matrix; ValueError if the groups differ in size."""
         self._groups(name, tensors)
         qweight, qzeros, scales, g_idx = (tensors[each] for each in ("qweight", "qzeros", "scales", "g_idx"))
         return repack_gptq(qweight, qzeros, scales, g_idx, self.zero_offset)
@@ -52,7 +52,7 @@ class GPTQ:
         return (quantized - zeros.T[:, groups]).float() * scales.T[:, groups]
 
     def _groups(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-        """i64 [in], checked."""
+        """Checked group index i64 [in]."""
         scales, groups = tensors["scales"], tensors["g_idx"].long()
         plain = torch.arange(groups.shape[0], device=groups.device) // (self.group_size or len(groups))
         if self.has_act_order:

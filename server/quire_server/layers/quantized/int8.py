@@ -1,6 +1,5 @@
-"""int8 matrices of a checkpoint, multiplied as they are, by the kernels that also serve models which this
-server made int8 itself: a scale for each output, and one for each 64 numbers of an input row. Called by
-``linear``.
+"""int8 matrices of a checkpoint, multiplied without dequantising, by the kernels of ``Int8Linear``: one scale
+per output, and one per 64 numbers of an input row.
 """
 
 from collections.abc import Sequence
@@ -9,15 +8,15 @@ import torch
 from torch import Tensor
 
 from quire_kernels import Int8Weight, int8_linear, pack_int8
-from quire_server.core.errors import ModelCorruptError
+from quire_server.errors import ModelCorruptError
 from quire_server.layers.int8_linear import tensors_of
 from quire_server.layers.quantized.format import REMEDY
 
 
 class StoredInt8:
-    """A LinearLayer of matrices that are all stored so."""
+    """A LinearLayer whose parts are all stored as int8."""
 
-    of_rounded = None
+    forward_fp8 = None
     _packed: Int8Weight | None = None
 
     def __init__(
@@ -52,12 +51,12 @@ class StoredInt8:
         }
 
     def weights(self) -> Sequence[Tensor]:
-        """As packed, once it is."""
+        """The packed tensors, once they exist."""
         weight = self._packed or Int8Weight(self._weight, self._scales, is_native=False)
         return tensors_of(weight, self._bias)
 
     def finish(self) -> None:
-        """Pack, and give the plain matrix back."""
+        """Pack, and free the plain matrix."""
         if not bool(self._scales.isfinite().all()):
             raise ModelCorruptError(
                 f"{self._prefixes[0]}.weight_scale holds values that are not finite numbers. {REMEDY}"

@@ -1,9 +1,8 @@
-"""Linear layers of quantised checkpoints: read as they are stored, dequantised once, computed as dense ones
-(or, where int8 kernels are to compute int8, or a GPU has a kernel for them, not dequantised at all).
+"""Linear layers of quantised checkpoints: read in the stored format, dequantised once and computed dense; or
+computed without dequantising where int8 kernels or a GPU's kernels support the format.
 
-The reference path of every format: what is computed afterwards is what an unquantised model with these
-weights would compute. ``factory`` is given to the models by ``runner.model_runner``, around the factory that
-makes the dense layers.
+The dequantising path is the reference of every format: its results are those of an unquantised model with
+these weights. ``factory`` wraps the factory that makes the dense layers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,41 +11,40 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire_server.core.errors import ModelCorruptError
-from quire_server.layers.gpu_linear import GpuLinear
+from quire_server.errors import ModelCorruptError
 from quire_server.layers.int8_linear import Int8Linear
-from quire_server.layers.linear import LinearFactory, LinearLayer
+from quire_server.layers.linear import GpuLinear, LinearFactory, LinearLayer
 from quire_server.layers.quantized.format import REMEDY, WeightFormat
+from quire_server.layers.quantized.gpu_linear import QuantizedGpuLinear, can_multiply
+from quire_server.layers.quantized.ignored_layers import IgnoredLayers
 from quire_server.layers.quantized.int8 import StoredInt8
 from quire_server.layers.quantized.scaled import FP8, Scaled
-from quire_server.layers.quantized.skipping import Skipped
-from quire_server.layers.quantized.stored import Stored, can_multiply
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What a checkpoint's ``quantization_config`` says."""
+    """The content of a checkpoint's ``quantization_config``."""
 
-    method: str  # in its own words
+    method: str  # as named in the file
     weights: WeightFormat
-    skipped: Skipped
-    has_kv_scales: bool = False  # k_scale and v_scale of each attention layer are in the checkpoint
+    ignored: IgnoredLayers
+    has_kv_scales: bool = False  # the checkpoint has k_scale and v_scale for each attention layer
 
     @property
     def is_fp8(self) -> bool:
-        """Whether the weights are float8, however they are scaled."""
+        """Whether the weights are FP8, with any kind of scales."""
         return isinstance(self.weights, Scaled) and self.weights.dtype == FP8
 
     @property
     def is_w8a8(self) -> bool:
-        """Whether int8 kernels can multiply the stored numbers as they are."""
+        """Whether int8 kernels can multiply the stored numbers without dequantising."""
         return isinstance(self.weights, Scaled) and self.weights.is_w8a8
 
 
 class _Dequantized:
-    """Holds the stored tensors until ``finish``, and the dense layer afterwards."""
+    """Holds the stored tensors until ``finish``, and a dense layer afterwards."""
 
-    of_rounded = None
+    forward_fp8 = None
 
     def __init__(
         self,
@@ -62,9 +60,8 @@ class _Dequantized:
             for prefix, weights in formats.items()
             for suffix, spec in weights.tensors(prefix, in_size, sizes[prefix]).items()
         }
-        plain = make_dense(
-            torch.device("meta")
-        ).targets()  # biases, and parts that the checkpoint keeps dense
+        # Biases, and parts that the checkpoint keeps dense.
+        plain = make_dense(torch.device("meta")).targets()
         self._plain = {
             name: torch.empty_like(tensor, device=device)
             for name, tensor in plain.items()
@@ -81,7 +78,7 @@ class _Dequantized:
         return self._stored | self._plain
 
     def finish(self) -> None:
-        """Dequantise part by part, and let go of what was read."""
+        """Dequantise part by part, freeing each part's stored tensors."""
         layer = self._make_dense(self._make_dense.device)
         for name, target in layer.targets().items():
             prefix = name.removesuffix(".weight")
@@ -109,7 +106,9 @@ class _Dequantized:
 
 @dataclass(frozen=True, slots=True)
 class _DenseMaker:
-    """The dense layer that takes a quantised one's place, on the device or, for its names, on none."""
+    """Makes the dense layer that replaces a quantised one, or, on the meta device, a layer with its names
+    only.
+    """
 
     dense: LinearFactory
     prefixes: Sequence[str]
@@ -126,9 +125,10 @@ class _DenseMaker:
 
 
 def factory(quantization: Quantization, dense: LinearFactory) -> LinearFactory:
-    """Layers that read what the checkpoint holds. What it skipped, and borrowed weights, are ``dense``; where
-    that is int8, int8 matrices of the checkpoint are taken as they are; where it is a GPU's, what it has
-    kernels for.
+    """A factory of layers that read the checkpoint's format.
+
+    Ignored layers and shared weights are made by ``dense``. If that is int8, int8 matrices of the checkpoint
+    are not dequantised; if it is a GPU's, formats that the GPU has kernels for are not.
     """
 
     def make(
@@ -142,7 +142,7 @@ def factory(quantization: Quantization, dense: LinearFactory) -> LinearFactory:
         weight: Tensor | None = None,
     ) -> LinearLayer:
         formats = {
-            prefix: quantization.weights for prefix in prefixes if not quantization.skipped.has(prefix)
+            prefix: quantization.weights for prefix in prefixes if not quantization.ignored.has(prefix)
         }
         if weight is not None or not formats:
             return dense(prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device, weight=weight)
@@ -151,7 +151,9 @@ def factory(quantization: Quantization, dense: LinearFactory) -> LinearFactory:
         is_whole = len(formats) == len(prefixes)
         stored = quantization.weights
         if dense is GpuLinear and is_whole and can_multiply(stored, in_size, out_sizes, dtype):
-            return Stored(stored, prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device)
+            return QuantizedGpuLinear(
+                stored, prefixes, in_size, out_sizes, bias=bias, dtype=dtype, device=device
+            )
         maker = _DenseMaker(dense, prefixes, in_size, out_sizes, bias, dtype, device)
         return _Dequantized(formats, dict(zip(prefixes, out_sizes, strict=True)), in_size, maker)
 

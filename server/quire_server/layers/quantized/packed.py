@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 from quire_kernels import W4Weight, repack_packed
-from quire_server.core.errors import ModelCorruptError
+from quire_server.errors import ModelCorruptError
 from quire_server.layers.quantized.format import REMEDY, Rounded, TensorSpec, divide, pack, unpack
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """``group_size`` None: a scale for each row."""
+    """``group_size`` None: one scale per row."""
 
     bits: int
     group_size: int | None
     has_zeros: bool = False
 
     def tensors(self, name: str, in_size: int, out_size: int) -> dict[str, TensorSpec]:
-        """weight_packed, weight_scale, weight_shape."""
+        """weight_packed, weight_scale, weight_shape and, where zeros are stored, weight_zero_point."""
         words = divide(name, "inputs", in_size * self.bits, 32)
         groups = divide(name, "inputs", in_size, self.group_size or in_size)
         specs = {
@@ -41,7 +41,7 @@ class Packed:
         return specs
 
     def store(self, rounded: Rounded) -> dict[str, Tensor]:
-        """The tensors that ``dequantize`` reads; codes and zeros from 0 to 2^bits - 1."""
+        """The tensors that ``dequantize`` reads; codes and zeros are from 0 to 2^bits - 1."""
         stored = {
             "weight_packed": pack(rounded.codes, self.bits),
             "weight_scale": rounded.scales,
@@ -52,7 +52,7 @@ class Packed:
         return stored
 
     def four_bits(self, name: str, tensors: Mapping[str, Tensor]) -> W4Weight:
-        """As the kernel reads it, of ``bits`` 4."""
+        """The kernel's form of the matrix, for ``bits`` 4."""
         self._check(name, tensors)
         zeros = tensors["weight_zero_point"] if self.has_zeros else None
         return repack_packed(tensors["weight_packed"], tensors["weight_scale"], zeros)

@@ -1,9 +1,9 @@
-"""A byte a weight, and scales: FP8 (e4m3) and int8, as compressed-tensors, AutoFP8 and transformers do it.
+"""One byte per weight, with scales: FP8 (e4m3) and int8, as written by compressed-tensors, AutoFP8 and
+transformers.
 
-W [out, in] = q * s, with one s for all of it, for each row (channel), or for each rectangle (block, group).
-Where int8 has zeros, W = (q - z) * s, with a ``weight_zero_point`` of the scale's shape.
-Scales of activations are read past: they say how a kernel may round what it multiplies, and this path rounds
-nothing.
+W [out, in] = q * s, with one s for the whole matrix, for each row (channel), or for each rectangle (block,
+group). If int8 has zeros, W = (q - z) * s, with a ``weight_zero_point`` of the scale's shape. Scales of
+activations are read and ignored: they allow a kernel to quantise its inputs, which dequantising does not do.
 """
 
 from collections.abc import Mapping
@@ -20,29 +20,29 @@ _ZEROS = "weight_zero_point"
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """``block``: rows and columns that share a scale; None stands for all of them."""
+    """``block``: rows and columns that share a scale; None means all of them."""
 
     dtype: torch.dtype
     block: tuple[int | None, int | None]
     scale_name: str = "weight_scale"
-    activations: tuple[str, ...] = ()  # one number each, not used
+    activations: tuple[str, ...] = ()  # suffixes of one number each, ignored
     has_zeros: bool = False
-    rounds_inputs: bool = False  # it was made for kernels that round each row of the inputs to int8
-    rounds_inputs_to_fp8: bool = False  # the same, to float8
+    rounds_inputs: bool = False  # made for kernels that quantise each input row to int8
+    rounds_inputs_to_fp8: bool = False  # the same, to FP8
 
     @property
     def rounds_to_fp8(self) -> bool:
-        """Whether kernels that do so can multiply the stored numbers as they are."""
+        """Whether kernels that quantise inputs to FP8 can multiply the stored numbers."""
         return self.rounds_inputs_to_fp8 and self.block in ((None, None), (1, None)) and not self.has_zeros
 
     @property
     def is_w8a8(self) -> bool:
-        """Whether such a kernel can multiply the stored numbers as they are."""
+        """Whether kernels that quantise inputs to int8 can multiply the stored numbers."""
         by_row = self.block == (1, None) and not self.has_zeros
         return self.rounds_inputs and by_row and self.dtype == INT8
 
     def tensors(self, name: str, in_size: int, out_size: int) -> dict[str, TensorSpec]:
-        """weight, its scale, and those of activations."""
+        """weight, its scale, zeros, and the scales of activations."""
         row_block, column_block = self.block
         rows = -(-out_size // (row_block or out_size))
         columns = -(-in_size // (column_block or in_size))
@@ -55,7 +55,7 @@ class Scaled:
         return specs
 
     def store(self, rounded: Rounded) -> dict[str, Tensor]:
-        """The tensors that ``dequantize`` reads, of a matrix with a scale for each row and no zeros."""
+        """The tensors that ``dequantize`` reads, for a matrix with a scale per row and no zeros."""
         return {"weight": rounded.codes.to(self.dtype), self.scale_name: rounded.scales}
 
     def dequantize(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -66,7 +66,7 @@ class Scaled:
         return weight * self._spread(tensors[self.scale_name], weight)
 
     def _spread(self, values: Tensor, weight: Tensor) -> Tensor:
-        """One value for each element, or what broadcasts to that."""
+        """Values repeated for each element, or in a shape that broadcasts to that."""
         for dimension, block in enumerate(self.block):
             if block is not None and block != 1:
                 repeated = values.repeat_interleave(block, dimension)

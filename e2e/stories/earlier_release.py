@@ -1,0 +1,53 @@
+"""An earlier release for the upgrade story: its chart and its images, built from the git history.
+
+The images are pushed under names of their own, so that `make up` still finds those of the working tree.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from e2e.images import build
+from e2e.images.build import References
+from e2e.images.recipe import IMAGES
+from e2e.images.target import Target
+
+# The first installable commit that keeps rendered manifests in ControllerRevisions.
+COMMIT = "50d7e89"
+
+
+@dataclass(frozen=True)
+class EarlierRelease:
+    """The source tree of `COMMIT`, and the references of the images that were built from it."""
+
+    tree: Path
+    images: References
+
+    def values(self, present: str) -> str:
+        """The values `present` (YAML) with this release's images."""
+        values = yaml.safe_load(present)
+        for value, reference in (("image", self.images.operator), ("engineImage", self.images.server)):
+            repository, tag = reference.rsplit(":", 1)
+            values[value] = {**values.get(value, {}), "repository": repository, "tag": tag}
+        return yaml.safe_dump(values)
+
+
+def earlier_release(root: Path, directory: Path) -> EarlierRelease:
+    """Checks `COMMIT` out into `directory`, builds its images and pushes them."""
+    # File modes are part of the cache key of an image layer.
+    argv = ["git", "-c", "tar.umask=0022", "archive", COMMIT]
+    archive = subprocess.run(argv, cwd=root, capture_output=True)
+    assert archive.returncode == 0, (
+        f"{archive.stderr.decode()}the story installs commit {COMMIT} first: `git fetch --unshallow` gets it"
+    )
+    subprocess.run(["tar", "--extract", "--directory", str(directory)], input=archive.stdout, check=True)
+    operator, server = (replace(image, name=f"{image.name}-earlier") for image in IMAGES)
+    target = Target.of(root, os.environ)
+    build.push(directory, target.registry, os.environ, target.within, (operator, server))
+    images = build.references(directory, target.registry, os.environ, (operator, server))
+    return EarlierRelease(directory, images)

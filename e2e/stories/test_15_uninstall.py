@@ -1,0 +1,48 @@
+"""Story: deleting an LLMDeployment deletes its objects; uninstalling the operator deletes no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from e2e.kubectl import Kubectl
+from e2e.stories.deployment import CHILD_KINDS, NAME_LABEL, SERVED_NAME, LLMDeployment
+from e2e.stories.release import NAMESPACE, RELEASE, OperatorRelease
+from e2e.stories.waiting import eventually
+
+
+def test_deleting_the_deployment_deletes_everything_it_owned(
+    kube: Kubectl, deploy: Callable[..., LLMDeployment]
+) -> None:
+    llm = deploy("leaver")
+    llm.wait_ready()
+
+    kube.delete("llmdeployment", llm.name, llm.namespace, "--timeout=30s")
+
+    for kind in (*CHILD_KINDS, "replicaset", "pod"):
+        eventually(
+            f"no {kind} is left",
+            lambda kind=kind: not kube.list(kind, llm.namespace, f"{NAME_LABEL}={llm.name}"),  # type: ignore[misc]  # mypy infers no lambda that has a default
+            timeout=120,
+        )
+
+
+def test_pods_keep_serving_without_the_operator_and_no_finalizer_blocks_a_deletion(
+    kube: Kubectl, operator: OperatorRelease, deploy: Callable[..., LLMDeployment]
+) -> None:
+    llm = deploy("orphan")
+    llm.wait_ready()
+    pods = {pod["metadata"]["uid"] for pod in llm.pods()}
+    values = operator.values()
+
+    kube.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait", "--timeout=120s")
+    try:
+        eventually("no operator pod is left", lambda: not operator.pods())
+        with llm.client() as client:
+            answer = client.completions.create(model=SERVED_NAME, prompt="The sky is", max_tokens=4)
+        assert answer.choices[0].text
+        assert {pod["metadata"]["uid"] for pod in llm.pods()} == pods
+        # The CRD was kept and the object has no finalizer, so it can be deleted without an operator.
+        kube.delete("llmdeployment", llm.name, llm.namespace, "--timeout=20s")
+        assert kube.get("llmdeployment", llm.name, llm.namespace) is None
+    finally:
+        operator.install(values)

@@ -1,0 +1,169 @@
+"""Story: each failure is in the status with its reason and remedy, and in exactly one Event."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from e2e.kubectl import Kubectl, Manifest
+from e2e.stories.deployment import SERVED_NAME, LLMDeployment, small_spec
+from e2e.stories.release import OperatorRelease
+from e2e.stories.waiting import eventually
+from e2e.up.place import Place
+from e2e.up.volume import Volumes
+
+
+def engine_spec(**fields: object) -> Manifest:
+    return {**small_spec()["engine"], **fields}
+
+
+def engine_with_fault(text: str) -> Manifest:
+    return engine_spec(env=[{"name": "QUIRE_FAULT", "value": text}])
+
+
+def pvc_model(claim: str, path: str = "") -> Manifest:
+    return {
+        "source": {"pvc": {"claimName": claim, **({"path": path} if path else {})}},
+        "servedName": SERVED_NAME,
+    }
+
+
+FAILURES: dict[str, Manifest] = {
+    "ModelNotFound": {"model": pvc_model("smollm2", "no/such/model")},
+    "ConfigError": {"engine": engine_spec(extraArgs=["--no-such-flag"])},
+    "StartupTimeout": {
+        "engine": engine_with_fault("slow_load:after=6"),
+        "health": {"startupTimeoutSeconds": 20, "loadStallTimeoutSeconds": 15},
+    },
+    "OOMKilled": {"resources": {"cpu": "100m", "memory": "400Mi"}},
+    "EngineCrashed": {"engine": engine_with_fault("crash_on_load")},
+}
+
+
+@pytest.mark.parametrize("reason", FAILURES)
+def test_a_pod_that_ends_with_a_reason_has_it_in_the_status_and_one_event(
+    reason: str, deploy: Callable[..., LLMDeployment]
+) -> None:
+    llm = deploy(reason.lower(), **FAILURES[reason])
+
+    failure = llm.wait_failure(reason)
+
+    assert failure["exitCode"] != 0
+    assert len(failure["message"]) > 20, "the message does not say what to do"
+    assert llm.condition("Ready")["status"] == "False"
+    eventually("an Event reports it", lambda: llm.events(reason), timeout=20)
+    assert len(llm.events(reason)) == 1
+
+
+def test_a_flipped_bit_in_the_weights_is_found_before_the_pod_serves(
+    place: Place, volumes: Volumes, namespace: str, deploy: Callable[..., LLMDeployment], tmp_path: Path
+) -> None:
+    corrupt = tmp_path / "corrupt"
+    shutil.copytree(place.model, corrupt)
+    flip_a_bit(next(corrupt.glob("*.safetensors")))
+    volumes.provide(corrupt, namespace, "corrupt")
+    shutil.rmtree(corrupt)
+    try:
+        llm = deploy("corrupt", model=pvc_model("corrupt"))
+        failure = llm.wait_failure("ModelCorrupt")
+        assert "safetensors" in failure["message"]
+    finally:
+        volumes.remove(namespace, "corrupt")
+
+
+def flip_a_bit(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-1000, 2)
+        byte = file.read(1)
+        file.seek(-1000, 2)
+        file.write(bytes([byte[0] ^ 0x10]))
+
+
+def test_a_node_selector_that_no_node_meets_is_waiting_for_node(deploy: Callable[..., LLMDeployment]) -> None:
+    llm = deploy("nowhere", scheduling={"nodeSelector": {"disk": "of-gold"}})
+
+    ready = llm.wait_reason("Ready", "WaitingForNode")
+
+    assert "node" in ready["message"]
+
+
+def test_a_missing_claim_is_volume_pending_until_the_claim_appears(
+    place: Place, volumes: Volumes, namespace: str, deploy: Callable[..., LLMDeployment]
+) -> None:
+    llm = deploy("unclaimed", model=pvc_model("later"))
+    ready = llm.wait_reason("Ready", "VolumePending")
+    assert "later" in ready["message"]
+
+    volumes.provide(place.model, namespace, "later")
+    llm.wait_ready()
+    volumes.remove(namespace, "later")
+
+
+def test_a_missing_secret_is_volume_pending_and_named(deploy: Callable[..., LLMDeployment]) -> None:
+    llm = deploy("keyless", security={"apiKeysSecretRef": {"name": "forgotten"}})
+
+    ready = llm.wait_reason("Ready", "VolumePending")
+
+    assert "forgotten" in ready["message"]
+
+
+def test_a_foreign_service_of_the_same_name_is_not_changed_and_named(
+    kube: Kubectl, namespace: str, deploy: Callable[..., LLMDeployment]
+) -> None:
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "taken", "namespace": namespace},
+        "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]},
+    }
+    kube.apply(service)
+
+    llm = deploy("taken")
+    stalled = llm.wait_reason("Stalled", "OwnershipConflict")
+
+    theirs = kube.get("service", "taken", namespace)
+    assert "Service" in stalled["message"] and "taken" in stalled["message"]
+    assert theirs is not None and theirs["spec"]["selector"] == {"app": "theirs"}
+    kube.delete("service", "taken", namespace)
+    llm.wait_ready()
+
+
+def test_an_exceeded_quota_is_named_until_it_is_removed(
+    kube: Kubectl, namespace: str, deploy: Callable[..., LLMDeployment]
+) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "none-left", "namespace": namespace},
+        "spec": {"hard": {"pods": "0"}},
+    }
+    kube.apply(quota)
+    eventually(
+        "the quota is enforced",
+        lambda: (kube.get("resourcequota", "none-left", namespace) or {}).get("status"),
+    )
+
+    llm = deploy("quota")
+    ready = llm.wait_reason("Ready", "QuotaExceeded")
+    assert "none-left" in ready["message"]
+
+    kube.delete("resourcequota", "none-left", namespace)
+    llm.wait_ready()
+
+
+def test_an_image_that_cannot_be_pulled_is_named(
+    operator: OperatorRelease, deploy: Callable[..., LLMDeployment]
+) -> None:
+    values = operator.values()
+    operator.upgrade("--set", "engineImage.tag=no-such-tag")
+    try:
+        llm = deploy("pull")
+        ready = llm.wait_reason("Ready", "ImagePullFailed")
+    finally:
+        operator.install(values)
+
+    assert "no-such-tag" in ready["message"]
+    llm.wait_ready()

@@ -1,0 +1,67 @@
+"""What `make up` is going to take, said before it begins: time, downloads, disk.
+
+`missing` looks at the machine, `describe` (pure) adds up. The numbers are rounded measurements on 2 cores.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from e2e.cluster import Checkout, programs
+from e2e.images import base, tools
+from e2e.images.errors import ImageError
+from e2e.up.artifacts import is_complete
+from e2e.up.place import MODEL
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one thing that is not there yet."""
+
+    name: str
+    cpu_seconds: int
+    download_mb: int
+    disk_mb: int
+
+
+COSTS = (
+    Cost("kube", cpu_seconds=560, download_mb=250, disk_mb=3000),
+    Cost("coredns", cpu_seconds=60, download_mb=60, disk_mb=500),
+    Cost("helm", cpu_seconds=60, download_mb=60, disk_mb=500),
+    Cost("images", cpu_seconds=180, download_mb=3000, disk_mb=14_000),
+    Cost("model", cpu_seconds=10, download_mb=100, disk_mb=600),
+)
+# The cluster, the operator and the model's load, when everything else is there.
+_ALWAYS_SECONDS = 60
+
+
+def missing(checkout: Checkout, environ: Mapping[str, str], *, is_ours: bool) -> frozenset[str]:
+    """Names of what has to be made first."""
+    names = set(programs.unbuilt(checkout.bin))
+    if not is_ours:
+        names &= {"kube", "helm"}
+    if not _has_base(environ):
+        names.add("images")
+    if not is_complete(checkout.root / MODEL):
+        names.add("model")
+    return frozenset(names)
+
+
+def _has_base(environ: Mapping[str, str]) -> bool:
+    """Whether images were built here before, so that their heavy layers are there."""
+    try:
+        return tools.choose().has(base.name(environ))
+    except ImageError:
+        return False  # neither buildah nor docker yet
+
+
+def describe(names: Collection[str], *, cores: int = 2) -> str:
+    """One line, or two on a machine that lacks something."""
+    costs = [cost for cost in COSTS if cost.name in names]
+    minutes = -(-(sum(cost.cpu_seconds for cost in costs) // cores + _ALWAYS_SECONDS) // 60)
+    if not costs:
+        return f"It takes about {minutes} min: everything is built already."
+    downloads, disk = sum(cost.download_mb for cost in costs), sum(cost.disk_mb for cost in costs)
+    return (
+        f"It takes about {minutes} min on {cores} cores, {downloads / 1000:.1f} GB of downloads and "
+        f"{disk / 1000:.0f} GB of disk.\nTo be made: {', '.join(cost.name for cost in costs)}."
+    )

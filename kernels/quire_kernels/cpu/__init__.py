@@ -1,0 +1,1 @@
+"""The CPU kernels in C: build, ctypes binding, and recorded call lists."""

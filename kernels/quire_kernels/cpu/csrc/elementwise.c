@@ -1,0 +1,132 @@
+/* The element-wise operations between the matrix products: each is one pass over its rows. */
+#include "vectors.h"
+
+#include <string.h>
+
+INLINE void norm_row(const void *x, void *residual, const void *weight, void *y, int64_t size, float eps, int dtype) {
+    __m512 squares = _mm512_setzero_ps();
+    void *sum = residual ? residual : (void *)x;
+    for (int64_t i = 0; i < size; i += 16) {
+        __m512 value = load16(x, i, dtype);
+        if (residual) {
+            value = rounded16(_mm512_add_ps(value, load16(residual, i, dtype)), dtype);
+            store16(residual, i, value, dtype);
+        }
+        squares = _mm512_fmadd_ps(value, value, squares);
+    }
+    __m512 factor = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / (float)size + eps));
+    for (int64_t i = 0; i < size; i += 16) {
+        __m512 value = rounded16(_mm512_mul_ps(load16(sum, i, dtype), factor), dtype);
+        store16(y, i, _mm512_mul_ps(load16(weight, i, dtype), value), dtype);
+    }
+}
+
+/* All [rows, size], size a multiple of 16; residual may be null. */
+struct norm {
+    const void *x;
+    void *residual;
+    const void *weight;
+    void *y;
+    int64_t size, dtype;
+    float eps;
+};
+
+INLINE void norm(const struct norm *a, int64_t rows, int dtype) {
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t first = row * a->size;
+        void *stream = a->residual ? (void *)at(a->residual, first, dtype) : NULL;
+        norm_row(at(a->x, first, dtype), stream, a->weight, (void *)at(a->y, first, dtype), a->size, a->eps, dtype);
+    }
+}
+
+EXPORT void quire_add_rmsnorm(const struct norm *a, int64_t rows) {
+    if (a->dtype == BFLOAT16)
+        norm(a, rows, BFLOAT16);
+    else
+        norm(a, rows, FLOAT32);
+}
+
+/* gate_up [rows, 2 size] -> y [rows, size]: silu(gate) * up; size a multiple of 16. */
+struct gate {
+    const void *gate_up;
+    void *y;
+    int64_t size, dtype;
+};
+
+INLINE void gate(const struct gate *a, int64_t rows, int dtype) {
+    const int64_t size = a->size;
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < size; i += 16) {
+            __m512 x = load16(a->gate_up, row * 2 * size + i, dtype);
+            __m512 up = load16(a->gate_up, row * 2 * size + size + i, dtype);
+            __m512 bound = _mm512_add_ps(exp16(_mm512_sub_ps(_mm512_setzero_ps(), x)), _mm512_set1_ps(1.0f));
+            store16(a->y, row * size + i, _mm512_mul_ps(rounded16(_mm512_div_ps(x, bound), dtype), up), dtype);
+        }
+}
+
+EXPORT void quire_silu_mul(const struct gate *a, int64_t rows) {
+    if (a->dtype == BFLOAT16)
+        gate(a, rows, BFLOAT16);
+    else
+        gate(a, rows, FLOAT32);
+}
+
+INLINE void rotate_head(const void *x, void *y, const float *cos, const float *sin, int64_t half, int dtype) {
+    for (int64_t i = 0; i < half; i += 16) {
+        __m512 first = load16(x, i, dtype), second = load16(x, half + i, dtype);
+        __m512 c = _mm512_loadu_ps(cos + i), s = _mm512_loadu_ps(sin + i);
+        store16(y, i, _mm512_fnmadd_ps(second, s, _mm512_mul_ps(first, c)), dtype);
+        store16(y, half + i, _mm512_fmadd_ps(first, s, _mm512_mul_ps(second, c)), dtype);
+    }
+}
+
+/* qkv [tokens, (heads + 2 kv_heads) head_size] -> q, and k and v to their slots; head_size a multiple of 32. */
+struct rope {
+    const void *qkv;
+    const float *cos, *sin;
+    const int64_t *slots;
+    void *k_cache, *v_cache, *q;
+    int64_t heads, kv_heads, head_size, block_size, dtype;
+};
+
+INLINE void rope(const struct rope *a, int64_t tokens, int dtype) {
+    const int64_t size = a->head_size, half = size / 2, width = (a->heads + 2 * a->kv_heads) * size;
+#pragma omp for schedule(static)
+    for (int64_t token = 0; token < tokens; token++) {
+        const float *c = a->cos + token * half, *s = a->sin + token * half;
+        for (int64_t head = 0; head < a->heads; head++)
+            rotate_head(at(a->qkv, token * width + head * size, dtype),
+                        (void *)at(a->q, (token * a->heads + head) * size, dtype), c, s, half, dtype);
+        int64_t block = a->slots[token] / a->block_size, offset = a->slots[token] % a->block_size;
+        for (int64_t head = 0; head < a->kv_heads; head++) {
+            int64_t target = ((block * a->kv_heads + head) * a->block_size + offset) * size;
+            int64_t key = token * width + (a->heads + head) * size;
+            rotate_head(at(a->qkv, key, dtype), (void *)at(a->k_cache, target, dtype), c, s, half, dtype);
+            for (int64_t i = 0; i < size; i += 16)
+                store16(a->v_cache, target + i, load16(a->qkv, key + a->kv_heads * size + i, dtype), dtype);
+        }
+    }
+}
+
+EXPORT void quire_rope_kv_write(const struct rope *a, int64_t tokens) {
+    if (a->dtype == BFLOAT16)
+        rope(a, tokens, BFLOAT16);
+    else
+        rope(a, tokens, FLOAT32);
+}
+
+/* y [rows, size] = table[index]; size in bytes. */
+struct take {
+    const char *table;
+    const int64_t *index;
+    char *y;
+    int64_t size;
+};
+
+EXPORT void quire_take_rows(const struct take *a, int64_t rows) {
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++)
+        memcpy(a->y + row * a->size, a->table + a->index[row] * a->size, a->size);
+}

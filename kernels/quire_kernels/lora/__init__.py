@@ -1,0 +1,1 @@
+"""LoRA adapters: the low-rank update of a linear layer."""

@@ -1,0 +1,1 @@
+"""Mixture of experts: routing, grouping of tokens by expert, the grouped matrix product."""

@@ -1,0 +1,1 @@
+"""RMS norms: of the residual stream, fused with FP8 quantization, and of query and key heads."""

@@ -1,0 +1,225 @@
+"""Decides which writes bring the cluster to the desired state: one function, from observed facts to the final
+Plan.
+
+Pure: `make_plan` sends no request, and in a settled cluster its Plan is empty, so a restart of the operator
+writes nothing. Knows no status and no API server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from quire_operator import names
+from quire_operator.observed import Body, Observed, Ref, ref
+from quire_operator.plan import deletion_cost, drift, model_cache, replica_owner, revisions, strategy
+from quire_operator.plan.pacing import ApplyTimes, pace_repairs
+from quire_operator.plan.plan import Plan, PodPatch
+from quire_operator.plan.replica_owner import ReplicaOwner
+from quire_operator.plan.revisions import Revision
+from quire_operator.resources import Manifest, RenderedRevision
+from quire_operator.spec import LLMDeployment
+
+_AUTOSCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanInput:
+    """Everything that a plan follows from.
+
+    `desired`: the children as rendered, those of the current revision included. `update_revision`: the
+    revision of the current spec; None where revisions are not recorded (`kubectl quire plan`). `history`: the
+    stored revisions. `rollback_reason`: why another revision than `update_revision` is applied.
+    `rollout_failure`: why the rollout that is in progress cannot finish. `corrupt_pods`: when each pod, by
+    name, ended because of a corrupt model. `apply_times`: recent applies, for pacing; `monotonic_now` belongs
+    to them.
+    """
+
+    model: LLMDeployment
+    desired: tuple[Manifest, ...]
+    observed: Observed
+    now: datetime
+    update_revision: RenderedRevision | None = None
+    history: tuple[Revision, ...] = ()
+    rollback_reason: str = ""
+    rollout_failure: str = ""
+    corrupt_pods: Mapping[str, str] = field(default_factory=dict)
+    apply_times: ApplyTimes = field(default_factory=dict)
+    monotonic_now: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult:
+    """`desired`: the children as they are to be, with the strategy in effect. `rollback_reason`: why the last
+    Ready revision is applied instead of the update revision; empty where it is not.
+    `requeue_after`: seconds until the next reconcile is due, None where nothing was postponed.
+    """
+
+    plan: Plan
+    desired: tuple[Manifest, ...]
+    rollback_reason: str
+    requeue_after: float | None
+    apply_times: ApplyTimes
+
+
+def make_plan(given: PlanInput) -> PlanResult:
+    """The final Plan. Objects that others own are left alone."""
+    model, observed = given.model, given.observed
+    desired = strategy.with_effective_strategy(given.desired, model, observed, given.now)
+    update = given.update_revision
+    if update is not None:
+        failed = revisions.mark_failed(model, update.name, given.history, observed, given.rollout_failure)
+        if failed is not None:  # only that; the next reconcile applies the revision to roll back to
+            return PlanResult(
+                plan=failed,
+                desired=desired,
+                rollback_reason=given.rollback_reason or given.rollout_failure,
+                requeue_after=0.0,
+                apply_times=given.apply_times,
+            )
+    children = _plan_children(desired, given)
+    recorded = Plan() if update is None else revisions.record(model, update, given.history, observed)
+    full = Plan(
+        revision_patches=recorded.revision_patches,
+        delete_first=children.delete_first,
+        apply=(*recorded.apply, *children.apply),
+        delete=(*children.delete, *recorded.delete),
+        pod_patches=children.pod_patches,
+        repairs=children.repairs,
+        details=(*recorded.details, *children.details),
+    )
+    paced, apply_times, wait = pace_repairs(full, given.apply_times, given.monotonic_now)
+    return PlanResult(
+        plan=paced,
+        desired=desired,
+        rollback_reason=given.rollback_reason,
+        requeue_after=wait,
+        apply_times=apply_times,
+    )
+
+
+def _plan_children(desired: tuple[Manifest, ...], given: PlanInput) -> Plan:
+    observed = given.observed
+    owner = replica_owner.find_replica_owner(given.model, observed)
+    wanted = {ref(manifest): _to_apply(manifest, observed, owner) for manifest in desired}
+    apply: list[Manifest] = []
+    repairs: list[Ref] = []
+    details: list[str] = []
+    blocked = model_cache.blocked_by_download(wanted.values(), observed)
+    for target, manifest in wanted.items():
+        if target in observed.foreign or target in blocked or _must_wait(target, observed):
+            continue
+        why = drift.reason_to_apply(manifest, observed.children.get(target))
+        if why:
+            apply.append(manifest)
+            details.append(f"apply {target}: {why}")
+            if why.startswith("lost"):
+                repairs.append(target)
+    unwanted = tuple(
+        (target, str(live["metadata"]["uid"]))
+        for target, live in sorted(observed.children.items())
+        if target not in wanted and not _is_terminating(live) and not _is_used(live, observed)
+    )
+    details += [f"delete {target}: not wanted any more" for target, _ in unwanted]
+    pod_patches = tuple(_pod_patches(observed))
+    details += [f"patch Pod {pod.name}: {_why_patched(pod)}" for pod in pod_patches]
+    restarts = list(model_cache.restarted_downloads(wanted.values(), observed, given.corrupt_pods, given.now))
+    details += [f"delete {target}: {why}" for target, _, why in restarts]
+    return Plan(
+        delete_first=tuple(pair for pair in unwanted if pair[0].kind in _AUTOSCALERS),
+        apply=tuple(apply),
+        delete=(
+            *(pair for pair in unwanted if pair[0].kind not in _AUTOSCALERS),
+            *((target, uid) for target, uid, _ in restarts),
+        ),
+        pod_patches=pod_patches,
+        repairs=tuple(repairs),
+        details=tuple(details),
+    )
+
+
+def _to_apply(manifest: Body, observed: Observed, owner: ReplicaOwner) -> Manifest:
+    """The manifest with its applied hash. Where another owner decides the number of replicas, that number is
+    no part of the hash, or each decision of an autoscaler would look like a change of ours.
+    """
+    if manifest["kind"] != "Deployment" or owner is ReplicaOwner.SPEC:
+        return drift.with_applied_hash(manifest)
+    result = replica_owner.with_replicas(dict(manifest), owner, observed.children.get(ref(manifest)))
+    hashed = drift.with_applied_hash(_without_replicas(result))
+    annotations = hashed["metadata"]["annotations"]
+    return {**result, "metadata": {**result["metadata"], "annotations": annotations}}
+
+
+def _without_replicas(manifest: Manifest) -> Manifest:
+    metadata = {k: v for k, v in manifest["metadata"].items() if k != "resourceVersion"}
+    return {
+        **manifest,
+        "metadata": metadata,
+        "spec": {k: v for k, v in manifest["spec"].items() if k != "replicas"},
+    }
+
+
+def _must_wait(target: Ref, observed: Observed) -> bool:
+    """True for a kind that is not installed or may not be read, and for our HorizontalPodAutoscaler while
+    KEDA has not yet deleted the one it made: with two on one Deployment, Kubernetes stops both.
+    """
+    is_second = target.kind == "HorizontalPodAutoscaler" and observed.keda_autoscaler is not None
+    return is_second or target.kind in observed.missing or target.kind in observed.forbidden
+
+
+def _is_terminating(live: Body) -> bool:
+    return "deletionTimestamp" in live["metadata"]
+
+
+def _is_used(live: Body, observed: Observed) -> bool:
+    """A ConfigMap is kept while a ReplicaSet (for a rollback) or a pod refers to it, a claim while pods use
+    it.
+    """
+    target = ref(live)
+    if target.kind == "PersistentVolumeClaim":
+        return model_cache.is_claim_in_use(live, observed)
+    if target.kind != "ConfigMap":
+        return False
+    specs = [rs["spec"]["template"]["spec"] for rs in observed.replica_sets]
+    specs += [pod["spec"] for pod in observed.pods]
+    return any(target.name in _config_maps(spec) for spec in specs)
+
+
+def _config_maps(pod_spec: Body) -> set[str]:
+    sources = [
+        source.get("configMapRef") or {}
+        for container in pod_spec.get("containers") or ()
+        for source in container.get("envFrom") or ()
+    ]
+    return {str(source.get("name")) for source in sources}
+
+
+def _pod_patches(observed: Observed) -> Iterator[PodPatch]:
+    """Removes from ready pods the annotations that protect a loading pod from eviction, and sets deletion
+    costs.
+    """
+    ready = [pod for pod in observed.pods if _is_ready(pod) and not _is_terminating(pod)]
+    costs = {str(pod["metadata"]["uid"]): cost for pod, cost in deletion_cost.costs(observed, iter(ready))}
+    for pod in ready:
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        annotations = pod["metadata"].get("annotations") or {}
+        changes: dict[str, str | None] = {
+            key: None for key, value in names.PROTECT_WHILE_LOADING.items() if annotations.get(key) == value
+        }
+        if uid in costs:
+            changes[names.ANNOTATION_DELETION_COST] = costs[uid]
+        if changes:
+            yield PodPatch(name=name, uid=uid, annotations=changes)
+
+
+def _why_patched(pod: PodPatch) -> str:
+    if names.ANNOTATION_DELETION_COST not in pod.annotations:
+        return "it is ready and may be evicted"
+    cost = pod.annotations[names.ANNOTATION_DELETION_COST]
+    return "no scale-down is expected any more" if cost is None else f"deletion cost {cost}"
+
+
+def _is_ready(pod: Body) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)

@@ -1,0 +1,85 @@
+"""Renders all children of an LLMDeployment as plain manifests, in the order in which they are applied.
+
+One module per kind, each a literal dict that reads as the YAML would. No builder imports another: what one
+needs of another is passed in here. Pure; knows nothing of the live cluster.
+"""
+
+from __future__ import annotations
+
+from quire_operator.resources import (
+    config_map,
+    deployment,
+    disruption_budget,
+    hpa,
+    http_route,
+    model_files,
+    network_policy,
+    pod,
+    scaled_object,
+    service,
+    service_account,
+    shared_model,
+)
+from quire_operator.resources.manifest import Manifest
+from quire_operator.resources.scaling_behavior import PodMeasurements
+from quire_operator.settings import Settings
+from quire_operator.spec import LLMDeployment, Profile
+
+UNMEASURED = PodMeasurements()
+
+
+def build(
+    model: LLMDeployment,
+    settings: Settings,
+    measured: PodMeasurements = UNMEASURED,
+    profile: Profile | None = None,
+) -> tuple[Manifest, ...]:
+    """All children in the order of apply: what the pods need comes before the Deployment, and so does the
+    autoscaler that takes over its replicas; routes from outside the cluster come last, because they may be
+    refused. `measured`: measurements of the running pods, which set the autoscaler's behavior; `profile`: the
+    AcceleratorProfile that spec.resources.profileRef names, None where there is none.
+
+    Raises SpecError where the administrator's settings forbid what the user asks for.
+    """
+    own_account = not model.spec.security.service_account_name
+    restricted = model.spec.networking.network_policy.mode == "Restricted"
+    environment = config_map.build(model)
+    template = pod.build(
+        model,
+        settings,
+        config_map=environment["metadata"]["name"],
+        model_parts=model_files.build(model, settings),
+        profile=profile,
+    )
+    return (
+        *([service_account.build(model)] if own_account else []),
+        environment,
+        *([network_policy.build(model, settings)] if restricted else []),
+        *_shared_model(model, settings, template),
+        service.build(model),
+        disruption_budget.build(model),
+        *_autoscaler(model, settings, measured),
+        deployment.build(model, template),
+        *http_route.build(model),
+    )
+
+
+def _shared_model(model: LLMDeployment, settings: Settings, template: Manifest) -> list[Manifest]:
+    cache = model.spec.cache
+    if cache is None or not cache.is_shared:
+        return []
+    restricted = model.spec.networking.network_policy.mode == "Restricted"
+    return [
+        *([] if cache.existing_claim else [shared_model.claim(model, cache)]),
+        *([network_policy.build_of_download(model, settings)] if restricted else []),
+        shared_model.job(model, settings, cache, template),
+    ]
+
+
+def _autoscaler(model: LLMDeployment, settings: Settings, measured: PodMeasurements) -> list[Manifest]:
+    scaling = model.spec.autoscaling
+    if scaling is not None and model.autoscaler == "HPA":
+        return [hpa.build(model, scaling, measured)]
+    if scaling is not None and model.autoscaler == "KEDA":
+        return [scaled_object.build(model, scaling, measured, settings.load_url)]
+    return []

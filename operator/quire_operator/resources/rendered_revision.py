@@ -1,0 +1,157 @@
+"""The rendered revision: the children that are stored in a ControllerRevision and re-applied until the spec
+changes.
+
+It holds the pod template and what the pods use, so that an upgrade of the operator does not roll every model.
+The number of replicas and the update strategy are not part of it: they always follow the current spec. Stored
+data is validated like foreign input, because a user who may write ControllerRevisions could otherwise have
+the operator apply arbitrary objects with its own rights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quire_operator import names
+from quire_operator.errors import SpecError
+from quire_operator.resources.manifest import Manifest, metadata
+from quire_operator.spec import LLMDeployment, Rollout, Spec, parse
+
+REVISIONED_KINDS = (
+    "ServiceAccount",
+    "ConfigMap",
+    "NetworkPolicy",
+    "PersistentVolumeClaim",
+    "Job",
+    "Service",
+    "PodDisruptionBudget",
+    "Deployment",
+)
+# Kinds whose names extend the LLMDeployment's name.
+_NAMED_BY_CONTENT = ("ConfigMap", "NetworkPolicy", "PersistentVolumeClaim", "Job")
+_DEPLOYMENT_FIELDS = ("selector", "template")
+_HASH_LENGTH = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderedRevision:
+    """`name`: of its ControllerRevision, with a hash of the content. `spec`: the user's, as it was then."""
+
+    name: str
+    spec: Mapping[str, Any]
+    children: tuple[Manifest, ...]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The content of the ControllerRevision."""
+        return {"spec": dict(self.spec), "children": list(self.children)}
+
+
+def render_revision(
+    model: LLMDeployment, spec: Mapping[str, Any], children: Iterable[Manifest]
+) -> RenderedRevision:
+    """The revision that consists of these children, as far as they belong to it."""
+    parts = tuple(_part(manifest) for manifest in children if manifest["kind"] in REVISIONED_KINDS)
+    content = json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()
+    name = f"{model.name}-{hashlib.sha256(content).hexdigest()[:_HASH_LENGTH]}"
+    return RenderedRevision(name=name, spec=spec, children=parts)
+
+
+def parse_stored(model: LLMDeployment, name: str, data: Any) -> RenderedRevision | None:
+    """The revision stored in the ControllerRevision `name`; None when its data is not what the operator
+    stored.
+    """
+    children = data.get("children") if isinstance(data, Mapping) else None
+    if not isinstance(children, list) or not all(_is_own(child, model) for child in children):
+        return None
+    found = render_revision(model, data.get("spec") or {}, children)
+    deployments = [child for child in found.children if child["kind"] == "Deployment"]
+    return found if found.name == name and len(deployments) == 1 else None
+
+
+def with_revision(children: Iterable[Manifest], revision: RenderedRevision) -> tuple[Manifest, ...]:
+    """`children` as they are rendered now, with those of the stored revision in place of their
+    counterparts.
+    """
+    rendered = list(children)
+    (own,) = [child for child in revision.children if child["kind"] == "Deployment"]
+    (place,) = [index for index, child in enumerate(rendered) if child["kind"] == "Deployment"]
+    live = rendered[place]
+    annotations = {names.ANNOTATION_RENDER_REVISION: revision.name}
+    deployment = {
+        **own,
+        "metadata": {**own["metadata"], "annotations": annotations},
+        "spec": {**live["spec"], **own["spec"]},
+    }
+    return (
+        *(child for child in revision.children if child["kind"] != "Deployment"),
+        *(child for child in rendered[:place] if child["kind"] not in REVISIONED_KINDS),
+        deployment,
+        *(child for child in rendered[place:] if child["kind"] not in REVISIONED_KINDS),
+    )
+
+
+def renders_same_pods(model: LLMDeployment, body: Mapping[str, Any], revision: RenderedRevision) -> bool:
+    """Whether `body` still specifies the pods that `revision` was rendered for.
+
+    Both specs are parsed by this release, so that a field that the API has gained since is no difference.
+    """
+    try:
+        then = parse({**body, "spec": revision.spec})
+    except SpecError:
+        return False
+    return _pod_relevant(then.spec) == _pod_relevant(model.spec)
+
+
+def _pod_relevant(spec: Spec) -> Spec:
+    """The spec without the fields for the number of pods, their update strategy, and Gateways."""
+    rollout = Rollout(restart_id=spec.rollout.restart_id)
+    networking = replace(spec.networking, http_route=None, inference_pool=None)
+    return replace(
+        spec, replicas=None, suspend=False, autoscaling=None, rollout=rollout, networking=networking
+    )
+
+
+def _part(manifest: Manifest) -> Manifest:
+    if manifest["kind"] != "Deployment":
+        return manifest
+    return {**manifest, "spec": {key: manifest["spec"][key] for key in _DEPLOYMENT_FIELDS}}
+
+
+def _is_own(child: Any, model: LLMDeployment) -> bool:
+    """Whether the manifest is of a revisioned kind, in the LLMDeployment's namespace, and owned by it."""
+    if not isinstance(child, dict) or child.get("kind") not in REVISIONED_KINDS:
+        return False
+    about, spec = child.get("metadata"), child.get("spec")
+    if child["kind"] == "Deployment" and not (
+        isinstance(spec, dict) and spec.keys() >= {*_DEPLOYMENT_FIELDS}
+    ):
+        return False
+    owned = metadata(model, model.name)
+    if not isinstance(about, dict):
+        return False
+    name = str(about.get("name"))
+    by_content = child["kind"] in _NAMED_BY_CONTENT and name.startswith(f"{model.name}-")
+    if about.get("namespace") != owned["namespace"] or not (name == model.name or by_content):
+        return False
+    is_retained = child["kind"] == "PersistentVolumeClaim" and "ownerReferences" not in about
+    return is_retained or about.get("ownerReferences") == owned.get("ownerReferences")
+
+
+def controller_revision(
+    model: LLMDeployment, revision: RenderedRevision, *, number: int, rollback_to: str
+) -> Manifest:
+    """The ControllerRevision that stores `revision`. The highest `number` is the one in use; `rollback_to`:
+    name of the last revision that was Ready, empty where none was.
+    """
+    annotations = {"annotations": {names.ANNOTATION_ROLLBACK_TO: rollback_to}} if rollback_to else {}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ControllerRevision",
+        "metadata": {**metadata(model, revision.name), **annotations},
+        "revision": number,
+        "data": revision.data,
+    }

@@ -1,0 +1,123 @@
+"""An LLMDeployment as it is stored, parsed once into a frozen dataclass.
+
+The CRD has validated the object before the operator sees it. It is validated again because `render` has no
+API server and an older CRD may be installed. Knows nothing of children.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quire_operator import names
+from quire_operator.errors import SpecError
+from quire_operator.spec import reader, validation
+from quire_operator.spec.schema import Spec
+
+_HASH_LENGTH = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class LLMDeployment:
+    """`uid` is empty and `generation` 0 for a manifest that is not stored in a cluster."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    spec: Spec
+
+    @property
+    def replicas(self) -> int:
+        """The number of pods that the spec gives: 0 while suspended, 1 by default, the minimum with an
+        autoscaler.
+        """
+        if self.spec.suspend:
+            return 0
+        if self.spec.autoscaling is not None:
+            return self.spec.autoscaling.min_replicas
+        return 1 if self.spec.replicas is None else self.spec.replicas
+
+    @property
+    def autoscaler(self) -> str:
+        """What decides the number of pods: HPA, KEDA or External; empty where the spec does, or while
+        suspended.
+        """
+        scaling = self.spec.autoscaling
+        if scaling is None or self.spec.suspend:
+            return ""
+        if scaling.backend != "Auto":
+            return scaling.backend
+        return "HPA" if scaling.idle is None and scaling.fallback is None else "KEDA"
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The model's names in the OpenAI API; responses carry the first."""
+        first = self.spec.model.served_name or self.name
+        return tuple(dict.fromkeys((first, *self.spec.model.aliases)))
+
+    @property
+    def service_account_name(self) -> str:
+        """The user's ServiceAccount, or the generated one without rights."""
+        return self.spec.security.service_account_name or self.name
+
+    @property
+    def model_dir(self) -> str:
+        """The directory of the model on its volume."""
+        claim, cache = self.spec.model.source.pvc, self.spec.cache
+        if claim is not None:
+            return claim.path
+        is_shared = cache is not None and cache.is_shared
+        return f"{names.FETCHED_DIR}-{self.content}" if is_shared else names.FETCHED_DIR
+
+    @property
+    def content(self) -> str:
+        """A hash that identifies the content of a shared claim: of the source, and of the claim's name if the
+        user gives it.
+        """
+        source, cache = self.spec.model.source, self.spec.cache
+        parts = (source.uri, source.endpoint, cache.existing_claim if cache is not None else "")
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_HASH_LENGTH]
+
+    @property
+    def claim_name(self) -> str:
+        """Name of the shared claim: the user's, or the generated one."""
+        cache = self.spec.cache
+        existing = cache.existing_claim if cache is not None else ""
+        return existing or f"{self.name}-model-{self.content}"
+
+    @property
+    def download_name(self) -> str:
+        """The Job that fills the shared claim, and its NetworkPolicy."""
+        return f"{self.name}-{names.FETCHER}-{self.content}"
+
+    @property
+    def url(self) -> str:
+        """The endpoint's base URL inside the cluster."""
+        port = self.spec.networking.service.port
+        return f"http://{self.name}.{self.namespace}.svc{'' if port == 80 else f':{port}'}/v1"
+
+
+def parse(body: Mapping[str, Any]) -> LLMDeployment:
+    """Read and validate one object; SpecError names the first invalid field and what to do."""
+    if body.get("apiVersion") != names.API_VERSION or body.get("kind") != names.KIND:
+        raise SpecError("kind", f"expected apiVersion {names.API_VERSION}, kind {names.KIND}")
+    metadata = body.get("metadata")
+    if not isinstance(metadata, Mapping):
+        raise SpecError("metadata", "required: give at least a name")
+    name = metadata.get("name")
+    validation.check_name(name)
+    spec = reader.read(Spec, body.get("spec"), "spec")
+    validation.check_spec(spec)
+    if spec.cache is not None and spec.cache.is_of_one_node and spec.rollout.strategy == "Auto":
+        # A surge pod on another node would wait for the claim for ever.
+        spec = replace(spec, rollout=replace(spec.rollout, strategy="InPlace"))
+    return LLMDeployment(
+        name=str(name),
+        namespace=str(metadata.get("namespace") or "default"),
+        uid=str(metadata.get("uid") or ""),
+        generation=int(metadata.get("generation") or 0),
+        spec=spec,
+    )

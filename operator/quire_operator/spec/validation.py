@@ -1,0 +1,423 @@
+"""Rules that a schema cannot express: across fields, or with a remedy of their own. The CRD has each of them
+in CEL.
+
+Every rule is a function named after the field it checks, in the order of the spec. One table of cases
+(e2e/api) drives both this module and the CRD on a real API server, so that the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+
+from quire_operator import names, quantity
+from quire_operator.errors import SpecError
+from quire_operator.spec.schema import (
+    AUTO,
+    LABEL_KEY,
+    Autoscaling,
+    EnvVar,
+    LabelSelector,
+    ModelCache,
+    Peer,
+    Resources,
+    Route,
+    Scheduling,
+    Source,
+    Spec,
+    Speculation,
+    Toleration,
+)
+
+MAX_CACHE_SIZE = "64Ti"
+MAX_CPU = "1024"
+MIN_MEMORY, MAX_MEMORY = "64Mi", "64Ti"
+MAX_DISK_OFFLOAD = "64Ti"
+NAME_MAX_LENGTH = 40
+NAME_PATTERN = r"[a-z]([-a-z0-9]*[a-z0-9])?"
+
+# Flags that the operator sets from a field of the spec: in extraArgs they would contradict that field.
+RESERVED_FLAGS = (
+    "api-keys-dir",
+    "block-size",
+    "canary-interval-seconds",
+    "cpu-offload-gb",
+    "device",
+    "drain-timeout-seconds",
+    "dtype",
+    "enable-chunked-prefill",
+    "enable-prefix-caching",
+    "enforce-eager",
+    "generation-config",
+    "gpu-memory-utilization",
+    "health-port",
+    "help",
+    "host",
+    "kv-cache-dtype",
+    "kv-cache-memory-bytes",
+    "kv-offload-disk-bytes",
+    "kv-offload-disk-path",
+    "kv-offload-host-bytes",
+    "load-stall-timeout-seconds",
+    "log-redact-path",
+    "log-requests",
+    "max-log-len",
+    "max-model-len",
+    "max-num-queued-reqs",
+    "max-num-queued-tokens",
+    "max-num-reqs-per-key",
+    "max-num-seqs",
+    "max-requests-per-minute-per-key",
+    "max-tokens-per-minute-per-key",
+    "num-speculative-tokens",
+    "otlp-endpoint",
+    "port",
+    "preemption-mode",
+    "pre-stop-seconds",
+    "quantization",
+    "request-timeout-seconds",
+    "scheduling-policy",
+    "served-model-name",
+    "speculative-method",
+    "speculative-model",
+    "stall-timeout-seconds",
+    "startup-timeout-seconds",
+    "termination-log",
+    "trace-sample-ratio",
+    "watermark",
+    "watermark-key-path",
+)
+RESERVED_FLAG_PATTERN = rf"(--(no-)?({'|'.join(RESERVED_FLAGS)})(=(.|\n)*)?|-h+)"
+RESERVED_ENV_PATTERN = r"(QUIRE_|LD_|PYTHON).*"
+
+
+def check_name(name: object) -> None:
+    """Children are named after the LLMDeployment: a Service needs a DNS-1035 name, and some append a hash."""
+    if not isinstance(name, str) or len(name) > NAME_MAX_LENGTH or not re.fullmatch(NAME_PATTERN, name):
+        raise SpecError(
+            "metadata.name",
+            f"use at most {NAME_MAX_LENGTH} lower-case letters, digits and dashes, starting with a letter",
+        )
+
+
+def check_spec(spec: Spec) -> None:
+    """Every rule, in the order of the fields."""
+    check_source(spec.model.source, spec.cache)
+    if spec.model.source.pvc is not None:
+        _check_path("spec.model.source.pvc.path", spec.model.source.pvc.path)
+    check_access_mode(spec)
+    if spec.cache is not None:
+        _check_env("spec.cache.download.env", spec.cache.download.env)
+    _check_speculation(spec.engine.speculation)
+    _check_extra_args(spec.engine.extra_args)
+    _check_env("spec.engine.env", spec.engine.env, names.ENV_FAULT)
+    check_resources(spec.resources)
+    _check_kv_cache(spec)
+    _check_weight_offload(spec)
+    if spec.engine.enforce_eager and spec.resources.accelerator is None:
+        raise SpecError("spec.engine.enforceEager", "only a GPU has graphs to do without: set resources.gpu")
+    _check_limits_per_key(spec)
+    _check_watermark(spec)
+    check_autoscaling(spec)
+    check_scheduling(spec.scheduling)
+    _check_times(spec)
+    _check_networking(spec)
+    logging = spec.observability.request_logging
+    if logging.redact_config_map_ref is not None and logging.mode != "Content":
+        raise SpecError(
+            "spec.observability.requestLogging.redactConfigMapRef",
+            "nothing is logged that could be redacted: set mode to Content, or drop it",
+        )
+    if spec.rollout.max_surge == 0 and spec.rollout.max_unavailable == 0:
+        raise SpecError(
+            "spec.rollout", "no pod could ever be replaced: set maxSurge or maxUnavailable above 0"
+        )
+    if spec.rollout.strategy == "Surge" and spec.rollout.max_surge == 0:
+        raise SpecError("spec.rollout.maxSurge", "set it above 0, or choose the strategy InPlace")
+
+
+def check_source(source: Source, cache: ModelCache | None) -> None:
+    """Exactly one source, and a cache for one that is downloaded. Raises SpecError."""
+    given = [item.name for item in fields(source) if getattr(source, item.name) is not None]
+    if len(given) != 1:
+        raise SpecError("spec.model.source", "give exactly one of pvc, huggingFace, s3, gcs and oci")
+    if (source.pvc is not None) == (cache is not None):
+        raise SpecError(
+            "spec.cache",
+            "set it beside a source that is downloaded (mode and size), and drop it beside a pvc",
+        )
+    if cache is None:
+        return
+    if bool(cache.size) == bool(cache.existing_claim):
+        raise SpecError("spec.cache.size", "give it, or existingClaim: a claim that is there has its size")
+    if cache.size and not 0 < quantity.parse(cache.size) <= quantity.parse(MAX_CACHE_SIZE):
+        raise SpecError("spec.cache.size", f"give a positive quantity up to {MAX_CACHE_SIZE}, such as 20Gi")
+    if cache.storage_class_name and (cache.mode == "None" or cache.existing_claim):
+        raise SpecError("spec.cache.storageClassName", "drop it: no claim is made")
+    if not cache.is_shared and (cache.access_mode or cache.existing_claim):
+        raise SpecError("spec.cache", "set mode SharedPVC, or drop accessMode and existingClaim")
+
+
+def check_access_mode(spec: Spec) -> None:
+    """A ReadWriteOnce claim allows one replica. Raises SpecError."""
+    most = spec.replicas if spec.autoscaling is None else spec.autoscaling.max_replicas
+    if spec.cache is not None and spec.cache.access_mode == "ReadWriteOnce" and (most or 0) > 1:
+        raise SpecError("spec.cache.accessMode", "set ReadWriteMany, or give one replica at most")
+
+
+def _check_path(field: str, path: str) -> None:
+    if path.startswith("/") or ".." in path.split("/"):
+        raise SpecError(field, "give a path relative to the root of the volume, without '..'")
+
+
+def _check_speculation(speculation: Speculation) -> None:
+    field, path = "spec.engine.speculation.draftModelPath", speculation.draft_model_path
+    if (speculation.method == "DraftModel") != bool(path):
+        raise SpecError(field, "method DraftModel and draftModelPath need each other: set both, or neither")
+    _check_path(field, path)
+
+
+def _check_extra_args(arguments: Iterable[str]) -> None:
+    for index, argument in enumerate(arguments):
+        if re.fullmatch(RESERVED_FLAG_PATTERN, argument):
+            flag = argument.partition("=")[0]
+            raise SpecError(
+                f"spec.engine.extraArgs[{index}]",
+                f"{flag} is set by the operator: drop it, use the field of the LLMDeployment instead",
+            )
+
+
+def _check_env(field: str, env: Sequence[EnvVar], allowed: str = "") -> None:
+    env_names = [variable.name for variable in env]
+    for index, name in enumerate(env_names):
+        path = f"{field}[{index}].name"
+        if re.fullmatch(RESERVED_ENV_PATTERN, name) and name != allowed:
+            raise SpecError(path, f"{name} is reserved (QUIRE_*, LD_*, PYTHON*): use the fields of the spec")
+        if name in env_names[:index]:
+            raise SpecError(path, f"{name} is given twice")
+
+
+def _check_limits_per_key(spec: Spec) -> None:
+    engine = spec.engine
+    for name, limit in (
+        ("maxRequestsPerKey", engine.max_requests_per_key),
+        ("maxRequestsPerMinutePerKey", engine.max_requests_per_minute_per_key),
+        ("maxTokensPerMinutePerKey", engine.max_tokens_per_minute_per_key),
+    ):
+        if limit is not None and spec.security.api_keys_secret_ref is None:
+            raise SpecError(
+                f"spec.engine.{name}",
+                "without keys all clients look the same: set security.apiKeysSecretRef, or drop this limit",
+            )
+
+
+def _check_watermark(spec: Spec) -> None:
+    watermark = spec.engine.watermark
+    if watermark.mode != "Off" and watermark.key_secret_ref is None:
+        raise SpecError(
+            "spec.engine.watermark.keySecretRef", "without a key there is no watermark: set it, or mode Off"
+        )
+
+
+def check_resources(resources: Resources) -> None:
+    """spec.resources."""
+    if not 0 < quantity.parse(resources.cpu) <= quantity.parse(MAX_CPU):
+        raise SpecError("spec.resources.cpu", f"give more than 0 and at most {MAX_CPU}, such as 500m or 4")
+    memory = quantity.parse(resources.memory)
+    if not quantity.parse(MIN_MEMORY) <= memory <= quantity.parse(MAX_MEMORY):
+        raise SpecError(
+            "spec.resources.memory",
+            f"give {MIN_MEMORY} to {MAX_MEMORY}, such as 4Gi (512m is half a byte; write 512Mi)",
+        )
+    shared = resources.shared_memory
+    if shared != AUTO and not 0 < quantity.parse(shared) < memory:
+        raise SpecError(
+            "spec.resources.sharedMemory", "counts against resources.memory: give less than that, or Auto"
+        )
+    if resources.gpu is not None and resources.profile_ref is not None:
+        raise SpecError(
+            "spec.resources.profileRef", "the profile says what nodes call the GPU: drop gpu, or profileRef"
+        )
+
+
+def check_scheduling(scheduling: Scheduling) -> None:
+    """spec.scheduling."""
+    check_label_keys(scheduling.node_selector, "spec.scheduling.nodeSelector")
+    check_tolerations(scheduling.tolerations, "spec.scheduling.tolerations")
+
+
+def check_tolerations(tolerations: Iterable[Toleration], path: str) -> None:
+    """The API server's own rules for tolerations in a pod."""
+    for index, toleration in enumerate(tolerations):
+        _check_toleration(toleration, f"{path}[{index}]")
+
+
+def check_label_keys(entries: Mapping[str, str], path: str) -> None:
+    """Label keys."""
+    for key in entries:
+        if not re.fullmatch(LABEL_KEY, key):
+            raise SpecError(path, f"{key!r:.80} is no label key: write name or domain/name")
+
+
+def _check_toleration(toleration: Toleration, path: str) -> None:
+    if toleration.operator == "Exists" and toleration.value:
+        raise SpecError(path, "operator Exists matches every value: drop value, or use operator Equal")
+    if toleration.operator == "Equal" and not toleration.key:
+        raise SpecError(path, "without a key only operator Exists works: give a key, or use operator Exists")
+    if toleration.toleration_seconds is not None and toleration.effect != "NoExecute":
+        raise SpecError(
+            path, "tolerationSeconds works with effect NoExecute only: set it, or drop the seconds"
+        )
+
+
+def _check_kv_cache(spec: Spec) -> None:
+    cache, memory = spec.engine.kv_cache, quantity.parse(spec.resources.memory)
+    on_host = "" if spec.resources.accelerator is not None else cache.memory
+    for field, size in (("memory", on_host), ("hostOffload", cache.host_offload)):
+        if size and not 0 < quantity.parse(size) < memory:
+            raise SpecError(
+                f"spec.engine.kvCache.{field}",
+                "the weights need room beside it: give more than 0 and less than resources.memory",
+            )
+    if cache.memory and not quantity.parse(cache.memory) > 0:
+        raise SpecError("spec.engine.kvCache.memory", "give a positive quantity, such as 4Gi")
+    together = sum(quantity.parse(size) for size in (on_host, cache.host_offload) if size)
+    if cache.host_offload and together >= memory:
+        raise SpecError(
+            "spec.engine.kvCache.hostOffload",
+            "the weights need room beside it and kvCache.memory: together give less than resources.memory",
+        )
+    if cache.disk_offload and not 0 < quantity.parse(cache.disk_offload) <= quantity.parse(MAX_DISK_OFFLOAD):
+        raise SpecError(
+            "spec.engine.kvCache.diskOffload",
+            f"give a positive quantity up to {MAX_DISK_OFFLOAD}, such as 20Gi",
+        )
+    if cache.disk_offload and not cache.host_offload:
+        raise SpecError(
+            "spec.engine.kvCache.diskOffload", "blocks reach the disk through the host: set hostOffload too"
+        )
+    if cache.preemption_mode == "Swap" and not cache.host_offload:
+        raise SpecError(
+            "spec.engine.kvCache.preemptionMode", "Swap keeps blocks on the host: set hostOffload"
+        )
+
+
+def _check_weight_offload(spec: Spec) -> None:
+    size, blocks = spec.engine.weight_offload, spec.engine.kv_cache.host_offload
+    if not size:
+        return
+    if spec.resources.accelerator is None:
+        raise SpecError(
+            "spec.engine.weightOffload",
+            "without a GPU all weights are in the host's memory: set resources.gpu",
+        )
+    together = sum(quantity.parse(each) for each in (size, blocks) if each)
+    if not quantity.parse(size) > 0 or together >= quantity.parse(spec.resources.memory):
+        raise SpecError(
+            "spec.engine.weightOffload",
+            "give more than 0, and together with kvCache.hostOffload less than resources.memory",
+        )
+
+
+def check_autoscaling(spec: Spec) -> None:
+    """Every rule, in the order of the fields."""
+    scaling = spec.autoscaling
+    if scaling is None:
+        return
+    if spec.replicas is not None:
+        raise SpecError(
+            "spec.autoscaling", "only one can say how many pods there are: drop this, or spec.replicas"
+        )
+    if scaling.min_replicas > scaling.max_replicas:
+        raise SpecError(
+            "spec.autoscaling.minReplicas",
+            "above maxReplicas: lower it, or raise spec.autoscaling.maxReplicas",
+        )
+    _check_metrics(scaling, has_gpu=spec.resources.accelerator is not None)
+    _check_keda(scaling)
+
+
+def _check_metrics(scaling: Autoscaling, *, has_gpu: bool) -> None:
+    types = [metric.type for metric in scaling.metrics]
+    for index, metric in enumerate(scaling.metrics):
+        path = f"spec.autoscaling.metrics[{index}]"
+        if metric.type in types[:index]:
+            raise SpecError(f"{path}.type", f"{metric.type} is given twice")
+        if metric.type in names.SHARES and (metric.target_per_replica or 0) > 100:
+            raise SpecError(f"{path}.targetPerReplica", f"{metric.type} is a percentage: give 100 at most")
+        if metric.type == "GPUUtilization" and not has_gpu:
+            raise SpecError(f"{path}.type", "without a GPU nothing reports it: set resources.gpu, or drop it")
+
+
+def _check_keda(scaling: Autoscaling) -> None:
+    for name, given in (("idle", scaling.idle), ("fallback", scaling.fallback)):
+        if given is not None and scaling.backend not in ("Auto", "KEDA"):
+            raise SpecError(
+                f"spec.autoscaling.{name}", "only KEDA can do that: set backend to Auto or KEDA, or drop it"
+            )
+    counted = {metric.type for metric in scaling.metrics}
+    if scaling.idle is not None and counted and "RunningRequests" not in counted:
+        raise SpecError(
+            "spec.autoscaling.idle",
+            "give RunningRequests in metrics too: without it a replica that answers would count as idle",
+        )
+
+
+def _check_times(spec: Spec) -> None:
+    if spec.health.load_stall_timeout_seconds > spec.health.startup_timeout_seconds:
+        raise SpecError(
+            "spec.health",
+            "loadStallTimeoutSeconds is never reached: keep it within startupTimeoutSeconds",
+        )
+    if spec.drain.pre_stop_seconds + spec.drain.timeout_seconds > 3600:
+        raise SpecError("spec.drain", "preStopSeconds and timeoutSeconds together may take 3600 at most")
+
+
+def _check_networking(spec: Spec) -> None:
+    path = "spec.networking.service.annotations"
+    for key in spec.networking.service.annotations:
+        if key.startswith(f"{names.GROUP}/") or not re.fullmatch(LABEL_KEY, key):
+            raise SpecError(path, f"{key!r:.80} cannot be used: write domain/name, not under {names.GROUP}/")
+    for index, peer in enumerate(spec.networking.network_policy.allow_from):
+        _check_peer(peer, f"spec.networking.networkPolicy.allowFrom[{index}]")
+    _check_http_route(spec.networking.http_route)
+
+
+def _check_peer(peer: Peer, path: str) -> None:
+    selects = peer.namespace_selector is not None or peer.pod_selector is not None
+    if selects == (peer.ip_block is not None):
+        raise SpecError(path, "give either ipBlock, or namespaceSelector and/or podSelector")
+    if peer.ip_block is not None:
+        try:
+            ipaddress.ip_network(peer.ip_block.cidr)
+        except ValueError as error:
+            raise SpecError(f"{path}.ipBlock.cidr", f"{error}: write for example 10.0.0.0/8") from error
+    for name, selector in (
+        ("namespaceSelector", peer.namespace_selector),
+        ("podSelector", peer.pod_selector),
+    ):
+        if selector is not None:
+            _check_selector(selector, f"{path}.{name}")
+
+
+def _check_selector(selector: LabelSelector, path: str) -> None:
+    check_label_keys(selector.match_labels, f"{path}.matchLabels")
+    for index, requirement in enumerate(selector.match_expressions):
+        if (requirement.operator in ("In", "NotIn")) != bool(requirement.values):
+            raise SpecError(
+                f"{path}.matchExpressions[{index}]",
+                "operators In and NotIn need values, Exists and DoesNotExist take none",
+            )
+
+
+def _check_http_route(route: Route | None) -> None:
+    """The Gateway API allows two references to one Gateway only with different listeners; here one is
+    allowed.
+    """
+    if route is None:
+        return
+    known = [(parent.name, parent.namespace) for parent in route.parent_refs]
+    if not known or len(set(known)) < len(known):
+        raise SpecError("spec.networking.httpRoute.parentRefs", "give each Gateway once, and at least one")

@@ -1,0 +1,180 @@
+"""One request's HTTP exchange on bare ASGI: read a bounded body, send JSON or a stream, notice a disconnect.
+
+Bare on purpose: request classes and middleware of frameworks wrap `receive`, which hides the client's
+disconnect, and re-encode what is streamed. The routes of FastAPI hand over to it by `ExchangeResponse`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
+
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from quire_server.api.protocol.errors import ApiError, from_exception
+from quire_server.api.protocol.requests import MAX_BODY_BYTES
+
+logger = logging.getLogger(__name__)
+
+#: The key of the scope under which the exchange travels to its route.
+EXCHANGE = "quire.exchange"
+_BODY_TIMEOUT_SECONDS = 30.0
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+class ClientGoneError(Exception):
+    """The client hung up; there is no response to send."""
+
+
+class CutError(Exception):
+    """The drain's time is over: the request ends with an error."""
+
+
+class HttpExchange:
+    """One request and its response."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self.started = False
+        self.request_id = _request_id(scope)
+        self.headers = [("x-request-id", self.request_id)]  # of the response, whatever it will be
+
+    async def body(self) -> bytes:
+        """The request's body; raises ApiError when it is too long or too slow, ClientGoneError."""
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_BODY_TIMEOUT_SECONDS):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGoneError
+                    body += message.get("body", b"")
+                    if len(body) > MAX_BODY_BYTES:
+                        raise ApiError(413, f"The body is longer than {MAX_BODY_BYTES} bytes.")
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise ApiError(408, f"The body did not arrive within {_BODY_TIMEOUT_SECONDS:g} s.") from None
+
+    async def json(self, body: object, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> None:
+        """A whole JSON response."""
+        await self.whole(status, to_json(body), "application/json", headers)
+
+    async def error(self, error: ApiError) -> None:
+        """An error response, or an error event where a stream has begun."""
+        if self.started:
+            await self.event(error.body)
+            await self.end_stream()
+        else:
+            await self.json(error.body, error.status, error.headers)
+
+    async def fail(self, error: Exception) -> None:
+        """The response to an exception of a handler; none where the client is gone."""
+        if isinstance(error, ClientGoneError):
+            return
+        answer = from_exception(error)
+        if answer.status >= 500 and answer.status != 503:
+            logger.error("request failed", extra={"path": self.scope["path"]}, exc_info=error)
+        await self.error(answer)
+
+    async def whole(
+        self, status: int, payload: bytes, content_type: str, headers: Iterable[tuple[str, str]] = ()
+    ) -> None:
+        """A response whose length is known."""
+        await self._start(
+            status, [("content-type", content_type), ("content-length", str(len(payload))), *headers]
+        )
+        await self._send({"type": "http.response.body", "body": payload})
+
+    async def event(self, data: object) -> None:
+        """One server-sent event; the first one begins the stream."""
+        await self.encoded_event(to_json(data))
+
+    async def encoded_event(self, data: bytes) -> None:
+        """As `event`, of data that is JSON already."""
+        if not self.started:
+            await self._start(
+                200,
+                [
+                    ("content-type", "text/event-stream; charset=utf-8"),
+                    ("cache-control", "no-cache"),
+                    ("x-accel-buffering", "no"),
+                ],
+            )
+        payload = b"data: " + data + b"\n\n"
+        await self._send({"type": "http.response.body", "body": payload, "more_body": True})
+
+    async def end_stream(self) -> None:
+        """The stream's last event, as OpenAI has it."""
+        await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+    async def run(self, work: Coroutine[Any, Any, None], cut: asyncio.Event) -> None:
+        """Run `work`, but stop it when the client hangs up (ClientGoneError) or `cut` is set (CutError).
+
+        The body must have been read: from here on `receive` only waits for the disconnect.
+        """
+        task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(self._gone())
+        cutting = asyncio.ensure_future(cut.wait())
+        try:
+            await asyncio.wait({task, gone, cutting}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+            elif gone.done():
+                raise ClientGoneError
+            else:
+                raise CutError
+        finally:
+            for one in (task, gone, cutting):
+                one.cancel()
+            await asyncio.gather(task, gone, cutting, return_exceptions=True)
+
+    async def _gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def _start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+        self.started = True
+        encoded = [
+            (name.encode("latin-1"), value.encode("latin-1")) for name, value in (*self.headers, *headers)
+        ]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+
+class ExchangeResponse(Response):
+    """What a route returns to FastAPI: the handler that writes the response on the exchange itself."""
+
+    background = None
+
+    def __init__(self, handler: Callable[[Any, HttpExchange], Awaitable[None]]) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the handler; FastAPI never sees an exception of it."""
+        exchange: HttpExchange = scope[EXCHANGE]
+        try:
+            await self._handler(scope["app"].state.context, exchange)
+        except Exception as error:  # the boundary of a request
+            await exchange.fail(error)
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own, where it sent one that can be logged and sent back; else a new one."""
+    given = [value for name, value in scope["headers"] if name == b"x-request-id"]
+    if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]):
+        return str(given[0].decode("ascii"))
+    return uuid.uuid4().hex
+
+
+def to_json(body: object) -> bytes:
+    """Compact JSON."""
+    return _ENCODER.encode(body).encode()

@@ -1,0 +1,225 @@
+"""From token events to text: runs the answers of one request and emits deltas as their text becomes certain.
+
+The streamed and the full response are made of the same deltas, so they cannot differ. Knows the detokenizer
+and the engine's client; knows no HTTP and no JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from quire_server.api.protocol.requests import TextRules
+from quire_server.api.request_context import DEADLINE, RequestContext
+from quire_server.core.request import FinishReason, Request
+from quire_server.core.stats import Timing
+from quire_server.core.step import TokenEvent, TokenLogprobs
+from quire_server.engine.client import DeadlineExceededError
+from quire_server.text.detokenizer import IncrementalDetokenizer
+
+
+class OutputDelta(NamedTuple):
+    """What one answer gained. A NamedTuple, as TokenEvent, for speed: there is one for each token."""
+
+    answer: int  # its index in the request
+    text: str
+    logprobs: tuple[TokenLogprobs, ...]
+    num_tokens: int
+    num_cached_tokens: int
+    finish_reason: str | None  # set on the last delta
+    stop_reason: str | int | None = None  # the stop string or stop token that the client named
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    token_ms: tuple[float, ...] = ()  # since the request's arrival, for each token, where asked for
+
+
+Emit = Callable[[OutputDelta], Awaitable[None]]
+
+
+def halve(requests: Sequence[Request]) -> list[Request]:
+    """The same requests, for half of the tokens."""
+    halved = []
+    for request in requests:
+        sampling = request.sampling
+        max_tokens = -(-sampling.max_tokens // 2)
+        sampling = replace(sampling, max_tokens=max_tokens, min_tokens=min(sampling.min_tokens, max_tokens))
+        halved.append(replace(request, request_id=f"{request.request_id}-again", sampling=sampling))
+    return halved
+
+
+async def answer_all(context: RequestContext, requests: Sequence[Request], emit: Emit) -> None:
+    """Run every answer at once; the first failure ends them all."""
+    if len(requests) == 1:
+        lengths = [await _answer(context, 0, requests[0], emit)]
+    else:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(_answer(context, index, request, emit))
+                    for index, request in enumerate(requests)
+                ]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        lengths = [task.result() for task in tasks]
+    if context.server.metrics.answers is not None:
+        context.server.metrics.answers.longest(max(lengths))
+
+
+async def _answer(context: RequestContext, index: int, request: Request, emit: Emit) -> int:
+    """Run one answer; returns its number of tokens."""
+    rules = context.rules
+    detokenizer = IncrementalDetokenizer(
+        context.server.tokenizer,
+        rules.stop,
+        skip_special_tokens=rules.skip_special_tokens,
+        include_stop=rules.include_stop,
+        min_tokens=rules.min_tokens,
+    )
+    deadline, is_whole = context.deadline, context.is_whole and not rules.stop
+    timer = _AnswerTimer(context, index, len(request.prompt_token_ids))
+    async with (
+        context.server.engine.submit(request, deadline, timer.came, is_whole=is_whole) as events,
+        timer,
+    ):
+        finish_reason: str | None = None
+        while finish_reason is None:
+            try:
+                event = await events.next()
+            except DeadlineExceededError:
+                if not timer.has_begun or not context.keeps_begun:
+                    raise
+                # What has been generated is kept: the answer ends here, as if by its length.
+                event = TokenEvent(request.request_id, (), finish_reason=FinishReason.LENGTH)
+                context.server.metrics.answer_cut()
+                context.degradation.note(DEADLINE)
+            delta = _scored(index, event) if context.scores_only else _delta(index, event, detokenizer, rules)
+            finish_reason = delta.finish_reason
+            events.is_complete = finish_reason == FinishReason.STOP
+            if delta.stop_reason is None and delta.finish_reason == FinishReason.STOP:
+                delta = delta._replace(stop_reason=_stop_token(context, request, event))
+            timer.see(event, delta)
+            if context.is_timed:
+                delta = delta._replace(token_ms=timer.milliseconds(delta))
+            await emit(delta)
+    context.server.metrics.choice_finished(finish_reason)
+    return timer.num_tokens
+
+
+class _AnswerTimer:
+    """Measures one answer, for its span, and for the metrics when it ends well."""
+
+    def __init__(self, context: RequestContext, index: int, prompt_tokens: int) -> None:
+        self._context = context
+        self._index = index
+        self._prompt_tokens = prompt_tokens
+        self._timing: Timing | None = None
+        self._last_token_at = 0.0
+        self._times: list[float] = []  # of the tokens that came, where the client wants to know
+        self._num_came = 0
+        self.num_tokens = 0  # that were said
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a token came."""
+        return self._num_came > 0
+
+    def came(self, num_tokens: int, at: float) -> None:
+        """The engine sent tokens: for the metrics, whenever they will be looked at."""
+        context = self._context
+        if context.scores_only:
+            return
+        if self._num_came:
+            context.server.metrics.steps.generated(num_tokens, (at - self._last_token_at) / num_tokens)
+        else:
+            context.reservation.begin(self._index)
+            context.server.metrics.first_token(at - context.arrived_at, context.span.exemplar)
+            context.server.metrics.steps.generated(num_tokens, None)
+        self._num_came += num_tokens
+        self._last_token_at = at
+        if context.is_timed:
+            self._times += [at] * num_tokens
+
+    async def __aenter__(self) -> _AnswerTimer:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            self._context.counts.completion_tokens += self._num_came - self.num_tokens
+            is_given_up = issubclass(kind, asyncio.CancelledError | DeadlineExceededError)
+            self._context.server.metrics.choice_finished(
+                FinishReason.ABORT if is_given_up else FinishReason.ERROR
+            )
+        if self._timing is None:
+            return  # the engine said nothing of it
+        timing, context = self._timing, self._context
+        if (
+            timing.finished is None
+        ):  # it was ended on this side: by a stop string, by its deadline, by its client
+            timing = replace(timing, finished=time.monotonic())
+        context.span.answered(self._index, timing)
+        if kind is None and context.server.metrics.answers is not None:
+            context.server.metrics.answers.finished(
+                self._prompt_tokens, self.num_tokens, timing, context.span.exemplar
+            )
+
+    def see(self, event: TokenEvent, delta: OutputDelta) -> None:
+        """Take in what came."""
+        self._timing = event.timing or self._timing
+        self.num_tokens += delta.num_tokens
+
+    def milliseconds(self, delta: OutputDelta) -> tuple[float, ...]:
+        """Of the piece's tokens, since the arrival of the request."""
+        mine = self._times[self.num_tokens - delta.num_tokens : self.num_tokens]
+        return tuple([round((at - self._context.arrived_at) * 1000, 3) for at in mine])
+
+
+def _scored(index: int, event: TokenEvent) -> OutputDelta:
+    """Of an event whose tokens are not part of the answer."""
+    reason = None if event.finish_reason is None else str(FinishReason.LENGTH)
+    return OutputDelta(
+        index, "", (), 0, event.num_cached_tokens, reason, prompt_logprobs=event.prompt_logprobs
+    )
+
+
+def _stop_token(context: RequestContext, request: Request, event: TokenEvent) -> int | None:
+    """The stop token that ended the text, unless it is the model's own end."""
+    sampling, token_id = request.sampling, event.token_ids[-1]
+    is_own = not sampling.ignore_eos and token_id in context.server.tokenizer.eos_token_ids
+    return token_id if token_id in sampling.stop_token_ids and not is_own else None
+
+
+def _delta(
+    index: int, event: TokenEvent, detokenizer: IncrementalDetokenizer, rules: TextRules
+) -> OutputDelta:
+    """The text of an event. With stop strings token by token, so that none after the stop is counted."""
+    ids = event.token_ids
+    is_ended = event.finish_reason is FinishReason.STOP
+    spoken = ids[:-1] if is_ended and not rules.include_stop else ids  # the stop token is no text
+    text, used = "", len(ids)
+    if rules.stop:
+        for position, token_id in enumerate(spoken):
+            text += detokenizer.push((token_id,))
+            if detokenizer.stopped is not None:
+                used = position + 1
+                break
+    else:
+        text = detokenizer.push(spoken)
+    reason = None if event.finish_reason is None else str(event.finish_reason)
+    if reason is not None and detokenizer.stopped is None:
+        text += detokenizer.finish()
+    if detokenizer.stopped is not None:
+        reason = str(FinishReason.STOP)
+    scored = ids if rules.logprob_of_stop else spoken
+    logprobs = (event.logprobs or ())[: min(used, len(scored))]
+    return OutputDelta(
+        index,
+        text,
+        logprobs,
+        used,
+        event.num_cached_tokens,
+        reason,
+        detokenizer.stopped,
+        event.prompt_logprobs,
+    )

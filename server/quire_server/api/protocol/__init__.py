@@ -1,0 +1,1 @@
+"""Models of requests and responses, and the errors. /openapi.json and docs/api.md derive from them."""

@@ -1,0 +1,113 @@
+"""Rate limits of each client, in requests and in tokens a minute: a token bucket for each.
+
+A request is charged once it is parsed, and refunded where it is shed; the tokens of its answer are charged
+when it ends, so that a bucket can be negative, and the client has to wait before its next request. Full
+buckets are forgotten. Pure but for the clock that it is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from quire_server.api.protocol.errors import ApiError, limited
+
+_MINUTE = 60.0
+
+
+@dataclass(frozen=True)
+class RateLimits:
+    """What each API key may ask for in a minute. None is no limit."""
+
+    requests: int | None = None
+    tokens: int | None = None
+
+
+class _Bucket:
+    def __init__(self, capacity: int, now: float) -> None:
+        self.capacity = capacity
+        self._level, self._at = float(capacity), now
+
+    def level(self, now: float) -> float:
+        refill = (now - self._at) * self.capacity / _MINUTE
+        return min(self._level + refill, float(self.capacity))
+
+    def take(self, amount: float, now: float) -> None:
+        self._level, self._at = self.level(now) - amount, now
+
+    def seconds_until(self, amount: float, now: float) -> float:
+        """0 when so much is there; a full bucket is enough for any amount."""
+        lacking = min(amount, self.capacity) - self.level(now)
+        return max(lacking, 0.0) * _MINUTE / self.capacity
+
+
+class Rates:
+    """The buckets of all clients with recent requests."""
+
+    def __init__(self, limits: RateLimits, clock: Callable[[], float]) -> None:
+        self._limits = {
+            kind: limit
+            for kind, limit in (("requests", limits.requests), ("tokens", limits.tokens))
+            if limit is not None
+        }
+        self._clock = clock
+        self._buckets: dict[str, dict[str, _Bucket]] = {}
+
+    def check(self, client: str, prompt_tokens: int = 0) -> None:
+        """Raise a 429 with the time to wait where a request with such a prompt cannot be charged."""
+        now = self._clock()
+        self._forget_full(now)
+        amounts = {"requests": 1, "tokens": prompt_tokens}
+        for kind, bucket in self._of(client, now).items():
+            if (seconds := bucket.seconds_until(max(amounts[kind], 1), now)) > 0:
+                raise self._refusal(client, kind, bucket, seconds)
+
+    def charge(self, client: str, prompt_tokens: int) -> None:
+        """Charge a request and its prompt. Raises as `check`."""
+        self.check(client, prompt_tokens)
+        now = self._clock()
+        amounts = {"requests": 1, "tokens": prompt_tokens}
+        for kind, bucket in self._of(client, now).items():
+            bucket.take(amounts[kind], now)
+
+    def spend(self, client: str, num_tokens: int) -> None:
+        """Charge tokens that were not known before: the answer's, and the error of the prompt's estimate."""
+        now = self._clock()
+        if (bucket := self._of(client, now).get("tokens")) is not None:
+            bucket.take(num_tokens, now)
+
+    def refund(self, client: str) -> None:
+        """Refund a request that was refused unserved; its tokens are refunded by a negative `spend`."""
+        now = self._clock()
+        if (bucket := self._of(client, now).get("requests")) is not None:
+            bucket.take(-1, now)
+
+    def headers(self, client: str) -> Iterator[tuple[str, str]]:
+        """What is left, in OpenAI's headers."""
+        now = self._clock()
+        for kind, bucket in self._of(client, now).items():
+            yield f"x-ratelimit-limit-{kind}", str(bucket.capacity)
+            yield f"x-ratelimit-remaining-{kind}", str(max(math.floor(bucket.level(now)), 0))
+            yield f"x-ratelimit-reset-{kind}", f"{bucket.seconds_until(bucket.capacity, now):.3f}s"
+
+    def _of(self, client: str, now: float) -> dict[str, _Bucket]:
+        if client not in self._buckets:
+            self._buckets[client] = {kind: _Bucket(limit, now) for kind, limit in self._limits.items()}
+        return self._buckets[client]
+
+    def _refusal(self, client: str, kind: str, bucket: _Bucket, seconds: float) -> ApiError:
+        message = f"This key may ask for {bucket.capacity} {kind} a minute, and has: wait {seconds:.0f} s."
+        refusal = limited(message, max(math.ceil(seconds), 1))
+        refusal.headers += tuple(self.headers(client))
+        return refusal
+
+    def _forget_full(self, now: float) -> None:
+        """Keep no state of clients whose key is gone."""
+        full = [
+            client
+            for client, buckets in self._buckets.items()
+            if all(bucket.level(now) >= bucket.capacity for bucket in buckets.values())
+        ]
+        for client in full:
+            del self._buckets[client]

@@ -1,0 +1,412 @@
+"""The routes of the API, with what each takes and answers for /openapi.json.
+
+A route returns the handler of its request (see `ExchangeResponse`): the handler admits the request before it
+reads the body, so FastAPI must not read it. Handlers of completions and of /health are in their own modules.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from quire_server import __version__
+from quire_server.api import completions
+from quire_server.api.context import ServerContext
+from quire_server.api.health import health
+from quire_server.api.http_exchange import ExchangeResponse, HttpExchange
+from quire_server.api.protocol import responses
+from quire_server.api.protocol.errors import ApiError
+from quire_server.api.protocol.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from quire_server.api.protocol.validation import parse_object, validate
+
+REQUESTS: tuple[type[BaseModel], ...] = (
+    ChatCompletionRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
+RESPONSES: tuple[type[BaseModel], ...] = (
+    responses.ChatCompletion,
+    responses.ChatCompletionChunk,
+    responses.Completion,
+    responses.CompletionChunk,
+    responses.Models,
+    responses.Tokens,
+    responses.Text,
+    responses.Empty,
+    responses.Health,
+    responses.Version,
+    responses.Error,
+)
+ERRORS = {
+    400: "A field is wrong: `param` names it.",
+    401: "No valid API key.",
+    404: "There is no such model.",
+    408: "The body did not arrive in time.",
+    413: "The body is too long.",
+    429: "This key's own limit: `rate_limit_exceeded`.",
+    500: "An error of the server's.",
+    503: "Not now: the `code` is the reason, `Retry-After` says when.",
+}
+_HEADERS = {
+    200: ("x-request-id", "x-quire-degraded"),
+    429: ("x-request-id", "retry-after"),
+    503: ("x-request-id", "retry-after", "x-quire-degraded"),
+}
+_ABOUT_HEADERS = {
+    "x-request-id": "The request's own, or a new one.",
+    "x-quire-degraded": "What was done to answer at all: `deadline`, `halved_max_tokens`, `out_of_memory`.",
+    "retry-after": "Seconds.",
+}
+_READING = (401, 500, 503)
+_POSTING = (400, 401, 404, 408, 413, 500, 503)
+_SWAGGER_UI = {  # the package's files by name, with their types
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "favicon-32x32.png": "image/png",
+}
+_ROOT_PAGE = b"""<!doctype html>
+<title>Quire</title>
+<h1>Quire</h1>
+<ul>
+<li><a href="docs">API documentation</a> (<a href="openapi.json">OpenAPI</a>)
+<li><a href="v1/models">Models</a>
+<li><a href="health">Health</a>
+<li><a href="metrics">Metrics</a>
+<li><a href="version">Version</a>
+</ul>
+"""
+
+
+class _HandlerRoute(APIRoute):
+    """A route whose function takes the request alone: there is nothing for FastAPI to read or to resolve."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The function itself."""
+        return self.endpoint
+
+
+router = APIRouter(route_class=_HandlerRoute)
+
+
+def _answers(
+    model: type[BaseModel] | None, *errors: int, chunk: type[BaseModel] | None = None
+) -> dict[int | str, dict[str, Any]]:
+    """The responses of a route: by reference, for FastAPI would build validators that no response passes."""
+    content = {"application/json": {"schema": _ref(model) if model else {"type": "object"}}}
+    if chunk is not None:
+        events = {"type": "string", "description": f"Events, each a {chunk.__name__}, then [DONE]."}
+        content["text/event-stream"] = {"schema": events}
+    answers: dict[int | str, dict[str, Any]] = {
+        200: {"description": "The answer.", "headers": _headers(200), "content": content}
+    }
+    for status in sorted(errors):
+        error = {"application/json": {"schema": _ref(responses.Error)}}
+        answers[status] = {"description": ERRORS[status], "headers": _headers(status), "content": error}
+    return answers
+
+
+def _ref(model: type[BaseModel]) -> dict[str, Any]:
+    """A reference to a model's schema, which `openapi.document` adds."""
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
+def _headers(status: int) -> dict[str, Any]:
+    names = _HEADERS.get(status, ("x-request-id",))
+    return {name: {"schema": {"type": "string"}, "description": _ABOUT_HEADERS[name]} for name in names}
+
+
+def _body(model: type[BaseModel]) -> dict[str, Any]:
+    """The request body in the document."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _ref(model)}}}}
+
+
+def _parameter(
+    name: str, where: str, schema: dict[str, Any], about: str, *, required: bool
+) -> dict[str, Any]:
+    described = {"name": name, "in": where, "required": required, "schema": schema, "description": about}
+    return {"parameters": [described]}
+
+
+@router.post(
+    "/v1/chat/completions",
+    operation_id="chat",
+    summary="Answer a conversation.",
+    responses=_answers(responses.ChatCompletion, *_POSTING, 429, chunk=responses.ChatCompletionChunk),
+    openapi_extra=_body(ChatCompletionRequest),
+)
+async def chat(request: Request) -> Response:
+    """OpenAI's chat completions."""
+    return ExchangeResponse(completions.chat)
+
+
+@router.post(
+    "/v1/completions",
+    operation_id="complete",
+    summary="Go on with a text.",
+    responses=_answers(responses.Completion, *_POSTING, 429, chunk=responses.CompletionChunk),
+    openapi_extra=_body(CompletionRequest),
+)
+async def complete(request: Request) -> Response:
+    """OpenAI's completions."""
+    return ExchangeResponse(completions.complete)
+
+
+@router.get(
+    "/v1/models",
+    operation_id="models",
+    summary="The models that are served.",
+    responses=_answers(responses.Models, *_READING),
+)
+async def models(request: Request) -> Response:
+    """All models."""
+    return ExchangeResponse(_models)
+
+
+@router.get(
+    "/v1/models/{model:path}",
+    operation_id="model",
+    summary="One of them.",
+    responses=_answers(responses.Model, *_READING, 404),
+    openapi_extra=_parameter("model", "path", {"type": "string"}, "A name from /v1/models.", required=True),
+)
+async def model(request: Request) -> Response:
+    """One model."""
+    return ExchangeResponse(_models)
+
+
+@router.post(
+    "/tokenize",
+    operation_id="tokenize",
+    summary="The tokens of a text or of a conversation.",
+    responses=_answers(responses.Tokens, *_POSTING),
+    openapi_extra=_body(TokenizeRequest),
+)
+async def tokenize(request: Request) -> Response:
+    """A prompt, or the messages of a chat, as the model sees it."""
+    return ExchangeResponse(_tokenize)
+
+
+@router.post(
+    "/detokenize",
+    operation_id="detokenize",
+    summary="The text of tokens.",
+    responses=_answers(responses.Text, *_POSTING),
+    openapi_extra=_body(DetokenizeRequest),
+)
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    return ExchangeResponse(_detokenize)
+
+
+@router.post(
+    "/reset_prefix_cache",
+    operation_id="resetPrefixCache",
+    summary="Forget every cached prefix.",
+    responses=_answers(responses.Empty, *_READING),
+)
+async def reset_prefix_cache(request: Request) -> Response:
+    """No later request finds what was computed before, in any tier."""
+    return ExchangeResponse(_reset_prefix_cache)
+
+
+@router.get(
+    "/health",
+    operation_id="health",
+    summary="The checks of the server, with their numbers.",
+    responses=_answers(responses.Health, 400, 401, 500)
+    | {
+        503: {
+            "description": "Requests cannot be answered.",
+            "content": {"application/json": {"schema": _ref(responses.Health)}},
+        }
+    },
+    openapi_extra={"security": [{}, {"key": []}]}
+    | _parameter(
+        "deep",
+        "query",
+        {"type": "boolean"},
+        "Whether to run a completion now; this needs a key.",
+        required=False,
+    ),
+)
+async def health_checks(request: Request) -> Response:
+    """For people, dashboards and load balancers."""
+    return ExchangeResponse(health)
+
+
+@router.get(
+    "/metrics",
+    operation_id="metrics",
+    summary="Prometheus metrics.",
+    responses=_answers(None, 500) | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    response_class=Response,
+    openapi_extra={"security": [{}]},
+)
+async def metrics(request: Request) -> Response:
+    """In the format that the Accept header asks for."""
+    return ExchangeResponse(_metrics)
+
+
+@router.get(
+    "/version",
+    operation_id="version",
+    summary="The server's version.",
+    responses=_answers(responses.Version, *_READING),
+)
+async def version(request: Request) -> Response:
+    """The version of the package."""
+    return ExchangeResponse(_version)
+
+
+@router.get(
+    "/openapi.json",
+    operation_id="openapi",
+    summary="This document.",
+    responses=_answers(None, *_READING),
+)
+async def openapi_document(request: Request) -> Response:
+    """The document of this very server, as far as its model is known."""
+
+    async def handler(context: ServerContext, exchange: HttpExchange) -> None:
+        _check_docs(context, exchange)
+        await exchange.json(request.app.openapi())
+
+    return ExchangeResponse(handler)
+
+
+@router.get("/", include_in_schema=False)
+async def root(request: Request) -> Response:
+    """Links for people."""
+
+    async def handler(context: ServerContext, exchange: HttpExchange) -> None:
+        await exchange.whole(200, _ROOT_PAGE, "text/html; charset=utf-8")
+
+    return ExchangeResponse(handler)
+
+
+@router.get("/docs", include_in_schema=False)
+@router.get("/docs/{name}", include_in_schema=False)
+async def docs(request: Request) -> Response:
+    """Swagger UI from the image itself: the page names no other host."""
+
+    async def handler(context: ServerContext, exchange: HttpExchange) -> None:
+        _check_docs(context, exchange)
+        name = request.path_params.get("name")
+        if name is None:
+            await exchange.whole(200, _docs_page(), "text/html; charset=utf-8")
+        elif name in _SWAGGER_UI:
+            file = importlib.resources.files("fastapi_swagger") / "resources" / name
+            await exchange.whole(200, file.read_bytes(), _SWAGGER_UI[name])
+        else:
+            raise not_found(exchange)
+
+    return ExchangeResponse(handler)
+
+
+@functools.cache
+def _docs_page() -> bytes:
+    page = get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title="Quire",
+        swagger_js_url="docs/swagger-ui-bundle.js",
+        swagger_css_url="docs/swagger-ui.css",
+        swagger_favicon_url="docs/favicon-32x32.png",
+        swagger_ui_parameters={"validatorUrl": None},  # else the document is sent to validator.swagger.io
+    )
+    return bytes(page.body)
+
+
+def _check_docs(context: ServerContext, exchange: HttpExchange) -> None:
+    if not context.with_docs:
+        raise not_found(exchange)
+
+
+def not_found(exchange: HttpExchange) -> ApiError:
+    """A 404 that names the path."""
+    return ApiError(404, f"There is no {exchange.scope['path']}.", code="not_found")
+
+
+async def refuse(request: Request, error: Exception) -> Response:
+    """The response to a path or a method that no route has."""
+
+    async def handler(context: ServerContext, exchange: HttpExchange) -> None:
+        assert isinstance(error, HTTPException)
+        if error.status_code != 405 or error.headers is None:
+            raise not_found(exchange)
+        methods = error.headers["Allow"]
+        allowed = "GET, HEAD" if methods == "GET" else methods
+        path = exchange.scope["path"]
+        raise ApiError(405, f"{path} is for {methods}.", headers=(("allow", allowed),))
+
+    return ExchangeResponse(handler)
+
+
+async def _models(context: ServerContext, exchange: HttpExchange) -> None:
+    max_model_len = context.engine.info.max_model_len if context.engine.connected else None
+    cards = {
+        name: responses.Model(id=name, created=context.created, max_model_len=max_model_len)
+        for name in context.served_names
+    }
+    wanted = exchange.scope["path"].removeprefix("/v1/models").strip("/")
+    if not wanted:
+        await exchange.json(responses.Models(data=list(cards.values())).model_dump())
+        return
+    context.check_model(wanted)
+    await exchange.json(cards[wanted].model_dump())
+
+
+async def _tokenize(context: ServerContext, exchange: HttpExchange) -> None:
+    request = validate(TokenizeRequest, parse_object(await exchange.body()))
+    _check_model(context, request.model)
+    request.check()
+    async with context.text_gate.enter():
+        if request.prompt is None:
+            messages = [message.to_template() for message in request.messages or ()]
+            tokens = await context.tokenize_chat(messages)
+        else:
+            tokens = await context.tokenize(request.prompt, special=request.add_special_tokens)
+    limit = context.engine.info.max_model_len if context.engine.connected else None
+    await exchange.json({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
+
+
+async def _detokenize(context: ServerContext, exchange: HttpExchange) -> None:
+    body = parse_object(await exchange.body())
+    request = validate(DetokenizeRequest, body, context.tokenizer.vocab_size)
+    _check_model(context, request.model)
+    async with context.text_gate.enter():
+        text = await context.detokenize(request.tokens, skip_special_tokens=False)
+    await exchange.json({"prompt": text})
+
+
+def _check_model(context: ServerContext, model: str | None) -> None:
+    if model:
+        context.check_model(model)
+
+
+async def _version(context: ServerContext, exchange: HttpExchange) -> None:
+    await exchange.json({"version": __version__})
+
+
+async def _reset_prefix_cache(context: ServerContext, exchange: HttpExchange) -> None:
+    context.engine.reset_prefix_cache()
+    await exchange.json({})
+
+
+async def _metrics(context: ServerContext, exchange: HttpExchange) -> None:
+    accept = [value.decode("latin-1") for name, value in exchange.scope["headers"] if name == b"accept"]
+    text, content_type = context.metrics.exposition(", ".join(accept))
+    await exchange.whole(200, text, content_type)

@@ -1,0 +1,112 @@
+"""The configuration of the scheduler, and the check whether a request fits into its limits at all."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from quire_server.core.policy import Policy
+from quire_server.core.request import Request
+
+
+class Batching(StrEnum):
+    """Values of ``--batching``. Static batching (nothing joins a running batch) exists for comparison
+    only.
+    """
+
+    CONTINUOUS = "continuous"
+    STATIC = "static"
+
+
+class PreemptionMode(StrEnum):
+    """Values of ``--preemption-mode``: a preempted request's KV blocks are recomputed, or swapped to the
+    host.
+    """
+
+    RECOMPUTE = "recompute"
+    SWAP = "swap"
+
+
+class SpeculativeMethod(StrEnum):
+    """Values of ``--speculative-method``: where drafts come from."""
+
+    NONE = "none"
+    NGRAM = "ngram"
+    DRAFT_MODEL = "draft-model"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """At most ``num_tokens`` drafts for each request and step. The n-gram proposer matches the last
+    ``lookup_max`` tokens first, and as few as ``lookup_min``.
+    """
+
+    method: SpeculativeMethod
+    num_tokens: int
+    lookup_min: int = 2
+    lookup_max: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of one engine.
+
+    ``free_block_reserve``: share of the KV blocks that admission leaves free, so that new requests do not
+    cause preemptions at once. ``max_pinned_share``: largest share of blocks that explicit prompt caching may
+    keep from eviction. Slots: KV blocks that the lower tiers hold.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    free_block_reserve: float = 0.01
+    max_pinned_share: float = 0.25
+    num_host_slots: int = 0
+    num_disk_slots: int = 0
+    preemption_mode: PreemptionMode = PreemptionMode.RECOMPUTE
+    seed: int = 0  # from which the seeds of requests without one are derived
+    policy: Policy = Policy.FCFS
+    batching: Batching = Batching.CONTINUOUS
+    speculation: SpeculationConfig | None = None
+
+    @property
+    def allows_async_scheduling(self) -> bool:
+        """Whether a step can be scheduled before the result of the previous one. Speculative decoding needs
+        the result for the number of tokens, KV offload for whether a prefix could be loaded.
+        """
+        return self.speculation is None and not self.num_host_slots
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens per step. Without chunked prefill the longest prompt fits beside all decodes, or it would
+        never be scheduled.
+        """
+        if self.enable_chunked_prefill:
+            return self.max_num_batched_tokens
+        return max(self.max_num_batched_tokens, self.max_model_len + self.max_num_seqs)
+
+
+def rejection_reason(request: Request, config: SchedulerConfig) -> str | None:
+    """Why this request can never run with these limits, or None."""
+    length = len(request.prompt_token_ids)
+    if length == 0:
+        return "The prompt is empty."
+    if request.sampling.max_tokens < 1:
+        return "max_tokens must be at least 1."
+    if length >= config.max_model_len:
+        return (
+            f"The prompt has {length} tokens; with a context of {config.max_model_len} tokens "
+            f"it may have {config.max_model_len - 1}. Shorten it."
+        )
+    needed = -(-(length + 1) // config.block_size)
+    return too_long_reason(needed, config) if needed > config.num_blocks else None
+
+
+def too_long_reason(num_blocks: int, config: SchedulerConfig) -> str:
+    """The error of a request that needs more blocks than the cache has."""
+    return (
+        f"The request needs {num_blocks * config.block_size} tokens of KV cache, and the whole cache holds "
+        f"{config.num_blocks * config.block_size}. Shorten it, or give the server more KV cache."
+    )

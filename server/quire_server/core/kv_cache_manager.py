@@ -1,0 +1,302 @@
+"""The KV blocks of sequences: prefix cache look-up, whether the rest fits, and the block table from start to
+finish.
+
+Combines the GPU's ``block_pool`` with the lower tiers of ``kv_offload``: a block that is loaded from a lower
+tier is treated like one that the step computes, so it is published after the step. The scheduler decides
+which sequence goes first and which one is preempted; nothing here knows an order.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from quire_server.core.block_hash import ROOT, Content
+from quire_server.core.block_pool import BlockPool
+from quire_server.core.config import PreemptionMode, SchedulerConfig
+from quire_server.core.kv_offload import OffloadManager
+from quire_server.core.sequence import Sequence
+from quire_server.core.stats import KVStats
+from quire_server.core.step import Copies, StepResult
+
+
+class PrefixMatch(NamedTuple):
+    """The cached prefix of a waiting sequence, and how many blocks the rest needs."""
+
+    hits: dict[int, int]  # index in the block table -> block on the device, to be shared
+    loads: dict[int, int]  # index in the block table -> host slot, to be copied to a new block
+    numbers: list[int]  # of the contents in the leading hits
+    num_new: int
+    num_cached: int  # tokens that need not be computed
+
+
+class KVCacheManager:
+    """Every method is O(blocks of the sequence it is given), except ``reset`` and ``check``."""
+
+    def __init__(self, config: SchedulerConfig, clock: Callable[[], float]) -> None:
+        self._block_size = config.block_size
+        self._caching = config.enable_prefix_caching
+        self._swapping = config.preemption_mode is PreemptionMode.SWAP
+        self._free_block_reserve = int(config.num_blocks * config.free_block_reserve)
+        self._clock = clock
+        self._offload = OffloadManager(config.num_host_slots, config.num_disk_slots)
+        self._has_offload = config.num_host_slots > 0
+        self._pool = BlockPool(
+            config.num_blocks,
+            max_pinned=int(config.num_blocks * config.max_pinned_share),
+            on_evict=self._offload.demote,
+        )
+        self._last_number = ROOT
+        self._queries = self._hits = self._pins_refused = self._swaps = 0
+
+    @property
+    def utilization(self) -> float:
+        """Share of blocks in use or pinned; cached ones count as free."""
+        return 1 - self._pool.num_free / self._pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that ``append_block`` could return now."""
+        return self._pool.num_free
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether more than the reserve is free, so that a block may be used for something optional."""
+        return self._pool.num_free > self._free_block_reserve
+
+    def stats(self) -> KVStats:
+        """Gauges and counters."""
+        host, disk = self._offload.stats()
+        return KVStats(
+            self._queries,
+            self._hits,
+            self._pool.evictions,
+            self._pool.num_pinned,
+            self._pins_refused,
+            self._swaps,
+            self._offload.corrupt,
+            *host,
+            *disk,
+            self._offload.disk_failed,
+        )
+
+    # ---------------------------------------------------------------- admission
+
+    def match(self, sequence: Sequence) -> PrefixMatch | None:
+        """The longest cached prefix, at most all tokens but the last. Takes no block. None: a part of the
+        prefix is being read from the disk; ask again after the next step.
+
+        While prompt logprobs are missing the cache is not used: they exist only for positions that are
+        computed.
+        """
+        is_cacheable = self._caching and sequence.num_prompt_logprobs_sent >= sequence.num_prompt_logprobs
+        found = self._find_prefix(sequence) if is_cacheable else ({}, {}, [])
+        if found is None:
+            return None
+        hits, loads, numbers = found
+        num_cached = (len(hits) + len(loads)) * self._block_size
+        if sequence.num_swapped_tokens > num_cached:
+            num_cached = sequence.num_swapped_tokens
+            loads = {index: slot for index, slot in enumerate(sequence.swap_slots) if index not in hits}
+        num_new = -(-len(sequence.tokens) // self._block_size) - len(hits)
+        return PrefixMatch(hits, loads, numbers, num_new, num_cached)
+
+    def fits(self, match: PrefixMatch, *, is_alone: bool, num_reclaimed: int = 0) -> bool:
+        """Whether there are enough blocks, once ``num_reclaimed`` more are free. Beside other sequences the
+        reserve stays free, to avoid preemptions; for a sequence that is alone even pins are released.
+        """
+        if self._pool.num_pinned:
+            self._pool.expire(self._clock())
+        num_spare = self._pool.num_free_after(match.hits.values(), match.num_new) + num_reclaimed
+        if is_alone:
+            return num_spare >= 0 or (
+                self.release_pins() and self._pool.num_free_after(match.hits.values(), match.num_new) >= 0
+            )
+        return num_spare >= self._free_block_reserve
+
+    def num_reclaimable(self, sequence: Sequence, released: Counter[int], match: PrefixMatch) -> int:
+        """Blocks that preempting the sequence would free, after the tables counted in ``released`` (to which
+        its table is added). Blocks that the match shares anyway do not count.
+        """
+        hits = set(match.hits.values())
+        return sum(block_id not in hits for block_id in self._pool.freed_by(sequence.block_ids, released))
+
+    def start(self, sequence: Sequence, match: PrefixMatch) -> None:
+        """Build the block table. ``match`` must be current, and must fit."""
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = match.num_cached
+            self._queries += len(sequence.tokens)
+            self._hits += match.num_cached
+        self._pool.share(match.hits.values())  # before any allocation, which might evict them
+        for slot in match.loads.values():  # before any eviction, which might use these slots
+            self._offload.lock(slot)
+        for index in range(len(match.hits) + match.num_new):
+            block_id = match.hits[index] if index in match.hits else self._pool.allocate()
+            assert block_id is not None, "the match does not fit"
+            if index in match.loads:
+                self._offload.load(match.loads[index], block_id)
+            sequence.block_ids.append(block_id)
+        sequence.capacity = len(sequence.block_ids) * self._block_size
+        sequence.num_computed, sequence.num_published = match.num_cached, len(match.numbers)
+        sequence.block_hashes.numbers[:] = match.numbers
+        sequence.has_waited_for_disk = False
+        self._release_swap_slots(sequence, after_step=True)
+
+    # ---------------------------------------------------------------- steps
+
+    def append_block(self, sequence: Sequence) -> int | None:
+        """Append a block to the table; None when no block is free."""
+        if self._pool.num_pinned:
+            self._pool.expire(self._clock())
+        block_id = self._pool.allocate()
+        if block_id is not None:
+            sequence.block_ids.append(block_id)
+            sequence.capacity += self._block_size
+        return block_id
+
+    def release_pins(self) -> bool:
+        """End explicit prompt caching, rather than fail a request; False when nothing was pinned."""
+        return self._pool.release_pins()
+
+    def take_copies(self) -> Copies | None:
+        """The copies between tiers that belong to the step that was just planned. Once for each step."""
+        return self._offload.take_copies()
+
+    def apply_copy_outcome(self, result: StepResult) -> frozenset[int]:
+        """Take in which copies failed. Returns blocks whose content could not be loaded: sequences with them
+        have to be computed again.
+        """
+        if result.copied is None:
+            return frozenset()
+        self._offload.apply_outcome(result.copied)
+        return frozenset(result.copied.failed)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Enter the full blocks that were computed since the last call into the prefix cache."""
+        num_full, hashes, size = (
+            sequence.num_computed // self._block_size,
+            sequence.block_hashes,
+            self._block_size,
+        )
+        if not self._caching:
+            sequence.num_published = num_full
+            return
+        for index in range(sequence.num_published, num_full):
+            tokens = tuple(sequence.tokens[index * size : (index + 1) * size])
+            key = hashes.digest_of(index, tokens)
+            content = Content(hashes.numbers[-1] if index else ROOT, tokens, hashes.salt)
+            found = self._pool.find(key)
+            if (
+                found is not None and found[1] == content
+            ):  # computed twice at the same time: the first one stays
+                hashes.numbers.append(found[2])
+                continue
+            number = self._offload.number_of(key, content) if self._has_offload else None
+            if number is None:
+                number = self._last_number = self._last_number + 1
+            self._pool.publish(sequence.block_ids[index], key, content, number)
+            hashes.numbers.append(number)
+        sequence.num_published = num_full
+
+    # ---------------------------------------------------------------- release
+
+    def invalidate(self, sequence: Sequence) -> None:
+        """What was computed for the sequence is wrong: remove it from the prefix cache and the lower
+        tiers.
+        """
+        self._pool.unpublish(sequence.block_ids)
+        self._offload.drop(sequence.block_hashes.digests)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Release the table. With swapping, the computed blocks are kept on the host if there is room;
+        otherwise the sequence continues with whatever is still cached.
+        """
+        num_blocks = -(-sequence.num_computed // self._block_size)
+        if self._swapping and num_blocks:
+            sequence.swap_slots = self._offload.swap_out(sequence.block_ids[:num_blocks])
+            if sequence.swap_slots:
+                sequence.num_swapped_tokens = sequence.num_computed
+                self._swaps += 1
+        self._release(sequence)
+
+    def discard(self, sequence: Sequence) -> None:
+        """Release the table after a load from a lower tier failed; no prefix hit counts."""
+        sequence.num_cached_tokens = 0
+        self._release(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Release everything. Published blocks stay in the cache, and are pinned if the client asked for
+        it.
+        """
+        ttl = sequence.request.cache_ttl
+        if ttl > 0 and sequence.block_ids:
+            num_full = len(sequence.request.prompt_token_ids) // self._block_size
+            digests = sequence.block_hashes.digests[:num_full]
+            self._pins_refused += self._pool.pin(digests, self._clock() + ttl)
+        self._release(sequence)
+        self._release_swap_slots(sequence, after_step=False)
+
+    def reset(self) -> None:
+        """Clear the cache in every tier. Running sequences continue; what they publish from now on has a
+        preceding content that is gone, so it is never found.
+        """
+        self._pool.reset()
+        self._offload.reset()
+
+    # ---------------------------------------------------------------- accounting
+
+    def num_unaccounted(self, sequences: Iterable[Sequence]) -> int:
+        """Leaked blocks. Cheaper than ``check``, and never raises."""
+        return self._pool.num_unaccounted(sequence.block_ids for sequence in sequences)
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Raise AssertionError unless free + cached + pinned + used blocks are all blocks, in every tier."""
+        all_sequences = list(sequences)
+        self._pool.check(sequence.block_ids for sequence in all_sequences)
+        self._offload.check(slot for sequence in all_sequences for slot in sequence.swap_slots)
+
+    def _find_prefix(self, sequence: Sequence) -> tuple[dict[int, int], dict[int, int], list[int]] | None:
+        """Hits, loads, and the numbers of the leading hits; None while a part is being read from the disk."""
+        tokens, hashes, size = sequence.tokens, sequence.block_hashes, self._block_size
+        hits: dict[int, int] = {}
+        loads: dict[int, int] = {}
+        numbers: list[int] = []
+        on_disk: list[bytes] = []
+        parent, limit = ROOT, (len(tokens) - 1) // size
+        hashes.extend(tokens, limit, size)
+        for index in range(limit):
+            key = hashes.digests[index]
+            if (on_device := self._pool.find(key)) is not None:
+                block_id, content, number = on_device
+                if content != hashes.content(parent, tokens, index, size):
+                    break
+                hits[index] = block_id
+                if index == len(numbers):
+                    numbers.append(number)
+            elif self._offload.is_arriving(key):
+                return None
+            else:
+                entry = self._offload.on_host(key)
+                is_on_host = entry is not None
+                if entry is None and not sequence.has_waited_for_disk:
+                    entry = self._offload.on_disk(key)
+                if entry is None or entry.content != hashes.content(parent, tokens, index, size):
+                    break
+                number = entry.number
+                if is_on_host:
+                    loads[index] = entry.slot
+                else:
+                    on_disk.append(key)
+            parent = number
+        if on_disk:
+            sequence.has_waited_for_disk = True
+            return None if self._offload.fetch(on_disk) else self._find_prefix(sequence)
+        return hits, loads, numbers
+
+    def _release(self, sequence: Sequence) -> None:
+        self._pool.release(sequence.block_ids)
+        sequence.block_ids, sequence.capacity = [], 0
+
+    def _release_swap_slots(self, sequence: Sequence, *, after_step: bool) -> None:
+        if sequence.swap_slots:
+            self._offload.release(sequence.swap_slots, after_step=after_step)
+            sequence.swap_slots, sequence.num_swapped_tokens = [], 0

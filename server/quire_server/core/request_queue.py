@@ -1,0 +1,212 @@
+"""The live sequences of one engine: the waiting queue, the running queue with its rows, and the moves between
+them.
+
+Each move updates queue, row, KV blocks and status together, so that these always agree. The scheduler decides
+which sequence moves and when; nothing here knows a token budget or a step.
+"""
+
+import hashlib
+import heapq
+from bisect import insort
+from collections.abc import Collection
+
+from quire_server.core import policy
+from quire_server.core.block_hash import BlockHashChain
+from quire_server.core.config import SchedulerConfig
+from quire_server.core.kv_cache_manager import KVCacheManager, PrefixMatch
+from quire_server.core.policy import OutputLengthEstimator
+from quire_server.core.request import Request
+from quire_server.core.sequence import Sequence, Status
+from quire_server.core.step import StartedRow
+
+
+class WaitingQueue:
+    """A heap of sequences by ``order``: new and preempted ones in one queue.
+
+    A finished sequence stays in the heap and is skipped by ``first``; when such entries are the majority they
+    are removed at once. So every operation is O(log n) amortised, and memory is O(n).
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[float, int], Sequence]] = []
+        self._num_stale = 0
+
+    def push(self, sequence: Sequence) -> None:
+        """Add a sequence whose status is WAITING."""
+        heapq.heappush(self._heap, (sequence.order, sequence))
+
+    def first(self) -> Sequence | None:
+        """The sequence that goes next; it stays in the queue."""
+        while self._heap and self._heap[0][1].status is not Status.WAITING:
+            heapq.heappop(self._heap)
+            self._num_stale -= 1
+        return self._heap[0][1] if self._heap else None
+
+    def pop(self) -> None:
+        """Remove the sequence that ``first`` returned."""
+        heapq.heappop(self._heap)
+
+    def note_finished(self) -> None:
+        """The status of one sequence in the queue is no longer WAITING."""
+        self._num_stale += 1
+        if 2 * self._num_stale > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[1].status is Status.WAITING]
+            heapq.heapify(self._heap)
+            self._num_stale = 0
+
+
+class RunningQueue:
+    """The sequences that have a row of the runner. ``sequences`` is sorted by ``order``, the last one is
+    preempted first; only this class changes it.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.sequences: list[Sequence] = []
+        self._num_rows = num_rows
+        self._free_rows = list(range(num_rows - 1, -1, -1))  # the lowest is next
+
+    @property
+    def num_free_rows(self) -> int:
+        """Rows without a sequence."""
+        return len(self._free_rows)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every row is taken."""
+        return not self._free_rows
+
+    def add(self, sequence: Sequence) -> None:
+        """Give a sequence a row and insert it by its order."""
+        sequence.row = self._free_rows.pop()
+        insort(self.sequences, sequence, key=_order)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence and free its row."""
+        self.sequences.remove(sequence)
+        self._free_rows.append(sequence.row)
+
+    def check(self) -> None:
+        """Raise AssertionError when a row is lost or taken twice, or the order is broken."""
+        rows = sorted([*self._free_rows, *(sequence.row for sequence in self.sequences)])
+        assert rows == list(range(self._num_rows)), "rows"
+        orders = list(map(_order, self.sequences))
+        assert orders == sorted(orders), "order"
+
+
+class RequestQueue:
+    """Every live sequence by request id. ``waiting`` and ``running`` are for reading; change them through the
+    methods here.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, eos_token_ids: Collection[int]) -> None:
+        self.sequences: dict[str, Sequence] = {}
+        self.waiting = WaitingQueue()
+        self.running = RunningQueue(config.max_num_seqs)
+        self.is_blocked = False  # the first waiting sequence did not fit, and nothing was freed since
+        self.preemptions = 0
+        self._config = config
+        self._kv = kv
+        self._eos_ids = frozenset(eos_token_ids)
+        self._output_lengths = OutputLengthEstimator()
+        self._num_arrivals = 0
+
+    def add(self, request: Request) -> None:
+        """Queue a request that fits into the limits."""
+        self._num_arrivals += 1
+        self.sequences[request.request_id] = sequence = self._sequence(request)
+        self.is_blocked = False
+        self.waiting.push(sequence)
+
+    def start(self, sequence: Sequence, match: PrefixMatch) -> StartedRow:
+        """Move the first waiting sequence to the running queue, with a row and its KV blocks."""
+        self.waiting.pop()
+        sequence.transition(Status.RUNNING)
+        self.running.add(sequence)
+        self._kv.start(sequence, match)
+        sequence.update_check_from(self._config.block_size)
+        return StartedRow(
+            row=sequence.row,
+            request_id=sequence.request.request_id,
+            token_ids=tuple(sequence.tokens),
+            num_prompt_tokens=len(sequence.request.prompt_token_ids),
+            block_ids=tuple(sequence.block_ids),
+            sampling=sequence.request.sampling,
+            seed=sequence.seed,
+        )
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take row and blocks from a running sequence; it waits again.
+
+        Its answer is at least as long as what was generated so far. Where a shorter one was expected
+        (shortest job first), it moves back in the queue accordingly.
+        """
+        self.preemptions += 1
+        self._kv.preempt(sequence)
+        sequence.num_preemptions += 1
+        request, (arrival, number) = sequence.request, sequence.order
+        num_generated = len(sequence.tokens) - len(request.prompt_token_ids)
+        virtual_arrival = policy.virtual_arrival(self._config.policy, request, num_generated)
+        sequence.order = max(arrival, virtual_arrival), number
+        self._wait_again(sequence)
+
+    def restart(self, sequence: Sequence) -> None:
+        """A block of its prefix could not be loaded from a lower tier: compute the sequence from the
+        start.
+        """
+        self._kv.discard(sequence)
+        self._wait_again(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Remove a sequence, waiting or running, and release all that it holds."""
+        was_waiting = sequence.status is Status.WAITING
+        self._kv.finish(sequence)
+        if not was_waiting:
+            self._leave_row(sequence)
+        sequence.transition(Status.FINISHED)
+        if was_waiting:
+            self.waiting.note_finished()
+        self.is_blocked = False  # a sequence behind it may fit
+        del self.sequences[sequence.request.request_id]
+
+    def learn_output_length(self, sequence: Sequence) -> None:
+        """Feed the estimate for shortest job first with an answer that is complete."""
+        num_prompt_tokens = len(sequence.request.prompt_token_ids)
+        length = len(sequence.tokens) - num_prompt_tokens
+        self._output_lengths.learn(num_prompt_tokens, sequence.request.sampling.max_tokens, length)
+
+    def _sequence(self, request: Request) -> Sequence:
+        """The sequence of a new request: its place in the order, its seed, its limits."""
+        sampling, prompt = request.sampling, request.prompt_token_ids
+        expected = self._output_lengths.expect(len(prompt), sampling.max_tokens)
+        eos_ids = frozenset[int]() if sampling.ignore_eos else self._eos_ids
+        return Sequence(
+            request=request,
+            order=(policy.virtual_arrival(self._config.policy, request, expected), self._num_arrivals),
+            seed=self._derived_seed(request.request_id) if sampling.seed is None else sampling.seed,
+            stop_ids=eos_ids.union(sampling.stop_token_ids),
+            max_total=min(len(prompt) + sampling.max_tokens, self._config.max_model_len),
+            # With a grammar the runner masks stop tokens before min_tokens, unless the grammar allows nothing
+            # else; such a stop token counts.
+            min_total=len(prompt) + (sampling.min_tokens if sampling.grammar is None else 0),
+            tokens=list(prompt),
+            block_hashes=BlockHashChain(request.cache_salt),
+            num_prompt_logprobs=0 if sampling.prompt_logprobs is None else len(prompt) - 1,
+        )
+
+    def _derived_seed(self, request_id: str) -> int:
+        """The seed of a request without one: differs between requests, and is the same in every run."""
+        digest = hashlib.sha256(f"{self._config.seed}:{request_id}".encode()).digest()
+        return int.from_bytes(digest[:8], "big", signed=True)
+
+    def _wait_again(self, sequence: Sequence) -> None:
+        self._leave_row(sequence)
+        sequence.transition(Status.WAITING)
+        self.waiting.push(sequence)
+
+    def _leave_row(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.is_blocked = False
+
+
+def _order(sequence: Sequence) -> tuple[float, int]:
+    return sequence.order

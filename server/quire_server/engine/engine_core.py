@@ -1,0 +1,314 @@
+"""The engine's main loop: read inputs, schedule, run a step, commit, send outputs.
+
+One message per step and direction. While there is nothing to do the loop blocks on the socket and wakes up
+once a second for a heartbeat. A request that cannot be served fails alone, by an event with its error. An
+exception from a step is different: it belongs to no request, and afterwards neither the scheduler's state nor
+the KV cache can be trusted. It ends the process (EngineCrashed) and the pod restarts, rather than risk a
+wrong answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from quire_server.core.policy import MAX_PRIORITY, MIN_PRIORITY, TOP_PRIORITY
+from quire_server.core.request import Request
+from quire_server.core.scheduler import Scheduler
+from quire_server.core.stats import EngineStats
+from quire_server.core.step import Step, StepEvents, StepResult, TokenEvent, failure_event
+from quire_server.engine.canary import Canary
+from quire_server.engine.grammar_queue import POLL_SECONDS, GrammarQueue
+from quire_server.engine.heartbeat_writer import HeartbeatWriter
+from quire_server.engine.messages import EngineInfo, EngineOutputs
+from quire_server.engine.socket_server import EngineSocket, Peer, PolledInputs
+from quire_server.errors import RequestError
+from quire_server.fault_injection import Faults
+from quire_server.runner.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+_IDLE_POLL_SECONDS = 1.0
+_BLOCK_CHECK_SECONDS = 10.0
+_FLAP_SECONDS = 10.0
+_RETRY_SECONDS = 0.001
+
+LaunchedStep = tuple[Step, Callable[[], StepResult]]
+
+
+class StepExecutor(Protocol):
+    """What executes steps: the model runner. ``launch`` returns a function that waits for the result. Where
+    it ``is_asynchronous``, ``launch`` returns before the result exists. Results are read in the order of the
+    launches.
+    """
+
+    @property
+    def is_asynchronous(self) -> bool: ...
+
+    def launch(self, step: Step) -> Callable[[], StepResult]: ...
+
+
+class StepPipeline:
+    """Takes steps from the scheduler to the executor and results back.
+
+    With an asynchronous executor two steps overlap: the next one is scheduled and launched while the device
+    computes the one before. Whether a step can be scheduled ahead of a result is the scheduler's decision.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: StepExecutor) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._launched: LaunchedStep | None = None  # not committed yet
+
+    def advance(self) -> tuple[Step, StepEvents] | None:
+        """Commit one step. None: there is work, but it cannot be scheduled now."""
+        launched = self._launched or self._launch()
+        if launched is None:
+            return None
+        self._launched = self._launch() if self._executor.is_asynchronous else None
+        step, wait = launched
+        return step, self._scheduler.commit(step, wait())
+
+    def _launch(self) -> LaunchedStep | None:
+        step = self._scheduler.schedule()
+        return None if step is None else (step, self._executor.launch(step))
+
+
+class EngineCore:
+    """Scheduler and model runner of one model, and the canary that checks them."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        *,
+        info: EngineInfo,
+        heartbeat: HeartbeatWriter,
+        faults: Faults,
+        canary_interval: float,
+    ) -> None:
+        self._scheduler = scheduler
+        self._pipeline = StepPipeline(scheduler, runner)
+        self._grammar_queue = GrammarQueue(runner.grammars)
+        self._info = info
+        self._heartbeat = heartbeat
+        self._faults = faults
+        self._canary_interval = canary_interval
+        self._canary = Canary.for_model(info.vocab_size, info.max_model_len)
+        self._canary_runs = 0
+        self._expected_tokens: tuple[int, ...] = ()
+        self._peers: dict[str, Peer] = {}  # by request id
+        self._num_steps = 0
+        self._batch_size = 0
+        self._step_tokens = 0
+        self._blocks_checked_at = 0.0
+        self._unaccounted_blocks = 0
+
+    def warm_up(self) -> None:
+        """Run the canary for the first time: its tokens are the reference for all later runs."""
+        self._heartbeat.warming()
+        self._expected_tokens = self._run_canary()
+
+    def serve(self, socket: EngineSocket) -> None:
+        """Run until the process is ended. The engine is ready when the API process has connected, which
+        listens for clients before it connects.
+        """
+        while not socket.peers:
+            socket.poll(_IDLE_POLL_SECONDS)
+        self._heartbeat.serving()
+        while True:
+            timeout = POLL_SECONDS if self._grammar_queue else _IDLE_POLL_SECONDS
+            inputs = socket.poll(0.0 if self._scheduler.has_work else timeout)
+            self._process_inputs(inputs, socket)
+            if self._grammar_queue:
+                self._add_compiled_requests(socket)
+            self._check_blocks()
+            if self._scheduler.has_work:
+                self._run_step(socket)
+            else:
+                self._idle(socket)
+
+    # ---------------------------------------------------------------- inputs
+
+    def _process_inputs(self, inputs: PolledInputs, socket: EngineSocket) -> None:
+        if inputs.reset_cache:
+            self._scheduler.kv.reset()
+        rejected: list[tuple[Peer, TokenEvent]] = []
+        for peer, request in inputs.requests:
+            try:
+                self._validate(request)
+                if (grammar := request.sampling.grammar) is None:
+                    self._scheduler.add(request)
+                else:
+                    self._grammar_queue.add(request, grammar)
+            except RequestError as error:
+                rejected.append((peer, failure_event(request.request_id, str(error))))
+                continue
+            peer.requests.add(request.request_id)
+            self._peers[request.request_id] = peer
+        # After the requests, because a request may be added and aborted in one message.
+        for request_id in inputs.aborts:
+            self._forget(request_id)
+            self._scheduler.abort(request_id)
+        for request_id in inputs.finished:
+            self._forget(request_id)
+            self._scheduler.finish(request_id)
+        for peer, event in rejected:
+            socket.send(peer, EngineOutputs((event,), self._stats()))
+
+    def _add_compiled_requests(self, socket: EngineSocket) -> None:
+        """Schedule requests whose grammar is compiled now; those whose grammar failed get an error."""
+        for request, error in self._grammar_queue.pop_ready():
+            if not error:
+                self._scheduler.add(request)
+            elif (peer := self._peers.get(request.request_id)) is not None:
+                self._forget(request.request_id)
+                socket.send(peer, EngineOutputs((failure_event(request.request_id, error),), self._stats()))
+
+    def _validate(self, request: Request) -> None:
+        """Check again what the API process has checked already: the engine does not trust its peers."""
+        if request.request_id in self._peers:
+            raise RequestError("the request id is taken")
+        if not (MIN_PRIORITY <= request.priority <= MAX_PRIORITY or request.priority == TOP_PRIORITY):
+            raise RequestError("there is no such priority", param="priority")
+        if not math.isfinite(request.arrival):
+            raise RequestError("the time of arrival is no number")
+        prompt = request.prompt_token_ids
+        if not prompt or min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
+            raise RequestError("a token id is outside of the vocabulary", param="prompt")
+        named = request.sampling.named_token_ids
+        if named and (min(named) < 0 or max(named) >= self._info.vocab_size):
+            raise RequestError("a token id of the sampling parameters is outside of the vocabulary")
+        if request.sampling.grammar is not None and request.sampling.ignore_eos:
+            raise RequestError("a grammar needs the token that ends a text", param="ignore_eos")
+
+    def _forget(self, request_id: str) -> None:
+        self._grammar_queue.remove(request_id)
+        peer = self._peers.pop(request_id, None)
+        if peer is not None:
+            peer.requests.discard(request_id)
+
+    # ---------------------------------------------------------------- steps
+
+    def _run_step(self, socket: EngineSocket) -> None:
+        """Advance by one step, and send each peer the tokens and events of its requests."""
+        scheduler = self._scheduler
+        self._heartbeat.working(self._queue_depth, scheduler.num_running, scheduler.kv_utilization)
+        outgoing = {peer: StepEvents([], [], []) for peer in socket.peers}
+        result = self._advance()
+        for request_id, token_id in zip(result.request_ids, result.token_ids, strict=True):
+            peer = self._peers.get(request_id)
+            if peer in outgoing:
+                outgoing[peer].request_ids.append(request_id)
+                outgoing[peer].token_ids.append(token_id)
+        for event in result.events:
+            peer = self._peers.get(event.request_id)
+            if peer in outgoing:
+                outgoing[peer].events.append(event)
+            if event.finish_reason is not None:
+                self._forget(event.request_id)
+        stats = self._stats()
+        for peer, batch in outgoing.items():
+            columns = tuple(batch.request_ids), tuple(batch.token_ids)
+            socket.send(peer, EngineOutputs(tuple(batch.events), stats, *columns))
+
+    def _advance(self) -> StepEvents:
+        scheduler = self._scheduler
+        if self._faults.due("crash_step", self._num_steps):
+            raise RuntimeError("the fault crash_step")
+        if self._faults.due("stuck_step", self._num_steps):
+            while True:
+                time.sleep(60)
+        advanced = self._pipeline.advance()
+        if advanced is None:
+            # Nothing can be scheduled now, for example for lack of memory. If that lasts, it counts as a
+            # stall.
+            time.sleep(_RETRY_SECONDS)
+            return StepEvents([], [], [])
+        step, events = advanced
+        self._num_steps += 1
+        self._batch_size = len(step.rows)
+        self._step_tokens = step.total_tokens
+        self._heartbeat.stepped(
+            scheduler.has_work, self._queue_depth, scheduler.num_running, scheduler.kv_utilization
+        )
+        return events
+
+    def _check_blocks(self) -> None:
+        """Look for leaked KV blocks now and then. A leak costs capacity but no correctness, so it is reported
+        by a gauge and one log line, and the engine continues.
+        """
+        now = time.monotonic()
+        if now - self._blocks_checked_at < _BLOCK_CHECK_SECONDS:
+            return
+        unaccounted, self._blocks_checked_at = self._scheduler.num_unaccounted_blocks, now
+        if unaccounted and unaccounted != self._unaccounted_blocks:
+            logger.error("KV blocks are unaccounted for", extra={"blocks": unaccounted})
+        self._unaccounted_blocks = unaccounted
+
+    # ---------------------------------------------------------------- idle, canary
+
+    def _idle(self, socket: EngineSocket) -> None:
+        """Write a heartbeat, run the canary when it is due, and send current stats."""
+        now = time.monotonic()
+        self._batch_size = self._step_tokens = 0
+        self._heartbeat.idle(self._queue_depth, self._scheduler.kv_utilization)
+        sample = self._heartbeat.sample
+        if now - sample.proof_at >= self._canary_interval and not sample.reason:
+            self._check_canary()
+        flapping = self._faults.get("flapping_readiness")
+        if flapping is not None:
+            is_bad = int(now / (flapping.after or _FLAP_SECONDS)) % 2 == 1
+            self._heartbeat.set_unready_reason("FlappingReadiness" if is_bad else "")
+        stats = self._stats()
+        for peer in socket.peers:
+            socket.send(peer, EngineOutputs((), stats))
+
+    def _check_canary(self) -> None:
+        """Run the canary again. After wrong tokens the engine stays unready: only a restart can repair it."""
+        tokens = self._run_canary()
+        if self._faults.due("wrong_canary", self._canary_runs - 2):
+            tokens = tokens[:-1] + ((tokens[-1] + 1) % self._info.vocab_size,)
+        if tokens != self._expected_tokens:
+            logger.error(
+                "the canary's tokens changed", extra={"expected": self._expected_tokens, "tokens": tokens}
+            )
+            self._heartbeat.set_unready_reason("CanaryMismatch")
+
+    def _run_canary(self) -> tuple[int, ...]:
+        """The canary's tokens, computed in a batch of its own."""
+        self._canary_runs += 1
+        request = self._canary.request(self._canary_runs, time.monotonic())
+        self._scheduler.add(request)
+        self._heartbeat.working(self._queue_depth, 1, self._scheduler.kv_utilization)
+        tokens: list[int] = []
+        while True:
+            for event in self._advance():
+                tokens += event.token_ids
+                if event.error is not None:
+                    raise RuntimeError(f"the canary failed: {event.error}")
+                if event.finish_reason is not None:
+                    return tuple(tokens)
+
+    @property
+    def _queue_depth(self) -> int:
+        forced = self._faults.get("queue_depth")
+        return self._scheduler.num_waiting if forced is None else int(forced.after)
+
+    def _stats(self) -> EngineStats:
+        counters = self._scheduler.stats
+        return EngineStats(
+            running=self._scheduler.num_running,
+            waiting=self._queue_depth,
+            kv_utilization=self._scheduler.kv_utilization,
+            batch_size=self._batch_size,
+            preemptions=counters.preemptions,
+            kv=self._scheduler.kv.stats(),
+            blocks_unaccounted=self._unaccounted_blocks,
+            speculation=counters.speculation,
+            step_tokens=self._step_tokens,
+            deferred=len(self._grammar_queue),
+        )

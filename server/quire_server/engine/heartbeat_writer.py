@@ -1,0 +1,105 @@
+"""Writes the engine's heartbeats to shared memory: its phase, its progress, its load.
+
+Cheap enough to be called in every step. The health process decides what a heartbeat means.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from quire_server.health.heartbeat import Heartbeat, Phase, SharedState
+
+
+class HeartbeatWriter:
+    """The only writer of the heartbeat slot."""
+
+    def __init__(self, state: SharedState, now: float) -> None:
+        self._state = state
+        self._sample = Heartbeat(
+            written_at=now,
+            phase=Phase.LOADING,
+            work_pending=True,
+            queued=0,
+            running=0,
+            steps=0,
+            loaded_bytes=0,
+            total_bytes=0,
+            started_at=now,
+            load_seconds=0.0,
+            progress_at=now,
+            proof_at=now,
+            kv_utilization=0.0,
+            reason="",
+        )
+        self._write()
+
+    @property
+    def sample(self) -> Heartbeat:
+        """The last heartbeat."""
+        return self._sample
+
+    def loaded(self, loaded_bytes: int, total_bytes: int) -> None:
+        """So many bytes of the weights are loaded."""
+        now = time.monotonic()
+        progress_at = now if loaded_bytes > self._sample.loaded_bytes else self._sample.progress_at
+        self._write(loaded_bytes=loaded_bytes, total_bytes=total_bytes, progress_at=progress_at)
+
+    def progressed(self) -> None:
+        """Progress without bytes, between loading the weights and the first completion: a graph was
+        captured.
+        """
+        self._write(progress_at=time.monotonic())
+
+    def warming(self) -> None:
+        """The weights are loaded."""
+        now = time.monotonic()
+        self._write(phase=Phase.WARMING, load_seconds=now - self._sample.started_at, progress_at=now)
+
+    def serving(self) -> None:
+        """The engine is ready: the first canary has run, and the API process is connected."""
+        now = time.monotonic()
+        self._write(phase=Phase.SERVING, work_pending=False, progress_at=now, proof_at=now)
+
+    def working(self, queued: int, running: int, kv_utilization: float) -> None:
+        """There is work: from now on, missing steps are a stall."""
+        if not self._sample.work_pending:
+            self._write(
+                work_pending=True,
+                progress_at=time.monotonic(),
+                queued=queued,
+                running=running,
+                kv_utilization=kv_utilization,
+            )
+
+    def stepped(self, pending: bool, queued: int, running: int, kv_utilization: float) -> None:
+        """A step is done. That is progress, and proof of inference unless the engine is unready."""
+        now = time.monotonic()
+        self._write(
+            steps=self._sample.steps + 1,
+            work_pending=pending,
+            progress_at=now,
+            proof_at=self._sample.proof_at if self._sample.reason else now,
+            queued=queued,
+            running=running,
+            kv_utilization=kv_utilization,
+        )
+
+    def idle(self, queued: int, kv_utilization: float) -> None:
+        """There is no work."""
+        self._write(
+            work_pending=False,
+            progress_at=time.monotonic(),
+            queued=queued,
+            running=0,
+            kv_utilization=kv_utilization,
+        )
+
+    def set_unready_reason(self, reason: str) -> None:
+        """Make the engine unready for this reason; an empty one makes it ready again."""
+        if reason != self._sample.reason:
+            self._write(reason=reason)
+
+    def _write(self, **changes: Any) -> None:
+        self._sample = self._sample._replace(written_at=time.monotonic(), **changes)
+        self._state.write_heartbeat(self._sample)

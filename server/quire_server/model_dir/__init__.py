@@ -1,0 +1,1 @@
+"""Reading the files of a model directory, none of which is trusted."""

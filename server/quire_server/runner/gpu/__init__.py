@@ -1,0 +1,1 @@
+"""The parts of the runner that need a GPU: device interface, CUDA graphs, sampling, memory profile."""

@@ -1,0 +1,112 @@
+"""CudaDevice: the only module that calls CUDA: asynchronous copies, graph capture, memory figures. It decides
+nothing.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quire_server.errors import ConfigError
+from quire_server.runner.gpu.device import Memory, Outputs
+
+
+class CudaDevice:
+    """The first GPU that this process sees; a pod sees only its own."""
+
+    @staticmethod
+    def is_there() -> bool:
+        """Whether this process sees a GPU."""
+        return torch.cuda.is_available()
+
+    def __init__(self) -> None:
+        if not self.is_there():
+            raise ConfigError(
+                "There is no CUDA device: run where an NVIDIA GPU and its driver are, or use --device cpu."
+            )
+        self.place = torch.device("cuda", 0)
+        torch.cuda.set_device(self.place)
+        major, minor = torch.cuda.get_device_capability(self.place)
+        self.capability = 10 * major + minor
+        self._stream = torch.cuda.Stream(self.place)  # capture needs a stream other than the default
+        self._copies = torch.cuda.Stream(self.place)
+        self._pool: Any = None  # shared by all graphs, which never run at the same time
+
+    def upload(self, array: NDArray[Any]) -> Tensor:
+        """Copy through pinned memory, because a copy from pageable memory blocks. torch keeps it until the
+        copy is done.
+        """
+        return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(self.place, non_blocking=True)
+
+    def download(self, tensor: Tensor) -> Callable[[], NDArray[np.int64]]:
+        """Queue the copy on the stream; the returned function waits for the event behind it."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+
+        def wait() -> NDArray[np.int64]:
+            done.synchronize()
+            return host.numpy()
+
+        return wait
+
+    def capture(self, compute: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+        """Run once eagerly, which compiles kernels and allocates workspaces, then capture."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            compute()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            outputs = compute()
+        self._pool = graph.pool()
+        return graph.replay, outputs
+
+    def host_memory(self, size: int) -> Tensor:
+        """Pin the memory in place: torch's own allocator would round the size up to a power of two."""
+        memory = torch.empty(size, dtype=torch.uint8)
+        if error := int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0)):
+            raise ConfigError(
+                f"{size >> 20} MiB of the host's memory could not be pinned (CUDA error {error}): "
+                "lower --cpu-offload-gb, or give the host more memory."
+            )
+        weakref.finalize(memory, _unpin, memory.data_ptr()).atexit = False
+        return memory
+
+    def copy_beside(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+        """Copy on a second stream, between two events."""
+        queued, done = torch.cuda.Event(), torch.cuda.Event()
+        queued.record()
+        self._copies.wait_event(queued)
+        with torch.cuda.stream(self._copies):
+            target.copy_(source, non_blocking=True)
+            done.record()
+        return lambda: torch.cuda.current_stream().wait_event(done)
+
+    def peak_bytes(self, compute: Callable[[], object]) -> int:
+        """Measured by torch's allocator."""
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        compute()
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        torch.cuda.empty_cache()
+        return peak
+
+    def memory(self) -> Memory:
+        """Current memory figures."""
+        free, total = torch.cuda.mem_get_info(self.place)
+        reserved, allocated = torch.cuda.memory_reserved(self.place), torch.cuda.memory_allocated(self.place)
+        return Memory(total, free, reserved, allocated)
+
+
+def _unpin(address: int) -> None:
+    """Unpin once no copy can read the memory any more."""
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(address)

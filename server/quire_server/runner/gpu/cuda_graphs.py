@@ -1,0 +1,59 @@
+"""CUDA graphs of decode steps, one per batch shape.
+
+One replay replaces hundreds of kernel launches. It works on fixed buffers: the step's entries are copied in
+and padded to the shape, and logits and sampled tokens are valid where the capture left them until the next
+replay.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quire_server.core import cuda_graph_shapes
+from quire_server.core.cuda_graph_shapes import Shape
+from quire_server.runner.gpu.device import Device, Outputs
+
+logger = logging.getLogger(__name__)
+
+
+class CudaGraphs:
+    """The captured graphs; none before ``capture``."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._graphs: dict[Shape, tuple[Tensor, Callable[[], None], Outputs]] = {}
+
+    def capture(
+        self,
+        shapes: tuple[Shape, ...],
+        padding: int,
+        compute: Callable[[Tensor], Outputs],
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        """Capture ``compute`` (entries i64 [3, sequences, tokens]) for each of ``shapes``, largest first;
+        on_progress(graphs captured, all).
+        """
+        largest = max(sequences * tokens for sequences, tokens in shapes)
+        buffer = torch.zeros(3, largest, dtype=torch.int64, device=self._device.place)
+        buffer[0], buffer[1] = padding, -1
+        for number, shape in enumerate(shapes):
+            on_progress(number, len(shapes))
+            entries = buffer[:, : shape[0] * shape[1]].unflatten(1, shape)
+            self._graphs[shape] = (entries, *self._device.capture(partial(compute, entries)))
+        on_progress(len(shapes), len(shapes))
+        logger.info("graphs captured", extra={"shapes": shapes})
+
+    def shape_for(self, counts: Sequence[int]) -> Shape | None:
+        """The shape of the graph that computes sequences with these token counts; None if there is none."""
+        return cuda_graph_shapes.shape_for(counts, tuple(self._graphs))
+
+    def replay(self, entries: Tensor) -> Outputs:
+        """The outputs for entries i64 [3, sequences, tokens], which are padded to the shape of a graph."""
+        sequences, tokens = entries.shape[1:]
+        buffer, replay, outputs = self._graphs[sequences, tokens]
+        buffer.copy_(entries)
+        replay()
+        return outputs

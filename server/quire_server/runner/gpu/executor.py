@@ -1,0 +1,147 @@
+"""GpuExecutor: runs forward passes on a GPU without waiting for it.
+
+Decode steps are replays of CUDA graphs where one of the shape was captured. Steps with prompt chunks are
+launched kernel by kernel, which costs little compared with what they compute. What cannot be sampled on the
+GPU is left to the host (``runner.sampler``).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quire_server.core import cuda_graph_shapes
+from quire_server.core.step import Step, TokenLogprobs
+from quire_server.layers.forward_batch import ForwardBatch
+from quire_server.models.decoder import Decoder
+from quire_server.runner import batch_builder
+from quire_server.runner.batch_builder import StepLayout
+from quire_server.runner.gpu import sampler
+from quire_server.runner.gpu.cuda_graphs import CudaGraphs
+from quire_server.runner.gpu.device import Device, Outputs
+from quire_server.runner.gpu.input_batch import GpuInputBatch
+from quire_server.runner.input_batch import InputBatch
+from quire_server.runner.sampler import prompt_logprobs
+
+
+class ForwardOutput(NamedTuple):
+    """The result of a forward pass, valid until the next one."""
+
+    logits: Tensor  # f32 [S, vocab]
+    tokens: Tensor | None  # i64 [S] sampled by temperature alone, if the pass did
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]  # by row, where requested
+
+
+class GpuExecutor:
+    """A model on a GPU with its part of the input batch.
+
+    ``is_draft``: a draft model. Input tokens may be beyond its vocabulary, and it computes no prompt
+    logprobs.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_caches: tuple[Tensor, ...],
+        input_batch: InputBatch,
+        device: Device,
+        *,
+        is_draft: bool = False,
+    ) -> None:
+        self._model, self._kv_caches, self._input_batch, self._device = model, kv_caches, input_batch, device
+        self._is_draft = is_draft
+        self._state = GpuInputBatch(input_batch, device)
+        self._graphs = CudaGraphs(device)
+        self.graph_bytes = 0  # memory of the captured graphs
+
+    @torch.inference_mode()
+    def capture(self, num_drafts: int, on_progress: Callable[[int, int], None]) -> None:
+        """Capture decode steps of all shapes that the batch can have, with up to ``num_drafts`` drafts per
+        row.
+        """
+        shapes = cuda_graph_shapes.shapes(len(self._input_batch.tokens), num_drafts)
+        before = self._device.memory().reserved
+        self._graphs.capture(shapes, self._state.padding, self._decode, on_progress)
+        self.graph_bytes = self._device.memory().reserved - before
+
+    def apply(self, step: Step) -> None:
+        """Apply the step's differences, after the host's input batch did."""
+        self._state.apply(step)
+
+    def compute(self, step: Step, layout: StepLayout) -> ForwardOutput:
+        """Run the forward pass; a decode step also samples by temperature alone."""
+        if cuda_graph_shapes.is_uniform(step):
+            return self._decoded(step, layout)
+        config = self._model.config
+        built = batch_builder.build(step, layout, self._input_batch, config.num_kv_heads, config.windows)
+        token_rows = self._device.upload(np.repeat(layout.rows, layout.ends - layout.starts))
+        uploaded = self._uploaded(built)
+        known = self._state.known(uploaded.token_ids, token_rows)
+        uploaded = dataclasses.replace(uploaded, token_ids=self._embeddable(known))
+        states = self._model.states(uploaded, self._kv_caches)
+        wants_prompt_logprobs = not self._is_draft and bool(
+            (self._input_batch.num_prompt_logprobs[layout.rows] >= 0).any()
+        )
+        found = (
+            prompt_logprobs(self._model, states, layout, self._input_batch) if wants_prompt_logprobs else {}
+        )
+        return ForwardOutput(self._model.logits(states, uploaded.sample_rows).float(), None, found)
+
+    def upload(self, array: NDArray[Any]) -> Tensor:
+        """Copy an array to the GPU."""
+        return self._device.upload(array)
+
+    def sample(self, computed: ForwardOutput, layout: StepLayout) -> Callable[[], NDArray[np.int64]]:
+        """The returned function waits for the tokens of the sampled positions; a negative number is a
+        failure.
+        """
+        tokens, row_ids, ends = computed.tokens, layout.sampled_rows, layout.sampled_lengths
+        if tokens is None or sampler.wants_more(self._input_batch, row_ids):
+            upload, logits = self._device.upload, computed.logits
+            sampler.penalise(logits, self._state, self._input_batch, row_ids, ends, upload)
+            index, lengths = upload(np.stack((row_ids, ends)))
+            cuts = sampler.wants_cuts(self._input_batch, row_ids)
+            tokens = sampler.choose(logits, self._state, index, lengths, cuts=cuts)
+        return self._device.download(tokens)
+
+    def _decoded(self, step: Step, layout: StepLayout) -> ForwardOutput:
+        """A decode step: the last tokens of each row as one sequence, or as separate sequences where less is
+        padding.
+        """
+        captured = self._graphs.shape_for(step.num_tokens)
+        shape = captured or cuda_graph_shapes.eager_shape(step.num_tokens)
+        rows, starts, counts = layout.rows, layout.starts, layout.ends - layout.starts
+        if shape[1] == 1:
+            rows, starts = layout.sampled_rows, layout.sampled_lengths - 1
+            counts = np.ones_like(rows)
+        entries, is_real = self._state.entries(rows, starts, counts, shape)
+        given = self._device.upload(entries)
+        logits, tokens = self._decode(given) if captured is None else self._graphs.replay(given)
+        count = len(layout.sampled)
+        if is_real.reshape(-1)[:count].all():
+            return ForwardOutput(logits[:count], tokens[:count], {})
+        wanted = self._device.upload(np.flatnonzero(is_real))
+        return ForwardOutput(logits[wanted], tokens[wanted], {})
+
+    def _decode(self, entries: Tensor) -> Outputs:
+        batch = self._state.batch(entries, self._model.config)
+        given = self._embeddable(batch.token_ids)
+        batch = dataclasses.replace(batch, token_ids=given)
+        logits = self._model(batch, self._kv_caches).float()
+        rows, starts, _ = entries.flatten(1)
+        return logits, sampler.choose(logits, self._state, rows, starts + 1, cuts=False)
+
+    def _embeddable(self, token_ids: Tensor) -> Tensor:
+        return token_ids.clamp(max=self._model.config.vocab_size - 1) if self._is_draft else token_ids
+
+    def _uploaded(self, built: ForwardBatch) -> ForwardBatch:
+        tensors: dict[str, Any] = {
+            field.name: self._device.upload(value.numpy())
+            for field in dataclasses.fields(built)
+            if isinstance(value := getattr(built, field.name), Tensor)
+        }
+        return dataclasses.replace(built, **tensors)

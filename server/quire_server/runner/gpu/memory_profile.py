@@ -1,0 +1,143 @@
+"""Memory profile of a GPU: runs the largest steps that the limits allow before the KV cache is allocated, and
+sizes the cache by what is left. Also checks the settings that depend on the GPU.
+"""
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from quire_server.core import cuda_graph_shapes, gpu_memory
+from quire_server.core.gpu_memory import KVCacheRequirements, MemoryUsage
+from quire_server.core.sampling_params import SamplingParams
+from quire_server.core.step import StartedRow, Step
+from quire_server.errors import ConfigError
+from quire_server.models.config import ModelConfig
+from quire_server.models.decoder import Decoder
+from quire_server.runner import kv_cache
+from quire_server.runner.batch_builder import StepLayout
+from quire_server.runner.config import RunnerConfig
+from quire_server.runner.gpu.device import Device
+from quire_server.runner.gpu.executor import GpuExecutor
+from quire_server.runner.input_batch import InputBatch
+from quire_server.runner.quantization import FIRST_WITH_FP8
+
+_LOGIT_BYTES = 4  # float32
+
+
+def arithmetic(options: RunnerConfig, capability: int) -> RunnerConfig:
+    """The options as they apply to a GPU of this compute capability. Raises ConfigError for what it cannot
+    do.
+    """
+    if options.kv_cache_dtype == "fp8" and capability < FIRST_WITH_FP8:
+        raise ConfigError(
+            f"--kv-cache-dtype fp8 needs a GPU of compute capability 8.9 or more, and this one has "
+            f"{capability // 10}.{capability % 10}: use int8, which takes as little memory."
+        )
+    if options.quantization == "int8":
+        raise ConfigError("--quantization int8 is the CPU's arithmetic: use none or auto with --device cuda.")
+    return dataclasses.replace(options, quantization="none")
+
+
+def is_size_given(options: RunnerConfig) -> bool:
+    """Whether the user set the size of the KV cache."""
+    return options.num_blocks_override is not None or options.kv_cache_memory_bytes is not None
+
+
+def uses_graphs(model: Decoder, options: RunnerConfig) -> bool:
+    """Whether decode steps are captured. Not if the host reads results in the middle of a pass; nor if
+    weights are streamed from the host, since launches are not the bottleneck then.
+    """
+    return not model.needs_host_sync and model.stream is None and not options.enforce_eager
+
+
+def measure(
+    model: Decoder,
+    options: RunnerConfig,
+    device: Device,
+    stored: torch.dtype,
+    longest: int,
+    *,
+    draft: Decoder | None = None,
+) -> MemoryUsage:
+    """What takes the GPU's memory once the model and its draft model are loaded and the cache is not. The two
+    models never compute at the same time; each has its own graphs.
+    """
+    memory = device.memory()
+    drafts = min(options.num_speculative_tokens, longest - 1)
+    peaks = [_peaks(model, options, device, stored, longest, drafts)]
+    if draft is not None:
+        peaks.append(_peaks(draft, options, device, draft.embedding.dtype, longest, 0))
+    workspaces, graphs = zip(*peaks, strict=True)
+    others = memory.total - memory.free - memory.reserved
+    return MemoryUsage(memory.total, others, memory.allocated, max(workspaces), sum(graphs))
+
+
+def _peaks(
+    model: Decoder, options: RunnerConfig, device: Device, stored: torch.dtype, longest: int, drafts: int
+) -> tuple[int, int]:
+    """(bytes of the largest step, bytes of all graphs) of one model with up to ``drafts`` drafts per row."""
+    num_rows, block_size = options.max_num_seqs, options.block_size
+    input_batch = InputBatch(num_rows, longest, block_size)
+    caches = kv_cache.allocate(model.config, 1, block_size, dtype=stored, device=device.place)
+    steps = GpuExecutor(model, caches, input_batch, device)
+
+    def run(step: Step) -> int:
+        return device.peak_bytes(lambda: _run(steps, input_batch, step))
+
+    workspace = run(largest_step(num_rows, min(options.max_num_batched_tokens, longest), block_size, drafts))
+    if not uses_graphs(model, options):
+        return workspace, 0
+    shapes = cuda_graph_shapes.shapes(num_rows, drafts)
+    sequences, tokens = shapes[0]  # of most tokens, each of which is sampled
+    peak = run(largest_step(sequences, sequences * tokens, block_size, tokens - 1))
+    return workspace, gpu_memory.graph_bytes(peak, shapes, _LOGIT_BYTES * model.config.vocab_size)
+
+
+def sized(
+    options: RunnerConfig, measured: MemoryUsage, config: ModelConfig, block_bytes: int
+) -> RunnerConfig:
+    """The options with as many blocks as fit, unless the user set the size."""
+    if is_size_given(options):
+        return options
+    longest = kv_cache.longest_context(config, options)
+    wanted = KVCacheRequirements(
+        block_bytes, options.block_size, options.max_model_len, kv_cache.useful_blocks(options, longest)
+    )
+    count = gpu_memory.num_blocks(measured, options.gpu_memory_utilization, wanted)
+    return dataclasses.replace(options, num_blocks_override=count)
+
+
+def largest_step(num_rows: int, num_tokens: int, block_size: int, num_drafts: int = 0) -> Step:
+    """A step of ``num_tokens`` that samples for all rows, with as many drafts each as fit; the remaining
+    tokens are one prompt. All keys and values go to the first block, whose content does not matter.
+    """
+    num_rows = min(num_rows, num_tokens)
+    drafted = num_tokens - num_rows
+    samples = [1 + min(num_drafts, max(0, drafted - row * num_drafts)) for row in range(num_rows)]
+    counts = [num_tokens - sum(samples[1:]), *samples[1:]]
+    order = (*range(1, num_rows), 0)  # rows not sampled at every token come last
+    sampling = SamplingParams(1, temperature=1.0, top_k=2, top_p=0.5, min_p=0.5)
+    started = tuple(
+        StartedRow(
+            row, "", (0,) * counts[row], counts[row], (0,) * -(-counts[row] // block_size), sampling, 0
+        )
+        for row in order
+    )
+    return Step(
+        step_id=0,
+        started=started,
+        new_blocks=(),
+        rows=tuple(order),
+        starts=(0,) * num_rows,
+        num_tokens=tuple(counts[row] for row in order),
+        samples=tuple(samples[row] for row in order),
+    )
+
+
+@torch.inference_mode()
+def _run(steps: GpuExecutor, input_batch: InputBatch, step: Step) -> np.ndarray:
+    input_batch.apply(step)
+    steps.apply(step)
+    layout = StepLayout.of(step)
+    return steps.sample(steps.compute(step, layout), layout)()

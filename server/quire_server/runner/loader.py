@@ -1,0 +1,299 @@
+"""Loads a model: opens the checkpoint, checks every setting, reads the weights, allocates the KV caches.
+
+Checks come before the weights are read, so that settings that cannot work fail at once.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire_server.core import weight_offload
+from quire_server.errors import ConfigError
+from quire_server.layers.int8_linear import has_native_kernels
+from quire_server.layers.linear import LinearFactory
+from quire_server.model_dir.files import ModelFiles
+from quire_server.models import registry, weights
+from quire_server.models.config import ModelConfig
+from quire_server.models.decoder import Decoder
+from quire_server.runner import kv_cache, quantization
+from quire_server.runner.config import RunnerConfig
+from quire_server.runner.gpu import memory_profile
+from quire_server.runner.gpu.device import Device
+from quire_server.runner.gpu.weight_stream import WeightStream
+from quire_server.runner.kv_offload import DiskTier
+from quire_server.text.tokenizer import refuse_other_vocabulary
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model directory whose config.json and safetensors headers were read and checked. The weights are
+    still in the files.
+    """
+
+    files: ModelFiles
+    config: ModelConfig
+    shards: tuple[weights.Shard, ...]
+    dtype_name: str
+    quantization: str
+    linear: LinearFactory
+
+    @classmethod
+    def open(
+        cls, model_dir: Path, *, dtype: str, quantization_name: str, capability: int | None = None
+    ) -> "Checkpoint":
+        """Read config.json and the headers, and choose dtype and quantization (``auto`` depends on the
+        machine). ``capability``: compute capability of the GPU that is to compute, if one is.
+        """
+        files = ModelFiles.open(model_dir)
+        config = registry.load(files)
+        dtype_name = _dtype_name(dtype, config.dtype, for_gpu=capability is not None)
+        chosen, linear = quantization.choose(
+            quantization_name,
+            checkpoint=config.quantization,
+            dtype_is_auto=dtype == "auto",
+            dtype=dtype_name,
+            capability=capability,
+        )
+        tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
+        shards = weights.inspect(files, registry.tensors(config, linear), tied)
+        return cls(files, config, shards, dtype_name, chosen, linear)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that the model computes in."""
+        return _DTYPES[self.dtype_name]
+
+    @property
+    def arithmetic(self) -> str:
+        """dtype and quantization, for the log."""
+        return f"{self.dtype_name} {self.quantization}"
+
+    @property
+    def size(self) -> int:
+        """Bytes to read."""
+        return sum(shard.size for shard in self.shards)
+
+    @property
+    def layer_bytes(self) -> tuple[int, ...]:
+        """Bytes of each layer's matrices in the form that the kernels use."""
+        return registry.layer_bytes(self.config, self.dtype, self.linear)
+
+    def read(
+        self,
+        *,
+        max_len: int,
+        device: torch.device,
+        on_progress: Callable[[int, int], None],
+        host_layers: Collection[int] = (),
+    ) -> Decoder:
+        """Read the weights and return the model, ready to compute except for the matrices of ``host_layers``,
+        which are on the host; on_progress(loaded bytes, total bytes) between chunks.
+        """
+        model = registry.build(
+            self.config,
+            max_len=max_len,
+            dtype=self.dtype,
+            device=device,
+            linear=self.linear,
+            host_layers=host_layers,
+        )
+        weights.read(self.files, self.shards, model.targets(), on_progress)
+        model.finish()
+        return model
+
+
+def _dtype_name(wanted: str, stored: str, *, for_gpu: bool) -> str:
+    """auto: the checkpoint's dtype where the machine computes in it, float32 elsewhere."""
+    if wanted == "auto":
+        has_bf16 = for_gpu or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return "bfloat16" if stored != "float32" and has_bf16 else "float32"
+    if wanted not in _DTYPES:
+        raise ConfigError(f"dtype {wanted!r} is not supported; supported: auto, {', '.join(_DTYPES)}.")
+    return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCheckpoint:
+    """A draft model that fits the model and is not read yet."""
+
+    checkpoint: Checkpoint
+    block_size: int
+    stored: torch.dtype
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of its keys and values in one block. The offload tiers hold none of them."""
+        return kv_cache.block_bytes(self.checkpoint.config, self.block_size, self.stored)
+
+    def allocate(self, num_blocks: int, device: torch.device) -> tuple[Tensor, ...]:
+        """Allocate caches with as many blocks as the model's."""
+        config = self.checkpoint.config
+        return kv_cache.allocate(config, num_blocks, self.block_size, dtype=self.stored, device=device)
+
+
+def open_draft(
+    model: Checkpoint, options: RunnerConfig, capability: int | None = None
+) -> DraftCheckpoint | None:
+    """Open the draft model that the options name, or return None. Raises ConfigError if it cannot draft for
+    the model. ``capability``: of the GPU that computes both.
+    """
+    if options.speculative_model is None:
+        return None
+    found = open_as_draft(options.speculative_model, capability)
+    refuse_misfit(model, found)
+    wanted = options.max_model_len or model.config.max_position
+    if found.config.max_position < wanted:
+        raise ConfigError(
+            f"The draft model has {found.config.max_position} positions, and the context may have {wanted} "
+            f"tokens: set --max-model-len to {found.config.max_position} or less, or take another draft."
+        )
+    return DraftCheckpoint(
+        found, options.block_size, kv_cache.storage_dtype(options.kv_cache_dtype, found.dtype)
+    )
+
+
+def open_as_draft(directory: Path, capability: int | None = None) -> Checkpoint:
+    """Open a checkpoint with the fastest arithmetic there is: a wrong draft costs time and nothing else."""
+    found = Checkpoint.open(directory, dtype="auto", quantization_name="auto", capability=capability)
+    if capability is not None or found.quantization != "none" or not has_native_kernels():
+        return found
+    return Checkpoint.open(directory, dtype="auto", quantization_name="int8")
+
+
+def refuse_misfit(model: Checkpoint, draft: Checkpoint) -> None:
+    """Raise ConfigError unless both models have the same vocabulary."""
+    if model.files.exists("tokenizer.json") or draft.files.exists("tokenizer.json"):
+        refuse_other_vocabulary(model.files, draft.files)
+    elif model.config.vocab_size != draft.config.vocab_size:
+        raise ConfigError(
+            f"The draft model has {draft.config.vocab_size} tokens and the model {model.config.vocab_size}. "
+            "Take a draft with the same tokenizer."
+        )
+
+
+logger = logging.getLogger(__name__)
+
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its KV caches. ``device``: where the tensors are; None: the host. ``gpu_memory``: bytes by
+    kind.
+    """
+
+    model: Decoder
+    kv_caches: tuple[Tensor, ...]
+    num_blocks: int
+    max_model_len: int
+    dtype: str
+    quantization: str
+    device: Device | None
+    gpu_memory: Mapping[str, int]
+    num_host_slots: int
+    disk: DiskTier | None
+    draft: Decoder | None
+    draft_caches: tuple[Tensor, ...]
+
+
+def load_model(
+    model_dir: Path, options: RunnerConfig, on_progress: OnProgress, device: Device | None
+) -> LoadedModel:
+    """Open, check, read and place the model; on_progress(loaded bytes, total bytes) between chunks."""
+    place = torch.device("cpu") if device is None else device.place
+    if device is not None:
+        options = memory_profile.arithmetic(options, device.capability)
+    capability = None if device is None else device.capability
+    found = Checkpoint.open(
+        model_dir, dtype=options.dtype, quantization_name=options.quantization, capability=capability
+    )
+    draft = open_draft(found, options, capability)
+    config = found.config
+    stored = kv_cache.storage_dtype(options.kv_cache_dtype, found.dtype)
+    block_bytes = kv_cache.block_bytes(config, options.block_size, stored)
+    if draft is not None:
+        block_bytes += draft.block_bytes
+    longest = kv_cache.longest_context(config, options)
+    if device is None or memory_profile.is_size_given(options):
+        _, longest = kv_cache.plan(config, options, block_bytes)  # else the memory left after loading decides
+    num_host_slots = kv_cache.offload_slots(options.kv_offload_host_bytes, "host", config, options, stored)
+    disk = _disk(config, options, stored)
+    total = found.size + (draft.checkpoint.size if draft is not None else 0)
+    model = _read(found, options, device, longest, lambda n, _: on_progress(n, total))
+    draft_model = None
+    if draft is not None:
+        draft_model = draft.checkpoint.read(
+            max_len=longest, device=place, on_progress=lambda n, _: on_progress(found.size + n, total)
+        )
+    gpu_memory: Mapping[str, int] = {}
+    if device is not None:
+        measured = memory_profile.measure(model, options, device, stored, longest, draft=draft_model)
+        options = memory_profile.sized(options, measured, config, block_bytes)
+        gpu_memory = {"weights": measured.weights, "workspace": measured.workspace}
+    num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes)
+    caches = kv_cache.allocate(config, num_blocks, options.block_size, dtype=stored, device=place)
+    _log(place, found, model, draft)
+    return LoadedModel(
+        model,
+        caches,
+        num_blocks,
+        max_model_len,
+        found.dtype_name,
+        found.quantization,
+        device,
+        gpu_memory,
+        num_host_slots,
+        disk,
+        draft_model,
+        () if draft is None else draft.allocate(num_blocks, place),
+    )
+
+
+def _read(
+    found: Checkpoint, options: RunnerConfig, device: Device | None, longest: int, on_progress: OnProgress
+) -> Decoder:
+    """Read the model. With --cpu-offload-gb some layers' weights stay on the host and are streamed in each
+    step.
+    """
+    if not options.cpu_offload_gb:
+        place = torch.device("cpu") if device is None else device.place
+        return found.read(max_len=longest, device=place, on_progress=on_progress)
+    if device is None:
+        raise ConfigError("--cpu-offload-gb is for --device cuda: on a CPU all weights are in its memory.")
+    layers = weight_offload.streamed_layers(found.layer_bytes, options.cpu_offload_gb)
+    model = found.read(max_len=longest, device=device.place, on_progress=on_progress, host_layers=layers)
+    model.stream = WeightStream(model, layers, device)
+    return model
+
+
+def _log(place: torch.device, found: Checkpoint, model: Decoder, draft: DraftCheckpoint | None) -> None:
+    logger.info(
+        "model loaded",
+        extra={
+            "device": str(place),
+            "dtype": found.dtype_name,
+            "quantization": found.quantization,
+            "streamed_bytes": model.streamed_bytes,
+            "draft_model": "none" if draft is None else draft.checkpoint.arithmetic,
+            "threads": torch.get_num_threads(),
+            "native_kernels": has_native_kernels(),
+        },
+    )
+
+
+def _disk(config: ModelConfig, options: RunnerConfig, dtype: torch.dtype) -> DiskTier | None:
+    if (path := options.kv_offload_disk_path) is None:
+        return None
+    num_slots = kv_cache.offload_slots(options.kv_offload_disk_bytes, "disk", config, options, dtype)
+    try:
+        return DiskTier(path, num_slots, kv_cache.block_bytes(config, options.block_size, dtype))
+    except OSError as error:
+        raise ConfigError(
+            f"kv-offload-disk-path {path} cannot be written to ({error.strerror}): give another directory."
+        ) from None

@@ -1,0 +1,95 @@
+"""Small steps on a CPU: one recording of the forward pass over fixed tensors, replayed for decodes, for
+drafts to be verified, and for the tokens that a draft model lacks. Like a CUDA graph, a replay saves the
+per-layer work of Python and torch. Larger steps, and models that cannot be recorded, are computed layer by
+layer.
+"""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_server.core.step import Step
+from quire_server.layers.forward_batch import AttentionPlan, ForwardBatch
+from quire_server.layers.ops import Recording, record
+from quire_server.models.decoder import Decoder
+from quire_server.runner.batch_builder import StepLayout
+from quire_server.runner.input_batch import InputBatch
+
+_DRAFTED = 64  # at least this many tokens fit, for drafts of few rows
+
+
+class RecordedDecode:
+    """The recording of a batch of the maximum size; a step fills its leading rows."""
+
+    def __init__(self, batch: ForwardBatch, recording: Recording, vocab_size: int) -> None:
+        self._recording = recording
+        self._vocab_size = vocab_size
+        self._token_ids, self._positions, self._slots, self._lengths, self._table = (
+            tensor.numpy()
+            for tensor in (
+                batch.token_ids,
+                batch.positions,
+                batch.slots,
+                batch.decode_lens,
+                batch.decode_table,
+            )
+        )
+
+    @classmethod
+    def of(
+        cls, model: Decoder, kv_caches: Sequence[Tensor], max_rows: int, max_blocks: int
+    ) -> "RecordedDecode | None":
+        """Record the model, or return None on a GPU and for a model that uses anything but native kernels."""
+        if kv_caches[0].device.type != "cpu":
+            return None
+        batch = _batch(model, max(max_rows, _DRAFTED), max_blocks)
+        recording = record(lambda: model(batch, kv_caches))
+        return None if recording is None else cls(batch, recording, model.config.vocab_size)
+
+    def takes(self, step: Step) -> bool:
+        """Whether the step fits, and most of its tokens are sampled: a replay computes the logits of all."""
+        return step.total_tokens <= min(len(self._token_ids), 2 * sum(step.samples))
+
+    def __call__(self, layout: StepLayout, input_batch: InputBatch) -> Tensor:
+        """Logits [sampled, vocab], valid until the next call and bit-identical to the model's for the same
+        step. Token ids beyond the vocabulary, which drafts for another model may contain, are clamped to the
+        last id.
+        """
+        row_ids, positions = layout.tokens()
+        count, lengths = len(row_ids), positions + 1
+        table = input_batch.table(row_ids, lengths)
+        np.minimum(input_batch.tokens[row_ids, positions], self._vocab_size - 1, out=self._token_ids[:count])
+        self._positions[:count] = positions
+        self._slots[:count] = input_batch.slots(row_ids, positions)
+        self._lengths[:count] = lengths
+        self._table[:count, : table.shape[1]] = table
+        self._recording.replay(count)
+        logits = self._recording.result[:count]
+        return logits if len(layout.sampled) == count else logits[torch.from_numpy(layout.sampled)]
+
+
+def _batch(model: Decoder, rows: int, blocks: int) -> ForwardBatch:
+    each, none = torch.zeros(rows, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+    return ForwardBatch(
+        token_ids=each,
+        positions=each.clone(),
+        slots=each.clone(),
+        sample_rows=each.clone(),
+        num_decodes=rows,
+        num_queries=1,
+        decode_table=torch.zeros(rows, blocks, dtype=torch.int64),
+        decode_lens=torch.ones(rows, dtype=torch.int64),
+        prefill_table=none,
+        prefill_lens=none,
+        prefill_bounds=none,
+        prefill_chunks=(),
+        cache_rows=_by_torch,
+        plans=dict.fromkeys(model.config.windows, AttentionPlan(_by_torch, _by_torch)),
+    )
+
+
+def _by_torch() -> NoReturn:
+    raise AssertionError("attention by torch operations needs a plan, and cannot be recorded")

@@ -1,0 +1,160 @@
+"""FitsAccelerator says with numbers whether the model fits, from what pods report, and blocks nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from e2e.operator import pods as kubelet
+from e2e.operator.statusz import LLAMA_2_13B
+from quire_operator import reports, status
+from quire_operator.spec import Profile
+from quire_operator.status import transitions
+from tests.operator.status.objects import Body, compute, condition, model_body, pod
+
+H100 = status.RequestedAccelerator(profile=Profile(memory="80G"))
+UNTOLD = {"accelerator": H100}
+
+
+def statusz(config: Any = LLAMA_2_13B, **fields: Any) -> bytes:
+    return json.dumps({"phase": "loading", "config": config, **fields}).encode()
+
+
+def asked(memory: str = "96Gi", percent: int = 90, source: str = "models", **engine: Any) -> Body:
+    resources = {"cpu": "1", "memory": memory, "profileRef": {"name": "h100", "memoryPercent": percent}}
+    body = model_body()
+    body["spec"] |= {"resources": resources, "engine": engine}
+    body["spec"]["model"] = {"source": {"pvc": {"claimName": source}}}
+    return body
+
+
+def computed(body: Body, raw: bytes = statusz(), **fields: Any) -> Body:
+    loading = pod(kubelet.loading())
+    samples = {loading["metadata"]["uid"]: sample} if (sample := reports.parse_statusz(raw)) else {}
+    return compute(loading, body=body, samples=samples, **(UNTOLD | fields))
+
+
+def message(reported: Body) -> str:
+    (found,) = [c for c in reported["conditions"] if c["type"] == "FitsAccelerator"]
+    return str(found["message"])
+
+
+def test_what_fits_is_true_with_the_numbers() -> None:
+    reported = computed(asked(maxModelLen=4096, maxNumSeqs=8))
+
+    assert condition(reported, "FitsAccelerator") == ("True", "Fits")
+    for number in ("weights 26.0 GB", "KV cache 26.8 GB for 8 requests of 4,096", "72.0 GB (90% of 80.0 GB)"):
+        assert number in message(reported)
+    assert transitions.events({}, reported) == ()
+
+
+def test_the_issues_13b_on_80_gb_serves_thirteen_of_4k_and_says_so() -> None:
+    reported = computed(asked(maxModelLen=4096, maxNumSeqs=64))
+
+    assert condition(reported, "FitsAccelerator") == ("False", "FitsFewer")
+    assert "13 requests of 4,096 tokens fit at once" in message(reported)
+    assert condition(reported, "Degraded") == ("False", "AsExpected"), "it warns and hinders nothing"
+
+
+def test_what_does_not_fit_says_what_would_and_is_reported_once() -> None:
+    small = status.RequestedAccelerator(profile=Profile(memory="32G"))
+
+    reported = computed(asked(maxModelLen=16384), accelerator=small)
+    again = computed(asked(maxModelLen=16384), accelerator=small, old=reported)
+
+    assert condition(reported, "FitsAccelerator") == ("False", "DoesNotFit")
+    assert "no request fits" not in message(reported) and "tokens fits alone" in message(reported)
+    assert [(e.kind, e.reason) for e in transitions.events({}, reported)] == [("Warning", "DoesNotFit")]
+    assert transitions.events(reported, again) == ()
+
+
+@pytest.mark.parametrize(
+    ("engine", "raw", "words"),
+    [
+        ({"quantization": "Int8"}, statusz(), "weights 13.0 GB"),
+        ({}, statusz(totalBytes=7_000_000_000), "weights 7.0 GB"),
+        ({"dtype": "Float32"}, statusz(totalBytes=26_000_000_000), "weights 52.1 GB"),
+        ({"dtype": "Float32"}, statusz(), "KV cache 53.7 GB"),
+        ({"kvCache": {"dtype": "FP8"}}, statusz(), "KV cache 13.8 GB"),
+        ({"weightOffload": "10Gi"}, statusz(), "weights 15.3 GB"),
+        ({"kvCache": {"memory": "8Gi"}}, statusz(), "2 requests of 4,096 tokens fit at once"),
+    ],
+)
+def test_it_counts_what_the_spec_makes_of_the_model(engine: Body, raw: bytes, words: str) -> None:
+    assert words in message(computed(asked(maxModelLen=4096, maxNumSeqs=8, **engine), raw))
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (asked(percent=95, maxModelLen=4096), "memoryPercent gives 95 %"),
+        (asked(), "maxModelLen is not set"),
+        (asked(memory="16Gi", maxModelLen=4096), "Raise resources.memory"),
+    ],
+)
+def test_likely_mistakes_are_added(body: Body, words: str) -> None:
+    assert words in message(computed(body))
+    assert words not in message(computed(asked(maxModelLen=4096)))
+
+
+def test_the_sizes_outlive_the_pods_and_not_the_model() -> None:
+    before = computed(asked(maxModelLen=4096, maxNumSeqs=8))
+
+    without_pods = compute(body=asked(maxModelLen=16384, maxNumSeqs=64), old=before, **UNTOLD)
+    other_model = compute(body=asked(source="other"), old=before, **UNTOLD)
+
+    assert condition(without_pods, "FitsAccelerator") == ("False", "FitsFewer")
+    assert condition(other_model, "FitsAccelerator") == ("Unknown", "ModelUnknown")
+    assert "model" not in other_model
+
+
+def test_what_is_not_known_is_unknown_and_says_why() -> None:
+    gpu = asked()
+    gpu["spec"]["resources"] = {"cpu": "1", "memory": "96Gi", "gpu": {}}
+
+    assert condition(computed(asked(), statusz(config={})), "FitsAccelerator")[1] == "ModelUnknown"
+    assert condition(computed(gpu, accelerator=status.RequestedAccelerator()), "FitsAccelerator") == (
+        "Unknown",
+        "MemoryUnknown",
+    )
+    missing = computed(asked(), accelerator=status.RequestedAccelerator(error="there is no h100"))
+    assert condition(missing, "FitsAccelerator") == ("Unknown", "ProfileNotFound")
+    assert condition(computed(asked(maxModelLen=99999)), "FitsAccelerator") == ("Unknown", "NotSized")
+    assert not [c for c in compute()["conditions"] if c["type"] == "FitsAccelerator"], "none without a GPU"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        7,
+        "x" * 9000,
+        [1],
+        LLAMA_2_13B | {"num_hidden_layers": 10**9, "num_experts": 8, "moe_intermediate_size": 1},
+        LLAMA_2_13B | {"num_hidden_layers": True},
+        LLAMA_2_13B | {"hidden_size": 10**300},
+        LLAMA_2_13B | {"hidden_size": 1 << 39, "vocab_size": 1 << 39},
+        LLAMA_2_13B | {"num_attention_heads": 10**6},
+        LLAMA_2_13B | {"num_experts": 8, "mlp_only_layers": 7},
+        LLAMA_2_13B | {"num_experts": 8, "mlp_only_layers": list(range(3000))},
+        LLAMA_2_13B | {f"x{i}": i for i in range(100)},
+        LLAMA_2_13B | {"hidden_size": -1},
+        LLAMA_2_13B | {"hidden_size": 1.5},
+    ],
+)
+def test_a_lying_pod_is_not_believed_and_breaks_nothing(config: Any) -> None:
+    reported = computed(asked(), statusz(config))
+
+    assert condition(reported, "FitsAccelerator") == ("Unknown", "ModelUnknown")
+
+
+@pytest.mark.parametrize("kept", [7, {"hidden_size": "x"}, {"parameters": -1}])
+def test_a_status_that_another_owner_wrote_breaks_nothing(kept: Any) -> None:
+    before = computed(asked())
+    old = {
+        **before,
+        "model": {"sizes": {**before["model"]["sizes"], **kept} if isinstance(kept, dict) else kept},
+    }
+
+    assert condition(compute(body=asked(), old=old, **UNTOLD), "FitsAccelerator")[1] == "ModelUnknown"

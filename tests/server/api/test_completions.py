@@ -1,0 +1,177 @@
+"""Admission comes first: a refused request is not rendered or tokenized, and its client is not charged."""
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from quire_server.api import completions
+from quire_server.api.admission import Admission, AdmissionRequest, Limits
+from quire_server.api.context import ServerContext
+from quire_server.api.drain import Drain, DrainLimits
+from quire_server.api.http_exchange import HttpExchange
+from quire_server.api.rate_limit import RateLimits, Rates
+from quire_server.engine.messages import EngineInfo, EngineStats
+from quire_server.metrics.requests import Metrics
+from quire_server.model_dir.generation_config import SamplingDefaults
+
+INFO = EngineInfo(max_model_len=1000, vocab_size=9, num_blocks=100, block_size=10, max_num_seqs=2)
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "word " * 40}]}
+COMPLETION = {"model": "m", "prompt": "word " * 40, "structured_outputs": {"choice": ["a", "b"]}}
+ROUTES = {
+    "/v1/chat/completions": (completions.chat, CHAT),
+    "/v1/completions": (completions.complete, COMPLETION),
+}
+
+
+class Engine:
+    info = INFO
+    stats = EngineStats()
+
+
+class CallRecorder:
+    """Replaces the tokenizer, the template and the grammar compiler; records the calls."""
+
+    vocab_size = 9
+    eos_token_ids = (8,)
+
+    def __init__(self):
+        self.calls = []
+
+    def encode(self, text, **_):
+        self.calls.append("encode")
+        return [1] * 60
+
+    def decode(self, tokens, **_):
+        self.calls.append("decode")
+
+    def render(self, messages):
+        self.calls.append("render")
+        return "text"
+
+    def known(self, form):
+        self.calls.append("compile")
+
+
+def make_context(limits=None, stats=None, **rates):
+    recorder, engine = CallRecorder(), Engine()
+    engine.stats = stats or EngineStats()
+    metrics = Metrics("m")
+    return ServerContext(
+        served_names=("m",),
+        engine=engine,
+        tokenizer=recorder,
+        template=recorder,
+        grammars=recorder,
+        defaults=SamplingDefaults(),
+        metrics=metrics,
+        admission=Admission(limits or Limits(max_queued=4), time.monotonic, metrics.admitted),
+        drain=Drain(DrainLimits(1, 0), time.monotonic),
+        keys=None,
+        state=None,
+        thresholds=None,
+        deep_check=None,
+        rates=Rates(RateLimits(**rates), lambda: 0.0),
+    )
+
+
+def fill(context, num_answers, prompt_tokens=0):
+    asked = AdmissionRequest("another", num_answers, prompt_tokens, priority=-1)
+    stats = context.engine.stats
+    context.admission.reserve(asked.client, INFO, stats).claim(asked, INFO, stats)
+
+
+async def post(context, path):
+    """(status, body) of the response; calls the route's handler without HTTP."""
+    handle, body = ROUTES[path]
+    sent = []
+
+    incoming = asyncio.Queue()
+    incoming.put_nowait({"type": "http.request", "body": json.dumps(body).encode()})
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"path": path, "headers": [], "quire.client": "ann"}
+    await handle(context, HttpExchange(scope, incoming.get, send))
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def remaining_limits(context):
+    return {
+        name.removeprefix("x-ratelimit-remaining-"): int(value)
+        for name, value in context.rates.headers("ann")
+        if "remaining" in name
+    }
+
+
+def full_by_requests():
+    context = make_context()
+    fill(context, 6)
+    return context
+
+
+def full_by_tokens():
+    context = make_context(Limits(max_queued=100, max_queued_tokens=100))
+    fill(context, 1, prompt_tokens=70)
+    return context
+
+
+def full_by_memory():
+    return make_context(stats=EngineStats(running=1, kv_utilization=0.94))
+
+
+def full_by_client_limit():
+    return make_context(Limits(max_queued=4, max_per_client=0))
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    ("make_full", "status", "code"),
+    [
+        (full_by_requests, 503, "queue_full"),
+        (full_by_tokens, 503, "queue_full"),
+        (full_by_memory, 503, "memory_pressure"),
+        (full_by_client_limit, 429, "rate_limit_exceeded"),
+    ],
+)
+async def test_a_full_server_refuses_before_the_request_is_tokenized(make_full, status, code, path):
+    context = make_full()
+    num_admitted = context.admission.num_admitted
+    answer, body = await post(context, path)
+    assert (answer, body["error"]["code"]) == (status, code)
+    assert context.tokenizer.calls == []
+    assert context.admission.num_admitted == num_admitted
+
+
+async def test_an_admitted_request_is_rendered_tokenized_and_its_grammar_compiled():
+    context = make_context()
+    for path in ROUTES:
+        await post(context, path)  # without an engine, so it fails afterwards
+    assert context.tokenizer.calls == ["render", "encode", "encode", "compile"]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_refusals_by_a_full_server_do_not_use_up_the_rate_limit(path):
+    context = make_context(requests=3, tokens=100)
+    fill(context, 6)
+    for _ in range(10):
+        assert (await post(context, path))[0] == 503
+    assert remaining_limits(context) == {"requests": 3, "tokens": 100}
+
+
+async def test_a_prompt_refused_after_tokenization_is_not_charged():
+    context = make_context(Limits(max_queued=4, max_queued_tokens=100), requests=3, tokens=100)
+    fill(context, 1, prompt_tokens=49)  # room for the estimate of 50 tokens, and not for the 60 that it has
+    status, body = await post(context, "/v1/chat/completions")
+    assert (status, body["error"]["code"]) == (503, "queue_full")
+    assert context.tokenizer.calls == ["render", "encode"]
+    assert remaining_limits(context) == {"requests": 3, "tokens": 100}
+
+
+async def test_an_invalid_request_is_charged():
+    context = make_context(requests=3)
+    context.tokenizer.encode = lambda text, **_: [1] * 5000
+    assert (await post(context, "/v1/chat/completions"))[0] == 400
+    assert remaining_limits(context) == {"requests": 2}

@@ -1,0 +1,87 @@
+"""Requests and tokens of a minute, per client."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_server.api.protocol.errors import ApiError
+from quire_server.api.rate_limit import RateLimits, Rates
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def refused(rates, client="ann", prompt_tokens=0):
+    with pytest.raises(ApiError) as error:
+        rates.charge(client, prompt_tokens)
+    assert (error.value.status, error.value.code) == (429, "rate_limit_exceeded")
+    return dict(error.value.headers)
+
+
+def test_without_limits_no_request_is_refused():
+    rates = Rates(RateLimits(), Clock())
+    for _ in range(1000):
+        rates.charge("", 10**6)
+    assert list(rates.headers("")) == []
+
+
+def test_a_request_over_the_limit_is_refused_with_retry_after_and_then_allowed():
+    clock = Clock()
+    rates = Rates(RateLimits(requests=6), clock)
+    for _ in range(6):
+        rates.charge("ann", 0)
+    headers = refused(rates)
+    assert headers["retry-after"] == "10"
+    assert headers["x-ratelimit-remaining-requests"] == "0"
+    rates.charge("bob", 0)  # has a limit of its own
+    clock.now += 10
+    rates.charge("ann", 0)
+    refused(rates)
+
+
+def test_a_long_answer_delays_the_next_request_until_the_tokens_are_refilled():
+    clock = Clock()
+    rates = Rates(RateLimits(tokens=600), clock)
+    rates.charge("ann", 100)
+    rates.spend("ann", 1100)
+    assert dict(rates.headers("ann"))["x-ratelimit-remaining-tokens"] == "0"
+    assert refused(rates, prompt_tokens=0)["retry-after"] == "61"  # 600 in debt, at 10 a second
+    clock.now += 61
+    rates.charge("ann", 0)
+
+
+def test_a_prompt_longer_than_the_tokens_of_a_minute_is_allowed_after_a_pause():
+    clock = Clock()
+    rates = Rates(RateLimits(tokens=100), clock)
+    rates.charge("ann", 5000)
+    refused(rates)
+    clock.now += 60 * 50
+    rates.charge("ann", 5000)
+
+
+def test_a_refused_request_is_not_charged():
+    rates = Rates(RateLimits(requests=5, tokens=100), Clock())
+    rates.charge("ann", 100)
+    for _ in range(20):
+        refused(rates, prompt_tokens=1)
+    assert dict(rates.headers("ann"))["x-ratelimit-remaining-requests"] == "4"
+
+
+@given(st.lists(st.floats(0, 30), max_size=60), st.integers(1, 1000))
+def test_over_any_time_a_client_gets_at_most_a_full_bucket_and_the_refill(pauses, limit):
+    clock = Clock()
+    rates = Rates(RateLimits(requests=limit), clock)
+    begun, served = clock.now, 0
+    for pause in pauses:
+        clock.now += pause
+        try:
+            rates.charge("ann", 0)
+            served += 1
+        except ApiError:
+            pass
+        assert served <= limit + (clock.now - begun) * limit / 60 + 1e-6

@@ -1,0 +1,73 @@
+"""A fake device on the CPU, which computes at once. Which results the host sees, and when, is as on a real
+one.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quire_server.runner.gpu.device import Memory, Outputs
+
+
+class FakeDevice:
+    """``log`` lists the calls; ``fault``, if set, is raised by every wait for a download."""
+
+    place = torch.device("cpu")
+
+    def __init__(self, total: int = 1 << 30, capability: int = 90) -> None:
+        self.total, self.capability = total, capability
+        self.log: list[str] = []
+        self.fault: Exception | None = None
+
+    def upload(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.array(array))
+
+    def download(self, tensor: Tensor) -> Callable[[], NDArray[np.int64]]:
+        self.log.append("download")
+        copied = tensor.clone()
+
+        def wait() -> NDArray[np.int64]:
+            self.log.append("wait")
+            if self.fault is not None:
+                raise self.fault
+            return copied.numpy()
+
+        return wait
+
+    def capture(self, compute: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+        """Remembers the function, and replays it into the memory of the first results."""
+        compute()
+        outputs = compute()
+        self.log.append("capture")
+
+        def replay() -> None:
+            self.log.append("replay")
+            for kept, new in zip(outputs, compute(), strict=True):
+                kept.copy_(new)
+
+        return replay, outputs
+
+    def host_memory(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def copy_beside(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+        """Overwrites the target at once, and copies only when the caller waits for the copy."""
+        self.log.append("copy")
+        target.fill_(0xFF)  # NaN in every float type
+
+        def arrive() -> None:
+            self.log.append("arrive")
+            target.copy_(source)
+
+        return arrive
+
+    def peak_bytes(self, compute: Callable[[], object]) -> int:
+        compute()
+        return 1 << 20
+
+    def memory(self) -> Memory:
+        return Memory(self.total, self.total - (96 << 20), 64 << 20, 48 << 20)

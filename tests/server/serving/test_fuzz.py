@@ -1,0 +1,153 @@
+"""Requests made from the OpenAPI document, right ones and wrong ones, against the real server: each gets what
+the document says, and after each the server still computes what it computed before.
+"""
+
+import json
+import time
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi import checks
+
+from quire_server.api import openapi
+from tests.server.conftest import KEY
+from tests.server.launch import NO_TLS, Server
+
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+CANARY = {"model": "tiny", "prompt": "Once upon", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+# What a 503 may say to a request that comes alone.
+REFUSALS = {"deadline_exceeded", "memory_pressure"}
+SECONDS_EACH = 5.0
+OPERATIONS = [
+    (method, path, mode)
+    for path, item in openapi.document()["paths"].items()
+    for method, operation in item.items()
+    for mode in GenerationMode
+    if mode is GenerationMode.POSITIVE or "requestBody" in operation or "parameters" in operation
+]
+CHECKS = [
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+    checks.response_headers_conformance,
+    checks.ignored_auth,
+    checks.unsupported_method,
+]
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tiny, tmp_path_factory):
+    """A server with answers of at most half a second, and its answer to a reference request."""
+    directory = tmp_path_factory.mktemp("fuzzed")
+    (directory / "keys").mkdir()
+    (directory / "keys" / "alice").write_text(KEY)
+    flags = ("--api-keys-dir", str(directory / "keys"), "--request-timeout-seconds", "0.5")
+    with Server(tiny, directory, *flags) as server:
+        server.wait_ready()
+        yield server, golden(server)
+
+
+def send(server, path, **body):
+    return httpx.post(server.url + path, headers=HEADERS, timeout=20, verify=NO_TLS, **body)
+
+
+def golden(server):
+    answer = send(server, "/v1/completions", json=CANARY)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def document(server):
+    return httpx.get(server.url + "/openapi.json", headers=HEADERS, verify=NO_TLS).json()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "mode"), OPERATIONS, ids=[" ".join(map(str, one)) for one in OPERATIONS]
+)
+def test_every_response_conforms_to_the_openapi_document(fuzzed, method, path, mode):
+    server, expected = fuzzed
+    operation = schemathesis.openapi.from_dict(document(server))[path][method]
+    end, statuses = time.monotonic() + SECONDS_EACH, []
+    expects = [checks.negative_data_rejection] if mode is GenerationMode.NEGATIVE else []
+
+    @settings(
+        max_examples=60,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def fuzz(case):
+        if time.monotonic() > end:
+            return
+        response = case.call(base_url=server.url, headers=HEADERS, timeout=20)
+        statuses.append(response.status_code)
+        case.validate_response(response, checks=[*CHECKS, *expects], headers=HEADERS)
+        if response.status_code >= 500:
+            assert response.status_code == 503 and response.json()["error"]["code"] in REFUSALS, response.text
+        elif response.status_code >= 400:
+            assert response.json()["error"]["message"]
+        assert golden(server) == expected
+
+    fuzz()
+    assert 200 in statuses if mode is GenerationMode.POSITIVE else statuses
+
+
+NASTY = [
+    b'{"model": "tiny", "prompt": "\\u0000"}',
+    b'{"model": "tiny", "prompt": "a\x00b"}',
+    b'{"model": "tiny", "prompt": "\\ud800"}',
+    b'{"model": "tiny", "prompt": "\\udfff\\ud800"}',
+    b'{"model": "\\ud800", "prompt": "x"}',
+    b'{"\\ud800": 1, "model": "tiny", "prompt": "x"}',
+    b'{"model": "tiny", "prompt": "x", "stop": ["\\u0000"]}',
+    b'{"model": "tiny", "prompt": "x", "cache_salt": "\\u0000\\uffff"}',
+    b'{"model": "tiny", "prompt": "\xff\xfe"}',
+    b'{"model": "tiny", "prompt": "\xed\xa0\x80"}',
+    b"[" * 200_000,
+    b'{"a":' * 200_000,
+    b'{"model": "tiny", "prompt": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    b'{"model": "tiny", "prompt": "x", "seed": ' + b"9" * 100_000 + b"}",
+    b'{"model": "tiny", "prompt": "x", "temperature": 1e999}',
+    b'{"model": "tiny", "prompt": "x", "temperature": -1e999}',
+    b'{"model": "tiny", "prompt": "x", "temperature": NaN}',
+    b'{"model": "tiny", "prompt": "x", "temperature": -Infinity}',
+    b'{"model": "tiny", "model": "other", "prompt": "x"}',
+    b"\xef\xbb\xbf{}",
+    b"null",
+    b"",
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_nasty_bodies_are_answered_and_forgotten(fuzzed, path):
+    server, expected = fuzzed
+    for body in NASTY:
+        answer = send(server, path, content=body)
+        assert answer.status_code in (200, 400, 404), (body[:80], answer.text[:300])
+        if answer.status_code != 200:
+            assert answer.json()["error"]["message"]
+        assert golden(server) == expected, body[:80]
+
+
+@settings(max_examples=150, deadline=None, database=None, derandomize=True)
+@given(text=st.text(st.characters(), max_size=40))
+def test_any_text_comes_back_from_its_tokens(fuzzed, text):
+    """Whole code points, \\x00 and lone surrogates included: those are no text, and refused."""
+    server, _ = fuzzed
+    body = json.dumps({"prompt": text, "add_special_tokens": False})
+    answer = send(server, "/tokenize", content=body)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        assert answer.status_code == 400
+        return
+    tokens = answer.json()["tokens"]
+    back = send(server, "/detokenize", json={"tokens": tokens})
+    assert back.json()["prompt"] == text

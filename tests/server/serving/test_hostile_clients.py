@@ -1,0 +1,201 @@
+"""Hostile clients: many silent connections, many that hang up, and invalid data on every socket. Afterwards
+the server answers as before.
+"""
+
+import asyncio
+import contextlib
+import os
+import pickle
+import resource
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from quire_server.api import openapi
+from quire_server.api.auth import PUBLIC_PATHS
+from quire_server.api.routes import router
+from tests.server import listening
+from tests.server.conftest import KEY
+from tests.server.launch import NO_TLS
+
+ASK = {"model": "tiny", "prompt": "Once", "max_tokens": 2}
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+IDLE = 10_000
+STREAMS, MAX_NUM_SEQS = 200, 64  # the latter is the default
+MEGABYTE = 1 << 20
+UNKNOWN = ("/", "/docs", "/docs/x", "/admin", "/v1", "/health/", "/metrics/x", "//health", "/v1/models/tiny")
+
+
+def answers(server):
+    assert server.post("/v1/completions", ASK, key=KEY).status_code == 200
+    assert server.probe("readyz") == 200
+    return True
+
+
+def resident(pid):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def open_files(pid):
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+@pytest.fixture
+def many_files(server):
+    """As many open files for us and for the API process as ten thousand connections take."""
+    ours, wanted = resource.getrlimit(resource.RLIMIT_NOFILE), IDLE + 1000
+    hard = ours[1] if ours[1] == resource.RLIM_INFINITY else max(ours[1], wanted)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(ours[0], wanted), hard))
+    resource.prlimit(server.children()["api"], resource.RLIMIT_NOFILE, (wanted, max(hard, wanted)))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (ours[0], hard))
+
+
+def test_ten_thousand_silent_connections_do_not_block_others(server, many_files):
+    api = server.children()["api"]
+    before_files, before_bytes = open_files(api), resident(api)
+    with contextlib.ExitStack() as stack:
+        for number in range(IDLE):
+            # Addresses of the loopback network: one alone has too few ports where others use them too.
+            source = (f"127.0.{1 + number // 5000}.1", 0)
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 20, source))
+            if number % 1000 == 0:
+                assert answers(server)
+        server.wait("they are all there", lambda: open_files(api) >= IDLE)
+        assert answers(server)
+        assert resident(api) - before_bytes < IDLE * 32 * 1024
+    server.wait("they are all gone", lambda: open_files(api) < before_files + 50)
+    assert answers(server)
+
+
+def load(server):
+    """The numbers of active, running and waiting requests."""
+    gauges = ("llm_active_requests", "llm_running_requests", "llm_queue_depth")
+    return tuple(server.metric(name) for name in gauges)
+
+
+async def test_after_a_storm_of_clients_that_hang_up_nothing_runs(server):
+    """Two hundred streams, cut while as many run as may and the others wait."""
+    ask = ASK | {"max_tokens": 1900, "stream": True, "ignore_eos": True}
+    limits = httpx.Limits(max_connections=None)
+    full_load = (STREAMS, MAX_NUM_SEQS, STREAMS - MAX_NUM_SEQS)
+
+    async def listen():
+        async with client.stream("POST", server.url + "/v1/completions", json=ask) as answer:
+            assert answer.status_code == 200
+            async for _ in answer.aiter_bytes():
+                pass
+
+    async with httpx.AsyncClient(timeout=60, headers=HEADERS, limits=limits) as client:
+        clients = [asyncio.create_task(listen()) for _ in range(STREAMS)]
+        await asyncio.to_thread(server.wait, "the server is full", lambda: load(server) == full_load)
+        assert not any(one.done() for one in clients), "none was refused, none is served already"
+        for one in clients:
+            one.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+    end = time.monotonic()
+    server.wait("nothing runs or waits", lambda: load(server) == (0, 0, 0), 1.0)
+    server.wait("its blocks are free", lambda: server.metric("llm_kv_cache_utilization") == 0, 1.0)
+    assert time.monotonic() - end < 1.0
+    assert answers(server)
+
+
+class Bomb:
+    """What a careless reader would run."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_garbage_and_pickles_on_every_socket_are_refused(server, tmp_path):
+    mark = tmp_path / "exploded"
+    bomb = pickle.dumps(Bomb(mark))
+    framed = len(bomb).to_bytes(4, "big") + bomb
+    post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(bomb)
+    post += b"Authorization: Bearer " + KEY.encode() + b"\r\n\r\n" + bomb
+    garbage = [
+        bomb,
+        framed,
+        post,
+        os.urandom(4096),
+        b"\0" * 4096,
+        b"\xff" * 4096,
+        b"\x16\x03\x01\x02\x00",
+        b"\r\n" * 99,
+    ]
+    found = listening.addresses(server)
+    assert found == {
+        (socket.AF_INET, ("127.0.0.1", server.port)),
+        (socket.AF_INET, ("127.0.0.1", server.health_port)),
+        (socket.AF_UNIX, str(server.run_dir() / "engine.sock")),
+    }
+    pids = server.children()
+    for family, address in found:
+        for data in garbage:
+            with socket.socket(family) as stranger:
+                stranger.settimeout(5)
+                stranger.connect(address)
+                with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                    stranger.sendall(data)
+                    stranger.shutdown(socket.SHUT_WR)
+                    answer = b""
+                    while family == socket.AF_INET and (more := stranger.recv(4096)):
+                        answer += more
+                    assert b" 200 " not in answer[:16], (address, data[:20])
+        assert answers(server)
+    assert not mark.exists()
+    assert server.children() == pids
+
+
+def test_every_route_but_health_and_metrics_answers_401_without_a_key(server):
+    assert {"/health", "/metrics"} == PUBLIC_PATHS
+    documented = openapi.document()["paths"].keys()
+    served = {route.path: method for route in router.routes for method in route.methods}
+    assert documented >= served.keys() - {"/", "/docs", "/docs/{name}", "/v1/models/{model:path}"}
+    paths = dict.fromkeys((*documented, *UNKNOWN), "GET") | served
+    for path, method in paths.items():
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": f"Basic {KEY}"},
+            {"x-api-key": KEY},
+        ):
+            for asked in {method, "GET", "OPTIONS", "PUT"}:
+                status = httpx.request(asked, server.url + path, headers=headers, verify=NO_TLS).status_code
+                assert (status == 401) == (path not in PUBLIC_PATHS), (asked, path, headers)
+
+
+def test_a_body_that_comes_too_slowly_is_cut_off_and_blocks_no_one(server):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n"
+    head += b"Authorization: Bearer " + KEY.encode() + b"\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        slow = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 50)) for _ in range(200)
+        ]
+        for one in slow:
+            one.sendall(head + b"{")
+        for _ in range(10):
+            for one in slow:
+                one.sendall(b" ")
+            assert answers(server)
+        assert server.metric("llm_active_requests") == 0, "who has not asked yet has no place"
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while not (answer := _peek(slow[0])):
+                slow[0].sendall(b" ")
+        assert answer.split(b" ")[1] == b"408"
+    assert answers(server)
+
+
+def _peek(connection):
+    """What has come within half a second."""
+    connection.settimeout(0.5)
+    try:
+        return connection.recv(64)
+    except TimeoutError:
+        return b""

@@ -1,0 +1,244 @@
+"""The lifecycle of a server for the kubelet: loading, overload, drain, stall, and every way to end."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+
+from tests.server.launch import Server
+
+pytestmark = pytest.mark.timeout(120)  # a busy machine may take half a minute to import torch
+
+LONG = {"model": "tiny", "prompt": "Once", "max_tokens": 800, "temperature": 0}
+LONG |= {"extra_body": {"ignore_eos": True}}
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_overload_sheds_and_a_drain_finishes_what_was_begun(tiny, tmp_path):
+    flags = ("--max-num-seqs", "1", "--max-num-queued-reqs", "1", "--pre-stop-seconds", "10")
+    with Server(tiny, tmp_path, *flags) as server, contextlib.ExitStack() as stack:
+        server.wait_ready()
+        held, queued, idle, late = (stack.enter_context(server.client()) for _ in range(4))
+        idle.models.list()
+        stream = iter(held.completions.create(**LONG, stream=True))
+        next(stream)
+        answers = []
+        short = {**LONG, "max_tokens": 5}
+        waiting = threading.Thread(target=lambda: answers.append(queued.completions.create(**short)))
+        waiting.start()
+        server.wait("one waits", lambda: server.metric("llm_active_requests") == 2)
+
+        with pytest.raises(openai.InternalServerError) as refused:
+            late.completions.create(**short)
+        assert refused.value.status_code == 503
+        assert refused.value.code == "queue_full"
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+        assert server.probe("readyz") == 200, "a full queue stays ready"
+
+        server.terminate()
+        server.wait("it drains", lambda: server.statusz()["phase"] == "draining")
+        assert server.probe("readyz") == 503
+        assert server.probe("livez") == 200
+        on_open_connection = idle.models.with_raw_response.list()
+        assert on_open_connection.status_code == 200
+        assert on_open_connection.headers["connection"] == "close"
+        on_new_connection = httpx.get(server.url + "/v1/models")
+        assert on_new_connection.status_code == 503
+        assert on_new_connection.headers["retry-after"] == "1"
+        assert on_new_connection.json()["error"]["code"] == "draining"
+
+        reasons = [choice.finish_reason for chunk in stream for choice in chunk.choices]
+        waiting.join(20)
+        stack.close()  # idle connections would be waited for, in case their clients come back
+        assert reasons[-1] == "length", "the stream was cut"
+        assert answers and answers[0].choices[0].finish_reason == "length", "the queued request was lost"
+        assert server.wait_end() == 0
+        assert server.termination_log.read_text() == ""
+
+
+def test_a_client_that_asks_without_pause_through_a_drain_sees_no_error(tiny, tmp_path):
+    """Its connection stays open between two requests: the last response closes it, and none is refused."""
+    with Server(tiny, tmp_path, "--pre-stop-seconds", "10") as server, server.client() as client:
+        server.wait_ready()
+        client.completions.create(**{**LONG, "max_tokens": 2})
+        server.terminate()
+        server.wait("it drains", lambda: server.statusz()["phase"] == "draining")
+        time.sleep(1.0)  # no request is running: only the open connection keeps the server
+        answer = client.completions.with_raw_response.create(**{**LONG, "max_tokens": 2})
+        assert answer.headers["connection"] == "close"
+        began = time.monotonic()
+        assert server.wait_end() == 0
+        assert time.monotonic() - began < 3, "it waited for a connection that it had closed itself"
+
+
+def test_requests_that_outlive_the_drain_get_an_error_and_are_counted(tiny, tmp_path):
+    with Server(tiny, tmp_path, "--drain-timeout-seconds", "0.3") as server, server.client() as client:
+        server.wait_ready()
+        stream = iter(client.completions.create(**{**LONG, "max_tokens": 1900}, stream=True))
+        next(stream)
+        server.terminate()
+        with pytest.raises(openai.APIError, match="going away"):
+            list(stream)
+        assert server.wait_end() == 0
+        assert '"status": "cancelled"' in server.log.read_text()
+
+
+def test_a_stuck_engine_fails_liveness_and_ends_with_its_reason(tiny, tmp_path):
+    flags = ("--stall-timeout-seconds", "4", "--drain-timeout-seconds", "60")
+    with Server(tiny, tmp_path, *flags, fault="stuck_step:after=15") as server, server.client() as client:
+        server.wait_ready()
+        outcome = []
+
+        def ask():
+            try:
+                client.completions.create(**LONG)
+            except openai.APIStatusError as error:
+                outcome.append(error.status_code)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        server.wait("not ready", lambda: server.probe("readyz") == 503, 10)
+        assert server.probe("livez") == 200, "half of the stall time is not yet death"
+        server.wait("not alive", lambda: server.probe("livez") == 503, 10)
+        assert server.reason("livez") == "EngineStalled"
+        assert server.statusz()["phase"] == "stalled"
+        assert httpx.get(server.url + "/health").json()["checks"]["progress_ok"] is False
+        server.terminate()
+        assert server.wait_end(5) == 71
+        assert server.failure()["reason"] == "EngineStalled"
+        asking.join(5)
+        assert outcome == [503], "the client was left without an answer"
+
+
+def test_a_slow_load_survives_and_shows_its_progress_then_a_wrong_canary_unreadies_it(tiny, tmp_path):
+    flags = ("--load-stall-timeout-seconds", "3", "--canary-interval-seconds", "1")
+    fault = "slow_load:after=0.8;wrong_canary:after=1"
+    with Server(tiny, tmp_path, *flags, fault=fault) as server:
+        status = server.wait("a part is loaded", lambda: server.probe("livez") and loaded_part(server))
+        assert status["phase"] == "loading"
+        assert status["etaSeconds"] > 0
+        assert [server.probe(name) for name in ("startupz", "readyz", "livez")] == [503, 503, 200]
+        server.wait_ready()
+        assert server.statusz()["loadSeconds"] > 6
+        assert server.metric("llm_model_load_seconds") > 6
+
+        server.wait("not ready", lambda: server.probe("readyz") == 503, 10)
+        assert server.reason("readyz") == "CanaryMismatch"
+        assert server.statusz()["reason"] == "CanaryMismatch"
+        assert [server.probe(name) for name in ("startupz", "livez")] == [200, 200]
+
+        children = server.children()
+        os.kill(children["engine"], signal.SIGKILL)
+        assert server.wait_end() == 137
+        assert server.termination_log.read_text() == "", "the kubelet's OOMKilled must not be hidden"
+        assert not any(alive(pid) for pid in children.values())
+
+
+def loaded_part(server):
+    status = server.statusz()
+    return status if 0 < status["loadedBytes"] < status["totalBytes"] else None
+
+
+def test_a_readiness_that_flaps_takes_the_pod_out_and_back_and_ends_nothing(tiny, tmp_path):
+    with Server(tiny, tmp_path, fault="flapping_readiness:after=1") as server, server.client() as client:
+        server.wait_ready()
+        for _ in range(2):
+            server.wait("unready", lambda: server.probe("readyz") == 503)
+            server.wait("why", lambda: server.statusz()["reason"] == "FlappingReadiness")
+            assert server.probe("livez") == 200
+            server.wait("ready again", lambda: server.probe("readyz") == 200)
+        answer = client.completions.create(**LONG | {"max_tokens": 5})
+        assert answer.usage.completion_tokens == 5
+        assert not server.ended()
+
+
+def test_a_stalled_load_is_ended_and_named(tiny, tmp_path):
+    with Server(tiny, tmp_path, "--load-stall-timeout-seconds", "2", fault="stalled_load") as server:
+        assert server.wait_end(30) == 75
+        assert server.failure()["reason"] == "LoadStalled"
+        assert server.failure()["exitCode"] == 75
+
+
+def test_a_load_that_takes_too_long_is_ended_and_named(tiny, tmp_path):
+    flags = ("--startup-timeout-seconds", "5")
+    with Server(tiny, tmp_path, *flags, fault="slow_load:after=1") as server:
+        assert server.wait_end(30) == 74
+        assert server.failure()["reason"] == "StartupTimeout"
+
+
+def test_a_crash_in_a_step_ends_the_server_with_its_reason(tiny, tmp_path):
+    with Server(tiny, tmp_path, fault="crash_step:after=15") as server, server.client() as client:
+        server.wait_ready()
+        with pytest.raises(openai.InternalServerError):
+            client.completions.create(**LONG)
+        assert server.wait_end() == 70
+        assert server.failure()["reason"] == "EngineCrashed"
+        (request,) = [line for line in server.log.read_text().splitlines() if '"message": "request"' in line]
+        assert json.loads(request)["status"] == "error", "an outage was counted as load that was shed"
+
+
+def test_a_drain_that_hangs_is_cut_off(tiny, tmp_path):
+    with Server(tiny, tmp_path, "--drain-timeout-seconds", "0", fault="stuck_drain") as server:
+        server.wait_ready()
+        server.terminate()
+        assert server.wait_end() == 71
+        assert "drain" in server.failure()["message"]
+
+
+def test_a_server_that_is_ended_while_it_loads_ends_at_once(tiny, tmp_path):
+    with Server(tiny, tmp_path) as server:
+        server.wait("it answers", lambda: server.probe("startupz") == 503)
+        server.terminate()
+        assert server.wait_end(2) == 0
+
+
+def test_a_missing_model_is_named(tmp_path):
+    with Server(tmp_path / "nowhere", tmp_path) as server:
+        assert server.wait_end() == 66
+        assert server.failure()["reason"] == "ModelNotFound"
+        assert "nowhere" in server.failure()["message"]
+
+
+def test_a_damaged_model_is_named_before_it_serves(tiny, tmp_path):
+    model = shutil.copytree(tiny, tmp_path / "model")
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with Server(model, tmp_path) as server:
+        assert server.wait_end(30) == 65
+        assert server.failure()["reason"] == "ModelCorrupt"
+        assert "safetensors" in server.failure()["message"]
+
+
+def test_a_port_in_use_is_a_config_error_that_names_the_flag(tiny, tmp_path):
+    with Server(tiny, tmp_path) as first:
+        first.wait("it listens", lambda: first.probe("livez"))
+        (tmp_path / "second").mkdir()
+        with Server(tiny, tmp_path / "second", "--health-port", str(first.health_port)) as second:
+            assert second.wait_end() == 2
+            assert second.failure()["reason"] == "ConfigError"
+            assert "--health-port" in second.failure()["message"]
+        pids = list(first.children().values())
+        assert len(pids) == 3
+        first.process.kill()
+        first.wait("no child survives its supervisor", lambda: not any(map(alive, pids)), 5)
+
+
+def test_a_bad_setting_ends_before_anything_starts(tiny, tmp_path):
+    with Server(tiny, tmp_path, QUIRE_MAX_NUM_SEQS="many") as server:
+        assert server.wait_end(5) == 2
+        assert server.failure()["reason"] == "ConfigError"
+        assert "QUIRE_MAX_NUM_SEQS" in server.failure()["message"]

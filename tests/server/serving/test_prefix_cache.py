@@ -1,0 +1,39 @@
+"""The prefix cache as clients and operators see it: usage, salt, metrics, the reset."""
+
+from tests.server.conftest import KEY
+
+
+def cached_tokens(server, text, **fields):
+    body = {"model": "tiny", "prompt": text, "max_tokens": 12, "temperature": 0, **fields}
+    answer = server.post("/v1/completions", body, key=KEY).json()
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_salt_of_the_request_keeps_prefix_caches_apart(server):
+    text = "A prompt that is long enough to fill some blocks of the cache. " * 3
+    assert cached_tokens(server, text, cache_salt="alice") == 0
+    assert cached_tokens(server, text, cache_salt="alice") > 0
+    assert cached_tokens(server, text, cache_salt="bob") == 0
+    assert cached_tokens(server, text) == 0
+
+
+def test_the_caches_are_in_the_metrics_by_tokens_and_by_blocks(server):
+    text = "A prompt whose beginning is cached, as the metrics are going to show. " * 3
+    pinned = server.metric("llm_prefix_cache_pinned_blocks", model="tiny")
+    for _ in range(2):
+        cached_tokens(server, text)
+    hits = server.metric("llm_prefix_cache_hit_tokens_total", model="tiny")
+    assert hits == server.metric("vllm:prefix_cache_hits_total", engine="0", model_name="tiny")
+    assert 0 < hits < server.metric("llm_prefix_cache_query_tokens_total", model="tiny")
+    assert server.metric("llm_prefix_cache_pinned_blocks", model="tiny") == pinned
+    for tier in ("host", "disk"):
+        assert server.metric("llm_kv_tier_loaded_blocks_total", model="tiny", tier=tier) == 0
+
+
+def test_resetting_the_prefix_cache_needs_a_key_and_forgets_everything(server):
+    text = "Another prompt that is long enough to fill some blocks of the cache. " * 3
+    cached_tokens(server, text)
+    assert cached_tokens(server, text) > 0
+    assert server.post("/reset_prefix_cache", {}).status_code == 401
+    assert server.post("/reset_prefix_cache", {}, key=KEY).status_code == 200
+    assert cached_tokens(server, text) == 0

@@ -1,0 +1,108 @@
+"""The request log and token times, which are off unless enabled."""
+
+import json
+import logging
+
+import httpx
+import pytest
+
+from quire_server.api.request_log import RequestLog, RequestLogging
+from tests.server.conftest import KEY
+from tests.server.launch import Server
+
+ASK = {"model": "tiny", "prompt": "my card is 4111-1111 thanks", "max_tokens": 6, "ignore_eos": True}
+TIMED = {"x-quire-token-timing": "true"}
+
+
+@pytest.fixture(scope="module")
+def talkative(tiny, tmp_path_factory):
+    """A server that logs content."""
+    directory = tmp_path_factory.mktemp("talkative")
+    (directory / "patterns").write_text("# cards\n\\d{4}-\\d{4}\n\n")
+    flags = ("--log-requests", "content", "--log-redact-path", str(directory / "patterns"))
+    with Server(tiny, directory, *flags, "--max-log-len", "30") as server:
+        yield server.wait_ready()
+
+
+def logged(server, answer):
+    def line():
+        lines = [json.loads(line) for line in server.log.read_text().splitlines() if '"request"' in line]
+        wanted = answer.headers["x-request-id"]
+        return next((line for line in lines if line.get("request_id") == wanted), None)
+
+    return server.wait("the request's line", line)
+
+
+def test_content_is_logged_redacted_and_cut(talkative):
+    answer = talkative.post("/v1/completions", ASK | {"temperature": 0})
+    line = logged(talkative, answer)
+    assert line["prompt"] == "my card is [redacted] thanks"
+    assert line["answer"] == answer.json()["choices"][0]["text"][:30]
+    long = talkative.post("/v1/completions", ASK | {"prompt": "x" * 28 + "4111-1111"})
+    assert logged(talkative, long)["prompt"] == "x" * 28 + "[r", "a cut went through what is to be hidden"
+
+
+def test_prompts_of_token_ids_are_logged_as_the_text_that_they_are(talkative):
+    tokens = talkative.post("/tokenize", {"prompt": ASK["prompt"]}).json()["tokens"]
+    answer = talkative.post("/v1/completions", ASK | {"prompt": [tokens, tokens]})
+    assert logged(talkative, answer)["prompt"] == "my card is [redacted] thanks\nm"
+
+
+def test_the_text_of_a_chat_is_logged_with_its_roles(talkative):
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+    assert logged(talkative, talkative.post("/v1/chat/completions", body))["prompt"] == "user: Hello"
+
+
+def test_by_default_the_log_has_no_prompt_and_no_answer(server):
+    secret = "swordfish-4711"
+    answer = server.post("/v1/completions", ASK | {"prompt": secret, "max_tokens": 30}, key=KEY)
+    assert not {"prompt", "answer"} & logged(server, answer).keys()
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": secret}], "max_tokens": 3}
+    for body in (chat, chat | {"surprise": secret}, chat | {"messages": secret}, chat | {"user": [secret]}):
+        logged(server, server.post("/v1/chat/completions", body, key=KEY))
+    assert secret not in server.log.read_text()
+
+
+@pytest.mark.parametrize("mode", list(RequestLogging))
+def test_a_log_that_is_off_has_no_line_and_only_content_has_text(mode, caplog):
+    caplog.set_level(logging.INFO)
+    log = RequestLog(mode)
+    transcript = log.open(str)
+    assert (transcript is not None) == (mode is RequestLogging.CONTENT)
+    log.write({"path": "/v1/completions"}, transcript)
+    assert len(caplog.records) == (mode is not RequestLogging.OFF)
+
+
+def ask(server, headers, **fields):
+    return httpx.post(server.url + "/v1/completions", json=ASK | fields, headers=headers, timeout=20)
+
+
+def test_token_times_are_returned_on_request(talkative):
+    (choice,) = ask(talkative, TIMED).json()["choices"]
+    times = choice["quire_timing"]["token_ms"]
+    assert len(times) == 6 and times[0] > 0 and times == sorted(times)
+    assert "quire_timing" not in ask(talkative, {}).json()["choices"][0]
+
+
+def test_a_stream_has_the_time_of_every_token_beside_its_text(talkative):
+    text = ask(talkative, TIMED, stream=True).text
+    events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+    times = [
+        at
+        for event in events
+        for choice in event["choices"]
+        for at in choice.get("quire_timing", {"token_ms": []})["token_ms"]
+    ]
+    assert len(times) == 6 and times == sorted(times)
+
+
+def test_openai_s_client_passes_over_the_times(talkative):
+    with talkative.client() as client:
+        answer = client.completions.create(model="tiny", prompt="Once", max_tokens=3, extra_headers=TIMED)
+    assert answer.choices[0].text is not None
+
+
+def test_a_header_that_is_neither_true_nor_false_is_refused_by_name(talkative):
+    answer = ask(talkative, {"x-quire-token-timing": "yes"})
+    assert answer.status_code == 400
+    assert "x-quire-token-timing" in answer.json()["error"]["message"]

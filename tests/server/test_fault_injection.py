@@ -1,0 +1,39 @@
+"""Faults are injected at their threshold, and only once with `once`."""
+
+import pytest
+
+from quire_server import fault_injection
+from quire_server.errors import ConfigError
+
+ALLOWED = {"QUIRE_ALLOW_FAULTS": "1"}
+
+
+def switch(text, tmp_path):
+    return fault_injection.parse({**ALLOWED, "QUIRE_FAULT": text}, tmp_path)
+
+
+def test_a_fault_strikes_from_its_count_on(tmp_path):
+    switched = switch("stuck_step:after=3", tmp_path)
+    assert [switched.due("stuck_step", count) for count in range(5)] == [False, False, False, True, True]
+    assert not switched.due("crash_step", 9)
+
+
+def test_a_once_fault_does_not_strike_again_after_a_restart(tmp_path):
+    for text in ("crash_on_load,once", "stuck_step:after=1,once"):
+        name = text.split(":")[0].split(",")[0]
+        assert switch(text, tmp_path).due(name, 2)
+        assert not switch(text, tmp_path).due(name, 2)
+
+
+def test_several_faults_are_separated_by_semicolons(tmp_path):
+    switched = switch("queue_depth:after=7; slow_load:after=0.5,once", tmp_path)
+    assert switched.get("queue_depth").after == 7
+    assert switched.get("slow_load") == fault_injection.Fault("slow_load", 0.5, True)
+
+
+@pytest.mark.parametrize(
+    "text", ["nope", "stuck_step:after", "stuck_step:after=-1", "stuck_step,twice", "x:after=nan"]
+)
+def test_a_bad_switch_is_refused(text, tmp_path):
+    with pytest.raises(ConfigError, match="QUIRE_FAULT"):
+        switch(text, tmp_path)

@@ -1,0 +1,57 @@
+"""Reasons, exit codes and the termination log."""
+
+import json
+
+import pytest
+
+from quire_server import termination
+from quire_server.errors import ConfigError, DeviceError, ModelCorruptError, ModelNotFoundError
+from quire_server.termination import Failure, Reason
+
+
+def test_every_reason_has_an_exit_code_of_its_own():
+    assert set(termination.EXIT_CODES) == set(Reason)
+    assert len(set(termination.EXIT_CODES.values())) == len(Reason)
+
+
+@pytest.mark.parametrize("text", ["short", "x" * 9000, "ü" * 9000, "\x00\n" * 3000])
+def test_the_termination_log_is_small_json_whatever_the_message(text, tmp_path):
+    log = tmp_path / "log"
+    log.touch()
+    termination.write_termination_log(log, Failure(Reason.MODEL_CORRUPT, text))
+    assert log.stat().st_size <= 2048
+    body = json.loads(log.read_text())
+    assert (body["reason"], body["exitCode"]) == ("ModelCorrupt", 65)
+    assert text.startswith(body["message"])
+    assert len(body["message"]) > min(len(text), 100) - 1
+
+
+def test_no_log_is_made_where_the_kubelet_made_none(tmp_path):
+    termination.write_termination_log(tmp_path / "log", Failure(Reason.CONFIG_ERROR, "m"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_that_cannot_be_written_ends_nothing_else(tmp_path, caplog):
+    termination.write_termination_log(tmp_path, Failure(Reason.CONFIG_ERROR, "m"))
+    assert "termination log" in caplog.text
+
+
+def test_a_child_s_failure_reaches_the_supervisor(tmp_path):
+    failure = Failure(Reason.MODEL_NOT_FOUND, "there is no model")
+    assert termination.find_failure(tmp_path) is None
+    termination.leave_failure(tmp_path, failure)
+    assert termination.find_failure(tmp_path) == failure
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConfigError("x"), Reason.CONFIG_ERROR),
+        (ModelNotFoundError("x"), Reason.MODEL_NOT_FOUND),
+        (DeviceError("x"), Reason.ENGINE_CRASHED),
+        (ModelCorruptError("x"), Reason.MODEL_CORRUPT),
+        (ZeroDivisionError("x"), Reason.ENGINE_CRASHED),
+    ],
+)
+def test_an_error_has_its_reason(error, reason):
+    assert termination.failure_of(error).reason is reason
