@@ -20,6 +20,11 @@ from e2e.progress import Progress
 SOURCES = Path(__file__).parent / "go"
 OLDEST_GO = (1, 24)
 
+# A compiler lives for seconds: without its garbage collector (until 2 GiB) and debug information a build is a
+# quarter shorter.
+_COMPILER = {"GOGC": "off", "GOMEMLIMIT": "2GiB"}
+_GO_ENVIRONMENT = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off", **_COMPILER}
+
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 KUBERNETES_VERSION = "v1.34.4"
 
@@ -139,12 +144,13 @@ def _compile(program: Program, bin_dir: Path) -> None:
     print(f"building {program.name} (Go modules are fetched and compiled once)", flush=True)
     began, status = time.monotonic(), Progress()
     new = bin_dir / f".{program.name}.new"
-    flags = ["-trimpath", "-buildvcs=false", "-ldflags", " ".join(("-s -w", *program.ldflags))]
+    linked = ["-ldflags", " ".join(("-s -w", *program.ldflags))]
+    flags = ["-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false", *linked]
     said: list[str] = []
     with subprocess.Popen(
         ["go", "build", "-v", *flags, "-o", str(new), program.package],
         cwd=SOURCES / program.name,
-        env={**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"},
+        env={**os.environ, **_GO_ENVIRONMENT},
         stderr=subprocess.PIPE,
         text=True,
     ) as process:

@@ -7,6 +7,7 @@ disconnect, and re-encode what is streamed. The routes of FastAPI hand over to i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import re
@@ -45,6 +46,7 @@ class HttpExchange:
         self._receive = receive
         self._send = send
         self.started = False
+        self._has_unread_body = True
         self.request_id = _request_id(scope)
         self.headers = [("x-request-id", self.request_id)]  # of the response, whatever it will be
 
@@ -61,6 +63,7 @@ class HttpExchange:
                     if len(body) > MAX_BODY_BYTES:
                         raise ApiError(413, f"The body is longer than {MAX_BODY_BYTES} bytes.")
                     if not message.get("more_body", False):
+                        self._has_unread_body = False
                         return bytes(body)
         except TimeoutError:
             raise ApiError(408, f"The body did not arrive within {_BODY_TIMEOUT_SECONDS:g} s.") from None
@@ -89,11 +92,16 @@ class HttpExchange:
     async def whole(
         self, status: int, payload: bytes, content_type: str, headers: Iterable[tuple[str, str]] = ()
     ) -> None:
-        """A response whose length is known."""
+        """A response whose length is known; its connection closes only once the request's body is here.
+
+        To close with bytes unread is a reset, which can discard the response before the client reads it.
+        """
         await self._start(
             status, [("content-type", content_type), ("content-length", str(len(payload))), *headers]
         )
-        await self._send({"type": "http.response.body", "body": payload})
+        await self._send({"type": "http.response.body", "body": payload, "more_body": True})
+        await self._discard_body()
+        await self._send({"type": "http.response.body", "body": b""})
 
     async def event(self, data: object) -> None:
         """One server-sent event; the first one begins the stream."""
@@ -137,6 +145,18 @@ class HttpExchange:
             for one in (task, gone, cutting):
                 one.cancel()
             await asyncio.gather(task, gone, cutting, return_exceptions=True)
+
+    async def _discard_body(self) -> None:
+        """Read what is left of the body, for as long as a body may take.
+
+        A client that waits for "100 Continue" has not sent it.
+        """
+        if not self._has_unread_body or any(name == b"expect" for name, _ in self.scope["headers"]):
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_BODY_TIMEOUT_SECONDS):
+                while (await self._receive()).get("more_body", False):
+                    pass
 
     async def _gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -78,6 +78,23 @@ def test_too_much_or_nonsense_is_refused_at_the_door(server, sent, status):
         assert json.loads(response.read())["error"]["message"]
 
 
+def test_a_refusal_reaches_a_client_that_sends_its_whole_body_first(server):
+    """As behind a proxy that speaks HTTP/1.0. A connection closed with bytes unread would be reset."""
+    length = 16 << 20
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        % length
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
+        connection.sendall(head + b" " * length)
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        assert response.status == 401
+        assert json.loads(response.read())["error"]["message"]
+        assert connection.recv(1) == b"", "the server closes in order"
+
+
 @pytest.mark.parametrize(
     "flood", [b"0\r\n" + b"X: " + b"a" * 64_000, b"1;" + b"e" * 64_000], ids=["trailers", "extensions"]
 )
