@@ -59,6 +59,7 @@ class Run:
     ]  # CPU seconds in that time by process: "client" is the load generator, "others" the rest
     requests: list[dict[str, float]] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)  # seconds between two arrivals of one answer
+    latencies: list[float] = field(default_factory=list)  # seconds from a request to its answer's end
 
 
 def guidellm(load: Load, *, stream: bool) -> Run:
@@ -107,15 +108,16 @@ def _scenario(load: Load, folder: Path, *, stream: bool) -> dict[str, object]:
     }
 
 
-def bare(load: Load, *, stream: bool) -> Run:
-    """The same with the minimal client."""
+def bare(load: Load, *, stream: bool, rate: float | None = None) -> Run:
+    """The same with the minimal client; with `rate` an open loop of that many requests a second."""
     with tempfile.TemporaryDirectory() as folder:
         asked = {"model": load.served_name, "max_tokens": load.new_tokens, "temperature": 0}
         asked |= {"ignore_eos": True, "stream": stream}
         bodies = Path(folder) / "requests.jsonl"
         _lines(bodies, [{**asked, "prompt": prompt} for prompt in load.prompts])
         program = Path(__file__).parent / "minimal_client.py"
-        command = [sys.executable, str(program), str(load.port), str(load.clients), str(bodies)]
+        command = [sys.executable, "-P", str(program), str(load.port), str(load.clients), str(bodies)]
+        command += [str(rate)] if rate else []
         output, log = _watched(command, load, folder, {})
     requests = json.loads(output)
     start = min(one["start"] for one in requests)
@@ -125,7 +127,8 @@ def bare(load: Load, *, stream: bool) -> Run:
         for one in requests
         for before, after in zip(one["arrivals"], one["arrivals"][1:], strict=False)
     ]
-    return Run(end - start, log.between(start, end), gaps=gaps)
+    latencies = [one["arrivals"][-1] - one["start"] for one in requests]
+    return Run(end - start, log.between(start, end), gaps=gaps, latencies=latencies)
 
 
 def _watched(command: list[str], load: Load, folder: str, environ: dict[str, str]) -> tuple[str, CpuLog]:

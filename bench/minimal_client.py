@@ -1,8 +1,10 @@
-"""A client with minimal cost: bench/minimal_client.py PORT CLIENTS REQUESTS.jsonl
+"""A client with minimal cost: bench/minimal_client.py PORT CLIENTS REQUESTS.jsonl [RATE]
 
 One process, one thread, plain sockets, and no parsing beyond the end of a response, so that the server is
 measured almost without a load generator. Each line of the file is the body of a request. Prints JSON: when
-each request was sent and when parts of its answer arrived, in seconds. Started by ``bench.http_load``.
+each request was sent and when parts of its answer arrived, in seconds. With RATE that many requests a second
+are sent, evenly spaced, each on a free connection; without it each connection sends its next one at once.
+Started by ``bench.http_load``.
 """
 
 import json
@@ -44,23 +46,27 @@ class Exchange:
 def main() -> None:
     port, clients = int(sys.argv[1]), int(sys.argv[2])
     bodies = Path(sys.argv[3]).read_bytes().splitlines()[::-1]
-    selector, requests = selectors.DefaultSelector(), []
-    for _ in range(clients):
-        exchange = Exchange(port)
+    rate = float(sys.argv[4]) if len(sys.argv) > 4 else None
+    selector, began = selectors.DefaultSelector(), time.monotonic()
+    requests: list[dict[str, object]] = []
+    free = [Exchange(port) for _ in range(clients)]
+    for exchange in free:
         selector.register(exchange.socket, selectors.EVENT_READ, exchange)
-        exchange.ask(bodies.pop())
-    while selector.get_map():
-        for key, _ in selector.select():
+    asked, due = 0, began
+    while bodies or len(requests) < asked:
+        while bodies and free and due <= time.monotonic():
+            free.pop().ask(bodies.pop())
+            asked += 1
+            due = began + asked / rate if rate else began
+        pause = max(0.0, due - time.monotonic()) if bodies and free else None
+        for key, _ in selector.select(pause):
             exchange = key.data
             if not exchange.read():
                 continue
             if not exchange.received.startswith(b"HTTP/1.1 200"):
                 sys.exit(exchange.received.decode())
             requests.append({"start": exchange.asked, "arrivals": exchange.arrivals})
-            if bodies:
-                exchange.ask(bodies.pop())
-            else:
-                selector.unregister(exchange.socket)
+            free.append(exchange)
     print(json.dumps(requests))
 
 
