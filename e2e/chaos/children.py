@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from e2e.operator.world import CHILDREN, NAME_LABEL, World
+from e2e.operator.world import BUDGET, CHILDREN, NAME_LABEL, World
 
 Body = dict[str, Any]
 
@@ -19,7 +19,7 @@ _OF_THE_SERVER = ("uid", "resourceVersion", "creationTimestamp", "managedFields"
 _HASHES = ("serving.quire.dev/applied-hash", "serving.quire.dev/render-revision")
 # Written by the Deployment controller, which recovers later than the operator after an outage.
 _OF_CONTROLLERS = ("deployment.kubernetes.io/revision",)
-_KINDS = (*CHILDREN, "HorizontalPodAutoscaler", "ControllerRevision")
+_KINDS = (*CHILDREN, BUDGET, "HorizontalPodAutoscaler", "ControllerRevision")
 
 
 def children(world: World, namespace: str, name: str, *, history: bool = True) -> dict[str, Body]:

@@ -103,6 +103,7 @@ def is_settled(world: World, namespace: str, name: str = "m") -> bool:
         and model.get("status", {}).get("observedGeneration") == model["metadata"]["generation"]
         and live.get("status", {}).get("observedGeneration") == live["metadata"]["generation"]
         and live["status"].get("replicas", 0) >= live["spec"]["replicas"]
+        and world.has_children(namespace, name)
     )
 
 

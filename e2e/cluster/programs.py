@@ -27,13 +27,16 @@ _GO_ENVIRONMENT = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "G
 
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 KUBERNETES_VERSION = "v1.34.4"
+# One module for what a running cluster needs, so that what its programs share is compiled once.
+_CLUSTER = "cluster"
 
 
 @dataclass(frozen=True)
 class Program:
-    """One Go module of `e2e/cluster/go` and the binary that it gives."""
+    """One binary, and the Go module of `e2e/cluster/go` that it is made from."""
 
     name: str
+    module: str
     package: str = "."
     ldflags: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
@@ -44,6 +47,9 @@ class Program:
 PROGRAMS = (
     Program(
         name="kube",
+        module=_CLUSTER,
+        package="./kube",
+        steps=2760,
         ldflags=(
             # Without these kubectl, Helm and the kubelet take the cluster for v0.0.0-master.
             f"-X {_VERSION_PACKAGE}.gitVersion={KUBERNETES_VERSION}",
@@ -61,19 +67,21 @@ PROGRAMS = (
             "kubectl",
         ),
     ),
-    Program(name="pause"),
-    Program(name="coredns"),
-    Program(name="otelcol"),
-    Program(name="verdicts"),
-    Program(name="versitygw", package="github.com/versity/versitygw/cmd/versitygw"),
-    Program(name="fakegcs", package="github.com/fsouza/fake-gcs-server"),
+    Program(name="pause", module=_CLUSTER, package="./pause"),
+    Program(name="coredns", module=_CLUSTER, package="./coredns"),
+    Program(name="otelcol", module="otelcol"),
+    Program(name="verdicts", module="verdicts"),
+    Program(name="versitygw", module="versitygw", package="github.com/versity/versitygw/cmd/versitygw"),
+    Program(name="fakegcs", module="fakegcs", package="github.com/fsouza/fake-gcs-server"),
     Program(
         name="kubeconform",
+        module="kubeconform",
         package="github.com/yannh/kubeconform/cmd/kubeconform",
         ldflags=("-X main.version=v0.7.0",),
     ),
     Program(
         name="helm",
+        module=_CLUSTER,
         package="helm.sh/helm/v3/cmd/helm",
         ldflags=(
             "-X helm.sh/helm/v3/internal/version.version=v3.19.5",
@@ -91,8 +99,9 @@ OF_UP = (*OF_THE_NODE, "helm")
 def key(program: Program, sources: Path, go_version: str) -> str:
     """What the binary depends on, as one hash."""
     digest = hashlib.sha256(repr((program, go_version)).encode())
-    for path in sorted((sources / program.name).iterdir()):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    module = sources / program.module
+    for path in sorted(path for path in module.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(module)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
@@ -145,11 +154,11 @@ def _compile(program: Program, bin_dir: Path) -> None:
     began, status = time.monotonic(), Progress()
     new = bin_dir / f".{program.name}.new"
     linked = ["-ldflags", " ".join(("-s -w", *program.ldflags))]
-    flags = ["-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false", *linked]
+    flags = ["-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false -c=1", *linked]
     said: list[str] = []
     with subprocess.Popen(
         ["go", "build", "-v", *flags, "-o", str(new), program.package],
-        cwd=SOURCES / program.name,
+        cwd=SOURCES / program.module,
         env={**os.environ, **_GO_ENVIRONMENT},
         stderr=subprocess.PIPE,
         text=True,

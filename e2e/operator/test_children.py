@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from e2e.operator.process import OperatorProcess
-from e2e.operator.world import CHILDREN, World
+from e2e.operator.world import BUDGET, CHILDREN, World
 from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
@@ -23,6 +23,24 @@ EDITS: dict[str, dict[str, Any]] = {
 }
 
 
+def deployed(world: World, namespace: str) -> None:
+    """Waits for the children of "m", makes its first pod, and waits for what follows that."""
+    eventually("all children", lambda: world.has_children(namespace, "m"))
+    world.make_pod(namespace, "m", {"phase": "Pending"})
+    eventually("the budget too", lambda: world.has_children(namespace, "m"))
+
+
+def test_a_budget_is_not_there_before_the_first_pod(world: World, namespace: str) -> None:
+    """Else Kubernetes records an Event, NoPods, for each new LLMDeployment."""
+    world.deploy(namespace, "m")
+    world.wait_condition(namespace, "m", "Reconciling", "True")
+    eventually("all other children", lambda: world.has_children(namespace, "m"))
+    assert world.child(BUDGET, namespace, "m") is None
+
+    deployed(world, namespace)
+    assert world.child(BUDGET, namespace, "m") is not None
+
+
 def test_children_appear_with_our_owner_reference_and_nothing_is_written_to_the_users_object(
     world: World, namespace: str
 ) -> None:
@@ -30,9 +48,9 @@ def test_children_appear_with_our_owner_reference_and_nothing_is_written_to_the_
         namespace, "m", engine={"env": [{"name": "GREETING", "value": 'hé \U0001f600 $(id) "\n\t}'}]}
     )
 
-    eventually("all children", lambda: world.has_children(namespace, "m"))
+    deployed(world, namespace)
 
-    for kind in CHILDREN:
+    for kind in (*CHILDREN, BUDGET):
         child = world.child(kind, namespace, "m")
         assert child is not None
         (owner,) = child["metadata"]["ownerReferences"]
@@ -49,10 +67,10 @@ def test_children_appear_with_our_owner_reference_and_nothing_is_written_to_the_
 
 
 @pytest.mark.chaos(9, fault="a child deleted by hand, of each kind", proof="another uid")
-@pytest.mark.parametrize("kind", CHILDREN)
+@pytest.mark.parametrize("kind", (*CHILDREN, BUDGET))
 def test_a_deleted_child_is_back_within_two_seconds(world: World, namespace: str, kind: str) -> None:
     world.deploy(namespace, "m")
-    eventually("all children", lambda: world.has_children(namespace, "m"))
+    deployed(world, namespace)
     before = world.child(kind, namespace, "m")
     assert before is not None
 
@@ -72,7 +90,7 @@ def test_a_deleted_child_is_back_within_two_seconds(world: World, namespace: str
 @pytest.mark.parametrize("kind", EDITS)
 def test_an_edited_child_is_as_before_within_two_seconds(world: World, namespace: str, kind: str) -> None:
     world.deploy(namespace, "m")
-    eventually("all children", lambda: world.has_children(namespace, "m"))
+    deployed(world, namespace)
     before = world.child(kind, namespace, "m")
     assert before is not None
     name = before["metadata"]["name"]

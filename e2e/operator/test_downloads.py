@@ -8,7 +8,7 @@ import pytest
 
 from e2e.operator import pods
 from e2e.operator.statusz import speaking
-from e2e.operator.world import CHILDREN, NAME_LABEL, Body, World
+from e2e.operator.world import BUDGET, CHILDREN, NAME_LABEL, Body, World
 from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
@@ -143,7 +143,7 @@ def test_a_retained_claim_outlives_its_owner_and_serves_the_next_one(world: Worl
     (claim,) = world.find("PersistentVolumeClaim", namespace)
     assert "ownerReferences" not in claim["metadata"]
     world.delete("LLMDeployment", namespace, "m")
-    for kind in (*CHILDREN, "Job", "ControllerRevision"):  # as the garbage collector would
+    for kind in (*CHILDREN, BUDGET, "Job", "ControllerRevision"):  # as the garbage collector would
         for body in world.find(kind, namespace, f"{NAME_LABEL}=m"):
             world.delete(kind, namespace, body["metadata"]["name"])
     world.deploy(namespace, "m", **SHARED)

@@ -14,13 +14,13 @@ import yaml
 from e2e.cluster.apiserver import ApiServer
 from e2e.kubectl import Kubectl, KubectlError
 from e2e.operator.process import ROOT
-from e2e.operator.world import CHILDREN, World
+from e2e.operator.world import BUDGET, CHILDREN, World
 from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
 
 NAME = "m"
-KINDS = (*CHILDREN, "HorizontalPodAutoscaler", "ControllerRevision")
+KINDS = (*CHILDREN, BUDGET, "HorizontalPodAutoscaler", "ControllerRevision")
 # The label by which Argo CD tracks and prunes the objects of an application.
 TRACKED = {"app.kubernetes.io/instance": "my-app"}
 TRACKING = {"argocd.argoproj.io/tracking-id": "my-app:serving.quire.dev/LLMDeployment:ns/m"}

@@ -22,7 +22,7 @@ from e2e.cluster import programs
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator import pods, rights
 from e2e.operator.process import ROOT, OperatorProcess
-from e2e.operator.world import CHILDREN, World
+from e2e.operator.world import BUDGET, CHILDREN, World
 from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
 Run = Callable[[str], str]
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/llmdeployments.serving.quire.dev"
 ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/quire-operator"
-KINDS = (*CHILDREN, "ControllerRevision", "ReplicaSet", "Pod")
+KINDS = (*CHILDREN, BUDGET, "ControllerRevision", "ReplicaSet", "Pod")
 INSTALL = f"helm upgrade --install quire charts/quire --namespace quire-system --set {rights.IMAGES}"
 UNINSTALL = "helm uninstall quire --namespace quire-system"
 NEW_WORDS = ("State of the deployment.", "Its state.")

@@ -11,12 +11,12 @@ import pytest
 from e2e.operator import pods
 from e2e.operator.process import OperatorProcess
 from e2e.operator.statusz import Speaker, speaking
-from e2e.operator.world import CHILDREN, NAME_LABEL, World
+from e2e.operator.world import BUDGET, CHILDREN, NAME_LABEL, World
 from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
 
-WATCHED = ("LLMDeployment", *CHILDREN, "HorizontalPodAutoscaler", "ReplicaSet", "Pod")
+WATCHED = ("LLMDeployment", *CHILDREN, BUDGET, "HorizontalPodAutoscaler", "ReplicaSet", "Pod")
 MODELS = ("serving", "failing", "loading", "wrong", "scaled")
 
 
@@ -80,6 +80,7 @@ def settled(world: World, namespace: str) -> Iterator[tuple[Speaker, ...]]:
                 f"the rollout of {name} is in its status",
                 lambda name=name: world.status(namespace, name).get("replicas") == 1,  # type: ignore[misc]  # mypy infers no lambda that has a default
             )
+            eventually("all children", lambda name=name: world.has_children(namespace, name))  # type: ignore[misc]  # mypy infers no lambda that has a default
         world.wait_condition(namespace, "failing", "Stalled", "True")
         world.wait_condition(namespace, "wrong", "Degraded", "True", "CanaryMismatch")
         eventually("progress", lambda: world.status(namespace, "loading")["model"].get("bytesLoaded") == 40)

@@ -12,7 +12,7 @@ import pytest
 from e2e.operator import pods
 from e2e.operator.process import OperatorProcess
 from e2e.operator.test_restarts import has_delivered
-from e2e.operator.world import CHILDREN, World
+from e2e.operator.world import BUDGET, CHILDREN, World
 from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(180)]
@@ -60,7 +60,8 @@ def test_a_newer_operator_with_other_defaults_changes_no_child_until_the_spec_is
         world.make_pod(namespace, name, pods.ready())
         world.roll_out(namespace, name, ready=1, progressing=DONE)
         world.wait_condition(namespace, name, "Ready", "True")
-    before = {kind: world.child(kind, namespace, "m") or {} for kind in CHILDREN}
+    eventually("its budget", lambda: world.has_children(namespace, "m"))
+    before = {kind: world.child(kind, namespace, "m") or {} for kind in (*CHILDREN, BUDGET)}
     assert revisions(world, namespace)
     first.stop()
 
@@ -78,7 +79,7 @@ def test_a_newer_operator_with_other_defaults_changes_no_child_until_the_spec_is
     )
     status = world.status(namespace, "m")
     eventually("its watches have delivered events", lambda: has_delivered(second, "Deployment"))
-    assert {kind: world.child(kind, namespace, "m") for kind in CHILDREN} == before, "not even a write"
+    assert {kind: world.child(kind, namespace, "m") for kind in before} == before, "not even a write"
     assert status["renderRevision"] != status["availableRenderRevision"]
     assert world.condition(namespace, "m", "Ready")["status"] == "True"
 

@@ -44,7 +44,9 @@ PATHS = {
     "Event": "/apis/events.k8s.io/v1/namespaces/{}/events",
 }
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-CHILDREN = ("ServiceAccount", "ConfigMap", "NetworkPolicy", "Service", "PodDisruptionBudget", "Deployment")
+# The PodDisruptionBudget follows the first pod.
+CHILDREN = ("ServiceAccount", "ConfigMap", "NetworkPolicy", "Service", "Deployment")
+BUDGET = "PodDisruptionBudget"
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,9 @@ class World:
         return max(found, key=lambda body: str(body["metadata"]["creationTimestamp"])) if found else None
 
     def has_children(self, namespace: str, name: str) -> bool:
-        return all(self.child(kind, namespace, name) for kind in CHILDREN)
+        has_pods = bool(self.find("Pod", namespace, f"{NAME_LABEL}={name}"))
+        kinds = (*CHILDREN, BUDGET) if has_pods else CHILDREN
+        return all(self.child(kind, namespace, name) for kind in kinds)
 
     def status(self, namespace: str, name: str) -> Body:
         status: Body = self.read("LLMDeployment", namespace, name).get("status", {})

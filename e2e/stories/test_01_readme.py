@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ def checkout(kube: Kubectl, tmp_path: Path) -> Iterator[Path]:
     kube.delete("llmdeployment", "my-model", "default")
 
 
-def test_the_commands_of_the_readme_end_with_paris(checkout: Path) -> None:
+def test_the_commands_of_the_readme_end_with_paris(checkout: Path, kube: Kubectl) -> None:
     (commands,) = readme_blocks("bash")
     script = f"set -euo pipefail\n{commands}\nkill %1\n"
 
@@ -39,3 +40,6 @@ def test_the_commands_of_the_readme_end_with_paris(checkout: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Paris" in done.stdout
     assert "default/my-model: Serving" in done.stdout, "kubectl finds its plugin on the PATH of the README"
+    events = json.loads(kube.run("get", "events", "-n", "default", "-o", "json"))["items"]
+    about = {(event["involvedObject"]["kind"], event["reason"]) for event in events}
+    assert ("PodDisruptionBudget", "NoPods") not in about, "a new deployment's events warn of nothing"

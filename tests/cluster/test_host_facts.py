@@ -64,21 +64,24 @@ def test_only_shims_and_tools_of_our_own_are_found(tmp_path: Path) -> None:
 
 
 def test_a_program_is_built_again_exactly_when_what_it_is_made_of_changes(tmp_path: Path) -> None:
-    program = programs.Program("tool")
-    (tmp_path / "tool").mkdir()
-    source = tmp_path / "tool" / "main.go"
+    program = programs.Program("tool", module="module")
+    source = tmp_path / "module" / "tool" / "main.go"
+    source.parent.mkdir(parents=True)
     source.write_text("package main")
     before = programs.key(program, tmp_path, "go1.24.0")
     assert programs.key(program, tmp_path, "go1.24.0") == before
     assert programs.key(program, tmp_path, "go1.25.0") != before
-    assert programs.key(programs.Program("tool", ldflags=("-X a=b",)), tmp_path, "go1.24.0") != before
+    assert (
+        programs.key(programs.Program("tool", module="module", ldflags=("-X a=b",)), tmp_path, "go1.24.0")
+        != before
+    )
     source.write_text("package main // changed")
     assert programs.key(program, tmp_path, "go1.24.0") != before
 
 
 @pytest.mark.parametrize("program", programs.PROGRAMS, ids=lambda program: program.name)
 def test_every_program_builds_with_the_oldest_go_that_is_promised(program: programs.Program) -> None:
-    lines = (programs.SOURCES / program.name / "go.mod").read_text().splitlines()
+    lines = (programs.SOURCES / program.module / "go.mod").read_text().splitlines()
     assert [line for line in lines if line.startswith(("go ", "toolchain "))] == ["go 1.24.0"]
 
 

@@ -68,7 +68,6 @@ async def test_a_new_deployment_costs_one_write_per_child_and_one_status(monkeyp
         "configmaps",
         "networkpolicies",
         "services",
-        "poddisruptionbudgets",
         "deployments",
     ]
     assert first[-1] == f"PATCH {LLM}/status"
@@ -79,6 +78,8 @@ async def test_a_reconcile_of_what_has_not_changed_makes_no_request_at_all() -> 
     api = FakeApi()
     async with reconciling(api) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model()))
+        await reconcile(KEY)
+        put_pod(api, cluster)
         await reconcile(KEY)
         api.requests.clear()
         result = await reconcile(KEY)
@@ -198,18 +199,21 @@ def pod() -> Iterator[Body]:
     }
 
 
+def put_pod(api: FakeApi, cluster: Cluster) -> None:
+    """The fake gives uids of its own: the pods must follow the Deployment's."""
+    uid = api.objects["/apis/apps/v1/namespaces/ns/deployments/m"]["metadata"]["uid"]
+    for body in pod():
+        for owner in body["metadata"]["ownerReferences"]:
+            owner["uid"] = uid if owner["uid"] == "d1" else owner["uid"]
+        cluster.cache.put(body)
+
+
 async def test_progress_alone_is_written_every_ten_seconds_at_most() -> None:
     api, clock = FakeApi(), Clock()
-    deployment = "/apis/apps/v1/namespaces/ns/deployments/m"
     async with reconciling(api, clock) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model()))
         await reconcile(KEY)
-        # The fake gives uids of its own: the pods must follow the Deployment's.
-        uid = api.objects[deployment]["metadata"]["uid"]
-        for body in pod():
-            for owner in body["metadata"]["ownerReferences"]:
-                owner["uid"] = uid if owner["uid"] == "d1" else owner["uid"]
-            cluster.cache.put(body)
+        put_pod(api, cluster)
         await reconcile(KEY)
         api.requests.clear()
         waits = []

@@ -161,11 +161,14 @@ def _without_replicas(manifest: Manifest) -> Manifest:
 
 
 def _must_wait(target: Ref, observed: Observed) -> bool:
-    """True for a kind that is not installed or may not be read, and for our HorizontalPodAutoscaler while
-    KEDA has not yet deleted the one it made: with two on one Deployment, Kubernetes stops both.
+    """True for a kind that is not installed or may not be read; for our HorizontalPodAutoscaler while KEDA
+    has not yet deleted the one it made, because with two on one Deployment Kubernetes stops both; and for a
+    PodDisruptionBudget before the first pod, because Kubernetes would record an Event NoPods.
     """
     is_second = target.kind == "HorizontalPodAutoscaler" and observed.keda_autoscaler is not None
-    return is_second or target.kind in observed.missing or target.kind in observed.forbidden
+    is_new = target not in observed.children
+    is_early = target.kind == "PodDisruptionBudget" and is_new and not observed.pods
+    return is_second or is_early or target.kind in observed.missing or target.kind in observed.forbidden
 
 
 def _is_terminating(live: Body) -> bool:

@@ -72,13 +72,23 @@ def test_nothing_is_planned_for_what_is_as_it_should_be() -> None:
 def test_everything_is_applied_in_build_order_when_there_is_nothing() -> None:
     plan = plan_of(DESIRED, Observed(body=BODY))
 
-    assert [ref(m) for m in plan.apply] == [ref(m) for m in DESIRED]
+    before_pods = [m for m in DESIRED if m["kind"] != "PodDisruptionBudget"]
+    assert [ref(m) for m in plan.apply] == [ref(m) for m in before_pods]
     assert plan.repairs == (), "a first apply repairs nothing"
+
+
+def test_a_budget_is_applied_once_there_is_a_pod_and_stays_without_one() -> None:
+    pod = {"metadata": {"name": "m-0", "uid": "p"}, "spec": {}}
+    plan = plan_of(DESIRED, observed(without="PodDisruptionBudget", pods=(pod,)))
+
+    assert [m["kind"] for m in plan.apply] == ["PodDisruptionBudget"]
+    assert not plan_of(DESIRED, observed()), "scaled to zero"
 
 
 @pytest.mark.parametrize("kind", [m["kind"] for m in DESIRED])
 def test_a_missing_child_is_applied_alone(kind: str) -> None:
-    plan = plan_of(DESIRED, observed(without=kind))
+    pod = {"metadata": {"name": "m-0", "uid": "p"}, "spec": {}}
+    plan = plan_of(DESIRED, observed(without=kind, pods=(pod,)))
 
     assert [m["kind"] for m in plan.apply] == [kind]
 

@@ -29,10 +29,11 @@ def test_equal_specs_give_equal_children_in_whatever_order_their_fields_stand(bo
 def test_what_was_applied_as_it_was_rendered_is_applied_no_second_time(body: specs.Body) -> None:
     owned = specs.merged(body, {"metadata": {"uid": UID}})
     children = resources.build(spec.parse(owned), SETTINGS)
-    first = plan_of(children, Observed(body=owned))
+    pod = {"metadata": {"name": "a-0", "uid": "p"}, "spec": {}}  # its budget waits for one
+    first = plan_of(children, Observed(body=owned, pods=(pod,)))
     waits = owned["spec"].get("cache", {}).get("mode") == "SharedPVC"  # for its Job
     assert waits or [ref(child) for child in first.apply] == [ref(child) for child in children]
 
     stored = {"uid": "c", "resourceVersion": "1"}
     live = {ref(child): {**child, "metadata": {**child["metadata"], **stored}} for child in first.apply}
-    assert not plan_of(children, Observed(body=owned, children=live))
+    assert not plan_of(children, Observed(body=owned, children=live, pods=(pod,)))

@@ -1,3 +1,0 @@
-module quire.dev/e2e/pause
-
-go 1.24.0
