@@ -37,6 +37,7 @@ check: $(READY) ## ruff, mypy, import contracts, the workflow file, tests/contra
 	.venv/bin/zizmor --offline --quiet --pedantic .github/workflows
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	@git ls-files '*.py' | xargs wc -l | awk '$$1 > 600 && $$2 != "total" {print "over 600 lines, still one idea? " $$2 ": " $$1}'
 	$(PYTEST) -q tests/contracts
 
 # Three workers for two CPUs, because a third of the time is spent waiting for servers. Tests of one file stay together,

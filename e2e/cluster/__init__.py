@@ -3,9 +3,19 @@
 `python -m e2e.cluster up` for people, these names for tests and for the image builder.
 """
 
-from e2e.cluster.claims import current
+from e2e.cluster.claims import claimed_by, current
 from e2e.cluster.images import remove_unused
 from e2e.cluster.layout import Checkout, Cluster, foreign_kubeconfig
-from e2e.cluster.lifecycle import down, up
+from e2e.cluster.lifecycle import down, start_registry, up
 
-__all__ = ["Checkout", "Cluster", "current", "down", "foreign_kubeconfig", "remove_unused", "up"]
+__all__ = [
+    "Checkout",
+    "Cluster",
+    "claimed_by",
+    "current",
+    "down",
+    "foreign_kubeconfig",
+    "remove_unused",
+    "start_registry",
+    "up",
+]

@@ -38,8 +38,15 @@ def claimed() -> list[Cluster]:
 def current(root: Path) -> Cluster:
     """The cluster of the checkout at `root`, which must be up."""
     checkout = Checkout.at(root)
-    if not checkout.claim.exists() or not checkout.kubeconfig.exists():
-        raise NotUpError(f"{checkout.root} has no cluster: run `make up`, or give KUBECONFIG")
+    if not checkout.kubeconfig.exists():
+        raise _not_up(checkout)
+    return claimed_by(checkout)
+
+
+def claimed_by(checkout: Checkout) -> Cluster:
+    """The cluster of the checkout, whose registry is there, while the rest may still be starting."""
+    if not checkout.claim.exists():
+        raise _not_up(checkout)
     return _read(checkout.claim)
 
 
@@ -61,6 +68,10 @@ def lock(checkout: Checkout, *, wait: bool = True) -> Iterator[bool]:
             yield False
         else:
             yield True
+
+
+def _not_up(checkout: Checkout) -> NotUpError:
+    return NotUpError(f"{checkout.root} has no cluster: run `make up`, or give KUBECONFIG")
 
 
 def _read(path: Path) -> Cluster:

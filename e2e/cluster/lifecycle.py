@@ -7,6 +7,7 @@ taken away, in `teardown`.
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,12 +33,11 @@ from e2e.cluster.teardown import sweep, teardown
 
 Command = Callable[[Cluster], list[str]]
 
-# Everything that runs, in the order of starting.
+# Everything that runs, in the order of starting. The first two are Debian's: they need no program of ours.
+_IMAGES: dict[str, Command] = {"containerd": node.containerd, "registry": node.registry}
 _FIRST: dict[str, Command] = {
     "etcd": lambda cluster: control_plane.etcd(cluster.checkout.bin, cluster.checkout.etcd),
     "kube-apiserver": control_plane.cluster_api_server,
-    "containerd": node.containerd,
-    "registry": node.registry,
 }
 _THEN: dict[str, Command] = {
     "kubelet": node.kubelet,
@@ -61,14 +61,20 @@ def up(root: Path) -> Cluster:
             return claims.current(root)
         host.install(host.missing_packages())
         programs.build(checkout.bin, programs.OF_THE_NODE)
-        teardown(checkout)
-        for dead in sweep(checkout):
-            print(f"cleaned what the dead cluster of {dead.root} left", flush=True)
-        cluster = claims.claim(checkout)
         began = time.monotonic()
-        _prepare(cluster)
+        cluster = _with_registry(checkout)
         _start(cluster, began)
         return cluster
+
+
+def start_registry(root: Path) -> None:
+    """The part of `up` that takes a second, so that images are pushed while programs are still compiled."""
+    host.require_root()
+    checkout = Checkout.at(root)
+    with claims.lock(checkout):
+        if not is_healthy(checkout):
+            host.install(host.missing_packages())
+            _with_registry(checkout)
 
 
 def setup(checkout: Checkout) -> None:
@@ -113,10 +119,29 @@ def is_healthy(checkout: Checkout) -> bool:
     if not checkout.claim.exists() or not checkout.kubeconfig.exists():
         return False
     alive = {r.name for r in process.recorded(checkout.records) if process.is_alive(r)}
-    if alive != {*_FIRST, *_THEN}:
+    if alive != {*_IMAGES, *_FIRST, *_THEN}:
         return False
     client = Client(claims.current(checkout.root).url, checkout.pki)
     return client.is_ready() and client.node_is_ready(NODE_NAME)
+
+
+def _with_registry(checkout: Checkout) -> Cluster:
+    """The checkout's cluster of containerd and the registry alone; anything else is taken away first."""
+    records = process.recorded(checkout.records)
+    if {record.name for record in records} == {*_IMAGES} and all(map(process.is_alive, records)):
+        return claims.claimed_by(checkout)
+    teardown(checkout)
+    for dead in sweep(checkout):
+        print(f"cleaned what the dead cluster of {dead.root} left", flush=True)
+    cluster = claims.claim(checkout)
+    _prepare(cluster)
+    for name, command in _IMAGES.items():
+        _run(cluster, name, command)
+    host_name, port = node.REGISTRY_ADDRESS.split(":")
+    connect = f"import socket; socket.create_connection(('{host_name}', {port}), 1)"
+    argv = cluster.in_netns([sys.executable, "-c", connect])
+    wait_until("the registry", lambda: _answers(argv), seconds=30, death=lambda: first_death(checkout))
+    return cluster
 
 
 def _prepare(cluster: Cluster) -> None:

@@ -156,6 +156,7 @@ def _compile(program: Program, bin_dir: Path) -> None:
     linked = ["-ldflags", " ".join(("-s -w", *program.ldflags))]
     flags = ["-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false -c=1", *linked]
     said: list[str] = []
+    compiled = 0
     with subprocess.Popen(
         ["go", "build", "-v", *flags, "-o", str(new), program.package],
         cwd=SOURCES / program.module,
@@ -166,7 +167,8 @@ def _compile(program: Program, bin_dir: Path) -> None:
         assert process.stderr is not None
         for line in process.stderr:
             said.append(line)
-            status.update(f"{program.name}: {len(said)} of at most {program.steps} packages: {line.strip()}")
+            compiled += not line.startswith("go: ")
+            status.update(f"{program.name}: {compiled} of at most {program.steps} packages: {line.strip()}")
     status.end()
     if process.returncode != 0:
         raise BuildError(f"{program.name} did not build:\n{''.join(said[-20:])}")

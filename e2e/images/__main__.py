@@ -9,7 +9,6 @@ from pathlib import Path
 from e2e.cluster.errors import ClusterError
 from e2e.images import build
 from e2e.images.errors import ImageError
-from e2e.images.recipe import IMAGES
 from e2e.images.target import Target
 
 _COMMANDS = {
@@ -25,17 +24,14 @@ def main(argv: Sequence[str]) -> int:
         "command", choices=_COMMANDS, help="; ".join(f"{n}: {w}" for n, w in _COMMANDS.items())
     )
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: here)")
-    names = [image.name for image in IMAGES]
-    parser.add_argument("--only", choices=names, help="one of the two images (default: both)")
     arguments = parser.parse_args(argv)
-    images = tuple(image for image in IMAGES if arguments.only in (None, image.name))
     root = arguments.root.resolve()
     try:
         if arguments.command == "build":
-            build.build(root, os.environ, images)
+            build.build(root, os.environ)
         else:
             target = Target.of(root, os.environ)
-            build.push(root, target.registry, os.environ, target.within, images)
+            build.push(root, target.registry, os.environ, target.within)
     except (ImageError, ClusterError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

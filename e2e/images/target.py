@@ -24,10 +24,11 @@ class Target:
         registry = environ.get("QUIRE_REGISTRY")
         if registry:
             return cls(registry.rstrip("/"))
-        if cluster.foreign_kubeconfig(cluster.Checkout.at(root), environ) is not None:
+        checkout = cluster.Checkout.at(root)
+        if cluster.foreign_kubeconfig(checkout, environ) is not None:
             raise ImageError(
                 "KUBECONFIG names a cluster of yours: set QUIRE_REGISTRY to a registry that it pulls from "
                 "and that you may push to, such as registry.example.com/team"
             )
-        ours = cluster.current(root)
+        ours = cluster.claimed_by(checkout)
         return cls(ours.registry, tuple(ours.in_netns([])))

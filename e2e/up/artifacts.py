@@ -1,18 +1,20 @@
-"""`python -m e2e.up.artifacts`: both images and the model, which the server's own image converts from GGUF.
+"""`python -m e2e.up.artifacts [push]`: both images, and the model, which the server's own image converts.
 
-Runs beside the cluster's start. Needs no torch on this machine: the image has it.
+Runs beside the cluster's start, whose registry is there from the beginning. Needs no torch on this machine.
 """
 
 import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from e2e import gguf
+from e2e.cluster.errors import ClusterError
 from e2e.images import build
 from e2e.images.errors import ImageError
+from e2e.images.target import Target
 from e2e.up.place import MODEL
 
 # The last file that a conversion writes.
@@ -42,8 +44,24 @@ def is_complete(model: Path) -> bool:
     return (model / _MANIFEST).exists()
 
 
-if __name__ == "__main__":
+def push(root: Path, environ: Mapping[str, str]) -> None:
+    """Sends both images to the registry of the cluster in use."""
+    target = Target.of(root, environ)
+    build.push(root, target.registry, environ, target.within)
+
+
+def main(argv: Sequence[str]) -> int:
+    """An error of ours is one message, not a traceback."""
+    root = Path.cwd().resolve()
     try:
-        prepare(Path.cwd().resolve(), os.environ)
-    except ImageError as error:
-        sys.exit(f"error: {error}")
+        prepare(root, os.environ)
+        if argv == ["push"]:
+            push(root, os.environ)
+    except (ImageError, ClusterError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The order of `make up`: cluster, images and model; operator; example; question.
+"""The order of `make up`: registry; cluster, images and model; operator; example; question.
 
 With KUBECONFIG naming another cluster nothing of `e2e.cluster` starts.
 """
@@ -12,10 +12,9 @@ from pathlib import Path
 import yaml
 
 from e2e import cluster
-from e2e.cluster import host, plan
+from e2e.cluster import plan
 from e2e.images import build
 from e2e.images.build import References
-from e2e.images.recipe import OPERATOR, SERVER
 from e2e.images.target import Target
 from e2e.kubectl import Kubectl
 from e2e.up import estimate, plugin, question, together, waiting
@@ -37,8 +36,7 @@ def run(root: Path, environ: Mapping[str, str]) -> None:
         Target.of(root, environ)  # says what is missing before anything is built
     print(estimate.describe(estimate.missing(place.checkout, environ, is_ours=place.is_ours)), flush=True)
     if place.is_ours:
-        host.require_root()
-        host.install(host.missing_packages())
+        cluster.start_registry(root)
     plugin.install(place.checkout)
     _step(began, "programs and cluster, images, model" if place.is_ours else "programs, images, model")
     together.run(_preparations(is_ours=place.is_ours), root)
@@ -47,29 +45,20 @@ def run(root: Path, environ: Mapping[str, str]) -> None:
 
 
 def _preparations(*, is_ours: bool) -> dict[str, list[str]]:
-    """The cluster starts as soon as its programs are built, while the images are still being made."""
+    """The cluster starts as soon as its programs are built, while images are made and pushed."""
     command = ["start"] if is_ours else ["build", "--only", "kube", "helm"]
     return {
         "cluster" if is_ours else "programs": [sys.executable, "-m", "e2e.cluster", *command],
-        "images": [sys.executable, "-m", "e2e.up.artifacts"],
+        "images": [sys.executable, "-m", "e2e.up.artifacts", "push"],
     }
 
 
 def _release(place: Place, root: Path, environ: Mapping[str, str], began: float) -> References:
-    """Pushes both images and installs the operator; the first time while the large image is being pushed.
-
-    Later an operator with the new image's name would replace model servers before their image is there.
-    """
-    _step(began, "images to the registry, operator")
-    target = Target.of(root, environ)
-    images = build.references(root, target.registry, environ)
+    """Installs the operator. Both images are in the registry: it may replace model servers at once."""
+    _step(began, "operator")
+    images = build.references(root, Target.of(root, environ).registry, environ)
     place.kubectl.apply(_restricted(_OPERATOR_NAMESPACE))
-    build.push(root, target.registry, environ, target.within, (OPERATOR,))
-    push = {"push": [sys.executable, "-m", "e2e.images", "push", "--only", SERVER.name]}
-    install = {"operator": place.kubectl.helm_argv(*_install_arguments(root, images))}
-    is_first = place.kubectl.get("deployment", "quire-operator", _OPERATOR_NAMESPACE) is None
-    for programs in ({**push, **install},) if is_first else (push, install):
-        together.run(programs, root)
+    together.run({"operator": place.kubectl.helm_argv(*_install_arguments(root, images))}, root)
     return images
 
 

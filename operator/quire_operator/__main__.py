@@ -20,7 +20,7 @@ from quire_operator.settings import Settings
 from quire_operator.spec import profiles
 
 _EXIT_UNUSABLE = 2
-_DEFAULT_IMAGE = "localhost:5000/quire-server:dev"
+_DEFAULT_IMAGE = "your-registry.example/quire-server:dev"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -25,7 +25,7 @@ def write(path: Path, *bodies: object) -> str:
 def test_the_example_renders_to_the_children_that_are_applied(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", str(EXAMPLE)]) == 0
     printed = list(yaml.safe_load_all(capsys.readouterr().out))
-    settings = Settings(engine_image="localhost:5000/quire-server:dev")
+    settings = Settings(engine_image="your-registry.example/quire-server:dev")
     body = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     assert printed == list(resources.build(spec.parse(body), settings))
 
