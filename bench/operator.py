@@ -119,7 +119,7 @@ def _populate(fleet: Fleet, operator: OperatorProcess, report: Report) -> None:
         assert children == len(CHILDREN) + 1, (
             f"{place}: one write per child, and its ControllerRevision: {of_one}"
         )
-    report.add("writes of children per LLMDeployment created", children, len(CHILDREN) + 1, "", 0)
+    report.add("writes of children per LLMDeployment before its pods", children, len(CHILDREN) + 1, "", 0)
     statuses = _per_model(writes(world), "llmdeployments/status")
     report.add("writes of the status until it serves, at most", max(statuses.values()), 3, "", 0)
     events = sum(w.resource == "events" for w in writes(world) if w.user == OPERATOR)

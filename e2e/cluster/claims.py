@@ -38,14 +38,16 @@ def claimed() -> list[Cluster]:
 def current(root: Path) -> Cluster:
     """The cluster of the checkout at `root`, which must be up."""
     checkout = Checkout.at(root)
-    if not checkout.kubeconfig.exists():
+    if not checkout.claim.exists() or not checkout.kubeconfig.exists():
         raise _not_up(checkout)
-    return claimed_by(checkout)
+    return _read(checkout.claim)
 
 
-def claimed_by(checkout: Checkout) -> Cluster:
-    """The cluster of the checkout, whose registry is there, while the rest may still be starting."""
-    if not checkout.claim.exists():
+def with_registry(checkout: Checkout) -> Cluster:
+    """The cluster of the checkout, whose registry runs, while the rest may still be starting."""
+    records = process.recorded(checkout.records)
+    is_there = any(record.name == "registry" and process.is_alive(record) for record in records)
+    if not checkout.claim.exists() or not is_there:
         raise _not_up(checkout)
     return _read(checkout.claim)
 

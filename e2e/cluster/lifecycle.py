@@ -129,7 +129,9 @@ def _with_registry(checkout: Checkout) -> Cluster:
     """The checkout's cluster of containerd and the registry alone; anything else is taken away first."""
     records = process.recorded(checkout.records)
     if {record.name for record in records} == {*_IMAGES} and all(map(process.is_alive, records)):
-        return claims.claimed_by(checkout)
+        cluster = claims.with_registry(checkout)
+        if _is_configured(cluster) and _answers(_to_registry(cluster)):
+            return cluster
     teardown(checkout)
     for dead in sweep(checkout):
         print(f"cleaned what the dead cluster of {dead.root} left", flush=True)
@@ -137,11 +139,21 @@ def _with_registry(checkout: Checkout) -> Cluster:
     _prepare(cluster)
     for name, command in _IMAGES.items():
         _run(cluster, name, command)
-    host_name, port = node.REGISTRY_ADDRESS.split(":")
-    connect = f"import socket; socket.create_connection(('{host_name}', {port}), 1)"
-    argv = cluster.in_netns([sys.executable, "-c", connect])
+    argv = _to_registry(cluster)
     wait_until("the registry", lambda: _answers(argv), seconds=30, death=lambda: first_death(checkout))
     return cluster
+
+
+def _to_registry(cluster: Cluster) -> list[str]:
+    """A command that asks the registry for its version."""
+    ask = f"import urllib.request as r; r.urlopen('http://{node.REGISTRY_ADDRESS}/v2/', timeout=5)"
+    return cluster.in_netns([sys.executable, "-c", ask])
+
+
+def _is_configured(cluster: Cluster) -> bool:
+    """Whether the configuration files are as this code writes them."""
+    paths = {cluster.checkout.config / name: content for name, content in node.files(cluster).items()}
+    return all(path.exists() and path.read_text() == content for path, content in paths.items())
 
 
 def _prepare(cluster: Cluster) -> None:

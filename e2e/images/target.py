@@ -30,5 +30,5 @@ class Target:
                 "KUBECONFIG names a cluster of yours: set QUIRE_REGISTRY to a registry that it pulls from "
                 "and that you may push to, such as registry.example.com/team"
             )
-        ours = cluster.claimed_by(checkout)
+        ours = cluster.with_registry(checkout)
         return cls(ours.registry, tuple(ours.in_netns([])))

@@ -87,7 +87,17 @@ class Buildah:
 
     def push(self, image: str, target: str, within: Sequence[str]) -> None:
         verify = f"--tls-verify={'false' if target.startswith('localhost:') else 'true'}"
-        argv = [*within, "buildah", "push", verify, *_COMPRESSION, image, f"docker://{target}"]
+        killed_with_us = ["setpriv", "--pdeathsig", "KILL"]
+        argv = [
+            *within,
+            *killed_with_us,
+            "buildah",
+            "push",
+            verify,
+            *_COMPRESSION,
+            image,
+            f"docker://{target}",
+        ]
         console.run(f"push {target}", argv)
 
     def remove_other_tags(self, image: str) -> None:

@@ -81,6 +81,7 @@ def test_what_is_planned_is_what_happens(world: World, namespace: str, kubectl: 
         True,
         True,
     )
+    assert "create PodDisruptionBudget m, with the first pod" in new.stdout
     assert world.get("LLMDeployment", namespace, "m") is None, "a plan writes nothing"
 
     apply(kubectl, world, namespace, first)

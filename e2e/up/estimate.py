@@ -24,13 +24,13 @@ class Cost:
 
 
 COSTS = (
-    Cost("kube", cpu_seconds=560, download_mb=250, disk_mb=3000),
-    Cost("coredns", cpu_seconds=60, download_mb=60, disk_mb=500),
-    Cost("helm", cpu_seconds=60, download_mb=60, disk_mb=500),
-    Cost("images", cpu_seconds=180, download_mb=3000, disk_mb=14_000),
-    Cost("model", cpu_seconds=10, download_mb=100, disk_mb=600),
+    Cost("kube", cpu_seconds=540, download_mb=250, disk_mb=3400),
+    Cost("coredns", cpu_seconds=15, download_mb=20, disk_mb=200),
+    Cost("helm", cpu_seconds=25, download_mb=30, disk_mb=200),
+    Cost("images", cpu_seconds=320, download_mb=3100, disk_mb=14_700),
+    Cost("model", cpu_seconds=15, download_mb=100, disk_mb=400),
 )
-# The cluster, the operator and the model's load, when everything else is there.
+# Cluster, operator, the node's pull of a new image and the model's load, when everything else is there.
 _ALWAYS_SECONDS = 60
 
 

@@ -54,8 +54,12 @@ def _preparations(*, is_ours: bool) -> dict[str, list[str]]:
 
 
 def _release(place: Place, root: Path, environ: Mapping[str, str], began: float) -> References:
-    """Installs the operator. Both images are in the registry: it may replace model servers at once."""
+    """Installs the operator. Both images are in the registry: it may replace model servers at once.
+
+    They are pushed once more for what was edited meanwhile; to find that nothing was takes a second.
+    """
     _step(began, "operator")
+    together.run({"push": [sys.executable, "-m", "e2e.images", "push"]}, root)
     images = build.references(root, Target.of(root, environ).registry, environ)
     place.kubectl.apply(_restricted(_OPERATOR_NAMESPACE))
     together.run({"operator": place.kubectl.helm_argv(*_install_arguments(root, images))}, root)

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from quire_kubectl import kubectl, view
 from quire_kubectl.kubectl import Document, KubectlError
-from quire_kubectl.shown import Shown
+from quire_kubectl.printed_lines import PrintedLines
 from quire_kubectl.terminal import PREFIXES, Look
 from quire_operator import names
 from quire_operator.reports import parse_termination
@@ -184,7 +184,7 @@ def _read(first: LogSource, scope: Sequence[str], tail: int, followed: _Followed
     """Reads one container, run after run, until its pod is deleted. While it runs, the end of a stream is an
     interruption.
     """
-    shown, pause = Shown(), _AGAIN_SECONDS
+    shown, pause = PrintedLines(), _AGAIN_SECONDS
     source: LogSource | None = first
     while source is not None:
         since = shown.since

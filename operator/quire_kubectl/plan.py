@@ -21,7 +21,7 @@ from quire_kubectl.kubectl import Document
 from quire_kubectl.terminal import Look
 from quire_kubectl.view import span
 from quire_operator import names, spec
-from quire_operator.observed import Observed, Ref, ref
+from quire_operator.observed import NEED_A_POD, Observed, Ref, ref
 from quire_operator.plan import (
     Plan,
     PlanInput,
@@ -145,6 +145,10 @@ def _children(edit: _Edit) -> Iterator[str]:
         found = [line for line in _differences(old[target], manifest) if line]
         more = f", and {len(found) - _FEW} more" if len(found) > _FEW else ""
         yield f"change {target}: {', '.join(found[:_FEW]) or 'nothing that the pods see'}{more}"
+    has_pods = edit.before is not None and edit.before.observed.pods
+    for target in map(ref, edit.after.children):
+        if target.kind in NEED_A_POD and target not in old and not has_pods:
+            yield f"create {target}, with the first pod"
     for target, _ in (*edit.plan.delete_first, *edit.plan.delete):
         yield f"delete {target}"
     observed = None if edit.before is None else edit.before.observed

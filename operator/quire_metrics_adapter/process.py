@@ -13,11 +13,11 @@ from typing import Any
 
 from quire_metrics_adapter import load_api, pods
 from quire_metrics_adapter import metrics as own_metrics
-from quire_metrics_adapter.guard import Guard
+from quire_metrics_adapter.delegated_auth import DelegatedAuth
 from quire_metrics_adapter.kube_api import Connection
 from quire_metrics_adapter.listener import Listener
 from quire_metrics_adapter.metrics import Metrics
-from quire_metrics_adapter.mounted import MountedPair
+from quire_metrics_adapter.mounted_certificate import MountedPair
 from quire_metrics_adapter.pods import PodTable
 from quire_metrics_adapter.publisher import Publisher
 from quire_metrics_adapter.scraper import Scraper
@@ -45,7 +45,7 @@ class _Replica:
         self._settings = settings
         self._metrics = Metrics()
         self._table = PodTable()
-        self._guard = Guard(connection)
+        self._guard = DelegatedAuth(connection)
         self._scraper = Scraper(self._table, self._metrics, port=settings.engine_port)
         self._certificate: Publisher | MountedPair = (
             MountedPair(settings.tls_directory)

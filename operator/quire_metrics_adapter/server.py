@@ -1,5 +1,5 @@
-"""The aggregated API over HTTP: a thin shell that parses (`queries`), authorizes (`guard`) and answers with
-`load`.
+"""The aggregated API over HTTP: a thin shell that parses (`queries`), authorizes (`delegated_auth`) and
+answers with `load`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 
 from aiohttp import web
 
-from quire_metrics_adapter import answers, discovery, load, queries
+from quire_metrics_adapter import discovery, load, queries, response_documents
+from quire_metrics_adapter.delegated_auth import ClientPeer, DelegatedAuth
 from quire_metrics_adapter.errors import ApiError, InvalidError, RefusedError
-from quire_metrics_adapter.guard import ClientPeer, Guard
 from quire_metrics_adapter.kube_api import Connection
 from quire_metrics_adapter.metrics import Metrics
 from quire_metrics_adapter.pods import PodTable
@@ -33,7 +33,7 @@ class MetricsApi:
     def __init__(
         self,
         connection: Connection,
-        guard: Guard,
+        guard: DelegatedAuth,
         table: PodTable,
         scraper: Scraper,
         metrics: Metrics,
@@ -58,12 +58,13 @@ class MetricsApi:
             document, content_type = await self._document(request)
             code = 200
         except RefusedError as refusal:
-            document, content_type, code = answers.status(refusal), "application/json", refusal.code
+            document, content_type = response_documents.status(refusal), "application/json"
+            code = refusal.code
         self._metrics.requests.labels(code=str(code)).inc()
         text = web.json_response(document).body
         return web.Response(body=text, status=code, headers={"Content-Type": content_type})
 
-    async def _document(self, request: web.Request) -> tuple[answers.Document, str]:
+    async def _document(self, request: web.Request) -> tuple[response_documents.Document, str]:
         caller = await self._guard.caller(_peer(request))
         if request.method not in ("GET", "HEAD"):
             raise RefusedError(405, "MethodNotAllowed", "metrics can only be read")
@@ -76,9 +77,9 @@ class MetricsApi:
         query = queries.parse(path, request.query)
         await self._guard.allow(caller, query)
         items = await self._of_all(query) if query.name == queries.ALL else [self._of_one(query)]
-        return answers.metric_values(query.version, query.metric, items), "application/json"
+        return response_documents.metric_values(query.version, query.metric, items), "application/json"
 
-    def _of_one(self, query: Query) -> answers.Item:
+    def _of_one(self, query: Query) -> response_documents.Item:
         found = self._load(query, query.name)
         if isinstance(found, load.Unknown):
             message = f"{query.metric} of {query.namespace}/{query.name}: {found.message}"
@@ -87,7 +88,7 @@ class MetricsApi:
             raise RefusedError(503, "ServiceUnavailable", message)
         return _item(query, query.name, found)
 
-    async def _of_all(self, query: Query) -> list[answers.Item]:
+    async def _of_all(self, query: Query) -> list[response_documents.Item]:
         """The selected LLMDeployments whose load is known: a list has no place for errors, so the others are
         left out.
         """
@@ -111,9 +112,9 @@ class MetricsApi:
         return load.total(query.metric, pods, self._scraper.samples, self._clock())
 
 
-def _item(query: Query, name: str, found: load.Load) -> answers.Item:
+def _item(query: Query, name: str, found: load.Load) -> response_documents.Item:
     at = datetime.now(UTC) - timedelta(seconds=found.age)
-    return answers.Item(query.namespace, name, found.value, at)
+    return response_documents.Item(query.namespace, name, found.value, at)
 
 
 def _peer(request: web.Request) -> ClientPeer:

@@ -19,6 +19,8 @@ Body = Mapping[str, Any]
 
 # What the scheduler reports where another pod occupies what the pod needs: resources, ports, or
 # anti-affinity.
+# Kinds that are applied with the first pod: Kubernetes records an Event, NoPods, for a budget without pods.
+NEED_A_POD = frozenset({"PodDisruptionBudget"})
 _LACKS_RESOURCES = re.compile(r"insufficient|too many pods|free ports|anti-affinity", re.IGNORECASE)
 
 

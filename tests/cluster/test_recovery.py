@@ -103,7 +103,33 @@ def test_up_of_a_running_cluster_changes_nothing(checkout: Checkout) -> None:
     assert process.recorded(checkout.records) == before
 
 
-@pytest.mark.parametrize("moment", ["claim.json", "netns", "processes/etcd", "processes/kubelet"])
+def test_up_keeps_the_registry_that_images_are_being_pushed_to(checkout: Checkout) -> None:
+    lifecycle.start_registry(checkout.root)
+    first = process.recorded(checkout.records)
+    assert {record.name for record in first} == {"containerd", "registry"}
+
+    lifecycle.up(checkout.root)
+
+    assert lifecycle.is_healthy(checkout)
+    assert {*first} <= {*process.recorded(checkout.records)}
+    lifecycle.start_registry(checkout.root)
+    assert lifecycle.is_healthy(checkout), "of a running cluster it changes nothing"
+
+
+def test_up_replaces_a_registry_that_does_not_answer(checkout: Checkout) -> None:
+    lifecycle.start_registry(checkout.root)
+    (stopped,) = [record for record in process.recorded(checkout.records) if record.name == "registry"]
+    os.kill(stopped.pid, signal.SIGSTOP)
+
+    lifecycle.up(checkout.root)
+
+    assert lifecycle.is_healthy(checkout)
+    assert not process.is_alive(stopped)
+
+
+@pytest.mark.parametrize(
+    "moment", ["claim.json", "netns", "processes/registry", "processes/etcd", "processes/kubelet"]
+)
 def test_up_killed_half_way_is_cleaned_by_down(checkout: Checkout, moment: str) -> None:
     with _command("up", checkout) as up:
         _wait_for(lambda: (checkout.run / moment).exists() or up.poll() is not None)

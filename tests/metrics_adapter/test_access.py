@@ -9,8 +9,8 @@ import pytest
 
 from quire_metrics_adapter import access
 from quire_metrics_adapter.access import Caller
+from quire_metrics_adapter.delegated_auth import REMEMBER_SECONDS, ClientPeer, DelegatedAuth
 from quire_metrics_adapter.errors import RefusedError, UnreachableError
-from quire_metrics_adapter.guard import REMEMBER_SECONDS, ClientPeer, Guard
 from quire_metrics_adapter.queries import Query
 
 CONFIG = {
@@ -61,8 +61,8 @@ def clock() -> list[float]:
 
 
 @pytest.fixture
-def guard(api: FakeApi, clock: list[float]) -> Guard:
-    guard = Guard(api, lambda: clock[0])  # type: ignore[arg-type]
+def guard(api: FakeApi, clock: list[float]) -> DelegatedAuth:
+    guard = DelegatedAuth(api, lambda: clock[0])  # type: ignore[arg-type]
     guard.front_proxy = access.front_proxy(CONFIG)
     return guard
 
@@ -73,7 +73,7 @@ async def code_of(call: Any) -> int:
     return refused.value.code
 
 
-async def test_the_front_proxy_speaks_for_its_caller(guard: Guard) -> None:
+async def test_the_front_proxy_speaks_for_its_caller(guard: DelegatedAuth) -> None:
     caller = await guard.caller(ClientPeer("front-proxy-client", HEADERS))
 
     assert caller == Caller(
@@ -82,18 +82,22 @@ async def test_the_front_proxy_speaks_for_its_caller(guard: Guard) -> None:
 
 
 @pytest.mark.parametrize("common_name", [None, "quire-admin", "front-proxy-client2", ""])
-async def test_no_other_can_speak_for_others(guard: Guard, common_name: str | None) -> None:
+async def test_no_other_can_speak_for_others(guard: DelegatedAuth, common_name: str | None) -> None:
     assert await code_of(guard.caller(ClientPeer(common_name, HEADERS))) == 401
 
 
-async def test_headers_count_for_nothing_where_the_api_server_has_no_front_proxy(guard: Guard) -> None:
+async def test_headers_count_for_nothing_where_the_api_server_has_no_front_proxy(
+    guard: DelegatedAuth,
+) -> None:
     guard.front_proxy = access.front_proxy({"data": {"client-ca-file": "CLIENTS"}})
 
     assert guard.front_proxy is None
     assert await code_of(guard.caller(ClientPeer("front-proxy-client", HEADERS))) == 401
 
 
-async def test_no_allowed_names_allow_every_holder_of_a_certificate_and_no_other(guard: Guard) -> None:
+async def test_no_allowed_names_allow_every_holder_of_a_certificate_and_no_other(
+    guard: DelegatedAuth,
+) -> None:
     data = {**CONFIG["data"], "requestheader-allowed-names": "[]"}
     guard.front_proxy = access.front_proxy({"data": data})
 
@@ -108,7 +112,7 @@ def test_a_configuration_that_makes_no_sense_is_not_guessed_at() -> None:
 
 
 async def test_a_bearer_token_is_reviewed_and_remembered_for_a_while(
-    guard: Guard, api: FakeApi, clock: list[float]
+    guard: DelegatedAuth, api: FakeApi, clock: list[float]
 ) -> None:
     peer = ClientPeer(None, (("Authorization", "Bearer good"),))
 
@@ -119,13 +123,15 @@ async def test_a_bearer_token_is_reviewed_and_remembered_for_a_while(
     assert len(api.reviews) == 2
 
 
-async def test_a_token_that_is_not_accepted_and_no_token_at_all_are_refused(guard: Guard) -> None:
+async def test_a_token_that_is_not_accepted_and_no_token_at_all_are_refused(guard: DelegatedAuth) -> None:
     assert await code_of(guard.caller(ClientPeer(None, (("Authorization", "Bearer bad"),)))) == 401
     assert await code_of(guard.caller(ClientPeer(None, (("Authorization", "Basic good"),)))) == 401
     assert await code_of(guard.caller(ClientPeer(None, ()))) == 401
 
 
-async def test_the_api_server_is_asked_what_its_own_rules_say_of_the_path(guard: Guard, api: FakeApi) -> None:
+async def test_the_api_server_is_asked_what_its_own_rules_say_of_the_path(
+    guard: DelegatedAuth, api: FakeApi
+) -> None:
     await guard.allow(Caller("jane", groups=("team-a",)), QUERY)
 
     assert api.reviews[0]["spec"]["resourceAttributes"] == {
@@ -140,13 +146,13 @@ async def test_the_api_server_is_asked_what_its_own_rules_say_of_the_path(guard:
 
 
 @pytest.mark.parametrize("allowed", [False, None, "yes", 1])
-async def test_anything_but_a_plain_yes_is_a_no(guard: Guard, api: FakeApi, allowed: Any) -> None:
+async def test_anything_but_a_plain_yes_is_a_no(guard: DelegatedAuth, api: FakeApi, allowed: Any) -> None:
     api.allowed = allowed
 
     assert await code_of(guard.allow(Caller("jane"), QUERY)) == 403
 
 
-async def test_a_right_of_one_is_no_right_of_another(guard: Guard, api: FakeApi) -> None:
+async def test_a_right_of_one_is_no_right_of_another(guard: DelegatedAuth, api: FakeApi) -> None:
     await guard.allow(Caller("jane"), QUERY)
     api.allowed = False
 
@@ -157,14 +163,16 @@ async def test_a_right_of_one_is_no_right_of_another(guard: Guard, api: FakeApi)
     assert await code_of(guard.allow(Caller("jane"), other)) == 403
 
 
-async def test_no_one_gets_in_while_the_api_server_cannot_be_asked(guard: Guard, api: FakeApi) -> None:
+async def test_no_one_gets_in_while_the_api_server_cannot_be_asked(
+    guard: DelegatedAuth, api: FakeApi
+) -> None:
     api.is_down = True
 
     assert await code_of(guard.allow(Caller("jane"), QUERY)) == 503
     assert await code_of(guard.caller(ClientPeer(None, (("Authorization", "Bearer good"),)))) == 503
 
 
-async def test_many_at_once_ask_the_api_server_a_few_at_a_time(guard: Guard, api: FakeApi) -> None:
+async def test_many_at_once_ask_the_api_server_a_few_at_a_time(guard: DelegatedAuth, api: FakeApi) -> None:
     running, most = 0, 0
 
     async def slow(method: str, path: str, *, body: dict[str, Any]) -> dict[str, Any]:

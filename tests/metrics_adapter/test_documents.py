@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from quire_metrics_adapter import answers, discovery, queries
-from quire_metrics_adapter.answers import Item
+from quire_metrics_adapter import discovery, queries, response_documents
 from quire_metrics_adapter.errors import RefusedError
+from quire_metrics_adapter.response_documents import Item
 
 PREFIX = "/apis/custom.metrics.k8s.io/v1beta2/namespaces"
 AGGREGATED = "application/json;g=apidiscovery.k8s.io;v={};as=APIGroupDiscoveryList"
@@ -128,8 +128,8 @@ def test_a_value_in_both_versions() -> None:
         "apiVersion": "serving.quire.dev/v1alpha1",
     }
     shared = {"describedObject": described, "timestamp": "2026-01-02T03:04:05Z", "value": "1600m"}
-    old = answers.metric_values("v1beta1", "llm_kv_cache_utilization", [ITEM])
-    new = answers.metric_values("v1beta2", "llm_kv_cache_utilization", [ITEM])
+    old = response_documents.metric_values("v1beta1", "llm_kv_cache_utilization", [ITEM])
+    new = response_documents.metric_values("v1beta2", "llm_kv_cache_utilization", [ITEM])
 
     assert old["apiVersion"] == "custom.metrics.k8s.io/v1beta1"
     assert old["items"] == [{**shared, "metricName": "llm_kv_cache_utilization", "selector": None}]
@@ -138,7 +138,7 @@ def test_a_value_in_both_versions() -> None:
 
 
 def test_a_refusal_is_a_status() -> None:
-    status = answers.status(RefusedError(503, "ServiceUnavailable", "not now"))
+    status = response_documents.status(RefusedError(503, "ServiceUnavailable", "not now"))
 
     assert (status["kind"], status["status"], status["code"]) == ("Status", "Failure", 503)
     assert (status["reason"], status["message"]) == ("ServiceUnavailable", "not now")

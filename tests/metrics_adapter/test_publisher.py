@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from quire_metrics_adapter import certificates, mounted, publisher
+from quire_metrics_adapter import certificates, mounted_certificate, publisher
 from quire_metrics_adapter.errors import ForeignApiServiceError, SettingsError
-from quire_metrics_adapter.mounted import MountedPair
+from quire_metrics_adapter.mounted_certificate import MountedPair
 from quire_metrics_adapter.publisher import Publisher
 from quire_metrics_adapter.settings import Settings
 from tests.metrics_adapter.fake_api import FakeApi
@@ -105,7 +105,7 @@ def write(directory: Path, made: certificates.Credentials) -> None:
 async def test_a_mounted_pair_is_taken_when_it_is_renewed_and_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mounted, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(mounted_certificate, "LOOK_SECONDS", 0.01)
     old, new = (certificates.issue("x", ["x"], datetime.now(UTC), timedelta(days=1)) for _ in "ab")
     write(tmp_path, old)
     pair = MountedPair(tmp_path)

@@ -20,6 +20,7 @@ from quire_operator.cluster.kinds import Kind
 from quire_operator.cluster.object_reader import ObjectReader
 from quire_operator.cluster.revision_cache import RevisionCache
 from quire_operator.observed import (
+    NEED_A_POD,
     Body,
     Observed,
     Ref,
@@ -117,11 +118,14 @@ class Cluster:
                 children[ref(live)] = live
             elif scales_deployment(live, key.name):
                 autoscalers.append(live)
+        has_pods = any(live["kind"] == "Pod" for live in related)
         for target in wanted:
             kind = kinds.BY_NAME[target.kind]
             is_known = not kind.optional and kind.kind not in self._unlisted
             if is_known and target in children:
                 continue
+            if target.kind in NEED_A_POD and not has_pods:
+                continue  # it is not applied yet
             try:
                 found = await self._reader.one(kind, key.namespace, target.name)
             except ForbiddenError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from quire_operator import names
-from quire_operator.observed import Body, Observed, Ref, ref
+from quire_operator.observed import NEED_A_POD, Body, Observed, Ref, ref
 from quire_operator.plan import deletion_cost, drift, model_cache, replica_owner, revisions, strategy
 from quire_operator.plan.pacing import ApplyTimes, pace_repairs
 from quire_operator.plan.plan import Plan, PodPatch
@@ -162,12 +162,12 @@ def _without_replicas(manifest: Manifest) -> Manifest:
 
 def _must_wait(target: Ref, observed: Observed) -> bool:
     """True for a kind that is not installed or may not be read; for our HorizontalPodAutoscaler while KEDA
-    has not yet deleted the one it made, because with two on one Deployment Kubernetes stops both; and for a
-    PodDisruptionBudget before the first pod, because Kubernetes would record an Event NoPods.
+    has not yet deleted the one it made, because with two on one Deployment Kubernetes stops both; and
+    before the first pod for what needs one.
     """
     is_second = target.kind == "HorizontalPodAutoscaler" and observed.keda_autoscaler is not None
     is_new = target not in observed.children
-    is_early = target.kind == "PodDisruptionBudget" and is_new and not observed.pods
+    is_early = target.kind in NEED_A_POD and is_new and not observed.pods
     return is_second or is_early or target.kind in observed.missing or target.kind in observed.forbidden
 
 

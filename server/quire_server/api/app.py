@@ -55,6 +55,7 @@ def create_app(context: ServerContext) -> ASGIApp:
             _check_access(context, scope)
         except Exception as error:  # the boundary of a request that reaches no route
             await exchange.fail(error)
+            await exchange.finish()
             return
         # The server leaves out the body of a HEAD by itself.
         method = "GET" if scope["method"] == "HEAD" else scope["method"]

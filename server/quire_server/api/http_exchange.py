@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 #: The key of the scope under which the exchange travels to its route.
 EXCHANGE = "quire.exchange"
 _BODY_TIMEOUT_SECONDS = 30.0
+_DISCARD_SECONDS = 10.0  # as long as an unread body is waited for after the response
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -46,26 +47,29 @@ class HttpExchange:
         self._receive = receive
         self._send = send
         self.started = False
+        self._is_reading = False
         self._has_unread_body = True
+        self._is_unfinished = False  # the response is sent, its end not yet, see `finish`
         self.request_id = _request_id(scope)
         self.headers = [("x-request-id", self.request_id)]  # of the response, whatever it will be
 
     async def body(self) -> bytes:
         """The request's body; raises ApiError when it is too long or too slow, ClientGoneError."""
         body = bytearray()
+        self._is_reading = True
         try:
             async with asyncio.timeout(_BODY_TIMEOUT_SECONDS):
-                while True:
+                while self._has_unread_body:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
                         raise ClientGoneError
+                    self._has_unread_body = message.get("more_body", False)
                     body += message.get("body", b"")
                     if len(body) > MAX_BODY_BYTES:
                         raise ApiError(413, f"The body is longer than {MAX_BODY_BYTES} bytes.")
-                    if not message.get("more_body", False):
-                        self._has_unread_body = False
-                        return bytes(body)
+                return bytes(body)
         except TimeoutError:
+            self._has_unread_body = False  # it is not waited for a second time
             raise ApiError(408, f"The body did not arrive within {_BODY_TIMEOUT_SECONDS:g} s.") from None
 
     async def json(self, body: object, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> None:
@@ -74,6 +78,8 @@ class HttpExchange:
 
     async def error(self, error: ApiError) -> None:
         """An error response, or an error event where a stream has begun."""
+        if self._is_unfinished:
+            return  # a whole response was sent
         if self.started:
             await self.event(error.body)
             await self.end_stream()
@@ -92,16 +98,23 @@ class HttpExchange:
     async def whole(
         self, status: int, payload: bytes, content_type: str, headers: Iterable[tuple[str, str]] = ()
     ) -> None:
-        """A response whose length is known; its connection closes only once the request's body is here.
-
-        To close with bytes unread is a reset, which can discard the response before the client reads it.
-        """
+        """A response whose length is known."""
         await self._start(
             status, [("content-type", content_type), ("content-length", str(len(payload))), *headers]
         )
-        await self._send({"type": "http.response.body", "body": payload, "more_body": True})
-        await self._discard_body()
-        await self._send({"type": "http.response.body", "body": b""})
+        self._is_unfinished = self._has_unread_body
+        await self._send({"type": "http.response.body", "body": payload, "more_body": self._is_unfinished})
+
+    async def finish(self) -> None:
+        """End a response that was sent before the request's body was read, once that has come, too.
+
+        The server may close the connection at the end of a response, and to close one with bytes unread is a
+        reset, which can discard the response before the client reads it. Called last, when the request counts
+        no more: a client may be slow.
+        """
+        if self._is_unfinished:
+            await self._discard_body()
+            await self._send({"type": "http.response.body", "body": b""})
 
     async def event(self, data: object) -> None:
         """One server-sent event; the first one begins the stream."""
@@ -147,14 +160,11 @@ class HttpExchange:
             await asyncio.gather(task, gone, cutting, return_exceptions=True)
 
     async def _discard_body(self) -> None:
-        """Read what is left of the body, for as long as a body may take.
-
-        A client that waits for "100 Continue" has not sent it.
-        """
-        if not self._has_unread_body or any(name == b"expect" for name, _ in self.scope["headers"]):
+        """Read what is left of the body. A client that waits for "100 Continue" sends none."""
+        if not self._is_reading and any(name == b"expect" for name, _ in self.scope["headers"]):
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_BODY_TIMEOUT_SECONDS):
+            async with asyncio.timeout(_DISCARD_SECONDS):
                 while (await self._receive()).get("more_body", False):
                     pass
 
@@ -185,6 +195,7 @@ class ExchangeResponse(Response):
             await self._handler(scope["app"].state.context, exchange)
         except Exception as error:  # the boundary of a request
             await exchange.fail(error)
+        await exchange.finish()
 
 
 def _request_id(scope: Scope) -> str:

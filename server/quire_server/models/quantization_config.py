@@ -13,8 +13,8 @@ from quire_server.layers.quantized.format import WeightFormat
 from quire_server.layers.quantized.gptq import GPTQ
 from quire_server.layers.quantized.ignored_layers import IgnoredLayers, checked, compiled
 from quire_server.layers.quantized.linear import Quantization
-from quire_server.layers.quantized.packed import Packed
-from quire_server.layers.quantized.scaled import FP8, INT8, Scaled
+from quire_server.layers.quantized.pack_quantized import Packed
+from quire_server.layers.quantized.scaled_8bit import FP8, INT8, Scaled
 from quire_server.models.config_fields import ConfigFields
 
 GROUP_SIZES = (-1, 32, 64, 128)  # -1: a whole row

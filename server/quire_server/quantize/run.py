@@ -17,8 +17,8 @@ from torch import Tensor
 from quire_server.errors import ConfigError
 from quire_server.evaluate import text_windows
 from quire_server.layers.quantized.format import TensorSpec
-from quire_server.layers.quantized.packed import Packed
-from quire_server.layers.quantized.scaled import Scaled
+from quire_server.layers.quantized.pack_quantized import Packed
+from quire_server.layers.quantized.scaled_8bit import Scaled
 from quire_server.model_dir.files import new_directory
 from quire_server.models import quantization_config
 from quire_server.models.config_fields import ConfigFields

@@ -11,7 +11,7 @@ from typing import Any
 
 from quire_server.errors import ChatTemplateError, ConfigError, ModelCorruptError
 from quire_server.model_dir.files import ModelFiles
-from quire_server.text.child import Child
+from quire_server.text.child_process import ChildProcess
 
 _TEMPLATE_LIMIT = 1 << 20
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -21,7 +21,7 @@ class ChatTemplate:
     """Thread-safe; one rendering at a time."""
 
     def __init__(self, source: str, variables: Mapping[str, str], origin: str) -> None:
-        self._worker = Child(
+        self._worker = ChildProcess(
             "quire_server.text.chat_worker", {"template": source, "variables": dict(variables)}
         )
         self._source = source

@@ -1,4 +1,4 @@
-"""The main loop of a child process (see ``child``): answers requests until its input ends.
+"""The main loop of a child process (see ``child_process``): answers requests until its input ends.
 
 The kernel kills the process when a response takes too long (SIGALRM with its default action) or too much
 memory.

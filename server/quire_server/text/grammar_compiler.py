@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from quire_server.core.sampling_params import Grammar, GrammarKind
 from quire_server.errors import RequestError
-from quire_server.text.child import Child
+from quire_server.text.child_process import ChildProcess
 from quire_server.text.grammar import MAX_BYTES, Vocabulary
 from quire_server.text.tokenizer import Tokenizer
 
@@ -35,11 +35,11 @@ class GrammarCompiler:
         self._compiled: dict[GrammarRequest, Grammar] = {}
 
     @functools.cached_property
-    def _worker(self) -> Child:
+    def _worker(self) -> ChildProcess:
         """Started on first use: many servers never need it, and the vocabulary is large."""
         tokenizer = self._tokenizer
         vocabulary = Vocabulary.of(tokenizer, tokenizer.eos_token_ids, tokenizer.vocab_size)
-        return Child("quire_server.text.grammar_worker", vocabulary.to_json())
+        return ChildProcess("quire_server.text.grammar_worker", vocabulary.to_json())
 
     def known(self, wanted: GrammarRequest) -> Grammar | None:
         """The cached result of ``compile``, if there is one."""

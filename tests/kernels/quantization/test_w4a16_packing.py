@@ -8,7 +8,7 @@ from quire_kernels.quantization.w4a16 import w4a16
 from quire_kernels.quantization.w4a16_packing import repack_awq, repack_gptq, repack_packed, w4_dequantize
 from quire_server.layers.quantized.awq import AWQ
 from quire_server.layers.quantized.gptq import GPTQ
-from quire_server.layers.quantized.packed import Packed
+from quire_server.layers.quantized.pack_quantized import Packed
 
 
 def words(*shape: int) -> Tensor:

@@ -12,7 +12,7 @@ from quire_server.layers.linear import GpuLinear, Linear
 from quire_server.layers.quantized.gptq import GPTQ
 from quire_server.layers.quantized.ignored_layers import IgnoredLayers
 from quire_server.layers.quantized.linear import Quantization
-from quire_server.layers.quantized.scaled import FP8, INT8, Scaled
+from quire_server.layers.quantized.scaled_8bit import FP8, INT8, Scaled
 from quire_server.runner import quantization
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from quire_server.api.protocol.requests import MAX_BODY_BYTES
 from tests.server import listening
 from tests.server.conftest import KEY
 
@@ -93,6 +94,18 @@ def test_a_refusal_reaches_a_client_that_sends_its_whole_body_first(server):
         assert response.status == 401
         assert json.loads(response.read())["error"]["message"]
         assert connection.recv(1) == b"", "the server closes in order"
+
+
+def test_a_body_that_is_a_byte_too_long_does_not_hold_up_the_connections_next_request(server):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    with contextlib.closing(connection):
+        for body, status in ((b" " * (MAX_BODY_BYTES + 1), 413), (json.dumps(ASK).encode(), 200)):
+            connection.request(
+                "POST", "/v1/completions", body, {"Authorization": f"Bearer {KEY}", "Host": "x"}
+            )
+            response = connection.getresponse()
+            response.read()
+            assert response.status == status
 
 
 @pytest.mark.parametrize(

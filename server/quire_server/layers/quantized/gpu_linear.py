@@ -20,8 +20,8 @@ from quire_server.layers.linear import Fp8Forward
 from quire_server.layers.quantized.awq import AWQ
 from quire_server.layers.quantized.format import REMEDY, WeightFormat
 from quire_server.layers.quantized.gptq import GPTQ
-from quire_server.layers.quantized.packed import Packed
-from quire_server.layers.quantized.scaled import FP8, Scaled
+from quire_server.layers.quantized.pack_quantized import Packed
+from quire_server.layers.quantized.scaled_8bit import FP8, Scaled
 
 
 class Product(NamedTuple):

@@ -18,7 +18,7 @@ from quire_server.layers.quantized.format import REMEDY, WeightFormat
 from quire_server.layers.quantized.gpu_linear import QuantizedGpuLinear, can_multiply
 from quire_server.layers.quantized.ignored_layers import IgnoredLayers
 from quire_server.layers.quantized.int8 import StoredInt8
-from quire_server.layers.quantized.scaled import FP8, Scaled
+from quire_server.layers.quantized.scaled_8bit import FP8, Scaled
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from quire_server.layers.quantized.gptq import GPTQ
 from quire_server.layers.quantized.gpu_linear import QuantizedGpuLinear
 from quire_server.layers.quantized.ignored_layers import IgnoredLayers
 from quire_server.layers.quantized.linear import Quantization
-from quire_server.layers.quantized.packed import Packed
-from quire_server.layers.quantized.scaled import FP8, INT8, Scaled
+from quire_server.layers.quantized.pack_quantized import Packed
+from quire_server.layers.quantized.scaled_8bit import FP8, INT8, Scaled
 from tests.kernels.gpu.as_cuda import as_cuda
 from tests.kernels.gpu.test_whole_model_triton import PROMPTS as SHORT
 from tests.kernels.gpu.test_whole_model_triton import SAMPLING, answers, new_device, on_gpu

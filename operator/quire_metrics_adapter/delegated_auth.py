@@ -42,7 +42,7 @@ class ClientPeer:
     headers: tuple[tuple[str, str], ...]
 
 
-class Guard:
+class DelegatedAuth:
     """`front_proxy` is None until it is known, and where the API server has none."""
 
     def __init__(self, connection: Connection, clock: Callable[[], float] = time.monotonic) -> None:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 _STAMPED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
 
 
-class Shown:
+class PrintedLines:
     """The last lines of one container."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 OVER_LIMITS = {"error": "it takes too long, or too much memory."}
 
 
-class Child:
+class ChildProcess:
     """Thread-safe; one request at a time. The process starts with the first request."""
 
     def __init__(self, module: str, setup: Mapping[str, Any]) -> None:
