@@ -98,7 +98,7 @@ def last_failure(world: World, namespace: str, reason: str) -> Body:
     return failure
 
 
-def test_a_taint_that_takes_the_node_back_starts_the_drain_at_once(
+def test_a_no_execute_taint_of_a_reclaimed_node_starts_the_drain_at_once(
     world: World, namespace: str, serving: Body
 ) -> None:
     taint = {"key": "cloud.google.com/impending-node-termination", "effect": "NoExecute"}
@@ -112,7 +112,7 @@ def test_a_taint_that_takes_the_node_back_starts_the_drain_at_once(
     assert failure["pod"] == serving["metadata"]["name"]
 
 
-def test_a_drained_node_is_reported_as_an_eviction(world: World, namespace: str, serving: Body) -> None:
+def test_an_eviction_by_the_eviction_api_is_reported(world: World, namespace: str, serving: Body) -> None:
     name = serving["metadata"]["name"]
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
     path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
@@ -129,7 +129,9 @@ def test_a_drained_node_is_reported_as_an_eviction(world: World, namespace: str,
     assert "Eviction" in last_failure(world, namespace, "Evicted")["message"]
 
 
-def test_a_pod_of_a_higher_priority_preempts_it(world: World, namespace: str, serving: Body) -> None:
+def test_a_preemption_by_a_pod_of_higher_priority_is_reported(
+    world: World, namespace: str, serving: Body
+) -> None:
     urgent = {"metadata": {"name": "urgent"}, "value": 1000}
     world.client.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", urgent)
     limits = {"cpu": "1", "memory": "1Gi", GPU: "1"}
@@ -140,7 +142,9 @@ def test_a_pod_of_a_higher_priority_preempts_it(world: World, namespace: str, se
     assert last_failure(world, namespace, "Preempted")["pod"] == serving["metadata"]["name"]
 
 
-def test_a_pod_that_finds_no_gpu_or_no_quota_says_which(world: World, namespace: str, serving: Body) -> None:
+def test_a_pod_without_gpu_waits_for_gpu_and_a_pod_without_quota_waits_for_quota(
+    world: World, namespace: str, serving: Body
+) -> None:
     held: Body = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
     world.deploy(namespace, "queued", scheduling={"queueName": "team-a"})
     world.make_pod(namespace, "queued", {}, **held)
@@ -153,7 +157,7 @@ def test_a_pod_that_finds_no_gpu_or_no_quota_says_which(world: World, namespace:
     assert labels["kueue.x-k8s.io/queue-name"] == "team-a"
 
 
-def test_a_node_that_says_nothing_any_more_is_reported_as_lost(
+def test_an_unresponsive_node_is_reported_as_lost_before_its_pods_are_deleted(
     world: World, server: ApiServer, namespace: str, serving: Body
 ) -> None:
     with controllers.running(server, "node-lifecycle-controller", flags=SOON):

@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 PATH = "/apis/serving.quire.dev/v1alpha1/acceleratorprofiles"
 
 
-def test_a_profile_is_waited_for_and_a_change_of_it_rolls_no_pod(world: World, namespace: str) -> None:
+def test_a_missing_profile_is_awaited_and_its_change_alone_changes_no_pod_template(
+    world: World, namespace: str
+) -> None:
     resources = {"cpu": "1", "memory": "2Gi", "profileRef": {"name": namespace}}
     world.deploy(namespace, "m", resources=resources)
     missing = world.wait_condition(namespace, "m", "Ready", "False", "ProfileNotFound")

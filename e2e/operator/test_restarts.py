@@ -43,7 +43,7 @@ def test_ten_restarts_write_nothing_but_the_lease(
     assert {what: n for what, n in (world.writes() - before).items() if " leases " not in what} == {}
 
 
-def test_an_operator_that_is_stopped_while_it_reads_the_cluster_says_nothing_of_it(
+def test_an_operator_stopped_during_its_initial_lists_exits_without_errors(
     world: World, namespace: str, start: Callable[..., OperatorProcess]
 ) -> None:
     for index in range(200):
