@@ -73,7 +73,7 @@ async def code_of(call: Any) -> int:
     return refused.value.code
 
 
-async def test_the_front_proxy_speaks_for_its_caller(guard: Guard) -> None:
+async def test_the_caller_is_read_from_the_headers_of_the_front_proxy(guard: Guard) -> None:
     caller = await guard.caller(ClientPeer("front-proxy-client", HEADERS))
 
     assert caller == Caller(
@@ -82,18 +82,22 @@ async def test_the_front_proxy_speaks_for_its_caller(guard: Guard) -> None:
 
 
 @pytest.mark.parametrize("common_name", [None, "quire-admin", "front-proxy-client2", ""])
-async def test_no_other_can_speak_for_others(guard: Guard, common_name: str | None) -> None:
+async def test_other_certificates_cannot_set_the_callers_identity(
+    guard: Guard, common_name: str | None
+) -> None:
     assert await code_of(guard.caller(ClientPeer(common_name, HEADERS))) == 401
 
 
-async def test_headers_count_for_nothing_where_the_api_server_has_no_front_proxy(guard: Guard) -> None:
+async def test_identity_headers_are_ignored_without_a_configured_front_proxy(guard: Guard) -> None:
     guard.front_proxy = access.front_proxy({"data": {"client-ca-file": "CLIENTS"}})
 
     assert guard.front_proxy is None
     assert await code_of(guard.caller(ClientPeer("front-proxy-client", HEADERS))) == 401
 
 
-async def test_no_allowed_names_allow_every_holder_of_a_certificate_and_no_other(guard: Guard) -> None:
+async def test_empty_allowed_names_accept_any_client_certificate_and_no_request_without_one(
+    guard: Guard,
+) -> None:
     data = {**CONFIG["data"], "requestheader-allowed-names": "[]"}
     guard.front_proxy = access.front_proxy({"data": data})
 
@@ -101,13 +105,13 @@ async def test_no_allowed_names_allow_every_holder_of_a_certificate_and_no_other
     assert await code_of(guard.caller(ClientPeer(None, HEADERS))) == 401
 
 
-def test_a_configuration_that_makes_no_sense_is_not_guessed_at() -> None:
+def test_a_malformed_front_proxy_configuration_raises_an_error() -> None:
     data = {**CONFIG["data"], "requestheader-allowed-names": '"front-proxy-client"'}
     with pytest.raises(ValueError, match="allowed-names"):
         access.front_proxy({"data": data})
 
 
-async def test_a_bearer_token_is_reviewed_and_remembered_for_a_while(
+async def test_a_token_review_is_cached_for_a_limited_time(
     guard: Guard, api: FakeApi, clock: list[float]
 ) -> None:
     peer = ClientPeer(None, (("Authorization", "Bearer good"),))
@@ -119,13 +123,15 @@ async def test_a_bearer_token_is_reviewed_and_remembered_for_a_while(
     assert len(api.reviews) == 2
 
 
-async def test_a_token_that_is_not_accepted_and_no_token_at_all_are_refused(guard: Guard) -> None:
+async def test_an_invalid_or_missing_token_is_refused_with_401(guard: Guard) -> None:
     assert await code_of(guard.caller(ClientPeer(None, (("Authorization", "Bearer bad"),)))) == 401
     assert await code_of(guard.caller(ClientPeer(None, (("Authorization", "Basic good"),)))) == 401
     assert await code_of(guard.caller(ClientPeer(None, ()))) == 401
 
 
-async def test_the_api_server_is_asked_what_its_own_rules_say_of_the_path(guard: Guard, api: FakeApi) -> None:
+async def test_a_subject_access_review_contains_the_attributes_of_the_request(
+    guard: Guard, api: FakeApi
+) -> None:
     await guard.allow(Caller("jane", groups=("team-a",)), QUERY)
 
     assert api.reviews[0]["spec"]["resourceAttributes"] == {
@@ -140,13 +146,15 @@ async def test_the_api_server_is_asked_what_its_own_rules_say_of_the_path(guard:
 
 
 @pytest.mark.parametrize("allowed", [False, None, "yes", 1])
-async def test_anything_but_a_plain_yes_is_a_no(guard: Guard, api: FakeApi, allowed: Any) -> None:
+async def test_a_review_allows_only_when_allowed_is_true(guard: Guard, api: FakeApi, allowed: Any) -> None:
     api.allowed = allowed
 
     assert await code_of(guard.allow(Caller("jane"), QUERY)) == 403
 
 
-async def test_a_right_of_one_is_no_right_of_another(guard: Guard, api: FakeApi) -> None:
+async def test_a_cached_decision_applies_only_to_the_same_caller_and_request(
+    guard: Guard, api: FakeApi
+) -> None:
     await guard.allow(Caller("jane"), QUERY)
     api.allowed = False
 
@@ -157,14 +165,16 @@ async def test_a_right_of_one_is_no_right_of_another(guard: Guard, api: FakeApi)
     assert await code_of(guard.allow(Caller("jane"), other)) == 403
 
 
-async def test_no_one_gets_in_while_the_api_server_cannot_be_asked(guard: Guard, api: FakeApi) -> None:
+async def test_requests_are_refused_with_503_while_the_api_server_is_unreachable(
+    guard: Guard, api: FakeApi
+) -> None:
     api.is_down = True
 
     assert await code_of(guard.allow(Caller("jane"), QUERY)) == 503
     assert await code_of(guard.caller(ClientPeer(None, (("Authorization", "Bearer good"),)))) == 503
 
 
-async def test_many_at_once_ask_the_api_server_a_few_at_a_time(guard: Guard, api: FakeApi) -> None:
+async def test_at_most_16_reviews_run_concurrently(guard: Guard, api: FakeApi) -> None:
     running, most = 0, 0
 
     async def slow(method: str, path: str, *, body: dict[str, Any]) -> dict[str, Any]:
