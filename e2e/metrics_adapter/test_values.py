@@ -20,7 +20,7 @@ def hang() -> tuple[int, bytes]:
     return says(queue=1)()
 
 
-LIES: dict[str, Answer] = {
+INVALID_RESPONSES: dict[str, Answer] = {
     "not a number": says(queue="NaN"),
     "infinite": says(queue="+Inf"),
     "negative": says(queue=-5),
@@ -103,18 +103,18 @@ def test_an_unreachable_ready_pod_makes_the_value_an_error_until_it_is_unready(
     cluster.wait_value(namespace, "chat", "7")
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("name", INVALID_RESPONSES)
 def test_an_invalid_response_of_a_pod_makes_only_its_llmdeployments_value_unknown(
-    cluster: Cluster, namespace: str, lie: str
+    cluster: Cluster, namespace: str, name: str
 ) -> None:
-    liar = cluster.engine(namespace, "chat", LIES[lie])
+    invalid = cluster.engine(namespace, "chat", INVALID_RESPONSES[name])
     cluster.engine(namespace, "chat", says(queue=1))
     cluster.engine(namespace, "honest", says(queue=3))
 
     cluster.wait_value(namespace, "honest", "3")
-    eventually("the liar was asked", lambda: liar.asked)
+    eventually("the pod was asked", lambda: invalid.asked)
     assert "1 of 2 ready pods" in cluster.value(namespace, "chat")
-    liar.answer = says(queue=1)
+    invalid.answer = says(queue=1)
     cluster.wait_value(namespace, "chat", "2")
 
 

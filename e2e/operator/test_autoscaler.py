@@ -9,7 +9,7 @@ import pytest
 
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator import controllers, pods
-from e2e.operator.statusz import speaking
+from e2e.operator.statusz import statusz_server
 from e2e.operator.test_autoscaling import autoscaler, count, counts, edit, owners
 from e2e.operator.world import Body, World
 from e2e.waiting import eventually
@@ -85,7 +85,7 @@ def test_pods_have_deletion_costs_by_load_only_while_a_scale_down_is_imminent(
         {"phase": "serving", "running": 0, "queued": 0},
         {"phase": "serving", "running": 9, "queued": 1},
     )
-    with speaking(idle) as first, speaking(busy) as second:
+    with statusz_server(idle) as first, statusz_server(busy) as second:
         pairs = {"idle": first, "busy": second}
         made = {
             name: world.make_pod(

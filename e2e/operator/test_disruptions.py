@@ -82,7 +82,7 @@ def ready() -> Body:
     }
 
 
-def is_going(world: World, pod: Body) -> bool:
+def is_terminating(world: World, pod: Body) -> bool:
     metadata = pod["metadata"]
     return "deletionTimestamp" in world.read("Pod", metadata["namespace"], metadata["name"])["metadata"]
 
@@ -104,7 +104,7 @@ def test_a_no_execute_taint_of_a_reclaimed_node_starts_the_drain_at_once(
     taint = {"key": "cloud.google.com/impending-node-termination", "effect": "NoExecute"}
     world.client.request("PATCH", NODE, {"spec": {"taints": [taint]}}, MERGE)
 
-    eventually("it drains", lambda: is_going(world, serving), seconds=10)
+    eventually("it drains", lambda: is_terminating(world, serving), seconds=10)
 
     pod = world.read("Pod", namespace, serving["metadata"]["name"])
     assert pod["metadata"]["deletionGracePeriodSeconds"] == 1 + 30 + 5, "streams have the time of a drain"
@@ -165,4 +165,4 @@ def test_an_unresponsive_node_is_reported_as_lost_before_its_pods_are_deleted(
 
     assert failure["pod"] == serving["metadata"]["name"]
     assert "node-1" in failure["message"]
-    assert not is_going(world, serving), "reported long before the pod is deleted"
+    assert not is_terminating(world, serving), "reported long before the pod is deleted"

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from e2e.operator import pods
-from e2e.operator.statusz import speaking
+from e2e.operator.statusz import statusz_server
 from e2e.operator.world import BUDGET, CHILDREN, NAME_LABEL, Body, World
 from e2e.waiting import eventually
 
@@ -46,7 +46,7 @@ def test_pods_wait_for_the_download_job_and_mount_its_claim_read_only(world: Wor
     world.wait_condition(namespace, "m", "ModelCached", "False", "Pending")
 
     said = {"phase": "downloading", "loadedBytes": 4, "totalBytes": 16, "etaSeconds": 3, "bytesPerSecond": 4}
-    with speaking(said) as fetcher:
+    with statusz_server(said) as fetcher:
         pod = world.make_fetcher(namespace, job, pods.only_fetching(fetcher.ip))
         world.wait_condition(namespace, "m", "Ready", "False", "Downloading")
         eventually(
@@ -161,7 +161,7 @@ def test_a_download_in_the_pod_reports_its_progress_its_failure_and_its_result(
 ) -> None:
     world.deploy(namespace, "m", **HUB)
     said = {"phase": "downloading", "loadedBytes": 4, "totalBytes": 16, "etaSeconds": 3}
-    with speaking(said) as fetcher:
+    with statusz_server(said) as fetcher:
         address = {"podIP": fetcher.ip, "podIPs": [{"ip": fetcher.ip}]}
         pod = world.make_pod(namespace, "m", pods.fetching() | address)
         name = pod["metadata"]["name"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from e2e.operator import pods
-from e2e.operator.statusz import speaking
+from e2e.operator.statusz import statusz_server
 from e2e.operator.world import World
 from e2e.waiting import eventually
 
@@ -134,7 +134,7 @@ def test_ready_follows_the_rollout_and_is_reported_once(world: World, namespace:
 def test_an_unready_pod_is_reported_with_the_reason_that_it_gives(
     world: World, namespace: str, reason: str, words: str
 ) -> None:
-    with speaking({"phase": "serving", "reason": reason}) as pod:
+    with statusz_server({"phase": "serving", "reason": reason}) as pod:
         world.deploy(namespace, "m")
         world.make_pod(namespace, "m", pods.loading(ip=pod.ip))
 
@@ -148,7 +148,7 @@ def test_an_unready_pod_is_reported_with_the_reason_that_it_gives(
 
 def test_load_progress_and_the_measured_load_time_are_in_the_status(world: World, namespace: str) -> None:
     answer = {"phase": "loading", "loadedBytes": 1, "totalBytes": 100, "etaSeconds": 9.5}
-    with speaking(answer) as speaker:
+    with statusz_server(answer) as speaker:
         world.deploy(namespace, "m")
         pod = world.make_pod(namespace, "m", pods.loading(ip=speaker.ip))
         eventually("progress", lambda: world.status(namespace, "m").get("model", {}).get("bytesLoaded") == 1)
@@ -179,7 +179,7 @@ def test_invalid_reports_of_a_model_server_are_dropped_or_bounded(world: World, 
         "etaSeconds": -1,
         "version": "\x1b[31m" * 10,
     }
-    with speaking(lies) as liar, speaking({"phase": "loading", "pad": "x" * 10**7}) as flood:
+    with statusz_server(lies) as liar, statusz_server({"phase": "loading", "pad": "x" * 10**7}) as flood:
         for name, speaker in (("liar", liar), ("flood", flood)):
             world.deploy(namespace, name)
             world.make_pod(namespace, name, pods.loading(ip=speaker.ip))

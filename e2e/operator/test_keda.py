@@ -51,7 +51,7 @@ def let_go(world: World, namespace: str) -> None:
     world.patch("ScaledObject", namespace, "m", {"metadata": {"finalizers": None}})
 
 
-def is_going(world: World, namespace: str) -> bool:
+def is_terminating(world: World, namespace: str) -> bool:
     return "deletionTimestamp" in world.read("ScaledObject", namespace, "m")["metadata"]
 
 
@@ -91,7 +91,7 @@ def test_switching_to_keda_and_back_never_lowers_the_replicas(world: World, name
     assert (count(world, namespace), owners(world, namespace)) == (8, {"kube-controller-manager"})
 
     edit(world, namespace, 4, replicas=9, autoscaling=None)
-    eventually("KEDA is asked to stop", lambda: is_going(world, namespace))
+    eventually("KEDA is asked to stop", lambda: is_terminating(world, namespace))
     edit(world, namespace, 5)
     assert count(world, namespace) == 8, "while KEDA's autoscaler is there, no one overrides it"
     let_go(world, namespace)
@@ -109,7 +109,7 @@ def test_our_autoscaler_is_created_only_after_keda_has_released_its_own(world: W
     world.scale(namespace, "m", 5)
 
     edit(world, namespace, 1, autoscaling={"backend": "HPA"})
-    eventually("KEDA is asked to stop", lambda: is_going(world, namespace))
+    eventually("KEDA is asked to stop", lambda: is_terminating(world, namespace))
     edit(world, namespace, 2)
     assert world.get("HorizontalPodAutoscaler", namespace, "m") is None, "Kubernetes would stop both"
     let_go(world, namespace)

@@ -14,7 +14,7 @@ import pytest
 
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator import pods
-from e2e.operator.statusz import speaking
+from e2e.operator.statusz import statusz_server
 from e2e.operator.world import World
 from e2e.waiting import eventually
 
@@ -44,7 +44,7 @@ def test_status_of_a_loading_model_shows_a_progress_bar_and_exits_with_3(
     world: World, namespace: str, quire: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     answer = {"phase": "loading", "loadedBytes": 3 * GB, "totalBytes": 8 * GB, "etaSeconds": 41}
-    with speaking(answer) as speaker:
+    with statusz_server(answer) as speaker:
         world.deploy(namespace, "m")
         world.make_pod(namespace, "m", pods.loading(ip=speaker.ip))
         eventually("progress", lambda: world.status(namespace, "m").get("model", {}).get("bytesLoaded"))

@@ -1,5 +1,5 @@
-"""What drafts may take, what they bring, and when they are left alone; the answers are
-test_scheduler_machine's.
+"""How many tokens a request drafts, from which budget, and when drafting stops; test_scheduler_machine tests
+the answers.
 """
 
 import random
