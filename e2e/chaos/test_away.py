@@ -27,7 +27,7 @@ Steps = dict[str, dict[str, Body]]
 @pytest.mark.chaos(
     2, fault=f"every request answered with 503 for {OUTAGE_SECONDS} s", proof="answers counted"
 )
-def test_a_minute_of_503_is_survived(
+def test_the_operator_survives_a_minute_of_503_responses(
     world: World, namespace: str, proxy: Proxy, start: Start, undisturbed: Steps, record_property: Record
 ) -> None:
     operator = start("refused", QUIRE_WATCH_NAMESPACES=namespace).wait_leading(world)
@@ -48,7 +48,7 @@ def test_a_minute_of_503_is_survived(
 @pytest.mark.chaos(
     2, fault=f"kube-apiserver killed, gone for {OUTAGE_SECONDS} s", proof="connections refused"
 )
-def test_an_api_server_that_is_gone_for_a_minute_is_survived(
+def test_the_operator_survives_a_minute_without_an_api_server(
     world: World,
     server: ApiServer,
     namespace: str,
@@ -77,7 +77,7 @@ def test_an_api_server_that_is_gone_for_a_minute_is_survived(
     fault="410 Gone: kube-apiserver restarted and etcd compacted, with edits in the gap",
     proof="watches got 410",
 )
-def test_what_happened_before_the_watches_got_410_is_not_missed(
+def test_changes_made_before_watches_expire_with_410_are_reconciled(
     world: World,
     server: ApiServer,
     namespace: str,
@@ -110,7 +110,7 @@ def test_what_happened_before_the_watches_got_410_is_not_missed(
 
 
 @pytest.mark.chaos(4, fault="an ERROR of code 500 in an open watch", proof="exit code 1")
-def test_an_error_in_a_watch_ends_the_process_once_and_the_next_one_continues(
+def test_an_error_event_in_a_watch_ends_the_process_and_the_restarted_one_catches_up(
     world: World, namespace: str, proxy: Proxy, start: Start, undisturbed: Steps, record_property: Record
 ) -> None:
     operator = start("reported", QUIRE_WATCH_NAMESPACES=namespace).wait_leading(world)

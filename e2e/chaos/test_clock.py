@@ -22,7 +22,7 @@ AT_ONCE = 3  # seconds in which what was deleted is back
 @pytest.mark.timeout(180)
 @pytest.mark.chaos(15, fault="the leader's wall clock jumps by ten minutes", proof="renewTime of its Lease")
 @pytest.mark.parametrize("minutes", [10, -10], ids=["ahead", "back"])
-def test_a_jump_of_the_clock_changes_no_leader_and_stops_no_work(
+def test_a_jump_of_the_wall_clock_changes_no_leader_and_stops_no_reconcile(
     minutes: int,
     world: World,
     namespace: str,

@@ -28,7 +28,7 @@ STORM_SECONDS = 40
 @pytest.mark.chaos(
     5, fault="20 % of all writes: 409, 429, 500, done but not answered", proof="answers counted"
 )
-def test_a_fifth_of_all_writes_failing_costs_few_writes_more_and_changes_nothing(
+def test_when_a_fifth_of_the_writes_fail_few_are_repeated_and_the_children_are_the_same(
     world: World,
     namespace: str,
     proxy: Proxy,
@@ -89,7 +89,7 @@ def quiet(proxy: Proxy) -> int:
     fault=f"another manager rewrites replicas and labels 10 times a second, {STORM_SECONDS} s",
     proof="its writes",
 )
-def test_a_conflict_storm_is_answered_with_few_writes_and_is_repaired_in_the_end(
+def test_repeated_edits_by_another_client_cause_few_writes_and_are_repaired_in_the_end(
     world: World,
     server: ApiServer,
     namespace: str,

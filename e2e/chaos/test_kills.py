@@ -28,7 +28,7 @@ BACK_SECONDS = 15
 @pytest.mark.parametrize(
     "k", [pytest.param(k, marks=[pytest.mark.api] if k == 4 else []) for k in range(1, MOST_WRITES + 1)]
 )
-def test_a_kill_after_any_write_leaves_nothing_half_done(
+def test_a_kill_after_any_write_is_completed_by_the_next_process(
     k: int,
     world: World,
     namespace: str,

@@ -28,7 +28,7 @@ CRD_PATH = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD['metad
     10, fault="a namespace with LLMDeployments deleted, once with no operator", proof="Terminating"
 )
 @pytest.mark.parametrize("is_up", [True, False], ids=["operator-up", "operator-down"])
-def test_a_namespace_goes_with_all_that_is_in_it(
+def test_a_deleted_namespace_is_cleaned_up_and_a_recreated_one_starts_empty(
     is_up: bool, world: World, namespace: str, start: Start, undisturbed: Steps
 ) -> None:
     other = world.namespace(f"{namespace}-other")
@@ -68,7 +68,7 @@ def exists(world: World, namespace: str) -> bool:
     fault="the CRD upgraded over an object that it calls invalid, and one with a field that went",
     proof="stored",
 )
-def test_an_invalid_stored_object_says_so_and_blocks_no_other(
+def test_an_invalid_stored_object_is_stalled_and_does_not_block_others(
     world: World, namespace: str, start: Start, undisturbed: Steps
 ) -> None:
     former: dict[str, Any] = copy.deepcopy(CRD)
@@ -128,7 +128,7 @@ def accepts(world: World, namespace: str, spec: Body) -> bool:
 
 
 @pytest.mark.chaos(12, fault="the node under a model's pod is lost", proof="its pod is Terminating for ever")
-def test_a_pod_on_a_lost_node_is_replaced_reported_and_counted_once(
+def test_a_pod_on_a_lost_node_is_replaced_and_counted_once(
     world: World, namespace: str, start: Start
 ) -> None:
     start("bereft", QUIRE_WATCH_NAMESPACES=namespace).wait_leading(world)

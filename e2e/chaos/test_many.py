@@ -66,7 +66,7 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Pro
 @pytest.mark.chaos(
     14, fault=f"another operator with other defaults, {SIZE} LLMDeployments", proof="newer revision reported"
 )
-def test_another_release_with_other_defaults_writes_no_child_of_a_thousand(
+def test_a_release_with_other_defaults_writes_no_child_of_a_thousand_llmdeployments(
     crowd: tuple[Fleet, Proxy, Start], record_property: Record
 ) -> None:
     fleet, _, start = crowd
@@ -95,7 +95,7 @@ def test_another_release_with_other_defaults_writes_no_child_of_a_thousand(
 @pytest.mark.chaos(
     7, fault=f"{LATENCY * 1000:.0f} ms latency of every answer, {SIZE} LLMDeployments", proof="time of a GET"
 )
-def test_a_slow_api_server_slows_reconciles_and_fails_no_probe(
+def test_a_slow_api_server_slows_reconciles_within_5_seconds_and_fails_no_probe(
     crowd: tuple[Fleet, Proxy, Start], record_property: Record
 ) -> None:
     fleet, proxy, start = crowd
@@ -130,7 +130,7 @@ def buckets(operator: OperatorProcess) -> dict[float, float]:
 @pytest.mark.chaos(
     13, fault=f"{CHURN_PER_SECOND} changes a second to {SIZE} LLMDeployments", proof="changes counted"
 )
-def test_churn_leaks_no_memory_and_raises_nothing(
+def test_churn_leaks_no_memory_and_raises_no_exception(
     crowd: tuple[Fleet, Proxy, Start], record_property: Record
 ) -> None:
     fleet, proxy, start = crowd

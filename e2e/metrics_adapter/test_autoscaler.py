@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.api, pytest.mark.usefixtures("adapter")]
 AUTOSCALERS = "/apis/autoscaling/v2/namespaces/{}/horizontalpodautoscalers"
 
 
-def test_an_autoscaler_follows_the_queue_and_holds_still_when_it_is_not_known(
+def test_an_hpa_follows_the_queue_depth_and_keeps_its_replicas_while_it_is_unknown(
     cluster: Cluster, namespace: str
 ) -> None:
     engine = cluster.engine(namespace, "chat", says(queue=10))

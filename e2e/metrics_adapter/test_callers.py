@@ -26,14 +26,14 @@ def place(cluster: Cluster, adapter: AdapterReplica, namespace: str) -> str:
     return path(namespace, "chat")
 
 
-def test_no_one_without_a_name_gets_an_answer(cluster: Cluster, adapter: AdapterReplica, place: str) -> None:
+def test_unauthenticated_requests_get_401(cluster: Cluster, adapter: AdapterReplica, place: str) -> None:
     trusted = cluster.bundle()
     for asked in (place, "/apis", "/apis/custom.metrics.k8s.io/v1beta2", "/nowhere"):
         answer = adapter.get(asked, trusted)
         assert (answer.status_code, answer.json()["reason"]) == (401, "Unauthorized"), asked
 
 
-def test_headers_of_the_front_proxy_are_worth_nothing_without_its_certificate(
+def test_front_proxy_headers_are_accepted_only_with_the_front_proxy_certificate(
     cluster: Cluster, adapter: AdapterReplica, place: str
 ) -> None:
     """The administrator's certificate is of the same authority here, but has another name."""
@@ -48,7 +48,7 @@ def test_headers_of_the_front_proxy_are_worth_nothing_without_its_certificate(
     assert adapter.get(place, trusted, headers=headers, certificate=[proxy]).status_code == 200
 
 
-def test_a_token_gets_what_its_holder_may_get(
+def test_a_bearer_token_is_authorized_by_the_rights_of_its_service_account(
     cluster: Cluster, adapter: AdapterReplica, namespace: str, place: str
 ) -> None:
     cluster.world.create("ServiceAccount", OPERATOR_NAMESPACE, {"metadata": {"name": namespace}})
@@ -64,14 +64,14 @@ def test_a_token_gets_what_its_holder_may_get(
     assert adapter.get(other, trusted, headers={"Authorization": "Bearer x.y.z"}).status_code == 401
 
 
-def test_nothing_can_be_written(cluster: Cluster, adapter: AdapterReplica, place: str) -> None:
+def test_the_api_is_read_only(cluster: Cluster, adapter: AdapterReplica, place: str) -> None:
     done = cluster.kubectl("delete", "--raw", place)
 
     assert done.returncode != 0
     assert "can only be read" in done.stderr
 
 
-def test_the_certificate_is_of_the_authority_in_the_bundle_and_of_no_others(
+def test_the_serving_certificate_is_signed_by_the_authority_in_the_ca_bundle_only(
     cluster: Cluster, adapter: AdapterReplica, place: str
 ) -> None:
     assert adapter.get(place, cluster.bundle("v1beta1")).status_code == 401

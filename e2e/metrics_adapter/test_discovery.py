@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.api, pytest.mark.usefixtures("adapter")]
 METRICS = ["llm_gpu_utilization", "llm_kv_cache_utilization", "llm_queue_depth", "llm_running_requests"]
 
 
-def test_kubectl_finds_every_resource_of_the_cluster_without_a_word_of_warning(cluster: Cluster) -> None:
+def test_kubectl_discovers_all_resources_without_a_warning(cluster: Cluster) -> None:
     done = cluster.kubectl("api-resources", "--cached=false")
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -24,7 +24,7 @@ def test_kubectl_finds_every_resource_of_the_cluster_without_a_word_of_warning(c
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_metrics_are_listed_in_both_forms_of_discovery(cluster: Cluster, version: str) -> None:
+def test_the_metrics_are_listed_in_legacy_and_aggregated_discovery(cluster: Cluster, version: str) -> None:
     legacy = cluster.world.client.request("GET", f"/apis/custom.metrics.k8s.io/{version}")
     assert sorted(r["name"].rpartition("/")[2] for r in legacy["resources"]) == METRICS
 
@@ -45,7 +45,7 @@ def fresh_group(cluster: Cluster) -> list[dict[str, Any]]:
     return groups if is_fresh else []
 
 
-def test_the_api_server_has_nothing_to_complain_of_in_its_log(cluster: Cluster) -> None:
+def test_the_api_server_logs_no_openapi_errors_about_the_adapter(cluster: Cluster) -> None:
     """It asks for OpenAPI documents as well; without any it asks for ever and logs each failure."""
     assert cluster.kubectl("get", "--raw", "/openapi/v2").returncode == 0
     cluster.world.client.request(  # makes it ask at once

@@ -28,7 +28,7 @@ def owners(bundle: bytes) -> list[str]:
     return sorted(str(c.subject.get_attributes_for_oid(unit)[0].value) for c in found)
 
 
-def test_two_replicas_answer_and_one_does_when_the_other_is_killed(
+def test_one_of_two_replicas_continues_to_answer_when_the_other_is_killed(
     cluster: Cluster, adapter: AdapterReplica, namespace: str, start: Start
 ) -> None:
     cluster.engine(namespace, "chat", says(queue=6))
@@ -69,7 +69,7 @@ def _through(cluster: Cluster, namespace: str, replica: AdapterReplica) -> bool:
     return replica.metrics().get('quire_metrics_adapter_requests_total{code="200"}', 0) > before
 
 
-def test_a_replica_that_is_asked_to_end_ends_within_seconds(adapter: AdapterReplica, start: Start) -> None:
+def test_a_replica_exits_within_ten_seconds_of_sigterm(adapter: AdapterReplica, start: Start) -> None:
     replica = start("adapter-e").wait_ready()
     began = time.monotonic()
     replica.send(signal.SIGTERM)
@@ -79,7 +79,7 @@ def test_a_replica_that_is_asked_to_end_ends_within_seconds(adapter: AdapterRepl
     assert time.monotonic() - began < 10
 
 
-def test_a_replica_that_restarts_replaces_its_authority(
+def test_a_restarted_replica_replaces_its_authority_in_the_bundle(
     cluster: Cluster, adapter: AdapterReplica, start: Start
 ) -> None:
     start("adapter-r").wait_ready().kill()
@@ -90,7 +90,9 @@ def test_a_replica_that_restarts_replaces_its_authority(
         assert owners(cluster.bundle(version)).count("adapter-a") == 1
 
 
-def test_whatever_is_taken_out_of_the_bundle_comes_back(cluster: Cluster, adapter: AdapterReplica) -> None:
+def test_an_authority_that_was_removed_from_the_bundle_is_restored(
+    cluster: Cluster, adapter: AdapterReplica
+) -> None:
     cluster.world.client.request(
         "PATCH",
         "/apis/apiregistration.k8s.io/v1/apiservices/v1beta2.custom.metrics.k8s.io",
@@ -102,7 +104,7 @@ def test_whatever_is_taken_out_of_the_bundle_comes_back(cluster: Cluster, adapte
     cluster.wait_available()
 
 
-def test_a_renewed_certificate_is_always_one_that_the_api_server_trusts(
+def test_a_renewed_certificate_is_always_trusted_by_the_published_bundle(
     cluster: Cluster, adapter: AdapterReplica, start: Start
 ) -> None:
     """Of six seconds here, and of a day in life."""
@@ -119,7 +121,7 @@ def test_a_renewed_certificate_is_always_one_that_the_api_server_trusts(
     assert "adapter-a" in owners(cluster.bundle())
 
 
-def test_with_a_mounted_certificate_it_serves_that_and_writes_nothing(
+def test_a_mounted_certificate_is_served_and_no_api_service_is_written(
     cluster: Cluster, adapter: AdapterReplica, start: Start, tmp_path: Path
 ) -> None:
     Authority(tmp_path).issue(Identity("tls", "cert-manager's", serves=(HOST,)))
@@ -132,7 +134,7 @@ def test_with_a_mounted_certificate_it_serves_that_and_writes_nothing(
     assert "adapter-t" not in owners(cluster.bundle())
 
 
-def test_an_api_that_belongs_to_another_adapter_is_left_alone(
+def test_api_services_of_another_adapter_are_left_alone(
     cluster: Cluster, adapter: AdapterReplica, start: Start
 ) -> None:
     before = [cluster.api_service(version)["spec"]["service"] for version in VERSIONS]

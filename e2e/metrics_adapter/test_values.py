@@ -20,7 +20,7 @@ def hang() -> tuple[int, bytes]:
     return says(queue=1)()
 
 
-LIES: dict[str, Answer] = {
+INVALID_RESPONSES: dict[str, Answer] = {
     "not a number": says(queue="NaN"),
     "infinite": says(queue="+Inf"),
     "negative": says(queue=-5),
@@ -57,7 +57,7 @@ def test_kubectl_gets_the_sum_over_the_ready_pods_in_both_versions(cluster: Clus
     assert cluster.world.get("Pod", namespace, loading)
 
 
-def test_keda_gets_the_same_numbers_and_no_0_for_what_is_not_known(
+def test_keda_gets_the_same_values_and_never_0_for_an_unknown_value(
     cluster: Cluster, adapter: AdapterReplica, namespace: str
 ) -> None:
     cluster.engine(namespace, "chat", says(queue=7, kv=0.5))
@@ -83,14 +83,14 @@ def test_a_pod_that_becomes_ready_counts_within_two_seconds(cluster: Cluster, na
     eventually("both count", lambda: cluster.value(namespace, "chat") == "12", seconds=2.5)
 
 
-def test_a_value_follows_what_the_pods_say(cluster: Cluster, namespace: str) -> None:
+def test_a_value_follows_the_metrics_of_the_pods(cluster: Cluster, namespace: str) -> None:
     engine = cluster.engine(namespace, "chat", says(queue=7))
     cluster.wait_value(namespace, "chat", "7")
     engine.answer = says(queue=0)
     cluster.wait_value(namespace, "chat", "0")
 
 
-def test_a_ready_pod_that_does_not_answer_is_an_error_until_it_is_not_ready(
+def test_an_unreachable_ready_pod_makes_the_value_an_error_until_it_is_unready(
     cluster: Cluster, namespace: str
 ) -> None:
     cluster.engine(namespace, "chat", says(queue=7))
@@ -103,22 +103,22 @@ def test_a_ready_pod_that_does_not_answer_is_an_error_until_it_is_not_ready(
     cluster.wait_value(namespace, "chat", "7")
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_pod_that_lies_gives_no_value_and_the_others_go_on(
-    cluster: Cluster, namespace: str, lie: str
+@pytest.mark.parametrize("name", INVALID_RESPONSES)
+def test_an_invalid_response_of_a_pod_makes_only_its_llmdeployments_value_unknown(
+    cluster: Cluster, namespace: str, name: str
 ) -> None:
-    liar = cluster.engine(namespace, "chat", LIES[lie])
+    invalid = cluster.engine(namespace, "chat", INVALID_RESPONSES[name])
     cluster.engine(namespace, "chat", says(queue=1))
     cluster.engine(namespace, "honest", says(queue=3))
 
     cluster.wait_value(namespace, "honest", "3")
-    eventually("the liar was asked", lambda: liar.asked)
+    eventually("the pod was asked", lambda: invalid.asked)
     assert "1 of 2 ready pods" in cluster.value(namespace, "chat")
-    liar.answer = says(queue=1)
+    invalid.answer = says(queue=1)
     cluster.wait_value(namespace, "chat", "2")
 
 
-def test_a_value_that_is_too_old_becomes_an_error_and_not_0(cluster: Cluster, namespace: str) -> None:
+def test_a_stale_value_becomes_an_error_and_never_0(cluster: Cluster, namespace: str) -> None:
     engine = cluster.engine(namespace, "chat", says(queue=7))
     cluster.wait_value(namespace, "chat", "7")
     engine.answer = lambda: (503, b"")
@@ -133,7 +133,7 @@ def test_a_value_that_is_too_old_becomes_an_error_and_not_0(cluster: Cluster, na
     assert {one for one in seen if one.isdigit()} == {"7"}
 
 
-def test_nothing_that_is_not_there_has_a_value(cluster: Cluster, namespace: str) -> None:
+def test_missing_pods_objects_and_metrics_have_no_value(cluster: Cluster, namespace: str) -> None:
     make_pod(cluster.world, namespace, "loading", unreachable_address(), ready=False)
 
     assert "no pod of it is ready" in cluster.value(namespace, "loading")
@@ -141,7 +141,9 @@ def test_nothing_that_is_not_there_has_a_value(cluster: Cluster, namespace: str)
     assert "no such metric" in cluster.value(namespace, "absent", "llm_secrets")
 
 
-def test_all_of_a_namespace_and_those_with_a_label(cluster: Cluster, namespace: str) -> None:
+def test_values_are_listed_for_a_whole_namespace_and_by_label_selector(
+    cluster: Cluster, namespace: str
+) -> None:
     for name, queue in (("chat", 1), ("code", 2), ("dark", 3)):
         cluster.world.deploy(namespace, name)
         cluster.world.patch("LLMDeployment", namespace, name, {"metadata": {"labels": {"team": name}}})

@@ -24,7 +24,7 @@ LLAMA_2_13B = {
 }
 
 
-class Speaker:
+class StatuszServer:
     """`answer` may be changed while it serves; `asked` counts the requests."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
@@ -35,9 +35,9 @@ class Speaker:
 
 
 @contextmanager
-def speaking(answer: dict[str, Any]) -> Iterator[Speaker]:
+def statusz_server(answer: dict[str, Any]) -> Iterator[StatuszServer]:
     """Serves /statusz (and every other path) while the block runs."""
-    speaker = Speaker(answer)
+    speaker = StatuszServer(answer)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

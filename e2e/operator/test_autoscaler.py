@@ -9,7 +9,7 @@ import pytest
 
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator import controllers, pods
-from e2e.operator.statusz import speaking
+from e2e.operator.statusz import statusz_server
 from e2e.operator.test_autoscaling import autoscaler, count, counts, edit, owners
 from e2e.operator.world import Body, World
 from e2e.waiting import eventually
@@ -17,7 +17,7 @@ from e2e.waiting import eventually
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator"), pytest.mark.timeout(120)]
 
 
-def test_the_number_is_handed_to_the_autoscaler_and_taken_back(
+def test_ownership_of_replicas_moves_to_the_hpa_controller_and_back(
     world: World, namespace: str, server: ApiServer
 ) -> None:
     since = world.deploy(namespace, "m", replicas=6)
@@ -42,7 +42,7 @@ def test_the_number_is_handed_to_the_autoscaler_and_taken_back(
     assert [n for n, before in zip(numbers, [0, *numbers], strict=False) if n != before] == [6, 4, 5, 7]
 
 
-def test_metrics_that_are_missing_and_a_second_autoscaler_are_reported(
+def test_missing_metrics_and_a_conflicting_autoscaler_are_reported(
     world: World, namespace: str, server: ApiServer
 ) -> None:
     world.deploy(namespace, "m", autoscaling={"maxReplicas": 8})
@@ -76,7 +76,7 @@ def test_metrics_that_are_missing_and_a_second_autoscaler_are_reported(
     )
 
 
-def test_the_idlest_pod_is_marked_while_the_autoscaler_is_about_to_take_one(
+def test_pods_have_deletion_costs_by_load_only_while_a_scale_down_is_imminent(
     world: World, namespace: str
 ) -> None:
     """No controller here: the autoscaler's status is written as it writes it."""
@@ -85,7 +85,7 @@ def test_the_idlest_pod_is_marked_while_the_autoscaler_is_about_to_take_one(
         {"phase": "serving", "running": 0, "queued": 0},
         {"phase": "serving", "running": 9, "queued": 1},
     )
-    with speaking(idle) as first, speaking(busy) as second:
+    with statusz_server(idle) as first, statusz_server(busy) as second:
         pairs = {"idle": first, "busy": second}
         made = {
             name: world.make_pod(

@@ -57,7 +57,7 @@ def autoscaler(name: str, **spec: Any) -> Body:
     return {"metadata": {"name": name}, "spec": {"scaleTargetRef": target, "maxReplicas": 9, **spec}}
 
 
-def test_a_new_one_begins_with_the_least_and_is_then_left_to_the_autoscaler(
+def test_a_new_deployment_starts_at_min_replicas_and_is_then_left_to_the_autoscaler(
     world: World, namespace: str
 ) -> None:
     since = world.deploy(namespace, "m", autoscaling=SCALED)
@@ -81,7 +81,7 @@ def test_a_new_one_begins_with_the_least_and_is_then_left_to_the_autoscaler(
     assert writes[f"patch horizontalpodautoscalers {namespace}/m"] == 1
 
 
-def test_from_a_number_to_an_autoscaler_and_back_the_number_never_falls(world: World, namespace: str) -> None:
+def test_switching_to_an_autoscaler_and_back_never_lowers_the_replicas(world: World, namespace: str) -> None:
     since = world.deploy(namespace, "m", replicas=6)
     eventually("all children", lambda: world.has_children(namespace, "m"))
 
@@ -104,7 +104,7 @@ def test_from_a_number_to_an_autoscaler_and_back_the_number_never_falls(world: W
     assert counts(world, namespace, since)[0] == 6
 
 
-def test_a_number_that_was_read_before_the_autoscaler_changed_it_is_refused(
+def test_an_apply_with_stale_replicas_is_rejected_after_the_autoscaler_changed_them(
     world: World, namespace: str
 ) -> None:
     world.deploy(namespace, "m", autoscaling=SCALED)
@@ -126,7 +126,7 @@ def test_a_number_that_was_read_before_the_autoscaler_changed_it_is_refused(
     assert count(world, namespace) == 7
 
 
-def test_an_autoscaler_that_works_all_the_time_is_never_undone(world: World, namespace: str) -> None:
+def test_replicas_set_by_a_busy_autoscaler_are_never_reverted(world: World, namespace: str) -> None:
     since = world.deploy(namespace, "m", autoscaling=SCALED)
     eventually("all children", lambda: world.has_children(namespace, "m"))
 
@@ -146,7 +146,7 @@ def test_an_autoscaler_that_works_all_the_time_is_never_undone(world: World, nam
     assert seen[-1] == 40
 
 
-def test_to_an_autoscaler_of_the_users_the_number_stays_too(world: World, namespace: str) -> None:
+def test_switching_to_the_users_autoscaler_keeps_the_replicas(world: World, namespace: str) -> None:
     since = world.deploy(namespace, "m", autoscaling=SCALED)
     eventually("all children", lambda: world.has_children(namespace, "m"))
     world.scale(namespace, "m", 5)
@@ -162,7 +162,7 @@ def test_to_an_autoscaler_of_the_users_the_number_stays_too(world: World, namesp
     assert count(world, namespace) == 5
 
 
-def test_a_suspension_takes_the_autoscaler_away_and_its_end_brings_the_least_back(
+def test_suspending_deletes_the_autoscaler_and_resuming_restores_min_replicas(
     world: World, namespace: str
 ) -> None:
     world.deploy(namespace, "m", autoscaling=SCALED)
@@ -179,7 +179,9 @@ def test_a_suspension_takes_the_autoscaler_away_and_its_end_brings_the_least_bac
     eventually("the autoscaler", lambda: world.get("HorizontalPodAutoscaler", namespace, "m"))
 
 
-def test_an_autoscaler_of_another_owner_is_reported_and_not_fought(world: World, namespace: str) -> None:
+def test_a_foreign_autoscaler_is_reported_and_its_replicas_are_left_alone(
+    world: World, namespace: str
+) -> None:
     world.deploy(namespace, "m", replicas=3)
     eventually("all children", lambda: world.has_children(namespace, "m"))
 
@@ -196,7 +198,7 @@ def test_an_autoscaler_of_another_owner_is_reported_and_not_fought(world: World,
     eventually("no condition", lambda: not has_condition(world, namespace, "ScalingActive"))
 
 
-def test_growing_is_mirrored_and_ready_all_the_while(world: World, namespace: str) -> None:
+def test_scaling_up_is_mirrored_and_ready_stays_true(world: World, namespace: str) -> None:
     world.deploy(namespace, "m", autoscaling={**SCALED, "minReplicas": 1})
     world.make_pod(namespace, "m", pods.ready())
     world.roll_out(namespace, "m", ready=1)
@@ -220,7 +222,7 @@ def test_growing_is_mirrored_and_ready_all_the_while(world: World, namespace: st
         assert (conditions["Ready"], conditions["Reconciling"]) == ("True", "False")
 
 
-def test_an_autoscaler_that_is_edited_or_deleted_is_as_before(world: World, namespace: str) -> None:
+def test_an_edited_or_deleted_autoscaler_is_restored(world: World, namespace: str) -> None:
     world.deploy(namespace, "m", autoscaling=SCALED)
     eventually("all children", lambda: world.has_children(namespace, "m"))
     world.patch("HorizontalPodAutoscaler", namespace, "m", {"spec": {"maxReplicas": 99}})

@@ -30,7 +30,7 @@ def deployed(world: World, namespace: str) -> None:
     eventually("the budget too", lambda: world.has_children(namespace, "m"))
 
 
-def test_a_budget_is_not_there_before_the_first_pod(world: World, namespace: str) -> None:
+def test_the_pod_disruption_budget_is_created_with_the_first_pod(world: World, namespace: str) -> None:
     """Else Kubernetes records an Event, NoPods, for each new LLMDeployment."""
     world.deploy(namespace, "m")
     world.wait_condition(namespace, "m", "Reconciling", "True")
@@ -41,7 +41,7 @@ def test_a_budget_is_not_there_before_the_first_pod(world: World, namespace: str
     assert world.child(BUDGET, namespace, "m") is not None
 
 
-def test_children_appear_with_our_owner_reference_and_nothing_is_written_to_the_users_object(
+def test_children_get_an_owner_reference_and_the_users_object_gets_only_its_status(
     world: World, namespace: str
 ) -> None:
     body = world.deploy(
@@ -68,7 +68,7 @@ def test_children_appear_with_our_owner_reference_and_nothing_is_written_to_the_
 
 @pytest.mark.chaos(9, fault="a child deleted by hand, of each kind", proof="another uid")
 @pytest.mark.parametrize("kind", (*CHILDREN, BUDGET))
-def test_a_deleted_child_is_back_within_two_seconds(world: World, namespace: str, kind: str) -> None:
+def test_a_deleted_child_is_recreated_within_two_seconds(world: World, namespace: str, kind: str) -> None:
     world.deploy(namespace, "m")
     deployed(world, namespace)
     before = world.child(kind, namespace, "m")
@@ -88,7 +88,7 @@ def test_a_deleted_child_is_back_within_two_seconds(world: World, namespace: str
 
 @pytest.mark.chaos(9, fault="a child edited by hand, of each kind", proof="the edit is accepted")
 @pytest.mark.parametrize("kind", EDITS)
-def test_an_edited_child_is_as_before_within_two_seconds(world: World, namespace: str, kind: str) -> None:
+def test_an_edited_child_is_restored_within_two_seconds(world: World, namespace: str, kind: str) -> None:
     world.deploy(namespace, "m")
     deployed(world, namespace)
     before = world.child(kind, namespace, "m")
@@ -110,7 +110,7 @@ def test_an_edited_child_is_as_before_within_two_seconds(world: World, namespace
     assert time.monotonic() - start < 2
 
 
-def test_what_others_add_beside_our_fields_is_left_alone(world: World, namespace: str) -> None:
+def test_fields_added_by_other_managers_are_left_alone(world: World, namespace: str) -> None:
     world.deploy(namespace, "m")
     eventually("all children", lambda: world.has_children(namespace, "m"))
 
@@ -124,7 +124,9 @@ def test_what_others_add_beside_our_fields_is_left_alone(world: World, namespace
     assert world.read("Service", namespace, "m")["metadata"]["labels"]["team"] == "a"
 
 
-def test_an_old_config_map_goes_when_no_replica_set_refers_to_it(world: World, namespace: str) -> None:
+def test_an_old_config_map_is_deleted_once_no_replica_set_or_pod_refers_to_it(
+    world: World, namespace: str
+) -> None:
     world.deploy(namespace, "m", engine={"maxModelLen": 1024})
     eventually("all children", lambda: world.has_children(namespace, "m"))
     (old,) = world.find("ConfigMap", namespace)
@@ -144,7 +146,7 @@ def test_an_old_config_map_goes_when_no_replica_set_refers_to_it(world: World, n
     )
 
 
-def test_a_child_that_is_not_wanted_any_more_is_deleted(world: World, namespace: str) -> None:
+def test_a_child_that_the_spec_no_longer_wants_is_deleted(world: World, namespace: str) -> None:
     world.deploy(namespace, "m")
     eventually("all children", lambda: world.has_children(namespace, "m"))
 
@@ -155,7 +157,7 @@ def test_a_child_that_is_not_wanted_any_more_is_deleted(world: World, namespace:
     eventually("no NetworkPolicy", lambda: world.get("NetworkPolicy", namespace, "m") is None)
 
 
-def test_a_conflict_storm_does_not_become_a_write_storm(
+def test_repeated_edits_of_a_child_by_others_do_not_cause_a_write_storm(
     world: World, namespace: str, operator: OperatorProcess
 ) -> None:
     world.deploy(namespace, "m")

@@ -82,7 +82,7 @@ def ready() -> Body:
     }
 
 
-def is_going(world: World, pod: Body) -> bool:
+def is_terminating(world: World, pod: Body) -> bool:
     metadata = pod["metadata"]
     return "deletionTimestamp" in world.read("Pod", metadata["namespace"], metadata["name"])["metadata"]
 
@@ -98,13 +98,13 @@ def last_failure(world: World, namespace: str, reason: str) -> Body:
     return failure
 
 
-def test_a_taint_that_takes_the_node_back_starts_the_drain_at_once(
+def test_a_no_execute_taint_of_a_reclaimed_node_starts_the_drain_at_once(
     world: World, namespace: str, serving: Body
 ) -> None:
     taint = {"key": "cloud.google.com/impending-node-termination", "effect": "NoExecute"}
     world.client.request("PATCH", NODE, {"spec": {"taints": [taint]}}, MERGE)
 
-    eventually("it drains", lambda: is_going(world, serving), seconds=10)
+    eventually("it drains", lambda: is_terminating(world, serving), seconds=10)
 
     pod = world.read("Pod", namespace, serving["metadata"]["name"])
     assert pod["metadata"]["deletionGracePeriodSeconds"] == 1 + 30 + 5, "streams have the time of a drain"
@@ -112,7 +112,7 @@ def test_a_taint_that_takes_the_node_back_starts_the_drain_at_once(
     assert failure["pod"] == serving["metadata"]["name"]
 
 
-def test_a_drained_node_is_reported_as_an_eviction(world: World, namespace: str, serving: Body) -> None:
+def test_an_eviction_by_the_eviction_api_is_reported(world: World, namespace: str, serving: Body) -> None:
     name = serving["metadata"]["name"]
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
     path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
@@ -129,7 +129,9 @@ def test_a_drained_node_is_reported_as_an_eviction(world: World, namespace: str,
     assert "Eviction" in last_failure(world, namespace, "Evicted")["message"]
 
 
-def test_a_pod_of_a_higher_priority_preempts_it(world: World, namespace: str, serving: Body) -> None:
+def test_a_preemption_by_a_pod_of_higher_priority_is_reported(
+    world: World, namespace: str, serving: Body
+) -> None:
     urgent = {"metadata": {"name": "urgent"}, "value": 1000}
     world.client.request("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", urgent)
     limits = {"cpu": "1", "memory": "1Gi", GPU: "1"}
@@ -140,7 +142,9 @@ def test_a_pod_of_a_higher_priority_preempts_it(world: World, namespace: str, se
     assert last_failure(world, namespace, "Preempted")["pod"] == serving["metadata"]["name"]
 
 
-def test_a_pod_that_finds_no_gpu_or_no_quota_says_which(world: World, namespace: str, serving: Body) -> None:
+def test_a_pod_without_gpu_waits_for_gpu_and_a_pod_without_quota_waits_for_quota(
+    world: World, namespace: str, serving: Body
+) -> None:
     held: Body = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
     world.deploy(namespace, "queued", scheduling={"queueName": "team-a"})
     world.make_pod(namespace, "queued", {}, **held)
@@ -153,7 +157,7 @@ def test_a_pod_that_finds_no_gpu_or_no_quota_says_which(world: World, namespace:
     assert labels["kueue.x-k8s.io/queue-name"] == "team-a"
 
 
-def test_a_node_that_says_nothing_any_more_is_reported_as_lost(
+def test_an_unresponsive_node_is_reported_as_lost_before_its_pods_are_deleted(
     world: World, server: ApiServer, namespace: str, serving: Body
 ) -> None:
     with controllers.running(server, "node-lifecycle-controller", flags=SOON):
@@ -161,4 +165,4 @@ def test_a_node_that_says_nothing_any_more_is_reported_as_lost(
 
     assert failure["pod"] == serving["metadata"]["name"]
     assert "node-1" in failure["message"]
-    assert not is_going(world, serving), "reported long before the pod is deleted"
+    assert not is_terminating(world, serving), "reported long before the pod is deleted"

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from e2e.operator import pods
-from e2e.operator.statusz import speaking
+from e2e.operator.statusz import statusz_server
 from e2e.operator.world import BUDGET, CHILDREN, NAME_LABEL, Body, World
 from e2e.waiting import eventually
 
@@ -38,9 +38,7 @@ def job_of(world: World, namespace: str, *, after: str = "") -> Body:
     return eventually("the Job", found)
 
 
-def test_pods_wait_for_the_model_that_a_job_brings_and_mount_what_it_filled(
-    world: World, namespace: str
-) -> None:
+def test_pods_wait_for_the_download_job_and_mount_its_claim_read_only(world: World, namespace: str) -> None:
     world.deploy(namespace, "m", **SHARED)
     job = job_of(world, namespace)
     (claim,) = world.find("PersistentVolumeClaim", namespace)
@@ -48,7 +46,7 @@ def test_pods_wait_for_the_model_that_a_job_brings_and_mount_what_it_filled(
     world.wait_condition(namespace, "m", "ModelCached", "False", "Pending")
 
     said = {"phase": "downloading", "loadedBytes": 4, "totalBytes": 16, "etaSeconds": 3, "bytesPerSecond": 4}
-    with speaking(said) as fetcher:
+    with statusz_server(said) as fetcher:
         pod = world.make_fetcher(namespace, job, pods.only_fetching(fetcher.ip))
         world.wait_condition(namespace, "m", "Ready", "False", "Downloading")
         eventually(
@@ -77,7 +75,7 @@ def test_pods_wait_for_the_model_that_a_job_brings_and_mount_what_it_filled(
     assert world.read("Deployment", namespace, "m")["spec"] == deployment["spec"]
 
 
-def test_a_quota_that_refuses_the_jobs_pod_is_in_model_cached(world: World, namespace: str) -> None:
+def test_a_quota_that_rejects_the_jobs_pod_is_reported_in_model_cached(world: World, namespace: str) -> None:
     world.deploy(namespace, "m", **SHARED)
     metadata = job_of(world, namespace)["metadata"]
     event = {
@@ -113,7 +111,7 @@ def test_a_quota_that_refuses_the_jobs_pod_is_in_model_cached(world: World, name
 
 
 @pytest.mark.parametrize("code", REASONS)
-def test_a_download_that_ends_badly_says_why_in_one_event_and_an_edit_begins_it_again(
+def test_a_failed_download_is_reported_in_one_event_and_restarted_by_an_edit(
     world: World, namespace: str, code: int
 ) -> None:
     world.deploy(namespace, "m", **SHARED)
@@ -135,7 +133,9 @@ def test_a_download_that_ends_badly_says_why_in_one_event_and_an_edit_begins_it_
     assert [e["valueFrom"]["secretKeyRef"]["name"] for e in env if "valueFrom" in e] == ["other"]
 
 
-def test_a_retained_claim_outlives_its_owner_and_serves_the_next_one(world: World, namespace: str) -> None:
+def test_a_retained_claim_survives_its_llmdeployment_and_is_adopted_by_the_next_one(
+    world: World, namespace: str
+) -> None:
     cache = {**SHARED["cache"], "retainPolicy": "Retain"}
     world.deploy(namespace, "m", **{**SHARED, "cache": cache})
     world.end_job(namespace, job_of(world, namespace))
@@ -156,10 +156,12 @@ def test_a_retained_claim_outlives_its_owner_and_serves_the_next_one(world: Worl
     assert world.find("PersistentVolumeClaim", namespace)[0]["metadata"]["uid"] == claim["metadata"]["uid"]
 
 
-def test_a_download_shows_its_progress_its_failure_and_what_it_brought(world: World, namespace: str) -> None:
+def test_a_download_in_the_pod_reports_its_progress_its_failure_and_its_result(
+    world: World, namespace: str
+) -> None:
     world.deploy(namespace, "m", **HUB)
     said = {"phase": "downloading", "loadedBytes": 4, "totalBytes": 16, "etaSeconds": 3}
-    with speaking(said) as fetcher:
+    with statusz_server(said) as fetcher:
         address = {"podIP": fetcher.ip, "podIPs": [{"ip": fetcher.ip}]}
         pod = world.make_pod(namespace, "m", pods.fetching() | address)
         name = pod["metadata"]["name"]

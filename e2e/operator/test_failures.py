@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from e2e.operator import pods
-from e2e.operator.statusz import speaking
+from e2e.operator.statusz import statusz_server
 from e2e.operator.world import World
 from e2e.waiting import eventually
 
@@ -80,7 +80,7 @@ def test_a_volume_that_does_not_mount_is_volume_pending(world: World, namespace:
     assert 'secret "keys" not found' in ready["message"]
 
 
-def test_a_final_failure_twice_is_stalled_and_a_change_of_the_spec_clears_it(
+def test_a_repeated_permanent_failure_is_stalled_until_the_pod_is_deleted(
     world: World, namespace: str
 ) -> None:
     world.deploy(namespace, "m")
@@ -131,10 +131,10 @@ def test_ready_follows_the_rollout_and_is_reported_once(world: World, namespace:
         ("EngineStalled", "made no step"),
     ],
 )
-def test_a_pod_that_is_alive_and_wrong_is_reported_by_what_it_says(
+def test_an_unready_pod_is_reported_with_the_reason_that_it_gives(
     world: World, namespace: str, reason: str, words: str
 ) -> None:
-    with speaking({"phase": "serving", "reason": reason}) as pod:
+    with statusz_server({"phase": "serving", "reason": reason}) as pod:
         world.deploy(namespace, "m")
         world.make_pod(namespace, "m", pods.loading(ip=pod.ip))
 
@@ -148,7 +148,7 @@ def test_a_pod_that_is_alive_and_wrong_is_reported_by_what_it_says(
 
 def test_load_progress_and_the_measured_load_time_are_in_the_status(world: World, namespace: str) -> None:
     answer = {"phase": "loading", "loadedBytes": 1, "totalBytes": 100, "etaSeconds": 9.5}
-    with speaking(answer) as speaker:
+    with statusz_server(answer) as speaker:
         world.deploy(namespace, "m")
         pod = world.make_pod(namespace, "m", pods.loading(ip=speaker.ip))
         eventually("progress", lambda: world.status(namespace, "m").get("model", {}).get("bytesLoaded") == 1)
@@ -170,7 +170,7 @@ def test_load_progress_and_the_measured_load_time_are_in_the_status(world: World
     assert status["engine"]["version"] == "0.1.0"
 
 
-def test_a_lying_engine_changes_nothing_but_what_is_its_own(world: World, namespace: str) -> None:
+def test_invalid_reports_of_a_model_server_are_dropped_or_bounded(world: World, namespace: str) -> None:
     lies = {
         "phase": "loading",
         "reason": "OwnershipConflict",
@@ -179,7 +179,7 @@ def test_a_lying_engine_changes_nothing_but_what_is_its_own(world: World, namesp
         "etaSeconds": -1,
         "version": "\x1b[31m" * 10,
     }
-    with speaking(lies) as liar, speaking({"phase": "loading", "pad": "x" * 10**7}) as flood:
+    with statusz_server(lies) as liar, statusz_server({"phase": "loading", "pad": "x" * 10**7}) as flood:
         for name, speaker in (("liar", liar), ("flood", flood)):
             world.deploy(namespace, name)
             world.make_pod(namespace, name, pods.loading(ip=speaker.ip))

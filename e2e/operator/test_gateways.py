@@ -53,7 +53,7 @@ def networking(world: World, namespace: str, **fields: Any) -> None:
     world.patch("LLMDeployment", namespace, "m", {"spec": {"networking": fields}})
 
 
-def test_what_is_installed_later_is_found_without_a_restart_and_goes_with_its_field(
+def test_gateway_crds_installed_later_are_used_without_a_restart_and_unset_fields_delete_routes(
     world: World, namespace: str, request: pytest.FixtureRequest
 ) -> None:
     world.deploy(namespace, "m", networking={"httpRoute": ROUTE, "inferencePool": POOL})
@@ -82,7 +82,7 @@ def test_what_is_installed_later_is_found_without_a_restart_and_goes_with_its_fi
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_the_gateway_says_is_reported_and_a_changed_route_is_repaired(
+def test_the_routed_condition_follows_the_gateway_and_an_edited_route_is_repaired(
     world: World, namespace: str
 ) -> None:
     for wrong in ([], [GATEWAY, {**GATEWAY, "sectionName": "https"}]):

@@ -45,7 +45,7 @@ def manifest(namespace: str, tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("operator")
-def test_the_same_manifest_changes_nothing_while_an_autoscaler_moves_the_number_of_pods(
+def test_reapplying_the_same_manifest_while_an_autoscaler_scales_changes_nothing(
     world: World, namespace: str, kube: Kubectl, manifest: Path
 ) -> None:
     kube.run("apply", "-f", str(manifest))
@@ -73,7 +73,7 @@ def test_the_same_manifest_changes_nothing_while_an_autoscaler_moves_the_number_
 
 
 @pytest.mark.usefixtures("operator")
-def test_no_child_looks_as_if_it_came_from_the_repository(
+def test_no_child_carries_the_tracking_labels_and_annotations_of_its_owner(
     world: World, namespace: str, kube: Kubectl, manifest: Path
 ) -> None:
     """Argo CD would prune it."""

@@ -85,7 +85,7 @@ def state(world: World) -> dict[str, Any]:
     return {" ".join(key): body["metadata"]["resourceVersion"] for key, body in found.items()}
 
 
-def test_an_upgrade_and_a_removal_touch_nothing_that_serves(
+def test_upgrading_and_uninstalling_the_chart_change_no_serving_object(
     bare: tuple[ApiServer, World], run: Run, tmp_path: Path
 ) -> None:
     server, world = bare
@@ -145,7 +145,7 @@ def newer(chart: Path) -> None:
         path.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def test_the_commands_of_the_page_on_gitops_work(
+def test_the_commands_of_the_gitops_page_work(
     bare: tuple[ApiServer, World], run: Run, tmp_path: Path
 ) -> None:
     server, world = bare

@@ -51,7 +51,7 @@ def let_go(world: World, namespace: str) -> None:
     world.patch("ScaledObject", namespace, "m", {"metadata": {"finalizers": None}})
 
 
-def is_going(world: World, namespace: str) -> bool:
+def is_terminating(world: World, namespace: str) -> bool:
     return "deletionTimestamp" in world.read("ScaledObject", namespace, "m")["metadata"]
 
 
@@ -59,7 +59,7 @@ def conflicts(world: World, namespace: str) -> list[str]:
     return [e["reason"] for e in world.events(namespace, "m") if e["reason"] == "ConflictingAutoscaler"]
 
 
-def test_keda_that_is_installed_later_is_found_without_a_restart(
+def test_keda_installed_later_is_used_without_a_restart(
     world: World, namespace: str, request: pytest.FixtureRequest
 ) -> None:
     world.deploy(namespace, "m", autoscaling=SCALED)
@@ -76,7 +76,7 @@ def test_keda_that_is_installed_later_is_found_without_a_restart(
 
 
 @pytest.mark.usefixtures("installed")
-def test_to_keda_and_back_the_number_never_falls(world: World, namespace: str) -> None:
+def test_switching_to_keda_and_back_never_lowers_the_replicas(world: World, namespace: str) -> None:
     since = world.deploy(namespace, "m", replicas=6)
     eventually("all children", lambda: world.has_children(namespace, "m"))
     edit(world, namespace, 1, replicas=None, autoscaling=SCALED)
@@ -91,7 +91,7 @@ def test_to_keda_and_back_the_number_never_falls(world: World, namespace: str) -
     assert (count(world, namespace), owners(world, namespace)) == (8, {"kube-controller-manager"})
 
     edit(world, namespace, 4, replicas=9, autoscaling=None)
-    eventually("KEDA is asked to stop", lambda: is_going(world, namespace))
+    eventually("KEDA is asked to stop", lambda: is_terminating(world, namespace))
     edit(world, namespace, 5)
     assert count(world, namespace) == 8, "while KEDA's autoscaler is there, no one overrides it"
     let_go(world, namespace)
@@ -103,13 +103,13 @@ def test_to_keda_and_back_the_number_never_falls(world: World, namespace: str) -
 
 
 @pytest.mark.usefixtures("installed")
-def test_our_own_autoscaler_waits_until_keda_has_let_go(world: World, namespace: str) -> None:
+def test_our_autoscaler_is_created_only_after_keda_has_released_its_own(world: World, namespace: str) -> None:
     world.deploy(namespace, "m", autoscaling=SCALED)
     taken_up(world, namespace)
     world.scale(namespace, "m", 5)
 
     edit(world, namespace, 1, autoscaling={"backend": "HPA"})
-    eventually("KEDA is asked to stop", lambda: is_going(world, namespace))
+    eventually("KEDA is asked to stop", lambda: is_terminating(world, namespace))
     edit(world, namespace, 2)
     assert world.get("HorizontalPodAutoscaler", namespace, "m") is None, "Kubernetes would stop both"
     let_go(world, namespace)
@@ -122,7 +122,9 @@ def test_our_own_autoscaler_waits_until_keda_has_let_go(world: World, namespace:
 
 
 @pytest.mark.usefixtures("installed")
-def test_asleep_it_stays_asleep_until_keda_wakes_it(world: World, namespace: str) -> None:
+def test_a_deployment_that_keda_scaled_to_zero_stays_at_zero_until_keda_scales_it_up(
+    world: World, namespace: str
+) -> None:
     world.deploy(namespace, "m", autoscaling={**SCALED, "backend": "Auto", "idle": {"afterSeconds": 60}})
     taken_up(world, namespace)
     idle = world.read("ScaledObject", namespace, "m")["spec"]
@@ -146,7 +148,7 @@ def test_asleep_it_stays_asleep_until_keda_wakes_it(world: World, namespace: str
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_scaled_object_that_is_changed_or_deleted_is_repaired(world: World, namespace: str) -> None:
+def test_an_edited_or_deleted_scaled_object_is_restored(world: World, namespace: str) -> None:
     world.deploy(namespace, "m", autoscaling={**SCALED, "fallback": {"replicas": 3}})
     made = taken_up(world, namespace)
     world.patch("ScaledObject", namespace, "m", {"spec": {"maxReplicaCount": 999}})
@@ -164,7 +166,7 @@ def test_a_scaled_object_that_is_changed_or_deleted_is_repaired(world: World, na
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_scaled_object_of_another_owner_is_left_alone(world: World, namespace: str) -> None:
+def test_a_foreign_scaled_object_is_reported_and_left_alone(world: World, namespace: str) -> None:
     target: Body = {"name": "m"}
     trigger: dict[str, Any] = {"type": "cron", "metadata": {"timezone": "UTC"}}
     theirs = {

@@ -73,7 +73,7 @@ def apply(kubectl: Run, world: World, namespace: str, body: Body) -> None:
     eventually("the operator has seen the edit", settled)
 
 
-def test_what_is_planned_is_what_happens(world: World, namespace: str, kubectl: Run) -> None:
+def test_the_plan_matches_what_the_operator_then_does(world: World, namespace: str, kubectl: Run) -> None:
     first = manifest(namespace, replicas=3)
     new = kubectl("quire", "plan", manifest=first)
     assert (new.returncode, "create Deployment m" in new.stdout, "start 3 pods" in new.stdout) == (
@@ -117,7 +117,7 @@ def test_what_is_planned_is_what_happens(world: World, namespace: str, kubectl: 
     assert world.read("Deployment", namespace, "m")["spec"]["replicas"] == 3
 
 
-def test_what_is_rendered_is_what_lives(world: World, namespace: str, kubectl: Run) -> None:
+def test_rendered_children_match_those_in_the_cluster(world: World, namespace: str, kubectl: Run) -> None:
     world.client.create({**profiles.profile(resourceName="example.com/one"), "metadata": {"name": namespace}})
     resources = {"cpu": "1", "memory": "2Gi", "profileRef": {"name": namespace}}
     body = manifest(
@@ -137,7 +137,7 @@ def test_what_is_rendered_is_what_lives(world: World, namespace: str, kubectl: R
     assert suspended["Deployment"]["spec"]["replicas"] == 0 and "HorizontalPodAutoscaler" not in suspended
 
 
-def test_an_operator_with_other_settings_restarts_nothing_until_the_spec_changes(
+def test_the_plan_uses_new_operator_settings_only_when_the_spec_changes(
     world: World, namespace: str, kubectl: Run
 ) -> None:
     body = manifest(namespace)

@@ -14,7 +14,7 @@ import pytest
 
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator import pods
-from e2e.operator.statusz import speaking
+from e2e.operator.statusz import statusz_server
 from e2e.operator.world import World
 from e2e.waiting import eventually
 
@@ -40,11 +40,11 @@ def quire(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProc
     return run
 
 
-def test_a_loading_model_is_shown_with_its_bar_and_ends_with_3(
+def test_status_of_a_loading_model_shows_a_progress_bar_and_exits_with_3(
     world: World, namespace: str, quire: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     answer = {"phase": "loading", "loadedBytes": 3 * GB, "totalBytes": 8 * GB, "etaSeconds": 41}
-    with speaking(answer) as speaker:
+    with statusz_server(answer) as speaker:
         world.deploy(namespace, "m")
         world.make_pod(namespace, "m", pods.loading(ip=speaker.ip))
         eventually("progress", lambda: world.status(namespace, "m").get("model", {}).get("bytesLoaded"))
@@ -60,7 +60,7 @@ def test_a_loading_model_is_shown_with_its_bar_and_ends_with_3(
     assert "\x1b" not in shown.stdout + listed.stdout
 
 
-def test_a_failed_one_says_why_and_what_to_do_and_ends_with_4(
+def test_status_of_a_stalled_llmdeployment_shows_the_failure_message_and_exits_with_4(
     world: World, namespace: str, quire: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     world.deploy(namespace, "m")
@@ -75,7 +75,7 @@ def test_a_failed_one_says_why_and_what_to_do_and_ends_with_4(
     assert failure["message"] in shown.stdout and "exit code 66" in shown.stdout
 
 
-def test_watching_shows_each_change_until_the_plugin_is_ended(
+def test_status_with_watch_prints_each_change_until_the_plugin_is_terminated(
     world: World, namespace: str, environment: dict[str, str]
 ) -> None:
     world.deploy(namespace, "m")
@@ -92,7 +92,7 @@ def test_watching_shows_each_change_until_the_plugin_is_ended(
     assert first["metadata"]["name"] == "m"
 
 
-def test_what_kubectl_refuses_is_said_in_its_words(
+def test_errors_of_kubectl_are_passed_on_without_traceback(
     namespace: str, quire: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     missing = quire("status", "missing", "-n", namespace)

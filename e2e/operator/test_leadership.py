@@ -84,7 +84,7 @@ def test_a_killed_leader_is_replaced_when_its_lease_expires(
 
 
 @pytest.mark.chaos(8, fault="SIGSTOP to the leader until another leads, then SIGCONT", proof="exit code 1")
-def test_a_leader_that_was_frozen_past_its_lease_ends_without_writing(
+def test_a_leader_suspended_past_its_lease_exits_without_writing(
     world: World, namespace: str, start: Start
 ) -> None:
     leader, standby = two(world, namespace, start, **SHORT)
@@ -102,7 +102,7 @@ def test_a_leader_that_was_frozen_past_its_lease_ends_without_writing(
     standby.send(signal.SIGCONT)
 
 
-def test_two_replicas_that_start_at_once_have_one_leader(world: World, namespace: str, start: Start) -> None:
+def test_two_replicas_started_at_once_elect_one_leader(world: World, namespace: str, start: Start) -> None:
     both = [start(f"{letter}-{namespace[-8:]}") for letter in "xy"]
     eventually("one leads", lambda: world.lease_holder() in {p.name for p in both}, seconds=30)
     until = time.monotonic() + 3

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.api, pytest.mark.timeout(240)]
 @pytest.mark.chaos(
     2, fault=f"403: all rights gone for {OUTAGE_SECONDS} s", proof="a deleted child stays away"
 )
-def test_missing_rights_for_a_minute_are_survived(
+def test_the_operator_survives_a_minute_without_rights(
     world: World, namespace: str, start: Callable[..., OperatorProcess]
 ) -> None:
     rules = world.client.request("GET", ROLE)["rules"]
@@ -45,7 +45,7 @@ def test_missing_rights_for_a_minute_are_survived(
     assert operator.code is None
 
 
-def test_with_an_older_role_all_is_served_but_what_it_does_not_grant(
+def test_with_an_older_role_only_llmdeployments_that_need_the_missing_rights_wait(
     world: World, namespace: str, start: Callable[..., OperatorProcess]
 ) -> None:
     rules = world.client.request("GET", ROLE)["rules"]

@@ -21,7 +21,7 @@ OUTAGE_SECONDS = 65
 
 
 @pytest.mark.chaos(2, fault=f"kube-apiserver silent for {OUTAGE_SECONDS} s", proof="it leads no more")
-def test_an_api_server_that_is_silent_for_a_minute_is_survived(
+def test_the_operator_survives_a_minute_without_answers_of_the_api_server(
     server: ApiServer, world: World, namespace: str, start: Callable[..., OperatorProcess]
 ) -> None:
     operator = start("outage").wait_leading(world)

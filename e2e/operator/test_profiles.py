@@ -6,7 +6,7 @@ import pytest
 
 from e2e.api import profiles
 from e2e.operator import pods
-from e2e.operator.statusz import LLAMA_2_13B, speaking
+from e2e.operator.statusz import LLAMA_2_13B, statusz_server
 from e2e.operator.world import World
 from e2e.waiting import eventually
 
@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 PATH = "/apis/serving.quire.dev/v1alpha1/acceleratorprofiles"
 
 
-def test_a_profile_is_waited_for_and_a_change_of_it_rolls_no_pod(world: World, namespace: str) -> None:
+def test_a_missing_profile_is_awaited_and_its_change_alone_changes_no_pod_template(
+    world: World, namespace: str
+) -> None:
     resources = {"cpu": "1", "memory": "2Gi", "profileRef": {"name": namespace}}
     world.deploy(namespace, "m", resources=resources)
     missing = world.wait_condition(namespace, "m", "Ready", "False", "ProfileNotFound")
@@ -45,7 +47,7 @@ def test_a_model_that_does_not_fit_is_reported_with_numbers_while_it_loads(
     world: World, namespace: str
 ) -> None:
     world.client.create({**profiles.profile(memory="80G"), "metadata": {"name": namespace}})
-    with speaking({"phase": "loading", "config": LLAMA_2_13B}) as pod:
+    with statusz_server({"phase": "loading", "config": LLAMA_2_13B}) as pod:
         resources = {"cpu": "1", "memory": "96Gi", "profileRef": {"name": namespace}}
         world.deploy(namespace, "m", resources=resources, engine={"maxModelLen": 4096})
         world.make_pod(namespace, "m", pods.loading(ip=pod.ip))

@@ -1,4 +1,4 @@
-"""What the API server refuses, the administrator forbids or another owner holds is reported with its remedy,
+"""What the API server rejects, the administrator forbids or another owner holds is reported with its remedy,
 and recovers when the cause is removed.
 """
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
         ('violates PodSecurity "restricted:none-left": runAsNonRoot != true', "ApplyRejected"),
     ],
 )
-def test_pods_that_the_api_server_refuses_are_reported_without_their_random_names(
+def test_rejected_pods_are_reported_without_their_generated_names(
     world: World, namespace: str, why: str, reason: str
 ) -> None:
     world.deploy(namespace, "m")
@@ -36,7 +36,9 @@ def test_pods_that_the_api_server_refuses_are_reported_without_their_random_name
     assert world.condition(namespace, "m", "Stalled")["status"] == "False"
 
 
-def test_what_no_watch_reports_is_named_and_heals_when_it_is_gone(world: World, namespace: str) -> None:
+def test_causes_that_no_watch_reports_are_reported_and_recover_when_removed(
+    world: World, namespace: str
+) -> None:
     """A Service of another owner, a quota, a broken webhook. All in one test, because each retry takes its
     time.
     """
@@ -79,9 +81,7 @@ def test_what_no_watch_reports_is_named_and_heals_when_it_is_gone(world: World, 
         world.wait_condition(place, "m", "Degraded", "False")
 
 
-def test_a_child_that_the_api_server_refuses_is_stalled_until_the_spec_is_edited(
-    world: World, namespace: str
-) -> None:
+def test_a_rejected_child_is_stalled_until_the_spec_is_edited(world: World, namespace: str) -> None:
     term = {"matchExpressions": [{"key": "zone", "operator": "Almost", "values": ["a"]}]}
     affinity = {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
@@ -101,7 +101,7 @@ def test_a_child_that_the_api_server_refuses_is_stalled_until_the_spec_is_edited
     assert world.has_children(namespace, "m")
 
 
-def test_a_rollout_past_its_deadline_is_stalled_and_says_which_failure_is_behind_it(
+def test_a_rollout_past_its_deadline_is_stalled_with_the_failure_of_its_pods(
     world: World, namespace: str
 ) -> None:
     world.deploy(namespace, "m")
@@ -123,7 +123,7 @@ def test_a_rollout_past_its_deadline_is_stalled_and_says_which_failure_is_behind
     world.wait_condition(namespace, "m", "Stalled", "False")
 
 
-def test_a_spec_that_the_administrator_forbids_is_stalled_until_it_is_edited(
+def test_a_spec_that_the_operators_settings_forbid_is_stalled_until_it_is_edited(
     world: World, namespace: str
 ) -> None:
     world.deploy(namespace, "m", engine={"env": [{"name": "QUIRE_FAULT", "value": "crash_step"}]})

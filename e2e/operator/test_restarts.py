@@ -10,7 +10,7 @@ import pytest
 
 from e2e.operator import pods
 from e2e.operator.process import OperatorProcess
-from e2e.operator.statusz import Speaker, speaking
+from e2e.operator.statusz import StatuszServer, statusz_server
 from e2e.operator.world import BUDGET, CHILDREN, NAME_LABEL, World
 from e2e.waiting import eventually
 
@@ -43,7 +43,7 @@ def test_ten_restarts_write_nothing_but_the_lease(
     assert {what: n for what, n in (world.writes() - before).items() if " leases " not in what} == {}
 
 
-def test_an_operator_that_is_stopped_while_it_reads_the_cluster_says_nothing_of_it(
+def test_an_operator_stopped_during_its_initial_lists_exits_without_errors(
     world: World, namespace: str, start: Callable[..., OperatorProcess]
 ) -> None:
     for index in range(200):
@@ -60,11 +60,11 @@ def test_an_operator_that_is_stopped_while_it_reads_the_cluster_says_nothing_of_
 
 
 @contextmanager
-def settled(world: World, namespace: str) -> Iterator[tuple[Speaker, ...]]:
+def settled(world: World, namespace: str) -> Iterator[tuple[StatuszServer, ...]]:
     """One LLMDeployment of each kind, and the last write to each: nothing is left to do."""
     progress = {"phase": "loading", "loadedBytes": 40, "totalBytes": 100, "etaSeconds": 60}
     mismatch = {"phase": "serving", "reason": "CanaryMismatch"}
-    with speaking(progress) as loading, speaking(mismatch) as wrong:
+    with statusz_server(progress) as loading, statusz_server(mismatch) as wrong:
         for name in MODELS:
             fields = {"autoscaling": {"maxReplicas": 9}} if name == "scaled" else {}
             world.deploy(namespace, name, **fields)

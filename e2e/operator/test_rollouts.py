@@ -96,9 +96,7 @@ def test_a_newer_operator_with_other_defaults_changes_no_child_until_the_spec_is
 
 
 @pytest.mark.usefixtures("operator")
-def test_going_back_and_forth_between_two_specs_takes_their_revisions_again(
-    world: World, namespace: str
-) -> None:
+def test_reverting_to_an_earlier_spec_reuses_its_revision(world: World, namespace: str) -> None:
     world.deploy(namespace, "m", engine={"maxModelLen": 1024})
     (one,) = eventually("a revision", lambda: revisions(world, namespace))
     edit(world, namespace, engine={"maxModelLen": 2048})
@@ -128,7 +126,7 @@ def test_ten_revisions_are_kept(world: World, namespace: str) -> None:
 
 
 @pytest.mark.usefixtures("operator")
-def test_a_surge_without_room_continues_in_place_and_the_next_one_surges_again(
+def test_a_rollout_falls_back_to_in_place_without_resources_and_the_next_one_surges_again(
     world: World, namespace: str
 ) -> None:
     world.deploy(namespace, "m", replicas=2, rollout={"surgeWaitSeconds": 30})
@@ -173,7 +171,7 @@ def test_a_surge_without_room_continues_in_place_and_the_next_one_surges_again(
 
 
 @pytest.mark.usefixtures("operator")
-def test_a_failed_rollout_goes_back_to_what_was_ready_and_the_next_edit_is_tried(
+def test_a_failed_rollout_rolls_back_to_the_ready_revision_and_the_next_edit_is_rolled_out(
     world: World, namespace: str
 ) -> None:
     world.deploy(namespace, "m", rollout={"autoRollback": True})

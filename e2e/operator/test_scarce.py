@@ -111,7 +111,7 @@ def serving(world: World, namespace: str, replicas: int) -> set[str]:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_rollout_on_as_many_gpus_as_replicas_ends_by_itself_with_one_replica_fewer_at_most(
+def test_a_rollout_with_as_many_gpus_as_replicas_completes_with_at_most_one_replica_unavailable(
     world: World, namespace: str, replicas: int, tmp_path: Path
 ) -> None:
     make_claim(world, namespace)
@@ -144,7 +144,7 @@ def test_a_rollout_on_as_many_gpus_as_replicas_ends_by_itself_with_one_replica_f
     free(world, namespace)
 
 
-def test_a_spec_that_cannot_work_is_replaced_by_the_one_that_did_and_no_pod_of_that_is_touched(
+def test_a_failing_spec_is_rolled_back_without_replacing_the_pods_that_serve(
     world: World, namespace: str
 ) -> None:
     make_claim(world, namespace)

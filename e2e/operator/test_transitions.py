@@ -39,7 +39,7 @@ ways = st.lists(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(way=ways)
-def test_every_way_to_a_spec_ends_in_the_children_that_a_fresh_one_gets(
+def test_any_sequence_of_specs_ends_in_the_children_of_a_new_llmdeployment(
     world: World, namespace: str, way: list[tuple[Body, bool]]
 ) -> None:
     number = next(_NUMBERS)

@@ -49,7 +49,7 @@ def start(proxy: Proxy, kubeconfig: Path, tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.chaos(9, fault="events dropped: a watch delivers no events any more", proof="events swallowed")
-def test_a_watch_that_fell_silent_fails_the_liveness_probe_and_costs_only_time(
+def test_a_watch_without_events_fails_the_liveness_probe_while_resyncs_still_reconcile(
     world: World, namespace: str, proxy: Proxy, start: Start
 ) -> None:
     operator = start("stale", QUIRE_RESYNC_SECONDS="1").wait_leading(world)
@@ -76,7 +76,7 @@ def test_a_watch_that_fell_silent_fails_the_liveness_probe_and_costs_only_time(
     eventually("it is well again", lambda: operator.ask("/healthz")[0] == 200)
 
 
-def test_an_api_server_that_is_away_is_no_stale_watch(
+def test_an_unavailable_api_server_does_not_make_a_watch_stale(
     world: World, namespace: str, proxy: Proxy, start: Start
 ) -> None:
     operator = start("away", QUIRE_RESYNC_SECONDS="1").wait_leading(world)
@@ -104,7 +104,7 @@ def test_an_api_server_that_is_away_is_no_stale_watch(
     assert operator.code is None
 
 
-def test_a_token_that_expires_after_its_file_was_replaced_is_not_missed(
+def test_an_expired_token_is_replaced_by_the_rotated_one_from_its_file(
     world: World, namespace: str, server: ApiServer, proxy: Proxy, start: Start, tmp_path: Path
 ) -> None:
     account = tmp_path / "account"

@@ -1,4 +1,4 @@
-"""The chart's admission policy on a real API server: what it lets through, and what it says else."""
+"""The chart's admission policy on a real API server: what it admits, and with what message it denies."""
 
 from __future__ import annotations
 
@@ -143,12 +143,12 @@ REFUSED: dict[str, tuple[Body, str, str]] = {
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_what_is_allowed_is_taken(client: Client, name: str) -> None:
+def test_allowed_objects_are_admitted(client: Client, name: str) -> None:
     assert refused(client, ACCEPTED[name]) == ""
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_allowed_is_refused_with_its_field_and_a_remedy(client: Client, name: str) -> None:
+def test_disallowed_objects_are_denied_with_the_field_and_a_remedy(client: Client, name: str) -> None:
     body, field, remedy = REFUSED[name]
 
     said = refused(client, body)
@@ -157,11 +157,11 @@ def test_what_is_not_allowed_is_refused_with_its_field_and_a_remedy(client: Clie
     assert "denied request" in said
 
 
-def test_other_namespaces_are_left_alone(client: Client) -> None:
+def test_objects_in_other_namespaces_are_admitted(client: Client) -> None:
     client.try_create(there(GCS, "other"))
 
 
-def test_a_server_runs_an_allowed_image_and_no_other(client: Client) -> None:
+def test_only_allowed_server_images_are_admitted(client: Client) -> None:
     assert refused_image(client, IMAGE) == ""
     for image in (
         "registry.example.com/quire-server2:1",
@@ -173,7 +173,7 @@ def test_a_server_runs_an_allowed_image_and_no_other(client: Client) -> None:
         assert f"image {image} is not allowed" in said and "engineImage" in said
 
 
-def test_a_download_runs_an_allowed_image_and_no_other(client: Client) -> None:
+def test_only_allowed_download_images_are_admitted(client: Client) -> None:
     def job(image: str) -> Body:
         spec = {"restartPolicy": "Never", "containers": [{"name": "fetcher", "image": image}]}
         body = merged(server(image), {"apiVersion": "batch/v1", "kind": "Job"})
@@ -183,7 +183,7 @@ def test_a_download_runs_an_allowed_image_and_no_other(client: Client) -> None:
     assert "image other:1 is not allowed" in refused(client, job("other:1"))
 
 
-def test_scaling_is_an_edit_and_what_was_allowed_once_may_be_labelled_and_deleted(client: Client) -> None:
+def test_scaling_up_is_checked_and_scaling_to_zero_labelling_and_deleting_are_not(client: Client) -> None:
     body = client.create(there(minimal(replicas=1, resources=GPU)))
     path = f"{PATHS['LLMDeployment'].format('tenant')}/{body['metadata']['name']}"
     scale = client.request("GET", f"{path}/scale")

@@ -1,4 +1,4 @@
-"""The single file and the kustomize base are the chart with its defaults, and say nothing of Helm."""
+"""The single file and the kustomize base are the chart with its defaults, without any trace of Helm."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def kustomized(folder: str) -> list[Body]:
     return list(yaml.safe_load_all(done.stdout))
 
 
-def test_the_file_is_what_the_chart_gives() -> None:
+def test_the_file_is_generated_from_the_chart() -> None:
     command = [sys.executable, "-m", "docs.manifests", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
     assert done.returncode == 0, done.stderr
 
 
-def test_it_holds_every_object_of_the_chart_its_namespace_and_no_trace_of_a_release(
+def test_the_file_has_the_namespace_and_every_object_of_the_chart_and_no_trace_of_helm(
     written: list[Body],
 ) -> None:
     assert identity(written[0]) == ("Namespace", "", "quire-system")
@@ -51,7 +51,7 @@ def test_it_holds_every_object_of_the_chart_its_namespace_and_no_trace_of_a_rele
     assert "helm" not in FILE.read_text(encoding="utf-8").lower()
 
 
-def test_the_base_is_the_file(written: list[Body]) -> None:
+def test_the_kustomize_base_equals_the_file(written: list[Body]) -> None:
     def known(bodies: list[Body]) -> dict[tuple[str, str, str], Body]:
         return {identity(body): body for body in bodies}
 
@@ -77,7 +77,7 @@ def test_the_overlay_has_its_own_images_and_no_metrics_adapter() -> None:
 @pytest.mark.api
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("arguments", [("-f", "deploy/install.yaml"), ("-k", "examples/gitops/overlay")])
-def test_it_is_applied_and_applied_again_without_a_change(arguments: tuple[str, str]) -> None:
+def test_a_second_server_side_apply_changes_nothing(arguments: tuple[str, str]) -> None:
     with ApiServer() as server, Client(server.kubeconfig) as client:
         kube = Kubectl(server.bin_dir, server.kubeconfig)
         flag, path = arguments

@@ -19,7 +19,7 @@ def ours(bodies: list[Body]) -> list[Body]:
 
 
 @pytest.mark.parametrize("name", ["namespaced", "no adapter"])
-def test_nothing_of_it_is_there_when_it_is_off_or_has_no_rights_in_the_cluster(name: str) -> None:
+def test_the_adapter_is_not_rendered_when_disabled_or_namespaced(name: str) -> None:
     bodies = render(*MATRIX[name])
 
     assert ours(bodies) == []
@@ -28,7 +28,7 @@ def test_nothing_of_it_is_there_when_it_is_off_or_has_no_rights_in_the_cluster(n
 
 
 @pytest.mark.parametrize("name", WITH_ADAPTER)
-def test_the_api_services_lead_to_its_pods(name: str) -> None:
+def test_the_api_services_and_the_service_select_the_adapters_pods(name: str) -> None:
     bodies = render(*MATRIX[name])
     pod = named(bodies, "Deployment", NAME)["spec"]["template"]
     service = named(bodies, "Service", NAME)["spec"]
@@ -44,7 +44,9 @@ def test_the_api_services_lead_to_its_pods(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_the_operator_tells_keda_where_loads_are_and_keda_is_let_in(name: str) -> None:
+def test_the_operator_gets_the_adapters_load_url_and_keda_is_admitted_by_the_network_policy(
+    name: str,
+) -> None:
     bodies = render(*MATRIX[name])
     (operator,) = named(bodies, "Deployment", "quire-operator")["spec"]["template"]["spec"]["containers"]
     environ = {"QUIRE_ENGINE_IMAGE": "x:1"} | {e["name"]: e.get("value", "x") for e in operator["env"]}
@@ -63,14 +65,14 @@ def test_the_operator_tells_keda_where_loads_are_and_keda_is_let_in(name: str) -
         assert {"kubernetes.io/metadata.name": "keda"} in labels
 
 
-def test_the_newer_version_is_preferred() -> None:
+def test_the_newer_api_version_has_the_higher_priority() -> None:
     priority = {b["spec"]["version"]: b["spec"]["versionPriority"] for b in of_kind(render(), "APIService")}
 
     assert sorted(priority, key=lambda version: -priority[version]) == list(discovery.VERSIONS)
 
 
 @pytest.mark.parametrize("name", WITH_ADAPTER)
-def test_it_understands_the_environment_that_the_chart_gives_it(name: str) -> None:
+def test_the_adapter_parses_the_environment_that_the_chart_renders(name: str) -> None:
     (container,) = named(render(*MATRIX[name]), "Deployment", NAME)["spec"]["template"]["spec"]["containers"]
     given = {e["name"]: e.get("value", "from-the-pod") for e in container["env"]}
     settings = Settings.from_environ(given)
@@ -82,7 +84,7 @@ def test_it_understands_the_environment_that_the_chart_gives_it(name: str) -> No
     assert (settings.tls_directory is not None) == (name == "cert-manager")
 
 
-def test_it_has_the_rights_that_its_code_uses_and_no_others() -> None:
+def test_the_adapter_has_exactly_the_rights_that_its_code_uses() -> None:
     bodies = [b for b in ours(render()) if "rules" in b]
     (role,) = bodies
     (api_services,) = [r for r in role["rules"] if "apiservices" in r["resources"]]
@@ -96,7 +98,7 @@ def test_it_has_the_rights_that_its_code_uses_and_no_others() -> None:
     assert set(api_services["resourceNames"]) == set(discovery.API_SERVICES)
 
 
-def test_it_is_bound_to_its_own_role_and_to_the_two_that_kubernetes_has_for_aggregated_apis() -> None:
+def test_the_adapter_is_bound_to_its_own_role_and_to_the_two_for_aggregated_apis() -> None:
     bodies = ours(render())
     bindings = [*of_kind(bodies, "ClusterRoleBinding"), *of_kind(bodies, "RoleBinding")]
     bound = {(b["roleRef"]["name"], b["metadata"].get("namespace")) for b in bindings}
@@ -109,7 +111,7 @@ def test_it_is_bound_to_its_own_role_and_to_the_two_that_kubernetes_has_for_aggr
     assert {s["name"] for b in bindings for s in b["subjects"]} == {NAME}
 
 
-def test_with_a_certificate_from_a_secret_it_has_no_right_on_api_services() -> None:
+def test_with_a_certificate_from_a_secret_the_adapter_has_no_right_on_api_services() -> None:
     bodies = render(*MATRIX["cert-manager"])
     (role,) = [b for b in ours(bodies) if "rules" in b]
 
@@ -118,7 +120,7 @@ def test_with_a_certificate_from_a_secret_it_has_no_right_on_api_services() -> N
         assert api["metadata"]["annotations"] == {"cert-manager.io/inject-ca-from": "quire-system/x"}
 
 
-def test_it_reaches_the_pods_that_it_asks_and_no_others() -> None:
+def test_the_network_policy_allows_egress_to_model_server_pods_only() -> None:
     policy = named(render(), "NetworkPolicy", NAME)["spec"]
     (to_pods,) = [rule for rule in policy["egress"] if "to" in rule]
 

@@ -13,7 +13,7 @@ from tests.chart.helm import MATRIX, of_kind, render
 pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
 
 
-def test_the_prometheus_operators_kinds_are_taken_as_they_are_rendered() -> None:
+def test_pod_monitors_and_prometheus_rules_pass_strict_field_validation() -> None:
     with ApiServer() as server, Client(server.kubeconfig) as client:
         client.request("POST", "/api/v1/namespaces", {"metadata": {"name": "quire-system"}})
         for crd in prometheus.crds():
@@ -29,7 +29,7 @@ def test_the_prometheus_operators_kinds_are_taken_as_they_are_rendered() -> None
         assert created == 3
 
 
-def test_model_servers_are_found_by_their_labels_and_their_port() -> None:
+def test_the_pod_monitor_selects_model_servers_by_label_and_port() -> None:
     for values, namespaces in (
         ("prometheus", {"any": True}),
         ("namespaced", {"matchNames": ["team-a", "team-b"]}),
@@ -45,14 +45,14 @@ def test_model_servers_are_found_by_their_labels_and_their_port() -> None:
         assert label.endswith(names.LABEL_NAME.replace(".", "_").replace("/", "_"))
 
 
-def test_what_the_operator_tells_of_an_llmdeployment_keeps_the_namespace_of_that() -> None:
+def test_the_operators_metrics_keep_the_namespace_label_of_the_llmdeployment() -> None:
     monitors = of_kind(render(*MATRIX["prometheus"]), "PodMonitor")
     (spec,) = [m["spec"] for m in monitors if m["metadata"]["name"] == "quire-operator"]
 
     assert [endpoint["honorLabels"] for endpoint in spec["podMetricsEndpoints"]] == [True]
 
 
-def test_alerts_link_to_where_people_read_the_runbook() -> None:
+def test_every_alert_links_to_the_runbook() -> None:
     (rule,) = of_kind(render(*MATRIX["prometheus"]), "PrometheusRule")
     links = [one["annotations"]["runbook_url"] for group in rule["spec"]["groups"] for one in group["rules"]]
 

@@ -1,4 +1,4 @@
-"""The operator's rights: what it needs, by name, and nothing that would make it worth stealing."""
+"""The operator's rights: what it needs, by name, and nothing that allows privilege escalation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def granted(role: Body) -> dict[tuple[str, str], set[str]]:
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_no_role_names_a_secret_a_wildcard_or_a_way_to_more_rights(name: str) -> None:
+def test_no_role_grants_secrets_wildcards_or_privilege_escalation(name: str) -> None:
     for role in roles(render(*MATRIX[name])):
         for (group, resource), verbs in granted(role).items():
             assert "*" not in (group, resource)
@@ -41,7 +41,7 @@ def test_no_role_names_a_secret_a_wildcard_or_a_way_to_more_rights(name: str) ->
             assert not verbs & FORBIDDEN_VERBS
 
 
-def test_the_operator_has_the_rights_that_its_code_uses_and_no_others() -> None:
+def test_the_operator_has_exactly_the_rights_that_its_code_uses() -> None:
     (role,) = [r for r in roles(render(*MATRIX["no adapter"])) if r["kind"] == "ClusterRole"]
     expected = {(k.group, k.plural): set(k.verbs) for k in (*kinds.CACHED, kinds.EVENT, kinds.PROFILE)}
     expected |= {
@@ -52,7 +52,7 @@ def test_the_operator_has_the_rights_that_its_code_uses_and_no_others() -> None:
     assert granted(role) == expected
 
 
-def test_a_namespaced_operator_has_no_right_in_the_cluster() -> None:
+def test_a_namespaced_operator_has_no_cluster_role() -> None:
     bodies = render(*MATRIX["namespaced"])
 
     assert of_kind(bodies, "ClusterRoleBinding") == []
@@ -62,14 +62,14 @@ def test_a_namespaced_operator_has_no_right_in_the_cluster() -> None:
     assert namespaces == ["quire-system", "team-a", "team-b"]
 
 
-def test_a_namespaced_operator_may_read_profiles_by_name_when_asked() -> None:
+def test_a_namespaced_operator_may_get_profiles_only_when_enabled() -> None:
     bodies = render(*MATRIX["namespaced"], "--set", "rbac.readAcceleratorProfiles=true")
     (role,) = [r for r in roles(bodies) if r["kind"] == "ClusterRole"]
 
     assert granted(role) == {(kinds.PROFILE.group, kinds.PROFILE.plural): {"get"}}
 
 
-def test_the_lease_is_the_only_thing_in_its_own_namespace() -> None:
+def test_in_its_own_namespace_the_operator_has_rights_on_its_lease_only() -> None:
     (role,) = [r for r in roles(render()) if r["kind"] == "Role"]
 
     assert role["metadata"]["namespace"] == "quire-system"
@@ -77,7 +77,7 @@ def test_the_lease_is_the_only_thing_in_its_own_namespace() -> None:
     assert all(rule.get("resourceNames") or rule["verbs"] == ["create"] for rule in role["rules"])
 
 
-def test_people_get_to_see_by_default_and_to_edit_only_when_asked() -> None:
+def test_aggregated_roles_for_users_grant_write_access_only_when_enabled() -> None:
     def aggregated(*values: str) -> set[str]:
         return {
             label.rpartition("-")[2]
@@ -92,7 +92,7 @@ def test_people_get_to_see_by_default_and_to_edit_only_when_asked() -> None:
     assert aggregated("--set", "rbac.aggregateClusterRoles.edit=true") == {"edit", "admin"}
 
 
-def test_each_role_for_people_is_enough_by_itself_and_more_than_the_one_before() -> None:
+def test_viewer_editor_and_admin_roles_each_include_the_one_before() -> None:
     names = [f"quire-llmdeployment-{name}" for name in ("viewer", "editor", "admin")]
     viewer, editor, admin = (granted(named(render(), "ClusterRole", name)) for name in names)
 
@@ -103,7 +103,7 @@ def test_each_role_for_people_is_enough_by_itself_and_more_than_the_one_before()
     assert all(verbs == {"get"} for (_, thing), verbs in admin.items() if thing.endswith("/status"))
 
 
-def test_nothing_in_the_templates_depends_on_chance_or_on_the_cluster() -> None:
+def test_templates_use_no_random_time_or_lookup_functions() -> None:
     """GitOps tools render again and again, and without a cluster."""
     text = "".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").iterdir())
 

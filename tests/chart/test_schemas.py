@@ -83,7 +83,7 @@ def test_kubeconform_accepts_the_chart(schemas: Path, name: str, tmp_path: Path)
     assert f"Valid: {len(bodies)}" in done.stdout
 
 
-def test_kubeconform_would_find_a_misspelt_field(schemas: Path, tmp_path: Path) -> None:
+def test_kubeconform_rejects_a_misspelt_field(schemas: Path, tmp_path: Path) -> None:
     bodies = render()
     deployment = next(b for b in bodies if b["kind"] == "Deployment")
     deployment["spec"]["template"]["spec"]["containers"][0]["imagePulPolicy"] = "Always"

@@ -11,7 +11,7 @@ from quire_operator.settings import Settings
 from tests.chart.helm import CHART, IMAGES, MATRIX, PROMETHEUS, ROOT, Body, named, of_kind, render, run
 
 
-def test_lint_finds_nothing() -> None:
+def test_helm_lint_passes_for_every_choice_of_values() -> None:
     for arguments in MATRIX.values():
         values = [a for a in arguments if a not in PROMETHEUS[:2]]
         done = run("lint", "--strict", str(CHART), "--kube-version", "1.34.0", *IMAGES, *values)
@@ -19,7 +19,7 @@ def test_lint_finds_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_every_choice_of_values_renders_named_objects_once(name: str) -> None:
+def test_every_choice_of_values_renders_each_object_once_and_reproducibly(name: str) -> None:
     bodies = render(*MATRIX[name])
     identities = [(b["kind"], b["metadata"].get("namespace", ""), b["metadata"]["name"]) for b in bodies]
 
@@ -50,7 +50,7 @@ def test_every_choice_of_values_renders_named_objects_once(name: str) -> None:
         "admissionPolicy.maxGPUs=many",
     ],
 )
-def test_values_that_mean_nothing_are_refused(values: str) -> None:
+def test_invalid_values_are_rejected_by_the_schema(values: str) -> None:
     done = run("template", "quire", str(CHART), "--kube-version", "1.34.0", *IMAGES, "--set", values)
 
     assert done.returncode != 0
@@ -58,7 +58,7 @@ def test_values_that_mean_nothing_are_refused(values: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["image", "engineImage"])
-def test_an_image_has_to_be_named_and_the_error_says_how(value: str) -> None:
+def test_a_missing_image_is_rejected_with_a_remedy(value: str) -> None:
     chart = ("template", "quire", str(CHART), "--kube-version", "1.34.0")
     done = run(*chart, *IMAGES, "--set", f"{value}.repository=")
 
@@ -66,14 +66,14 @@ def test_an_image_has_to_be_named_and_the_error_says_how(value: str) -> None:
     assert f"set {value}.repository to the image in your registry, such as --set {value}" in done.stderr
 
 
-def test_no_default_names_a_registry() -> None:
+def test_default_image_repositories_are_empty() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 
     assert values["image"]["repository"] == values["engineImage"]["repository"] == ""
 
 
 @pytest.mark.parametrize("name", ["quire-operator", "quire-metrics-adapter"])
-def test_the_chart_s_own_pods_run_where_the_values_say(name: str) -> None:
+def test_scheduling_values_apply_to_the_chart_s_own_pods(name: str) -> None:
     pod = named(render(*MATRIX["everything"]), "Deployment", name)["spec"]["template"]["spec"]
 
     assert pod["imagePullSecrets"] == [{"name": "pull"}]
@@ -86,7 +86,7 @@ def test_the_chart_s_own_pods_run_where_the_values_say(name: str) -> None:
     assert not {"imagePullSecrets", "priorityClassName", "nodeSelector", "affinity"} & default.keys()
 
 
-def test_every_default_has_a_schema_and_the_schema_nothing_else() -> None:
+def test_values_and_their_schema_have_the_same_fields() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     schema = yaml.safe_load((CHART / "values.schema.json").read_text(encoding="utf-8"))
 
@@ -105,7 +105,7 @@ def test_every_default_has_a_schema_and_the_schema_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("plural", ["llmdeployments", "acceleratorprofiles"])
-def test_a_crd_is_the_one_of_the_repository_and_is_kept(plural: str) -> None:
+def test_the_rendered_crds_equal_the_canonical_ones_and_are_kept_on_uninstall(plural: str) -> None:
     kind, name = "CustomResourceDefinition", f"{plural}.serving.quire.dev"
     canonical = yaml.safe_load((ROOT / "crds" / f"{plural}.yaml").read_text(encoding="utf-8"))
 
@@ -116,7 +116,7 @@ def test_a_crd_is_the_one_of_the_repository_and_is_kept(plural: str) -> None:
     assert of_kind(render("--set", "crds.enabled=false"), kind) == []
 
 
-def test_profiles_are_shipped_when_asked_and_overridden_field_by_field() -> None:
+def test_profiles_are_rendered_only_when_enabled_and_overridden_field_by_field() -> None:
     shipped = (CHART / "files" / "accelerator-profiles.yaml").read_text(encoding="utf-8")
     expected = {body["metadata"]["name"]: body["spec"] for body in yaml.safe_load_all(shipped)}
     expected |= {
@@ -139,7 +139,7 @@ def environment(bodies: list[Body]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_the_operator_understands_the_environment_that_the_chart_gives_it(name: str) -> None:
+def test_the_operator_parses_the_environment_that_the_chart_renders(name: str) -> None:
     given = environment(render(*MATRIX[name]))
 
     settings = Settings.from_environ(given)
@@ -151,7 +151,7 @@ def test_the_operator_understands_the_environment_that_the_chart_gives_it(name: 
     assert settings.metrics_port == container(render(*MATRIX[name]))["ports"][0]["containerPort"]
 
 
-def test_a_digest_beats_a_tag() -> None:
+def test_a_digest_takes_precedence_over_a_tag() -> None:
     assert container(render())["image"].endswith("/quire-operator:0.1.0")
     digest = f"sha256:{'a' * 64}"
     bodies = render("--set", f"image.digest={digest},image.tag=v2,engineImage.digest={digest}")
@@ -160,7 +160,7 @@ def test_a_digest_beats_a_tag() -> None:
     assert environment(bodies)["QUIRE_ENGINE_IMAGE"].endswith(f"/quire-server@{digest}")
 
 
-def test_two_replicas_by_default_and_a_budget_only_for_more_than_one() -> None:
+def test_two_replicas_by_default_and_a_pod_disruption_budget_only_for_more_than_one() -> None:
     for name in ("quire-operator", "quire-metrics-adapter"):
         assert named(render(), "Deployment", name)["spec"]["replicas"] == 2
         budget = named(render(), "PodDisruptionBudget", name)["spec"]
@@ -169,7 +169,7 @@ def test_two_replicas_by_default_and_a_budget_only_for_more_than_one() -> None:
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_pods_are_restricted(name: str) -> None:
+def test_pods_satisfy_the_restricted_pod_security_standard(name: str) -> None:
     for deployment in of_kind(render(*MATRIX[name]), "Deployment"):
         pod = deployment["spec"]["template"]["spec"]
         (only,) = pod["containers"]
@@ -187,7 +187,7 @@ def test_pods_are_restricted(name: str) -> None:
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
 
 
-def test_what_needs_the_prometheus_operator_needs_the_switch_and_the_crds() -> None:
+def test_monitoring_objects_are_rendered_only_when_enabled_and_their_crds_exist() -> None:
     rule = ("--set", "monitoring.prometheusRule.enabled=true")
     switches_only = (*PROMETHEUS[2:], *rule)
     crds_only = PROMETHEUS[:2]
@@ -198,5 +198,5 @@ def test_what_needs_the_prometheus_operator_needs_the_switch_and_the_crds() -> N
         assert not {b["kind"] for b in render(*values)} & {"PodMonitor", "PrometheusRule"}
 
 
-def test_the_notes_are_short() -> None:
+def test_the_notes_have_at_most_12_lines() -> None:
     assert len((CHART / "templates" / "NOTES.txt").read_text(encoding="utf-8").splitlines()) <= 12

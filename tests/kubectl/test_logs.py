@@ -94,7 +94,7 @@ def logs(tmp_path: Path) -> Any:
     return run
 
 
-def test_every_line_says_whose_it_is_and_what_ended_badly_comes_first(logs: Any) -> None:
+def test_lines_are_prefixed_with_pod_and_container_and_failed_terminations_come_first(logs: Any) -> None:
     message = json.dumps({"reason": "ModelNotFound", "message": "no such file\u001b[2J: /models/x"})
     last = {"exitCode": 66, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z", "message": message}
     fetch = container("fetch", terminated={"exitCode": 0})
@@ -115,7 +115,7 @@ def test_every_line_says_whose_it_is_and_what_ended_badly_comes_first(logs: Any)
     ]
 
 
-def test_a_container_that_has_not_started_hides_no_ones_log(logs: Any) -> None:
+def test_containers_that_have_not_started_do_not_hide_other_logs(logs: Any) -> None:
     waits = container(waiting={"reason": "PodInitializing"})
     reported = {"pods": [pod("m-a", waits), pod("m-b", container())], "logs": {"m-b server": "serving\n"}}
 
@@ -125,7 +125,7 @@ def test_a_container_that_has_not_started_hides_no_ones_log(logs: Any) -> None:
     assert "no container has started; kubectl quire status m says why" in nothing.stderr
 
 
-def test_previous_shows_only_what_ended_before(logs: Any) -> None:
+def test_previous_shows_only_logs_of_terminated_containers(logs: Any) -> None:
     reported = {
         "pods": [pod("m-a", container()), pod("m-b", container(restarts=2))],
         "logs": {"m-b server previous": "died\n"},
@@ -135,7 +135,7 @@ def test_previous_shows_only_what_ended_before(logs: Any) -> None:
     assert logs({"pods": [pod("m-a", container())]}, "-p").returncode == 3
 
 
-def test_one_log_that_cannot_be_read_hides_no_other_and_is_an_error(logs: Any) -> None:
+def test_an_unreadable_log_is_an_error_and_does_not_hide_other_logs(logs: Any) -> None:
     reported = {"pods": [pod("m-a", container()), pod("m-b", container())], "logs": {"m-b server": "there\n"}}
 
     shown = logs(reported)
@@ -148,7 +148,7 @@ def at(second: int, *lines: str) -> str:
     return "".join(f"2026-01-01T00:00:0{second}.5Z {line}\n" for line in lines)
 
 
-def test_following_finds_pods_and_containers_that_start_later_once_each(logs: Any) -> None:
+def test_follow_shows_pods_and_containers_that_start_later_once_each(logs: Any) -> None:
     first, again, other = pod("m-a", container()), pod("m-a", container(restarts=1)), pod("m-b", container())
     reported = {
         "later": [
@@ -172,7 +172,7 @@ def test_following_finds_pods_and_containers_that_start_later_once_each(logs: An
     assert shown.returncode == 1 and "the API server is gone" in shown.stderr
 
 
-def test_a_stream_that_breaks_is_taken_up_without_a_line_twice_or_lost(logs: Any, tmp_path: Path) -> None:
+def test_a_broken_log_stream_is_resumed_without_lost_or_repeated_lines(logs: Any, tmp_path: Path) -> None:
     running = pod("m-a", container())
     streams = [
         [at(3, "same", "same", "three") + at(4, "four")[:-3], 1],
@@ -195,7 +195,7 @@ def test_a_stream_that_breaks_is_taken_up_without_a_line_twice_or_lost(logs: Any
     assert "--since-time=2026-01-01T00:00:03Z" in third
 
 
-def test_a_container_that_has_ended_is_read_to_its_end_and_then_left_alone(logs: Any, tmp_path: Path) -> None:
+def test_a_terminated_container_is_read_to_its_end_and_not_again(logs: Any, tmp_path: Path) -> None:
     ended, other = pod("m-a", container(terminated={"exitCode": 1})), pod("m-b", container())
     reported = {
         "later": [
@@ -215,7 +215,7 @@ def test_a_container_that_has_ended_is_read_to_its_end_and_then_left_alone(logs:
     assert len((tmp_path / "reported.m-a.server").read_text().splitlines()) <= 3
 
 
-def test_an_api_server_that_is_away_for_a_while_is_waited_for(logs: Any, tmp_path: Path) -> None:
+def test_follow_continues_after_the_api_server_was_unavailable(logs: Any, tmp_path: Path) -> None:
     """Meanwhile the pod m-a is deleted, which no watch reports."""
     first, other = pod("m-a", container()), pod("m-b", container())
     reported = {

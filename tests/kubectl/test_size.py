@@ -30,7 +30,9 @@ def llama(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_what_fits_is_said_with_its_numbers(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_fits_is_reported_with_the_numbers_and_exit_code_0(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = ["--memory", "80GB", "--bandwidth", "3.35TB/s", "--max-model-len", "8192"]
     code = main(["size", llama, *asked, "--max-num-seqs", "32"])
 
@@ -42,7 +44,7 @@ def test_what_fits_is_said_with_its_numbers(llama: str, capsys: pytest.CaptureFi
     assert "Note:" not in out
 
 
-def test_what_does_not_fit_ends_with_3_and_names_what_would(
+def test_a_model_that_does_not_fit_exits_with_3_and_names_settings_that_fit(
     llama: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["size", llama, "--memory", "24GB"]) == 3
@@ -53,7 +55,9 @@ def test_what_does_not_fit_ends_with_3_and_names_what_would(
     assert main(["size", llama, "--memory", "16GB", "--weight-bits", "4", "--max-model-len", "8192"]) == 0
 
 
-def test_programs_read_the_same_as_json(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_the_verdict_the_numbers_and_the_advice(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["size", llama, "--memory", "80GB", "-o", "json"])
 
     document = json.loads(capsys.readouterr().out)
@@ -76,7 +80,7 @@ def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *found: dict[str, 
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-def test_a_profile_gives_the_numbers_of_the_condition_fits_accelerator(
+def test_a_profile_gives_the_same_numbers_as_the_fits_accelerator_condition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profiles(tmp_path, monkeypatch, {"name": "h100", "spec": {"memory": "80G", "memoryBandwidth": "3350G"}})
@@ -96,7 +100,7 @@ def test_a_profile_gives_the_numbers_of_the_condition_fits_accelerator(
     assert "Note: h100 as the cluster's AcceleratorProfile has it." in shown
 
 
-def test_without_a_cluster_a_profile_is_as_it_is_shipped_and_says_so(
+def test_without_a_cluster_the_shipped_profile_is_used_with_a_note(
     llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profiles(tmp_path, monkeypatch)
@@ -126,7 +130,9 @@ def test_without_a_cluster_a_profile_is_as_it_is_shipped_and_says_so(
         ([str(models.smollm2()), "--memory", "80GB", "--profile", "h100"], 2, "not allowed with"),
     ],
 )
-def test_a_mistake_is_one_sentence_on_stderr(arguments: list[str], code: int, words: str) -> None:
+def test_invalid_arguments_are_reported_on_stderr_without_traceback(
+    arguments: list[str], code: int, words: str
+) -> None:
     command = [sys.executable, "-m", "quire_kubectl", "size", *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
 

@@ -17,7 +17,7 @@ FEW = st.integers(min_value=0, max_value=5)
 
 
 @given(old=COUNTS, wanted=COUNTS, surge=FEW, unavailable=FEW)
-def test_all_are_replaced_and_never_fewer_serve_nor_more_run_than_allowed(
+def test_the_steps_replace_all_pods_within_max_surge_and_max_unavailable(
     old: int, wanted: int, surge: int, unavailable: int
 ) -> None:
     taken = steps.rolling(old, wanted, surge=surge, unavailable=unavailable)
@@ -40,7 +40,7 @@ def test_all_are_replaced_and_never_fewer_serve_nor_more_run_than_allowed(
         (0, 1, ["1 to 3. stop 1 old and start 1 new: 2 of 3"]),
     ],
 )
-def test_steps_that_are_alike_are_one_line(surge: int, unavailable: int, lines: list[str]) -> None:
+def test_equal_steps_are_merged_into_one_line(surge: int, unavailable: int, lines: list[str]) -> None:
     reported = steps.described(steps.rolling(3, 3, surge=surge, unavailable=unavailable), 3)
     assert [line.partition(" serve meanwhile")[0] for line in reported] == lines
 
@@ -60,7 +60,7 @@ DOCUMENTS = st.dictionaries(
 
 
 @given(DOCUMENTS)
-def test_what_is_printed_as_yaml_is_read_as_the_same(document: dict[str, Any]) -> None:
+def test_yaml_output_round_trips(document: dict[str, Any]) -> None:
     assert yaml.safe_load(changes.yaml([document])) == document
 
 

@@ -54,7 +54,7 @@ def plain(text: str) -> str:
 
 @pytest.mark.parametrize("width", [32, 44, 80, 200])
 @pytest.mark.parametrize("has_colours", [True, False])
-def test_every_line_fits_and_the_bar_its_bytes_and_the_time_left_are_there(
+def test_every_line_fits_the_width_and_progress_bytes_and_eta_are_shown(
     width: int, has_colours: bool
 ) -> None:
     look = Look(width=width, has_colours=has_colours)
@@ -70,13 +70,13 @@ def test_every_line_fits_and_the_bar_its_bytes_and_the_time_left_are_there(
     assert width < 80 or "38%" in table
 
 
-def test_a_download_that_no_replica_makes_shows_how_far_it_is() -> None:
+def test_a_download_without_loading_replicas_shows_its_progress() -> None:
     table = view.table([loading(phase="Downloading", loadingReplicas=0)], Look(width=200, has_colours=False))
     assert "38%" in table and "Downloading" in table
 
 
 @pytest.mark.parametrize("environ", [{"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}])
-def test_no_colours_where_no_one_wants_them(environ: dict[str, str]) -> None:
+def test_colours_are_off_with_no_color_a_dumb_terminal_or_a_pipe(environ: dict[str, str]) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -86,13 +86,13 @@ def test_no_colours_where_no_one_wants_them(environ: dict[str, str]) -> None:
     assert Look.of(io.StringIO(), {"TERM": "xterm"}) == Look()
 
 
-def test_what_a_model_server_wrote_cannot_steer_the_terminal() -> None:
+def test_control_characters_from_a_model_server_never_reach_the_terminal() -> None:
     hostile = {"reason": "EngineCrashed", "message": "gone\x1b]0;owned\x07\r\u202e", "time": "\x1b[2J"}
     shown = view.details(loading(lastFailure=hostile), Look(width=80, has_colours=True))
     assert plain(shown).isprintable() is False and set(re.findall(r"[^\n -~]", plain(shown))) == set()
 
 
-def test_a_terminal_is_drawn_in_place_and_never_beyond_its_height(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_terminal_is_redrawn_in_place_within_its_height(monkeypatch: pytest.MonkeyPatch) -> None:
     size = os.terminal_size((40, 10))
     monkeypatch.setattr("shutil.get_terminal_size", lambda: size)
     monkeypatch.setenv("TERM", "xterm")
@@ -124,7 +124,7 @@ def watched(tmp_path: Path, answers: list[Any], *arguments: str) -> subprocess.C
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
 
 
-def test_a_watch_that_the_api_server_ends_continues_and_repeats_nothing(tmp_path: Path) -> None:
+def test_an_ended_watch_is_resumed_without_repeated_output(tmp_path: Path) -> None:
     one, two = loading(), loading(loaded=4 * GB)
     answers = [
         [{"type": "ADDED", "object": one}],
@@ -137,7 +137,7 @@ def test_a_watch_that_the_api_server_ends_continues_and_repeats_nothing(tmp_path
     assert ended.returncode == 1 and "the API server is gone" in ended.stderr
 
 
-def test_a_deleted_one_leaves_the_table(tmp_path: Path) -> None:
+def test_a_deleted_llmdeployment_is_removed_from_the_table(tmp_path: Path) -> None:
     gone = loading("gone")
     answers = [
         [

@@ -73,7 +73,7 @@ async def code_of(call: Any) -> int:
     return refused.value.code
 
 
-async def test_the_front_proxy_speaks_for_its_caller(guard: DelegatedAuth) -> None:
+async def test_the_caller_is_read_from_the_headers_of_the_front_proxy(guard: DelegatedAuth) -> None:
     caller = await guard.caller(ClientPeer("front-proxy-client", HEADERS))
 
     assert caller == Caller(
@@ -82,20 +82,20 @@ async def test_the_front_proxy_speaks_for_its_caller(guard: DelegatedAuth) -> No
 
 
 @pytest.mark.parametrize("common_name", [None, "quire-admin", "front-proxy-client2", ""])
-async def test_no_other_can_speak_for_others(guard: DelegatedAuth, common_name: str | None) -> None:
+async def test_other_certificates_cannot_set_the_callers_identity(
+    guard: DelegatedAuth, common_name: str | None
+) -> None:
     assert await code_of(guard.caller(ClientPeer(common_name, HEADERS))) == 401
 
 
-async def test_headers_count_for_nothing_where_the_api_server_has_no_front_proxy(
-    guard: DelegatedAuth,
-) -> None:
+async def test_identity_headers_are_ignored_without_a_configured_front_proxy(guard: DelegatedAuth) -> None:
     guard.front_proxy = access.front_proxy({"data": {"client-ca-file": "CLIENTS"}})
 
     assert guard.front_proxy is None
     assert await code_of(guard.caller(ClientPeer("front-proxy-client", HEADERS))) == 401
 
 
-async def test_no_allowed_names_allow_every_holder_of_a_certificate_and_no_other(
+async def test_empty_allowed_names_accept_any_client_certificate_and_no_request_without_one(
     guard: DelegatedAuth,
 ) -> None:
     data = {**CONFIG["data"], "requestheader-allowed-names": "[]"}
@@ -105,13 +105,13 @@ async def test_no_allowed_names_allow_every_holder_of_a_certificate_and_no_other
     assert await code_of(guard.caller(ClientPeer(None, HEADERS))) == 401
 
 
-def test_a_configuration_that_makes_no_sense_is_not_guessed_at() -> None:
+def test_a_malformed_front_proxy_configuration_raises_an_error() -> None:
     data = {**CONFIG["data"], "requestheader-allowed-names": '"front-proxy-client"'}
     with pytest.raises(ValueError, match="allowed-names"):
         access.front_proxy({"data": data})
 
 
-async def test_a_bearer_token_is_reviewed_and_remembered_for_a_while(
+async def test_a_token_review_is_cached_for_a_limited_time(
     guard: DelegatedAuth, api: FakeApi, clock: list[float]
 ) -> None:
     peer = ClientPeer(None, (("Authorization", "Bearer good"),))
@@ -123,13 +123,13 @@ async def test_a_bearer_token_is_reviewed_and_remembered_for_a_while(
     assert len(api.reviews) == 2
 
 
-async def test_a_token_that_is_not_accepted_and_no_token_at_all_are_refused(guard: DelegatedAuth) -> None:
+async def test_an_invalid_or_missing_token_is_refused_with_401(guard: DelegatedAuth) -> None:
     assert await code_of(guard.caller(ClientPeer(None, (("Authorization", "Bearer bad"),)))) == 401
     assert await code_of(guard.caller(ClientPeer(None, (("Authorization", "Basic good"),)))) == 401
     assert await code_of(guard.caller(ClientPeer(None, ()))) == 401
 
 
-async def test_the_api_server_is_asked_what_its_own_rules_say_of_the_path(
+async def test_a_subject_access_review_contains_the_attributes_of_the_request(
     guard: DelegatedAuth, api: FakeApi
 ) -> None:
     await guard.allow(Caller("jane", groups=("team-a",)), QUERY)
@@ -146,13 +146,17 @@ async def test_the_api_server_is_asked_what_its_own_rules_say_of_the_path(
 
 
 @pytest.mark.parametrize("allowed", [False, None, "yes", 1])
-async def test_anything_but_a_plain_yes_is_a_no(guard: DelegatedAuth, api: FakeApi, allowed: Any) -> None:
+async def test_a_review_allows_only_when_allowed_is_true(
+    guard: DelegatedAuth, api: FakeApi, allowed: Any
+) -> None:
     api.allowed = allowed
 
     assert await code_of(guard.allow(Caller("jane"), QUERY)) == 403
 
 
-async def test_a_right_of_one_is_no_right_of_another(guard: DelegatedAuth, api: FakeApi) -> None:
+async def test_a_cached_decision_applies_only_to_the_same_caller_and_request(
+    guard: DelegatedAuth, api: FakeApi
+) -> None:
     await guard.allow(Caller("jane"), QUERY)
     api.allowed = False
 
@@ -163,7 +167,7 @@ async def test_a_right_of_one_is_no_right_of_another(guard: DelegatedAuth, api: 
     assert await code_of(guard.allow(Caller("jane"), other)) == 403
 
 
-async def test_no_one_gets_in_while_the_api_server_cannot_be_asked(
+async def test_requests_are_refused_with_503_while_the_api_server_is_unreachable(
     guard: DelegatedAuth, api: FakeApi
 ) -> None:
     api.is_down = True
@@ -172,7 +176,7 @@ async def test_no_one_gets_in_while_the_api_server_cannot_be_asked(
     assert await code_of(guard.caller(ClientPeer(None, (("Authorization", "Bearer good"),)))) == 503
 
 
-async def test_many_at_once_ask_the_api_server_a_few_at_a_time(guard: DelegatedAuth, api: FakeApi) -> None:
+async def test_at_most_16_reviews_run_concurrently(guard: DelegatedAuth, api: FakeApi) -> None:
     running, most = 0, 0
 
     async def slow(method: str, path: str, *, body: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def authorities(pem: bytes) -> set[bytes]:
     return {one.public_bytes(Encoding.PEM) for one in x509.load_pem_x509_certificates(pem)}
 
 
-def test_the_first_replica_fills_an_empty_bundle_and_then_leaves_it_alone() -> None:
+def test_the_first_replica_fills_an_empty_bundle_and_then_leaves_it_unchanged() -> None:
     mine = issue("pod-a").authority
     first = bundle(b"", [mine], "pod-a", NOW)
 
@@ -45,20 +45,20 @@ def test_replicas_keep_each_others_authorities_and_agree_on_one_bundle() -> None
     assert bundle(bundle(b"", [b], "pod-b", NOW), [a], "pod-a", NOW) == both
 
 
-def test_what_this_pod_had_before_it_restarted_goes() -> None:
+def test_authorities_of_a_pod_from_before_its_restart_are_removed() -> None:
     old, new, other = issue("pod-a").authority, issue("pod-a").authority, issue("pod-b").authority
 
     assert authorities(bundle(old + other, [new], "pod-a", NOW)) == {new, other}
 
 
-def test_while_it_renews_a_replica_has_two() -> None:
+def test_during_a_renewal_a_replica_has_two_authorities_in_the_bundle() -> None:
     old, new = issue("pod-a").authority, issue("pod-a", NOW + DAY / 2).authority
 
     assert authorities(bundle(old, [old, new], "pod-a", NOW)) == {old, new}
     assert authorities(bundle(old + new, [new], "pod-a", NOW)) == {new}
 
 
-def test_what_expired_what_is_not_ours_and_what_cannot_be_read_goes() -> None:
+def test_expired_foreign_and_unreadable_certificates_are_removed() -> None:
     mine, other = issue("pod-a").authority, issue("pod-b").authority
     no_authority = issue("pod-b").chain
 
@@ -67,7 +67,7 @@ def test_what_expired_what_is_not_ours_and_what_cannot_be_read_goes() -> None:
     assert authorities(bundle(b"nonsense", [mine], "pod-a", NOW)) == {mine}
 
 
-def test_a_pod_that_restarts_for_ever_does_not_fill_the_bundle() -> None:
+def test_the_bundle_is_bounded_and_keeps_the_newest_authority() -> None:
     pem = b""
     for number in range(MAX_AUTHORITIES + 5):
         now = NOW + timedelta(seconds=number)
@@ -78,21 +78,21 @@ def test_a_pod_that_restarts_for_ever_does_not_fill_the_bundle() -> None:
     assert newest in authorities(pem)
 
 
-def test_a_long_pod_name_fits_and_stays_different_from_others() -> None:
+def test_long_pod_names_stay_distinct() -> None:
     name = "quire-" * 20
     a, b = issue(f"{name}abcde").authority, issue(f"{name}fghij").authority
 
     assert authorities(bundle(a, [b], f"{name}fghij", NOW)) == {a, b}
 
 
-def test_the_key_is_in_nothing_that_is_published() -> None:
+def test_the_private_key_is_in_neither_the_authority_nor_the_chain() -> None:
     made = issue("pod-a")
 
     assert b"PRIVATE" not in made.authority + made.chain
     assert b"PRIVATE" in made.key
 
 
-async def test_a_renewed_certificate_is_served_without_refusing_anyone() -> None:
+async def test_a_renewed_certificate_is_served_without_closing_open_connections() -> None:
     now = datetime.now(UTC)
     old, new = issue("pod-a", now), issue("pod-a", now)
 

@@ -27,7 +27,7 @@ def document(path: str, accept: str = "application/json") -> dict[str, object]:
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
-def test_the_legacy_list_names_every_metric_with_get_alone(version: str) -> None:
+def test_legacy_discovery_lists_every_metric_with_the_verb_get_only(version: str) -> None:
     listed = document(f"/apis/custom.metrics.k8s.io/{version}")
 
     assert listed["groupVersion"] == f"custom.metrics.k8s.io/{version}"
@@ -37,7 +37,7 @@ def test_the_legacy_list_names_every_metric_with_get_alone(version: str) -> None
 
 
 @pytest.mark.parametrize("version", ["v2", "v2beta1"])
-def test_the_aggregated_form_is_given_to_whom_asks_for_it(version: str) -> None:
+def test_aggregated_discovery_is_returned_when_accepted(version: str) -> None:
     found = discovery.document("/apis", AGGREGATED.format(version) + ",application/json")
     assert found is not None
     listed, content_type = found
@@ -54,7 +54,7 @@ def test_the_aggregated_form_is_given_to_whom_asks_for_it(version: str) -> None:
         assert not resource["verbs"]
 
 
-def test_the_first_form_that_the_caller_wishes_is_given() -> None:
+def test_the_first_supported_media_type_of_the_accept_header_is_returned() -> None:
     both = ",".join(AGGREGATED.format(version) for version in ("v2beta1", "v2"))
 
     assert document("/apis", both)["apiVersion"] == "apidiscovery.k8s.io/v2beta1"
@@ -62,7 +62,7 @@ def test_the_first_form_that_the_caller_wishes_is_given() -> None:
     assert document("/apis", AGGREGATED.format("v9"))["kind"] == "APIGroupList"
 
 
-def test_nothing_is_discovered_anywhere_else() -> None:
+def test_other_paths_have_no_discovery_document() -> None:
     assert discovery.document("/", "") is None
     assert discovery.document("/apis/custom.metrics.k8s.io/v1", "") is None
     assert discovery.document("/openapi/v4", "") is None
@@ -73,7 +73,7 @@ def query(path: str, **parameters: str) -> queries.Query:
     return queries.parse(f"{PREFIX}{path}", parameters)
 
 
-def test_a_metric_of_one_and_of_all_is_asked_for() -> None:
+def test_a_path_is_parsed_for_one_object_and_for_all_objects() -> None:
     one = query("/team-a/llmdeployments.serving.quire.dev/chat/llm_queue_depth", labelSelector="a=b")
     every = query("/team-a/llmdeployments.serving.quire.dev/*/llm_queue_depth", labelSelector="a=b")
 
@@ -101,14 +101,14 @@ def test_a_metric_of_one_and_of_all_is_asked_for() -> None:
         ("/team-a/metrics/llm_queue_depth", 404),
     ],
 )
-def test_a_path_that_leads_nowhere_is_not_found(path: str, code: int) -> None:
+def test_an_unknown_or_malformed_path_is_a_404(path: str, code: int) -> None:
     with pytest.raises(RefusedError) as refused:
         query(path)
 
     assert refused.value.code == code
 
 
-def test_selectors_that_mean_nothing_here_are_refused_by_name() -> None:
+def test_unsupported_or_oversized_selectors_are_a_400_that_names_them() -> None:
     place = "/team-a/llmdeployments.serving.quire.dev/chat/llm_queue_depth"
     with pytest.raises(RefusedError, match="metricLabelSelector") as refused:
         query(place, metricLabelSelector="model=x")
@@ -120,7 +120,7 @@ def test_selectors_that_mean_nothing_here_are_refused_by_name() -> None:
 ITEM = Item("team-a", "chat", 1.6, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
 
 
-def test_a_value_in_both_versions() -> None:
+def test_metric_values_have_the_format_of_each_api_version() -> None:
     described = {
         "kind": "LLMDeployment",
         "namespace": "team-a",
@@ -137,7 +137,7 @@ def test_a_value_in_both_versions() -> None:
     assert new["items"] == [{**shared, "metric": {"name": "llm_kv_cache_utilization", "selector": None}}]
 
 
-def test_a_refusal_is_a_status() -> None:
+def test_an_error_is_rendered_as_a_kubernetes_status() -> None:
     status = response_documents.status(RefusedError(503, "ServiceUnavailable", "not now"))
 
     assert (status["kind"], status["status"], status["code"]) == ("Status", "Failure", 503)

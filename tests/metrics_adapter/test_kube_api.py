@@ -1,4 +1,4 @@
-"""Requests and watches on the wire, with all that an API server, or a broken one, may send."""
+"""Requests and watches on the wire, with valid and broken responses of an API server."""
 
 from __future__ import annotations
 
@@ -68,27 +68,29 @@ async def test_a_watch_reports_its_events_until_it_ends() -> None:
         assert await events(connection) == ["ADDED", "ADDED"]
 
 
-async def test_an_object_as_large_as_any_is_read() -> None:
+async def test_an_object_of_one_and_a_half_megabytes_is_read() -> None:
     large = b'{"type": "ADDED", "object": {"x": "%s"}}\n' % (b"x" * 1_500_000)
     async with connected(sending(large)) as connection:
         assert await events(connection) == ["ADDED"]
 
 
 @pytest.mark.parametrize("last", [ADDED[:20], b"\n", b"[]\n", b'{"type": "ADDED"}\n'])
-async def test_a_watch_that_breaks_in_the_middle_is_an_error_that_passes(last: bytes) -> None:
+async def test_a_malformed_watch_event_is_an_unreachable_error(last: bytes) -> None:
     async with connected(sending(ADDED, last)) as connection:
         with pytest.raises(UnreachableError):
             await events(connection)
 
 
-async def test_a_connection_that_is_cut_is_an_error_that_passes() -> None:
+async def test_a_connection_cut_during_a_watch_is_an_unreachable_error() -> None:
     async with connected(sending(ADDED, cut=True)) as connection:
         with pytest.raises(UnreachableError):
             await events(connection)
 
 
 @pytest.mark.parametrize(("code", "error"), [(410, GoneError), (500, UnreachableError), (403, ApiError)])
-async def test_an_error_within_a_watch_is_distinguished(code: int, error: type[ApiError]) -> None:
+async def test_an_error_event_in_a_watch_raises_the_error_of_its_code(
+    code: int, error: type[ApiError]
+) -> None:
     async with connected(sending(ADDED, ERROR % code)) as connection:
         with pytest.raises(error):
             await events(connection)
@@ -107,7 +109,7 @@ async def test_an_error_within_a_watch_is_distinguished(code: int, error: type[A
         (302, ApiError),
     ],
 )
-async def test_answers_are_distinguished(status: int, error: type[ApiError]) -> None:
+async def test_an_error_response_raises_the_error_of_its_status(status: int, error: type[ApiError]) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.json_response({"message": "why"}, status=status, headers={"Location": "/elsewhere"})
 

@@ -1,4 +1,4 @@
-"""The port accepts a limited number of connections, and strangers do not lock out the API server."""
+"""The port accepts a limited number of connections, and other clients do not lock out the API server."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def ask(streams: Streams) -> bytes:
 OK = b"HTTP/1.1 200 OK"
 
 
-async def test_a_stranger_too_many_costs_the_oldest_stranger_its_place() -> None:
+async def test_beyond_the_limit_the_oldest_unauthenticated_connection_is_closed() -> None:
     async with listening() as (port, credentials):
         strangers = [await connect(port, credentials) for _ in range(MOST)]
         assert [await ask(one) for one in strangers] == [OK] * MOST
@@ -80,7 +80,7 @@ async def test_a_stranger_too_many_costs_the_oldest_stranger_its_place() -> None
             writer.close()
 
 
-async def test_the_api_servers_connections_stay_and_beyond_them_no_one_is_taken(tmp_path: Path) -> None:
+async def test_the_api_servers_connections_are_kept_and_others_refused_at_the_limit(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     authority.issue(Identity("proxy", "front-proxy-client"))
     pair = (tmp_path / "proxy.crt", tmp_path / "proxy.key")
@@ -100,7 +100,7 @@ async def test_the_api_servers_connections_stay_and_beyond_them_no_one_is_taken(
             writer.close()
 
 
-async def test_who_connects_and_says_nothing_locks_no_one_out() -> None:
+async def test_unfinished_tls_handshakes_do_not_lock_out_other_clients() -> None:
     async with listening() as (port, credentials):
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MOST)]
         streams = await connect(port, credentials)
@@ -111,7 +111,7 @@ async def test_who_connects_and_says_nothing_locks_no_one_out() -> None:
             writer.close()
 
 
-async def test_what_is_no_tls_holds_no_place() -> None:
+async def test_plain_http_connections_do_not_use_up_the_limit() -> None:
     async with listening() as (port, credentials):
         for _ in range(2 * MOST):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

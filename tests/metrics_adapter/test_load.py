@@ -20,7 +20,7 @@ def load(pods: str, **samples: LoadSample) -> Load | Unknown:
     return total(QUEUE, set(pods.split()), samples, NOW)
 
 
-def test_the_load_is_the_sum_over_the_ready_pods_and_as_old_as_its_oldest_part() -> None:
+def test_the_load_is_the_sum_over_the_ready_pods_with_the_age_of_the_oldest_sample() -> None:
     assert load("a b", a=sample(3, age=1), b=sample(4, age=6)) == Load(7, 6)
 
 
@@ -43,7 +43,7 @@ def test_an_idle_deployment_has_a_load_of_zero() -> None:
         ("", {"a": sample(3)}, "no pod of it is ready"),
     ],
 )
-def test_less_than_all_ready_pods_lately_is_no_value(
+def test_without_a_fresh_sample_of_every_ready_pod_there_is_no_value(
     pods: str, samples: dict[str, LoadSample], says: str
 ) -> None:
     found = load(pods, **samples)
@@ -56,7 +56,7 @@ def test_a_sample_counts_until_it_is_stale() -> None:
     assert load("a", a=sample(3, age=STALE_SECONDS)) == Load(3, STALE_SECONDS)
 
 
-def test_what_no_pod_has_is_absent_and_what_one_does_not_say_is_not() -> None:
+def test_a_metric_is_absent_only_if_no_ready_pod_reports_it() -> None:
     neither, one = load("a b", a=sample(None), b=sample(None)), load("a b", a=sample(1), b=sample(None))
 
     assert isinstance(neither, Unknown) and neither.is_absent
@@ -67,7 +67,7 @@ def test_what_no_pod_has_is_absent_and_what_one_does_not_say_is_not() -> None:
     ("value", "text"),
     [(0, "0"), (7, "7"), (1.6, "1600m"), (1.1, "1100m"), (0.7 * 3, "2100m"), (1e-4, "1m")],
 )
-def test_a_value_becomes_a_quantity_of_kubernetes(value: float, text: str) -> None:
+def test_a_value_is_formatted_as_a_kubernetes_quantity(value: float, text: str) -> None:
     assert quantity(value) == text
 
 
@@ -83,7 +83,7 @@ llm_gpu_utilization_ratio{gpu_id="1",model="m"} 1.0
 """
 
 
-def test_the_text_of_a_server_is_read() -> None:
+def test_the_metrics_text_of_a_server_is_parsed() -> None:
     assert parse(SOUND) == {
         "llm_queue_depth": 12,
         "llm_running_requests": 3,
@@ -92,7 +92,7 @@ def test_the_text_of_a_server_is_read() -> None:
     }
 
 
-def test_a_metric_that_is_not_there_has_no_value() -> None:
+def test_a_missing_metric_has_no_value() -> None:
     assert parse(b"llm_queue_depth 4\n") == {"llm_queue_depth": 4}
     assert parse(b"") == {}
     assert parse(b"\xff\xfe{}\x00\n") == {}
@@ -118,32 +118,32 @@ def test_a_metric_that_is_not_there_has_no_value() -> None:
         "1e7",
     ],
 )
-def test_a_value_that_cannot_be_believed_takes_its_metric_away_and_no_other(value: str) -> None:
+def test_an_invalid_value_drops_its_metric_and_no_other(value: str) -> None:
     text = f'llm_queue_depth{{model="m"}} {value}\nllm_running_requests{{model="m"}} 3\n'
 
     assert parse(text.encode()) == {"llm_running_requests": 3}
 
 
-def test_a_share_above_one_is_a_lie() -> None:
+def test_a_ratio_above_one_is_dropped() -> None:
     assert parse(b"llm_kv_cache_utilization 1.01\nllm_gpu_utilization_ratio 100\n") == {}
 
 
-def test_one_lying_series_takes_the_metric_away() -> None:
+def test_one_invalid_series_drops_the_whole_metric() -> None:
     assert parse(b'llm_queue_depth{model="a"} 1\nllm_queue_depth{model="b"} NaN\n') == {}
 
 
-def test_a_flood_of_series_is_not_summed() -> None:
+def test_a_metric_with_too_many_series_is_dropped() -> None:
     lines = b"".join(b'llm_queue_depth{model="%d"} 1\n' % i for i in range(MAX_SERIES + 1))
 
     assert parse(lines) == {}
 
 
-def test_a_line_cannot_be_smuggled_in_through_a_label() -> None:
+def test_line_separators_in_a_label_cannot_inject_a_metric() -> None:
     """Unicode knows more line ends than the text format does."""
     assert parse('other{model="\u2028llm_queue_depth 5"} 1\n'.encode()) == {}
     assert parse(b'other{model="\x0bllm_queue_depth 5\x0c"} 1\n') == {}
 
 
-def test_an_endless_answer_is_refused() -> None:
+def test_an_oversized_response_is_refused() -> None:
     with pytest.raises(HostileAnswerError):
         parse(b"#" * (MAX_BYTES + 1))

@@ -41,7 +41,7 @@ async def test_a_load_is_the_sum_over_the_ready_pods() -> None:
 
 
 @pytest.mark.parametrize("query", ["", "?ifNone=0"])
-async def test_what_is_not_known_is_an_error_and_never_0(query: str) -> None:
+async def test_an_unknown_load_is_an_error_and_never_0(query: str) -> None:
     unknown = PodTable(clock=lambda: NOW)
     going = pod("a", deletionTimestamp="2026-01-01T00:00:00Z")
 
@@ -52,7 +52,7 @@ async def test_what_is_not_known_is_an_error_and_never_0(query: str) -> None:
     assert (await ask(table(pod("a")), {"a": 3}, f"llm_secrets{query}"))[0] == 404
 
 
-async def test_only_where_it_is_asked_for_no_pods_at_all_are_no_load() -> None:
+async def test_no_pods_are_zero_load_only_with_if_none_and_else_a_404() -> None:
     evicted = pod("a", ready=False)
     evicted["status"]["phase"] = "Failed"
     gone = table(pod("a"))

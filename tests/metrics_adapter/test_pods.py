@@ -47,11 +47,11 @@ def bookmark(version: str) -> Body:
         {"metadata": {"uid": "a", "namespace": "team-a"}},
     ],
 )
-def test_a_pod_that_takes_no_requests_need_not_answer(body: Body) -> None:
+def test_only_ready_pods_of_an_llmdeployment_are_scraped(body: Body) -> None:
     assert pods.read(body) is None
 
 
-def test_a_pod_comes_changes_and_goes() -> None:
+def test_the_table_follows_added_changed_and_removed_pods() -> None:
     table = PodTable()
     table.put(pod("a"))
     table.put(pod("b"))
@@ -65,7 +65,7 @@ def test_a_pod_comes_changes_and_goes() -> None:
     assert [p.deployment for p in table.all()] == ["code"]
 
 
-def test_a_new_pod_is_announced_and_an_unchanged_one_is_not() -> None:
+def test_new_and_changed_pods_set_the_changed_event_and_unchanged_ones_do_not() -> None:
     table = PodTable()
     table.put(pod("a"))
     assert table.changed.is_set()
@@ -86,7 +86,7 @@ async def watching(api: FakeApi, table: PodTable, until: Callable[[], bool]) -> 
         task.cancel()
 
 
-async def test_a_watch_that_ends_continues_where_it_was_and_lists_nothing_again() -> None:
+async def test_an_ended_watch_resumes_at_the_last_resource_version_without_a_relist() -> None:
     api, table = FakeApi(), PodTable()
     api.pods = [pod("a")]
     api.watches = [[bookmark("20")], [event("ADDED", pod("b"))]]
@@ -99,9 +99,7 @@ async def test_a_watch_that_ends_continues_where_it_was_and_lists_nothing_again(
 
 
 @pytest.mark.parametrize("error", [GoneError("410"), UnreachableError("reset")])
-async def test_after_an_error_everything_is_listed_again(
-    error: AdapterError, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_watch_error_causes_a_relist(error: AdapterError, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pods, "_RETRY_SECONDS", 0)
     api, table = FakeApi(), PodTable()
     api.pods = [pod("a")]
@@ -115,7 +113,7 @@ async def test_after_an_error_everything_is_listed_again(
     assert table.of("team-a", "chat") == {"a"}
 
 
-def test_the_table_is_believed_for_a_while_after_the_watch_was_lost() -> None:
+def test_the_table_stays_valid_for_a_limited_time_after_the_watch_was_lost() -> None:
     now = [0.0]
     table = PodTable(lambda: now[0])
     assert not table.known, "nothing was ever listed"

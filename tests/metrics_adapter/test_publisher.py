@@ -41,7 +41,7 @@ async def _nothing() -> None:
     return
 
 
-async def test_both_versions_get_the_authority_and_nothing_is_written_twice() -> None:
+async def test_the_authority_is_published_once_in_both_versions() -> None:
     api = FakeApi()
     made = await publish(api)
     await made._publish()
@@ -50,7 +50,7 @@ async def test_both_versions_get_the_authority_and_nothing_is_written_twice() ->
     assert sorted(api.writes) == ["v1beta1.custom.metrics.k8s.io", "v1beta2.custom.metrics.k8s.io"]
 
 
-async def test_a_replica_that_was_faster_is_not_undone() -> None:
+async def test_a_concurrent_write_of_another_replica_is_kept() -> None:
     api = FakeApi()
     theirs = base64.b64encode(OTHER.authority).decode()
     api.in_between = [lambda service: api.change(service, theirs)]
@@ -60,21 +60,23 @@ async def test_a_replica_that_was_faster_is_not_undone() -> None:
     assert OTHER.authority in first and made.credentials.authority in first
 
 
-async def test_a_foreign_api_service_is_not_written_and_ends_it() -> None:
+async def test_a_foreign_api_service_is_not_written_and_raises_an_error() -> None:
     api = FakeApi(service="prometheus-adapter")
     with pytest.raises(ForeignApiServiceError, match="quire-system/prometheus-adapter"):
         await publish(api)
     assert api.writes == []
 
 
-async def test_one_version_that_is_foreign_is_enough() -> None:
+async def test_a_single_foreign_version_raises_an_error() -> None:
     api = FakeApi()
     api.services["v1beta1.custom.metrics.k8s.io"]["spec"] = {}
     with pytest.raises(ForeignApiServiceError, match="the API server itself"):
         await publish(api)
 
 
-async def test_a_new_authority_is_published_before_it_is_served_with(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_authority_is_published_before_its_certificate_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(publisher, "PERIOD_SECONDS", 0.01)
     api = FakeApi()
     made = Publisher(api, Settings(**{**vars(SETTINGS), "certificate_seconds": 1}))  # type: ignore[arg-type]
@@ -102,7 +104,7 @@ def write(directory: Path, made: certificates.Credentials) -> None:
     (directory / "tls.key").write_bytes(made.key)
 
 
-async def test_a_mounted_pair_is_taken_when_it_is_renewed_and_whole(
+async def test_a_renewed_mounted_certificate_is_loaded_once_certificate_and_key_match(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mounted_certificate, "LOOK_SECONDS", 0.01)
@@ -125,7 +127,7 @@ async def test_a_mounted_pair_is_taken_when_it_is_renewed_and_whole(
     assert (pair.credentials.chain, pair.credentials.key) == (new.chain, new.key)
 
 
-def test_without_a_usable_pair_it_does_not_start(tmp_path: Path) -> None:
+def test_without_a_usable_mounted_certificate_settings_are_invalid(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"tls\.crt"):
         MountedPair(tmp_path)
     (tmp_path / "tls.crt").write_text("x")
@@ -138,7 +140,7 @@ ENVIRON = {"POD_NAME": "p", "POD_NAMESPACE": "n", "QUIRE_ADAPTER_SERVICE": "s"}
 
 
 @pytest.mark.parametrize("name", ENVIRON)
-def test_who_it_is_must_be_said(name: str) -> None:
+def test_every_identity_variable_is_required(name: str) -> None:
     with pytest.raises(SettingsError, match=name):
         Settings.from_environ({key: value for key, value in ENVIRON.items() if key != name})
 
@@ -147,7 +149,7 @@ def test_who_it_is_must_be_said(name: str) -> None:
     ("name", "value"),
     [("QUIRE_ADAPTER_PORT", "0"), ("QUIRE_ADAPTER_PROBE_PORT", "x"), ("QUIRE_LOG_LEVEL", "loud")],
 )
-def test_a_value_that_means_nothing_is_refused_by_name(name: str, value: str) -> None:
+def test_an_invalid_value_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"{name}="):
         Settings.from_environ({**ENVIRON, name: value})
     assert Settings.from_environ(ENVIRON).hosts == ("s", "s.n", "s.n.svc")

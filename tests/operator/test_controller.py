@@ -51,7 +51,7 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_an_event_leads_to_children_and_the_echo_of_our_writes_to_nothing() -> None:
+async def test_an_event_causes_a_reconcile_and_events_of_our_own_writes_cause_none() -> None:
     api = FakeApi()
     async with controlling(api) as (controller, cluster, metrics):
         work = asyncio.create_task(controller.run())
@@ -69,7 +69,7 @@ async def test_an_event_leads_to_children_and_the_echo_of_our_writes_to_nothing(
     assert done == 1
 
 
-async def test_a_watch_that_misses_what_two_lists_find_makes_the_process_unhealthy(
+async def test_a_watch_that_misses_an_object_in_two_relists_makes_the_process_unhealthy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("quire_operator.controller.EVENT_LATENCY_SECONDS", 1e-9)
@@ -87,7 +87,7 @@ async def test_a_watch_that_misses_what_two_lists_find_makes_the_process_unhealt
         assert controller.health() == ""
 
 
-async def test_a_list_fixes_a_missed_deletion_without_calling_the_watch_stale(
+async def test_a_relist_repairs_a_missed_deletion_without_reporting_the_watch_stale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("quire_operator.controller.EVENT_LATENCY_SECONDS", 1e-9)
@@ -104,7 +104,7 @@ async def test_a_list_fixes_a_missed_deletion_without_calling_the_watch_stale(
         assert controller.health() == ""
 
 
-async def test_a_second_list_of_a_watch_leads_to_a_re_list_at_once_and_the_first_to_none() -> None:
+async def test_a_repeated_initial_list_of_a_watch_causes_an_immediate_relist() -> None:
     """Of what was deleted between its two lists, kopf reports nothing."""
     api = FakeApi()
     path = "/apis/serving.quire.dev/v1alpha1/llmdeployments"
@@ -139,7 +139,7 @@ def ready(api: FakeApi, path: str) -> Body:
     return next(c for c in api.objects[path]["status"]["conditions"] if c["type"] == "Ready")
 
 
-async def test_without_a_right_that_few_need_the_others_are_served_and_the_rule_is_named_once(
+async def test_without_an_optional_permission_others_are_reconciled_and_the_rule_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     api = FakeApi(answers={("GET", JOBS): (403, NO_JOBS)})
@@ -158,7 +158,9 @@ async def test_without_a_right_that_few_need_the_others_are_served_and_the_rule_
     assert len(reported) == 1 and RULE in reported[0]
 
 
-async def test_who_needs_what_the_operator_may_not_read_is_reported_and_served_when_it_may() -> None:
+async def test_an_llmdeployment_with_missing_rights_is_reported_and_reconciled_once_they_are_granted() -> (
+    None
+):
     api = FakeApi(answers={("GET", JOBS): (403, NO_JOBS)})
     job_answers = api.answers
     async with controlling(api) as (controller, cluster, _):
@@ -184,7 +186,7 @@ async def test_who_needs_what_the_operator_may_not_read_is_reported_and_served_w
     assert controller.health() == ""
 
 
-async def test_whether_it_is_ready_is_a_number_while_it_is_there_and_wants_pods() -> None:
+async def test_the_ready_metric_exists_only_while_the_llmdeployment_exists_and_is_not_suspended() -> None:
     api = FakeApi()
     async with controlling(api) as (controller, _, metrics):
 
@@ -213,7 +215,7 @@ async def test_whether_it_is_ready_is_a_number_while_it_is_there_and_wants_pods(
         work.cancel()
 
 
-async def test_without_a_right_that_all_need_nothing_begins_and_the_rule_is_named(
+async def test_without_a_required_permission_priming_waits_and_the_rule_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     api = FakeApi(answers={("GET", "/api/v1/pods"): (403, "pods is forbidden")})
@@ -247,6 +249,6 @@ async def test_one_object_that_makes_reconcile_fail_does_not_stop_the_others(
     assert "unexpected" in caplog.text
 
 
-def test_everything_is_watched_but_what_others_install_and_what_no_other_writes() -> None:
+def test_every_cached_kind_is_watched_except_optional_kinds_and_controller_revisions() -> None:
     unwatched = {kind.kind for kind in kinds.CACHED} - {kind.kind for kind in kinds.WATCHED}
     assert unwatched == {"ControllerRevision", "HTTPRoute", "InferencePool", "ScaledObject"}

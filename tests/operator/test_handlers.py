@@ -21,7 +21,7 @@ def configured() -> kopf.OperatorSettings:
     return settings
 
 
-def test_api_errors_are_retried_for_ever_and_soon() -> None:
+def test_api_errors_are_retried_forever_with_a_jittered_backoff_of_at_most_five_seconds() -> None:
     backoffs = configured().networking.error_backoffs
 
     assert isinstance(backoffs, EndlessBackoffs)
@@ -32,7 +32,7 @@ def test_api_errors_are_retried_for_ever_and_soon() -> None:
     assert list(itertools.islice(backoffs, 1000)) != first, "each request begins anew, with other jitter"
 
 
-def test_kopf_posts_nothing_watches_no_crds_and_joins_no_peering() -> None:
+def test_kopf_posts_no_events_watches_no_crds_and_uses_no_peering() -> None:
     settings = configured()
 
     assert not settings.posting.enabled
@@ -40,7 +40,7 @@ def test_kopf_posts_nothing_watches_no_crds_and_joins_no_peering() -> None:
     assert settings.peering.standalone
 
 
-def test_every_kind_but_our_own_and_autoscalers_is_filtered_by_the_api_server() -> None:
+def test_every_watch_but_those_of_our_own_kind_and_hpas_has_a_label_selector() -> None:
     selectors = configured().watching.label_selectors
 
     filtered = {selector.any_name for selector in list(selectors)}
@@ -49,7 +49,7 @@ def test_every_kind_but_our_own_and_autoscalers_is_filtered_by_the_api_server() 
     assert set(selectors.values()) == {names.LABEL_NAME}
 
 
-def test_a_watch_without_the_right_to_it_repeats_nothing_in_the_log() -> None:
+def test_retries_of_a_forbidden_watch_are_not_logged() -> None:
     def is_shown(error: str, logger: str = "kopf._cogs.clients.watching") -> bool:
         words = f"Request attempt #7 failed; will retry: GET /apis/batch/v1/jobs -> {error}"
         return is_logged(logging.LogRecord(logger, logging.ERROR, "", 0, words, (), None))
@@ -59,7 +59,7 @@ def test_a_watch_without_the_right_to_it_repeats_nothing_in_the_log() -> None:
     assert is_shown("APIForbiddenError('jobs.batch is forbidden', status=403)", "quire_operator.controller")
 
 
-def test_watches_are_ended_by_the_server_before_the_client_gives_up() -> None:
+def test_the_watch_timeout_of_the_server_is_shorter_than_that_of_the_client() -> None:
     watching = configured().watching
 
     assert watching.server_timeout is not None and watching.client_timeout is not None
@@ -67,7 +67,7 @@ def test_watches_are_ended_by_the_server_before_the_client_gives_up() -> None:
     assert watching.client_timeout == watching.server_timeout + 30
 
 
-def test_buffers_that_are_freed_go_back_although_something_is_kept_between_them() -> None:
+def test_freed_large_buffers_are_returned_to_the_system_despite_small_allocations_between_them() -> None:
     script = """
 from quire_operator import handlers
 handlers.allocate_large_buffers_with_mmap()

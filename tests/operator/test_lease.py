@@ -55,11 +55,11 @@ class FakeLease:
             raise UnreachableError("down")
 
 
-class Enough(Exception):
+class TurnsExhausted(Exception):
     """Ends a loop that never ends by itself."""
 
 
-class HandTime:
+class FakeTime:
     """A clock that only `sleep` and the test move; `turns` ends the loops."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class HandTime:
 
     async def sleep(self, seconds: float) -> None:
         if self.turns <= 0:
-            raise Enough
+            raise TurnsExhausted
         self.turns -= 1
         self.now += seconds
 
@@ -82,30 +82,32 @@ def api() -> FakeLease:
 
 
 @pytest.fixture
-def time() -> HandTime:
-    return HandTime()
+def time() -> FakeTime:
+    return FakeTime()
 
 
-def replica(api: FakeLease, time: HandTime, name: str) -> Election:
+def replica(api: FakeLease, time: FakeTime, name: str) -> Election:
     return Election(api, identity=name, terms=Terms(), clock=time.clock, sleep=time.sleep)
 
 
-async def tries(election: Election, time: HandTime, turns: int) -> bool:
+async def tries(election: Election, time: FakeTime, turns: int) -> bool:
     time.turns = turns
     try:
         await election.acquire()
-    except Enough:
+    except TurnsExhausted:
         return False
     return True
 
 
-async def renews(election: Election, time: HandTime, turns: int) -> None:
+async def renews(election: Election, time: FakeTime, turns: int) -> None:
     time.turns = turns
-    with pytest.raises(Enough):
+    with pytest.raises(TurnsExhausted):
         await election.hold()
 
 
-async def test_the_first_takes_it_and_the_second_waits(api: FakeLease, time: HandTime) -> None:
+async def test_the_first_replica_acquires_the_lease_and_the_second_waits(
+    api: FakeLease, time: FakeTime
+) -> None:
     first, second = replica(api, time, "a"), replica(api, time, "b")
 
     assert await tries(first, time, 0)
@@ -115,8 +117,8 @@ async def test_the_first_takes_it_and_the_second_waits(api: FakeLease, time: Han
         second.fence()
 
 
-async def test_a_lease_that_is_not_renewed_is_taken_after_its_duration_and_not_before(
-    api: FakeLease, time: HandTime
+async def test_an_unrenewed_lease_is_acquired_after_its_duration_and_not_before(
+    api: FakeLease, time: FakeTime
 ) -> None:
     first, second = replica(api, time, "a"), replica(api, time, "b")
     await tries(first, time, 0)
@@ -128,7 +130,7 @@ async def test_a_lease_that_is_not_renewed_is_taken_after_its_duration_and_not_b
     assert api.lease is not None and api.lease["spec"]["leaseTransitions"] == 2
 
 
-async def test_a_lease_that_is_renewed_is_never_taken(api: FakeLease, time: HandTime) -> None:
+async def test_a_renewed_lease_is_never_acquired_by_another_replica(api: FakeLease, time: FakeTime) -> None:
     first, second = replica(api, time, "a"), replica(api, time, "b")
     await tries(first, time, 0)
     for _ in range(20):
@@ -136,7 +138,7 @@ async def test_a_lease_that_is_renewed_is_never_taken(api: FakeLease, time: Hand
         assert not await tries(second, time, 2)
 
 
-async def test_a_released_lease_is_taken_at_the_next_attempt(api: FakeLease, time: HandTime) -> None:
+async def test_a_released_lease_is_acquired_at_the_next_attempt(api: FakeLease, time: FakeTime) -> None:
     first, second = replica(api, time, "a"), replica(api, time, "b")
     await tries(first, time, 0)
     assert not await tries(second, time, 1)
@@ -148,8 +150,8 @@ async def test_a_released_lease_is_taken_at_the_next_attempt(api: FakeLease, tim
 
 
 @pytest.mark.parametrize(("written_by", "left_to"), [("a", ""), ("b", "b")])
-async def test_a_lease_that_was_written_meanwhile_is_given_back_if_it_is_still_its_own(
-    api: FakeLease, time: HandTime, written_by: str, left_to: str
+async def test_a_lease_that_was_written_meanwhile_is_released_only_by_its_holder(
+    api: FakeLease, time: FakeTime, written_by: str, left_to: str
 ) -> None:
     leader = replica(api, time, "a")
     await tries(leader, time, 0)
@@ -161,16 +163,16 @@ async def test_a_lease_that_was_written_meanwhile_is_given_back_if_it_is_still_i
     assert api.holder == left_to
 
 
-async def test_a_process_that_comes_back_under_the_same_name_does_not_wait(
-    api: FakeLease, time: HandTime
+async def test_a_restarted_process_with_the_same_identity_acquires_its_lease_at_once(
+    api: FakeLease, time: FakeTime
 ) -> None:
     await tries(replica(api, time, "a"), time, 0)
 
     assert await tries(replica(api, time, "a"), time, 0)
 
 
-async def test_a_leader_that_cannot_renew_stops_writing_before_another_could_start(
-    api: FakeLease, time: HandTime
+async def test_a_leader_that_cannot_renew_stops_leading_at_the_renew_deadline(
+    api: FakeLease, time: FakeTime
 ) -> None:
     leader = replica(api, time, "a")
     await tries(leader, time, 0)
@@ -186,7 +188,9 @@ async def test_a_leader_that_cannot_renew_stops_writing_before_another_could_sta
     assert leader.leads, "the Lease is still its own"
 
 
-async def test_a_leader_that_slept_does_not_believe_that_it_leads(api: FakeLease, time: HandTime) -> None:
+async def test_a_leader_that_was_suspended_past_its_lease_does_not_lead(
+    api: FakeLease, time: FakeTime
+) -> None:
     leader, other = replica(api, time, "a"), replica(api, time, "b")
     await tries(leader, time, 0)
     await tries(other, time, 100)
@@ -198,7 +202,7 @@ async def test_a_leader_that_slept_does_not_believe_that_it_leads(api: FakeLease
         await leader.hold()
 
 
-async def test_a_deleted_lease_is_a_lost_lease(api: FakeLease, time: HandTime) -> None:
+async def test_a_deleted_lease_ends_the_leadership(api: FakeLease, time: FakeTime) -> None:
     leader = replica(api, time, "a")
     await tries(leader, time, 0)
     api.lease = None
@@ -208,7 +212,7 @@ async def test_a_deleted_lease_is_a_lost_lease(api: FakeLease, time: HandTime) -
         await leader.hold()
 
 
-async def test_a_renewal_whose_answer_was_lost_is_found_to_be_our_own(api: FakeLease, time: HandTime) -> None:
+async def test_a_renewal_whose_response_was_lost_keeps_the_leadership(api: FakeLease, time: FakeTime) -> None:
     leader = replica(api, time, "a")
     await tries(leader, time, 0)
     api.lose_answer = True
@@ -218,7 +222,7 @@ async def test_a_renewal_whose_answer_was_lost_is_found_to_be_our_own(api: FakeL
     assert leader.leads and api.holder == "a"
 
 
-async def test_a_standby_survives_an_api_server_that_is_away(api: FakeLease, time: HandTime) -> None:
+async def test_a_standby_survives_an_unavailable_api_server(api: FakeLease, time: FakeTime) -> None:
     standby = replica(api, time, "b")
     api.down = True
     assert not await tries(standby, time, 3)
@@ -227,5 +231,5 @@ async def test_a_standby_survives_an_api_server_that_is_away(api: FakeLease, tim
     assert await tries(standby, time, 0)
 
 
-def test_a_request_is_shorter_than_half_of_the_renew_deadline() -> None:
+def test_the_request_timeout_is_shorter_than_half_of_the_renew_deadline() -> None:
     assert Terms().request < Terms().renew_deadline / 2

@@ -42,7 +42,7 @@ def ready_of(api: FakeApi) -> Body:
     return dict(ready)
 
 
-async def test_a_missing_profile_is_reported_and_found_as_soon_as_it_is_there() -> None:
+async def test_a_missing_profile_is_reported_and_used_once_it_exists() -> None:
     api = FakeApi()
     async with reconciling(api) as (reconcile, cluster):
         result = await reconciled(api, reconcile, cluster, named())
@@ -60,7 +60,7 @@ async def test_a_missing_profile_is_reported_and_found_as_soon_as_it_is_there() 
 
 
 @pytest.mark.parametrize("change", ["changed", "deleted", "unreadable", "forbidden"])
-async def test_what_was_rendered_stays_whatever_becomes_of_the_profile(change: str) -> None:
+async def test_a_change_of_the_profile_leaves_the_pod_template_until_the_spec_changes(change: str) -> None:
     api = FakeApi()
     api.put(PROFILE, profiles.FULL)
     async with reconciling(api) as (reconcile, cluster):
@@ -90,7 +90,7 @@ async def test_what_was_rendered_stays_whatever_becomes_of_the_profile(change: s
         assert ready_of(api)["reason"] == "ProfileNotFound"
 
 
-async def test_a_deployment_without_a_profile_asks_for_none() -> None:
+async def test_without_a_profile_ref_no_profile_is_requested() -> None:
     api = FakeApi()
     async with reconciling(api) as (reconcile, cluster):
         await reconciled(api, reconcile, cluster, model())

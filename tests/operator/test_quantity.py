@@ -33,12 +33,12 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize(("written", "stored"), SPELLINGS)
-def test_a_quantity_is_spelt_as_the_api_server_spells_it(written: str, stored: str) -> None:
+def test_a_quantity_gets_the_canonical_form_of_the_api_server(written: str, stored: str) -> None:
     assert quantity.canonical(written) == stored
 
 
 @given(st.from_regex(quantity.PATTERN, fullmatch=True))
-def test_the_canonical_spelling_has_the_same_value_and_is_its_own_canonical_spelling(text: str) -> None:
+def test_the_canonical_form_keeps_the_value_and_is_idempotent(text: str) -> None:
     canonical = quantity.canonical(text)
     try:
         assert quantity.parse(canonical) == quantity.parse(text)
@@ -50,12 +50,12 @@ def test_the_canonical_spelling_has_the_same_value_and_is_its_own_canonical_spel
 @pytest.mark.parametrize(
     "text", ["", "1e3", "-1", "+1", "1 Gi", "Gi", "1.0000", "1gi", "1\n", "٣", "0x10", "1.5m"]
 )
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_an_invalid_quantity_is_refused(text: str) -> None:
     with pytest.raises(QuantityError):
         quantity.parse(text)
 
 
-def test_bytes_are_rounded_up_to_whole_ones() -> None:
+def test_fractional_bytes_are_rounded_up() -> None:
     assert quantity.parse("1.5Ki") == Fraction(1536)
     assert quantity.whole_bytes("1.5Ki") == 1536
     assert quantity.whole_bytes("1500m") == 2

@@ -53,7 +53,7 @@ async def reconciling(api: FakeApi, clock: Clock | None = None) -> AsyncIterator
         yield Reconciler(cluster, SETTINGS, clock=clock or Clock(), now=lambda: moment), cluster
 
 
-async def test_a_new_deployment_costs_one_write_per_child_and_one_status(monkeypatch: Any) -> None:
+async def test_a_new_llmdeployment_takes_one_write_per_child_and_one_status_patch(monkeypatch: Any) -> None:
     api = FakeApi()
     async with reconciling(api) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model()))
@@ -74,7 +74,7 @@ async def test_a_new_deployment_costs_one_write_per_child_and_one_status(monkeyp
     assert api.writes() == first, "the second look writes nothing"
 
 
-async def test_a_reconcile_of_what_has_not_changed_makes_no_request_at_all() -> None:
+async def test_a_reconcile_without_changes_sends_no_request() -> None:
     api = FakeApi()
     async with reconciling(api) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model()))
@@ -88,7 +88,7 @@ async def test_a_reconcile_of_what_has_not_changed_makes_no_request_at_all() -> 
     assert not result.plan
 
 
-async def test_an_object_that_is_gone_or_going_is_left_to_garbage_collection() -> None:
+async def test_a_deleted_or_terminating_llmdeployment_is_left_to_garbage_collection() -> None:
     api = FakeApi()
     going = model()
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -100,7 +100,7 @@ async def test_an_object_that_is_gone_or_going_is_left_to_garbage_collection() -
     assert api.requests == []
 
 
-async def test_a_spec_that_cannot_be_used_is_reported_and_touches_no_child() -> None:
+async def test_an_invalid_spec_is_reported_first_in_the_status_and_in_one_event() -> None:
     api = FakeApi()
     async with reconciling(api) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model(engine={"env": [{"name": "QUIRE_FAULT", "value": "x"}]})))
@@ -119,7 +119,7 @@ async def test_a_spec_that_cannot_be_used_is_reported_and_touches_no_child() -> 
         (500, "failed to allocate a serviceIP: range is full", "ApplyFailed"),
     ],
 )
-async def test_a_refused_child_is_reported(code: int, message: str, reason: str) -> None:
+async def test_a_rejected_apply_is_reported_in_last_failure(code: int, message: str, reason: str) -> None:
     api = FakeApi(answers={("PATCH", SERVICE): (code, message)})
     async with reconciling(api) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model()))
@@ -130,7 +130,7 @@ async def test_a_refused_child_is_reported(code: int, message: str, reason: str)
     assert message in stored["status"]["lastFailure"]["message"]
 
 
-async def test_a_change_made_meanwhile_is_a_conflict_and_not_overwritten() -> None:
+async def test_a_concurrent_change_is_a_conflict_and_not_overwritten() -> None:
     api = FakeApi()
     async with reconciling(api) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model()))
@@ -141,7 +141,7 @@ async def test_a_change_made_meanwhile_is_a_conflict_and_not_overwritten() -> No
     assert "status" not in api.objects[LLM]
 
 
-async def test_an_event_that_cannot_be_reported_costs_nothing_else() -> None:
+async def test_a_failed_event_creation_neither_fails_nor_repeats_the_reconcile() -> None:
     api = FakeApi(answers={("POST", "/apis/events.k8s.io/v1/namespaces/ns/events"): (500, "down")})
     async with reconciling(api) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model(engine={"env": [{"name": "QUIRE_FAULT", "value": "x"}]})))
@@ -152,7 +152,7 @@ async def test_an_event_that_cannot_be_reported_costs_nothing_else() -> None:
     assert api.requests == []
 
 
-async def test_a_fight_over_a_child_is_repaired_more_and_more_slowly() -> None:
+async def test_repeated_repairs_of_a_child_back_off() -> None:
     api, clock = FakeApi(), Clock()
     async with reconciling(api, clock) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model()))
@@ -208,7 +208,7 @@ def put_pod(api: FakeApi, cluster: Cluster) -> None:
         cluster.cache.put(body)
 
 
-async def test_progress_alone_is_written_every_ten_seconds_at_most() -> None:
+async def test_load_progress_alone_is_written_every_ten_seconds_at_most() -> None:
     api, clock = FakeApi(), Clock()
     async with reconciling(api, clock) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model()))
@@ -226,7 +226,7 @@ async def test_progress_alone_is_written_every_ten_seconds_at_most() -> None:
     assert all(wait is not None and wait <= 10 for wait in waits)
 
 
-async def test_what_a_start_passes_through_within_a_second_is_one_write_and_nothing_is_lost() -> None:
+async def test_status_changes_within_a_second_are_merged_into_one_write_of_the_last_state() -> None:
     api, clock = FakeApi(), Clock()
     deployment = "/apis/apps/v1/namespaces/ns/deployments/m"
     async with reconciling(api, clock) as (reconcile, cluster):
@@ -247,7 +247,7 @@ async def test_what_a_start_passes_through_within_a_second_is_one_write_and_noth
     assert api.objects[LLM]["status"]["replicas"] == 3
 
 
-async def test_a_status_that_changes_without_end_is_written_once_a_second_on_average() -> None:
+async def test_a_status_that_keeps_changing_is_written_about_once_a_second() -> None:
     api, clock = FakeApi(), Clock()
     deployment = "/apis/apps/v1/namespaces/ns/deployments/m"
     async with reconciling(api, clock) as (reconcile, cluster):
@@ -267,7 +267,7 @@ async def test_a_status_that_changes_without_end_is_written_once_a_second_on_ave
     assert last in (1, 2) and api.objects[LLM]["status"]["replicas"] == 2
 
 
-async def test_a_render_that_another_release_left_is_read_once_and_not_at_every_reconcile() -> None:
+async def test_a_revision_rendered_by_another_release_is_read_once_and_not_at_every_reconcile() -> None:
     api = FakeApi()
     async with reconciling(api) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model()))

@@ -9,7 +9,7 @@ from tests.operator.fake_api import FakeApi
 from tests.operator.test_controller import LLM, controlling, model, until
 
 
-async def test_what_follows_a_change_of_a_pod_at_once_is_reconciled_together() -> None:
+async def test_events_of_a_pod_in_quick_succession_are_reconciled_together() -> None:
     api = FakeApi()
     async with controlling(api) as (controller, _, metrics):
         work = asyncio.create_task(controller.run())
@@ -27,7 +27,7 @@ async def test_what_follows_a_change_of_a_pod_at_once_is_reconciled_together() -
     assert metrics.registry.get_sample_value(done, {"result": "unchanged"}) <= 3
 
 
-async def test_while_everything_is_resynced_everything_else_continues() -> None:
+async def test_a_resync_yields_to_the_event_loop_between_reconciles() -> None:
     api, size, turns = FakeApi(), 30, 0
     for number in range(size):
         body = model()
@@ -58,9 +58,7 @@ async def test_while_everything_is_resynced_everything_else_continues() -> None:
     assert turns >= size - 1, "one at least between any two looks"
 
 
-async def test_an_edited_deployment_is_reconciled_at_once_and_its_new_status_with_what_its_pods_report() -> (
-    None
-):
+async def test_an_edit_of_a_deployment_is_queued_at_once_and_a_status_update_after_a_delay() -> None:
     api = FakeApi()
     async with controlling(api) as (controller, _, metrics):
         deployment = {"kind": "Deployment", "metadata": {"name": "m", "namespace": "ns", "generation": 2}}

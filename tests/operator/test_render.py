@@ -67,7 +67,7 @@ def test_an_error_names_the_file_the_object_and_the_field(
 
 
 @pytest.mark.parametrize("text", ["", "kind: Pod\n", "{", "kind: LLMDeployment\n", "\xff"])
-def test_what_holds_no_llmdeployment_is_an_error_and_no_traceback(
+def test_input_without_an_llmdeployment_is_an_error_without_traceback(
     text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "models.yaml"
@@ -76,6 +76,6 @@ def test_what_holds_no_llmdeployment_is_an_error_and_no_traceback(
     assert capsys.readouterr().err.startswith(str(file))
 
 
-def test_a_missing_file_is_an_error_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_an_error_without_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", "/does/not/exist.yaml"]) == 2
     assert "/does/not/exist.yaml" in capsys.readouterr().err

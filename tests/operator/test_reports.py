@@ -17,7 +17,7 @@ def statusz(**fields: Any) -> bytes:
     return json.dumps({"phase": "loading", **fields}).encode()
 
 
-def test_a_good_answer_is_read() -> None:
+def test_a_valid_response_is_parsed() -> None:
     raw = statusz(
         reason="CanaryMismatch",
         loadedBytes=5,
@@ -55,31 +55,31 @@ def test_a_good_answer_is_read() -> None:
         statusz(pad="x" * 20_000),
     ],
 )
-def test_an_answer_that_is_none_is_dropped_whole(raw: bytes) -> None:
+def test_an_invalid_response_is_dropped_entirely(raw: bytes) -> None:
     assert parse_statusz(raw) is None
 
 
 @pytest.mark.parametrize("value", [-1, 10**30, 1e308, "5", True, [], {}, None])
-def test_a_number_that_is_none_does_not_count(value: Any) -> None:
+def test_an_invalid_number_is_ignored(value: Any) -> None:
     sample = parse_statusz(statusz(loadedBytes=value, totalBytes=value, etaSeconds=value, loadSeconds=value))
 
     assert sample == Sample(phase="loading")
 
 
-def test_not_a_number_and_infinity_do_not_count() -> None:
+def test_nan_and_infinity_are_ignored() -> None:
     raw = b'{"phase": "loading", "etaSeconds": NaN, "loadSeconds": Infinity, "totalBytes": -Infinity}'
 
     assert parse_statusz(raw) == Sample(phase="loading")
 
 
-def test_more_cannot_be_loaded_than_there_is() -> None:
+def test_loaded_bytes_are_capped_at_total_bytes() -> None:
     sample = parse_statusz(statusz(loadedBytes=50, totalBytes=10))
 
     assert sample is not None and sample.loaded_bytes == 10
 
 
 @pytest.mark.parametrize("reason", ["a b", "canary", "X" * 100, "A\n", "A;B", 5, None])
-def test_a_reason_that_is_no_word_is_empty(reason: Any) -> None:
+def test_an_invalid_reason_becomes_empty(reason: Any) -> None:
     sample = parse_statusz(statusz(reason=reason))
 
     assert sample is not None and sample.reason == ""
@@ -97,18 +97,20 @@ def test_a_reason_that_is_no_word_is_empty(reason: Any) -> None:
         ("{" * 5000, Termination(message=f"{'{' * 509}...")),
     ],
 )
-def test_a_termination_log_is_our_json_or_its_last_line(text: object, expected: Termination) -> None:
+def test_a_termination_message_is_parsed_as_our_json_or_as_its_last_line(
+    text: object, expected: Termination
+) -> None:
     assert parse_termination(text) == expected
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_no_answer_makes_the_reader_fail(raw: bytes) -> None:
+def test_arbitrary_bytes_never_raise(raw: bytes) -> None:
     parse_statusz(raw)
     parse_termination(raw.decode("utf-8", "replace"))
 
 
 @given(st.text(max_size=2000))
-def test_what_is_shown_is_one_bounded_line_without_control_characters(text: str) -> None:
+def test_printable_text_is_one_bounded_line_without_control_characters(text: str) -> None:
     line = printable(text)
 
     assert len(line) <= reports.MAX_MESSAGE_CHARS

@@ -10,14 +10,14 @@ from quire_operator.settings import Settings
 IMAGE = {"QUIRE_ENGINE_IMAGE": "registry.example/quire-server:1"}
 
 
-def test_an_image_is_all_that_must_be_set() -> None:
+def test_the_engine_image_is_the_only_required_setting() -> None:
     settings = Settings.from_environ(IMAGE)
     assert settings == Settings(engine_image="registry.example/quire-server:1")
     assert settings.watch_namespaces == ()
     assert not settings.allow_faults
 
 
-def test_everything_can_be_set() -> None:
+def test_all_settings_are_read_from_the_environment() -> None:
     settings = Settings.from_environ(
         IMAGE
         | {
@@ -58,6 +58,6 @@ def test_everything_can_be_set() -> None:
         ("QUIRE_MONITORING_NAMESPACE_LABELS", "monitoring"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_named_in_the_error(name: str, value: str) -> None:
+def test_an_invalid_value_is_named_in_the_error(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=name):
         Settings.from_environ(IMAGE | {name: value})

@@ -8,7 +8,7 @@ KIND = "Pod"
 PATIENCE = 10.0
 
 
-def test_what_a_list_finds_and_no_watch_reports_makes_it_stale_until_it_is_reported() -> None:
+def test_a_watch_is_stale_until_it_reports_the_change_that_a_relist_found() -> None:
     watches = WatchHealth(PATIENCE)
     watches.on_relist(KIND, ["a"], {"a": 5}, 0)
     assert watches.stale == [], "the event may be on its way"
@@ -20,7 +20,7 @@ def test_what_a_list_finds_and_no_watch_reports_makes_it_stale_until_it_is_repor
     assert watches.stale == [] and not watches.has_unconfirmed, "before the next list"
 
 
-def test_lists_that_follow_each_other_closely_prove_nothing() -> None:
+def test_relists_in_quick_succession_do_not_make_a_watch_stale() -> None:
     """Each watch that was interrupted brings one on, while another has not begun again."""
     watches = WatchHealth(PATIENCE)
     watches.on_relist(KIND, ["a"], {"a": 5}, 0)
@@ -31,14 +31,14 @@ def test_lists_that_follow_each_other_closely_prove_nothing() -> None:
     assert watches.stale == [KIND], "since the first of them"
 
 
-def test_a_silent_watch_is_found_although_the_object_changes_before_every_list() -> None:
+def test_a_watch_without_events_is_stale_even_if_the_object_changes_before_every_relist() -> None:
     watches = WatchHealth(PATIENCE)
     for now in range(11):
         watches.on_relist(KIND, ["a"], {"a": 5 + now}, now)
     assert watches.stale == [KIND]
 
 
-def test_what_is_reported_before_or_while_it_is_listed_is_in_no_doubt() -> None:
+def test_a_change_reported_before_the_relist_needs_no_confirmation() -> None:
     watches = WatchHealth(PATIENCE)
     watches.on_event(KIND, "a", 5)
     watches.on_relist(KIND, ["a"], {"a": 5}, 0)
@@ -47,7 +47,7 @@ def test_what_is_reported_before_or_while_it_is_listed_is_in_no_doubt() -> None:
     assert watches.stale == []
 
 
-def test_news_that_follows_reported_news_is_waited_for_anew() -> None:
+def test_a_new_change_after_a_confirmed_one_gets_its_own_deadline() -> None:
     watches = WatchHealth(PATIENCE)
     watches.on_relist(KIND, ["a"], {"a": 5}, 0)
     watches.on_event(KIND, "a", 5)
@@ -57,7 +57,7 @@ def test_news_that_follows_reported_news_is_waited_for_anew() -> None:
     assert watches.stale == [KIND]
 
 
-def test_what_is_gone_meanwhile_and_what_was_found_before_the_watches_began_prove_nothing() -> None:
+def test_deleted_objects_and_changes_found_before_a_reset_do_not_make_a_watch_stale() -> None:
     watches = WatchHealth(PATIENCE)
     watches.on_relist(KIND, ["a"], {"a": 5}, 0)
     watches.on_relist(KIND, [], {}, 10)
@@ -69,7 +69,7 @@ def test_what_is_gone_meanwhile_and_what_was_found_before_the_watches_began_prov
     assert watches.stale == []
 
 
-def test_a_watch_that_reports_a_deletion_is_not_silent_and_has_nothing_left_to_report() -> None:
+def test_deletion_events_confirm_a_stale_watch() -> None:
     watches = WatchHealth(PATIENCE)
     watches.on_event(KIND, "a", 5)
     for now in (0, 10):
@@ -82,7 +82,7 @@ def test_a_watch_that_reports_a_deletion_is_not_silent_and_has_nothing_left_to_r
     assert not watches.has_seen(KIND, "a")
 
 
-def test_one_silent_watch_says_nothing_of_the_others() -> None:
+def test_a_stale_watch_does_not_affect_other_kinds() -> None:
     watches = WatchHealth(PATIENCE)
     for now in (0, 10):
         watches.on_relist("Pod", ["a"], {"a": 5}, now)

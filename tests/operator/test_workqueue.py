@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from quire_operator.workqueue import WorkQueue
 
 
-class HandClock:
+class FakeClock:
     """A loop's time and timers, moved only by `advance`."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._timers: list[tuple[float, int, HandTimer]] = []
+        self._timers: list[tuple[float, int, FakeTimer]] = []
 
     def time(self) -> float:
         return self.now
 
-    def call_later(self, delay: float, callback: Callable[..., None], *args: object) -> HandTimer:
-        timer = HandTimer(callback, args)
+    def call_later(self, delay: float, callback: Callable[..., None], *args: object) -> FakeTimer:
+        timer = FakeTimer(callback, args)
         heapq.heappush(self._timers, (self.now + delay, len(self._timers), timer))
         return timer
 
@@ -36,7 +36,7 @@ class HandClock:
         self.now = until
 
 
-class HandTimer:
+class FakeTimer:
     def __init__(self, callback: Callable[..., None], args: tuple[object, ...]) -> None:
         self._callback, self._args, self._cancelled = callback, args, False
 
@@ -49,12 +49,12 @@ class HandTimer:
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
-def queue(clock: HandClock) -> WorkQueue[str]:
+def queue(clock: FakeClock) -> WorkQueue[str]:
     return WorkQueue(clock, jitter=lambda: 1.0)
 
 
@@ -75,7 +75,7 @@ async def take_all(queue: WorkQueue[str]) -> list[str]:
     return taken
 
 
-async def test_a_waiting_key_is_given_once_and_in_the_order_of_its_first_addition(
+async def test_a_queued_key_is_returned_once_in_the_order_of_its_first_addition(
     queue: WorkQueue[str],
 ) -> None:
     for key in "abab":
@@ -84,7 +84,7 @@ async def test_a_waiting_key_is_given_once_and_in_the_order_of_its_first_additio
     assert await take_all(queue) == ["a", "b"]
 
 
-async def test_a_key_that_is_worked_on_is_not_given_again_before_it_is_done(queue: WorkQueue[str]) -> None:
+async def test_a_key_in_processing_is_not_returned_again_before_done(queue: WorkQueue[str]) -> None:
     queue.add("a")
     assert await queue.get() == "a"
     queue.add("a")
@@ -97,7 +97,7 @@ async def test_a_key_that_is_worked_on_is_not_given_again_before_it_is_done(queu
     assert queue.depth == 0
 
 
-async def test_a_worker_that_waits_is_woken_by_an_addition(queue: WorkQueue[str]) -> None:
+async def test_a_waiting_worker_is_woken_by_an_addition(queue: WorkQueue[str]) -> None:
     waiting = [asyncio.create_task(queue.get()) for _ in range(2)]
     await asyncio.sleep(0)
     queue.add("a")
@@ -106,7 +106,7 @@ async def test_a_worker_that_waits_is_woken_by_an_addition(queue: WorkQueue[str]
     assert sorted(await asyncio.gather(*waiting)) == ["a", "b"]
 
 
-async def test_of_several_delays_the_earliest_counts(queue: WorkQueue[str], clock: HandClock) -> None:
+async def test_the_earliest_of_several_delays_applies(queue: WorkQueue[str], clock: FakeClock) -> None:
     queue.add_after("a", 10)
     queue.add_after("a", 3)
     queue.add_after("a", 7)
@@ -120,8 +120,8 @@ async def test_of_several_delays_the_earliest_counts(queue: WorkQueue[str], cloc
     assert queue.depth == 0
 
 
-async def test_the_back_off_doubles_up_to_five_minutes_and_is_reset_by_success(
-    queue: WorkQueue[str], clock: HandClock
+async def test_the_backoff_doubles_up_to_five_minutes_and_is_reset_by_forget(
+    queue: WorkQueue[str], clock: FakeClock
 ) -> None:
     delays = []
     for _ in range(11):
@@ -134,14 +134,14 @@ async def test_the_back_off_doubles_up_to_five_minutes_and_is_reset_by_success(
     assert queue.retry("b") == 1, "keys have back-offs of their own"
 
 
-def test_the_back_off_can_be_capped_and_is_jittered(clock: HandClock) -> None:
+def test_the_backoff_can_be_capped_and_has_jitter(clock: FakeClock) -> None:
     queue: WorkQueue[str] = WorkQueue(clock, jitter=lambda: 0.0)
 
     assert [queue.retry("a", most=3) for _ in range(4)] == [0.5, 1, 1.5, 1.5]
 
 
-async def test_the_oldest_age_is_that_of_the_longest_waiting_key(
-    queue: WorkQueue[str], clock: HandClock
+async def test_the_oldest_age_is_that_of_the_key_queued_longest(
+    queue: WorkQueue[str], clock: FakeClock
 ) -> None:
     assert queue.oldest_age == 0
     queue.add("a")
@@ -153,7 +153,7 @@ async def test_the_oldest_age_is_that_of_the_longest_waiting_key(
     assert queue.oldest_age == 2
 
 
-async def test_what_changed_goes_before_what_is_only_resynced(queue: WorkQueue[str]) -> None:
+async def test_changed_keys_are_returned_before_background_resyncs(queue: WorkQueue[str]) -> None:
     for key in "abc":
         queue.add(key, background=True)
     queue.add("x")
@@ -164,7 +164,7 @@ async def test_what_changed_goes_before_what_is_only_resynced(queue: WorkQueue[s
     assert await take_all(queue) == ["x", "b", "a"]
 
 
-async def test_one_key_at_a_time_is_resynced_and_what_changes_does_not_wait_for_it(
+async def test_background_resyncs_run_one_at_a_time_and_changed_keys_do_not_wait_for_them(
     queue: WorkQueue[str],
 ) -> None:
     for key in "abc":
@@ -183,9 +183,7 @@ async def test_one_key_at_a_time_is_resynced_and_what_changes_does_not_wait_for_
     assert await waiting == "b"
 
 
-async def test_what_waits_in_the_background_counts_as_waiting(
-    queue: WorkQueue[str], clock: HandClock
-) -> None:
+async def test_background_keys_count_in_depth_and_oldest_age(queue: WorkQueue[str], clock: FakeClock) -> None:
     queue.add("a", background=True)
     clock.advance(3)
     queue.add("a")
@@ -198,11 +196,11 @@ ACTIONS = ["add", "look again", "get", "done"]
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.sampled_from("abc")), max_size=60))
-def test_no_addition_is_lost_and_no_key_is_given_twice_at_once(steps: list[tuple[str, str]]) -> None:
+def test_no_addition_is_lost_and_no_key_is_processed_twice_at_once(steps: list[tuple[str, str]]) -> None:
     """Against the plain statement of it: added after it was last given out = it will be given out again."""
 
     async def play() -> None:
-        queue: WorkQueue[str] = WorkQueue(HandClock())
+        queue: WorkQueue[str] = WorkQueue(FakeClock())
         owed: set[str] = set()
         changed: set[str] = set()
         working: set[str] = set()

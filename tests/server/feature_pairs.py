@@ -63,7 +63,7 @@ _SCORES = (
 )
 _DETECTOR = (
     "tests/server/serving/test_sampling.py",
-    "test_the_detector_finds_the_texts_that_asked_for_a_watermark_and_no_others",
+    "test_the_detector_finds_watermarked_texts_with_their_key_and_no_others",
 )
 
 _ALL_AT_ONCE = (

@@ -1,4 +1,4 @@
-"""The cache never goes back in time, neither by a late event nor by a late list."""
+"""The cache never returns to an older resource version, neither by a late event nor by a late list."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def autoscaler(target: str, *, kind: str = "Deployment", labels: Body | None = N
     return {**body, "spec": {"scaleTargetRef": {"kind": kind, "name": target}}}
 
 
-def test_an_autoscaler_without_our_label_belongs_to_whom_it_scales() -> None:
+def test_an_autoscaler_without_our_label_belongs_to_the_owner_of_its_scale_target() -> None:
     cache = Cache()
     cache.put(autoscaler("m"))
     labelled = autoscaler("other", labels={names.LABEL_NAME: "mine"})
@@ -40,7 +40,7 @@ def test_an_autoscaler_without_our_label_belongs_to_whom_it_scales() -> None:
     assert not list(cache.owned(Key("ns", "other")))
 
 
-def test_of_managed_fields_only_the_owners_of_a_deployments_replicas_are_kept() -> None:
+def test_managed_fields_are_reduced_to_the_managers_of_a_deployments_replicas() -> None:
     cache = Cache()
     owns = {"manager": "a", "operation": "Update", "fieldsV1": {"f:spec": {"f:replicas": {}, "f:paused": {}}}}
     other = {"manager": "b", "operation": "Apply", "fieldsV1": {"f:spec": {"f:paused": {}}}}
@@ -60,7 +60,7 @@ def listed(cache: Cache, *bodies: Body, version: int) -> Changes:
     return listing.finish()
 
 
-def test_an_older_version_never_replaces_a_newer_one() -> None:
+def test_an_older_resource_version_never_replaces_a_newer_one() -> None:
     cache = Cache()
     assert cache.put(thing("Service", version=5))
     assert not cache.put(thing("Service", version=5)), "our own write comes back as an event"
@@ -68,7 +68,7 @@ def test_an_older_version_never_replaces_a_newer_one() -> None:
     assert cache.put(thing("Service", version=6))
 
 
-def test_a_deleted_object_does_not_rise_again_from_a_late_list() -> None:
+def test_a_stale_list_does_not_restore_a_deleted_object() -> None:
     cache = Cache()
     cache.put(thing("Service", version=5))
     cache.remove(thing("Service", version=6))
@@ -79,7 +79,7 @@ def test_a_deleted_object_does_not_rise_again_from_a_late_list() -> None:
     assert changes.missed == frozenset()
 
 
-def test_what_is_deleted_again_and_again_takes_no_room_for_longer_than_an_answer_may_take() -> None:
+def test_tombstones_expire_and_reject_stale_objects_until_then() -> None:
     now = 0.0
     cache = Cache(clock=lambda: now)
     for version in range(1, 201):
@@ -91,7 +91,7 @@ def test_what_is_deleted_again_and_again_takes_no_room_for_longer_than_an_answer
     assert late == list(range(100, 201)), "and until then no late answer brings it back"
 
 
-def test_an_object_that_lost_its_label_and_has_it_again_is_known_again() -> None:
+def test_an_object_that_regains_its_label_is_cached_again() -> None:
     cache = Cache()
     cache.put(thing("Service", version=5))
     cache.remove(thing("Service", version=6))  # how a watch with a label selector reports the loss
@@ -100,7 +100,7 @@ def test_an_object_that_lost_its_label_and_has_it_again_is_known_again() -> None
     assert cache.get("Service", "ns", "m") is not None
 
 
-def test_a_list_removes_what_it_does_not_have_unless_that_is_newer() -> None:
+def test_a_list_removes_absent_objects_unless_the_cached_version_is_newer() -> None:
     cache = Cache()
     cache.put(thing("Service", "old", version=5))
     cache.put(thing("Service", "new", version=9))
@@ -112,7 +112,7 @@ def test_a_list_removes_what_it_does_not_have_unless_that_is_newer() -> None:
     assert (changes.removed, changes.owners) == (1, frozenset({Key("ns", "m")}))
 
 
-def test_a_namesake_with_another_uid_replaces_the_object_it_follows() -> None:
+def test_a_recreated_object_replaces_its_predecessor_and_survives_its_late_deletion_event() -> None:
     cache = Cache()
     cache.put(thing("Service", version=9, uid="a"))
     assert cache.put(thing("Service", version=12, uid="b"))
@@ -131,7 +131,7 @@ def test_an_object_whose_label_changed_moves_to_its_new_owner() -> None:
     assert len(list(cache.owned(Key("ns", "other")))) == 1
 
 
-def test_only_what_changed_since_it_was_seen_is_read_again() -> None:
+def test_changed_returns_new_objects_and_those_newer_than_the_given_versions() -> None:
     cache = Cache()
     for name, version in (("same", 1), ("newer", 5), ("unseen", 2)):
         cache.put(thing("Pod", name, version=version))

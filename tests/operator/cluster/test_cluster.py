@@ -65,7 +65,7 @@ def allowed() -> None:
     return None
 
 
-async def test_an_autoscaler_goes_before_anything_is_applied() -> None:
+async def test_an_autoscaler_in_delete_first_is_deleted_before_anything_is_applied() -> None:
     api = FakeApi()
     hpa = "/apis/autoscaling/v2/namespaces/ns/horizontalpodautoscalers/m"
     api.put(hpa, thing("HorizontalPodAutoscaler"))
@@ -77,7 +77,7 @@ async def test_an_autoscaler_goes_before_anything_is_applied() -> None:
     assert api.writes() == [f"DELETE {hpa}", f"PATCH {SERVICE}"]
 
 
-async def test_an_apply_is_a_forced_server_side_apply_of_our_manager() -> None:
+async def test_an_apply_is_a_forced_server_side_apply_with_our_field_manager() -> None:
     api = FakeApi()
     async with connected(api, token="secret") as connection:
         cluster = Cluster(connection, fence=allowed, instance="op-1")
@@ -92,7 +92,7 @@ async def test_an_apply_is_a_forced_server_side_apply_of_our_manager() -> None:
     assert cluster.cache.get("Service", "ns", "m") is not None, "the answer is in the cache already"
 
 
-async def test_a_delete_names_the_uid_and_a_release_takes_annotations_away() -> None:
+async def test_a_delete_has_a_uid_precondition_and_a_pod_patch_removes_annotations() -> None:
     api = FakeApi()
     pod = PodPatch(name="m-0", uid="p1", annotations={"a/b": None})
     async with connected(api) as connection:
@@ -106,7 +106,7 @@ async def test_a_delete_names_the_uid_and_a_release_takes_annotations_away() -> 
     assert release.body == {"metadata": {"uid": "p1", "annotations": {"a/b": None}}}
 
 
-async def test_no_write_leaves_a_process_that_does_not_lead() -> None:
+async def test_a_process_that_does_not_lead_sends_no_write() -> None:
     def refuse() -> None:
         raise NotLeadingError("not leading")
 
@@ -129,7 +129,7 @@ async def test_no_write_leaves_a_process_that_does_not_lead() -> None:
     assert api.requests == []
 
 
-async def test_the_status_is_one_conditional_merge_patch_of_the_subresource() -> None:
+async def test_the_status_is_written_as_one_conditional_merge_patch_of_the_subresource() -> None:
     api = FakeApi()
     stored = api.put(LLM, MODEL)
     async with connected(api) as connection:
@@ -145,7 +145,7 @@ async def test_the_status_is_one_conditional_merge_patch_of_the_subresource() ->
     assert cached is not None and cached["status"]["phase"] == "Serving"
 
 
-async def test_an_event_is_of_the_new_group_and_regards_the_object() -> None:
+async def test_an_event_is_created_in_events_k8s_io_with_the_object_as_regarding() -> None:
     api = FakeApi()
     async with connected(api) as connection:
         cluster = Cluster(connection, fence=allowed, instance="op-1")
@@ -157,7 +157,7 @@ async def test_an_event_is_of_the_new_group_and_regards_the_object() -> None:
     assert len(request.body["note"]) <= 1024
 
 
-async def test_a_list_is_read_in_pages_with_the_label_and_its_items_get_their_kind(
+async def test_a_list_is_paginated_filtered_by_label_and_its_items_get_their_kind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     api = FakeApi(page=2)
@@ -181,7 +181,7 @@ async def observe(api: FakeApi, *cached: Body, wanted: tuple[Ref, ...] = (Ref("S
         return await cluster.observe(MODEL, wanted)
 
 
-async def test_what_is_in_the_cache_is_observed_without_a_request() -> None:
+async def test_cached_objects_are_observed_without_a_request() -> None:
     api = FakeApi()
     deployment = thing("Deployment", ownerReferences=owner())
     replica_set = thing("ReplicaSet", "rs", ownerReferences=owner("Deployment-m"))
@@ -206,7 +206,7 @@ async def test_an_object_without_our_owner_reference_is_foreign_even_with_our_la
         assert seen.children == {}
 
 
-async def test_an_orphan_that_we_made_is_ours_again() -> None:
+async def test_an_orphan_with_our_applied_hash_counts_as_a_child() -> None:
     api = FakeApi()
     api.put(SERVICE, thing("Service", annotations={names.ANNOTATION_APPLIED_HASH: "x"}))
 
@@ -215,7 +215,7 @@ async def test_an_orphan_that_we_made_is_ours_again() -> None:
     assert list(seen.children) == [Ref("Service", "m")]
 
 
-async def test_a_child_of_a_deleted_namesake_is_waited_for() -> None:
+async def test_a_child_of_a_deleted_owner_with_the_same_name_raises_a_predecessor_error() -> None:
     api = FakeApi()
     api.put(SERVICE, thing("Service", ownerReferences=owner("old-uid")))
 
@@ -237,7 +237,7 @@ async def test_a_child_of_a_deleted_namesake_is_waited_for() -> None:
         (503, "", UnreachableError),
     ],
 )
-async def test_an_answer_becomes_the_error_that_reports_what_to_do(
+async def test_an_error_response_raises_the_matching_error_class(
     status: int, message: str, error: type[Exception]
 ) -> None:
     api = FakeApi(answers={("GET", "/x"): (status, message)})
@@ -247,7 +247,7 @@ async def test_an_answer_becomes_the_error_that_reports_what_to_do(
     assert type(from_answer(status, message)) is error
 
 
-async def test_a_closed_port_is_unreachable() -> None:
+async def test_a_refused_connection_raises_an_unreachable_error() -> None:
     async with connected(FakeApi()) as connection:
         connection._configuration.host = "http://127.0.0.1:9"
         with pytest.raises(UnreachableError):
@@ -255,7 +255,7 @@ async def test_a_closed_port_is_unreachable() -> None:
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=50))
-def test_a_body_reads_the_same_as_json_and_as_yaml(text: str) -> None:
+def test_an_encoded_body_parses_identically_as_json_and_as_yaml(text: str) -> None:
     raw = encode({"text": text})
 
     assert json.loads(raw) == {"text": text}
@@ -265,7 +265,7 @@ def test_a_body_reads_the_same_as_json_and_as_yaml(text: str) -> None:
 EVENTS = "/apis/events.k8s.io/v1/namespaces/ns/events"
 
 
-async def test_why_a_job_gets_no_pod_is_asked_only_while_it_has_none_and_should() -> None:
+async def test_failed_create_events_are_read_only_for_an_unfinished_job_that_still_lacks_a_pod() -> None:
     def job(uid: str, made: str, **fields: Any) -> Body:
         return {**thing("Job", uid=uid, ownerReferences=owner(), creationTimestamp=made), **fields}
 

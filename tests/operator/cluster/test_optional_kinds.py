@@ -20,7 +20,7 @@ def scaled_object(uid: str = "so1", **metadata: Any) -> dict[str, Any]:
     return thing("ScaledObject", uid=uid, ownerReferences=owner(), **metadata)
 
 
-async def test_a_kind_that_is_not_installed_is_distinguished_from_an_object_that_is_not_there() -> None:
+async def test_a_missing_crd_is_distinguished_from_a_missing_object() -> None:
     api = FakeApi()
     async with connected(api) as connection:
         cluster = Cluster(connection, fence=lambda: None, instance="op")
@@ -35,7 +35,7 @@ async def test_a_kind_that_is_not_installed_is_distinguished_from_an_object_that
     assert (there.missing, set(there.children)) == (frozenset(), {WANTED})
 
 
-async def test_what_no_watch_reports_is_read_again_each_time_it_is_wanted() -> None:
+async def test_an_object_of_an_unwatched_kind_is_read_by_every_reconcile_that_wants_it() -> None:
     api = FakeApi()
     async with connected(api) as connection:
         cluster = Cluster(connection, fence=lambda: None, instance="op")
@@ -50,7 +50,7 @@ async def test_what_no_watch_reports_is_read_again_each_time_it_is_wanted() -> N
     assert gone.children == unwanted.children == {}
 
 
-async def test_a_crd_that_is_taken_away_takes_its_objects_out_of_the_cache() -> None:
+async def test_a_relist_after_the_crd_was_deleted_removes_its_objects_from_the_cache() -> None:
     api = FakeApi(answers={("GET", f"{GROUP}/scaledobjects"): (404, "404 page not found")})
     async with connected(api) as connection:
         cluster = Cluster(connection, fence=lambda: None, instance="op")
@@ -61,7 +61,7 @@ async def test_a_crd_that_is_taken_away_takes_its_objects_out_of_the_cache() -> 
     assert cluster.cache.get("ScaledObject", "ns", "m") is None
 
 
-async def test_one_that_is_going_is_deleted_once() -> None:
+async def test_a_deleted_object_that_a_finalizer_keeps_is_observed_as_terminating() -> None:
     api = FakeApi()
     async with connected(api) as connection:
         cluster = Cluster(connection, fence=lambda: None, instance="op")
@@ -74,7 +74,7 @@ async def test_one_that_is_going_is_deleted_once() -> None:
     assert "deletionTimestamp" in observed.children[WANTED]["metadata"]
 
 
-async def test_only_what_keda_made_of_our_own_is_not_a_rival() -> None:
+async def test_only_the_autoscaler_that_keda_made_from_our_scaled_object_is_not_foreign() -> None:
     def hpa(name: str, label: str, of: str) -> dict[str, Any]:
         made_by = [{"kind": "ScaledObject", "name": of, "uid": of, "controller": True}]
         labels = {names.LABEL_NAME: label} if label else {}

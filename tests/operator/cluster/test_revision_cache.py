@@ -15,7 +15,7 @@ REVISIONS = "/apis/apps/v1/namespaces/ns/controllerrevisions"
 ONE, OTHER = Key("ns", "one"), Key("ns", "other")
 
 
-def test_what_a_revision_kept_is_forgotten_with_it_and_all_else_stays() -> None:
+def test_the_data_of_a_deleted_revision_is_dropped_and_other_data_stays() -> None:
     renders = RevisionCache()
     renders.put(ONE, "old", {"image": "a"})
     renders.put(ONE, "new", {"image": "b"})
@@ -25,7 +25,7 @@ def test_what_a_revision_kept_is_forgotten_with_it_and_all_else_stays() -> None:
     assert renders.get(ONE, "new") == {"image": "b"}
 
 
-def test_a_long_history_takes_no_more_room_than_what_is_asked_for_of_it() -> None:
+def test_only_the_two_most_recently_used_revisions_per_llmdeployment_are_kept() -> None:
     renders = RevisionCache()
     renders.put(OTHER, "only", {"image": "o"})
     renders.put(ONE, "back", {"image": "1"})
@@ -38,7 +38,7 @@ def test_a_long_history_takes_no_more_room_than_what_is_asked_for_of_it() -> Non
     assert renders.get(OTHER, "only"), "each has its own"
 
 
-async def test_a_list_of_revisions_costs_no_second_read_at_those_that_are_left() -> None:
+async def test_a_relist_keeps_the_data_of_remaining_revisions_without_another_read() -> None:
     api = FakeApi()
     for name in ("old", "new"):
         api.put(f"{REVISIONS}/{name}", {**thing("ControllerRevision", name), "data": {"of": name}})
@@ -58,7 +58,7 @@ async def test_a_list_of_revisions_costs_no_second_read_at_those_that_are_left()
         assert await cluster.revision_data("ns", "old") is None
 
 
-async def test_a_revision_that_is_deleted_is_out_of_the_history_at_once_without_a_watch() -> None:
+async def test_deleting_a_revision_removes_it_from_the_history_without_a_watch_event() -> None:
     api = FakeApi()
     async with connected(api) as connection:
         cluster = Cluster(connection, fence=allowed, instance="op-1")

@@ -49,7 +49,9 @@ NEAR = autoscaler("ScaleDownStabilized")
         ({"kind": "HorizontalPodAutoscaler", "metadata": {"name": "m"}}, False),
     ],
 )
-def test_an_autoscaler_is_about_to_shrink_when_only_time_holds_it_back(found: Body, near: bool) -> None:
+def test_an_autoscaler_is_about_to_scale_down_when_only_stabilization_or_a_rate_limit_delays_it(
+    found: Body, near: bool
+) -> None:
     assert is_about_to_scale_down(found) == near
 
 
@@ -72,29 +74,29 @@ def deletion_costs(
     return {patch.name: patch.annotations.get(COST) for patch in plan_of(wanted, seen).pod_patches}
 
 
-def test_the_idle_pod_costs_least() -> None:
+def test_the_idlest_pod_gets_the_lowest_deletion_cost() -> None:
     assert deletion_costs(0, 1, 9, 200) == {"m-0": "0", "m-1": "1", "m-2": "4", "m-3": "8"}
 
 
-def test_a_pod_that_was_not_asked_yet_is_left_as_it_is() -> None:
+def test_a_pod_without_a_load_sample_keeps_its_deletion_cost() -> None:
     assert deletion_costs(None, None) == {}
     assert deletion_costs(None, known="3") == {}
 
 
-def test_about_as_much_work_as_before_costs_no_write() -> None:
+def test_a_small_change_of_the_load_writes_no_deletion_cost() -> None:
     assert deletion_costs(9, 15, known="4") == {}
 
 
-def test_when_nothing_is_about_to_go_the_costs_are_taken_off() -> None:
+def test_deletion_costs_are_removed_when_no_scale_down_is_imminent() -> None:
     assert deletion_costs(9, 0, by=autoscaler("ReadyForNewScale"), known="4") == {"m-0": None, "m-1": None}
     assert deletion_costs(9, by=autoscaler("ReadyForNewScale")) == {}
 
 
-def test_without_an_autoscaler_of_ours_the_cost_is_another_owners() -> None:
+def test_without_our_autoscaler_existing_deletion_costs_are_left_alone() -> None:
     assert deletion_costs(9, by=None, known="4") == {}
 
 
-def test_a_pod_that_goes_already_is_not_marked() -> None:
+def test_a_terminating_pod_gets_no_deletion_cost() -> None:
     assert deletion_costs(9, deletionTimestamp="2026-01-01T00:00:00Z") == {}
 
 
@@ -108,6 +110,8 @@ def test_a_pod_that_goes_already_is_not_marked() -> None:
         (b'{"phase": "serving", "running": "9", "queued": 0}', None),
     ],
 )
-def test_what_a_pod_says_of_its_load_is_bounded(said: bytes, requests: int | None) -> None:
+def test_an_invalid_or_incomplete_load_reported_by_a_pod_is_dropped(
+    said: bytes, requests: int | None
+) -> None:
     sample = parse_statusz(said)
     assert sample is not None and sample.requests == requests

@@ -71,7 +71,7 @@ def kinds(found: plan.Plan) -> set[str]:
     return {str(manifest["kind"]) for manifest in found.apply}
 
 
-def test_there_are_no_pods_and_no_autoscaler_before_the_model_is_there() -> None:
+def test_the_deployment_and_its_autoscaler_are_applied_only_after_the_download() -> None:
     scaled = rendered(autoscaling={"maxReplicas": 4})
     waits = {"Deployment", "HorizontalPodAutoscaler"}
     first = planned(scaled, {})
@@ -81,7 +81,7 @@ def test_there_are_no_pods_and_no_autoscaler_before_the_model_is_there() -> None
     assert kinds(planned(scaled, stored(scaled, tuple(waits), **done()))) == waits
 
 
-def test_what_serves_continues_until_another_model_is_there() -> None:
+def test_the_old_model_serves_until_the_new_one_is_downloaded() -> None:
     old, new = rendered(), rendered(model={"source": {"huggingFace": {"revision": "v2"}}}, replicas=3)
     before = stored(old, **done())
     first = planned(new, before)
@@ -96,12 +96,12 @@ def test_what_serves_continues_until_another_model_is_there() -> None:
     assert kinds(planned(new, ready)) >= {"Deployment"}
 
 
-def test_a_model_that_is_resynced_holds_up_no_change_of_its_pods() -> None:
+def test_an_unfinished_job_for_the_served_model_delays_no_change_of_the_deployment() -> None:
     live = stored(rendered())
     assert kinds(planned(rendered(replicas=3), live)) == {"Deployment"}
 
 
-def test_a_claim_goes_with_the_last_who_serves_from_it() -> None:
+def test_an_owned_claim_is_deleted_once_no_replica_set_or_pod_uses_it() -> None:
     old, new = rendered(), rendered(model={"source": {"huggingFace": {"revision": "v2"}}})
     (claim,) = [child for child in old if child["kind"] == "PersistentVolumeClaim"]
     live = {**stored(new, **done()), **{k: v for k, v in stored(old).items() if k == ref(claim)}}
@@ -133,14 +133,14 @@ def test_a_claim_goes_with_the_last_who_serves_from_it() -> None:
         (failed(-10), {}, False),
     ],
 )
-def test_a_download_begins_again_after_a_while_and_at_once_for_a_corrupt_file(
+def test_a_failed_download_restarts_after_a_delay_and_a_complete_one_for_a_corrupt_file(
     status: Body, corrupt: dict[str, str], again: bool
 ) -> None:
     desired = rendered()
     assert bool(renewed(stored(desired, **status), desired, corrupt)) is again
 
 
-def test_a_job_that_would_be_another_now_is_replaced_unless_it_is_done() -> None:
+def test_a_job_that_would_be_rendered_differently_is_replaced_unless_it_is_complete() -> None:
     other = rendered(cache={"download": {"timeoutSeconds": 99}})
     for status, again in (({}, True), (failed(-1), True), (done(), False)):
         live = stored(rendered(), **status)
@@ -148,7 +148,7 @@ def test_a_job_that_would_be_another_now_is_replaced_unless_it_is_done() -> None
         assert "Job" not in kinds(planned(other, live)), "a Job is immutable"
 
 
-def test_a_pod_that_downloaded_a_corrupt_model_itself_makes_room_for_another_but_not_at_once() -> None:
+def test_a_pod_that_downloaded_a_corrupt_model_itself_is_deleted_after_a_delay() -> None:
     def pod(age: float, *, fetches: bool) -> Body:
         containers = {"initContainers": [{"name": "fetch"}]} if fetches else {}
         about = {"name": "m-0", "uid": "p", "creationTimestamp": at(-age)}

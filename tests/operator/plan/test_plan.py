@@ -62,14 +62,14 @@ def edited(kind: str, path: str, value: Any) -> Body:
     return body
 
 
-def test_nothing_is_planned_for_what_is_as_it_should_be() -> None:
+def test_the_plan_is_empty_when_every_child_matches() -> None:
     plan = plan_of(DESIRED, observed())
 
     assert not plan
     assert plan.details == ()
 
 
-def test_everything_is_applied_in_build_order_when_there_is_nothing() -> None:
+def test_without_children_all_but_the_pod_disruption_budget_are_applied_in_build_order() -> None:
     plan = plan_of(DESIRED, Observed(body=BODY))
 
     before_pods = [m for m in DESIRED if m["kind"] != "PodDisruptionBudget"]
@@ -77,7 +77,7 @@ def test_everything_is_applied_in_build_order_when_there_is_nothing() -> None:
     assert plan.repairs == (), "a first apply repairs nothing"
 
 
-def test_a_budget_is_applied_once_there_is_a_pod_and_stays_without_one() -> None:
+def test_the_pod_disruption_budget_is_applied_with_the_first_pod_and_kept_without_pods() -> None:
     pod = {"metadata": {"name": "m-0", "uid": "p"}, "spec": {}}
     plan = plan_of(DESIRED, observed(without="PodDisruptionBudget", pods=(pod,)))
 
@@ -119,7 +119,7 @@ EDITS = [
 
 
 @pytest.mark.parametrize(("kind", "path", "value"), EDITS)
-def test_a_field_of_ours_that_was_changed_by_hand_is_applied_again(kind: str, path: str, value: Any) -> None:
+def test_an_owned_field_that_was_edited_by_hand_is_applied_again(kind: str, path: str, value: Any) -> None:
     body = edited(kind, path, value)
 
     plan = plan_of(DESIRED, observed(body))
@@ -138,13 +138,13 @@ ADDITIONS = [
 
 
 @pytest.mark.parametrize(("kind", "path", "value"), ADDITIONS)
-def test_what_others_add_beside_our_fields_is_left_alone(kind: str, path: str, value: Any) -> None:
+def test_fields_added_by_other_managers_are_left_alone(kind: str, path: str, value: Any) -> None:
     body = edited(kind, path, value)
 
     assert not plan_of(DESIRED, observed(body))
 
 
-def test_a_container_and_a_variable_that_others_add_are_theirs() -> None:
+def test_containers_and_variables_injected_by_other_managers_are_left_alone() -> None:
     body = edited("Deployment", "spec/minReadySeconds", 0)
     pod = body["spec"]["template"]["spec"]
     pod["containers"].insert(0, {"name": "sidecar", "image": "proxy:1"})
@@ -153,7 +153,7 @@ def test_a_container_and_a_variable_that_others_add_are_theirs() -> None:
     assert not plan_of(DESIRED, observed(body))
 
 
-def test_a_changed_manifest_is_applied_and_is_no_repair() -> None:
+def test_a_changed_manifest_is_applied_and_not_counted_as_a_repair() -> None:
     newer = resources.build(spec.parse(BODY), Settings(engine_image="engine:2"))
 
     plan = plan_of(newer, observed())
@@ -162,20 +162,20 @@ def test_a_changed_manifest_is_applied_and_is_no_repair() -> None:
     assert plan.repairs == ()
 
 
-def test_what_another_owner_owns_is_left_alone() -> None:
+def test_a_foreign_object_is_left_alone() -> None:
     plan = plan_of(DESIRED, observed(without="Service", foreign=(Ref("Service", "m"),)))
 
     assert not plan
 
 
-def test_a_child_that_is_being_deleted_is_waited_for() -> None:
+def test_nothing_is_planned_for_a_terminating_child() -> None:
     body = edited("Service", "metadata/deletionTimestamp", "2026-01-01T00:00:00Z")
     body["spec"]["selector"] = {}
 
     assert not plan_of(DESIRED, observed(body))
 
 
-def test_a_child_that_is_not_wanted_is_deleted_by_its_uid() -> None:
+def test_an_unwanted_child_is_deleted_by_its_uid() -> None:
     wanted = [m for m in DESIRED if m["kind"] != "NetworkPolicy"]
 
     plan = plan_of(wanted, observed())
@@ -216,7 +216,7 @@ def pod(*, ready: bool, **annotations: str) -> Body:
     }
 
 
-def test_a_pod_loses_its_protection_when_it_is_ready_and_not_before() -> None:
+def test_eviction_protection_annotations_are_removed_from_a_pod_once_it_is_ready() -> None:
     protected = names.PROTECT_WHILE_LOADING
 
     assert not plan_of(DESIRED, observed(pods=(pod(ready=False, **protected),)))
@@ -224,7 +224,7 @@ def test_a_pod_loses_its_protection_when_it_is_ready_and_not_before() -> None:
     assert (release.name, release.annotations) == ("m-0", dict.fromkeys(protected))
 
 
-def test_a_protection_that_another_owner_set_otherwise_is_theirs() -> None:
+def test_protection_annotations_with_other_values_than_ours_are_left_alone() -> None:
     theirs = dict.fromkeys(names.PROTECT_WHILE_LOADING, "something-else")
 
     assert not plan_of(DESIRED, observed(pods=(pod(ready=True, **theirs),)))

@@ -83,7 +83,7 @@ SPEC, OWN, OTHERS, RIVAL = ReplicaOwner.SPEC, ReplicaOwner.HPA, ReplicaOwner.EXT
         (3, RIVAL, live(5, OURS), 3),
     ],
 )
-def test_the_number_is_kept_until_another_owner_owns_it(
+def test_replicas_are_applied_until_another_field_manager_owns_them(
     wanted: int, by: ReplicaOwner, deployment: Body | None, applied: int | None
 ) -> None:
     assert replicas_to_apply(wanted, by, deployment) == applied
@@ -111,7 +111,7 @@ def rival(kind: str = "Deployment") -> Body:
         ({"autoscaling": {"maxReplicas": 4, "backend": "KEDA"}}, (), OTHERS),
     ],
 )
-def test_who_decides_follows_from_the_spec_and_from_who_is_there(
+def test_the_replica_owner_follows_from_the_spec_and_the_installed_autoscalers(
     fields: Body, foreign_autoscalers: tuple[Body, ...], who: ReplicaOwner
 ) -> None:
     body = model_body(**fields)
@@ -155,7 +155,7 @@ def applied(fields: Body, count: int, *owners: Body) -> Body:
     }
 
 
-def test_a_new_deployment_is_created_with_the_least_and_no_version() -> None:
+def test_a_new_autoscaled_deployment_is_created_with_min_replicas_and_no_resource_version() -> None:
     _, manifest = planned(SCALED, None)
 
     assert manifest is not None
@@ -164,12 +164,12 @@ def test_a_new_deployment_is_created_with_the_least_and_no_version() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 5, 8])
-def test_what_an_autoscaler_does_is_never_written_over(count: int) -> None:
+def test_replicas_set_by_an_autoscaler_are_never_overwritten(count: int) -> None:
     assert not planned(SCALED, applied(SCALED, count, HPA))[0]
     assert not planned(SCALED, applied(SCALED, count, OURS))[0]
 
 
-def test_a_change_of_the_pods_carries_the_live_number_for_the_version_it_was_read_from() -> None:
+def test_a_template_change_applies_live_replicas_at_their_resource_version_unless_the_hpa_owns_them() -> None:
     newer = {**SCALED, "engine": {"maxModelLen": 1024}}
     _, before = planned(newer, applied(SCALED, 6, OURS))
     _, after = planned(newer, applied(SCALED, 6, HPA))
@@ -181,7 +181,7 @@ def test_a_change_of_the_pods_carries_the_live_number_for_the_version_it_was_rea
     assert before["metadata"]["annotations"][key] == after["metadata"]["annotations"][key]
 
 
-def test_from_a_number_to_an_autoscaler_the_number_stays_until_it_is_taken() -> None:
+def test_switching_to_an_autoscaler_keeps_the_replicas_until_it_owns_them() -> None:
     plan, manifest = planned(SCALED, applied({"replicas": 6}, 6, OURS))
 
     assert manifest is not None and manifest["spec"]["replicas"] == 6
@@ -189,7 +189,7 @@ def test_from_a_number_to_an_autoscaler_the_number_stays_until_it_is_taken() -> 
     assert not planned(SCALED, {**applied(SCALED, 6, HPA)})[0], "and taking it costs no write"
 
 
-def test_from_an_autoscaler_to_a_number_the_autoscaler_goes_first() -> None:
+def test_switching_to_fixed_replicas_deletes_the_autoscaler_first() -> None:
     plan, manifest = planned({"replicas": 6}, applied(SCALED, 6, HPA), hpa=True)
 
     assert plan.delete_first == ((Ref("HorizontalPodAutoscaler", "m"), "h1"),)
@@ -201,18 +201,18 @@ def test_from_an_autoscaler_to_a_number_the_autoscaler_goes_first() -> None:
 @pytest.mark.parametrize(
     "fields", [{**SCALED, "suspend": True}, {"autoscaling": {"maxReplicas": 4, "backend": "External"}}]
 )
-def test_without_an_autoscaler_of_ours_it_goes(fields: Body) -> None:
+def test_suspension_and_backend_external_delete_our_autoscaler_first(fields: Body) -> None:
     assert planned(fields, applied(SCALED, 6, HPA), hpa=True)[0].delete_first
 
 
-def test_after_a_suspension_the_least_is_there_again() -> None:
+def test_resuming_from_suspension_restores_min_replicas() -> None:
     suspended = applied({**SCALED, "suspend": True}, 0, OURS)
     _, manifest = planned(SCALED, suspended)
 
     assert manifest is not None and manifest["spec"]["replicas"] == 2
 
 
-def test_while_kedas_own_autoscaler_is_there_the_specs_number_waits() -> None:
+def test_the_spec_owns_the_replicas_only_after_kedas_autoscaler_is_gone() -> None:
     body = model_body(replicas=3)
     made: Body = {"metadata": {"name": "keda-hpa-m"}}
 

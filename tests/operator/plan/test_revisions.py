@@ -83,20 +83,20 @@ def revision_list(*entries: str, **fields: dict[str, str]) -> tuple[Revision, ..
         {"engine": {"prefixCaching": True}},  # the default, written out
     ],
 )
-def test_how_many_pods_there_are_and_how_they_are_replaced_is_no_new_render(change: Body) -> None:
+def test_replicas_autoscaling_and_rollout_settings_create_no_new_revision(change: Body) -> None:
     changed = body(**change)
     assert resources.renders_same_pods(spec.parse(changed), changed, revision_of())
     assert revision_of(**change).name == revision_of().name
 
 
 @pytest.mark.parametrize("change", [{"engine": {"maxModelLen": 512}}, {"rollout": {"restartId": "2"}}])
-def test_an_edit_of_what_pods_are_made_from_is_a_new_render(change: Body) -> None:
+def test_a_change_of_the_pod_template_creates_a_new_revision(change: Body) -> None:
     changed = body(**change)
     assert not resources.renders_same_pods(spec.parse(changed), changed, revision_of())
     assert revision_of(**change).name != revision_of().name
 
 
-def test_what_is_kept_replaces_the_pods_and_leaves_their_number_and_strategy() -> None:
+def test_a_stored_revision_replaces_the_pod_template_and_leaves_replicas_and_strategy() -> None:
     model = spec.parse(body(replicas=3, autoscaling=None, rollout={"strategy": "InPlace"}))
     children = with_revision(resources.build(model, NEW), revision_of(OLD))
 
@@ -108,7 +108,7 @@ def test_what_is_kept_replaces_the_pods_and_leaves_their_number_and_strategy() -
     assert "elsewhere" not in str(live["NetworkPolicy"])
 
 
-def test_an_autoscaler_is_never_kept() -> None:
+def test_the_autoscaler_comes_from_the_current_spec_and_never_from_a_revision() -> None:
     model = spec.parse(body(autoscaling={"maxReplicas": 4}))
     kinds = [child["kind"] for child in with_revision(resources.build(model, NEW), revision_of(OLD))]
     assert kinds[-2:] == ["HorizontalPodAutoscaler", "Deployment"]
@@ -123,7 +123,7 @@ def test_an_autoscaler_is_never_kept() -> None:
         "kind=ClusterRole",
     ],
 )
-def test_what_another_owner_has_put_into_a_revision_is_not_applied(path: str) -> None:
+def test_a_tampered_revision_is_rejected(path: str) -> None:
     render = revision_of()
     data = copy.deepcopy(render.data)
     where, _, value = path.partition("=")
@@ -139,7 +139,7 @@ def test_what_another_owner_has_put_into_a_revision_is_not_applied(path: str) ->
 
 
 @pytest.mark.parametrize("spec_of", [None, {}, [], {"template": {}}])
-def test_a_deployment_without_pods_is_not_used(spec_of: Any) -> None:
+def test_a_revision_whose_deployment_has_no_pod_template_is_rejected(spec_of: Any) -> None:
     data = copy.deepcopy(revision_of().data)
     data["children"][-1]["spec"] = spec_of
     assert parse_stored(MODEL, revision_of().name, data) is None
@@ -157,11 +157,11 @@ def test_a_deployment_without_pods_is_not_used(spec_of: Any) -> None:
         {"children": [{"kind": "Service", "metadata": 1}]},
     ],
 )
-def test_a_revision_that_keeps_nothing_of_ours_is_not_used(data: Any) -> None:
+def test_a_revision_with_malformed_data_is_rejected(data: Any) -> None:
     assert parse_stored(MODEL, revision_of().name, data) is None
 
 
-def test_the_first_render_is_kept_as_revision_1_before_anything_is_applied() -> None:
+def test_the_first_render_is_recorded_as_revision_1_before_anything_is_applied() -> None:
     live = Observed(body=body())
     plan = plan_of(({"kind": "Service", "metadata": {"name": "m"}},), live, update_revision=revision_of())
     first, *others = plan.apply
@@ -175,14 +175,14 @@ def test_the_first_render_is_kept_as_revision_1_before_anything_is_applied() -> 
     assert names.ANNOTATION_ROLLBACK_TO not in first["metadata"]["annotations"]
 
 
-def test_what_is_kept_already_is_not_written_again() -> None:
+def test_a_recorded_revision_is_not_written_again() -> None:
     assert (
         revisions.record(MODEL, revision_of(), revision_list("a", revision_of().name), deployment("a"))
         == Plan()
     )
 
 
-def test_going_back_to_an_earlier_spec_takes_its_revision_again_and_forgets_that_it_failed() -> None:
+def test_reverting_to_an_earlier_spec_reuses_its_revision_and_clears_its_failure() -> None:
     name = revision_of().name
     history = revision_list("a", name, "c", **{name: {"failed": "it did"}})
     (patch,) = revisions.record(MODEL, revision_of(), history, deployment("c")).revision_patches
@@ -200,14 +200,16 @@ def test_going_back_to_an_earlier_spec_takes_its_revision_again_and_forgets_that
         ("gone", True, ""),
     ],
 )
-def test_a_new_revision_knows_the_last_one_that_was_ready(running: str, done: bool, back: str) -> None:
+def test_a_new_revision_records_the_last_ready_one_as_its_rollback_target(
+    running: str, done: bool, back: str
+) -> None:
     history = revision_list("a", "b", "c", c={"rollback_to": "a"})
     plan = revisions.record(MODEL, revision_of(), history, deployment(running, done=done))
     annotations = plan.apply[0]["metadata"]["annotations"]
     assert annotations.get(names.ANNOTATION_ROLLBACK_TO, "") == back
 
 
-def test_ten_revisions_are_kept_and_the_one_to_go_back_to_is_among_them() -> None:
+def test_ten_revisions_are_kept_including_the_rollback_target() -> None:
     history = revision_list(
         *(f"r{n}" for n in range(HISTORY_LIMIT + 3)), **{f"r{HISTORY_LIMIT + 2}": {"rollback_to": "r0"}}
     )
@@ -217,7 +219,7 @@ def test_ten_revisions_are_kept_and_the_one_to_go_back_to_is_among_them() -> Non
     assert len(history) + 1 - len(gone) == HISTORY_LIMIT
 
 
-def test_a_failed_rollout_goes_back_only_where_the_user_wants_it_and_something_was_ready() -> None:
+def test_a_rollout_is_marked_failed_only_with_auto_rollback_and_an_earlier_ready_revision() -> None:
     wants = spec.parse(body(rollout={"autoRollback": True}))
     history, live = revision_list("a", "b", b={"rollback_to": "a"}), deployment("b", done=False)
 
@@ -240,7 +242,7 @@ def test_a_failed_rollout_goes_back_only_where_the_user_wants_it_and_something_w
     assert revisions.mark_failed(wants, "b", history, deployment("b"), "why") is None, "it was rolled out"
 
 
-def test_a_revision_that_failed_is_not_in_force_as_long_as_rollback_is_wanted() -> None:
+def test_a_failed_revision_is_replaced_by_its_rollback_target_only_with_auto_rollback() -> None:
     wants = spec.parse(body(rollout={"autoRollback": True}))
     history = revision_list("a", "b", b={"rollback_to": "a", "failed": "why"})
     assert revisions.rollback_target(wants, "b", history) == ("a", "why")

@@ -78,14 +78,14 @@ def goes_in_place(of: Body, *of_pods: Body, **rollout: Any) -> bool:
         (False, live(surge=0, replicas=2, updated=2), (), {}),  # done: back to surging
     ],
 )
-def test_in_place_begins_when_room_is_lacking_and_ends_with_the_rollout(
+def test_in_place_starts_when_a_surge_pod_stays_unschedulable_and_ends_with_the_rollout(
     expected: bool, of: Body, of_pods: tuple[Body, ...], rollout: Body
 ) -> None:
     assert goes_in_place(of, *of_pods, **rollout) is expected
 
 
 @pytest.mark.parametrize(("ago", "expected"), [(20, False), (600, True)])
-def test_a_surge_pod_without_quota_goes_in_place_as_one_without_a_gpu_does(
+def test_a_surge_pod_that_kueue_holds_falls_back_to_in_place_after_surge_wait_seconds(
     ago: float, expected: bool
 ) -> None:
     held = pod(pods.gated(), name="m-new")
@@ -95,7 +95,7 @@ def test_a_surge_pod_without_quota_goes_in_place_as_one_without_a_gpu_does(
     assert goes_in_place(live(), OLD_POD, held, surgeWaitSeconds=120) is expected
 
 
-def test_in_place_takes_one_pod_at_a_time() -> None:
+def test_in_place_replaces_one_pod_at_a_time() -> None:
     model = spec.parse(model_body(replicas=2))
     desired = resources.build(model, Settings(engine_image="engine:1"))
     observed = Observed(
@@ -109,7 +109,7 @@ def test_in_place_takes_one_pod_at_a_time() -> None:
     assert [m for m in settled if m["kind"] != "Deployment"] == list(desired[:-1])
 
 
-def test_a_surge_pod_that_waits_is_no_failure_and_the_status_says_what_comes() -> None:
+def test_a_pending_surge_pod_is_reported_as_waiting_to_surge_and_not_as_degraded() -> None:
     reported = compute(OLD_POD, waiting(30), of=live(), body=model_body(replicas=2))
     assert condition(reported, "Degraded") == ("False", "AsExpected")
     assert condition(reported, "RolloutComplete") == ("False", "WaitingToSurge")
@@ -125,14 +125,14 @@ def test_a_surge_pod_that_waits_is_no_failure_and_the_status_says_what_comes() -
         ((waiting(30),), {}, "WaitingForGPU"),
     ],
 )
-def test_a_pod_that_waits_for_what_will_not_come_by_itself_is_a_failure(
+def test_a_pending_pod_that_no_fallback_to_in_place_can_help_is_degraded(
     of_pods: tuple[Body, ...], rollout: Body, reason: str
 ) -> None:
     reported = compute(*of_pods, of=live(), body=model_body(replicas=2, rollout=rollout), now=NOW)
     assert condition(reported, "Degraded") == ("True", reason)
 
 
-def test_the_moment_after_the_last_old_pod_is_gone_is_no_failure_and_a_longer_wait_is() -> None:
+def test_an_unschedulable_pod_is_degraded_only_after_the_drain_time_of_the_old_pods() -> None:
     def reported(ago: float) -> Body:
         of = live(replicas=1, updated=1)
         moved = {"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated"}
@@ -145,7 +145,7 @@ def test_the_moment_after_the_last_old_pod_is_gone_is_no_failure_and_a_longer_wa
     assert condition(reported(105), "Degraded") == ("True", "WaitingForGPU")
 
 
-def test_giving_up_to_surge_is_reported_with_its_cause() -> None:
+def test_a_fallback_from_surge_to_in_place_is_reported_with_its_cause() -> None:
     reported = compute(OLD_POD, waiting(130), of=live(surge=0), body=model_body(replicas=2))
     assert condition(reported, "RolloutComplete") == ("False", "SurgeUnschedulable")
     assert "Insufficient nvidia.com/gpu" in str(reported["conditions"])

@@ -34,9 +34,7 @@ def environment(body: specs.Body) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("body", "secret"), [(HUB, "hub"), (S3, "store"), (GCS, "google"), (OCI, "pull")], ids=str
 )
-def test_credentials_are_in_the_container_that_downloads_and_nowhere_else(
-    body: specs.Body, secret: str
-) -> None:
+def test_only_the_download_container_has_the_credentials(body: specs.Body, secret: str) -> None:
     built = pod(body)
     server, fetcher = built["containers"][0], built["initContainers"][0]
     mounted = {volume["name"] for volume in built["volumes"] if "secret" in volume}
@@ -49,13 +47,13 @@ def test_credentials_are_in_the_container_that_downloads_and_nowhere_else(
 
 
 @pytest.mark.parametrize("body", FOR_EACH_POD, ids=specs.name_of)
-def test_the_server_cannot_write_to_its_model(body: specs.Body) -> None:
+def test_the_server_mounts_the_model_read_only(body: specs.Body) -> None:
     built = pod(body)
     (served,) = [mount for mount in built["containers"][0]["volumeMounts"] if mount["name"] == "model"]
     assert served["readOnly"] is True
 
 
-def test_a_hub_is_asked_by_its_address_through_the_proxy_and_with_the_company_s_certificates() -> None:
+def test_a_hub_download_gets_its_endpoint_token_proxy_and_ca_certificate_as_variables() -> None:
     assert environment(HUB) == {
         "HTTPS_PROXY": "http://proxy.example.com:3128",
         "NO_PROXY": ".svc",
@@ -65,7 +63,7 @@ def test_a_hub_is_asked_by_its_address_through_the_proxy_and_with_the_company_s_
     }
 
 
-def test_a_store_finds_its_keys_under_their_usual_names() -> None:
+def test_an_s3_download_gets_its_endpoint_and_keys_as_the_standard_aws_variables() -> None:
     found = environment(S3)
     assert found["AWS_ENDPOINT_URL"] == "http://store.example.com:9000"
     assert found["AWS_SECRET_ACCESS_KEY"] == {
@@ -74,7 +72,7 @@ def test_a_store_finds_its_keys_under_their_usual_names() -> None:
     assert found["AWS_SESSION_TOKEN"]["secretKeyRef"]["optional"] is True
 
 
-def test_only_the_ports_of_the_source_and_of_proxies_are_opened() -> None:
+def test_egress_is_limited_to_the_ports_of_the_source_and_the_proxies() -> None:
     def ports(body: specs.Body) -> list[int]:
         rule = children(body)["NetworkPolicy"]["spec"]["egress"][-1]
         return [entry["port"] for entry in rule["ports"]]
@@ -86,7 +84,7 @@ def test_only_the_ports_of_the_source_and_of_proxies_are_opened() -> None:
     assert ports(specs.MINIMAL) == [53, 53]
 
 
-def test_each_pod_has_a_claim_of_its_own_or_its_node_s_disk() -> None:
+def test_each_pod_gets_an_ephemeral_claim_or_an_empty_dir() -> None:
     def volume(body: specs.Body) -> dict[str, Any]:
         return next(entry for entry in pod(body)["volumes"] if entry["name"] == "model")
 
@@ -97,6 +95,6 @@ def test_each_pod_has_a_claim_of_its_own_or_its_node_s_disk() -> None:
     assert pod(HUB)["securityContext"]["fsGroup"] == 65532
 
 
-def test_a_rollout_allows_for_the_download() -> None:
+def test_the_progress_deadline_includes_the_download_timeout() -> None:
     late = children(HUB)["Deployment"]["spec"]["progressDeadlineSeconds"]
     assert late - children(specs.MINIMAL)["Deployment"]["spec"]["progressDeadlineSeconds"] == 3600

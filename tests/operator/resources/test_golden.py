@@ -31,7 +31,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_children_are_as_reviewed(name: str) -> None:
+def test_children_match_the_golden_files(name: str) -> None:
     children = resources.build(spec.parse(BODIES[name]), SETTINGS, profile=profiles.named_by(BODIES[name]))
     path = GOLDEN / f"{name}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):

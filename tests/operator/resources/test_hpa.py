@@ -41,12 +41,14 @@ def targets(found: specs.Body) -> dict[str, str]:
         ({"autoscaling": {"maxReplicas": 4}, "suspend": True}, False),
     ],
 )
-def test_there_is_one_where_the_operator_is_to_make_one(fields: dict[str, Any], exists: bool) -> None:
+def test_an_hpa_is_rendered_only_for_backend_auto_or_hpa_without_suspension(
+    fields: dict[str, Any], exists: bool
+) -> None:
     children = resources.build(spec.parse(specs.minimal(**fields)), SETTINGS)
     assert any(child["kind"] == "HorizontalPodAutoscaler" for child in children) == exists
 
 
-def test_it_scales_the_deployment_by_sums_over_the_llmdeployment() -> None:
+def test_the_hpa_scales_the_deployment_by_object_metrics_of_the_llmdeployment() -> None:
     found = autoscaler()
 
     assert found["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "minimal"}
@@ -57,7 +59,7 @@ def test_it_scales_the_deployment_by_sums_over_the_llmdeployment() -> None:
     assert (found["minReplicas"], found["maxReplicas"]) == (1, 4)
 
 
-def test_without_metrics_the_queue_and_the_running_requests_count() -> None:
+def test_the_default_metrics_are_queue_depth_and_running_requests() -> None:
     assert targets(autoscaler()) == {"llm_queue_depth": "10", "llm_running_requests": "48"}
     batch = autoscaler(engine={"maxNumSeqs": 1})
     assert targets(batch)["llm_running_requests"] == "1"
@@ -76,7 +78,7 @@ def test_without_metrics_the_queue_and_the_running_requests_count() -> None:
         ("GPUUtilization", 100, "llm_gpu_utilization", "1"),
     ],
 )
-def test_a_target_is_spelt_as_the_api_server_spells_it(
+def test_a_target_is_written_in_the_canonical_form_of_the_api_server(
     kind: str, target: int | None, name: str, quantity: str
 ) -> None:
     metric = {"type": kind} | ({} if target is None else {"targetPerReplica": target})
@@ -86,13 +88,13 @@ def test_a_target_is_spelt_as_the_api_server_spells_it(
 @pytest.mark.parametrize(
     ("load", "period"), [(None, 60), (0, 15), (15, 15), (16, 30), (214, 240), (1801, 1800), (86_400, 1800)]
 )
-def test_it_grows_once_in_the_time_of_a_load(load: int | None, period: int) -> None:
+def test_scale_up_takes_one_step_per_model_load_time(load: int | None, period: int) -> None:
     up = autoscaler(measured={"load_seconds": load})["behavior"]["scaleUp"]
     assert {policy["periodSeconds"] for policy in up["policies"]} == {period}
     assert {policy["type"]: policy["value"] for policy in up["policies"]} == {"Pods": 1, "Percent": 50}
 
 
-def test_what_the_user_says_about_the_pace_is_taken() -> None:
+def test_behavior_in_the_spec_overrides_the_derived_scaling_policies() -> None:
     behavior = autoscaler(
         measured={"load_seconds": 214},
         behavior={
@@ -126,7 +128,7 @@ GPU = [{"type": "GPUUtilization"}]
         ([], None, False, "Max"),
     ],
 )
-def test_gpus_that_work_are_kept_below_their_target_too(
+def test_scale_down_is_disabled_while_gpu_utilization_is_unknown_or_not_far_below_its_target(
     metrics: list[Any], percent: float | None, scale_down_disabled: bool, policy: str
 ) -> None:
     """80 percent ask for more, 30 for fewer."""
@@ -137,7 +139,7 @@ def test_gpus_that_work_are_kept_below_their_target_too(
     assert found["behavior"]["scaleUp"]["selectPolicy"] == "Max"
 
 
-def test_it_shrinks_slowly_by_default() -> None:
+def test_the_default_scale_down_is_one_pod_a_minute_after_five_minutes() -> None:
     down = autoscaler()["behavior"]["scaleDown"]
     assert down["stabilizationWindowSeconds"] == 300
     assert down["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 60}]

@@ -29,18 +29,18 @@ def rule(**fields: Any) -> Any:
     return found
 
 
-def test_without_a_wish_there_is_no_route() -> None:
+def test_no_route_and_no_pool_are_rendered_unless_requested() -> None:
     made = children(inferencePool={**POOL, "enabled": False})
     assert made.keys().isdisjoint({"HTTPRoute", "InferencePool"})
 
 
-def test_a_prefix_is_taken_off_before_the_server_sees_it() -> None:
+def test_a_path_prefix_is_rewritten_to_the_root() -> None:
     assert "filters" not in rule()
     (rewrite,) = rule(path="/team/m")["filters"]
     assert rewrite["urlRewrite"]["path"] == {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}
 
 
-def test_the_route_leads_to_the_pool_where_there_is_one() -> None:
+def test_the_backend_of_the_route_is_the_inference_pool_where_enabled_and_else_the_service() -> None:
     made = children(httpRoute={"parentRefs": [PARENT]}, inferencePool=POOL)
     (backend,) = made["HTTPRoute"]["spec"]["rules"][0]["backendRefs"]
     assert backend["kind"] == "InferencePool"
@@ -49,12 +49,12 @@ def test_the_route_leads_to_the_pool_where_there_is_one() -> None:
 
 
 @pytest.mark.parametrize("parents", [[], [PARENT, {**PARENT, "sectionName": "https"}]])
-def test_each_gateway_is_given_once_and_one_at_least(parents: Any) -> None:
+def test_empty_or_duplicate_parent_refs_are_refused(parents: Any) -> None:
     with pytest.raises(SpecError, match="httpRoute.parentRefs: give each Gateway once"):
         spec.parse(specs.minimal(networking={"httpRoute": {"parentRefs": parents}}))
 
 
-def test_a_route_that_is_refused_hinders_no_pod() -> None:
+def test_the_pool_and_the_route_are_applied_after_the_deployment() -> None:
     model = spec.parse(
         specs.minimal(networking={"httpRoute": {"parentRefs": [PARENT]}, "inferencePool": POOL})
     )
@@ -64,7 +64,7 @@ def test_a_route_that_is_refused_hinders_no_pod() -> None:
         assert [m["kind"] for m in order][-3:] == ["Deployment", "InferencePool", "HTTPRoute"]
 
 
-def test_asking_for_a_route_is_no_other_spec_of_the_pods() -> None:
+def test_adding_a_route_creates_no_new_revision() -> None:
     body = specs.merged(specs.MINIMAL, {"metadata": {"uid": "u"}})
     model = spec.parse(body)
     kept = resources.render_revision(model, body["spec"], resources.build(model, SETTINGS))
@@ -96,7 +96,9 @@ def reported(accepted: str, refs: str = "True", **of: Any) -> dict[str, Any]:
         ([reported("True"), reported("False", observedGeneration=1)], set(), ("Unknown", "AwaitingGateway")),
     ],
 )
-def test_routed_says_what_every_gateway_says(parents: Any, missing: set[str], expected: Any) -> None:
+def test_the_routed_condition_combines_the_reports_of_all_gateways(
+    parents: Any, missing: set[str], expected: Any
+) -> None:
     body = model_body(networking={"httpRoute": {"parentRefs": [PARENT, {"name": "local"}]}})
     route = {"metadata": {"generation": 2}, "status": {"parents": parents}}
     observed = Observed(body=body, children={Ref("HTTPRoute", "m"): route}, missing=frozenset(missing))

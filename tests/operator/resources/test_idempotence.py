@@ -18,7 +18,7 @@ UID = "11111111-2222-3333-4444-555555555555"
 
 @settings(max_examples=60, derandomize=True)
 @given(specs.random_bodies())
-def test_equal_specs_give_equal_children_in_whatever_order_their_fields_stand(body: specs.Body) -> None:
+def test_equal_specs_render_equal_children_in_any_field_order(body: specs.Body) -> None:
     turned = json.loads(json.dumps(body, sort_keys=True))
     first, second = (resources.build(spec.parse(each), SETTINGS) for each in (body, turned))
     assert first == second
@@ -26,7 +26,7 @@ def test_equal_specs_give_equal_children_in_whatever_order_their_fields_stand(bo
 
 @settings(max_examples=60, derandomize=True)
 @given(specs.random_bodies())
-def test_what_was_applied_as_it_was_rendered_is_applied_no_second_time(body: specs.Body) -> None:
+def test_applied_children_need_no_second_apply(body: specs.Body) -> None:
     owned = specs.merged(body, {"metadata": {"uid": UID}})
     children = resources.build(spec.parse(owned), SETTINGS)
     pod = {"metadata": {"name": "a-0", "uid": "p"}, "spec": {}}  # its budget waits for one

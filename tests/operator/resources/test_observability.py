@@ -37,7 +37,7 @@ def build(**fields: Any) -> dict[str, resources.Manifest]:
         ("https://traces.example.com", None, 443),
     ],
 )
-def test_tracing_opens_the_way_to_the_collector_and_no_other(endpoint: str, to: Any, port: int) -> None:
+def test_tracing_allows_egress_to_the_collector_only(endpoint: str, to: Any, port: int) -> None:
     children = build(observability={"tracing": {"endpoint": endpoint, "samplingRatePerMillion": 10_000}})
     _dns, out = children["NetworkPolicy"]["spec"]["egress"]
     assert out.get("to") == to
@@ -47,7 +47,7 @@ def test_tracing_opens_the_way_to_the_collector_and_no_other(endpoint: str, to: 
     assert "QUIRE_OTLP_ENDPOINT" not in build()["ConfigMap"]["data"]
 
 
-def test_patterns_for_the_log_reach_the_server_as_a_file() -> None:
+def test_redaction_patterns_are_mounted_into_the_server() -> None:
     logging = {"mode": "Content", "redactConfigMapRef": {"name": "redaction"}}
     children = build(observability={"requestLogging": logging})
     pod = children["Deployment"]["spec"]["template"]["spec"]

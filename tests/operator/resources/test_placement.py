@@ -31,7 +31,7 @@ def pod(**fields: Any) -> specs.Body:
     return template
 
 
-def test_a_profile_gives_the_pod_its_accelerator_and_its_nodes() -> None:
+def test_a_profile_sets_the_accelerator_node_selector_tolerations_and_runtime_class_of_the_pod() -> None:
     found = pod(resources=REF)
 
     assert found["containers"][0]["resources"]["limits"]["example.com/h100"] == "1"
@@ -40,7 +40,7 @@ def test_a_profile_gives_the_pod_its_accelerator_and_its_nodes() -> None:
     assert found["runtimeClassName"] == "nvidia"
 
 
-def test_what_the_llm_deployment_says_is_added_and_wins() -> None:
+def test_scheduling_in_the_llmdeployment_is_merged_with_the_profile_and_takes_precedence() -> None:
     own = {"key": "mine", "operator": "Exists"}
     first = profiles.FULL["spec"]["tolerations"][0]
     scheduling: specs.Body = {"nodeSelector": {"disktype": "ssd"}, "runtimeClassName": "gvisor"}
@@ -53,7 +53,7 @@ def test_what_the_llm_deployment_says_is_added_and_wins() -> None:
     assert found["tolerations"] == [own, *profiles.FULL["spec"]["tolerations"]], "none of them twice"
 
 
-def test_the_server_is_reported_a_gpu_whether_by_profile_or_by_name() -> None:
+def test_the_server_runs_on_cuda_with_a_profile_and_with_an_explicit_gpu() -> None:
     for given in (REF, {"gpu": {"memoryPercent": 85}}):
         model = spec.parse(specs.minimal(resources=given))
         built = resources.build(model, SETTINGS)
@@ -61,7 +61,7 @@ def test_the_server_is_reported_a_gpu_whether_by_profile_or_by_name() -> None:
         assert (settings["QUIRE_DEVICE"], settings["QUIRE_GPU_MEMORY_UTILIZATION"]) == ("cuda", "0.85")
 
 
-def test_a_queue_is_on_the_deployment_and_not_in_what_rolls_pods() -> None:
+def test_a_queue_name_labels_the_deployment_and_leaves_its_spec_unchanged() -> None:
     with_queue, without = deployment(scheduling={"queueName": "team-a"}), deployment()
 
     assert with_queue["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
@@ -69,7 +69,7 @@ def test_a_queue_is_on_the_deployment_and_not_in_what_rolls_pods() -> None:
     assert "kueue.x-k8s.io/queue-name" not in without["metadata"]["labels"]
 
 
-def test_spot_nodes_are_preferred_by_every_label_that_providers_give_them() -> None:
+def test_spot_nodes_are_preferred_by_the_label_of_each_provider() -> None:
     found = pod(scheduling={"spot": {"enabled": True}})["affinity"]["nodeAffinity"]
 
     (kind,) = found
@@ -78,7 +78,7 @@ def test_spot_nodes_are_preferred_by_every_label_that_providers_give_them() -> N
     assert {expression["key"]: expression["values"][0] for expression in reported} == LABELS
 
 
-def test_without_a_fallback_each_alternative_of_the_users_is_required_on_spot_nodes() -> None:
+def test_without_fallback_every_node_selector_term_of_the_user_also_requires_a_spot_label() -> None:
     terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in "ab"]
     own = {"nodeAffinity": {f"required{LATER}": {"nodeSelectorTerms": terms}}}
     spot = {"enabled": True, "fallbackToOnDemand": False}
@@ -90,7 +90,7 @@ def test_without_a_fallback_each_alternative_of_the_users_is_required_on_spot_no
     assert reported == {(("zone", zone), label) for zone in "ab" for label in LABELS.items()}
 
 
-def test_no_taint_that_takes_a_node_back_is_tolerated() -> None:
+def test_the_spot_tolerations_cover_no_schedule_taints_only() -> None:
     tolerations = pod(scheduling={"spot": {"enabled": True}})["tolerations"]
 
     assert tolerations
@@ -108,7 +108,9 @@ def test_no_taint_that_takes_a_node_back_is_tolerated() -> None:
     ],
 )
 @pytest.mark.parametrize("fallback", [True, False])
-def test_an_affinity_that_is_none_is_left_for_the_api_server_to_refuse(affinity: Any, fallback: bool) -> None:
+def test_a_malformed_affinity_is_passed_on_for_the_api_server_to_reject(
+    affinity: Any, fallback: bool
+) -> None:
     spot = {"enabled": True, "fallbackToOnDemand": fallback}
 
     found = pod(scheduling={"spot": spot, "affinity": affinity})["affinity"]["nodeAffinity"]

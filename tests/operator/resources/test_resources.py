@@ -55,7 +55,7 @@ def hostile_texts() -> st.SearchStrategy[str]:
     )
 
 
-def test_pods_come_last_and_what_they_need_before_them() -> None:
+def test_the_deployment_is_last_and_its_dependencies_are_first() -> None:
     kinds = [child["kind"] for child in resources.build(spec.parse(specs.minimal()), SETTINGS)]
     assert kinds[-1] == "Deployment"
     assert set(kinds[:2]) == {"ServiceAccount", "ConfigMap"}
@@ -77,7 +77,7 @@ def test_every_child_is_labelled_owned_and_in_the_namespace_of_its_owner(body: s
 
 @settings(max_examples=100)
 @given(specs.random_bodies())
-def test_nothing_empty_is_written_but_selectors_that_mean_everything(body: specs.Body) -> None:
+def test_no_empty_value_is_rendered_except_in_selectors_and_affinities(body: specs.Body) -> None:
     for child in resources.build(spec.parse(body), FAULTS):
         for path, value in _walk(child):
             if path.rpartition(".")[2] not in (
@@ -91,7 +91,7 @@ def test_nothing_empty_is_written_but_selectors_that_mean_everything(body: specs
 
 
 @given(argument=hostile_texts(), value=hostile_texts(), path=st.text("ab/$(`;'\"-.é ", max_size=12))
-def test_hostile_text_stays_the_one_element_that_it_was(argument: str, value: str, path: str) -> None:
+def test_hostile_text_stays_a_single_argument_or_value(argument: str, value: str, path: str) -> None:
     fields = {
         "model": {"source": {"pvc": {"path": path}}},
         "engine": {"extraArgs": [argument], "env": [{"name": "X", "value": f"x{value}"}]},
@@ -110,7 +110,7 @@ def test_hostile_text_stays_the_one_element_that_it_was(argument: str, value: st
 
 @settings(max_examples=100)
 @given(specs.random_bodies())
-def test_every_pod_is_restricted(body: specs.Body) -> None:
+def test_every_pod_satisfies_the_restricted_pod_security_standard(body: specs.Body) -> None:
     children = resources.build(spec.parse(body), FAULTS)
     (deployment,) = (child for child in children if child["kind"] == "Deployment")
     pod = deployment["spec"]["template"]["spec"]
@@ -147,7 +147,7 @@ def test_the_selector_never_changes_and_the_pods_match_it() -> None:
     assert names.selector("minimal") == "serving.quire.dev/name=minimal,serving.quire.dev/role=leader"
 
 
-def test_the_config_map_is_named_after_its_content_and_cannot_change() -> None:
+def test_the_config_map_is_immutable_and_named_after_its_content() -> None:
     one, same, other = build(), build(replicas=2), build(engine={"maxNumSeqs": 3})
     assert one["ConfigMap"]["immutable"] is True
     assert one["ConfigMap"]["metadata"]["name"] == same["ConfigMap"]["metadata"]["name"]
@@ -157,7 +157,7 @@ def test_the_config_map_is_named_after_its_content_and_cannot_change() -> None:
         assert reference == [{"configMapRef": {"name": children["ConfigMap"]["metadata"]["name"]}}]
 
 
-def test_a_scale_or_a_budget_changes_no_pod() -> None:
+def test_replicas_suspension_budget_and_pausing_do_not_change_the_pod_template() -> None:
     template = build()["Deployment"]["spec"]["template"]
     for fields in (
         {"replicas": 7},
@@ -168,7 +168,7 @@ def test_a_scale_or_a_budget_changes_no_pod() -> None:
         assert build(**fields)["Deployment"]["spec"]["template"] == template
 
 
-def test_another_restart_id_changes_the_pods_and_nothing_else() -> None:
+def test_a_new_restart_id_changes_only_an_annotation_of_the_pod_template() -> None:
     before, after = build(), build(rollout={"restartId": "2"})
     template = after["Deployment"]["spec"].pop("template")
     assert template["metadata"]["annotations"][names.ANNOTATION_RESTART_ID] == "2"
@@ -176,7 +176,7 @@ def test_another_restart_id_changes_the_pods_and_nothing_else() -> None:
     assert before == after
 
 
-def test_probes_give_the_startup_its_whole_time() -> None:
+def test_the_startup_probe_allows_the_whole_startup_timeout() -> None:
     built = container(health={"startupTimeoutSeconds": 601, "probes": {"startup": {"periodSeconds": 4}}})
     startup = built["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] > 601 + 4
@@ -188,26 +188,26 @@ def test_probes_give_the_startup_its_whole_time() -> None:
     }
 
 
-def test_the_deployment_waits_longer_than_a_start_may_take() -> None:
+def test_the_progress_deadline_exceeds_the_startup_timeout() -> None:
     spec_of = build(health={"startupTimeoutSeconds": 600})["Deployment"]["spec"]
     assert spec_of["progressDeadlineSeconds"] == 600 + 120 + 300
 
 
-def test_the_pod_has_time_to_drain() -> None:
+def test_the_termination_grace_period_covers_pre_stop_and_drain() -> None:
     pod = pod_spec(drain={"preStopSeconds": 7, "timeoutSeconds": 60})
     assert pod["terminationGracePeriodSeconds"] == 72
     assert pod["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": 7}}}
     assert "lifecycle" not in container(drain={"preStopSeconds": 0})
 
 
-def test_memory_is_the_limit_and_cpu_is_not() -> None:
+def test_memory_has_a_limit_and_cpu_only_a_request() -> None:
     assert container(resources={"cpu": "0.5", "memory": "1.5Gi"})["resources"] == {
         "requests": {"cpu": "500m", "memory": "1536Mi"},
         "limits": {"memory": "1536Mi"},
     }
 
 
-def test_loading_pods_are_protected_unless_the_user_says_no() -> None:
+def test_pods_are_annotated_against_eviction_while_loading_unless_disabled() -> None:
     def annotations(**fields: Any) -> dict[str, str]:
         metadata = build(**fields)["Deployment"]["spec"]["template"]["metadata"]
         result: dict[str, str] = metadata.get("annotations", {})
@@ -227,7 +227,7 @@ def test_the_users_service_account_replaces_ours() -> None:
     assert build()["ServiceAccount"]["automountServiceAccountToken"] is False
 
 
-def test_api_keys_are_a_mounted_secret_that_nothing_else_names() -> None:
+def test_api_keys_are_mounted_from_the_referenced_secret() -> None:
     children = build(security={"apiKeysSecretRef": {"name": "keys"}})
     pod = children["Deployment"]["spec"]["template"]["spec"]
     assert {"name": "api-keys", "secret": {"secretName": "keys"}} in pod["volumes"]
@@ -238,7 +238,7 @@ def test_api_keys_are_a_mounted_secret_that_nothing_else_names() -> None:
     assert "QUIRE_API_KEYS_DIR" not in build()["ConfigMap"]["data"]
 
 
-def test_the_watermark_s_key_is_the_only_entry_of_its_secret_that_the_pod_sees() -> None:
+def test_only_the_watermark_key_is_mounted_from_its_secret() -> None:
     reference = {"name": "marks", "key": "k.v1"}
     children = build(engine={"watermark": {"mode": "OnRequest", "keySecretRef": reference}})
     pod = children["Deployment"]["spec"]["template"]["spec"]
@@ -251,7 +251,7 @@ def test_the_watermark_s_key_is_the_only_entry_of_its_secret_that_the_pod_sees()
     assert not [name for name in (off | build()["ConfigMap"]["data"]) if "WATERMARK" in name]
 
 
-def test_the_network_policy_lets_in_whom_it_should_and_out_to_dns_only() -> None:
+def test_the_network_policy_admits_clients_operator_and_monitoring_and_egress_to_dns_only() -> None:
     rules = build(networking={"networkPolicy": {"allowFrom": [{"podSelector": {}, "namespaceSelector": {}}]}})
     policy = rules["NetworkPolicy"]["spec"]
     users, watchers = policy["ingress"]
@@ -267,7 +267,7 @@ def test_the_network_policy_lets_in_whom_it_should_and_out_to_dns_only() -> None
     assert "NetworkPolicy" not in build(networking={"networkPolicy": {"mode": "None"}})
 
 
-def test_the_fault_switch_needs_the_administrators_word() -> None:
+def test_fault_injection_requires_the_allow_faults_setting_of_the_operator() -> None:
     fault = {"env": [{"name": "QUIRE_FAULT", "value": "stuck_step:after=5,once"}]}
     with pytest.raises(SpecError, match="allowFaults") as error:
         build(engine=fault)
@@ -276,11 +276,11 @@ def test_the_fault_switch_needs_the_administrators_word() -> None:
     assert {"name": "QUIRE_ALLOW_FAULTS", "value": "1"} in allowed["env"]
 
 
-def test_allowing_faults_changes_no_pod_that_uses_none() -> None:
+def test_allow_faults_changes_no_child_of_a_deployment_without_fault_injection() -> None:
     assert build(FAULTS) == build(SETTINGS) | {"NetworkPolicy": build(FAULTS)["NetworkPolicy"]}
 
 
-def test_the_empty_parts_of_an_affinity_that_the_api_server_drops_are_dropped() -> None:
+def test_empty_parts_of_an_affinity_are_dropped_as_the_api_server_drops_them() -> None:
     affinity = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [], "x": None}}
     assert pod_spec(scheduling={"affinity": affinity})["affinity"] == {"podAffinity": {}}
 

@@ -39,14 +39,14 @@ def scaled_object(**fields: Any) -> specs.Body:
         ({"backend": "External"}, None),
     ],
 )
-def test_auto_is_keda_only_where_the_spec_asks_for_what_only_keda_can(
+def test_backend_auto_selects_keda_only_for_features_that_only_keda_has(
     fields: dict[str, Any], kind: str | None
 ) -> None:
     found = {child["kind"] for child in children(**fields)} & {"HorizontalPodAutoscaler", "ScaledObject"}
     assert found == ({kind} if kind else set())
 
 
-def test_each_metric_is_a_number_that_the_adapter_answers() -> None:
+def test_each_metric_is_a_trigger_with_a_url_of_the_metrics_adapter() -> None:
     metrics = [{"type": "QueueDepth", "targetPerReplica": 4}, {"type": "KVCacheUtilization"}]
     found = scaled_object(backend="KEDA", metrics=metrics)
 
@@ -59,13 +59,13 @@ def test_each_metric_is_a_number_that_the_adapter_answers() -> None:
     assert "idleReplicaCount" not in found and "fallback" not in found
 
 
-def test_it_has_the_same_pace_as_a_horizontal_pod_autoscaler() -> None:
+def test_the_scaled_object_has_the_same_scaling_behavior_as_the_hpa() -> None:
     hpa = next(c for c in children(backend="HPA") if c["kind"] == "HorizontalPodAutoscaler")
     advanced = scaled_object(backend="KEDA")["advanced"]["horizontalPodAutoscalerConfig"]
     assert advanced["behavior"] == hpa["spec"]["behavior"]
 
 
-def test_only_what_may_sleep_counts_no_pods_as_no_load() -> None:
+def test_only_a_model_that_may_scale_to_zero_reports_no_pods_as_zero_load() -> None:
     awake, sleepy = scaled_object(backend="KEDA"), scaled_object(idle={"afterSeconds": 60})
 
     assert not any("ifNone" in trigger["metadata"]["url"] for trigger in awake["triggers"])
@@ -73,7 +73,7 @@ def test_only_what_may_sleep_counts_no_pods_as_no_load() -> None:
     assert (sleepy["idleReplicaCount"], sleepy["cooldownPeriod"]) == (0, 60)
 
 
-def test_what_holds_the_first_request_wakes_it() -> None:
+def test_the_activator_becomes_an_external_push_trigger() -> None:
     reported = {"httpScaledObject": "chat", "scalerAddress": "elsewhere:1"}
     found = scaled_object(idle={"activator": {"scalerAddress": "holder.ns:9090", "metadata": reported}})
 
@@ -84,7 +84,7 @@ def test_what_holds_the_first_request_wakes_it() -> None:
     }
 
 
-def test_a_fallback_takes_no_pod_away() -> None:
+def test_the_fallback_never_scales_down() -> None:
     found = scaled_object(fallback={"replicas": 3, "failureThreshold": 5})["fallback"]
     assert found == {"replicas": 3, "failureThreshold": 5, "behavior": "currentReplicasIfHigher"}
 

@@ -31,7 +31,7 @@ def template(child: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("body", "secret"), [(SHARED, "hub"), (EXISTING, "store")], ids=["made", "given"])
-def test_only_the_job_has_the_credentials_and_only_it_may_write(body: specs.Body, secret: str) -> None:
+def test_only_the_download_job_has_the_credentials_and_write_access(body: specs.Body, secret: str) -> None:
     built = children(body)
     server, fetcher = template(built["Deployment"]), template(built["Job"])
     assert f'"name": "{secret}"' in json.dumps(fetcher["containers"][0]["env"])
@@ -47,7 +47,7 @@ def test_only_the_job_has_the_credentials_and_only_it_may_write(body: specs.Body
     assert arguments[arguments.index("--to") + 1] == server["containers"][0]["args"][1]
 
 
-def test_another_model_has_another_claim_and_the_same_one_keeps_its() -> None:
+def test_the_names_of_claim_and_job_change_with_the_model_only() -> None:
     def names_of(**patch: Any) -> tuple[str, str]:
         built = children(SHARED, **patch)
         return built["PersistentVolumeClaim"]["metadata"]["name"], built["Job"]["metadata"]["name"]
@@ -63,14 +63,14 @@ def test_another_model_has_another_claim_and_the_same_one_keeps_its() -> None:
     assert len({names_of(), other, elsewhere}) == 3
 
 
-def test_who_shares_a_claim_shares_the_model_in_it() -> None:
+def test_deployments_that_share_an_existing_claim_share_the_model_path() -> None:
     twin = specs.merged(EXISTING, {"metadata": {"name": "twin"}})
     paths = [template(children(body)["Deployment"])["containers"][0]["args"][1] for body in (EXISTING, twin)]
     assert paths[0] == paths[1]
     assert "PersistentVolumeClaim" not in children(EXISTING)
 
 
-def test_a_claim_that_is_to_be_retained_belongs_to_no_one() -> None:
+def test_a_retained_claim_has_no_owner_reference() -> None:
     owned = {"metadata": {"uid": "u"}}
     for policy, is_owned in (("Retain", False), ("Delete", True)):
         body = specs.merged(specs.merged(SHARED, owned), {"spec": {"cache": {"retainPolicy": policy}}})
@@ -78,7 +78,7 @@ def test_a_claim_that_is_to_be_retained_belongs_to_no_one() -> None:
         assert ("ownerReferences" in claim["metadata"]) is is_owned
 
 
-def test_pods_of_a_shared_model_have_no_way_out_and_the_job_only_that_to_its_source() -> None:
+def test_serving_pods_have_egress_to_dns_only_and_the_job_also_to_its_source() -> None:
     built = children(SHARED)
     (dns,) = built["NetworkPolicy"]["spec"]["egress"]
     assert {entry["port"] for entry in dns["ports"]} == {53}
@@ -90,19 +90,19 @@ def test_pods_of_a_shared_model_have_no_way_out_and_the_job_only_that_to_its_sou
     assert not serving <= built["Job"]["spec"]["template"]["metadata"]["labels"].items()
 
 
-def test_the_job_runs_where_its_pods_may_and_beside_them_where_one_node_mounts_the_claim() -> None:
+def test_the_job_has_the_pods_node_selector_and_pod_affinity_for_a_single_node_claim() -> None:
     job = template(children(EXISTING)["Job"])
     assert job["nodeSelector"] == {"disktype": "ssd"}
     assert "podAffinity" in job["affinity"]
     assert "affinity" not in template(children(SHARED)["Job"])
 
 
-def test_a_claim_of_one_node_is_handed_over_in_place() -> None:
+def test_a_single_node_claim_is_rolled_out_in_place() -> None:
     numbers = children(EXISTING)["Deployment"]["spec"]["strategy"]["rollingUpdate"]
     assert numbers == {"maxSurge": 0, "maxUnavailable": 1}
 
 
-def test_what_a_revision_keeps_can_be_read_again() -> None:
+def test_a_revision_of_a_shared_model_round_trips_through_its_stored_data() -> None:
     for body in (SHARED, EXISTING):
         model = spec.parse(specs.merged(body, {"metadata": {"uid": "u"}}))
         kept = resources.render_revision(model, body["spec"], resources.build(model, SETTINGS))
@@ -110,7 +110,7 @@ def test_what_a_revision_keeps_can_be_read_again() -> None:
         assert {"Job", "Deployment"} <= {child["kind"] for child in kept.children}
 
 
-def test_the_administrators_pull_secrets_are_on_the_servers_and_on_the_download() -> None:
+def test_image_pull_secrets_of_the_operator_are_set_on_the_servers_and_the_download_job() -> None:
     settings = Settings(engine_image="registry.example/quire-server:1", engine_image_pull_secrets=("a", "b"))
     built = resources.build(spec.parse(SHARED), settings)
     pods = [template(child) for child in built if child["kind"] in ("Deployment", "Job")]

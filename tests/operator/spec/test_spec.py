@@ -34,7 +34,7 @@ def test_a_minimal_object_has_the_documented_defaults() -> None:
     assert model.spec.drain.timeout_seconds == 120
 
 
-def test_every_field_arrives() -> None:
+def test_every_field_is_parsed() -> None:
     read = specs.properties(spec.parse(specs.FULL).spec)
     written = copy.deepcopy(specs.FULL["spec"])
     written["engine"]["kvCache"]["memory"] = "1536Mi"  # as the API server spells 1.5Gi
@@ -48,18 +48,18 @@ def test_the_identity_comes_from_the_metadata() -> None:
     assert (model.namespace, model.uid, model.generation) == ("a", "u", 7)
 
 
-def test_a_suspended_object_wants_no_replicas() -> None:
+def test_a_suspended_llmdeployment_has_zero_replicas() -> None:
     assert parse(suspend=True, replicas=3).replicas == 0
     assert parse(replicas=0).replicas == 0
     assert parse(replicas=3).replicas == 3
 
 
-def test_an_alias_that_is_the_served_name_is_served_once() -> None:
+def test_an_alias_equal_to_the_served_name_is_listed_once() -> None:
     model = parse(model={"servedName": "m", "aliases": ["a", "m"]})
     assert model.served_names == ("m", "a")
 
 
-def test_the_url_names_a_port_that_is_not_the_usual() -> None:
+def test_the_url_contains_a_non_default_port() -> None:
     assert parse(networking={"service": {"port": 8080}}).url == "http://minimal.default.svc:8080/v1"
 
 
@@ -122,13 +122,13 @@ def test_an_error_names_the_field_and_what_is_expected(fields: dict[str, Any], p
         {**specs.MINIMAL, "spec": []},
     ],
 )
-def test_an_object_of_another_kind_or_without_its_parts_is_refused(body: Any) -> None:
+def test_an_object_of_another_kind_or_without_required_parts_is_refused(body: Any) -> None:
     refusal(body)
 
 
 @settings(max_examples=150)
 @given(specs.random_bodies())
-def test_what_was_read_and_written_again_reads_the_same(body: specs.Body) -> None:
+def test_a_spec_round_trips_through_its_properties(body: specs.Body) -> None:
     model = spec.parse(body)
     assert spec.parse({**body, "spec": specs.properties(model.spec)}) == model
 
@@ -144,7 +144,7 @@ _JSON = st.recursive(
     st.sampled_from(["model", "engine", "resources", "scheduling", "networking", "rollout", "replicas"]),
     _JSON,
 )
-def test_junk_gives_a_spec_error_and_nothing_else(field: str, junk: Any) -> None:
+def test_arbitrary_field_values_raise_a_spec_error_and_nothing_else(field: str, junk: Any) -> None:
     body = {**specs.MINIMAL, "spec": {**specs.MINIMAL["spec"], field: junk}}
     try:
         spec.parse(body)

@@ -15,7 +15,7 @@ from quire_operator.status import transitions
 from tests.operator.status.objects import Body, compute, condition, model_body, pod
 
 H100 = status.RequestedAccelerator(profile=Profile(memory="80G"))
-UNTOLD = {"accelerator": H100}
+ON_H100 = {"accelerator": H100}
 
 
 def statusz(config: Any = LLAMA_2_13B, **fields: Any) -> bytes:
@@ -33,7 +33,7 @@ def asked(memory: str = "96Gi", percent: int = 90, source: str = "models", **eng
 def computed(body: Body, raw: bytes = statusz(), **fields: Any) -> Body:
     loading = pod(kubelet.loading())
     samples = {loading["metadata"]["uid"]: sample} if (sample := reports.parse_statusz(raw)) else {}
-    return compute(loading, body=body, samples=samples, **(UNTOLD | fields))
+    return compute(loading, body=body, samples=samples, **(ON_H100 | fields))
 
 
 def message(reported: Body) -> str:
@@ -41,7 +41,7 @@ def message(reported: Body) -> str:
     return str(found["message"])
 
 
-def test_what_fits_is_true_with_the_numbers() -> None:
+def test_a_model_that_fits_is_reported_with_the_numbers() -> None:
     reported = computed(asked(maxModelLen=4096, maxNumSeqs=8))
 
     assert condition(reported, "FitsAccelerator") == ("True", "Fits")
@@ -50,7 +50,7 @@ def test_what_fits_is_true_with_the_numbers() -> None:
     assert transitions.events({}, reported) == ()
 
 
-def test_the_issues_13b_on_80_gb_serves_thirteen_of_4k_and_says_so() -> None:
+def test_a_13b_model_on_80_gb_is_reported_to_fit_13_requests_of_4096_tokens() -> None:
     reported = computed(asked(maxModelLen=4096, maxNumSeqs=64))
 
     assert condition(reported, "FitsAccelerator") == ("False", "FitsFewer")
@@ -58,7 +58,7 @@ def test_the_issues_13b_on_80_gb_serves_thirteen_of_4k_and_says_so() -> None:
     assert condition(reported, "Degraded") == ("False", "AsExpected"), "it warns and hinders nothing"
 
 
-def test_what_does_not_fit_says_what_would_and_is_reported_once() -> None:
+def test_a_model_that_does_not_fit_is_reported_once_with_the_context_that_would() -> None:
     small = status.RequestedAccelerator(profile=Profile(memory="32G"))
 
     reported = computed(asked(maxModelLen=16384), accelerator=small)
@@ -82,7 +82,9 @@ def test_what_does_not_fit_says_what_would_and_is_reported_once() -> None:
         ({"kvCache": {"memory": "8Gi"}}, statusz(), "2 requests of 4,096 tokens fit at once"),
     ],
 )
-def test_it_counts_what_the_spec_makes_of_the_model(engine: Body, raw: bytes, words: str) -> None:
+def test_the_sizes_follow_quantization_dtype_and_offload_of_the_spec_and_the_reported_bytes(
+    engine: Body, raw: bytes, words: str
+) -> None:
     assert words in message(computed(asked(maxModelLen=4096, maxNumSeqs=8, **engine), raw))
 
 
@@ -94,23 +96,23 @@ def test_it_counts_what_the_spec_makes_of_the_model(engine: Body, raw: bytes, wo
         (asked(memory="16Gi", maxModelLen=4096), "Raise resources.memory"),
     ],
 )
-def test_likely_mistakes_are_added(body: Body, words: str) -> None:
+def test_the_message_warns_of_likely_misconfigurations(body: Body, words: str) -> None:
     assert words in message(computed(body))
     assert words not in message(computed(asked(maxModelLen=4096)))
 
 
-def test_the_sizes_outlive_the_pods_and_not_the_model() -> None:
+def test_reported_sizes_are_kept_without_pods_and_dropped_for_another_model() -> None:
     before = computed(asked(maxModelLen=4096, maxNumSeqs=8))
 
-    without_pods = compute(body=asked(maxModelLen=16384, maxNumSeqs=64), old=before, **UNTOLD)
-    other_model = compute(body=asked(source="other"), old=before, **UNTOLD)
+    without_pods = compute(body=asked(maxModelLen=16384, maxNumSeqs=64), old=before, **ON_H100)
+    other_model = compute(body=asked(source="other"), old=before, **ON_H100)
 
     assert condition(without_pods, "FitsAccelerator") == ("False", "FitsFewer")
     assert condition(other_model, "FitsAccelerator") == ("Unknown", "ModelUnknown")
     assert "model" not in other_model
 
 
-def test_what_is_not_known_is_unknown_and_says_why() -> None:
+def test_missing_information_gives_status_unknown_with_a_reason() -> None:
     gpu = asked()
     gpu["spec"]["resources"] = {"cpu": "1", "memory": "96Gi", "gpu": {}}
 
@@ -143,18 +145,18 @@ def test_what_is_not_known_is_unknown_and_says_why() -> None:
         LLAMA_2_13B | {"hidden_size": 1.5},
     ],
 )
-def test_a_lying_pod_is_not_believed_and_breaks_nothing(config: Any) -> None:
+def test_an_invalid_model_config_reported_by_a_pod_is_ignored(config: Any) -> None:
     reported = computed(asked(), statusz(config))
 
     assert condition(reported, "FitsAccelerator") == ("Unknown", "ModelUnknown")
 
 
 @pytest.mark.parametrize("kept", [7, {"hidden_size": "x"}, {"parameters": -1}])
-def test_a_status_that_another_owner_wrote_breaks_nothing(kept: Any) -> None:
+def test_invalid_sizes_in_the_stored_status_are_ignored(kept: Any) -> None:
     before = computed(asked())
     old = {
         **before,
         "model": {"sizes": {**before["model"]["sizes"], **kept} if isinstance(kept, dict) else kept},
     }
 
-    assert condition(compute(body=asked(), old=old, **UNTOLD), "FitsAccelerator")[1] == "ModelUnknown"
+    assert condition(compute(body=asked(), old=old, **ON_H100), "FitsAccelerator")[1] == "ModelUnknown"

@@ -28,7 +28,7 @@ from tests.operator.status.objects import FAILURES, Body, compute, condition, de
         (1, 1, deployment(ready=1, seen=False), "False"),
     ],
 )
-def test_ready_is_a_complete_rollout_and_enough_ready_replicas(
+def test_ready_requires_a_complete_rollout_and_enough_ready_replicas(
     wanted: int, max_unavailable: int, of: Body, ready: str
 ) -> None:
     body = model_body(replicas=wanted, disruption={"maxUnavailable": max_unavailable})
@@ -36,7 +36,7 @@ def test_ready_is_a_complete_rollout_and_enough_ready_replicas(
     assert condition(compute(of=of, body=body), "Ready")[0] == ready
 
 
-def test_a_final_failure_stalls_when_it_is_repeated() -> None:
+def test_a_permanent_failure_is_stalled_when_it_is_repeated() -> None:
     once = compute(pod(kubelet.terminated(65, "ModelCorrupt")))
     twice = compute(pod(kubelet.terminated(65, "ModelCorrupt", restarts=1)))
     often = compute(pod(kubelet.terminated(70, "EngineCrashed", restarts=9)))
@@ -54,7 +54,7 @@ def test_a_rollout_past_its_deadline_is_stalled() -> None:
     assert condition(computed, "Stalled") == ("True", "ProgressDeadlineExceeded")
 
 
-def test_a_missing_object_of_another_owner_and_a_refused_object_are_stalled() -> None:
+def test_an_ownership_conflict_and_a_rejected_apply_are_stalled() -> None:
     observed = Observed(body=model_body(), foreign=(Ref("Service", "m"),))
     conflict = status.ownership_conflict(observed)
     refused = status.Failure(reason="ApplyRejected", detail="spec.replicas: too many")
@@ -68,7 +68,7 @@ def test_a_missing_object_of_another_owner_and_a_refused_object_are_stalled() ->
     assert conflict is not None and "Service m" in conflict.detail
 
 
-def test_an_invalid_spec_is_stalled_and_what_serves_keeps_its_numbers() -> None:
+def test_an_invalid_spec_is_stalled_and_the_replica_counts_are_kept() -> None:
     old = compute(pod(kubelet.ready()), of=deployment(ready=1))
     observed = Observed(
         body={**model_body(generation=3), "status": old},
@@ -85,7 +85,7 @@ def test_an_invalid_spec_is_stalled_and_what_serves_keeps_its_numbers() -> None:
     assert "spec.engine.env[0].name" in computed["lastFailure"]["message"]
 
 
-def test_times_stay_while_a_status_stays() -> None:
+def test_last_transition_time_changes_only_with_the_status_of_a_condition() -> None:
     first = compute(pod(kubelet.loading()))
     for known in first["conditions"]:
         known["lastTransitionTime"] = "2020-01-01T00:00:00Z"
@@ -100,14 +100,14 @@ def test_times_stay_while_a_status_stays() -> None:
 
 
 @pytest.mark.parametrize("reported", [*FAILURES.values(), kubelet.ready(), kubelet.loading()])
-def test_the_same_cluster_gives_the_same_status_again(reported: Body) -> None:
+def test_an_unchanged_cluster_gives_an_unchanged_status(reported: Body) -> None:
     """What a restarted operator relies on: there is nothing to write."""
     first = compute(pod(reported))
 
     assert transitions.merge_patch(first, compute(pod(reported), old=first)) == {}
 
 
-def test_progress_is_that_of_the_furthest_pod() -> None:
+def test_load_progress_is_that_of_the_most_advanced_pod() -> None:
     samples = {
         "uid-m-0": Sample(phase="loading", loaded_bytes=10, total_bytes=100, eta_seconds=90),
         "uid-m-1": Sample(phase="loading", loaded_bytes=60, total_bytes=100, eta_seconds=40),
@@ -121,7 +121,7 @@ def test_progress_is_that_of_the_furthest_pod() -> None:
     assert computed["loadingReplicas"] == 2
 
 
-def test_the_served_name_is_shown_whether_it_was_given_or_not() -> None:
+def test_the_status_contains_the_served_name_whether_explicit_or_default() -> None:
     """`kubectl get -o wide` prints it in the column MODEL."""
     given = model_body(model={"source": {"pvc": {"claimName": "models"}}, "servedName": "org/m"})
 
@@ -130,7 +130,7 @@ def test_the_served_name_is_shown_whether_it_was_given_or_not() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"suspend": True}, {"replicas": 0}])
-def test_a_suspended_deployment_is_neither_ready_nor_at_work(fields: Body) -> None:
+def test_a_suspended_deployment_is_neither_ready_nor_reconciling_nor_stalled(fields: Body) -> None:
     computed = compute(of=deployment(replicas=0), body=model_body(**fields))
 
     assert computed["phase"] == "Suspended"

@@ -36,7 +36,7 @@ DISRUPTED = {
 
 
 @pytest.mark.parametrize("name", DISRUPTED)
-def test_a_disrupted_pod_is_the_last_failure_and_one_event_and_degrades_nothing(name: str) -> None:
+def test_a_disrupted_pod_is_reported_in_last_failure_and_one_event_and_not_as_degraded(name: str) -> None:
     reason = name.partition(" ")[0]
     other = pod(kubelet.ready(), name="m-1")
 
@@ -51,7 +51,7 @@ def test_a_disrupted_pod_is_the_last_failure_and_one_event_and_degrades_nothing(
     assert after["lastFailure"] == reported["lastFailure"], "it is kept when the pod is gone"
 
 
-def test_two_pods_that_have_to_go_are_two_events() -> None:
+def test_two_evicted_pods_give_two_events() -> None:
     first = going(kubelet.disrupted("EvictionByEvictionAPI", "evicting"))
     second = going(kubelet.disrupted("EvictionByEvictionAPI", "evicting"))
     second["metadata"] |= {"name": "m-1", "uid": "uid-m-1"}
@@ -62,7 +62,7 @@ def test_two_pods_that_have_to_go_are_two_events() -> None:
     assert [e.reason for e in transitions.events(one, other)] == ["Evicted"]
 
 
-def test_how_an_evicted_pod_ends_does_not_hide_why() -> None:
+def test_an_evicted_pod_that_is_killed_is_still_reported_as_evicted() -> None:
     """Its time to drain was over, and it was killed."""
     body = going(kubelet.disrupted("DeletionByTaintManager", "deleting due to NoExecute taint"))
     body["status"]["containerStatuses"] = [kubelet.container(kubelet.end(137))]
@@ -70,7 +70,7 @@ def test_how_an_evicted_pod_ends_does_not_hide_why() -> None:
     assert compute(body)["lastFailure"]["reason"] == "Evicted"
 
 
-def test_a_silent_node_is_reported_before_its_pods_are_deleted_and_once() -> None:
+def test_a_lost_node_is_reported_once_and_before_its_pods_are_deleted() -> None:
     lost, then = compute(pod(kubelet.silent())), going(kubelet.silent())
     later = compute(then, old=lost)
 
@@ -87,13 +87,13 @@ def test_a_silent_node_is_reported_before_its_pods_are_deleted_and_once() -> Non
         kubelet.condition("Ready", "False", reason="ContainersNotReady"),
     ],
 )
-def test_a_pod_that_is_unready_for_a_reason_is_not_on_a_silent_node(ready: Body) -> None:
+def test_a_pod_whose_readiness_has_a_reason_is_not_reported_as_on_a_lost_node(ready: Body) -> None:
     reported = {**kubelet.ready(), "conditions": [ready, kubelet.condition("ContainersReady", "True")]}
 
     assert "lastFailure" not in compute(pod(reported))
 
 
-def test_a_pod_without_quota_waits_for_quota_and_one_that_others_hold_for_a_node() -> None:
+def test_a_pod_gated_by_kueue_waits_for_quota_and_one_with_another_gate_for_a_node() -> None:
     by_kueue, by_others = compute(gated("kueue.x-k8s.io/admission")), compute(gated("example.com/review"))
 
     assert condition(by_kueue, "Degraded") == ("True", "WaitingForQuota")
@@ -111,7 +111,9 @@ def test_a_pod_without_quota_waits_for_quota_and_one_that_others_hold_for_a_node
         ('persistentvolumeclaim "models" not found', "VolumePending"),
     ],
 )
-def test_what_a_pod_waits_for_is_what_the_scheduler_lacks(message: str, reason: str) -> None:
+def test_the_reason_of_an_unschedulable_pod_follows_from_the_schedulers_message(
+    message: str, reason: str
+) -> None:
     reported = compute(pod(kubelet.unschedulable(message)))
 
     assert condition(reported, "Degraded") == ("True", reason)

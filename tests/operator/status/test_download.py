@@ -33,7 +33,7 @@ def ready(found: status.Status) -> tuple[str, str]:
     return condition["status"], condition["reason"]
 
 
-def test_a_download_shows_how_far_it_is() -> None:
+def test_a_download_reports_its_progress() -> None:
     sample = Sample(phase="downloading", loaded_bytes=4, total_bytes=16, eta_seconds=3)
     found = compute(kubelet.fetching(), sample)
     assert found["phase"] == "Downloading"
@@ -50,7 +50,7 @@ def test_a_download_shows_how_far_it_is() -> None:
         (69, "ModelDownloadFailed", "Degraded"),
     ],
 )
-def test_a_failed_download_says_why_and_whether_another_try_may_help(
+def test_a_failed_download_reports_its_cause_and_whether_a_retry_may_help(
     code: int, reason: str, phase: str
 ) -> None:
     found = compute(kubelet.fetch_failed(code, reason, "the hub says no", restarts=3))
@@ -61,7 +61,7 @@ def test_a_failed_download_says_why_and_whether_another_try_may_help(
     assert "the hub says no" in failure["message"]
 
 
-def test_what_was_brought_stays_in_the_status() -> None:
+def test_digest_and_files_of_a_download_stay_in_the_status() -> None:
     found = compute(kubelet.fetched())
     assert found["phase"] == "Loading"
     assert found["model"]["digest"] == f"sha256:{'a' * 64}"
@@ -81,11 +81,11 @@ def test_what_was_brought_stays_in_the_status() -> None:
         '{"digest": "' + "x" * 9000 + '"}',
     ],
 )
-def test_a_fetcher_that_lies_is_not_believed(text: object) -> None:
+def test_an_invalid_report_of_the_fetcher_is_dropped(text: object) -> None:
     assert reports.parse_fetched(text) is None
 
 
-def test_of_a_downloads_files_only_the_valid_are_reported() -> None:
+def test_only_valid_files_of_a_download_are_reported() -> None:
     digest = f"sha256:{'a' * 64}"
     files = '{"../x": "' + "b" * 64 + '", "ok.json": "' + "c" * 64 + '", "y": 7}'
     fetched = reports.parse_fetched(f'{{"digest": "{digest}", "files": {files}, "totalBytes": -1}}')

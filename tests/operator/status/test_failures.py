@@ -11,7 +11,7 @@ from tests.operator.status.objects import FAILURES, Body, compute, condition, de
 
 
 @pytest.mark.parametrize("reason", FAILURES)
-def test_a_failure_is_in_conditions_and_last_failure_with_its_remedy(reason: str) -> None:
+def test_a_failure_is_reported_in_conditions_and_last_failure_with_its_remedy(reason: str) -> None:
     computed = compute(pod(FAILURES[reason]))
 
     assert condition(computed, "Ready") == ("False", reason)
@@ -34,11 +34,11 @@ def test_a_failure_is_in_conditions_and_last_failure_with_its_remedy(reason: str
         (kubelet.status(kubelet.running(last=kubelet.end(137, "Error"), restarts=1)), "EngineCrashed"),
     ],
 )
-def test_what_only_kubernetes_says_has_a_reason_too(reported: Body, reason: str) -> None:
+def test_a_failure_that_only_kubernetes_reports_has_a_reason_too(reported: Body, reason: str) -> None:
     assert condition(compute(pod(reported)), "Degraded") == ("True", reason)
 
 
-def test_a_pod_without_a_sandbox_waits_for_a_volume_only_if_an_event_says_so() -> None:
+def test_a_pod_without_a_sandbox_is_volume_pending_only_with_a_mount_error() -> None:
     why = 'MountVolume.SetUp failed for volume "keys": secret "keys" not found'
 
     pulling = compute(pod(kubelet.not_mounted()))
@@ -49,7 +49,7 @@ def test_a_pod_without_a_sandbox_waits_for_a_volume_only_if_an_event_says_so() -
     assert 'secret "keys" not found' in mounting["lastFailure"]["message"]
 
 
-def test_a_moment_of_waiting_for_a_node_or_a_volume_is_no_failure() -> None:
+def test_a_short_wait_for_a_node_is_not_degraded_and_a_long_one_is() -> None:
     def waits(ago: float) -> Body:
         condition_of_now = kubelet.condition("PodScheduled", "False", reason="Unschedulable", ago=ago)
         return compute(pod({"phase": "Pending", "conditions": [condition_of_now]}))
@@ -58,7 +58,7 @@ def test_a_moment_of_waiting_for_a_node_or_a_volume_is_no_failure() -> None:
     assert condition(waits(3600), "Degraded") == ("True", "WaitingForNode")
 
 
-def test_a_kubelets_word_on_memory_outweighs_what_the_container_wrote() -> None:
+def test_oom_killed_from_the_kubelet_overrides_the_termination_message() -> None:
     text = '{"reason": "EngineCrashed", "message": "a child was killed", "exitCode": 137}'
     reported = kubelet.status(kubelet.running(last=kubelet.end(137, "OOMKilled", text), restarts=1))
 
@@ -68,7 +68,7 @@ def test_a_kubelets_word_on_memory_outweighs_what_the_container_wrote() -> None:
     assert computed["lastFailure"]["exitCode"] == 137
 
 
-def test_both_forms_of_a_failed_pull_read_the_same() -> None:
+def test_err_image_pull_and_image_pull_back_off_give_the_same_message() -> None:
     first = compute(pod(kubelet.waiting("ErrImagePull", "not found")))
     then = compute(
         pod(kubelet.waiting("ImagePullBackOff", 'Back-off pulling image "engine:1": ErrImagePull: not found'))
@@ -77,7 +77,7 @@ def test_both_forms_of_a_failed_pull_read_the_same() -> None:
     assert first["lastFailure"]["message"] == then["lastFailure"]["message"]
 
 
-def test_a_drained_pod_and_an_old_end_are_no_failures() -> None:
+def test_drained_pods_and_earlier_terminations_are_no_failures() -> None:
     drained = pod(kubelet.status(kubelet.container(kubelet.end(0, "Completed"))))
     drained["metadata"]["deletionTimestamp"] = kubelet.at()
     evicted = pod({**kubelet.status(kubelet.container(kubelet.end(0, "Completed"))), "phase": "Failed"})
@@ -99,7 +99,7 @@ def test_a_drained_pod_and_an_old_end_are_no_failures() -> None:
         (Sample(phase="stalled"), "EngineStalled"),
     ],
 )
-def test_a_pod_that_is_alive_and_unready_is_reported_by_what_it_says(sample: Sample, reason: str) -> None:
+def test_an_unready_pod_is_reported_with_the_reason_that_it_gives(sample: Sample, reason: str) -> None:
     computed = compute(pod(kubelet.loading()), samples={"uid-m-0": sample})
 
     assert condition(computed, "Ready") == ("False", reason)
@@ -108,7 +108,7 @@ def test_a_pod_that_is_alive_and_unready_is_reported_by_what_it_says(sample: Sam
 @pytest.mark.parametrize(
     "claim", ["OwnershipConflict", "QuotaExceeded", "InvalidSpec", "OOMKilled", "Nonsense"]
 )
-def test_a_pod_cannot_speak_of_what_is_not_its_own(claim: str) -> None:
+def test_a_pod_cannot_report_a_reason_that_is_not_its_own(claim: str) -> None:
     said = compute(pod(kubelet.loading()), samples={"uid-m-0": Sample(phase="loading", reason=claim)})
     wrote = compute(pod(kubelet.terminated(70, claim)))
 
@@ -116,7 +116,7 @@ def test_a_pod_cannot_speak_of_what_is_not_its_own(claim: str) -> None:
     assert wrote["lastFailure"]["reason"] == "EngineCrashed"
 
 
-def test_a_ready_pod_is_not_failing_whatever_it_says() -> None:
+def test_a_ready_pod_is_not_failing_whatever_it_reports() -> None:
     liar = {"uid-m-0": Sample(phase="stalled", reason="EngineStalled")}
 
     assert (
@@ -124,7 +124,7 @@ def test_a_ready_pod_is_not_failing_whatever_it_says() -> None:
     )
 
 
-def test_a_quota_that_refuses_pods_is_named_without_the_random_pod() -> None:
+def test_an_exceeded_quota_is_reported_without_the_generated_pod_name() -> None:
     refused = deployment(replicas=0)
     refused["status"]["conditions"] = [
         {
@@ -144,7 +144,7 @@ def test_a_quota_that_refuses_pods_is_named_without_the_random_pod() -> None:
     )
 
 
-def test_a_failure_is_kept_after_it_has_healed_and_is_replaced_by_a_newer_one() -> None:
+def test_last_failure_is_kept_after_recovery_and_replaced_by_a_newer_failure() -> None:
     failed = compute(pod(kubelet.terminated(70, "EngineCrashed")))
     healed = compute(pod(kubelet.ready()), of=deployment(ready=1), old=failed)
     again = compute(pod(kubelet.unschedulable("no node")), old=healed)
@@ -154,7 +154,7 @@ def test_a_failure_is_kept_after_it_has_healed_and_is_replaced_by_a_newer_one() 
     assert again["lastFailure"]["reason"] == "WaitingForNode"
 
 
-def test_two_failing_pods_do_not_alternate() -> None:
+def test_with_two_failing_pods_the_reported_reason_does_not_alternate() -> None:
     a, b = kubelet.terminated(70, "EngineCrashed"), kubelet.unschedulable("no node")
     first = compute(pod(b, name="m-9"))
     both = compute(pod(a, name="m-0"), pod(b, name="m-9"), old=first)
@@ -162,13 +162,13 @@ def test_two_failing_pods_do_not_alternate() -> None:
     assert condition(both, "Degraded") == condition(first, "Degraded") == ("True", "WaitingForNode")
 
 
-def test_every_reason_says_what_happened_and_what_to_do() -> None:
+def test_every_reason_has_a_message_with_the_detail_and_a_remedy() -> None:
     for name, reason in reasons.REASONS.items():
         text = reasons.message(name, "a detail.")
         assert "(a detail)" in text and text.endswith(".") and len(reason.remedy) > 20
 
 
-def test_what_a_pod_said_holds_after_a_restart_of_the_operator_until_the_pod_says_otherwise() -> None:
+def test_a_reported_failure_survives_an_operator_restart_until_the_pod_reports_otherwise() -> None:
     mismatch, fine = Sample(phase="serving", reason="CanaryMismatch"), Sample(phase="serving")
     said = compute(pod(kubelet.loading()), samples={"uid-m-0": mismatch})
 
@@ -182,9 +182,7 @@ def test_what_a_pod_said_holds_after_a_restart_of_the_operator_until_the_pod_say
         assert condition(after, "Degraded") == ("False", "AsExpected")
 
 
-def test_a_restart_is_one_failure_although_the_next_container_answers_before_the_kubelet_mentions_it() -> (
-    None
-):
+def test_a_restart_is_one_failure_even_if_the_next_container_answers_before_the_kubelet_reports_it() -> None:
     stalled, starting = {"uid-m-0": Sample(phase="stalled")}, {"uid-m-0": Sample(phase="loading")}
     said = compute(pod(kubelet.loading()), samples=stalled)
 

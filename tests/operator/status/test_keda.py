@@ -1,4 +1,4 @@
-"""With backend KEDA ScalingActive says what KEDA says, and sleep is reported from failure."""
+"""With backend KEDA, ScalingActive mirrors KEDA's conditions, and scale to zero is no failure."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ MADE = hpa("keda-hpa-m", of="m", ScalingActive="True ValidMetricFound")
         ),
     ],
 )
-def test_what_keda_makes_of_the_scaled_object_is_mirrored(fields: Body, expected: tuple[str, str]) -> None:
+def test_scaling_active_mirrors_the_scaled_object_and_its_autoscaler(
+    fields: Body, expected: tuple[str, str]
+) -> None:
     computed = keda(**fields)
 
     assert condition(computed, "ScalingActive") == expected
@@ -67,7 +69,7 @@ def test_what_keda_makes_of_the_scaled_object_is_mirrored(fields: Body, expected
     )
 
 
-def test_a_deployment_that_no_one_asks_for_is_idle_and_neither_ready_nor_under_way() -> None:
+def test_a_deployment_scaled_to_zero_is_idle_and_neither_ready_nor_reconciling_nor_stalled() -> None:
     asleep = keda(autoscaling={"idle": {}}, count=0, own=hpa(ScalingActive="False ScalingDisabled"))
 
     assert asleep["phase"] == "Idle"
@@ -78,7 +80,7 @@ def test_a_deployment_that_no_one_asks_for_is_idle_and_neither_ready_nor_under_w
     assert (awake["phase"], condition(awake, "Ready")[0]) == ("Serving", "True")
 
 
-def test_a_first_request_that_no_one_holds_is_warned_of_once() -> None:
+def test_a_missing_activator_is_reported_in_one_event() -> None:
     address = {"scalerAddress": "keda-add-ons-http-external-scaler.keda:9090"}
     never, lost = keda(own=MADE), keda(own=MADE, autoscaling={"idle": {}})
     held = keda(own=MADE, autoscaling={"idle": {"activator": address}})
@@ -90,7 +92,7 @@ def test_a_first_request_that_no_one_holds_is_warned_of_once() -> None:
     assert transitions.events(lost, lost) == transitions.events(lost, held) == ()
 
 
-def test_an_autoscaler_that_keda_still_holds_is_waited_for_and_no_conflict() -> None:
+def test_an_autoscaler_that_keda_still_holds_is_pending_and_no_conflict() -> None:
     computed = compute(SCALED, keda_autoscaler=MADE, old=LONG_AGO)
 
     assert condition(computed, "ScalingActive") == ("Unknown", "Pending")

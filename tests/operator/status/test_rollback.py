@@ -31,19 +31,19 @@ def late(**fields: Any) -> Body:
     return deployment(replicas=2, updated=1, ready=1, Progressing="ProgressDeadlineExceeded", **fields)
 
 
-def test_a_rollout_fails_when_a_new_pod_ends_twice_for_what_no_retry_helps_against() -> None:
+def test_a_rollout_fails_when_a_new_pod_terminates_twice_with_a_permanent_failure() -> None:
     assert why(pod(CORRUPT)).startswith("ModelCorrupt")
     assert why(pod(kubelet.terminated(65, "ModelCorrupt"))) == "", "once may be chance"
     assert why(pod(kubelet.terminated(70, "EngineCrashed", restarts=9))) == "", "a restart may help"
 
 
-def test_a_rollout_past_its_deadline_fails_and_says_what_its_pods_wait_for() -> None:
+def test_a_rollout_past_its_deadline_fails_with_the_reason_of_its_pods() -> None:
     waiting = kubelet.waiting("ErrImagePull", "no such tag")
     assert why(pod(waiting), of=late()).startswith("ProgressDeadlineExceeded: ImagePullFailed")
     assert why(of=late()) == "ProgressDeadlineExceeded"
 
 
-def test_the_failing_pods_that_an_edit_is_to_mend_do_not_fail_its_rollout() -> None:
+def test_failing_pods_of_an_earlier_template_do_not_fail_the_rollout() -> None:
     assert why(pod(CORRUPT, of="rs1")) == ""
     assert why(pod(CORRUPT), made="engine:0") == "", "the new pods are not made yet"
     assert why(pod(CORRUPT), of=late(seen=False)) == "", "the report is of the old template"

@@ -83,7 +83,7 @@ NO_METRIC = "False FailedGetObjectMetric"
         ({}, ("Unknown", "Pending")),
     ],
 )
-def test_what_the_autoscaler_says_of_itself_is_mirrored(
+def test_scaling_active_mirrors_the_conditions_of_the_autoscaler(
     reported: dict[str, str], expected: tuple[str, str]
 ) -> None:
     computed = compute(SCALED, hpa(**reported), old=LONG_AGO)
@@ -96,7 +96,7 @@ def test_what_the_autoscaler_says_of_itself_is_mirrored(
     assert condition(computed, "Ready")[0] == "True", "what serves goes on serving"
 
 
-def test_metrics_are_missed_only_when_pods_have_been_there_for_a_while() -> None:
+def test_missing_metrics_are_reported_only_after_pods_have_been_available_for_a_while() -> None:
     broken = hpa(ScalingActive=NO_METRIC)
     loading = compute(SCALED, broken, of=deployment(replicas=2), old={})
     fresh = compute(SCALED, broken, old=available("2026-01-01T11:59:30Z"))
@@ -117,7 +117,7 @@ def test_metrics_are_missed_only_when_pods_have_been_there_for_a_while() -> None
 
 
 @pytest.mark.parametrize("fields", [SCALED, {"replicas": 2}])
-def test_a_second_autoscaler_is_named_with_its_owner(fields: Body) -> None:
+def test_a_conflicting_autoscaler_is_reported_with_its_owner(fields: Body) -> None:
     computed = compute(
         fields, hpa(ScalingActive="True ValidMetricFound"), foreign_autoscalers=(hpa("theirs", of="mine"),)
     )
@@ -129,7 +129,7 @@ def test_a_second_autoscaler_is_named_with_its_owner(fields: Body) -> None:
     assert condition(computed, "Ready")[0] == "True"
 
 
-def test_a_rival_of_our_name_is_a_conflict_of_autoscalers_and_not_of_owners() -> None:
+def test_a_foreign_autoscaler_of_our_name_that_scales_the_deployment_is_no_ownership_conflict() -> None:
     body = model_body(**SCALED)
     rival = hpa()
     taken = Observed(body=body, foreign=(Ref("HorizontalPodAutoscaler", "m"),), foreign_autoscalers=(rival,))
@@ -139,7 +139,7 @@ def test_a_rival_of_our_name_is_a_conflict_of_autoscalers_and_not_of_owners() ->
     assert status.ownership_conflict(unrelated) is not None
 
 
-def test_an_autoscaler_of_the_users_is_mirrored_where_the_spec_mentions_it() -> None:
+def test_with_backend_external_the_users_autoscaler_is_mirrored() -> None:
     theirs = hpa("theirs", ScalingActive="True ValidMetricFound")
 
     alone = compute(EXTERNAL, foreign_autoscalers=(theirs,))
@@ -157,7 +157,7 @@ def test_an_autoscaler_of_the_users_is_mirrored_where_the_spec_mentions_it() -> 
     assert condition(two, "ScalingActive") == ("False", "ConflictingAutoscaler")
 
 
-def test_where_no_one_scales_there_is_no_such_condition() -> None:
+def test_without_autoscaling_there_is_no_scaling_active_condition() -> None:
     for fields in ({}, {"replicas": 3}, {"replicas": 0}, {"suspend": True}):
         computed = compute(fields)
         assert "ScalingActive" not in kinds(computed) and "scaling" not in computed
@@ -167,7 +167,9 @@ def test_where_no_one_scales_there_is_no_such_condition() -> None:
 
 
 @pytest.mark.parametrize(("value", "percent"), [("412m", 41.2), ("1", 100), ("x", None), (None, None)])
-def test_the_use_of_the_gpus_is_what_the_autoscaler_last_read(value: Any, percent: float | None) -> None:
+def test_gpu_utilization_is_read_from_the_current_metrics_of_the_autoscaler(
+    value: Any, percent: float | None
+) -> None:
     queue = {"object": {"metric": {"name": "llm_queue_depth"}, "current": {"averageValue": "7"}}}
     gpu = {"object": {"metric": {"name": "llm_gpu_utilization"}, "current": {"averageValue": value}}}
     live = {**hpa(), "status": {"currentMetrics": [{"type": "External"}, queue, gpu]}}
@@ -178,14 +180,14 @@ def test_the_use_of_the_gpus_is_what_the_autoscaler_last_read(value: Any, percen
     assert status.pod_measurements(model_body(), None).gpu_percent is None
 
 
-def test_the_use_of_the_gpus_is_read_from_kedas_autoscaler_too() -> None:
+def test_gpu_utilization_is_read_from_kedas_autoscaler_too() -> None:
     metric = {"metric": {"name": "s3-metric-api-llm_gpu_utilization"}, "current": {"averageValue": "300m"}}
     live = {**hpa(), "status": {"currentMetrics": [{"type": "External", "external": metric}]}}
 
     assert status.pod_measurements(model_body(), live).gpu_percent == pytest.approx(30)
 
 
-def test_the_last_load_and_whether_shrinking_is_off_are_read_from_what_is_stored() -> None:
+def test_load_time_and_disabled_scale_down_are_read_from_the_status_and_the_autoscaler() -> None:
     live = hpa()
     live["spec"]["behavior"] = {"scaleDown": {"selectPolicy": "Disabled"}}
     body = {**model_body(), "status": {"model": {"lastLoadSeconds": 214}}}
@@ -215,7 +217,7 @@ def grown(count: int, *, ready: int, seen: bool = True, image: str = "engine:1")
     return live, {**replica_set("rs2", 2), "spec": {"template": made}}
 
 
-def test_growing_never_flips_ready() -> None:
+def test_ready_stays_true_while_scaling_up() -> None:
     for seen in (True, False):  # the Deployment's controller needs a moment to see the new number
         live, made = grown(8, ready=2, seen=seen)
         loading = [pod(kubelet.loading(), name=f"m-{i}") for i in range(6)]
@@ -226,17 +228,17 @@ def test_growing_never_flips_ready() -> None:
         assert computed["phase"] == "Serving"
 
 
-def test_fewer_ready_pods_than_the_least_are_not_ready() -> None:
+def test_fewer_ready_pods_than_min_replicas_are_not_ready() -> None:
     live, made = grown(8, ready=1)
     assert condition(compute(SCALED, of=live, replica_sets=(made,)), "Ready")[0] == "False"
 
 
-def test_a_new_template_is_not_taken_for_a_new_number() -> None:
+def test_a_template_change_is_not_mistaken_for_scaling_up() -> None:
     live, made = grown(8, ready=2, seen=False, image="engine:0")
     assert condition(compute(SCALED, of=live, replica_sets=(made,)), "Ready") == ("False", "RollingOut")
 
 
-def test_a_rollout_that_has_just_begun_is_not_taken_for_a_new_number() -> None:
+def test_a_rollout_that_has_just_begun_is_not_mistaken_for_scaling_up() -> None:
     live, made = grown(8, ready=2, seen=False)
     before = {**replica_set("rs1", 1), "status": {"replicas": 2}}
     assert condition(compute(SCALED, of=live, replica_sets=(before, made)), "Ready") == (

@@ -77,7 +77,7 @@ def compute(
     return status.compute_status(MODEL, observed, now=datetime.now(UTC))
 
 
-def test_a_download_shows_how_far_and_how_fast_it_is() -> None:
+def test_a_download_job_reports_its_progress_and_rate() -> None:
     found = compute({}, RUNNING, sample=SAMPLE)
     assert found["phase"] == "Downloading"
     assert found["loadingReplicas"] == 0, "it is no replica"
@@ -87,14 +87,14 @@ def test_a_download_shows_how_far_and_how_fast_it_is() -> None:
     assert found["model"] == {"bytesTotal": 16, "bytesLoaded": 4, "etaSeconds": 3, "bytesPerSecond": 4}
 
 
-def test_before_the_job_s_pod_runs_nothing_is_wrong() -> None:
+def test_before_the_job_exists_the_status_is_pending_and_not_degraded() -> None:
     found = compute(None)
     assert found["phase"] == "Pending"
     assert objects.condition(found, "ModelCached") == ("False", "Pending")
     assert objects.condition(found, "Degraded")[0] == "False"
 
 
-def test_what_was_brought_stays_in_the_status() -> None:
+def test_digest_revision_and_files_of_a_download_stay_in_the_status() -> None:
     (first,) = kubelet.fetched()["initContainerStatuses"]
     brought = fetcher(first["state"], phase="Succeeded")
     found = compute(COMPLETE, brought)
@@ -115,7 +115,7 @@ def test_what_was_brought_stays_in_the_status() -> None:
         (2, "ConfigError"),
     ],
 )
-def test_a_job_that_gave_up_says_why_at_once(code: int, reason: str) -> None:
+def test_a_failed_job_is_stalled_with_its_cause_and_one_event(code: int, reason: str) -> None:
     found = compute(failed(), ended(code, reason))
     for kind, value in (
         ("ModelCached", "False"),
@@ -132,7 +132,7 @@ def test_a_job_that_gave_up_says_why_at_once(code: int, reason: str) -> None:
 
 
 @pytest.mark.parametrize("code", [137, 143, 1])
-def test_a_job_whose_pod_is_killed_is_no_engine_that_crashed(code: int) -> None:
+def test_a_killed_download_pod_is_a_failed_download_and_no_engine_crash(code: int) -> None:
     found = compute({"failed": 1}, fetcher(kubelet.end(code), phase="Failed"))
     assert objects.condition(found, "ModelCached") == ("False", "ModelDownloadFailed")
     out = compute({"failed": 1}, fetcher(kubelet.end(137, "OOMKilled"), phase="Failed"))
@@ -140,7 +140,7 @@ def test_a_job_whose_pod_is_killed_is_no_engine_that_crashed(code: int) -> None:
     assert "OOMKilled" in out["lastFailure"]["message"]
 
 
-def test_a_network_that_fails_is_reported_until_the_next_try_downloads_and_stalls_nothing() -> None:
+def test_a_network_failure_is_degraded_until_the_retry_downloads_and_never_stalled() -> None:
     found = compute({"failed": 1}, ended(69, "ModelDownloadFailed"))
     assert objects.condition(found, "ModelCached") == ("False", "ModelDownloadFailed")
     assert objects.condition(found, "Stalled")[0] == "False"
@@ -151,14 +151,14 @@ def test_a_network_that_fails_is_reported_until_the_next_try_downloads_and_stall
     assert objects.condition(again, "Degraded")[0] == "False"
 
 
-def test_a_download_that_takes_too_long_names_the_field_that_says_so() -> None:
+def test_a_download_timeout_names_the_field_that_sets_it() -> None:
     found = compute(failed("DeadlineExceeded"))
     message = next(c["message"] for c in found["conditions"] if c["type"] == "ModelCached")
     assert objects.condition(found, "ModelCached") == ("False", "ModelDownloadFailed")
     assert "spec.cache.download.timeoutSeconds, 7200 s" in message
 
 
-def test_another_try_that_has_not_begun_to_download_is_no_news() -> None:
+def test_a_retry_changes_no_condition_until_it_begins_to_download() -> None:
     refused = compute(failed(), ended(77, "ModelAccessDenied"))
     again = compute({}, RUNNING, old=refused, sample=Sample(phase="resolving"))
     assert {c["type"]: c for c in again["conditions"]} == {c["type"]: c for c in refused["conditions"]}
@@ -167,7 +167,7 @@ def test_another_try_that_has_not_begun_to_download_is_no_news() -> None:
     assert objects.condition(helped, "Stalled")[0] == "False"
 
 
-def test_another_model_is_waited_for_while_the_old_one_serves() -> None:
+def test_while_another_model_downloads_the_old_one_stays_available() -> None:
     old = serving("other", "/models/model-other", ready=1)
     found = compute({}, RUNNING, of=old, sample=SAMPLE)
     assert found["phase"] == "Updating"
@@ -176,7 +176,7 @@ def test_another_model_is_waited_for_while_the_old_one_serves() -> None:
     assert objects.condition(found, "Available")[0] == "True"
 
 
-def test_a_corrupt_file_is_reported_and_is_not_final_while_it_is_fetched_again() -> None:
+def test_a_corrupt_file_is_reported_and_not_stalled_while_it_is_downloaded_again() -> None:
     own = serving(MODEL.claim_name, names.model_path(MODEL.model_dir))
     pod = objects.pod(kubelet.terminated(65, "ModelCorrupt", restarts=3))
     found = compute({}, RUNNING, of=own, pods=(pod,), sample=Sample(phase="verifying", total_bytes=9))
@@ -189,7 +189,7 @@ def test_a_corrupt_file_is_reported_and_is_not_final_while_it_is_fetched_again()
     assert status.pods_with_corrupt_model(healed, datetime.now(UTC)) == {}
 
 
-def test_a_quota_that_refuses_the_jobs_pod_is_in_the_conditions_and_is_reported_once() -> None:
+def test_a_quota_that_rejects_the_jobs_pod_is_in_the_conditions_and_in_one_event() -> None:
     def refused(pod: str) -> status.Status:
         words = (
             f'Error creating: pods "{pod}" is forbidden: exceeded quota: q, requested: cpu=1, limited: cpu=0'
@@ -209,7 +209,7 @@ def test_a_quota_that_refuses_the_jobs_pod_is_in_the_conditions_and_is_reported_
     assert next(c["reason"] for c in later["conditions"] if c["type"] == "ModelCached") == "Downloading"
 
 
-def test_a_policy_that_refuses_the_jobs_pod_is_named() -> None:
+def test_an_admission_policy_that_rejects_the_jobs_pod_is_in_the_conditions() -> None:
     found = compute({}, job_error='Error creating: pods "x" is forbidden: violates PodSecurity')
     reported_of = next(c for c in found["conditions"] if c["type"] == "ModelCached")
     assert (reported_of["reason"], "violates PodSecurity" in reported_of["message"]) == (

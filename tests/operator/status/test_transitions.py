@@ -55,7 +55,7 @@ def without_nulls(value: Any) -> Any:
 
 
 @given(st.dictionaries(st.sampled_from("abc"), JSON), st.dictionaries(st.sampled_from("abc"), JSON))
-def test_the_patch_makes_the_old_status_into_the_new(old: Body, new: Body) -> None:
+def test_the_merge_patch_turns_the_old_status_into_the_new(old: Body, new: Body) -> None:
     old, new = without_nulls(old), without_nulls(new)
 
     assert merged(old, transitions.merge_patch(old, new)) == new
@@ -70,14 +70,14 @@ def test_the_patch_makes_the_old_status_into_the_new(old: Body, new: Body) -> No
         {"conditions": [{"type": "Degraded", "status": "True", "reason": "ModelCorrupt", "message": "m"}]},
     ],
 )
-def test_what_a_client_waits_for_is_not_transient(turn: Body) -> None:
+def test_a_change_that_clients_wait_for_is_not_transient(turn: Body) -> None:
     old: Body = {"phase": "Pending", "observedGeneration": 1, "readyReplicas": 0}
 
     assert transitions.is_transient(old, {**old, "replicas": 1})
     assert not transitions.is_transient(old, old | turn)
 
 
-def test_only_progress_may_wait() -> None:
+def test_only_a_change_of_loaded_bytes_counts_as_progress_only() -> None:
     assert transitions.is_progress_only({"model": {"bytesLoaded": 5}})
     assert not transitions.is_progress_only({"model": {"bytesLoaded": 5}, "phase": "Loading"})
     assert not transitions.is_progress_only({"model": {"bytesTotal": 5}})

@@ -1,5 +1,5 @@
-"""What drafts may take, what they bring, and when they are left alone; the answers are
-test_scheduler_machine's.
+"""How many tokens a request drafts, from which budget, and when drafting stops; test_scheduler_machine tests
+the answers.
 """
 
 import random
@@ -188,7 +188,7 @@ def test_accepted_drafts_enter_the_prefix_cache_and_rejected_ones_never() -> Non
     assert last["again"].num_cached_tokens == 40
 
 
-def test_a_request_whose_drafts_are_wrong_stops_drafting_and_tries_again_now_and_then() -> None:
+def test_a_request_whose_drafts_are_rejected_stops_drafting_and_retries_periodically() -> None:
     scheduler, runner = engine(max_model_len=700, num_blocks=300)
     runner.accuracy = 0.0
     scheduler.add(request("r", [1], max_tokens=600))

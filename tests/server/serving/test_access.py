@@ -31,7 +31,7 @@ def test_without_a_key_everything_but_health_and_metrics_is_denied(server, path)
         assert response.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_a_wrong_method_gets_the_allowed_one(server):
+def test_a_wrong_method_is_a_405_with_an_allow_header(server):
     key = {"authorization": f"Bearer {KEY}"}
     for method, path, allowed in (("PUT", "/v1/models", "GET, HEAD"), ("GET", "/v1/completions", "POST")):
         response = httpx.request(method, server.url + path, headers=key)
@@ -39,13 +39,13 @@ def test_a_wrong_method_gets_the_allowed_one(server):
 
 
 @pytest.mark.parametrize("host", ["x?", "x/", "x#", "x/../health", "@", "\\", "/health", "a" * 8192])
-def test_no_host_header_talks_its_way_past_the_keys(server, host):
+def test_no_host_header_bypasses_authentication(server, host):
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
         connection.sendall(f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
         assert connection.recv(64).split(b" ")[1] in (b"401", b"400")
 
 
-def test_invalid_messages_on_the_engine_s_socket_have_no_effect_on_others(server):
+def test_invalid_data_on_the_engine_s_socket_does_not_affect_requests(server):
     path = server.run_dir() / "engine.sock"
     for _ in range(20):
         with socket.socket(socket.AF_UNIX) as stranger:
@@ -54,7 +54,7 @@ def test_invalid_messages_on_the_engine_s_socket_have_no_effect_on_others(server
     assert server.post("/v1/completions", ASK, key=KEY).status_code == 200
 
 
-def test_it_listens_only_on_the_configured_addresses(server):
+def test_the_server_listens_only_on_the_configured_addresses(server):
     found = {address for family, address in listening.addresses(server) if family == socket.AF_INET}
     assert found == {("127.0.0.1", server.port), ("127.0.0.1", server.health_port)}
 
@@ -69,7 +69,7 @@ def test_it_listens_only_on_the_configured_addresses(server):
     ],
     ids=["headers", "body", "TLS"],
 )  # fmt: skip
-def test_too_much_or_nonsense_is_refused_at_the_door(server, sent, status):
+def test_oversized_or_malformed_http_is_refused(server, sent, status):
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(sent)
@@ -79,7 +79,7 @@ def test_too_much_or_nonsense_is_refused_at_the_door(server, sent, status):
         assert json.loads(response.read())["error"]["message"]
 
 
-def test_a_refusal_reaches_a_client_that_sends_its_whole_body_first(server):
+def test_an_error_response_reaches_a_client_that_sends_its_whole_body_first(server):
     """As behind a proxy that speaks HTTP/1.0. A connection closed with bytes unread would be reset."""
     length = 16 << 20
     head = (
@@ -111,7 +111,7 @@ def test_a_body_that_is_a_byte_too_long_does_not_hold_up_the_connections_next_re
 @pytest.mark.parametrize(
     "flood", [b"0\r\n" + b"X: " + b"a" * 64_000, b"1;" + b"e" * 64_000], ids=["trailers", "extensions"]
 )
-def test_request_line_and_headers_are_bounded_too(server, flood):
+def test_chunk_extensions_and_trailers_are_bounded(server, flood):
     head = (
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + KEY.encode() + b"\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n"
@@ -125,7 +125,7 @@ def test_request_line_and_headers_are_bounded_too(server, flood):
 
 
 @pytest.mark.parametrize("packets", [1, 2])
-def test_a_client_that_offers_http_2_is_answered_in_http_1(server, packets):
+def test_an_h2c_upgrade_offer_is_answered_in_http_1_1(server, packets):
     """As java.net.http does by default."""
     body = json.dumps(ASK).encode()
     head = (
@@ -146,7 +146,7 @@ def test_a_client_that_offers_http_2_is_answered_in_http_1(server, packets):
             assert (response.status, response.read()[:1]) == (200, b"{")
 
 
-def test_a_body_in_chunks_of_one_byte_is_as_good_as_any(server):
+def test_a_body_in_chunks_of_one_byte_is_accepted(server):
     body = json.dumps(ASK).encode() + b" " * 100_000
     chunks = (body[index : index + 1] for index in range(len(body)))
     response = httpx.post(
@@ -158,7 +158,7 @@ def test_a_body_in_chunks_of_one_byte_is_as_good_as_any(server):
     assert response.status_code == 200
 
 
-def test_an_idle_server_costs_next_to_nothing(server):
+def test_an_idle_server_uses_at_most_six_percent_of_a_core(server):
     def cpu_seconds():
         ticks = 0
         for pid in [server.process.pid, *server.children().values()]:

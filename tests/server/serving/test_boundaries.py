@@ -62,7 +62,7 @@ def test_a_value_beyond_its_bounds_is_a_400_that_names_the_field(server, client,
 
 
 @pytest.mark.parametrize(("path", "name"), CASES, ids=[f"{path}:{name}" for path, name in CASES])
-def test_a_value_within_its_bounds_does_no_harm(server, client, path, name):
+def test_a_value_within_its_bounds_never_crashes_the_server(server, client, path, name):
     """Some are refused for what the server or its model is; none ends the engine."""
     schema = field_values.properties(client.get("/openapi.json").json(), path)[name]
     allowed = [json.dumps(value).encode() for value in field_values.accepted(schema)]
@@ -75,14 +75,14 @@ def test_a_value_within_its_bounds_does_no_harm(server, client, path, name):
 
 
 @pytest.mark.parametrize("least", [2**63, 2**62, 3000])
-def test_a_shortest_answer_longer_than_any_is_refused_by_name(client, least):
+def test_min_tokens_above_the_context_length_is_a_400_that_names_the_field(client, least):
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "min_tokens": least}
     answer = client.post("/v1/chat/completions", json=chat)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "min_tokens"), answer.text
     assert client.post("/v1/chat/completions", json=chat | {"min_tokens": 1, "max_tokens": 1}).is_success
 
 
-def test_refused_requests_leave_no_memory_behind_and_reach_no_engine(server, client):
+def test_refused_requests_leak_no_memory_in_the_api_process_or_the_engine(server, client):
     def resident():
         pids = server.children()
         return {name: _resident(pids[name]) for name in ("api", "engine")}

@@ -24,7 +24,7 @@ def degraded(server, reason):
     return server.metric("llm_degraded_requests_total", reason=reason)
 
 
-def test_an_answer_cut_by_its_deadline_is_marked(served):
+def test_an_answer_cut_by_its_deadline_is_marked_as_degraded(served):
     before = degraded(served, "deadline")
     answer = served.post("/v1/completions", LONG | {"timeout": 0.2})
     assert answer.headers["x-quire-degraded"] == "deadline"
@@ -34,7 +34,7 @@ def test_an_answer_cut_by_its_deadline_is_marked(served):
     assert "x-quire-degraded" not in whole.headers
 
 
-def test_a_second_try_is_for_half_of_the_tokens_and_is_marked(served):
+def test_a_retry_on_timeout_halves_max_tokens_and_is_marked_as_degraded(served):
     """The first try takes the time for which it waits; the second one begins with what it said."""
     before = degraded(served, "halved_max_tokens")
     tries = [served.post("/v1/completions", LONG | {"max_tokens": 600}) for _ in range(2)]
@@ -48,7 +48,7 @@ def test_a_second_try_is_for_half_of_the_tokens_and_is_marked(served):
     assert answer.json()["usage"]["completion_tokens"] <= 300
 
 
-def test_a_stream_that_has_begun_is_not_begun_again(served):
+def test_a_stream_that_has_begun_is_not_retried(served):
     before = degraded(served, "halved_max_tokens")
     ask = LONG | {"timeout": 0.3, "retry_on_timeout": True, "stream": True}
     with httpx.stream("POST", served.url + "/v1/completions", json=ask, timeout=20) as stream:
@@ -57,7 +57,7 @@ def test_a_stream_that_has_begun_is_not_begun_again(served):
     assert degraded(served, "halved_max_tokens") == before
 
 
-async def test_out_of_memory_costs_one_request_and_the_other_one_nothing(tiny, tmp_path):
+async def test_out_of_memory_fails_only_the_request_that_caused_it(tiny, tmp_path):
     """The engine gets a real limit just above what it has; a long prompt is too much for it."""
     flags = ("--max-num-batched-tokens", "2048", "--no-enable-prefix-caching")
     neighbour = LONG | {"max_tokens": 400}

@@ -1,4 +1,4 @@
-"""Requests made from the OpenAPI document, right ones and wrong ones, against the real server: each gets what
+"""Requests generated from the OpenAPI document, valid and invalid, against the real server: each gets what
 the document says, and after each the server still computes what it computed before.
 """
 
@@ -126,7 +126,7 @@ NASTY = [
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
-def test_nasty_bodies_are_answered_and_forgotten(fuzzed, path):
+def test_hostile_bodies_are_answered_and_do_not_change_later_answers(fuzzed, path):
     server, expected = fuzzed
     for body in NASTY:
         answer = send(server, path, content=body)
@@ -138,7 +138,7 @@ def test_nasty_bodies_are_answered_and_forgotten(fuzzed, path):
 
 @settings(max_examples=150, deadline=None, database=None, derandomize=True)
 @given(text=st.text(st.characters(), max_size=40))
-def test_any_text_comes_back_from_its_tokens(fuzzed, text):
+def test_any_text_survives_tokenize_and_detokenize(fuzzed, text):
     """Whole code points, \\x00 and lone surrogates included: those are no text, and refused."""
     server, _ = fuzzed
     body = json.dumps({"prompt": text, "add_special_tokens": False})

@@ -53,7 +53,7 @@ def lateness(server):
     return total, total - server.metric(f"{name}_bucket", le="0.05")
 
 
-async def test_what_compiles_for_long_keeps_neither_the_event_loop_nor_a_stream_waiting(server):
+async def test_slow_grammar_compilations_delay_neither_the_event_loop_nor_other_streams(server):
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, headers=HEADERS, timeout=60, limits=limits) as http:
         listener = Listener(http)

@@ -28,7 +28,7 @@ def alive(pid):
         return False
 
 
-def test_overload_sheds_and_a_drain_finishes_what_was_begun(tiny, tmp_path):
+def test_a_full_queue_refuses_requests_and_a_drain_finishes_accepted_ones(tiny, tmp_path):
     flags = ("--max-num-seqs", "1", "--max-num-queued-reqs", "1", "--pre-stop-seconds", "10")
     with Server(tiny, tmp_path, *flags) as server, contextlib.ExitStack() as stack:
         server.wait_ready()
@@ -70,7 +70,7 @@ def test_overload_sheds_and_a_drain_finishes_what_was_begun(tiny, tmp_path):
         assert server.termination_log.read_text() == ""
 
 
-def test_a_client_that_asks_without_pause_through_a_drain_sees_no_error(tiny, tmp_path):
+def test_a_client_on_an_open_connection_sees_no_error_during_a_drain(tiny, tmp_path):
     """Its connection stays open between two requests: the last response closes it, and none is refused."""
     with Server(tiny, tmp_path, "--pre-stop-seconds", "10") as server, server.client() as client:
         server.wait_ready()
@@ -85,7 +85,7 @@ def test_a_client_that_asks_without_pause_through_a_drain_sees_no_error(tiny, tm
         assert time.monotonic() - began < 3, "it waited for a connection that it had closed itself"
 
 
-def test_requests_that_outlive_the_drain_get_an_error_and_are_counted(tiny, tmp_path):
+def test_requests_beyond_the_drain_timeout_get_an_error_and_are_logged_as_cancelled(tiny, tmp_path):
     with Server(tiny, tmp_path, "--drain-timeout-seconds", "0.3") as server, server.client() as client:
         server.wait_ready()
         stream = iter(client.completions.create(**{**LONG, "max_tokens": 1900}, stream=True))
@@ -97,7 +97,7 @@ def test_requests_that_outlive_the_drain_get_an_error_and_are_counted(tiny, tmp_
         assert '"status": "cancelled"' in server.log.read_text()
 
 
-def test_a_stuck_engine_fails_liveness_and_ends_with_its_reason(tiny, tmp_path):
+def test_a_stalled_engine_fails_readiness_then_liveness_and_exits_with_engine_stalled(tiny, tmp_path):
     flags = ("--stall-timeout-seconds", "4", "--drain-timeout-seconds", "60")
     with Server(tiny, tmp_path, *flags, fault="stuck_step:after=15") as server, server.client() as client:
         server.wait_ready()
@@ -124,7 +124,7 @@ def test_a_stuck_engine_fails_liveness_and_ends_with_its_reason(tiny, tmp_path):
         assert outcome == [503], "the client was left without an answer"
 
 
-def test_a_slow_load_survives_and_shows_its_progress_then_a_wrong_canary_unreadies_it(tiny, tmp_path):
+def test_a_slow_load_reports_progress_and_a_canary_mismatch_fails_readiness(tiny, tmp_path):
     flags = ("--load-stall-timeout-seconds", "3", "--canary-interval-seconds", "1")
     fault = "slow_load:after=0.8;wrong_canary:after=1"
     with Server(tiny, tmp_path, *flags, fault=fault) as server:
@@ -153,7 +153,7 @@ def loaded_part(server):
     return status if 0 < status["loadedBytes"] < status["totalBytes"] else None
 
 
-def test_a_readiness_that_flaps_takes_the_pod_out_and_back_and_ends_nothing(tiny, tmp_path):
+def test_flapping_readiness_never_fails_liveness_or_ends_the_server(tiny, tmp_path):
     with Server(tiny, tmp_path, fault="flapping_readiness:after=1") as server, server.client() as client:
         server.wait_ready()
         for _ in range(2):
@@ -166,21 +166,21 @@ def test_a_readiness_that_flaps_takes_the_pod_out_and_back_and_ends_nothing(tiny
         assert not server.ended()
 
 
-def test_a_stalled_load_is_ended_and_named(tiny, tmp_path):
+def test_a_stalled_load_ends_the_server_with_load_stalled(tiny, tmp_path):
     with Server(tiny, tmp_path, "--load-stall-timeout-seconds", "2", fault="stalled_load") as server:
         assert server.wait_end(30) == 75
         assert server.failure()["reason"] == "LoadStalled"
         assert server.failure()["exitCode"] == 75
 
 
-def test_a_load_that_takes_too_long_is_ended_and_named(tiny, tmp_path):
+def test_a_load_beyond_the_startup_timeout_ends_the_server_with_startup_timeout(tiny, tmp_path):
     flags = ("--startup-timeout-seconds", "5")
     with Server(tiny, tmp_path, *flags, fault="slow_load:after=1") as server:
         assert server.wait_end(30) == 74
         assert server.failure()["reason"] == "StartupTimeout"
 
 
-def test_a_crash_in_a_step_ends_the_server_with_its_reason(tiny, tmp_path):
+def test_an_engine_crash_ends_the_server_with_engine_crashed(tiny, tmp_path):
     with Server(tiny, tmp_path, fault="crash_step:after=15") as server, server.client() as client:
         server.wait_ready()
         with pytest.raises(openai.InternalServerError):
@@ -191,7 +191,7 @@ def test_a_crash_in_a_step_ends_the_server_with_its_reason(tiny, tmp_path):
         assert json.loads(request)["status"] == "error", "an outage was counted as load that was shed"
 
 
-def test_a_drain_that_hangs_is_cut_off(tiny, tmp_path):
+def test_a_stuck_drain_is_terminated_at_its_timeout(tiny, tmp_path):
     with Server(tiny, tmp_path, "--drain-timeout-seconds", "0", fault="stuck_drain") as server:
         server.wait_ready()
         server.terminate()
@@ -199,21 +199,21 @@ def test_a_drain_that_hangs_is_cut_off(tiny, tmp_path):
         assert "drain" in server.failure()["message"]
 
 
-def test_a_server_that_is_ended_while_it_loads_ends_at_once(tiny, tmp_path):
+def test_a_server_terminated_while_loading_exits_at_once(tiny, tmp_path):
     with Server(tiny, tmp_path) as server:
         server.wait("it answers", lambda: server.probe("startupz") == 503)
         server.terminate()
         assert server.wait_end(2) == 0
 
 
-def test_a_missing_model_is_named(tmp_path):
+def test_a_missing_model_ends_the_server_with_model_not_found(tmp_path):
     with Server(tmp_path / "nowhere", tmp_path) as server:
         assert server.wait_end() == 66
         assert server.failure()["reason"] == "ModelNotFound"
         assert "nowhere" in server.failure()["message"]
 
 
-def test_a_damaged_model_is_named_before_it_serves(tiny, tmp_path):
+def test_a_truncated_model_ends_the_server_with_model_corrupt(tiny, tmp_path):
     model = shutil.copytree(tiny, tmp_path / "model")
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -237,7 +237,7 @@ def test_a_port_in_use_is_a_config_error_that_names_the_flag(tiny, tmp_path):
         first.wait("no child survives its supervisor", lambda: not any(map(alive, pids)), 5)
 
 
-def test_a_bad_setting_ends_before_anything_starts(tiny, tmp_path):
+def test_an_invalid_setting_ends_the_server_with_config_error(tiny, tmp_path):
     with Server(tiny, tmp_path, QUIRE_MAX_NUM_SEQS="many") as server:
         assert server.wait_end(5) == 2
         assert server.failure()["reason"] == "ConfigError"

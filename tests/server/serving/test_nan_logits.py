@@ -34,7 +34,7 @@ def poisoned(tmp_path_factory):
     return directory
 
 
-def test_an_answer_that_cannot_go_on_ends_with_an_error_and_the_server_goes_on(poisoned, tmp_path):
+def test_nan_logits_fail_only_their_own_request(poisoned, tmp_path):
     fields = {"model": "tiny", "prompt": PROMPT, "max_tokens": LENGTH, "temperature": 0}
     with Server(poisoned, tmp_path) as server, server.wait_ready().client() as client:
         with pytest.raises(openai.InternalServerError, match="no finite number"):

@@ -1,4 +1,4 @@
-"""More than the server can do, as clients see it: one row, a short queue, priorities, deadlines, keys."""
+"""Overload as clients see it: one row, a short queue, priorities, deadlines, limits per key."""
 
 import concurrent.futures
 import contextlib
@@ -70,7 +70,7 @@ def busy(server, client="bob", **more):
         thread.join(60)
 
 
-def test_a_deadline_that_passes_in_the_queue_is_a_503_and_frees_the_place(narrow):
+def test_a_deadline_that_passes_in_the_queue_is_a_503_and_removes_the_request(narrow):
     with busy(narrow):
         answer = ask(narrow, "alice", timeout=0.05)
         assert narrow.metric("llm_active_requests") == 1
@@ -80,7 +80,7 @@ def test_a_deadline_that_passes_in_the_queue_is_a_503_and_frees_the_place(narrow
     assert narrow.metric("llm_requests_refused_total", reason="deadline_exceeded") >= 1
 
 
-def test_a_deadline_that_passes_while_an_answer_is_written_ends_it_with_what_it_has(narrow):
+def test_a_deadline_during_generation_ends_the_answer_with_finish_reason_length(narrow):
     answer = ask(narrow, "alice", LONG, timeout=0.3).json()
     assert answer["choices"][0]["finish_reason"] == "length"
     assert 0 < answer["usage"]["completion_tokens"] < LONG
@@ -114,14 +114,14 @@ def test_a_full_queue_is_a_503_with_retry_after(narrow):
     assert narrow.metric("llm_requests_refused_total", reason="queue_full") == 1
 
 
-def test_prompts_that_wait_for_a_row_are_not_refused_for_the_memory_that_they_do_not_have(narrow):
+def test_queued_prompts_are_not_refused_for_memory_pressure(narrow):
     prompts = {"alice": [7] * 600, "carol": [8] * 600}
     with busy(narrow, "bob"), concurrent.futures.ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(complete, narrow, client, prompts[client]) for client in (*prompts, "alice")]
         assert [one.result().status_code for one in waiting] == [200, 200, 200]
 
 
-def test_a_prompt_without_room_beside_a_running_answer_is_a_503_and_an_urgent_one_is_served(narrow):
+def test_memory_pressure_is_a_503_for_normal_priority_and_high_priority_is_served(narrow):
     prompt = [7] * 1500
     with busy(narrow, "bob", priority="low"):
         refused = complete(narrow, "alice", prompt)
@@ -133,7 +133,7 @@ def test_a_prompt_without_room_beside_a_running_answer_is_a_503_and_an_urgent_on
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
-def test_answers_that_can_never_fit_the_cache_together_are_a_400_and_no_503_for_ever(narrow, is_busy):
+def test_answers_that_can_never_fit_the_kv_cache_together_are_a_400(narrow, is_busy):
     with busy(narrow, "bob") if is_busy else contextlib.nullcontext():
         refused = complete(narrow, "alice", [7] * 900, n=2)
     error = refused.json()["error"]
@@ -146,7 +146,7 @@ def test_answers_that_can_never_fit_the_cache_together_are_a_400_and_no_503_for_
     assert (many.status_code, many.json()["error"]["param"]) == (400, "prompt")
 
 
-def test_a_high_priority_overtakes_a_running_low_one_whose_answer_stays_the_same(narrow):
+def test_a_high_priority_request_preempts_a_low_one_whose_answer_stays_the_same(narrow):
     with busy(narrow, "alice") as undisturbed:
         pass
     before = narrow.metric("llm_preemptions_total")
@@ -159,18 +159,18 @@ def test_a_high_priority_overtakes_a_running_low_one_whose_answer_stays_the_same
 
 
 @pytest.mark.parametrize("priority", ["urgent", 101, -101, 1.5, True])
-def test_a_priority_that_does_not_exist_is_a_400(narrow, priority):
+def test_an_unknown_priority_is_a_400(narrow, priority):
     answer = ask(narrow, "alice", priority=priority)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "priority")
 
 
-def test_a_priority_is_refused_where_it_would_be_ignored(server):
+def test_a_priority_is_refused_without_the_priority_scheduling_policy(server):
     assert ask(server, KEY, priority="normal").status_code == 200
     answer = ask(server, KEY, priority="high")
     assert answer.status_code == 400 and "--scheduling-policy priority" in answer.json()["error"]["message"]
 
 
-def test_every_block_is_accounted_for(narrow):
+def test_no_kv_block_is_unaccounted_for(narrow):
     assert narrow.metric("llm_kv_blocks_unaccounted") == 0
     narrow.wait("no request is left", lambda: narrow.metric("llm_active_requests") == 0)
     assert narrow.metric("llm_queued_prompt_tokens") == 0

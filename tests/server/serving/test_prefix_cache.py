@@ -9,7 +9,7 @@ def cached_tokens(server, text, **fields):
     return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def test_a_salt_of_the_request_keeps_prefix_caches_apart(server):
+def test_requests_share_the_prefix_cache_only_with_equal_cache_salts(server):
     text = "A prompt that is long enough to fill some blocks of the cache. " * 3
     assert cached_tokens(server, text, cache_salt="alice") == 0
     assert cached_tokens(server, text, cache_salt="alice") > 0
@@ -17,7 +17,7 @@ def test_a_salt_of_the_request_keeps_prefix_caches_apart(server):
     assert cached_tokens(server, text) == 0
 
 
-def test_the_caches_are_in_the_metrics_by_tokens_and_by_blocks(server):
+def test_prefix_cache_hits_and_kv_tiers_are_in_the_metrics(server):
     text = "A prompt whose beginning is cached, as the metrics are going to show. " * 3
     pinned = server.metric("llm_prefix_cache_pinned_blocks", model="tiny")
     for _ in range(2):
@@ -30,7 +30,7 @@ def test_the_caches_are_in_the_metrics_by_tokens_and_by_blocks(server):
         assert server.metric("llm_kv_tier_loaded_blocks_total", model="tiny", tier=tier) == 0
 
 
-def test_resetting_the_prefix_cache_needs_a_key_and_forgets_everything(server):
+def test_resetting_the_prefix_cache_needs_a_key_and_drops_all_entries(server):
     text = "Another prompt that is long enough to fill some blocks of the cache. " * 3
     cached_tokens(server, text)
     assert cached_tokens(server, text) > 0

@@ -23,7 +23,7 @@ def metered(tiny, tmp_path_factory):
         yield server.wait_ready()
 
 
-def test_the_sixth_request_of_a_minute_is_refused_and_the_neighbour_s_first_is_not(metered):
+def test_requests_beyond_the_limit_of_a_key_get_a_429_and_other_keys_are_unaffected(metered):
     remaining = []
     for _ in range(5):
         answer = metered.post("/v1/completions", ASK, key="alice")
@@ -37,7 +37,7 @@ def test_the_sixth_request_of_a_minute_is_refused_and_the_neighbour_s_first_is_n
     assert metered.post("/v1/completions", ASK, key="bob").status_code == 200
 
 
-def test_tokens_of_answers_count_although_they_are_not_known_in_advance(metered):
+def test_generated_tokens_count_towards_the_token_limit(metered):
     assert metered.post("/v1/completions", ASK | {"max_tokens": 400}, key="carol").status_code == 200
     answer = metered.post("/v1/completions", ASK, key="carol")
     assert answer.status_code == 429
@@ -46,7 +46,7 @@ def test_tokens_of_answers_count_although_they_are_not_known_in_advance(metered)
 
 
 @pytest.mark.parametrize("given", ["my-request-1", None, "with space", "x" * 129, "ümlaut"])
-def test_every_answer_and_its_log_line_carry_one_request_id(server, given):
+def test_a_valid_request_id_is_returned_and_others_are_replaced(server, given):
     headers = [(b"x-request-id", given.encode())] if given else []
     answer = httpx.post(server.url + "/v1/completions", json=ASK, headers=headers)
     assert answer.status_code == 401

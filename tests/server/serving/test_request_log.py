@@ -15,7 +15,7 @@ TIMED = {"x-quire-token-timing": "true"}
 
 
 @pytest.fixture(scope="module")
-def talkative(tiny, tmp_path_factory):
+def content_logging_server(tiny, tmp_path_factory):
     """A server that logs content."""
     directory = tmp_path_factory.mktemp("talkative")
     (directory / "patterns").write_text("# cards\n\\d{4}-\\d{4}\n\n")
@@ -33,24 +33,29 @@ def logged(server, answer):
     return server.wait("the request's line", line)
 
 
-def test_content_is_logged_redacted_and_cut(talkative):
-    answer = talkative.post("/v1/completions", ASK | {"temperature": 0})
-    line = logged(talkative, answer)
+def test_logged_content_is_redacted_and_then_truncated(content_logging_server):
+    answer = content_logging_server.post("/v1/completions", ASK | {"temperature": 0})
+    line = logged(content_logging_server, answer)
     assert line["prompt"] == "my card is [redacted] thanks"
     assert line["answer"] == answer.json()["choices"][0]["text"][:30]
-    long = talkative.post("/v1/completions", ASK | {"prompt": "x" * 28 + "4111-1111"})
-    assert logged(talkative, long)["prompt"] == "x" * 28 + "[r", "a cut went through what is to be hidden"
+    long = content_logging_server.post("/v1/completions", ASK | {"prompt": "x" * 28 + "4111-1111"})
+    assert logged(content_logging_server, long)["prompt"] == "x" * 28 + "[r", (
+        "a cut went through what is to be hidden"
+    )
 
 
-def test_prompts_of_token_ids_are_logged_as_the_text_that_they_are(talkative):
-    tokens = talkative.post("/tokenize", {"prompt": ASK["prompt"]}).json()["tokens"]
-    answer = talkative.post("/v1/completions", ASK | {"prompt": [tokens, tokens]})
-    assert logged(talkative, answer)["prompt"] == "my card is [redacted] thanks\nm"
+def test_prompts_of_token_ids_are_logged_as_redacted_text(content_logging_server):
+    tokens = content_logging_server.post("/tokenize", {"prompt": ASK["prompt"]}).json()["tokens"]
+    answer = content_logging_server.post("/v1/completions", ASK | {"prompt": [tokens, tokens]})
+    assert logged(content_logging_server, answer)["prompt"] == "my card is [redacted] thanks\nm"
 
 
-def test_the_text_of_a_chat_is_logged_with_its_roles(talkative):
+def test_a_chat_is_logged_with_its_roles(content_logging_server):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
-    assert logged(talkative, talkative.post("/v1/chat/completions", body))["prompt"] == "user: Hello"
+    assert (
+        logged(content_logging_server, content_logging_server.post("/v1/chat/completions", body))["prompt"]
+        == "user: Hello"
+    )
 
 
 def test_by_default_the_log_has_no_prompt_and_no_answer(server):
@@ -64,7 +69,7 @@ def test_by_default_the_log_has_no_prompt_and_no_answer(server):
 
 
 @pytest.mark.parametrize("mode", list(RequestLogging))
-def test_a_log_that_is_off_has_no_line_and_only_content_has_text(mode, caplog):
+def test_log_mode_off_writes_no_line_and_only_content_mode_has_a_transcript(mode, caplog):
     caplog.set_level(logging.INFO)
     log = RequestLog(mode)
     transcript = log.open(str)
@@ -77,15 +82,15 @@ def ask(server, headers, **fields):
     return httpx.post(server.url + "/v1/completions", json=ASK | fields, headers=headers, timeout=20)
 
 
-def test_token_times_are_returned_on_request(talkative):
-    (choice,) = ask(talkative, TIMED).json()["choices"]
+def test_token_times_are_returned_on_request(content_logging_server):
+    (choice,) = ask(content_logging_server, TIMED).json()["choices"]
     times = choice["quire_timing"]["token_ms"]
     assert len(times) == 6 and times[0] > 0 and times == sorted(times)
-    assert "quire_timing" not in ask(talkative, {}).json()["choices"][0]
+    assert "quire_timing" not in ask(content_logging_server, {}).json()["choices"][0]
 
 
-def test_a_stream_has_the_time_of_every_token_beside_its_text(talkative):
-    text = ask(talkative, TIMED, stream=True).text
+def test_a_stream_returns_the_time_of_every_token_on_request(content_logging_server):
+    text = ask(content_logging_server, TIMED, stream=True).text
     events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
     times = [
         at
@@ -96,13 +101,13 @@ def test_a_stream_has_the_time_of_every_token_beside_its_text(talkative):
     assert len(times) == 6 and times == sorted(times)
 
 
-def test_openai_s_client_passes_over_the_times(talkative):
-    with talkative.client() as client:
+def test_openai_python_ignores_token_times(content_logging_server):
+    with content_logging_server.client() as client:
         answer = client.completions.create(model="tiny", prompt="Once", max_tokens=3, extra_headers=TIMED)
     assert answer.choices[0].text is not None
 
 
-def test_a_header_that_is_neither_true_nor_false_is_refused_by_name(talkative):
-    answer = ask(talkative, {"x-quire-token-timing": "yes"})
+def test_an_invalid_token_timing_header_is_a_400_that_names_it(content_logging_server):
+    answer = ask(content_logging_server, {"x-quire-token-timing": "yes"})
     assert answer.status_code == 400
     assert "x-quire-token-timing" in answer.json()["error"]["message"]

@@ -40,9 +40,7 @@ def oracle(tiny, tokenizer):
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
-def test_an_echoed_prompt_has_the_log_probabilities_that_evaluations_add_up(
-    server, tokenizer, oracle, max_tokens
-):
+def test_an_echoed_prompt_has_the_logprobs_of_transformers(server, tokenizer, oracle, max_tokens):
     ids = tokenizer.encode(PROMPT)
     ask(server)  # a cached prompt must have all its logprobs
     for prompt in (PROMPT, ids):
@@ -64,9 +62,7 @@ def test_an_echoed_prompt_has_the_log_probabilities_that_evaluations_add_up(
             assert (value == max(top.values())) == (oracle[position].argmax().item() == token)
 
 
-def test_after_an_echoed_prompt_the_token_that_ends_the_answer_is_weighed_though_it_is_no_text(
-    server, tokenizer
-):
+def test_with_echo_the_logprobs_include_the_eos_token_that_ends_the_answer(server, tokenizer):
     ids, (end,) = tokenizer.encode(PROMPT), tokenizer.eos_token_ids
     ended = {"ignore_eos": False, "logit_bias": {str(end): 100}, "logprobs": 1}
     one = choice(server, echo=True, max_tokens=1, **ended)
@@ -75,7 +71,7 @@ def test_after_an_echoed_prompt_the_token_that_ends_the_answer_is_weighed_though
     assert choice(server, **ended)["logprobs"]["tokens"] == []
 
 
-def test_prompt_logprobs_come_in_vllm_s_shape_on_both_routes(server, tokenizer, oracle):
+def test_prompt_logprobs_have_vllm_s_format_on_both_routes(server, tokenizer, oracle):
     ids = tokenizer.encode(PROMPT)
     logprobs = choice(server, prompt_logprobs=2)["prompt_logprobs"]
     assert len(logprobs) == len(ids)
@@ -91,14 +87,14 @@ def test_prompt_logprobs_come_in_vllm_s_shape_on_both_routes(server, tokenizer, 
     assert "prompt_logprobs" not in server.post("/v1/chat/completions", chat, key=KEY).json()
 
 
-def test_so_many_numbers_about_a_prompt_or_an_answer_are_refused(server):
+def test_too_many_logprobs_for_a_prompt_or_an_answer_are_refused(server):
     response = ask(server, prompt=["x" * 1900] * 8, prompt_logprobs=20)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_logprobs")
     response = ask(server, n=16, max_tokens=1000, logprobs=20)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "logprobs")
 
 
-def test_logit_bias_allowed_tokens_and_bad_words_decide_the_answer(server, tokenizer):
+def test_logit_bias_allowed_tokens_bad_words_and_penalties_shape_the_answer(server, tokenizer):
     letters = {letter: tokenizer.encode(letter)[0] for letter in "abc"}
     assert choice(server, logit_bias={str(letters["a"]): 100})["text"] == "a" * 12
     assert set(choice(server, allowed_token_ids=list(letters.values()))["text"]) <= set("abc")
@@ -109,7 +105,7 @@ def test_logit_bias_allowed_tokens_and_bad_words_decide_the_answer(server, token
     assert punished["text"].count("a") < 12
 
 
-def test_a_request_that_excludes_every_token_fails_and_the_next_one_is_answered(server, tokenizer):
+def test_a_request_that_bans_every_token_is_a_400_and_the_next_one_is_answered(server, tokenizer):
     (only,) = tokenizer.encode("a")
     response = ask(server, allowed_token_ids=[only], bad_words=["a"])
     assert (response.status_code, response.json()["error"]["param"]) == (400, "bad_words")
@@ -129,7 +125,9 @@ def failed(server):
     ],
     ids=["a bad word", "a grammar and a bad word", "a grammar that may not end"],
 )
-def test_an_answer_that_cannot_go_on_ends_with_an_error_of_its_own(server, tokenizer, fields, said):
+def test_an_answer_without_a_possible_next_token_fails_with_no_token_possible(
+    server, tokenizer, fields, said
+):
     if "allowed_token_ids" in fields:
         fields = fields | {"allowed_token_ids": tokenizer.encode(fields["allowed_token_ids"])}
     plain, before = choice(server), failed(server)
@@ -146,17 +144,17 @@ def test_an_answer_that_cannot_go_on_ends_with_an_error_of_its_own(server, token
     assert failed(server) == before + 2
 
 
-def test_a_bias_against_every_token_changes_nothing(server, tokenizer):
+def test_an_equal_bias_on_every_token_changes_nothing(server, tokenizer):
     every = {str(token): -100 for token in range(tokenizer.vocab_size)}
     assert choice(server, logit_bias=every)["text"] == choice(server)["text"]
 
 
-def test_the_smallest_penalty_is_one_that_a_model_can_bear(server):
+def test_the_smallest_accepted_repetition_penalty_works(server):
     assert choice(server, repetition_penalty=0.01)["finish_reason"] == "length"
     assert ask(server, repetition_penalty=0.009).json()["error"]["param"] == "repetition_penalty"
 
 
-def test_the_response_names_what_ended_the_text(server, tokenizer):
+def test_stop_reason_names_the_stop_string_or_token_that_ended_the_text(server, tokenizer):
     letters = {str(tokenizer.encode(letter)[0]): bias for letter, bias in (("a", 100), ("b", 99))}
     fields = {"logit_bias": letters, "frequency_penalty": 2}  # a, b, a, b or the like, but never for ever
     full = choice(server, **fields)["text"]
@@ -199,7 +197,7 @@ def test_special_tokens_are_shown_on_request(server, tiny, tokenizer):
     assert choice(server, **fields, skip_special_tokens=False)["text"] == "<|im_start|>" * 2
 
 
-def test_a_watermark_is_refused_where_there_is_no_key(server):
+def test_a_watermark_is_refused_without_a_key(server):
     response = ask(server, watermark=True)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "watermark")
 
@@ -219,7 +217,7 @@ def detected(capsys, tiny, key, path):
     return dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
 
 
-def test_the_detector_finds_the_texts_that_asked_for_a_watermark_and_no_others(
+def test_the_detector_finds_watermarked_texts_with_their_key_and_no_others(
     marking, tiny, tokenizer, tmp_path, capsys
 ):
     server, key = marking
@@ -239,7 +237,7 @@ def test_the_detector_finds_the_texts_that_asked_for_a_watermark_and_no_others(
         assert detected(capsys, tiny, key, text)["verdict"] == "not watermarked"
 
 
-def test_a_key_that_cannot_be_read_ends_the_detector_with_a_reason(tiny, tmp_path, capsys):
+def test_the_detector_exits_with_an_error_for_an_unreadable_key(tiny, tmp_path, capsys):
     code = run(["detect-watermark", "--model", str(tiny), "--key-path", str(tmp_path / "none")], {})
     assert code == 2
     assert "watermark key" in capsys.readouterr().err

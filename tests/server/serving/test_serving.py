@@ -1,4 +1,4 @@
-"""The API as clients meet it: one server, openai-python without retries, and raw sockets where it matters."""
+"""The API as clients see it: one server, openai-python without retries, and raw sockets where it matters."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ def events_of(response):
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-def test_a_chat_is_answered_in_openai_s_shape(client):
+def test_a_chat_completion_has_openai_s_format(client):
     answer = client.chat.completions.create(**CHAT, **FIXED)
     assert answer.object == "chat.completion"
     assert answer.model == "tiny"
@@ -44,7 +44,7 @@ def test_a_chat_is_answered_in_openai_s_shape(client):
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
 
 
-def test_a_streamed_chat_has_the_same_text_as_the_whole_one(client):
+def test_a_streamed_chat_has_the_same_text_as_a_non_streamed_one(client):
     whole = client.chat.completions.create(**CHAT, **FIXED)
     chunks = list(client.chat.completions.create(**CHAT, **FIXED, stream=True))
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
@@ -81,7 +81,7 @@ def test_without_include_usage_no_chunk_mentions_usage(server):
     assert all("usage" not in event for event in events_of(ask(server, stream=True)))
 
 
-def test_completions_stream_and_whole_agree_with_several_prompts_and_answers(client):
+def test_streamed_and_non_streamed_completions_agree_for_several_prompts_and_n(client):
     request = {"model": "tiny", "prompt": ["Once", "Never"], "n": 2, "seed": 3, "temperature": 1.0}
     request |= {"max_tokens": 10, "extra_body": {"ignore_eos": True}}
     whole = client.completions.create(**request)
@@ -94,7 +94,7 @@ def test_completions_stream_and_whole_agree_with_several_prompts_and_answers(cli
     assert texts[0] != texts[1], "the answers of one prompt have seeds of their own"
 
 
-def test_a_seed_makes_an_answer_repeatable_and_none_is_another(server):
+def test_equal_seeds_repeat_an_answer_and_different_seeds_differ(server):
     def text(**fields):
         return ask(server, "/v1/completions", temperature=1.5, **fields).json()["choices"][0]["text"]
 
@@ -117,7 +117,7 @@ def test_a_stop_string_ends_the_text_before_it(server):
         assert reason == "stop"
 
 
-def test_logprobs_come_with_their_tokens_whole_and_streamed(server):
+def test_streamed_and_non_streamed_logprobs_agree(server):
     fields = {"logprobs": True, "top_logprobs": 2}
     whole = ask(server, **fields).json()["choices"][0]["logprobs"]["content"]
     streamed = [
@@ -133,19 +133,19 @@ def test_logprobs_come_with_their_tokens_whole_and_streamed(server):
     assert all(token["top_logprobs"][0]["logprob"] == token["logprob"] for token in whole), "greedy"
 
 
-def test_completion_logprobs_have_the_older_shape(server):
+def test_completion_logprobs_have_the_legacy_format(server):
     logprobs = ask(server, "/v1/completions", logprobs=2).json()["choices"][0]["logprobs"]
     assert {len(logprobs[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")} == {
         12
     }
 
 
-def test_echo_gives_the_prompt_back(server):
+def test_echo_prepends_the_prompt(server):
     plain = ask(server, "/v1/completions").json()["choices"][0]["text"]
     assert ask(server, "/v1/completions", echo=True).json()["choices"][0]["text"] == "Once" + plain
 
 
-def test_many_clients_at_once_each_get_their_own_answer(server):
+def test_many_concurrent_clients_each_get_their_own_answer(server):
     async def all_at_once():
         async with server.async_client(KEY) as client:
             calls = [
@@ -170,7 +170,7 @@ def test_many_clients_at_once_each_get_their_own_answer(server):
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ],
 )
-def test_a_bad_request_is_plain_json_that_names_the_field(server, fields, param):
+def test_an_invalid_request_is_a_400_in_json_that_names_the_field(server, fields, param):
     response = ask(server, **fields)
     assert response.status_code == 400
     assert response.headers["content-type"] == "application/json"
@@ -221,7 +221,7 @@ def test_health_and_metrics_are_public(server):
     assert httpx.get(server.url + "/metrics").status_code == 200
 
 
-def test_metrics_count_what_happened_under_both_names(server):
+def test_metrics_count_requests_and_tokens_under_our_names_and_vllm_s(server):
     before = server.metric("llm_requests_total", status="success")
     generated = server.metric("llm_tokens_generated_total")
     ask(server)
@@ -238,7 +238,7 @@ def test_metrics_count_what_happened_under_both_names(server):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_hangs_up_frees_the_engine(server, stream):
+def test_a_disconnected_client_s_request_is_aborted(server, stream):
     def aborted():
         return (
             server.metric("llm_requests_total", status="aborted"),
@@ -263,7 +263,7 @@ def test_a_client_that_hangs_up_frees_the_engine(server, stream):
     assert json.loads(line)["completion_tokens"] > 5, "tokens that were not sent count as well"
 
 
-def test_the_engine_s_threads_wait_awake_for_each_other_but_not_for_ever(server):
+def test_the_engine_s_openmp_threads_spin_for_a_bounded_count(server):
     """Asleep, they cost a third of the speed; spinning without end, a pod that waits would cost CPUs."""
     environ = Path(f"/proc/{server.children()['engine']}/environ").read_bytes().decode().split("\0")
     (spins,) = (one.partition("=")[2] for one in environ if one.startswith("GOMP_SPINCOUNT="))

@@ -41,7 +41,7 @@ def answers(tmp_path_factory):
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft-model"])
-def test_clients_get_the_answers_that_they_get_without(answers, method):
+def test_answers_equal_those_without_speculative_decoding(answers, method):
     plain, drafted = answers["none"][0], answers[method][0]
     for ours, theirs in zip(drafted, plain, strict=True):
         assert (ours["text"], ours["finish_reason"]) == (theirs["text"], theirs["finish_reason"])
@@ -51,7 +51,7 @@ def test_clients_get_the_answers_that_they_get_without(answers, method):
 
 
 @pytest.mark.parametrize("method", ["none", "ngram", "draft-model"])
-def test_the_metrics_show_whether_drafts_help(answers, method):
+def test_the_metrics_count_drafts_and_accepted_tokens(answers, method):
     drafts, draft_tokens, accepted = answers[method][1]
     if method == "none":
         assert drafts == draft_tokens == accepted == 0

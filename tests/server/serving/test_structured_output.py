@@ -50,7 +50,7 @@ def canary(server):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_openai_s_helper_gets_the_object_that_it_asked_for(client, seed):
+def test_openai_s_parse_helper_returns_the_requested_object(client, seed):
     answer = client.chat.completions.parse(
         model="tiny", messages=MESSAGES, response_format=Order, seed=seed, max_tokens=1500
     )
@@ -60,7 +60,7 @@ def test_openai_s_helper_gets_the_object_that_it_asked_for(client, seed):
     assert 1 <= order.number <= 99 and 1 <= len(order.parts) <= 3
 
 
-def test_openai_s_streaming_helper_gets_it_too(client):
+def test_openai_s_streaming_helper_returns_the_requested_object(client):
     with client.chat.completions.stream(
         model="tiny", messages=MESSAGES, response_format=Order, seed=1, max_tokens=1500
     ) as stream:
@@ -68,7 +68,7 @@ def test_openai_s_streaming_helper_gets_it_too(client):
     assert isinstance(order, Order)
 
 
-def test_each_of_several_answers_follows_the_grammar_and_is_streamed_as_it_is_given_whole(server):
+def test_all_n_answers_follow_the_grammar_and_streams_equal_non_streamed_answers(server):
     fields = {"structured_outputs": {"regex": r"[A-Z]\d{2,30}é?"}, "seed": 3, "n": 4}
     whole = [choice["message"]["content"] for choice in ask(server, **fields).json()["choices"]]
     assert len(set(whole)) == 4
@@ -91,7 +91,7 @@ def test_each_of_several_answers_follows_the_grammar_and_is_streamed_as_it_is_gi
         ({"json": {"type": "integer", "minimum": 7, "maximum": 9}}, lambda text: 7 <= int(text) <= 9),
     ],
 )
-def test_completions_take_every_form(server, form, is_right):
+def test_completions_accept_every_form_of_structured_output(server, form, is_right):
     for seed in range(3):
         answer = ask(server, "/v1/completions", structured_outputs=form, seed=seed, max_tokens=1500).json()
         [choice] = answer["choices"]
@@ -112,7 +112,7 @@ def test_min_tokens_and_stop_ids_do_not_break_a_grammar(server):
     assert answer["finish_reason"] == "stop"
 
 
-def test_every_hostile_text_is_a_400_and_the_server_goes_on_as_before(server):
+def test_every_hostile_grammar_is_a_400_and_does_not_change_later_answers(server):
     expected = canary(server)
     for name, (kind, text) in HOSTILE.items():
         form = {kind: text if isinstance(text, str) else json.dumps(text)}
@@ -123,7 +123,7 @@ def test_every_hostile_text_is_a_400_and_the_server_goes_on_as_before(server):
     assert server.probe("readyz") == 200
 
 
-async def test_while_a_hostile_schema_compiles_others_are_answered(server):
+async def test_other_requests_are_answered_while_a_hostile_schema_compiles(server):
     hostile = HOSTILE["an automaton of 60 million states"][1]
     headers = {"authorization": f"Bearer {KEY}"}
     plain = {**CHAT, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
@@ -150,7 +150,7 @@ async def test_while_a_hostile_schema_compiles_others_are_answered(server):
     assert slowest < 2.0  # what the compiler is given
 
 
-def test_logprobs_are_the_model_s_own_beside_a_grammar(server):
+def test_logprobs_with_a_grammar_are_those_before_masking(server):
     fields = {"structured_outputs": {"regex": "[ab]{3}"}, "logprobs": True, "top_logprobs": 3}
     logprobs = ask(server, **fields).json()["choices"][0]["logprobs"]["content"]
     assert len(logprobs) == 3

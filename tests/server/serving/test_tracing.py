@@ -52,7 +52,7 @@ def ask(server, sampled=True, path="/v1/chat/completions", headers=None, **field
     return answer, trace_id, span_id
 
 
-def test_a_request_is_a_span_with_its_queue_prefill_and_decode(traced, spans):
+def test_a_request_is_a_span_with_children_for_queue_prefill_and_decode(traced, spans):
     answer, trace_id, span_id = ask(traced, temperature=0.5, seed=7)
     found = spans.of_trace(trace_id, 4)
     request = found.pop("chat tiny")
@@ -77,14 +77,14 @@ def test_a_request_is_a_span_with_its_queue_prefill_and_decode(traced, spans):
     assert "status" not in request or request["status"].get("code") in (None, "STATUS_CODE_UNSET")
 
 
-def test_each_of_several_answers_has_its_own_parts(traced, spans):
+def test_each_of_n_answers_has_its_own_decode_span(traced, spans):
     _, trace_id, _ = ask(traced, n=2)
     spans.of_trace(trace_id, 7)
     parts = [span for span in spans.received if span["traceId"] == trace_id and span["name"] == "decode"]
     assert sorted(attributes(part)["quire.choice.index"] for part in parts) == [0, 1]
 
 
-def test_an_answer_that_ends_at_a_stop_string_is_timed_as_well(traced, spans):
+def test_an_answer_that_ends_at_a_stop_string_has_spans_and_decode_time(traced, spans):
     text = ask(traced, temperature=0)[0].json()["choices"][0]["message"]["content"]
     before = traced.metric("vllm:request_decode_time_seconds_count")
     _, trace_id, _ = ask(traced, temperature=0, stop=[text[2:4]])
@@ -92,14 +92,14 @@ def test_an_answer_that_ends_at_a_stop_string_is_timed_as_well(traced, spans):
     assert traced.metric("vllm:request_decode_time_seconds_count") == before + 1
 
 
-def test_what_a_client_does_not_sample_is_not_sent(traced, spans):
+def test_unsampled_traces_are_not_exported(traced, spans):
     _, silent, _ = ask(traced, sampled=False)
     _, loud, _ = ask(traced)
     spans.of_trace(loud, 4)
     assert silent not in {span["traceId"] for span in spans.received}
 
 
-def test_a_refused_request_is_a_span_with_the_reason_and_no_error(traced, spans):
+def test_a_refused_request_is_a_span_with_its_http_status_and_no_error(traced, spans):
     answer, trace_id, _ = ask(traced, model="unknown")
     assert answer.status_code == 404
     request = spans.of_trace(trace_id, 1)["POST /v1/chat/completions"]
@@ -107,14 +107,14 @@ def test_a_refused_request_is_a_span_with_the_reason_and_no_error(traced, spans)
     assert request.get("status", {}).get("code") != "STATUS_CODE_ERROR"
 
 
-def test_log_lines_carry_the_ids_of_trace_span_and_request(traced):
+def test_request_log_lines_contain_the_trace_id_and_span_id(traced):
     answer, trace_id, span_id = ask(traced)
     line = traced.wait("its line", lambda: line_of(traced, answer.headers["x-request-id"]))
     assert line["trace_id"] == trace_id
     assert line["span_id"] != span_id and len(line["span_id"]) == 16
 
 
-def test_without_tracing_the_client_s_trace_is_in_the_log_all_the_same(server):
+def test_without_tracing_the_client_s_trace_id_is_still_logged(server):
     headers = {"authorization": "Bearer alice-s-key"}
     answer, trace_id, _ = ask(server, headers=headers)
     assert answer.status_code == 200
@@ -127,7 +127,7 @@ def line_of(server, request_id):
     return next((line for line in lines if line.get("request_id") == request_id), None)
 
 
-def test_neither_spans_nor_logs_hold_any_text(traced, spans):
+def test_spans_and_logs_contain_no_prompt_text(traced, spans):
     for fields in ({}, {"stop": [SECRET]}, {"user": "x", "temperature": -1}, {"response_format": SECRET}):
         _, trace_id, _ = ask(traced, **fields)
         spans.of_trace(trace_id, 1)
@@ -138,7 +138,7 @@ def test_neither_spans_nor_logs_hold_any_text(traced, spans):
     assert SECRET not in traced.log.read_text()
 
 
-def test_an_exemplar_leads_from_a_latency_to_its_trace(traced, spans):
+def test_latency_histograms_have_exemplars_with_the_trace_id(traced, spans):
     _, trace_id, _ = ask(traced)
     answer = httpx.get(traced.url + "/metrics", headers=OPENMETRICS)
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
@@ -154,7 +154,7 @@ def test_an_exemplar_leads_from_a_latency_to_its_trace(traced, spans):
     assert trace_id not in plain.text
 
 
-def test_a_dead_collector_costs_one_line_and_no_answer(tiny, tmp_path):
+def test_an_unreachable_collector_logs_one_line_and_fails_no_request(tiny, tmp_path):
     flags = ("--otlp-endpoint", f"http://127.0.0.1:{free_port()}")
     with Server(tiny, tmp_path, *flags) as server:
         server.wait_ready()
