@@ -26,8 +26,7 @@ EDITS: dict[str, dict[str, Any]] = {
 def deployed(world: World, namespace: str) -> None:
     """Waits for the children of "m", makes its first pod, and waits for what follows that."""
     eventually("all children", lambda: world.has_children(namespace, "m"))
-    world.make_pod(namespace, "m", {"phase": "Pending"})
-    eventually("the budget too", lambda: world.has_children(namespace, "m"))
+    world.make_first_pod(namespace, "m")
 
 
 def test_the_pod_disruption_budget_is_created_with_the_first_pod(world: World, namespace: str) -> None:

@@ -80,6 +80,7 @@ def test_no_child_carries_the_tracking_labels_and_annotations_of_its_owner(
     kube.run("apply", "-f", str(manifest))
     eventually("all children", lambda: world.has_children(namespace, NAME))
 
+    world.make_first_pod(namespace, NAME, priorityClassName=None, runtimeClassName=None)
     for kind in KINDS:
         metadata = world.find(kind, namespace)[0]["metadata"]
         assert TRACKED.items().isdisjoint(metadata.get("labels", {}).items()), kind

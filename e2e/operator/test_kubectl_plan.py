@@ -124,6 +124,7 @@ def test_rendered_children_match_those_in_the_cluster(world: World, namespace: s
         namespace, autoscaling={"maxReplicas": 4}, rollout={"restartId": "7"}, resources=resources
     )
     apply(kubectl, world, namespace, body)
+    world.make_first_pod(namespace, "m")
 
     shown = kubectl("quire", "render", "m", "-n", namespace)
     edited = kubectl("quire", "render", manifest={**body, "spec": {**body["spec"], "suspend": True}})

@@ -234,6 +234,11 @@ class World:
         )
         return self.patch("Pod", namespace, pod["metadata"]["name"], {"status": status}, status=True)
 
+    def make_first_pod(self, namespace: str, name: str, **spec: Any) -> None:
+        """A pod that waits for a node, and the child that follows it; `spec` as for `make_pod`."""
+        self.make_pod(namespace, name, {"phase": "Pending"}, **spec)
+        eventually("its budget", lambda: self.has_children(namespace, name))
+
     def make_fetcher(self, namespace: str, job: Body, status: Body) -> Body:
         """A pod of a Job, as its controller would create it."""
         template, name = job["spec"]["template"], f"{job['metadata']['name']}-{secrets.token_hex(3)}"

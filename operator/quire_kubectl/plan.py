@@ -145,9 +145,8 @@ def _children(edit: _Edit) -> Iterator[str]:
         found = [line for line in _differences(old[target], manifest) if line]
         more = f", and {len(found) - _FEW} more" if len(found) > _FEW else ""
         yield f"change {target}: {', '.join(found[:_FEW]) or 'nothing that the pods see'}{more}"
-    has_pods = edit.before is not None and edit.before.observed.pods
-    for target in map(ref, edit.after.children):
-        if target.kind in NEED_A_POD and target not in old and not has_pods:
+    for target in map(ref, edit.after.children if edit.before is None else ()):
+        if target.kind in NEED_A_POD:
             yield f"create {target}, with the first pod"
     for target, _ in (*edit.plan.delete_first, *edit.plan.delete):
         yield f"delete {target}"
