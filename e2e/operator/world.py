@@ -174,11 +174,18 @@ class World:
     def wait_events(self, namespace: str, name: str, *reasons: str) -> list[Body]:
         """Its Events, once they are exactly these; each is recorded after the status that it describes."""
 
-        def reported() -> list[Body] | None:
-            events = self.events(namespace, name)
-            return events if sorted(event["reason"] for event in events) == sorted(reasons) else None
+        found: list[Body] = []
 
-        return eventually(f"the Events of {namespace}/{name} are {', '.join(reasons)}", reported)
+        def reported() -> bool:
+            found[:] = self.events(namespace, name)
+            return sorted(event["reason"] for event in found) == sorted(reasons)
+
+        try:
+            eventually(f"the Events of {namespace}/{name} are {', '.join(reasons)}", reported)
+        except AssertionError as error:
+            notes = [f"{event['reason']}: {event.get('note')}" for event in found]
+            raise AssertionError(f"{error}; there are {notes}") from None
+        return found
 
     def lease_holder(self) -> str:
         lease = self.get("Lease", OPERATOR_NAMESPACE, "quire-operator") or {}
