@@ -160,12 +160,21 @@ def test_a_failing_spec_is_rolled_back_without_replacing_the_pods_that_serve(
         eventually("the new pod is gone", lambda: uids(world, namespace) == before)
         eventually("reported", lambda: world.status(namespace, "m")["renderRevision"] == good)
         assert world.condition(namespace, "m", "Available")["status"] == "True"
-        world.wait_events(namespace, "m", "Ready", "RolledBack")
+        reasons = eventually("the Event", lambda: reasons_with(world, namespace, "RolledBack"))
+        # The failure is reported first where it is seen before the Deployment's status is.
+        assert reasons.count("ModelNotFound") <= 1
+        assert sorted(reason for reason in reasons if reason != "ModelNotFound") == ["Ready", "RolledBack"]
 
         world.patch("LLMDeployment", namespace, "m", model_at("somewhere"))
         after = eventually("the next edit", lambda: serving(world, namespace, 2), seconds=60)
         assert before.isdisjoint(after)
         assert min(kubelet.ready) >= 2
+
+
+def reasons_with(world: World, namespace: str, wanted: str) -> list[str] | None:
+    """The reasons of all Events, once there is one with that reason."""
+    reasons = [event["reason"] for event in world.events(namespace, "m")]
+    return reasons if wanted in reasons else None
 
 
 def model_at(path: str) -> Body:
