@@ -100,14 +100,16 @@ async def test_a_deleted_or_terminating_llmdeployment_is_left_to_garbage_collect
     assert api.requests == []
 
 
-async def test_an_invalid_spec_is_reported_first_in_the_status_and_in_one_event() -> None:
+async def test_an_invalid_spec_is_reported_in_the_status_and_one_event_and_writes_no_child() -> None:
     api = FakeApi()
     async with reconciling(api) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model(engine={"env": [{"name": "QUIRE_FAULT", "value": "x"}]})))
         result = await reconcile(KEY)
 
     assert result.phase == "Failed"
-    assert api.writes()[0] == f"PATCH {LLM}/status"
+    status, *others = api.writes()
+    assert status == f"PATCH {LLM}/status"
+    assert all("/events" in path for path in others), others
     assert [r.body["reason"] for r in api.requests if r.path.endswith("/events")] == ["InvalidSpec"]
 
 
