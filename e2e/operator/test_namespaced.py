@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_a_namespaced_operator_needs_no_cluster_role(server: ApiServer, world: W
             for llm in ("before", "after"):
                 eventually(
                     f"{name}/{llm} has its children",
-                    lambda name=name, llm=llm: world.has_children(name, llm),  # type: ignore[misc]  # mypy infers no lambda that has a default
+                    partial(world.has_children, name, llm),
                 )
         world.delete("Service", "team-a", "after")
         eventually("the Service is back", lambda: world.get("Service", "team-a", "after"))

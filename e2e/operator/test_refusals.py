@@ -4,6 +4,8 @@ and recovers when the cause is removed.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from e2e.api.client import RefusedError
@@ -77,7 +79,7 @@ def test_causes_that_no_watch_reports_are_reported_and_recover_when_removed(
     world.wait_condition(namespace, "taken", "Stalled", "False")
     assert world.has_children(namespace, "taken")
     for place in (crowded, hooked):
-        eventually("all children", lambda place=place: world.has_children(place, "m"))  # type: ignore[misc]  # mypy infers no lambda that has a default
+        eventually("all children", partial(world.has_children, place, "m"))
         world.wait_condition(place, "m", "Degraded", "False")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -68,7 +69,7 @@ def settled(world: World, namespace: str) -> Iterator[tuple[StatuszServer, ...]]
         for name in MODELS:
             fields = {"autoscaling": {"maxReplicas": 9}} if name == "scaled" else {}
             world.deploy(namespace, name, **fields)
-            eventually("all children", lambda name=name: world.has_children(namespace, name))  # type: ignore[misc]  # mypy infers no lambda that has a default
+            eventually("all children", partial(world.has_children, namespace, name))
         world.scale(namespace, "scaled", 4)
         world.make_pod(namespace, "serving", pods.ready())
         world.make_pod(namespace, "failing", pods.terminated(66, "ModelNotFound", restarts=3))
@@ -80,14 +81,14 @@ def settled(world: World, namespace: str) -> Iterator[tuple[StatuszServer, ...]]
                 f"the rollout of {name} is in its status",
                 lambda name=name: world.status(namespace, name).get("replicas") == 1,  # type: ignore[misc]  # mypy infers no lambda that has a default
             )
-            eventually("all children", lambda name=name: world.has_children(namespace, name))  # type: ignore[misc]  # mypy infers no lambda that has a default
+            eventually("all children", partial(world.has_children, namespace, name))
         world.wait_condition(namespace, "failing", "Stalled", "True")
         world.wait_condition(namespace, "wrong", "Degraded", "True", "CanaryMismatch")
         eventually("progress", lambda: world.status(namespace, "loading")["model"].get("bytesLoaded") == 40)
         world.wait_condition(namespace, "serving", "Ready", "True")
         eventually("the ready pod is released", lambda: not protecting(world, namespace, "serving"))
         for name in ("serving", "failing", "wrong"):
-            eventually(f"the Event of {name}", lambda name=name: world.events(namespace, name))  # type: ignore[misc]  # mypy infers no lambda that has a default
+            eventually(f"the Event of {name}", partial(world.events, namespace, name))
         yield loading, wrong
 
 

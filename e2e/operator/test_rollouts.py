@@ -5,6 +5,7 @@ back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_newer_operator_with_other_defaults_changes_no_child_until_the_spec_is
     world.make_pod(namespace, "broken", pods.waiting("ErrImagePull", "no such tag"))
     world.roll_out(namespace, "broken", ready=0, replicas=1)
     for name in ("m", "eager"):
-        eventually("all children", lambda name=name: world.has_children(namespace, name))  # type: ignore[misc]  # mypy infers no lambda that has a default
+        eventually("all children", partial(world.has_children, namespace, name))
         world.make_pod(namespace, name, pods.ready())
         world.roll_out(namespace, name, ready=1, progressing=DONE)
         world.wait_condition(namespace, name, "Ready", "True")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_every_deleted_or_edited_child_is_restored_within_two_seconds(
     took: dict[str, float] = {}
 
     for kind in CHILD_KINDS:
-        before = eventually(f"the {kind} is there", lambda kind=kind: child_object(kube, llm, kind))  # type: ignore[misc]  # mypy infers no lambda that has a default
+        before = eventually(f"the {kind} is there", partial(child_object, kube, llm, kind))
         kube.delete(kind, before["metadata"]["name"], llm.namespace, "--wait=false", "--cascade=orphan")
         start = time.monotonic()
         eventually(
@@ -48,7 +49,7 @@ def test_every_deleted_or_edited_child_is_restored_within_two_seconds(
         took[f"delete {kind}"] = time.monotonic() - start
 
     for kind, edit in EDITS.items():
-        before = eventually(f"the {kind} is there", lambda kind=kind: child_object(kube, llm, kind))  # type: ignore[misc]  # mypy infers no lambda that has a default
+        before = eventually(f"the {kind} is there", partial(child_object, kube, llm, kind))
         kube.patch(kind, before["metadata"]["name"], llm.namespace, edit)
         start = time.monotonic()
         eventually(
