@@ -1,19 +1,46 @@
 """kubectl and helm with one kubeconfig: how `make up` and the stories reach a cluster, as a user would.
 
-Knows nothing of Quire.
+`get` and `list` are requests of the Kubernetes client, because tests repeat them until a condition holds and
+each process of kubectl takes 0.15 s of a CPU. Knows nothing of Quire but the path of its resource.
 """
 
 import json
 import subprocess
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import urllib3
+from kubernetes import config
+from kubernetes.client import ApiClient, ApiException
+
 Manifest = dict[str, Any]
+
+_READ_SECONDS = 60
+# The path of each resource that is read, by its plural name.
+_PATHS = {
+    "configmaps": "/api/v1/namespaces/{namespace}/configmaps",
+    "deployments": "/apis/apps/v1/namespaces/{namespace}/deployments",
+    "endpointslices": "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices",
+    "events": "/apis/events.k8s.io/v1/namespaces/{namespace}/events",
+    "leases": "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
+    "llmdeployments": "/apis/serving.quire.dev/v1alpha1/namespaces/{namespace}/llmdeployments",
+    "networkpolicies": "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
+    "nodes": "/api/v1/nodes",
+    "persistentvolumeclaims": "/api/v1/namespaces/{namespace}/persistentvolumeclaims",
+    "persistentvolumes": "/api/v1/persistentvolumes",
+    "poddisruptionbudgets": "/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets",
+    "pods": "/api/v1/namespaces/{namespace}/pods",
+    "replicasets": "/apis/apps/v1/namespaces/{namespace}/replicasets",
+    "resourcequotas": "/api/v1/namespaces/{namespace}/resourcequotas",
+    "serviceaccounts": "/api/v1/namespaces/{namespace}/serviceaccounts",
+    "services": "/api/v1/namespaces/{namespace}/services",
+}
 
 
 class KubectlError(Exception):
-    """kubectl or helm ended with an error; the message is what it printed."""
+    """kubectl or helm ended with an error, or a read was refused; the message is what was said."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +70,43 @@ class Kubectl:
         """Applies manifests."""
         self.run("apply", "-f", "-", stdin="\n---\n".join(json.dumps(manifest) for manifest in manifests))
 
-    def get(self, kind: str, name: str, namespace: str) -> Manifest | None:
-        """One object, or None."""
-        found = self.run("get", kind, name, "-n", namespace, "-o", "json", "--ignore-not-found")
-        return json.loads(found) if found.strip() else None
+    def get(self, resource: str, name: str, namespace: str = "") -> Manifest | None:
+        """One object, or None; `resource` is a plural, such as "pods"."""
+        return self._read(f"{_PATHS[resource].format(namespace=namespace)}/{name}")
 
-    def list(self, kind: str, namespace: str, selector: str = "") -> list[Manifest]:
-        """The objects of a kind, where given those with labels."""
-        found = self.run("get", kind, "-n", namespace, "-o", "json", f"--selector={selector}")
-        items: list[Manifest] = json.loads(found)["items"]
+    def list(self, resource: str, namespace: str = "", selector: str = "") -> list[Manifest]:
+        """The objects of a resource, where given those with labels."""
+        found = self._read(_PATHS[resource].format(namespace=namespace), labelSelector=selector)
+        if found is None:
+            raise KubectlError(f"the cluster has no resource {resource}")
+        items: list[Manifest] = found["items"]
         return items
+
+    def _read(self, path: str, **query: str) -> Manifest | None:
+        """The JSON at `path`, or None where there is nothing."""
+        request = self._client.param_serialize(
+            "GET",
+            path,
+            query_params=list(query.items()),
+            header_params={"Accept": "application/json"},
+            auth_settings=["BearerToken"],
+        )
+        try:
+            response = self._client.call_api(*request, _request_timeout=_READ_SECONDS)
+            body: bytes = response.read()  # type: ignore[no-untyped-call]  # the client declares no types here
+        except (urllib3.exceptions.HTTPError, ApiException) as error:
+            raise KubectlError(f"GET {path}: {error}") from error
+        if response.status == 404:
+            return None
+        if response.status != 200:
+            raise KubectlError(f"GET {path}: {response.status} {body.decode(errors='replace')}")
+        found: Manifest = json.loads(body)
+        return found
+
+    @cached_property
+    def _client(self) -> ApiClient:
+        client: ApiClient = config.new_client_from_config(str(self.kubeconfig))  # type: ignore[no-untyped-call]  # as above
+        return client
 
     def patch(self, kind: str, name: str, namespace: str, patch: Manifest) -> None:
         """One merge patch."""

@@ -39,7 +39,7 @@ def place() -> Place:
     place = Place.of(ROOT, os.environ)
     try:
         place.kubectl.run("get", "deployment", "-n", "quire-system", "quire-operator")
-        service = place.kubectl.get("service", "kubernetes", "default")
+        service = place.kubectl.get("services", "kubernetes", "default")
     except (KubectlError, OSError) as error:
         pytest.skip(f"no cluster with Quire on it (run `make up`): {error}")
     assert service is not None

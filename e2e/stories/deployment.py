@@ -18,7 +18,14 @@ from e2e.stories.waiting import eventually
 
 NAME_LABEL = "serving.quire.dev/name"
 SERVED_NAME = "smollm2-135m-instruct"
-CHILD_KINDS = ("deployment", "service", "serviceaccount", "configmap", "poddisruptionbudget", "networkpolicy")
+CHILDREN = (
+    "deployments",
+    "services",
+    "serviceaccounts",
+    "configmaps",
+    "poddisruptionbudgets",
+    "networkpolicies",
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class LLMDeployment:
         self.kube.run("delete", kinds, "-n", self.namespace, selector, "--now", "--wait=false")
 
     def read(self) -> Manifest:
-        body = self.kube.get("llmdeployment", self.name, self.namespace)
+        body = self.kube.get("llmdeployments", self.name, self.namespace)
         assert body is not None, f"LLMDeployment {self.namespace}/{self.name} is gone"
         return body
 
@@ -133,14 +140,14 @@ class LLMDeployment:
         return names
 
     def events(self, reason: str) -> list[Manifest]:
-        events = self.kube.list("events.events.k8s.io", self.namespace)
+        events = self.kube.list("events", self.namespace)
         return [
             e for e in events if e.get("reason") == reason and e.get("regarding", {}).get("name") == self.name
         ]
 
     @property
     def base_url(self) -> str:
-        service = self.kube.get("service", self.name, self.namespace)
+        service = self.kube.get("services", self.name, self.namespace)
         assert service is not None, "the Service is missing"
         return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}/v1"
 

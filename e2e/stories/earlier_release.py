@@ -6,6 +6,7 @@ The images are pushed under names of their own, so that `make up` still finds th
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +39,11 @@ class EarlierRelease:
 
 
 def earlier_release(root: Path, directory: Path) -> EarlierRelease:
-    """Checks `COMMIT` out into `directory`, builds its images and pushes them."""
+    """Checks `COMMIT` out into `directory`, builds its images and pushes them.
+
+    They get the present dependencies, whose layers the registry and the node have already: with its own the
+    server's image would be five more gigabytes to build, push and pull.
+    """
     # File modes are part of the cache key of an image layer.
     argv = ["git", "-c", "tar.umask=0022", "archive", COMMIT]
     archive = subprocess.run(argv, cwd=root, capture_output=True)
@@ -46,6 +51,9 @@ def earlier_release(root: Path, directory: Path) -> EarlierRelease:
         f"{archive.stderr.decode()}the story installs commit {COMMIT} first: `git fetch --unshallow` gets it"
     )
     subprocess.run(["tar", "--extract", "--directory", str(directory)], input=archive.stdout, check=True)
+    for image in IMAGES:
+        for name in image.requirements:
+            shutil.copyfile(root / name, directory / name)
     operator, server = (replace(image, name=f"{image.name}-earlier") for image in IMAGES)
     target = Target.of(root, os.environ)
     build.push(directory, target.registry, os.environ, target.within, (operator, server))

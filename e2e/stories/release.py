@@ -65,7 +65,7 @@ class OperatorRelease:
         return sorted(p["metadata"]["name"] for p in pods if "deletionTimestamp" not in p["metadata"])
 
     def leader(self) -> str:
-        lease = self.kube.get("lease", DEPLOYMENT, NAMESPACE)
+        lease = self.kube.get("leases", DEPLOYMENT, NAMESPACE)
         return str((lease or {}).get("spec", {}).get("holderIdentity") or "")
 
     def restart(self) -> None:

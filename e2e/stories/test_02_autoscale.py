@@ -82,7 +82,7 @@ class ReplicaLog:
 
     def run(self) -> None:
         while not self._stop.wait(0.5):
-            deployment = self.llm.kube.get("deployment", self.llm.name, self.llm.namespace) or {}
+            deployment = self.llm.kube.get("deployments", self.llm.name, self.llm.namespace) or {}
             number = deployment["spec"]["replicas"]
             if self.wanted[-1:] != [number]:
                 self.wanted.append(number)

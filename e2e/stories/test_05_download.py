@@ -221,7 +221,7 @@ def test_a_killed_download_job_resumes_and_a_corrupt_file_is_downloaded_again(
             lambda pod=pod, enough=enough: fetched_bytes(kube, pod) > enough,  # type: ignore[misc]
             timeout=60,
         )
-        assert kube.get("deployment", "shared", namespace) is None
+        assert kube.get("deployments", "shared", namespace) is None
         kube.run("delete", "pod", pod["metadata"]["name"], "-n", namespace, "--grace-period=0", "--force")
     llm.wait_ready()
     with llm.client() as client:

@@ -10,16 +10,16 @@ from functools import partial
 import pytest
 
 from e2e.kubectl import Kubectl, Manifest
-from e2e.stories.deployment import CHILD_KINDS, NAME_LABEL, LLMDeployment
+from e2e.stories.deployment import CHILDREN, NAME_LABEL, LLMDeployment
 from e2e.stories.release import OperatorRelease
 from e2e.stories.waiting import eventually
 
 EDITS: dict[str, Manifest] = {
-    "deployment": {"spec": {"progressDeadlineSeconds": 33}},
-    "service": {"spec": {"selector": {NAME_LABEL: "another"}}},
-    "serviceaccount": {"automountServiceAccountToken": True},
-    "poddisruptionbudget": {"spec": {"maxUnavailable": 0}},
-    "networkpolicy": {"spec": {"ingress": []}},
+    "deployments": {"spec": {"progressDeadlineSeconds": 33}},
+    "services": {"spec": {"selector": {NAME_LABEL: "another"}}},
+    "serviceaccounts": {"automountServiceAccountToken": True},
+    "poddisruptionbudgets": {"spec": {"maxUnavailable": 0}},
+    "networkpolicies": {"spec": {"ingress": []}},
 }
 
 
@@ -35,7 +35,7 @@ def test_every_deleted_or_edited_child_is_restored_within_two_seconds(
     llm.wait_ready()
     took: dict[str, float] = {}
 
-    for kind in CHILD_KINDS:
+    for kind in CHILDREN:
         before = eventually(f"the {kind} is there", partial(child_object, kube, llm, kind))
         kube.delete(kind, before["metadata"]["name"], llm.namespace, "--wait=false", "--cascade=orphan")
         start = time.monotonic()
@@ -98,7 +98,7 @@ def test_ten_restarts_of_the_operator_change_no_pod_and_write_only_the_lease(
     # Once a fresh edit is reverted, the new leader has processed its first list.
     eventually(
         "the new leader reverts an edit",
-        lambda: (child_object(kube, llm, "service") or {})["spec"]["selector"][NAME_LABEL] == llm.name,
+        lambda: (child_object(kube, llm, "services") or {})["spec"]["selector"][NAME_LABEL] == llm.name,
     )
 
     new = operator.write_record.writes() - written
@@ -109,7 +109,7 @@ def test_ten_restarts_of_the_operator_change_no_pod_and_write_only_the_lease(
     }
     assert json.dumps(others) == "{}"
     assert {pod["metadata"]["uid"]: restart_count(pod) for pod in llm.pods()} == pods
-    del versions["service", llm.name]
+    del versions["services", llm.name]
     assert versions.items() <= resource_versions(kube, llm).items()
 
 
@@ -117,12 +117,12 @@ def resource_versions(kube: Kubectl, llm: LLMDeployment) -> dict[tuple[str, str]
     """The resourceVersion of the LLMDeployment and of each object that it owns."""
     children = [
         (kind, each)
-        for kind in CHILD_KINDS
+        for kind in CHILDREN
         for each in kube.list(kind, llm.namespace, f"{NAME_LABEL}={llm.name}")
     ]
     return {
         (kind, each["metadata"]["name"]): each["metadata"]["resourceVersion"]
-        for kind, each in [("llmdeployment", llm.read()), *children]
+        for kind, each in [("llmdeployments", llm.read()), *children]
     }
 
 

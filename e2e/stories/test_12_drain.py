@@ -57,7 +57,7 @@ def test_a_deleted_pod_finishes_its_stream_while_new_requests_go_elsewhere(
 
     assert answer.choices[0].finish_reason in {"stop", "length"}
     assert finish == "length", "the stream of the deleted pod did not run to its end"
-    eventually("the deleted pod is gone", lambda: kube.get("pod", name, llm.namespace) is None, timeout=90)
+    eventually("the deleted pod is gone", lambda: kube.get("pods", name, llm.namespace) is None, timeout=90)
 
 
 @pytest.fixture

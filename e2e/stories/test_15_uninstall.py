@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from e2e.kubectl import Kubectl
-from e2e.stories.deployment import CHILD_KINDS, NAME_LABEL, SERVED_NAME, LLMDeployment
+from e2e.stories.deployment import CHILDREN, NAME_LABEL, SERVED_NAME, LLMDeployment
 from e2e.stories.release import NAMESPACE, RELEASE, OperatorRelease
 from e2e.stories.waiting import eventually
 
@@ -18,10 +18,10 @@ def test_deleting_the_deployment_deletes_everything_it_owned(
 
     kube.delete("llmdeployment", llm.name, llm.namespace, "--timeout=30s")
 
-    for kind in (*CHILD_KINDS, "replicaset", "pod"):
+    for resource in (*CHILDREN, "replicasets", "pods"):
         eventually(
-            f"no {kind} is left",
-            lambda kind=kind: not kube.list(kind, llm.namespace, f"{NAME_LABEL}={llm.name}"),  # type: ignore[misc]  # mypy infers no lambda that has a default
+            f"no {resource} is left",
+            lambda resource=resource: not kube.list(resource, llm.namespace, f"{NAME_LABEL}={llm.name}"),  # type: ignore[misc]  # mypy infers no lambda that has a default
             timeout=120,
         )
 
@@ -43,6 +43,6 @@ def test_pods_keep_serving_without_the_operator_and_no_finalizer_blocks_a_deleti
         assert {pod["metadata"]["uid"] for pod in llm.pods()} == pods
         # The CRD was kept and the object has no finalizer, so it can be deleted without an operator.
         kube.delete("llmdeployment", llm.name, llm.namespace, "--timeout=20s")
-        assert kube.get("llmdeployment", llm.name, llm.namespace) is None
+        assert kube.get("llmdeployments", llm.name, llm.namespace) is None
     finally:
         operator.install(values)

@@ -124,7 +124,7 @@ def test_a_foreign_service_of_the_same_name_is_not_changed_and_named(
     llm = deploy("taken")
     stalled = llm.wait_reason("Stalled", "OwnershipConflict")
 
-    theirs = kube.get("service", "taken", namespace)
+    theirs = kube.get("services", "taken", namespace)
     assert "Service" in stalled["message"] and "taken" in stalled["message"]
     assert theirs is not None and theirs["spec"]["selector"] == {"app": "theirs"}
     kube.delete("service", "taken", namespace)
@@ -143,7 +143,7 @@ def test_an_exceeded_quota_is_named_until_it_is_removed(
     kube.apply(quota)
     eventually(
         "the quota is enforced",
-        lambda: (kube.get("resourcequota", "none-left", namespace) or {}).get("status"),
+        lambda: (kube.get("resourcequotas", "none-left", namespace) or {}).get("status"),
     )
 
     llm = deploy("quota")

@@ -40,7 +40,7 @@ def ask(url: str, served_name: str) -> str:
 
 def service_url(kubectl: Kubectl, name: str, namespace: str) -> str:
     """The Service's own address, which this machine routes to the node."""
-    service = kubectl.get("service", name, namespace)
+    service = kubectl.get("services", name, namespace)
     if service is None:
         raise UpError(f"there is no Service {name} in {namespace}")
     return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"

@@ -75,7 +75,7 @@ class OnNode:
 
     def _delete_unbound(self, name: str) -> None:
         """A volume remembers the claim that it had, and is bound to no other of the same name."""
-        volume = self.kubectl.get("persistentvolume", name, "") or {
+        volume = self.kubectl.get("persistentvolumes", name, "") or {
             "metadata": {},
             "status": {"phase": "Bound"},
         }
@@ -92,7 +92,7 @@ class ThroughPod:
 
     def provide(self, model: Path, namespace: str, claim: str = CLAIM) -> None:
         """Makes the claim if it is not there and copies the model in, once."""
-        if self.kubectl.get("persistentvolumeclaim", claim, namespace) is None:
+        if self.kubectl.get("persistentvolumeclaims", claim, namespace) is None:
             spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": _SIZE}}
             metadata = {"name": claim, "namespace": namespace}
             self.kubectl.apply(

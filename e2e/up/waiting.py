@@ -14,7 +14,7 @@ def until_ready(kubectl: Kubectl, name: str, namespace: str, image: str, *, seco
     """Shows every change of phase, progress and reason until `image` serves; fails when the time is over."""
     began, status, shown = time.monotonic(), Progress(), ""
     while True:
-        found = kubectl.get("llmdeployment", name, namespace) or {}
+        found = kubectl.get("llmdeployments", name, namespace) or {}
         state = describe(found)
         waited = time.monotonic() - began
         if state != shown:
