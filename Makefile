@@ -17,7 +17,7 @@ FOREIGN := $(filter-out $(abspath .cluster/kubeconfig),$(abspath $(KUBECONFIG)))
 COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	--generate-hashes --no-emit-index-url --no-annotate --no-header
 
-.PHONY: help setup up down check unit kernels test clusters servers artifacts deep soak chaos keda bench bench-gpu images docs lock
+.PHONY: help setup up down check unit kernels test clusters servers cluster deep soak chaos keda bench bench-gpu images docs lock
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -48,11 +48,10 @@ unit: setup ## Every test that needs no cluster
 test: setup check unit ## Every test but the deepest, the stories on a real cluster included (KUBECONFIG=... uses yours)
 	@$(MAKE) clusters
 
-# The stories run one after the other, because some count everything that happens on the cluster. Their images are built
-# before, at the lowest priority, while other tests wait for leases and restarts.
+# The stories run one after the other, because some count everything that happens on the cluster. It comes up before,
+# while other tests wait for leases and restarts.
 clusters:
-	@$(MAKE) -j 2 servers artifacts
-	$(PYTHON) -m e2e.up
+	@$(MAKE) -j 2 servers cluster
 	$(PYTEST) -m cluster e2e/stories
 
 # API servers and nodes that tests start run side by side, because most of the time is spent waiting.
@@ -63,8 +62,10 @@ else
 	$(PYTEST) -q -n 4 --dist loadfile -m "api or cluster" tests/chart tests/cluster e2e/api e2e/operator e2e/metrics_adapter e2e/chaos
 endif
 
-artifacts:
-	@nice -n 19 $(PYTHON) -m e2e.up.artifacts >.cache/artifacts.log 2>&1 || { cat .cache/artifacts.log; exit 1; }
+# `make up` beside other tests: the images first, at the lowest priority.
+cluster:
+	@{ nice -n 19 $(PYTHON) -m e2e.up.artifacts && $(PYTHON) -m e2e.up; } >.cache/up.log 2>&1 \
+		|| { cat .cache/up.log; exit 1; }
 
 deep: setup ## What takes longest: all pairs of kernels, overload, killed engines, fleets of 1,000, KEDA itself
 	@$(MAKE) kernels

@@ -31,23 +31,42 @@ def pvc_model(claim: str, path: str = "") -> Manifest:
     }
 
 
+# By the reason that each gets without anything else being done. StartupTimeout takes longest.
 FAILURES: dict[str, Manifest] = {
     "ModelNotFound": {"model": pvc_model("smollm2", "no/such/model")},
     "ConfigError": {"engine": engine_spec(extraArgs=["--no-such-flag"])},
+    "OOMKilled": {"resources": {"cpu": "100m", "memory": "400Mi"}},
+    "EngineCrashed": {"engine": engine_with_fault("crash_on_load")},
     "StartupTimeout": {
         "engine": engine_with_fault("slow_load:after=6"),
         "health": {"startupTimeoutSeconds": 20, "loadStallTimeoutSeconds": 15},
     },
-    "OOMKilled": {"resources": {"cpu": "100m", "memory": "400Mi"}},
-    "EngineCrashed": {"engine": engine_with_fault("crash_on_load")},
 }
+WAITING: dict[str, Manifest] = {
+    "nowhere": {"scheduling": {"nodeSelector": {"disk": "of-gold"}}},
+    "unclaimed": {"model": pvc_model("later")},
+    "keyless": {"security": {"apiKeysSecretRef": {"name": "forgotten"}}},
+}
+
+
+@pytest.fixture(scope="module")
+def failing(kube: Kubectl, namespace: str) -> dict[str, LLMDeployment]:
+    """The LLMDeployments of FAILURES and WAITING, all applied at once, since most of them only take time.
+
+    A test removes the one that it looked at.
+    """
+    specs = {**{reason.lower(): changes for reason, changes in FAILURES.items()}, **WAITING}
+    made = {name: LLMDeployment(kube, namespace, name) for name in specs}
+    for name, changes in specs.items():
+        made[name].apply(small_spec(**changes))
+    return made
 
 
 @pytest.mark.parametrize("reason", FAILURES)
 def test_a_pod_that_ends_with_a_reason_has_it_in_the_status_and_one_event(
-    reason: str, deploy: Callable[..., LLMDeployment]
+    reason: str, failing: dict[str, LLMDeployment]
 ) -> None:
-    llm = deploy(reason.lower(), **FAILURES[reason])
+    llm = failing[reason.lower()]
 
     failure = llm.wait_failure(reason)
 
@@ -56,6 +75,34 @@ def test_a_pod_that_ends_with_a_reason_has_it_in_the_status_and_one_event(
     assert llm.condition("Ready")["status"] == "False"
     eventually("an Event reports it", lambda: llm.events(reason), timeout=20)
     assert len(llm.events(reason)) == 1
+    llm.remove()
+
+
+def test_a_node_selector_that_no_node_meets_is_waiting_for_node(failing: dict[str, LLMDeployment]) -> None:
+    ready = failing["nowhere"].wait_reason("Ready", "WaitingForNode")
+
+    assert "node" in ready["message"]
+    failing["nowhere"].remove()
+
+
+def test_a_missing_claim_is_volume_pending_until_the_claim_appears(
+    place: Place, volumes: Volumes, namespace: str, failing: dict[str, LLMDeployment]
+) -> None:
+    llm = failing["unclaimed"]
+    ready = llm.wait_reason("Ready", "VolumePending")
+    assert "later" in ready["message"]
+
+    volumes.provide(place.model, namespace, "later")
+    llm.wait_ready()
+    volumes.remove(namespace, "later")
+    llm.remove()
+
+
+def test_a_missing_secret_is_volume_pending_and_named(failing: dict[str, LLMDeployment]) -> None:
+    ready = failing["keyless"].wait_reason("Ready", "VolumePending")
+
+    assert "forgotten" in ready["message"]
+    failing["keyless"].remove()
 
 
 def test_a_flipped_bit_in_the_weights_is_found_before_the_pod_serves(
@@ -80,34 +127,6 @@ def flip_a_bit(path: Path) -> None:
         byte = file.read(1)
         file.seek(-1000, 2)
         file.write(bytes([byte[0] ^ 0x10]))
-
-
-def test_a_node_selector_that_no_node_meets_is_waiting_for_node(deploy: Callable[..., LLMDeployment]) -> None:
-    llm = deploy("nowhere", scheduling={"nodeSelector": {"disk": "of-gold"}})
-
-    ready = llm.wait_reason("Ready", "WaitingForNode")
-
-    assert "node" in ready["message"]
-
-
-def test_a_missing_claim_is_volume_pending_until_the_claim_appears(
-    place: Place, volumes: Volumes, namespace: str, deploy: Callable[..., LLMDeployment]
-) -> None:
-    llm = deploy("unclaimed", model=pvc_model("later"))
-    ready = llm.wait_reason("Ready", "VolumePending")
-    assert "later" in ready["message"]
-
-    volumes.provide(place.model, namespace, "later")
-    llm.wait_ready()
-    volumes.remove(namespace, "later")
-
-
-def test_a_missing_secret_is_volume_pending_and_named(deploy: Callable[..., LLMDeployment]) -> None:
-    llm = deploy("keyless", security={"apiKeysSecretRef": {"name": "forgotten"}})
-
-    ready = llm.wait_reason("Ready", "VolumePending")
-
-    assert "forgotten" in ready["message"]
 
 
 def test_a_foreign_service_of_the_same_name_is_not_changed_and_named(

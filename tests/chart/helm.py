@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -69,18 +70,29 @@ MATRIX: dict[str, tuple[str, ...]] = {
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Helm with these arguments, whatever its exit status."""
+    return subprocess.run([_helm(), *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+@functools.cache
+def _helm() -> str:
     programs.build(BIN, ("helm",))
-    return subprocess.run(
-        [str(BIN / "helm"), *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    return str(BIN / "helm")
 
 
-def render(*arguments: str) -> list[Body]:
-    """Every object of the release `quire` in `quire-system`."""
+def template(*arguments: str) -> str:
+    """The release `quire` in `quire-system`, as YAML."""
     command = ("template", "quire", str(CHART), "-n", "quire-system", "--kube-version", "1.34.0")
     done = run(*command, *IMAGES, *arguments)
     assert done.returncode == 0, done.stderr
-    return [body for body in yaml.safe_load_all(done.stdout) if body]
+    return done.stdout
+
+
+_template_once = functools.cache(template)
+
+
+def render(*arguments: str) -> list[Body]:
+    """Every object of the release; Helm runs once for the same arguments."""
+    return [body for body in yaml.load_all(_template_once(*arguments), Loader=yaml.CSafeLoader) if body]
 
 
 def of_kind(bodies: list[Body], kind: str) -> list[Body]:
