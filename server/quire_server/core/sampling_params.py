@@ -102,12 +102,6 @@ class SamplingParams:
             "Divides the logits of tokens that prompt or answer have.", 0.01, 10, model_default=True
         ),
     ] = 1.0
-    logit_cap: Annotated[
-        float,
-        RequestField(
-            "Bounds the logits to this by a hyperbolic tangent, before anything else; 0 is off.", 0, 1000
-        ),
-    ] = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
     allowed_token_ids: Annotated[  # empty: all are
         tuple[int, ...], RequestField("Only these tokens.", min_items=1, max_items=4096)
@@ -144,9 +138,7 @@ class SamplingParams:
     @property
     def edits_logits(self) -> bool:
         """Whether logits are changed by more than penalties."""
-        return self.watermark or bool(
-            self.logit_cap or self.logit_bias or self.allowed_token_ids or self.bad_words
-        )
+        return self.watermark or bool(self.logit_bias or self.allowed_token_ids or self.bad_words)
 
 
 @dataclass(frozen=True, slots=True)

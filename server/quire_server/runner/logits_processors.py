@@ -27,8 +27,6 @@ def adjust(
 ) -> None:
     """Apply all of them in order. logits f32 [V]; ``context``: the tokens so far, prompt first."""
     answer = context[num_prompt_tokens:]
-    if sampling.logit_cap:
-        logits.div_(sampling.logit_cap).tanh_().mul_(sampling.logit_cap)
     if sampling.logit_bias:
         ids, biases = zip(*sampling.logit_bias, strict=True)
         logits[list(ids)] += torch.tensor(biases)

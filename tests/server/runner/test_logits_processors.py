@@ -40,14 +40,6 @@ def test_repetition_is_transformers_own_over_prompt_and_answer(
     torch.testing.assert_close(adjusted(seed, context, num_prompt, repetition_penalty=penalty), oracle)
 
 
-@given(seeds, tokens, st.floats(0.5, 100))
-@settings(max_examples=100, deadline=None)
-def test_no_logit_exceeds_the_cap_and_their_order_stays(seed: int, context: list[int], cap: float) -> None:
-    found = adjusted(seed, context, 1, logit_cap=cap)
-    assert found.abs().max() <= cap
-    torch.testing.assert_close(found, cap * torch.tanh(logits(seed) / cap))
-
-
 @given(seeds, tokens, st.floats(-2, 2), st.floats(-2, 2), st.data())
 @settings(max_examples=100, deadline=None)
 def test_presence_and_frequency_count_the_answer_alone(
