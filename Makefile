@@ -42,10 +42,13 @@ check: $(READY) ## ruff, mypy, import contracts, the workflow file, tests/contra
 
 # Three workers for two CPUs, because a third of the time is spent waiting for servers. Tests of one file stay together,
 # so that most fixtures are made once.
-unit: setup ## Every test that needs no cluster
-	OMP_NUM_THREADS=1 $(PYTEST) -q -n 3 --dist worksteal -m "not api and not cluster and not soak and not kernels" tests
+unit: setup ## Every test that needs no cluster, but for those of `make check`
+	OMP_NUM_THREADS=1 $(PYTEST) -q -n 3 --dist worksteal -m "not api and not cluster and not soak and not kernels" \
+		--ignore=tests/contracts tests
 
-test: setup check unit ## Every test but the deepest, the stories on a real cluster included (KUBECONFIG=... uses yours)
+test: $(READY) ## Every test but the deepest, the stories on a real cluster included (KUBECONFIG=... uses yours)
+	@$(MAKE) -j 2 setup check
+	@$(MAKE) unit
 	@$(MAKE) clusters
 
 # The stories run one after the other, because some count everything that happens on the cluster. It comes up before,
