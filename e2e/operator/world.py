@@ -147,8 +147,10 @@ class World:
         return max(found, key=lambda body: str(body["metadata"]["creationTimestamp"])) if found else None
 
     def has_children(self, namespace: str, name: str) -> bool:
-        has_pods = bool(self.find("Pod", namespace, f"{NAME_LABEL}={name}"))
-        kinds = (*CHILDREN, BUDGET) if has_pods else CHILDREN
+        """Whether all are there; the budget belongs to them as soon as the Deployment has a pod."""
+        pods = self.find("Pod", namespace, f"{NAME_LABEL}={name}")
+        owners = {each["kind"] for pod in pods for each in pod["metadata"].get("ownerReferences", ())}
+        kinds = (*CHILDREN, BUDGET) if "ReplicaSet" in owners else CHILDREN
         return all(self.child(kind, namespace, name) for kind in kinds)
 
     def status(self, namespace: str, name: str) -> Body:
