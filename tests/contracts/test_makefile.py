@@ -1,8 +1,10 @@
 """`make test` and `make deep` together run every test, and what make runs keeps its bytecode."""
 
+import argparse
 import ast
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,18 +14,34 @@ from _pytest.mark.expression import Expression
 
 ROOT = Path(__file__).parents[2]
 
+# The options of pytest that the Makefile uses and that take a value or choose tests.
+_PYTEST = argparse.ArgumentParser(allow_abbrev=False)
+_PYTEST.add_argument("-m", dest="expression", default="")
+_PYTEST.add_argument("--ignore", action="append", default=[])
+_PYTEST.add_argument("-n")
+_PYTEST.add_argument("-p")
+_PYTEST.add_argument("--dist")
+_PYTEST.add_argument("--timeout")
+_PYTEST.add_argument("folders", nargs="*")
+
 
 @dataclass(frozen=True)
 class Run:
-    """One call of pytest in the Makefile: the folders that it names and the markers that it selects."""
+    """One call of pytest in the Makefile: its folders, those it ignores, and the markers that it selects."""
 
     folders: tuple[Path, ...]
+    ignored: tuple[Path, ...]
     expression: str
 
     def selects(self, path: Path, markers: frozenset[str]) -> bool:
         """Whether it runs a test of this file with these markers."""
-        is_selected = Expression.compile(self.expression).evaluate(lambda name, /, **_: name in markers)
-        return is_selected and any(folder in path.parents for folder in self.folders)
+        compiled = Expression.compile(self.expression)
+        is_selected = not self.expression or compiled.evaluate(lambda name, /, **_: name in markers)
+        return is_selected and _is_in(path, self.folders) and not _is_in(path, self.ignored)
+
+
+def _is_in(path: Path, folders: tuple[Path, ...]) -> bool:
+    return any(folder in path.parents for folder in folders)
 
 
 def runs(*targets: str) -> list[Run]:
@@ -37,12 +55,17 @@ def runs(*targets: str) -> list[Run]:
         text=True,
         check=True,
     )
-    found = []
-    for line in asked.stdout.splitlines():
-        if marker := re.search(r"-m pytest .*-m (?:\"([^\"]+)\"|(\w+)) (.*)", line):
-            folders = tuple(ROOT / word for word in marker[3].split() if not word.startswith("-"))
-            found.append(Run(folders, marker[1] or marker[2]))
-    return found
+    return [_run(line) for line in asked.stdout.replace("\\\n", "").splitlines() if "-m pytest " in line]
+
+
+def _run(line: str) -> Run:
+    arguments = shlex.split(line.partition("-m pytest ")[2])
+    options, _ = _PYTEST.parse_known_args(arguments)
+    return Run(
+        tuple(ROOT / folder for folder in options.folders),
+        tuple(ROOT / folder for folder in options.ignore),
+        options.expression,
+    )
 
 
 def written() -> Iterator[tuple[Path, str, frozenset[str]]]:
