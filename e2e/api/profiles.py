@@ -16,7 +16,7 @@ from quire_operator.spec.profiles import parse
 
 CRD: Body = yaml.safe_load((ROOT / "crds" / "acceleratorprofiles.yaml").read_text(encoding="utf-8"))
 SCHEMA: Body = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-SHIPPED_FILE = ROOT / "charts" / "quire" / "files" / "accelerator-profiles.yaml"
+SHIPPED_FILE = ROOT / "charts" / "quire" / "files" / "default-profiles.yaml"
 SHIPPED: tuple[Body, ...] = tuple(yaml.safe_load_all(SHIPPED_FILE.read_text(encoding="utf-8")))
 
 FULL: Body = {

@@ -130,7 +130,7 @@ def test_the_rendered_crds_equal_the_canonical_ones_and_are_kept_on_uninstall(pl
 
 
 def test_profiles_are_rendered_only_when_enabled_and_overridden_field_by_field() -> None:
-    shipped = (CHART / "files" / "accelerator-profiles.yaml").read_text(encoding="utf-8")
+    shipped = (CHART / "files" / "default-profiles.yaml").read_text(encoding="utf-8")
     expected = {body["metadata"]["name"]: body["spec"] for body in yaml.safe_load_all(shipped)}
     expected |= {
         "mine": {"memory": "24G"},

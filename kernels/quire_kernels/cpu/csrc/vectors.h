@@ -1,7 +1,7 @@
 /* Shared by the CPU kernels: vectors of 16 elements, stored as float32 or bfloat16, computed in float32.
  *
  * Needs AVX-512 F/BW/DQ/VL; the loader checks the CPU before it loads the library. A kernel is a function of its
- * arguments and a number of rows, which all threads of a team call together (`run.c`): it distributes work by
+ * arguments and a number of rows, which all threads of a team call together (`run_calls.c`): it distributes work by
  * `omp for`, at whose end all threads wait.
  */
 #ifndef QUIRE_VECTORS_H
@@ -15,7 +15,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
 
-/* Set within a run by a kernel that could not allocate memory (`run.c`). */
+/* Set within a run by a kernel that could not allocate memory (`run_calls.c`). */
 extern int quire_lacked_memory;
 
 enum dtype { FLOAT32 = 0, BFLOAT16 = 1 };
