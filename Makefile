@@ -17,7 +17,7 @@ FOREIGN := $(filter-out $(abspath .cluster/kubeconfig),$(abspath $(KUBECONFIG)))
 COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	--generate-hashes --no-emit-index-url --no-annotate --no-header
 
-.PHONY: help setup up down check unit kernels test clusters servers cluster deep soak chaos keda bench bench-gpu images docs lock
+.PHONY: help setup up down check unit kernels test clusters servers artifacts deep soak chaos keda bench bench-gpu images docs lock
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -51,11 +51,13 @@ test: $(READY) ## Every test but the deepest, the stories on a real cluster incl
 	@$(MAKE) unit
 	@$(MAKE) clusters
 
-# The stories run one after the other, because some count everything that happens on the cluster. It comes up before,
-# while other tests wait for leases and restarts.
+# The images are built beside other tests, at the lowest priority. Stories run side by side, but for those that change or
+# measure what they share.
 clusters:
-	@$(MAKE) -j 2 servers cluster
-	$(PYTEST) -m cluster e2e/stories
+	@$(MAKE) -j 2 servers artifacts
+	$(PYTHON) -m e2e.up --set allowFaults=true
+	$(PYTEST) -n 2 --dist loadfile -m "cluster and not alone" e2e/stories
+	$(PYTEST) -m "cluster and alone" e2e/stories
 
 # API servers and nodes that tests start run side by side, because most of the time is spent waiting.
 servers:
@@ -65,10 +67,9 @@ else
 	$(PYTEST) -q -n 4 --dist loadfile -m "api or cluster" tests/chart tests/cluster e2e/api e2e/operator e2e/metrics_adapter e2e/chaos
 endif
 
-# `make up` beside other tests: the images first, at the lowest priority.
-cluster:
-	@{ nice -n 19 $(PYTHON) -m e2e.up.artifacts && $(PYTHON) -m e2e.up; } >.cache/up.log 2>&1 \
-		|| { cat .cache/up.log; exit 1; }
+artifacts:
+	@{ nice -n 19 $(PYTHON) -m e2e.up.artifacts && nice -n 19 $(PYTHON) -m e2e.stories.earlier_release; } \
+		>.cache/artifacts.log 2>&1 || { cat .cache/artifacts.log; exit 1; }
 
 deep: setup ## What takes longest: all pairs of kernels, overload, killed engines, fleets of 1,000, KEDA itself
 	@$(MAKE) kernels

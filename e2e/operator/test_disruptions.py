@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.api import profiles
-from e2e.api.client import Client
+from e2e.api.client import Client, RefusedError
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator import controllers, pods, rights
 from e2e.operator.nodes import GPU, MERGE, make_claim, make_node
@@ -137,7 +137,16 @@ def test_a_preemption_by_a_pod_of_higher_priority_is_reported(
     limits = {"cpu": "1", "memory": "1Gi", GPU: "1"}
     rival = {"name": "c", "image": "i", "resources": {"limits": limits}}
     spec = {"priorityClassName": "urgent", "containers": [rival]}
-    world.create("Pod", namespace, {"metadata": {"name": "rival"}, "spec": spec})
+
+    def is_admitted() -> bool:
+        try:
+            world.create("Pod", namespace, {"metadata": {"name": "rival"}, "spec": spec})
+        except RefusedError as error:  # admission has not seen the class yet
+            assert "no PriorityClass" in str(error)
+            return False
+        return True
+
+    eventually("the API server knows the class", is_admitted)
 
     assert last_failure(world, namespace, "Preempted")["pod"] == serving["metadata"]["name"]
 

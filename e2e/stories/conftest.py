@@ -1,8 +1,9 @@
 """Fixtures of the stories: the cluster, a namespace that holds the model, and LLMDeployments in it.
 
-The stories share one cluster and run in the order of their numbers. Every story namespace enforces Pod
-Security `restricted`, so that a pod that needs more privileges fails its story. A story's namespace is
-deleted while the next story runs; the session fixture `clean` waits until all of them are gone.
+The stories share one cluster. Most may run side by side, each in its namespace; those that change or measure
+what all share are marked `alone`, run one after the other and have the higher numbers. Every namespace
+enforces Pod Security `restricted`, so that a pod that needs more privileges fails its story. It is deleted
+while the next story runs, and awaited only where a run is repeated.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from e2e.up.place import Place
 from e2e.up.volume import Volumes
 
 ROOT = Path(__file__).parents[2]
-STORY = {"quire-story": "true"}  # label of every story namespace
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,14 +60,21 @@ def kube(place: Place) -> Kubectl:
 
 @pytest.fixture(scope="session")
 def operator(place: Place) -> Iterator[OperatorRelease]:
-    """The installed operator, which allows fault injection (QUIRE_FAULT) while the stories run."""
+    """The installed operator, which allows fault injection (QUIRE_FAULT) while the stories run.
+
+    Stories that run side by side cannot each change the release, so it must allow that before.
+    """
     write_record: WriteRecord = ManagedFields(place.kubectl, MANAGER)
     if place.is_ours:
         write_record = AuditLog(place.checkout.audit_log, USER)
     release = OperatorRelease(place.kubectl, ROOT, write_record)
-    release.upgrade("--set", "allowFaults=true")
+    is_beside_others = "PYTEST_XDIST_WORKER" in os.environ
+    if not release.allows_faults():
+        assert not is_beside_others, "run `python -m e2e.up --set allowFaults=true` first"
+        release.upgrade("--set", "allowFaults=true")
     yield release
-    release.upgrade("--set", "allowFaults=false")
+    if not is_beside_others:
+        release.upgrade("--set", "allowFaults=false")
 
 
 @pytest.fixture(scope="session")
@@ -76,25 +83,12 @@ def volumes(place: Place, operator: OperatorRelease) -> Volumes:
     return place.volumes(operator.engine_image())
 
 
-@pytest.fixture(scope="session")
-def clean(kube: Kubectl) -> Iterator[None]:
-    """Deletes the namespaces of all stories before the first story and after the last one."""
-
-    def wait_until_gone() -> None:
-        kube.run("delete", "namespaces", "--selector=quire-story=true", "--timeout=300s")
-
-    wait_until_gone()
-    yield
-    wait_until_gone()
-
-
 @pytest.fixture(scope="module")
-def namespace(
-    kube: Kubectl, clean: None, volumes: Volumes, place: Place, request: pytest.FixtureRequest
-) -> Iterator[str]:
+def namespace(kube: Kubectl, volumes: Volumes, place: Place, request: pytest.FixtureRequest) -> Iterator[str]:
     """A restricted namespace named after the story; its claim `smollm2` holds the model."""
     name = re.sub(r"[^a-z0-9]+", "-", request.module.__name__.rsplit(".", 1)[-1].removeprefix("test_"))
-    labels = {"pod-security.kubernetes.io/enforce": "restricted", **STORY}
+    kube.run("delete", "namespace", name, "--ignore-not-found", "--timeout=300s")
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
     volumes.provide(place.model, name)
     yield name

@@ -1,5 +1,7 @@
 """An earlier release for the upgrade story: its chart and its images, built from the git history.
 
+`python -m e2e.stories.earlier_release` builds the images alone, for which it needs no cluster.
+
 The images are pushed under names of their own, so that `make up` still finds those of the working tree.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +23,8 @@ from e2e.images.target import Target
 
 # The first installable commit that keeps rendered manifests in ControllerRevisions.
 COMMIT = "50d7e89"
+_OPERATOR, _SERVER = (replace(image, name=f"{image.name}-earlier") for image in IMAGES)
+_IMAGES = (_OPERATOR, _SERVER)
 
 
 @dataclass(frozen=True)
@@ -39,10 +44,17 @@ class EarlierRelease:
 
 
 def earlier_release(root: Path, directory: Path) -> EarlierRelease:
-    """Checks `COMMIT` out into `directory`, builds its images and pushes them.
+    """Checks `COMMIT` out into `directory`, builds its images where that is not done, and pushes them."""
+    _check_out(root, directory)
+    target = Target.of(root, os.environ)
+    build.push(directory, target.registry, os.environ, target.within, _IMAGES)
+    images = build.references(directory, target.registry, os.environ, _IMAGES)
+    return EarlierRelease(directory, images)
 
-    They get the present dependencies, whose layers the registry and the node have already: with its own the
-    server's image would be five more gigabytes to build, push and pull.
+
+def _check_out(root: Path, directory: Path) -> None:
+    """`COMMIT` with the present dependencies, whose layers the registry and the node have already: with its
+    own the server's image would be five more gigabytes to build, push and pull.
     """
     # File modes are part of the cache key of an image layer.
     argv = ["git", "-c", "tar.umask=0022", "archive", COMMIT]
@@ -54,8 +66,9 @@ def earlier_release(root: Path, directory: Path) -> EarlierRelease:
     for image in IMAGES:
         for name in image.requirements:
             shutil.copyfile(root / name, directory / name)
-    operator, server = (replace(image, name=f"{image.name}-earlier") for image in IMAGES)
-    target = Target.of(root, os.environ)
-    build.push(directory, target.registry, os.environ, target.within, (operator, server))
-    images = build.references(directory, target.registry, os.environ, (operator, server))
-    return EarlierRelease(directory, images)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as tree:
+        _check_out(Path.cwd(), Path(tree))
+        build.build(Path(tree), os.environ, _IMAGES)

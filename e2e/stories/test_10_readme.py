@@ -13,6 +13,8 @@ import pytest
 from e2e.kubectl import Kubectl
 from e2e.stories.conftest import ROOT
 
+pytestmark = pytest.mark.alone  # the README's port may be taken
+
 
 def readme_blocks(language: str) -> list[str]:
     """The code blocks of README.md in `language`."""

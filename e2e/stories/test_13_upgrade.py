@@ -1,4 +1,6 @@
-"""Story: the operator is upgraded while three models serve; their pods change only when a spec is edited."""
+"""Story: the operator is upgraded while three models serve; their pods change only when a spec is edited. One
+that is upgraded to an image that is nowhere says so.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,8 @@ from e2e.stories.earlier_release import EarlierRelease, earlier_release
 from e2e.stories.load import StreamLoad
 from e2e.stories.release import OperatorRelease
 from e2e.stories.waiting import eventually
+
+pytestmark = pytest.mark.alone  # the operator is replaced
 
 NAMES = ("one", "two", "three")
 
@@ -90,3 +94,18 @@ def test_an_upgrade_restarts_no_pod_and_breaks_no_stream_and_an_edit_takes_the_n
     assert [containers(model) for model in models[1:]] == before[1:]
     assert [load.broken for load in loads] == [[], [], []]
     assert available_revision(models[0]) is None
+
+
+def test_an_image_that_cannot_be_pulled_is_named(
+    operator: OperatorRelease, deploy: Callable[..., LLMDeployment]
+) -> None:
+    values = operator.values()
+    operator.upgrade("--set", "engineImage.tag=no-such-tag")
+    try:
+        llm = deploy("pull")
+        ready = llm.wait_reason("Ready", "ImagePullFailed")
+    finally:
+        operator.install(values)
+
+    assert "no-such-tag" in ready["message"]
+    llm.wait_ready()

@@ -14,6 +14,8 @@ from e2e.stories.deployment import CHILDREN, NAME_LABEL, LLMDeployment
 from e2e.stories.release import OperatorRelease
 from e2e.stories.waiting import eventually
 
+pytestmark = pytest.mark.alone  # the operator's writes are counted
+
 EDITS: dict[str, Manifest] = {
     "deployments": {"spec": {"progressDeadlineSeconds": 33}},
     "services": {"spec": {"selector": {NAME_LABEL: "another"}}},

@@ -14,8 +14,10 @@ from e2e.kubectl import Kubectl
 from e2e.stories.conftest import ROOT
 from e2e.stories.deployment import LLMDeployment
 from e2e.stories.release import NAMESPACE, RELEASE, OperatorRelease
-from e2e.stories.test_01_readme import readme_blocks
+from e2e.stories.test_10_readme import readme_blocks
 from e2e.up.place import MODEL, Place
+
+pytestmark = pytest.mark.alone  # the operator is uninstalled
 
 PAGE = ROOT / "docs" / "operations.md"
 

@@ -10,7 +10,6 @@ import pytest
 
 from e2e.kubectl import Kubectl, Manifest
 from e2e.stories.deployment import SERVED_NAME, LLMDeployment, small_spec
-from e2e.stories.release import OperatorRelease
 from e2e.stories.waiting import eventually
 from e2e.up.place import Place
 from e2e.up.volume import Volumes
@@ -170,19 +169,4 @@ def test_an_exceeded_quota_is_named_until_it_is_removed(
     assert "none-left" in ready["message"]
 
     kube.delete("resourcequota", "none-left", namespace)
-    llm.wait_ready()
-
-
-def test_an_image_that_cannot_be_pulled_is_named(
-    operator: OperatorRelease, deploy: Callable[..., LLMDeployment]
-) -> None:
-    values = operator.values()
-    operator.upgrade("--set", "engineImage.tag=no-such-tag")
-    try:
-        llm = deploy("pull")
-        ready = llm.wait_reason("Ready", "ImagePullFailed")
-    finally:
-        operator.install(values)
-
-    assert "no-such-tag" in ready["message"]
     llm.wait_ready()

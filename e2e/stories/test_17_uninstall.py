@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from e2e.kubectl import Kubectl
 from e2e.stories.deployment import CHILDREN, NAME_LABEL, SERVED_NAME, LLMDeployment
 from e2e.stories.release import NAMESPACE, RELEASE, OperatorRelease
 from e2e.stories.waiting import eventually
+
+pytestmark = pytest.mark.alone  # the operator is uninstalled
 
 
 def test_deleting_the_deployment_deletes_everything_it_owned(

@@ -14,8 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import pytest
+
 from e2e.stories.deployment import SERVED_NAME, LLMDeployment
 from e2e.stories.waiting import eventually
+
+pytestmark = pytest.mark.alone  # the load of other stories would change what is measured
 
 CLIENTS = 48
 MOST_REQUESTS = 400  # of each client, so that a failed test ends

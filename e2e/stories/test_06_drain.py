@@ -1,20 +1,17 @@
-"""Story: a pod is terminated in mid-stream, by a deletion or by a spot node's termination taint."""
+"""Story: a pod is deleted in mid-stream."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionChunk
 
 from e2e.kubectl import Kubectl
 from e2e.stories.deployment import SERVED_NAME, LLMDeployment
-from e2e.stories.release import NAMESPACE
 from e2e.stories.waiting import eventually
 
 DRAIN = {"preStopSeconds": 3, "timeoutSeconds": 120}
-TAINT = "cloud.google.com/impending-node-termination"
 
 
 def started_stream(client: OpenAI) -> Iterator[ChatCompletionChunk]:
@@ -58,32 +55,3 @@ def test_a_deleted_pod_finishes_its_stream_while_new_requests_go_elsewhere(
     assert answer.choices[0].finish_reason in {"stop", "length"}
     assert finish == "length", "the stream of the deleted pod did not run to its end"
     eventually("the deleted pod is gone", lambda: kube.get("pods", name, llm.namespace) is None, timeout=90)
-
-
-@pytest.fixture
-def node(kube: Kubectl) -> Iterator[str]:
-    """The name of the only node. Afterwards its taint is removed and the operator's rollout awaited."""
-    (node,) = kube.list("nodes", "default")
-    name = node["metadata"]["name"]
-    yield name
-    kube.run("taint", "node", name, f"{TAINT}-")
-    for deployment in kube.list("deployments", NAMESPACE):
-        target = f"deployment/{deployment['metadata']['name']}"
-        kube.run("rollout", "status", target, "-n", NAMESPACE, "--timeout=120s")
-
-
-def test_a_spot_node_that_is_reclaimed_drains_at_once_and_finishes_the_stream(
-    kube: Kubectl, deploy: Callable[..., LLMDeployment], node: str
-) -> None:
-    llm = deploy("spot", replicas=1, drain=DRAIN, scheduling={"spot": {"enabled": True}})
-    llm.wait_ready()
-    (pod,) = llm.pods()
-    name = pod["metadata"]["name"]
-
-    with llm.client() as held:
-        chunks = started_stream(held)
-        kube.run("taint", "node", node, f"{TAINT}:NoExecute")
-        eventually("the pod left the Service", lambda: name not in llm.endpoints(), timeout=15)
-        finish = finish_reason(chunks)
-
-    assert finish == "length", "the stream on the reclaimed node did not run to its end"
