@@ -6,10 +6,12 @@ The stories use the names of the API's fields through this module only.
 from __future__ import annotations
 
 import copy
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from openai import OpenAI
 
@@ -70,7 +72,7 @@ class LLMDeployment:
         return found[0] if found else {"status": "Unknown", "reason": "", "message": ""}
 
     def wait_ready(self, timeout: int = 180) -> None:
-        """Waits with `kubectl wait` for Ready; a timeout fails and shows the status and the pods."""
+        """Waits for Ready, then for the Service; a timeout fails and shows the status and the pods."""
         try:
             self.kube.run(
                 "wait", "llmdeployment", self.name, "-n", self.namespace,
@@ -78,6 +80,16 @@ class LLMDeployment:
             )  # fmt: skip
         except KubectlError as error:
             raise AssertionError(f"{error}\nstatus: {self.status()}\npods: {self.describe_pods()}") from error
+        # kube-proxy routes to a pod a moment after the pod became ready.
+        eventually("the Service accepts connections", self._accepts_connections, timeout=15)
+
+    def _accepts_connections(self) -> bool:
+        address = urlsplit(self.base_url)
+        try:
+            socket.create_connection((address.hostname, address.port), timeout=5).close()
+        except OSError:
+            return False
+        return True
 
     def wait_settled(self, timeout: float = 240) -> Manifest:
         """Waits until the newest generation is observed, Ready and not reconciling; returns the status."""
