@@ -193,4 +193,5 @@ async def _deliver(
         await response.add(delta)
 
     await answer_all(request, requests, response.add if transcript is None else emit_and_keep)
+    request.settle_rate(200)  # before the client has its answer, after which it may send the next request
     await response.finish(request.prompt_tokens)

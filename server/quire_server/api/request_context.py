@@ -141,12 +141,15 @@ class RequestContext:
         return name
 
     def settle_rate(self, code: int | None) -> None:
-        """Charge the client's rate for what it took in the end: nothing, where it was refused unserved."""
+        """Charge the client's rate for what it has taken and was not charged for; nothing, where it was
+        refused unserved.
+        """
         if self.charged_tokens is None:
             return
         if code == 503 and not self.prompt_tokens:
             self.server.rates.refund(self.client)
         tokens = self.prompt_tokens + self.completion_tokens - self.charged_tokens
+        self.charged_tokens += tokens
         self.server.rates.spend(self.client, tokens)
 
 
