@@ -17,7 +17,7 @@ FOREIGN := $(filter-out $(abspath .cluster/kubeconfig),$(abspath $(KUBECONFIG)))
 COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	--generate-hashes --no-emit-index-url --no-annotate --no-header
 
-.PHONY: help setup up down check unit kernels test clusters servers artifacts deep soak chaos keda bench bench-gpu images docs lock
+.PHONY: help setup up down check unit kernels test clusters servers artifacts stories stories-alone deep soak chaos keda bench bench-gpu images docs lock
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -55,8 +55,13 @@ test: $(READY) ## Every test but the deepest, the stories on a real cluster incl
 # measure what they share.
 clusters:
 	@$(MAKE) -j 2 servers artifacts
-	$(PYTHON) -m e2e.up --set allowFaults=true
+	$(PYTHON) -m e2e.up
+	@$(MAKE) --keep-going stories stories-alone
+
+stories:
 	$(PYTEST) -n 2 --dist loadfile -m "cluster and not alone" e2e/stories
+
+stories-alone:
 	$(PYTEST) -m "cluster and alone" e2e/stories
 
 # API servers and nodes that tests start run side by side, because most of the time is spent waiting.

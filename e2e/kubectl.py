@@ -1,19 +1,21 @@
 """kubectl and helm with one kubeconfig: how `make up` and the stories reach a cluster, as a user would.
 
-`get` and `list` are requests of the Kubernetes client, because tests repeat them until a condition holds and
-each process of kubectl takes 0.15 s of a CPU. Knows nothing of Quire but the path of its resource.
+`get` and `list` go through one `kubectl proxy`, because tests repeat them until a condition holds and each
+process of kubectl takes 0.15 s of a CPU. Knows nothing of Quire but the path of its resource.
 """
 
+import atexit
+import http.client
 import json
+import shutil
+import socket
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import urllib3
-from kubernetes import config
-from kubernetes.client import ApiClient, ApiException
+from urllib.parse import urlencode
 
 Manifest = dict[str, Any]
 
@@ -72,41 +74,53 @@ class Kubectl:
 
     def get(self, resource: str, name: str, namespace: str = "") -> Manifest | None:
         """One object, or None; `resource` is a plural, such as "pods"."""
-        return self._read(f"{_PATHS[resource].format(namespace=namespace)}/{name}")
+        return self._read(f"{_path(resource, namespace)}/{name}")
 
-    def list(self, resource: str, namespace: str = "", selector: str = "") -> list[Manifest]:
+    def list(self, resource: str, namespace: str, selector: str = "") -> list[Manifest]:
         """The objects of a resource, where given those with labels."""
-        found = self._read(_PATHS[resource].format(namespace=namespace), labelSelector=selector)
-        if found is None:
-            raise KubectlError(f"the cluster has no resource {resource}")
+        path = f"{_path(resource, namespace)}?{urlencode({'labelSelector': selector})}"
+        found = self._read(path)
+        assert found is not None, f"{path} names no object"
         items: list[Manifest] = found["items"]
         return items
 
-    def _read(self, path: str, **query: str) -> Manifest | None:
-        """The JSON at `path`, or None where there is nothing."""
-        request = self._client.param_serialize(
-            "GET",
-            path,
-            query_params=list(query.items()),
-            header_params={"Accept": "application/json"},
-            auth_settings=["BearerToken"],
-        )
+    def _read(self, path: str) -> Manifest | None:
+        """The JSON at `path`, or None if that is an object that does not exist."""
+        connection = _UnixConnection(self._proxy)
         try:
-            response = self._client.call_api(*request, _request_timeout=_READ_SECONDS)
-            body: bytes = response.read()  # type: ignore[no-untyped-call]  # the client declares no types here
-        except (urllib3.exceptions.HTTPError, ApiException) as error:
+            connection.request("GET", path, headers={"Accept": "application/json"})
+            response = connection.getresponse()
+            body = response.read()
+        except (OSError, http.client.HTTPException) as error:
             raise KubectlError(f"GET {path}: {error}") from error
-        if response.status == 404:
+        finally:
+            connection.close()
+        if response.status == 404 and b'"kind":"Status"' in body and json.loads(body)["details"].get("name"):
             return None
         if response.status != 200:
-            raise KubectlError(f"GET {path}: {response.status} {body.decode(errors='replace')}")
+            raise KubectlError(f"GET {path}: {response.status} {body.decode(errors='replace').strip()}")
         found: Manifest = json.loads(body)
         return found
 
     @cached_property
-    def _client(self) -> ApiClient:
-        client: ApiClient = config.new_client_from_config(str(self.kubeconfig))  # type: ignore[no-untyped-call]  # as above
-        return client
+    def _proxy(self) -> Path:
+        """The socket of a `kubectl proxy`, which ends with this process."""
+        directory = Path(tempfile.mkdtemp(prefix="kubectl-proxy-"))
+        path = directory / "socket"
+        argv = self.argv("proxy", f"--unix-socket={path}")
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+        def end() -> None:
+            process.terminate()
+            process.wait()
+            shutil.rmtree(directory, ignore_errors=True)
+
+        atexit.register(end)
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        if not said.startswith("Starting to serve"):
+            raise KubectlError(f"kubectl proxy: {(said + process.stdout.read()).strip()}")
+        return path
 
     def patch(self, kind: str, name: str, namespace: str, patch: Manifest) -> None:
         """One merge patch."""
@@ -123,3 +137,22 @@ def _run(argv: list[str], stdin: str | None) -> str:
         said = done.stderr.strip() or done.stdout.strip()
         raise KubectlError(f"{Path(argv[0]).name} {' '.join(argv[2:])}: {said}")
     return done.stdout
+
+
+def _path(resource: str, namespace: str) -> str:
+    if resource not in _PATHS:
+        raise ValueError(f"no path is known for {resource!r}: see _PATHS")
+    return _PATHS[resource].format(namespace=namespace)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a socket of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=_READ_SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_READ_SECONDS)
+        self.sock.connect(str(self._path))

@@ -3,7 +3,7 @@
 The stories share one cluster. Most may run side by side, each in its namespace; those that change or measure
 what all share are marked `alone`, run one after the other and have the higher numbers. Every namespace
 enforces Pod Security `restricted`, so that a pod that needs more privileges fails its story. It is deleted
-while the next story runs, and awaited only where a run is repeated.
+while the next story runs. What the whole run needs is prepared once, by the process that starts the workers.
 """
 
 from __future__ import annotations
@@ -24,6 +24,51 @@ from e2e.up.place import Place
 from e2e.up.volume import Volumes
 
 ROOT = Path(__file__).parents[2]
+STORY = {"quire-story": "true"}  # label of every story namespace
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Deletes what an interrupted run left, and allows fault injection (QUIRE_FAULT) during the stories."""
+    place = Place.of(ROOT, os.environ)
+    if _prepares(session.config) and not _hindrance(place):
+        place.kubectl.run("delete", "namespaces", "--selector=quire-story=true", "--timeout=300s")
+        _release(place).upgrade("--set", "allowFaults=true")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Forbids fault injection again, also after a failure."""
+    place = Place.of(ROOT, os.environ)
+    if _prepares(session.config) and not _hindrance(place):
+        _release(place).upgrade("--set", "allowFaults=false")
+
+
+def _prepares(config: pytest.Config) -> bool:
+    is_worker = hasattr(config, "workerinput")
+    return not is_worker and not config.option.collectonly
+
+
+def _hindrance(place: Place) -> str:
+    """Why no story can run on the cluster; empty if they can."""
+    try:
+        place.kubectl.run("get", "deployment", "-n", "quire-system", "quire-operator")
+        service = place.kubectl.get("services", "kubernetes", "default")
+    except (KubectlError, OSError) as error:
+        return f"no cluster with Quire on it (run `make up`): {error}"
+    assert service is not None
+    address = (service["spec"]["clusterIP"], service["spec"]["ports"][0]["port"])
+    try:
+        socket.create_connection(address, timeout=10).close()
+    except OSError as error:
+        return f"the stories' clients need a route to the cluster's Services, such as {address}: {error}"
+    return ""
+
+
+def _release(place: Place) -> OperatorRelease:
+    write_record: WriteRecord = ManagedFields(place.kubectl, MANAGER)
+    if place.is_ours:
+        write_record = AuditLog(place.checkout.audit_log, USER)
+    return OperatorRelease(place.kubectl, ROOT, write_record)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,19 +82,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def place() -> Place:
     """The cluster that `make up` brought up, or the one that KUBECONFIG names."""
     place = Place.of(ROOT, os.environ)
-    try:
-        place.kubectl.run("get", "deployment", "-n", "quire-system", "quire-operator")
-        service = place.kubectl.get("services", "kubernetes", "default")
-    except (KubectlError, OSError) as error:
-        pytest.skip(f"no cluster with Quire on it (run `make up`): {error}")
-    assert service is not None
-    address = (service["spec"]["clusterIP"], service["spec"]["ports"][0]["port"])
-    try:
-        socket.create_connection(address, timeout=10).close()
-    except OSError as error:
-        pytest.skip(
-            f"the stories' clients need a route to the cluster's Services, such as {address}: {error}"
-        )
+    if hindrance := _hindrance(place):
+        pytest.skip(hindrance)
     return place
 
 
@@ -59,22 +93,16 @@ def kube(place: Place) -> Kubectl:
 
 
 @pytest.fixture(scope="session")
-def operator(place: Place) -> Iterator[OperatorRelease]:
-    """The installed operator, which allows fault injection (QUIRE_FAULT) while the stories run.
+def operator(place: Place) -> OperatorRelease:
+    """The installed operator, which allows fault injection."""
+    return _release(place)
 
-    Stories that run side by side cannot each change the release, so it must allow that before.
-    """
-    write_record: WriteRecord = ManagedFields(place.kubectl, MANAGER)
-    if place.is_ours:
-        write_record = AuditLog(place.checkout.audit_log, USER)
-    release = OperatorRelease(place.kubectl, ROOT, write_record)
-    is_beside_others = "PYTEST_XDIST_WORKER" in os.environ
-    if not release.allows_faults():
-        assert not is_beside_others, "run `python -m e2e.up --set allowFaults=true` first"
-        release.upgrade("--set", "allowFaults=true")
-    yield release
-    if not is_beside_others:
-        release.upgrade("--set", "allowFaults=false")
+
+@pytest.fixture(autouse=True)
+def check_alone(request: pytest.FixtureRequest) -> None:
+    """Fails a story that is marked `alone` and runs beside others."""
+    if request.node.get_closest_marker("alone") and "PYTEST_XDIST_WORKER" in os.environ:
+        pytest.fail("this story runs beside no other: leave out -n, as `make stories-alone` does")
 
 
 @pytest.fixture(scope="session")
@@ -87,8 +115,7 @@ def volumes(place: Place, operator: OperatorRelease) -> Volumes:
 def namespace(kube: Kubectl, volumes: Volumes, place: Place, request: pytest.FixtureRequest) -> Iterator[str]:
     """A restricted namespace named after the story; its claim `smollm2` holds the model."""
     name = re.sub(r"[^a-z0-9]+", "-", request.module.__name__.rsplit(".", 1)[-1].removeprefix("test_"))
-    kube.run("delete", "namespace", name, "--ignore-not-found", "--timeout=300s")
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    labels = {"pod-security.kubernetes.io/enforce": "restricted", **STORY}
     kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
     volumes.provide(place.model, name)
     yield name

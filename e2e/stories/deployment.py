@@ -80,16 +80,20 @@ class LLMDeployment:
             )  # fmt: skip
         except KubectlError as error:
             raise AssertionError(f"{error}\nstatus: {self.status()}\npods: {self.describe_pods()}") from error
-        # kube-proxy routes to a pod a moment after the pod became ready.
-        eventually("the Service accepts connections", self._accepts_connections, timeout=15)
+        self._wait_routed()
 
-    def _accepts_connections(self) -> bool:
+    def _wait_routed(self) -> None:
+        """Waits for kube-proxy, which routes to a pod a moment after the pod became ready."""
         address = urlsplit(self.base_url)
-        try:
-            socket.create_connection((address.hostname, address.port), timeout=5).close()
-        except OSError:
-            return False
-        return True
+
+        def accepts() -> bool:
+            try:
+                socket.create_connection((address.hostname, address.port), timeout=5).close()
+            except OSError:
+                return False
+            return True
+
+        eventually("the Service accepts connections", accepts, timeout=15)
 
     def wait_settled(self, timeout: float = 240) -> Manifest:
         """Waits until the newest generation is observed, Ready and not reconciling; returns the status."""
@@ -105,7 +109,9 @@ class LLMDeployment:
                 else None
             )
 
-        return eventually(f"{self.name} settled, Ready", settled, timeout=timeout)
+        status = eventually(f"{self.name} settled, Ready", settled, timeout=timeout)
+        self._wait_routed()
+        return status
 
     def wait_failure(self, reason: str, timeout: float = 120) -> Manifest:
         """Waits for `status.lastFailure.reason == reason`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,6 +70,9 @@ def _check_out(root: Path, directory: Path) -> None:
 
 
 if __name__ == "__main__":
+    if subprocess.run(["git", "cat-file", "-e", COMMIT], capture_output=True).returncode != 0:
+        print(f"commit {COMMIT} is not here; the story that needs it says how to get it")
+        sys.exit()
     with tempfile.TemporaryDirectory() as tree:
         _check_out(Path.cwd(), Path(tree))
         build.build(Path(tree), os.environ, _IMAGES)

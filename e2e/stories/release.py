@@ -29,11 +29,6 @@ class OperatorRelease:
         """The values that the release was installed with, as YAML."""
         return self.kube.helm("get", "values", RELEASE, "-n", NAMESPACE, "-o", "yaml")
 
-    def allows_faults(self) -> bool:
-        """Whether LLMDeployments may inject faults."""
-        values = self.kube.helm("get", "values", RELEASE, "-n", NAMESPACE, "-o", "json")
-        return bool(json.loads(values).get("allowFaults"))
-
     def engine_image(self) -> str:
         """The image of the serving pods."""
         image = json.loads(self.kube.helm("get", "values", RELEASE, "-n", NAMESPACE, "-o", "json"))[

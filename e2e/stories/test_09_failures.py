@@ -30,12 +30,14 @@ def pvc_model(claim: str, path: str = "") -> Manifest:
     }
 
 
+# Enough for a server that never loads the model, so that all fit on the node at once.
+UNLOADED = {"cpu": "100m", "memory": "1Gi"}
 # By the reason that each gets without anything else being done. StartupTimeout takes longest.
 FAILURES: dict[str, Manifest] = {
-    "ModelNotFound": {"model": pvc_model("smollm2", "no/such/model")},
-    "ConfigError": {"engine": engine_spec(extraArgs=["--no-such-flag"])},
+    "ModelNotFound": {"model": pvc_model("smollm2", "no/such/model"), "resources": UNLOADED},
+    "ConfigError": {"engine": engine_spec(extraArgs=["--no-such-flag"]), "resources": UNLOADED},
     "OOMKilled": {"resources": {"cpu": "100m", "memory": "400Mi"}},
-    "EngineCrashed": {"engine": engine_with_fault("crash_on_load")},
+    "EngineCrashed": {"engine": engine_with_fault("crash_on_load"), "resources": UNLOADED},
     "StartupTimeout": {
         "engine": engine_with_fault("slow_load:after=6"),
         "health": {"startupTimeoutSeconds": 20, "loadStallTimeoutSeconds": 15},
@@ -44,7 +46,7 @@ FAILURES: dict[str, Manifest] = {
 WAITING: dict[str, Manifest] = {
     "nowhere": {"scheduling": {"nodeSelector": {"disk": "of-gold"}}},
     "unclaimed": {"model": pvc_model("later")},
-    "keyless": {"security": {"apiKeysSecretRef": {"name": "forgotten"}}},
+    "keyless": {"security": {"apiKeysSecretRef": {"name": "forgotten"}}, "resources": UNLOADED},
 }
 
 

@@ -73,6 +73,7 @@ def test_a_rollout_without_room_to_surge_completes_and_at_least_one_replica_alwa
         rollout={"surgeWaitSeconds": 15},
     )
     eventually("two pods serve", lambda: len(llm.endpoints()) == 2, timeout=240)
+    llm.wait_ready()
     before = {pod["metadata"]["uid"] for pod in llm.pods()}
 
     with StreamLoad(llm.base_url, SERVED_NAME) as load, endpoint_counts(llm) as counts:

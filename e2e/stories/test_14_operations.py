@@ -57,6 +57,7 @@ def checkout(place: Place, operator: OperatorRelease, kube: Kubectl, tmp_path: P
     metadata = {key: example["metadata"][key] for key in ("name", "namespace")}
     delete_page_objects(kube)
     kube.apply({**{key: example[key] for key in ("apiVersion", "kind", "spec")}, "metadata": metadata})
+    LLMDeployment(kube, "default", "smollm2").wait_ready()  # the next story counts the operator's writes
 
 
 def test_every_command_of_the_operations_page_does_what_the_page_says(checkout: Path, kube: Kubectl) -> None:

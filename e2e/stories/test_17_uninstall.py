@@ -1,4 +1,7 @@
-"""Story: deleting an LLMDeployment deletes its objects; uninstalling the operator deletes no model."""
+"""Story: deleting an LLMDeployment deletes its objects; uninstalling the operator deletes no model.
+
+It runs last, so it also looks at what the operator wrote in all stories.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,17 @@ from e2e.stories.release import NAMESPACE, RELEASE, OperatorRelease
 from e2e.stories.waiting import eventually
 
 pytestmark = pytest.mark.alone  # the operator is uninstalled
+
+
+def test_the_operator_wrote_only_kinds_that_it_needs(operator: OperatorRelease) -> None:
+    """After all stories before, which made it write what it ever writes."""
+    written = {what.split()[0] for what in operator.write_record.writes()}
+
+    assert written <= {
+        "configmaps", "controllerrevisions", "deployments", "events", "horizontalpodautoscalers", "jobs",
+        "leases", "llmdeployments/status", "networkpolicies", "persistentvolumeclaims",
+        "poddisruptionbudgets", "pods", "selfsubjectaccessreviews", "serviceaccounts", "services",
+    }  # fmt: skip
 
 
 def test_deleting_the_deployment_deletes_everything_it_owned(

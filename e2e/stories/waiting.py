@@ -1,4 +1,4 @@
-"""`eventually` with the timeouts of a story: longer, and polling less often, since each poll runs kubectl."""
+"""`eventually` with the timeouts of a story: longer, and polling less often, since the machine is busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m e2e.up [HELM ARGUMENTS]`: the command line of `make up`."""
+"""`python -m e2e.up`: the command line of `make up`."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from e2e.up.errors import UpError
 def main() -> int:
     """Runs the flow in the current checkout; an error of ours is one message, not a traceback."""
     try:
-        flow.run(Path.cwd().resolve(), os.environ, sys.argv[1:])
+        flow.run(Path.cwd().resolve(), os.environ)
     except (UpError, ImageError, ClusterError, KubectlError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -6,7 +6,7 @@ With KUBECONFIG naming another cluster nothing of `e2e.cluster` starts.
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -25,7 +25,7 @@ _OPERATOR_NAMESPACE = "quire-system"
 _READY_SECONDS = 300
 
 
-def run(root: Path, environ: Mapping[str, str], helm_arguments: Sequence[str] = ()) -> None:
+def run(root: Path, environ: Mapping[str, str]) -> None:
     """Everything, from a checkout to the model's answer."""
     began = time.monotonic()
     place = Place.of(root, environ)
@@ -40,7 +40,7 @@ def run(root: Path, environ: Mapping[str, str], helm_arguments: Sequence[str] = 
     plugin.install(place.checkout)
     _step(began, "programs and cluster, images, model" if place.is_ours else "programs, images, model")
     together.run(_preparations(is_ours=place.is_ours), root)
-    images = _release(place, root, environ, began, helm_arguments)
+    images = _release(place, root, environ, began)
     _serve(place, root, images, began)
 
 
@@ -53,9 +53,7 @@ def _preparations(*, is_ours: bool) -> dict[str, list[str]]:
     }
 
 
-def _release(
-    place: Place, root: Path, environ: Mapping[str, str], began: float, helm_arguments: Sequence[str]
-) -> References:
+def _release(place: Place, root: Path, environ: Mapping[str, str], began: float) -> References:
     """Installs the operator. Both images are in the registry: it may replace model servers at once.
 
     They are pushed once more for what was edited meanwhile; to find that nothing was takes a second.
@@ -64,8 +62,7 @@ def _release(
     together.run({"push": [sys.executable, "-m", "e2e.images", "push"]}, root)
     images = build.references(root, Target.of(root, environ).registry, environ)
     place.kubectl.apply(_restricted(_OPERATOR_NAMESPACE))
-    install = place.kubectl.helm_argv(*_install_arguments(root, images), *helm_arguments)
-    together.run({"operator": install}, root)
+    together.run({"operator": place.kubectl.helm_argv(*_install_arguments(root, images))}, root)
     return images
 
 

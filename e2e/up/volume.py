@@ -35,7 +35,10 @@ class Volumes(Protocol):
 
 @dataclass(frozen=True)
 class OnNode:
-    """Volumes over directories of this machine, whose disk the node of `e2e/cluster` shares."""
+    """Volumes over directories of this machine, whose disk the node of `e2e/cluster` shares.
+
+    Stories side by side share the copy of SmolLM2, which stays because the volume of `make up` shows it.
+    """
 
     kubectl: Kubectl
     directory: Path
