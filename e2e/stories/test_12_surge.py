@@ -24,9 +24,15 @@ pytestmark = pytest.mark.alone  # what is left of the node's memory must stay so
 HOSTNAME = "kubernetes.io/hostname"
 
 
+def settled_pods(kube: Kubectl) -> list[Manifest]:
+    """All pods of the cluster; none while some are terminating, such as those of the story before."""
+    pods: list[Manifest] = json.loads(kube.run("get", "pods", "--all-namespaces", "-o", "json"))["items"]
+    return [] if any("deletionTimestamp" in pod["metadata"] for pod in pods) else pods
+
+
 def roomiest_node(kube: Kubectl) -> tuple[str, int]:
     """The hostname of the node with the most unrequested memory, and that memory in bytes."""
-    pods = json.loads(kube.run("get", "pods", "--all-namespaces", "-o", "json"))["items"]
+    pods = eventually("no pod is terminating", lambda: settled_pods(kube), timeout=120)
 
     def free(node: Manifest) -> int:
         asked = sum(
