@@ -32,6 +32,7 @@ def test_an_event_is_reported_once_for_each_new_reason() -> None:
     assert transitions.events(bad, bad) == ()
     assert [e.reason for e in transitions.events(bad, worse)] == ["ModelCorrupt"]
     assert transitions.events(worse, fine) == ()
+    assert [e.reason for e in transitions.events(fine, bad)] == ["OOMKilled"]
 
 
 def test_becoming_ready_is_reported_and_staying_ready_is_not() -> None:
