@@ -6,6 +6,7 @@ It runs last, so it also looks at what the operator wrote in all stories.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -36,10 +37,13 @@ def test_deleting_the_deployment_deletes_everything_it_owned(
 
     kube.delete("llmdeployment", llm.name, llm.namespace, "--timeout=30s")
 
+    def has_none(resource: str) -> bool:
+        return not kube.list(resource, llm.namespace, f"{NAME_LABEL}={llm.name}")
+
     for resource in (*CHILDREN, "replicasets", "pods"):
         eventually(
             f"no {resource} is left",
-            lambda resource=resource: not kube.list(resource, llm.namespace, f"{NAME_LABEL}={llm.name}"),  # type: ignore[misc]  # mypy infers no lambda that has a default
+            partial(has_none, resource),
             timeout=120,
         )
 

@@ -92,7 +92,12 @@ _template_once = functools.cache(template)
 
 def render(*arguments: str) -> list[Body]:
     """Every object of the release; Helm runs once for the same arguments."""
-    return [body for body in yaml.load_all(_template_once(*arguments), Loader=yaml.CSafeLoader) if body]
+    return parse(_template_once(*arguments))
+
+
+def parse(rendered: str) -> list[Body]:
+    """The objects of what `template` returned."""
+    return [body for body in yaml.load_all(rendered, Loader=yaml.CSafeLoader) if body]
 
 
 def of_kind(bodies: list[Body], kind: str) -> list[Body]:

@@ -17,6 +17,7 @@ from tests.chart.helm import (
     Body,
     named,
     of_kind,
+    parse,
     render,
     run,
     template,
@@ -33,7 +34,7 @@ def test_helm_lint_passes_for_every_choice_of_values() -> None:
 @pytest.mark.parametrize("name", MATRIX)
 def test_every_choice_of_values_renders_each_object_once_and_reproducibly(name: str) -> None:
     rendered = template(*MATRIX[name])
-    bodies = [body for body in yaml.load_all(rendered, Loader=yaml.CSafeLoader) if body]
+    bodies = parse(rendered)
     identities = [(b["kind"], b["metadata"].get("namespace", ""), b["metadata"]["name"]) for b in bodies]
 
     assert len(identities) == len(set(identities))
