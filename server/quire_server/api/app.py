@@ -7,6 +7,7 @@ and `send` as they are, so that a disconnect is seen and streamed bytes are sent
 
 from __future__ import annotations
 
+import math
 import time
 
 from fastapi import FastAPI
@@ -49,7 +50,8 @@ def create_app(context: ServerContext) -> ASGIApp:
     async def shell(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"{scope['type']} is not served")
-        exchange = HttpExchange(scope, receive, _closing(send) if context.drain.begun else send)
+        is_last = context.drain.begun or _is_old(scope)
+        exchange = HttpExchange(scope, receive, _closing(send) if is_last else send)
         log.request_facts.set({"request_id": exchange.request_id})  # of this task alone
         try:
             _check_access(context, scope)
@@ -74,8 +76,13 @@ def _check_access(context: ServerContext, scope: Scope) -> None:
     require_key(context.keys, scope)
 
 
+def _is_old(scope: Scope) -> bool:
+    """Whether the connection has reached its maximum age; none that is not of our server (a test's) has."""
+    return bool(time.monotonic() >= scope.get("state", {}).get("expires_at", math.inf))
+
+
 def _closing(send: Send) -> Send:
-    """While draining, every response closes its connection."""
+    """The response closes its connection: while draining each one, else that of an old connection."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,8 +1,11 @@
-"""API keys: a directory in which each file is a client (its name) and its key (its content), as the kubelet
-mounts a Secret. Keys that are added or removed count within seconds.
+"""API keys: a directory in which each file is a client (its name) and a key (its first line), as the kubelet
+mounts a Secret. Entries that are added, changed or removed count within seconds.
+
+Further lines of an entry say what its key may do: whoever gives out keys decides that in the same place. An
+entry that is not understood is no key, so that a typing error takes rights away and never grants any.
 
 Decided on `scope["path"]`, never on a URL put together from headers. With a directory, everything is denied
-but the public paths; a directory without a key denies every request.
+but the public paths; a directory without a key denies every request. Admin paths need an admin's key always.
 """
 
 from __future__ import annotations
@@ -10,27 +13,73 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from starlette.types import Scope
 
 from quire_server.api.protocol.errors import ApiError
+from quire_server.core.policy import CLASSES, MAX_PRIORITY, MIN_PRIORITY
 
 logger = logging.getLogger(__name__)
 
 PUBLIC_PATHS = frozenset({"/health", "/metrics"})
+ADMIN_PATHS = frozenset({"/reset_prefix_cache"})
+PRINCIPAL = "quire.principal"  # in the scope of a request, once its key was checked
 _REREAD_SECONDS = 2.0
-_MAX_KEY_BYTES = 4096
+_MAX_ENTRY_BYTES = 4096
+_GROUP = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+_LEVEL = re.compile(r"-?[0-9]{1,3}")
+_SETTINGS = "'group: NAME', 'highest-priority: LEVEL' and 'admin: true'"
+
+
+@dataclass(frozen=True)
+class Principal:
+    """Whose key a request carries, and what that key may do.
+
+    By default that of a server without keys: all clients are one, which may use any priority; none is an
+    admin.
+    """
+
+    client: str = ""
+    cache_scope: str = ""
+    highest_priority: int = MIN_PRIORITY
+    is_admin: bool = False
+
+    def cache_salt(self, asked: str) -> str:
+        """The salt of a request's KV blocks: only requests of one scope with the same salt share them.
+
+        Unambiguous, since a scope has no NUL. Every client's salt has one, so that none is a health check's.
+        """
+        return f"{self.cache_scope}\0{asked}"
+
+    def priority(self, asked: int) -> int:
+        """The priority of a request. Raises a 403 where it is more urgent than the key's highest.
+
+        Normal, which is also the priority of a request that names none, is the key's highest where that is
+        lower.
+        """
+        if asked < min(self.highest_priority, CLASSES["normal"]):
+            raise ApiError(
+                403,
+                f"priority: {asked} is more urgent than {self.highest_priority}, the highest of this key; "
+                f"send {self.highest_priority} or more, or have highest-priority of the key's entry changed",
+                param="priority",
+                code="priority_not_allowed",
+            )
+        return max(asked, self.highest_priority)
 
 
 class Keys:
-    """The clients and their keys."""
+    """The keys, and whose they are."""
 
     def __init__(self, directory: Path | None, clock: Callable[[], float]) -> None:
         self._directory = directory
         self._clock = clock
-        self._digests: dict[str, bytes] = {}
+        self._principals: dict[bytes, Principal] = {}  # by the digest of the key
+        self._problems: dict[str, str] = {}  # entries that are no keys, and why
         self._read_at = float("-inf")
 
     @property
@@ -38,20 +87,17 @@ class Keys:
         """False where this server has no keys: every request is allowed."""
         return self._directory is not None
 
-    def client_of(self, authorization: bytes) -> str | None:
-        """The client whose key an Authorization header carries, or None."""
+    def principal_of(self, authorization: bytes) -> Principal | None:
+        """Whose key an Authorization header carries, or None."""
         scheme, _, key = authorization.partition(b" ")
         if scheme.lower() != b"bearer" or not key.strip():
             return None
         self._reread()
         presented = _digest(key)
-        found: str | None = None
-        for (
-            client,
-            digest,
-        ) in self._digests.items():  # all of them, in constant time
+        found: Principal | None = None
+        for digest, principal in self._principals.items():  # all of them, in constant time
             if hmac.compare_digest(digest, presented):
-                found = client
+                found = principal
         return found
 
     def _reread(self) -> None:
@@ -59,19 +105,69 @@ class Keys:
         if self._directory is None or now - self._read_at < _REREAD_SECONDS:
             return
         self._read_at = now
-        digests: dict[str, bytes] = {}
         try:
-            for path in self._directory.iterdir():
-                # The kubelet keeps the real files in hidden directories and links to them.
-                if not path.name.startswith(".") and path.is_file():
-                    key = path.read_bytes()[:_MAX_KEY_BYTES].strip()
-                    if key:
-                        digests[path.name] = _digest(key)
+            # The kubelet keeps the real files in hidden directories and links to them.
+            paths = [path for path in sorted(self._directory.iterdir()) if not path.name.startswith(".")]
+            contents = [(path.name, path.read_bytes().strip()) for path in paths if path.is_file()]
         except OSError:
             # In the middle of the kubelet's swap: what was read before holds until the next look.
             logger.warning("cannot read the API keys", exc_info=True)
             return
-        self._digests = digests
+        self._principals, problems = _read_entries(contents)
+        for client, why in problems.items() - self._problems.items():
+            logger.error("this entry of the API keys is no key", extra={"client": client, "why": why})
+        self._problems = problems
+
+
+def _read_entries(contents: Iterable[tuple[str, bytes]]) -> tuple[dict[bytes, Principal], dict[str, str]]:
+    """Principals by the digests of their keys; and why other entries are no keys, without a word of them."""
+    principals: dict[bytes, Principal] = {}
+    problems: dict[str, str] = {}
+    for client, content in contents:
+        if not content:
+            continue
+        try:
+            digest, principal = _read_entry(client, content)
+        except ValueError as error:
+            problems[client] = str(error)
+            continue
+        if (other := principals.get(digest)) is not None:
+            problems[client] = f"it has the same key as {other.client}: give each client a key of its own"
+            continue
+        principals[digest] = principal
+    return principals, problems
+
+
+def _read_entry(client: str, content: bytes) -> tuple[bytes, Principal]:
+    """Digest and principal of an entry. Raises ValueError where it is not understood."""
+    if len(content) > _MAX_ENTRY_BYTES:
+        raise ValueError(f"it is longer than {_MAX_ENTRY_BYTES} bytes: shorten it")
+    key, *lines = content.splitlines()
+    principal, seen = Principal(client, f"key/{client}", CLASSES["normal"]), set[str]()
+    for number, line in enumerate(lines, start=2):
+        if not line.strip():
+            continue
+        name, _, value = (part.strip() for part in line.decode(errors="replace").partition(":"))
+        if name in seen:
+            raise ValueError(f"line {number} sets {name} again: leave it out")
+        seen.add(name)
+        if (changed := _with_setting(principal, name, value)) is None:
+            raise ValueError(f"line {number} is none of {_SETTINGS}")
+        principal = changed
+    return _digest(key), principal
+
+
+def _with_setting(principal: Principal, name: str, value: str) -> Principal | None:
+    """The principal with one setting of its entry; None where there is no such setting."""
+    if name == "group" and _GROUP.fullmatch(value):
+        return replace(principal, cache_scope=f"group/{value}")
+    if name == "highest-priority" and value in CLASSES:
+        return replace(principal, highest_priority=CLASSES[value])
+    if name == "highest-priority" and _LEVEL.fullmatch(value) and MIN_PRIORITY <= int(value) <= MAX_PRIORITY:
+        return replace(principal, highest_priority=int(value))
+    if name == "admin" and value in ("true", "false"):
+        return replace(principal, is_admin=value == "true")
+    return None
 
 
 def _digest(key: bytes) -> bytes:
@@ -79,18 +175,25 @@ def _digest(key: bytes) -> bytes:
 
 
 def require_key(keys: Keys, scope: Scope) -> None:
-    """Note the client's name in the scope, or raise a 401. Two Authorization headers are refused:
-    only request smuggling sends them.
+    """Note in the scope whose key a request carries. Raises a 401 without one, and a 403 where the path needs
+    an admin's. Two Authorization headers are refused: only request smuggling sends them.
     """
-    if not keys.required:
-        return
-    headers = [value for name, value in scope["headers"] if name == b"authorization"]
-    client = keys.client_of(headers[0]) if len(headers) == 1 else None
-    if client is None:
+    principal: Principal | None = Principal()
+    if keys.required:
+        headers = [value for name, value in scope["headers"] if name == b"authorization"]
+        principal = keys.principal_of(headers[0]) if len(headers) == 1 else None
+    if principal is None:
         raise ApiError(
             401,
             "A valid API key is needed: Authorization: Bearer KEY",
             code="invalid_api_key",
             headers=(("www-authenticate", "Bearer"),),
         )
-    scope["quire.client"] = client
+    if scope["path"] in ADMIN_PATHS and not principal.is_admin:
+        raise ApiError(
+            403,
+            f"{scope['path']} needs an admin's key: one of --api-keys-dir (security.apiKeysSecretRef) whose "
+            "entry has the line 'admin: true'",
+            code="admin_key_required",
+        )
+    scope[PRINCIPAL] = principal

@@ -80,9 +80,9 @@ async def _admit(request: RequestContext, parse: Callable[[Json, SamplingDefault
             request.transcript.keep_prompts(call.prompts)
     generation = call.generation
     server.check_model(generation.model)
-    server.check_priority(generation.priority)
+    request.priority = server.priority(request.principal, generation.priority)
     request.configure(generation)
-    asked = AdmissionRequest(client, call.num_answers, call.estimated_tokens, generation.priority)
+    asked = AdmissionRequest(client, call.num_answers, call.estimated_tokens, request.priority)
     server.rates.charge(client, asked.prompt_tokens)
     request.charged_tokens = asked.prompt_tokens
     request.reservation.claim(asked, info, server.engine.stats)
@@ -98,7 +98,9 @@ async def _answer_chat(request: RequestContext, call: ChatCall) -> None:
     formatter = ChatFormatter(
         header, request.server.tokenizer, sampling.logprobs is not None, sampling.prompt_logprobs is not None
     )
-    await _generate(request, generation, [prompt], formatter, leads=("",) * generation.n)
+    await _generate(
+        request, generation, [prompt], formatter, leads=("",) * generation.n, prompt_field="messages"
+    )
 
 
 async def _answer_completion(request: RequestContext, call: CompletionCall) -> None:
@@ -134,6 +136,7 @@ async def _generate(
     formatter: ResponseFormatter,
     *,
     leads: tuple[str, ...],
+    prompt_field: str = "prompt",
 ) -> None:
     """Run the answers to the prompts and send them; ``leads``: what the text of each answer begins with."""
     server, reservation = request.server, request.reservation
@@ -149,6 +152,9 @@ async def _generate(
         default_max_tokens=server.defaults.max_tokens,
         grammar=grammar,
         watermark=server.watermarks(generation.watermark),
+        principal=request.principal,
+        priority=request.priority,
+        prompt_field=prompt_field,
     )
     server.metrics.asked(generation.n, requests[0].sampling.max_tokens)
     reservation.set_prompt_tokens(lengths := [len(one.prompt_token_ids) for one in requests])

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from quire_server.api.admission import Admission
-from quire_server.api.auth import Keys
+from quire_server.api.auth import Keys, Principal
 from quire_server.api.deep_check import DeepCheck
 from quire_server.api.drain import Drain
 from quire_server.api.protocol.errors import ApiError, bad_field, overloaded
@@ -102,10 +102,15 @@ class ServerContext:
                 code="model_not_found",
             )
 
-    def check_priority(self, priority: int) -> None:
-        """Raises a 400 where a priority would be ignored."""
-        if priority and not self.with_priorities:
+    def priority(self, principal: Principal, asked: int) -> int:
+        """The priority of a request. Raises a 400 where it would be ignored, a 403 where the key may not ask
+        for it.
+        """
+        if self.with_priorities:
+            return principal.priority(asked)
+        if asked:
             raise bad_field("priority", "this server runs without --scheduling-policy priority; leave it out")
+        return asked
 
     def watermarks(self, wanted: bool | None) -> bool:
         """Whether an answer gets a watermark. Raises a 400 where the request would be ignored."""

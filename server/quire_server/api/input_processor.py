@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from quire_server.api.auth import Principal
 from quire_server.api.protocol.errors import bad_field
 from quire_server.api.protocol.requests import Generation
 from quire_server.core.request import Request
-from quire_server.core.sampling_params import INT64, Grammar, SamplingParams
+from quire_server.core.sampling_params import INT64_MAX, Grammar, SamplingParams
 from quire_server.engine.messages import EngineInfo
 from quire_server.errors import PromptTooLongError
 from quire_server.text.tokenizer import Tokenizer
@@ -33,9 +34,14 @@ def engine_requests(
     info: EngineInfo,
     default_max_tokens: int | None,
     watermark: bool,
+    principal: Principal,
+    priority: int,
     grammar: Grammar | None,
+    prompt_field: str = "prompt",
 ) -> list[Request]:
-    """n for each prompt, each n-th with a seed of its own."""
+    """n for each prompt, each n-th with a seed of its own. `prompt_field`: the request's field that prompts
+    come from, for errors.
+    """
     asked = replace(
         generation.sampling,
         bad_words=bad_word_ids(generation.bad_words, tokenizer),
@@ -43,26 +49,29 @@ def engine_requests(
         grammar=grammar,
     )
     _check_choice(asked, tokenizer.eos_token_ids, info.vocab_size)
-    _check_room(generation.n, [len(prompt) for prompt in prompts], info.kv_capacity)
+    _check_room(generation.n, [len(prompt) for prompt in prompts], info.kv_capacity, prompt_field)
     _check_prompt_logprobs(generation, prompts)
     requests: list[Request] = []
     context = min(info.max_model_len, info.kv_capacity)  # tokens of prompt and answer
     logprobs_limit = _logprobs_limit(generation, len(prompts))
     for prompt in prompts:
-        max_tokens = _max_tokens(generation, len(prompt), context, default_max_tokens, logprobs_limit)
+        max_tokens = _max_tokens(
+            generation, len(prompt), context, default_max_tokens, logprobs_limit, prompt_field
+        )
         if asked.min_tokens > max_tokens:
             raise bad_field("min_tokens", f"is more than the {max_tokens} tokens that the answer may have")
         for number in range(generation.n):
-            seed = None if asked.seed is None else (asked.seed + number) % INT64
+            seed = None if asked.seed is None else (asked.seed + number) % (INT64_MAX + 1)
             requests.append(
                 Request(
                     f"{name}-{len(requests)}",
                     prompt,
                     replace(asked, max_tokens=max_tokens, seed=seed),
                     arrival=arrived_at,
-                    priority=generation.priority,
-                    cache_salt=generation.cache_salt,
+                    priority=priority,
+                    cache_salt=principal.cache_salt(generation.cache_salt),
                     cache_ttl=generation.cache_ttl,
+                    client=principal.client,
                 )
             )
     return requests
@@ -122,18 +131,24 @@ def _logprobs_limit(generation: Generation, num_prompts: int) -> int | None:
 
 
 def _max_tokens(
-    generation: Generation, prompt_length: int, context: int, default: int | None, logprobs_limit: int | None
+    generation: Generation,
+    prompt_length: int,
+    context: int,
+    default: int | None,
+    logprobs_limit: int | None,
+    prompt_field: str,
 ) -> int:
     """What the context leaves for the answer. At least 1: the engine samples a token even where none is asked
     for, and it is dropped. Raises where the request can never fit, or asks for the log-probabilities of more
     than ``logprobs_limit`` tokens.
     """
     if prompt_length == 0:
-        raise bad_field("prompt", "is empty")
+        raise bad_field(prompt_field, "is empty")
     room = context - prompt_length
     if room < 1:
         raise PromptTooLongError(
-            f"The prompt has {prompt_length} tokens and the context is {context} tokens: shorten the prompt."
+            f"The prompt has {prompt_length} tokens and the context is {context} tokens: shorten the prompt.",
+            param=prompt_field,
         )
     if generation.max_tokens is None:
         return min(room, default or room, logprobs_limit or room)
@@ -153,7 +168,7 @@ def _max_tokens(
     return max(1, generation.max_tokens)
 
 
-def _check_room(num_answers: int, prompt_lengths: Sequence[int], kv_capacity: int) -> None:
+def _check_room(num_answers: int, prompt_lengths: Sequence[int], kv_capacity: int, prompt_field: str) -> None:
     """Raises where the prompts of all answers are more than the whole KV cache: no waiting changes that. One
     prompt alone is checked by `_max_tokens`.
     """
@@ -163,7 +178,7 @@ def _check_room(num_answers: int, prompt_lengths: Sequence[int], kv_capacity: in
         return
     most = kv_capacity // once
     raise bad_field(
-        "n" if most else "prompt",
+        "n" if most else prompt_field,
         f"{num_answers} x {once} prompt tokens take {needed} tokens of KV cache, before any of max_tokens, "
         f"and the whole cache holds {kv_capacity}; shorten the prompt, or "
         + (f"ask for at most n={most}" if most else "send fewer prompts in one request"),

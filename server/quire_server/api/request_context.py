@@ -13,6 +13,7 @@ from collections.abc import Awaitable
 
 from quire_server import log
 from quire_server.api.admission import Reservation
+from quire_server.api.auth import PRINCIPAL, Principal
 from quire_server.api.context import ServerContext
 from quire_server.api.http_exchange import ClientGoneError, CutError, HttpExchange
 from quire_server.api.protocol.errors import (
@@ -105,6 +106,7 @@ class RequestContext:
         self.is_whole = False  # no part of an answer is looked at before its end
         self.keeps_begun = True  # at its deadline an answer that has begun ends with what it has
         self.scores_only = False  # no token was asked for: the one that the engine always gives is dropped
+        self.priority = 0  # lower is more urgent
 
     def configure(self, generation: Generation) -> None:
         """Take over what the parsed request says. Raises ApiError."""
@@ -135,10 +137,15 @@ class RequestContext:
         return self.earlier_tokens + self.counts.completion_tokens
 
     @property
+    def principal(self) -> Principal:
+        """Whose key it carries."""
+        principal: Principal = self.exchange.scope[PRINCIPAL]
+        return principal
+
+    @property
     def client(self) -> str:
         """The name of the API key, empty where there are none."""
-        name: str = self.exchange.scope.get("quire.client", "")
-        return name
+        return self.principal.client
 
     def settle_rate(self, code: int | None) -> None:
         """Charge the client's rate for what it has taken and was not charged for; nothing, where it was

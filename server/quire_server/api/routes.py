@@ -54,10 +54,13 @@ RESPONSES: tuple[type[BaseModel], ...] = (
 ERRORS = {
     400: "A field is wrong: `param` names it.",
     401: "No valid API key.",
-    404: "There is no such model.",
+    403: "This key may not: the `code` is the reason.",
+    404: "There is no such model, or no such path.",
+    405: "The path is for another method: `Allow` names it.",
     408: "The body did not arrive in time.",
     413: "The body is too long.",
     429: "This key's own limit: `rate_limit_exceeded`.",
+    431: "The headers are too long.",
     500: "An error of the server's.",
     503: "Not now: the `code` is the reason, `Retry-After` says when.",
 }
@@ -145,7 +148,7 @@ def _parameter(
     "/v1/chat/completions",
     operation_id="chat",
     summary="Answer a conversation.",
-    responses=_answers(responses.ChatCompletion, *_POSTING, 429, chunk=responses.ChatCompletionChunk),
+    responses=_answers(responses.ChatCompletion, *_POSTING, 403, 429, chunk=responses.ChatCompletionChunk),
     openapi_extra=_body(ChatCompletionRequest),
 )
 async def chat(request: Request) -> Response:
@@ -157,7 +160,7 @@ async def chat(request: Request) -> Response:
     "/v1/completions",
     operation_id="complete",
     summary="Go on with a text.",
-    responses=_answers(responses.Completion, *_POSTING, 429, chunk=responses.CompletionChunk),
+    responses=_answers(responses.Completion, *_POSTING, 403, 429, chunk=responses.CompletionChunk),
     openapi_extra=_body(CompletionRequest),
 )
 async def complete(request: Request) -> Response:
@@ -215,8 +218,8 @@ async def detokenize(request: Request) -> Response:
 @router.post(
     "/reset_prefix_cache",
     operation_id="resetPrefixCache",
-    summary="Forget every cached prefix.",
-    responses=_answers(responses.Empty, *_READING),
+    summary="Forget every cached prefix; needs an admin's key.",
+    responses=_answers(responses.Empty, *_READING, 403),
 )
 async def reset_prefix_cache(request: Request) -> Response:
     """No later request finds what was computed before, in any tier."""

@@ -10,6 +10,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from quire_server.core.block_hash import ROOT, Content
 
@@ -17,8 +18,17 @@ from quire_server.core.block_hash import ROOT, Content
 OnEvict = Callable[[int, bytes, Content, int], None]
 
 
+class Pin(NamedTuple):
+    """Keeps a block from eviction until a time; counted to one client."""
+
+    until: float
+    client: str
+
+
 class BlockPool:
-    """Every method is O(blocks it is given or returns), except ``check``, ``reset`` and ``release_pins``."""
+    """Every method is O(blocks it is given or returns), except ``check``, ``reset``, ``release_pins``, and
+    where a pinned block leaves the prefix cache.
+    """
 
     def __init__(self, num_blocks: int, *, max_pinned: int, on_evict: OnEvict) -> None:
         self.num_blocks = num_blocks
@@ -31,8 +41,10 @@ class BlockPool:
         self._numbers = [ROOT] * num_blocks  # of the content in each block
         self._digests: list[bytes] = [b""] * num_blocks
         self._published: dict[bytes, int] = {}  # digest -> block id
-        self._pinned: dict[int, float] = {}  # block id -> when the pin ends
-        self._expiries: list[tuple[float, int]] = []  # heap; renewing a pin leaves the old entry in it
+        self._pinned: dict[int, Pin] = {}  # by block id
+        self._num_pinned_by = Counter[str]()  # by client
+        # Heap of one entry a pinned block: when to look whether its pin is over, which was renewed perhaps.
+        self._expiries: list[tuple[float, int]] = []
         # Free list: doubly linked through two int lists; one extra node is its head and tail.
         self._head = num_blocks
         self._next: list[int] = [*range(1, num_blocks + 1), 0]
@@ -108,21 +120,27 @@ class BlockPool:
             if self._references[block_id] == 1 and self._contents[block_id] is not None:
                 self._forget(block_id)
 
-    def pin(self, keys: Iterable[bytes], until: float) -> int:
+    def pin(self, keys: Iterable[bytes], until: float, client: str = "") -> int:
         """Keep the blocks with these digests from eviction until a time; returns how many were refused,
-        because too many blocks are pinned.
+        because too many blocks are pinned. A pin that is renewed stays with its first client.
+
+        A client may pin no more than it leaves to the others, so none takes all; without a name it is the
+        only one.
         """
         refused = 0
         for key in keys:
             if (block_id := self._published.get(key)) is None:
                 continue
             known = self._pinned.get(block_id)
-            if known is None and len(self._pinned) >= self._max_pinned:
+            if known is not None:
+                self._pinned[block_id] = known._replace(until=max(known.until, until))
+            elif self._max_pinned - len(self._pinned) <= (self._num_pinned_by[client] if client else 0):
                 refused += 1
-            elif known is None or known < until:
-                if known is None and self._references[block_id] == 0:
+            else:
+                if self._references[block_id] == 0:
                     self._unlink(block_id)
-                self._pinned[block_id] = until
+                self._pinned[block_id] = Pin(until, client)
+                self._num_pinned_by[client] += 1
                 heapq.heappush(self._expiries, (until, block_id))
         return refused
 
@@ -134,20 +152,24 @@ class BlockPool:
     def expire(self, now: float) -> None:
         """Release the pins whose time is over."""
         while self._expiries and self._expiries[0][0] <= now:
-            until, block_id = heapq.heappop(self._expiries)
-            if self._pinned.get(block_id) == until:
+            block_id = self._expiries[0][1]
+            if (until := self._pinned[block_id].until) > now:
+                heapq.heapreplace(self._expiries, (until, block_id))
+            else:
+                heapq.heappop(self._expiries)
                 self._unpin(block_id)
 
     def release_pins(self) -> bool:
         """Release all pins, because a running request needs blocks; False when there are none."""
         pinned = sorted(self._pinned, key=self._pinned.__getitem__)
+        self._expiries.clear()
         for block_id in pinned:
             self._unpin(block_id)
-        self._expiries.clear()
         return bool(pinned)
 
     def reset(self) -> None:
-        """Clear the prefix cache. Blocks in use stay with their sequences."""
+        """Clear the prefix cache, pins included. Blocks in use stay with their sequences."""
+        self.release_pins()
         for block_id in list(self._published.values()):
             self._forget(block_id)
 
@@ -170,15 +192,23 @@ class BlockPool:
         published = {b: self._digests[b] for b in range(self.num_blocks) if self._contents[b] is not None}
         assert {b: d for d, b in self._published.items()} == published, "published blocks"
         assert self._pinned.keys() <= published.keys() and len(self._pinned) <= self._max_pinned, "pins"
+        assert Counter(pin.client for pin in self._pinned.values()) == self._num_pinned_by, "pins by client"
+        assert sorted(block_id for _, block_id in self._expiries) == sorted(self._pinned), "expiries"
 
     def _forget(self, block_id: int) -> None:
         del self._published[self._digests[block_id]]
         self._contents[block_id] = None
         if block_id in self._pinned:
+            # Before its time, which is rare: the entry is removed, or it would stand for a later pin.
+            self._expiries = [entry for entry in self._expiries if entry[1] != block_id]
+            heapq.heapify(self._expiries)
             self._unpin(block_id)
 
     def _unpin(self, block_id: int) -> None:
-        del self._pinned[block_id]
+        client = self._pinned.pop(block_id).client
+        self._num_pinned_by[client] -= 1
+        if not self._num_pinned_by[client]:
+            del self._num_pinned_by[client]
         if self._references[block_id] == 0:
             self._set_free(block_id)
 

@@ -104,8 +104,7 @@ class KVCacheManager:
         """Whether there are enough blocks, once ``num_reclaimed`` more are free. Beside other sequences the
         reserve stays free, to avoid preemptions; for a sequence that is alone even pins are released.
         """
-        if self._pool.num_pinned:
-            self._pool.expire(self._clock())
+        self.expire_pins()
         num_spare = self._pool.num_free_after(match.hits.values(), match.num_new) + num_reclaimed
         if is_alone:
             return num_spare >= 0 or (
@@ -145,13 +144,17 @@ class KVCacheManager:
 
     def append_block(self, sequence: Sequence) -> int | None:
         """Append a block to the table; None when no block is free."""
-        if self._pool.num_pinned:
-            self._pool.expire(self._clock())
+        self.expire_pins()
         block_id = self._pool.allocate()
         if block_id is not None:
             sequence.block_ids.append(block_id)
             sequence.capacity += self._block_size
         return block_id
+
+    def expire_pins(self) -> None:
+        """Release the pins whose time is over. Looking for blocks does so; an idle engine looks for none."""
+        if self._pool.num_pinned:
+            self._pool.expire(self._clock())
 
     def release_pins(self) -> bool:
         """End explicit prompt caching, rather than fail a request; False when nothing was pinned."""
@@ -231,7 +234,7 @@ class KVCacheManager:
         if ttl > 0 and sequence.block_ids:
             num_full = len(sequence.request.prompt_token_ids) // self._block_size
             digests = sequence.block_hashes.digests[:num_full]
-            self._pins_refused += self._pool.pin(digests, self._clock() + ttl)
+            self._pins_refused += self._pool.pin(digests, self._clock() + ttl, sequence.request.client)
         self._release(sequence)
         self._release_swap_slots(sequence, after_step=False)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated
 
-INT64 = 2**63
+INT64_MAX = 2**63 - 1
 
 
 class GrammarKind(StrEnum):
@@ -65,7 +65,9 @@ class SamplingParams:
     )
     top_k: Annotated[
         int,
-        RequestField("Only so many of the likeliest tokens; 0 and -1: all.", -1, INT64, model_default=True),
+        RequestField(
+            "Only so many of the likeliest tokens; 0 and -1: all.", -1, INT64_MAX, model_default=True
+        ),
     ] = 0
     top_p: Annotated[
         float,
@@ -88,7 +90,7 @@ class SamplingParams:
     ] = 0.0
     seed: Annotated[
         int | None,
-        RequestField("The same seed gives the same answer, whatever the batch.", -INT64, INT64 - 1),
+        RequestField("The same seed gives the same answer, whatever the batch.", -INT64_MAX - 1, INT64_MAX),
     ] = None
     presence_penalty: Annotated[
         float, RequestField("Subtracted from the logits of tokens that the answer has.", -2, 2)
@@ -110,7 +112,7 @@ class SamplingParams:
     watermark: bool = False
     stop_token_ids: Annotated[tuple[int, ...], RequestField("Tokens that end the answer.", max_items=64)] = ()
     ignore_eos: Annotated[bool, RequestField("Whether the model's end token is ignored.")] = False
-    min_tokens: Annotated[int, RequestField("The shortest answer, in tokens.", 0, INT64)] = 0
+    min_tokens: Annotated[int, RequestField("The shortest answer, in tokens.", 0, INT64_MAX)] = 0
     logprobs: int | None = None
     prompt_logprobs: Annotated[
         int | None,

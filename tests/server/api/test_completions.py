@@ -8,6 +8,7 @@ import pytest
 
 from quire_server.api import completions
 from quire_server.api.admission import Admission, AdmissionRequest, Limits
+from quire_server.api.auth import PRINCIPAL, Principal
 from quire_server.api.context import ServerContext
 from quire_server.api.drain import Drain, DrainLimits
 from quire_server.api.http_exchange import HttpExchange
@@ -93,7 +94,7 @@ async def post(context, path):
     async def send(message):
         sent.append(message)
 
-    scope = {"path": path, "headers": [], "quire.client": "ann"}
+    scope = {"path": path, "headers": [], PRINCIPAL: Principal("ann")}
     await handle(context, HttpExchange(scope, incoming.get, send))
     return sent[0]["status"], json.loads(sent[1]["body"])
 

@@ -44,14 +44,16 @@ class KVCacheMachine(RuleBasedStateMachine):
     @rule(
         several=st.lists(prompts, min_size=1, max_size=4),
         salt=st.sampled_from(["", "", "x"]),
-        ttl=st.sampled_from([0.0, 3.0]),
+        ttl=st.sampled_from([0.0, 3.0, 9.0]),
+        client=st.sampled_from(["", "alice", "bob"]),
     )
-    def start_some(self, several: list[list[int]], salt: str, ttl: float) -> None:
+    def start_some(self, several: list[list[int]], salt: str, ttl: float, client: str) -> None:
         for prompt in several:
-            self.start(prompt, salt, ttl)
+            self.start(prompt, salt, ttl, client)
 
-    def start(self, prompt: list[int], salt: str, ttl: float) -> None:
-        request = Request("r", tuple(prompt), SamplingParams(9), 0.0, cache_salt=salt, cache_ttl=ttl)
+    def start(self, prompt: list[int], salt: str, ttl: float, client: str) -> None:
+        kept = {"cache_salt": salt, "cache_ttl": ttl, "client": client}
+        request = Request("r", tuple(prompt), SamplingParams(9), 0.0, **kept)  # type: ignore[arg-type]
         sequence = Sequence(request, (0, 0), 0, frozenset(), 99, 0, list(prompt), BlockHashChain(salt))
         match = self.kv.match(sequence)
         assert match is not None
@@ -102,6 +104,7 @@ class KVCacheMachine(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 4))
     def advance_time(self, seconds: float) -> None:
         self.now += seconds
+        self.kv.expire_pins()
 
     @rule()
     def reset(self) -> None:

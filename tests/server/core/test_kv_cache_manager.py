@@ -1,5 +1,7 @@
 """The prefix cache, pinned prompts and KV offload, on sequences without a scheduler."""
 
+import tracemalloc
+
 import pytest
 
 from quire_server.core import block_hash
@@ -21,8 +23,9 @@ class Cache:
         self.kv = KVCacheManager(config(num_blocks=num_blocks, **settings), lambda: self.now)
         self.running: list[Sequence] = []
 
-    def sequence(self, tokens: list[int], salt: str = "", ttl: float = 0.0) -> Sequence:
-        request = Request("r", tuple(tokens), SamplingParams(9), 0.0, cache_salt=salt, cache_ttl=ttl)
+    def sequence(self, tokens: list[int], salt: str = "", ttl: float = 0.0, client: str = "") -> Sequence:
+        kept = {"cache_salt": salt, "cache_ttl": ttl, "client": client}
+        request = Request("r", tuple(tokens), SamplingParams(9), 0.0, **kept)  # type: ignore[arg-type]
         return Sequence(request, (0, 0), 0, frozenset(), 99, 0, list(tokens), BlockHashChain(salt))
 
     def cached(self, tokens: list[int], salt: str = "") -> int:
@@ -31,9 +34,9 @@ class Cache:
         assert match is not None
         return match.num_cached
 
-    def computed(self, tokens: list[int], salt: str = "", ttl: float = 0.0) -> Sequence:
+    def computed(self, tokens: list[int], salt: str = "", ttl: float = 0.0, client: str = "") -> Sequence:
         """A sequence whose tokens were computed in a step of their own."""
-        sequence = self.sequence(tokens, salt, ttl)
+        sequence = self.sequence(tokens, salt, ttl, client)
         match = self.kv.match(sequence)
         assert match is not None and self.kv.fits(match, is_alone=not self.running)
         self.kv.start(sequence, match)
@@ -179,6 +182,49 @@ def test_at_most_a_share_of_the_pool_is_pinned() -> None:
     stats = cache.kv.stats()
     assert (stats.pinned, stats.pins_refused) == (2, 2)
     assert cache.kv.utilization == 2 / 8
+
+
+def test_no_client_pins_what_it_does_not_leave_to_others() -> None:
+    cache, starts = Cache(num_blocks=64, max_pinned_share=0.25), iter(range(0, 10_000, 100))
+
+    def pin(client: str, num_blocks: int) -> int:
+        before, start = cache.kv.stats().pinned, next(starts)
+        cache.finish(cache.computed(list(range(start, start + 4 * num_blocks + 1)), ttl=300.0, client=client))
+        return cache.kv.stats().pinned - before
+
+    assert [pin("alice", 5) for _ in range(4)] == [5, 3, 0, 0], "half of 16"
+    assert (pin("bob", 9), pin("carol", 9), pin("alice", 1)) == (4, 2, 0)
+    cache.now = 300.0
+    assert pin("bob", 9) == 8 - 14, "those of all have ended"
+
+
+def test_renewed_pins_take_no_more_memory() -> None:
+    cache, prompt = Cache(num_blocks=1024, max_pinned_share=0.25), list(range(4 * 256 + 1))
+    cache.finish(cache.computed(prompt, ttl=300.0))
+    tracemalloc.start()
+    try:
+        for cache.now in map(float, range(200)):
+            cache.finish(cache.computed(prompt, ttl=300.0))
+        assert cache.kv.stats().pinned == 256
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_pin_ends_in_its_own_time_whatever_was_pinned_before() -> None:
+    cache, prompt = Cache(max_pinned_share=0.25), list(range(9))
+    cache.finish(cache.computed(prompt, ttl=3600.0))
+    cache.kv.reset()
+    assert cache.kv.utilization == 0
+    cache.finish(cache.computed(prompt, ttl=300.0))
+    cache.now = 200.0
+    cache.finish(cache.computed(prompt, ttl=300.0))
+    cache.now = 499.0
+    cache.kv.expire_pins()
+    assert cache.kv.stats().pinned == 2
+    cache.now = 500.0
+    cache.kv.expire_pins()
+    assert cache.kv.stats().pinned == 0
 
 
 def test_pins_are_released_for_a_request_that_would_not_fit_otherwise() -> None:

@@ -44,7 +44,7 @@ def fuzzed(tiny, tmp_path_factory):
     """A server with answers of at most half a second, and its answer to a reference request."""
     directory = tmp_path_factory.mktemp("fuzzed")
     (directory / "keys").mkdir()
-    (directory / "keys" / "alice").write_text(KEY)
+    (directory / "keys" / "alice").write_text(f"{KEY}\nadmin: true\n")  # so that every route answers
     flags = ("--api-keys-dir", str(directory / "keys"), "--request-timeout-seconds", "0.5")
     with Server(tiny, directory, *flags) as server:
         server.wait_ready()

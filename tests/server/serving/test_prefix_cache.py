@@ -1,6 +1,6 @@
 """The prefix cache as clients and operators see it: usage, salt, metrics, the reset."""
 
-from tests.server.conftest import KEY
+from tests.server.conftest import ADMIN_KEY, KEY
 
 
 def cached_tokens(server, text, **fields):
@@ -30,10 +30,11 @@ def test_prefix_cache_hits_and_kv_tiers_are_in_the_metrics(server):
         assert server.metric("llm_kv_tier_loaded_blocks_total", model="tiny", tier=tier) == 0
 
 
-def test_resetting_the_prefix_cache_needs_a_key_and_drops_all_entries(server):
+def test_resetting_the_prefix_cache_needs_an_admin_s_key_and_drops_all_entries(server):
     text = "Another prompt that is long enough to fill some blocks of the cache. " * 3
     cached_tokens(server, text)
     assert cached_tokens(server, text) > 0
-    assert server.post("/reset_prefix_cache", {}).status_code == 401
-    assert server.post("/reset_prefix_cache", {}, key=KEY).status_code == 200
+    assert server.post("/reset_prefix_cache", {}, key=KEY).status_code == 403
+    assert cached_tokens(server, text) > 0
+    assert server.post("/reset_prefix_cache", {}, key=ADMIN_KEY).status_code == 200
     assert cached_tokens(server, text) == 0
