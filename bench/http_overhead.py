@@ -1,7 +1,7 @@
 """The engine's speed behind HTTP with 32 clients, compared with the engine in this process (a section of
 ``bench.cpu``).
 
-The same prompts go alternately to the engine in this process and to a real ``quire-server serve`` on the
+Prompts of one length go alternately to the engine in this process and to a real ``quire-server serve`` on the
 loopback interface with the same settings and threads, with guidellm and with a minimal client, streaming and
 not. All of them share the machine's CPUs, so a load generator takes time from the engine: the table has CPU
 seconds by process beside tokens per second.
@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import torch
 
 from bench import http_load, http_plot, process_cpu
@@ -47,7 +46,7 @@ LATENCIES = {
 }
 
 
-def texts(tokenizer: Tokenizer, seed: int) -> list[str]:
+def texts(tokenizer: Tokenizer, seed: str) -> list[str]:
     """Random texts of exactly PROMPT tokens: no two share a prefix."""
     rng, found = random.Random(seed), list[str]()
     while len(found) < REQUESTS:
@@ -89,17 +88,22 @@ def http_overhead(directory: Path) -> str:
         threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
         with Server(directory, Path(folder), *flags, *sizes, **threads) as server:
             server.wait_ready()
+            children = server.children()
+
+            def load(seed: str) -> http_load.Load:
+                """Prompts of its own: none finds another one's in the prefix cache."""
+                prompts = texts(tokenizer, seed)
+                return http_load.Load(server.port, directory, NAME, CLIENTS, prompts, NEW, children)
+
             for number in range(ROUNDS + 1):  # the first one warms up
-                prompts = texts(tokenizer, number)
-                load = http_load.Load(server.port, directory, NAME, CLIENTS, prompts, NEW, server.children())
+                prompts = texts(tokenizer, f"{number} {DIRECT}")
                 if number == 0:
-                    http_load.bare(load, stream=True)
+                    http_load.bare(load("warm up"), stream=True)
                     in_process(engine, [tokenizer.encode(text) for text in prompts])
                     continue
                 runs[DIRECT].append(in_process(engine, [tokenizer.encode(text) for text in prompts]))
                 for name, run in LOADS.items():
-                    httpx.post(server.url + "/reset_prefix_cache").raise_for_status()
-                    runs[name].append(run(load))
+                    runs[name].append(run(load(f"{number} {name}")))
     return _report(runs)
 
 

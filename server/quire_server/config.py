@@ -126,11 +126,14 @@ class ServeConfig:
     request_timeout_seconds: float | None = setting(
         None, seconds(0.001), "longest time from a request to its last token (default: no limit)"
     )
+    max_connection_age_seconds: float = setting(
+        300.0, seconds(1), "age (10 % more or less) from which a connection is closed after its next answer"
+    )
     disable_fastapi_docs: bool = setting(
         False, boolean, "serve neither /openapi.json nor the page of it at /docs"
     )
     api_keys_dir: Path | None = setting(
-        None, path, "directory of API keys: file name = client, content = key"
+        None, path, "directory of API keys: file name = client, lines = key, and what it may do"
     )
     startup_timeout_seconds: float = setting(1800.0, seconds(1), "longest time until ready")
     load_stall_timeout_seconds: float = setting(

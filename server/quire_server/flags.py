@@ -148,6 +148,7 @@ def build_parser(settings: type[DataclassInstance]) -> argparse.ArgumentParser:
         about = f"{setting.metadata['help']} [{ENV_PREFIX}{setting.name.upper()}]"
         if setting.default not in (None, ()):
             about += f" (default: {str(setting.default).lower() if _is_switch(setting) else setting.default})"
+        about = about.replace("%", "%%")  # argparse formats it
         if _is_switch(setting):
             on, off = _flag(setting.name), "--no-" + _flag(setting.name)[2:]
             parser.add_argument(on, dest=setting.name, action="store_const", const="true", help=about)

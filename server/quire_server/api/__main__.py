@@ -12,6 +12,7 @@ if __name__ == "__main__":
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -88,7 +89,8 @@ def _run(settings: ServeConfig, run_dir: Path) -> None:
     stuck = fault_injection.parse(os.environ).due("stuck_drain", float("inf"))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(context, listener, stuck=stuck))
+            max_age = settings.max_connection_age_seconds
+            runner.run(_serve(context, listener, max_age=max_age, stuck=stuck))
     finally:
         context.template.close()
         context.grammars.close()
@@ -182,13 +184,15 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(context: ServerContext, listener: socket.socket, *, stuck: bool) -> None:
+async def _serve(context: ServerContext, listener: socket.socket, *, max_age: float, stuck: bool) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, context.drain.begin)
     server = _Server(
         uvicorn.Config(
             create_app(context),
-            http=Connection,
+            http=functools.partial(  # type: ignore[arg-type]  # uvicorn only calls it
+                Connection, max_age=max_age
+            ),
             ws="none",
             lifespan="off",
             access_log=False,

@@ -2,12 +2,14 @@
 
 It bounds the bytes of headers and of a body's framing, and the time for headers, for the rest of a body that
 was answered before it came, and for a client that does not read. It records the age and idleness of each
-connection for the drain.
+connection for the drain. A connection has a maximum age, so that clients that keep theirs open find new
+replicas.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import time
 from typing import Any
@@ -16,6 +18,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from quire_server.api.drain import LINGER_SECONDS
 from quire_server.api.http_exchange import to_json
 from quire_server.api.protocol.errors import ApiError
 
@@ -24,6 +27,7 @@ _TIMEOUT_SECONDS = 30.0
 _UNREAD_SECONDS = 60.0  # a client that reads nothing for so long must not keep its share of the queue
 # Bytes on the wire that a byte of body may cost: a chunk of one byte takes six ("1\r\nx\r\n").
 _WIRE_BYTES_PER_BODY_BYTE = 8
+_AGE_JITTER = 0.1  # share of the maximum age: connections that were opened together must not end together
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _TOO_LARGE = f"The headers are longer than {MAX_HEADER_BYTES} bytes."
 
@@ -37,25 +41,33 @@ class Connection(HttpToolsProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        max_age: float,
     ) -> None:
         self.opened_at = time.monotonic()
+        self.expires_at = self.opened_at + max_age * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)
         self.idle_since: float | None = self.opened_at
         self._reading_headers = True
         self._header_bytes = 0
         self._framing_left = 0
         self._timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
-        super().__init__(config, server_state, {**app_state, "opened_at": self.opened_at}, _loop)
+        self._age_timer: asyncio.TimerHandle | None = None
+        times = {"opened_at": self.opened_at, "expires_at": self.expires_at}
+        super().__init__(config, server_state, {**app_state, **times}, _loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """The first request's headers have to come soon."""
         super().connection_made(transport)
         self._start_timer()
+        self._age_timer = self.loop.call_later(self.expires_at - self.opened_at, self._expire)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """No timer outlives its connection."""
         self._stop_timer()
         self._stop_unread_timer()
+        if self._age_timer is not None:
+            self._age_timer.cancel()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -144,6 +156,16 @@ class Connection(HttpToolsProtocol):
     def _late(self) -> None:
         self._timer = None
         if not self.transport.is_closing():
+            self.transport.close()
+
+    def _expire(self) -> None:
+        """Close the connection, which is old, once its client has not used it for so long that it will not.
+        If it is used, its next answer closes it.
+        """
+        idle = 0.0 if self.idle_since is None else time.monotonic() - self.idle_since
+        if idle < LINGER_SECONDS:
+            self._age_timer = self.loop.call_later(LINGER_SECONDS - idle, self._expire)
+        elif not self.transport.is_closing():
             self.transport.close()
 
     def _stop_unread_timer(self) -> None:

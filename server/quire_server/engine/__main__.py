@@ -18,6 +18,7 @@ from quire_server.engine.heartbeat_writer import HeartbeatWriter
 from quire_server.engine.messages import EngineInfo
 from quire_server.engine.socket_server import EngineSocket
 from quire_server.fault_injection import Faults
+from quire_server.health import effective_config
 from quire_server.health.heartbeat import SharedState
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ def main(argv: list[str]) -> int:
 
 def _serve(settings: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, faults: Faults) -> None:
     runner = loading.load(settings, heartbeat, faults)
+    effective_config.write(run_dir, loading.effective(settings, runner))
     limits = loading.scheduler_config(settings, runner)
     info = EngineInfo(
         max_model_len=limits.max_model_len,

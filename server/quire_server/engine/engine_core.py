@@ -252,8 +252,9 @@ class EngineCore:
     # ---------------------------------------------------------------- idle, canary
 
     def _idle(self, socket: EngineSocket) -> None:
-        """Write a heartbeat, run the canary when it is due, and send current stats."""
+        """Release expired pins, write a heartbeat, run the canary when it is due, and send current stats."""
         now = time.monotonic()
+        self._scheduler.kv.expire_pins()
         self._batch_size = self._step_tokens = 0
         self._heartbeat.idle(self._queue_depth, self._scheduler.kv_utilization)
         sample = self._heartbeat.sample

@@ -15,6 +15,7 @@ from quire_server.core.scheduler import SchedulerConfig
 from quire_server.core.watermark import Watermark, read_key
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
 from quire_server.fault_injection import Faults
+from quire_server.health.effective_config import EffectiveConfig
 from quire_server.runner.model_runner import ModelRunner, RunnerConfig, default_block_size
 
 _DEFAULT_STEP_TOKENS = 512
@@ -67,6 +68,22 @@ def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfi
         policy=Policy(config.scheduling_policy),
         batching=Batching(config.batching),
         speculation=_speculation(config),
+    )
+
+
+def effective(config: ServeConfig, runner: ModelRunner) -> EffectiveConfig:
+    """What is served, where the settings leave it to the model and the machine."""
+    stored = runner.model_config.dtype
+    is_inexact = {
+        "dtype": config.dtype == "auto" and (stored, runner.dtype) == ("float16", "bfloat16"),
+        "quantization": config.quantization == "auto" and runner.quantization == "int8",
+    }
+    return EffectiveConfig(
+        max_model_len=runner.max_model_len,
+        wanted_model_len=config.max_model_len or runner.model_config.max_position,
+        dtype=runner.dtype,
+        quantization=runner.quantization,
+        inexact_defaults=tuple(name for name, inexact in is_inexact.items() if inexact),
     )
 
 

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -35,6 +35,7 @@ class HealthServer(ThreadingHTTPServer):
         self.thresholds = thresholds
         self.version = version
         self.model: Mapping[str, object] = {}
+        self.effective: Callable[[], Mapping[str, object] | None] = lambda: None
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
 
@@ -66,7 +67,8 @@ class HealthServer(ThreadingHTTPServer):
         sample = self.state.read_heartbeat()
         verdict = decision.judge(sample, self.state.read_control(), now, self.thresholds)
         if path == "/statusz":
-            return 200, {**decision.statusz(sample, verdict, now, self.version), "config": dict(self.model)}
+            body = decision.statusz(sample, verdict, now, self.version)
+            return 200, {**body, "config": dict(self.model), "effective": self.effective()}
         probes = {"/startupz": verdict.startup, "/readyz": verdict.ready, "/livez": verdict.live}
         probe = probes.get(path)
         if probe is None:

@@ -133,7 +133,10 @@ class Supervisor:
             termination.write_termination_log(self._config.termination_log, failure)
             logger.error(failure.message, extra={"reason": failure.reason.value})
         else:
-            logger.error("a process was ended by SIGKILL: most likely the container is out of memory")
+            logger.error(
+                "the %s process was ended by SIGKILL: most likely the container is out of memory",
+                ending.killed,
+            )
         self._state.write_control(Control(failed="Killed" if failure is None else failure.reason.value))
         self._children.signal(ENGINE, signal.SIGKILL)  # requests would wait for a stalled one
         self._wait_for_api(_ERROR_RESPONSE_SECONDS)

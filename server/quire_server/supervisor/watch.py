@@ -25,10 +25,13 @@ class LoadLimits:
 
 @dataclass(frozen=True)
 class Ending:
-    """How the container ends: the exit code, and the content of the termination log (None: nothing)."""
+    """How the container ends: the exit code, and the content of the termination log (None: nothing).
+    `killed`: the process that was ended by SIGKILL.
+    """
 
     exit_code: int
     failure: Failure | None
+    killed: str = ""
 
     @classmethod
     def of(cls, failure: Failure) -> Ending:
@@ -65,7 +68,7 @@ def ending_of_child(name: str, wait_status: int, left_behind: Failure | None) ->
     if os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == signal.SIGKILL:
         # Most likely out of memory. The kubelet reports that as OOMKilled unless the termination log hides
         # it.
-        return Ending(KILLED_EXIT_CODE, None)
+        return Ending(KILLED_EXIT_CODE, None, killed=name)
     if left_behind is not None:
         return Ending.of(left_behind)
     if os.WIFSIGNALED(wait_status):

@@ -39,7 +39,11 @@ class ChatTemplate:
         variables = {key: text for key in _SPECIAL if (text := _token_text(config.get(key))) is not None}
         if override is not None:
             try:
-                return cls(override.read_text(), variables, str(override))
+                if override.parent == model_dir:  # not trusted: a link must not lead out of the directory
+                    source = files.read(override.name, _TEMPLATE_LIMIT).decode(errors="replace")
+                else:
+                    source = override.read_text()
+                return cls(source, variables, str(override))
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"--chat-template {override} cannot be read: {error}.") from None
             except ModelCorruptError as error:

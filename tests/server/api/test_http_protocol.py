@@ -6,8 +6,10 @@ import pytest
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from quire_server.api.drain import LINGER_SECONDS
 from quire_server.api.http_protocol import Connection
 
+MAX_AGE = 12.0  # less than the other timeouts
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
 
 
@@ -67,7 +69,7 @@ class Client:
         config = Config(
             self.application, interface="asgi3", log_config=None, ws="none", timeout_keep_alive=75
         )
-        self.connection = Connection(config, ServerState(), {}, self.loop)
+        self.connection = Connection(config, ServerState(), {}, self.loop, max_age=MAX_AGE)
         self.connection.connection_made(self.transport)
 
     async def application(self, scope, receive, send):
@@ -136,3 +138,29 @@ async def test_a_client_that_reads_nothing_is_disconnected_and_a_slow_one_is_not
     assert client.transport.closed
     client.connection.resume_writing()
     await client.answered()
+
+
+async def test_an_old_connection_is_closed_when_its_client_no_longer_uses_it(client):
+    client.connection.data_received(POST + b"0123456789")
+    await client.answered()
+    client.loop.advance(MAX_AGE * 1.1)
+    assert not client.transport.closed, "its client may be about to use it again"
+    client.connection.idle_since -= LINGER_SECONDS
+    client.loop.advance(LINGER_SECONDS)
+    assert client.transport.closed
+
+
+async def test_an_old_connection_is_not_closed_while_it_answers(client):
+    client.connection.data_received(POST + b"0123456789")
+    for _ in range(10):
+        client.loop.advance(MAX_AGE * 1.1)
+    assert not client.transport.closed
+    await client.answered()
+    client.connection.idle_since -= LINGER_SECONDS
+    client.loop.advance(LINGER_SECONDS)
+    assert client.transport.closed
+
+
+async def test_connections_that_were_opened_together_do_not_end_together():
+    ages = {client.connection.expires_at - client.connection.opened_at for client in (Client(), Client())}
+    assert len(ages) == 2 and all(0.9 * MAX_AGE <= age <= 1.1 * MAX_AGE for age in ages)

@@ -249,3 +249,14 @@ def test_a_forced_queue_depth_is_reported(start_engine, tmp_path):
         outbox = next(m for m in peer.messages() if isinstance(m, EngineOutputs))
         assert outbox.stats.waiting == 42
         engine.wait(lambda engine: engine.state.read_heartbeat().queued == 42)
+
+
+def test_pinned_blocks_are_free_again_after_their_time_though_the_engine_is_idle(engine):
+    """They count as used memory, by which autoscalers and admission decide."""
+    with Peer(engine) as peer:
+        peer.send(make_request("a", range(1, 17), cache_ttl=1.0))
+        peer.answer("a")
+        engine.wait(lambda engine: engine.state.read_heartbeat().kv_utilization == 2 / 32)
+        engine.wait(lambda engine: engine.state.read_heartbeat().kv_utilization == 0)
+        stats = next(message.stats for message in peer.messages() if not message.stats.kv.pinned)
+        assert stats.kv_utilization == 0

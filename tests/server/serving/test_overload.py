@@ -24,7 +24,7 @@ def narrow(tiny, tmp_path_factory):
     keys = directory / "keys"
     keys.mkdir()
     for client in ("alice", "bob", "carol"):
-        (keys / client).write_text(client)
+        (keys / client).write_text(f"{client}\nhighest-priority: high\n")
     flags = {
         "--api-keys-dir": keys,
         "--max-num-seqs": 1,

@@ -182,7 +182,13 @@ def test_an_invalid_request_is_a_400_in_json_that_names_the_field(server, fields
 def test_a_prompt_that_can_never_fit_is_refused_with_a_reason(client):
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model="tiny", prompt="x" * 5000, max_tokens=1)
-    assert refused.value.code == "context_length_exceeded"
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "prompt")
+
+
+def test_a_chat_that_can_never_fit_is_refused_by_the_name_of_its_own_field(client):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 5000}])
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
 
 
 def test_an_unknown_model_is_a_404_that_names_the_known_ones(client):

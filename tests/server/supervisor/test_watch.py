@@ -75,5 +75,6 @@ def test_a_dead_child_ends_the_server_with_a_reason(wait_status, left_behind, ex
 
 
 def test_the_signal_that_ended_a_child_is_named():
+    assert ending_of_child("health", signal.SIGKILL, None).killed == "health"
     assert "SIGSEGV" in ending_of_child("engine", signal.SIGSEGV, None).failure.message
     assert Ending.of(CORRUPT) == Ending(65, CORRUPT)

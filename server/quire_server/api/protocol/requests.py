@@ -49,7 +49,7 @@ from quire_server.api.protocol.validation import (
     wrong,
 )
 from quire_server.core.policy import CLASSES, MAX_PRIORITY, MIN_PRIORITY
-from quire_server.core.sampling_params import INT64, SamplingParams
+from quire_server.core.sampling_params import INT64_MAX, SamplingParams
 from quire_server.model_dir.generation_config import SamplingDefaults
 from quire_server.text.grammar_compiler import GrammarRequest
 
@@ -305,7 +305,7 @@ class GenerationRequest(SamplingFields):
     cache_salt: Annotated[
         str,
         Text(MAX_NAME),
-        Field(description="Cached prefixes are shared only between requests of equal salt."),
+        Field(description="Cached prefixes are shared only with requests of equal salt."),
     ] = ""
     cache_control: Annotated[
         CacheControl | None, Field(description="Keeps the prompt in the prefix cache.")
@@ -313,7 +313,9 @@ class GenerationRequest(SamplingFields):
     priority: Annotated[
         int,
         PriorityLevel(),
-        Field(description="Lower goes first; needs `--scheduling-policy priority`."),
+        Field(
+            description="Lower goes first; needs `--scheduling-policy priority`, and a key that may use it."
+        ),
     ] = CLASSES["normal"]
     timeout: Annotated[
         float | None,
@@ -378,11 +380,11 @@ class ChatCompletionRequest(GenerationRequest):
 
     messages: Annotated[Messages, Field(description="The conversation so far. Text only.")]
     max_completion_tokens: Annotated[
-        int | None, Integer(1, INT64), Field(description="The longest answer, in tokens.")
+        int | None, Integer(1, INT64_MAX), Field(description="The longest answer, in tokens.")
     ] = None
-    max_tokens: Annotated[int | None, Integer(1, INT64), Field(description="The same by its older name.")] = (
-        None
-    )
+    max_tokens: Annotated[
+        int | None, Integer(1, INT64_MAX), Field(description="The same by its older name.")
+    ] = None
     logprobs: Annotated[
         bool, Boolean(), Field(description="Whether to return the log-probability of each token.")
     ] = False
@@ -431,7 +433,7 @@ class CompletionRequest(GenerationRequest):
     ] = None
     max_tokens: Annotated[
         int,
-        Integer(0, INT64),
+        Integer(0, INT64_MAX),
         Field(description="The longest answer, in tokens; 0 only with `echo`."),
     ] = COMPLETION_MAX_TOKENS
     best_of: Annotated[object, Neutral((1,))] = None
@@ -488,10 +490,11 @@ class TokenizeRequest(RequestModel):
     def check(self) -> None:
         """Exactly one of the two. Raises ApiError."""
         if self.prompt is None and self.messages is None:
-            raise bad_field("messages", f"must be a list of 1 to {MAX_MESSAGES} messages")
-        unused = "messages" if self.prompt is not None else "add_special_tokens"
-        if unused in self.model_fields_set:
-            raise bad_field(unused, "is not a known or supported field")
+            raise bad_field("prompt", "is required, or messages in its place")
+        if self.prompt is not None and self.messages is not None:
+            raise bad_field("messages", "give prompt or messages, not both")
+        if self.messages is not None and "add_special_tokens" in self.model_fields_set:
+            raise bad_field("add_special_tokens", "is supported with prompt only: leave it out")
 
 
 class DetokenizeRequest(RequestModel):

@@ -28,6 +28,7 @@ from quire_server.api.protocol.errors import ApiError, bad_field
 
 _MAX_SHOWN = 256  # characters of an unknown field's name
 _EXPLAINED = "explained"
+_IS_REQUIRED = "is required"
 _TAG = "<"  # begins the name of a union's branch, which is no part of a field's path
 #: The format of token ids in the JSON schema: their maximum is the vocabulary's, known once the engine is.
 TOKEN_ID = "token-id"
@@ -63,10 +64,10 @@ def validate(model: type[Model], values: Json, vocab_size: int = 0) -> Model:
     try:
         return model.model_validate(values, context=vocab_size)
     except ValidationError as error:
-        raise _refusal(model, error) from None
+        raise _refusal(model, values, error) from None
 
 
-def _refusal(model: type[BaseModel], error: ValidationError) -> ApiError:
+def _refusal(model: type[BaseModel], values: Json, error: ValidationError) -> ApiError:
     """About the first error in the route's own fields, then in those that routes share."""
     errors = error.errors(include_url=False, include_input=False)
     first = next((one for one in errors if one["loc"] and one["loc"][0] in model.__annotations__), errors[0])
@@ -78,7 +79,19 @@ def _refusal(model: type[BaseModel], error: ValidationError) -> ApiError:
             path += f".{part}" if path else part
     if (unknown := first.get("ctx", {}).get("unknown")) is not None:
         path += f".{unknown}" if path else unknown
-    return bad_field(path, _TEXTS.get(first["type"], first["msg"]))
+    text = _TEXTS.get(first["type"], first["msg"])
+    if text != _IS_REQUIRED and _is_absent(values, first["loc"]):
+        text = f"{_IS_REQUIRED}, and {text}"
+    return bad_field(path, text)
+
+
+def _is_absent(values: Any, path: Sequence[int | str]) -> bool:
+    for part in path:
+        if isinstance(values, dict) and isinstance(part, str):
+            values = values if part.startswith(_TAG) else values.get(part)
+        elif isinstance(values, list) and isinstance(part, int):
+            values = values[part]
+    return values is None
 
 
 _TEXTS = {"model_type": "must be an object"}
@@ -102,7 +115,7 @@ class RequestModel(BaseModel):
     def _check(cls, values: object, validate_fields: ModelWrapValidatorHandler[Self]) -> Self:
         """Drop nulls, and refuse the first unknown field where the known ones are right.
 
-        A required field that is absent is validated as null, so that its error says what it must be. Of
+        A required field that is absent is validated as null, so that its error says what it must be, too. Of
         unknown fields only the first is looked at: a hostile body has thousands of them.
         """
         if not isinstance(values, dict):
@@ -224,7 +237,7 @@ class Text:
 
 def _present(value: object) -> object:
     if value is None or value == "":
-        raise wrong("is required")
+        raise wrong(_IS_REQUIRED)
     return value
 
 
@@ -258,7 +271,7 @@ class TokenIds:
 
     def _check(self, value: object, info: Vocabulary) -> tuple[int, ...]:
         if value is None:
-            raise wrong("is required")
+            raise wrong(_IS_REQUIRED)
         if value == [] and self.min_items:
             raise wrong("must not be empty: no token could be chosen")
         vocab_size = info.context
@@ -290,7 +303,7 @@ class ListOf:
 
     def _check(self, value: object) -> object:
         if not isinstance(value, list) or not self.low <= len(value) <= self.high:
-            raise PydanticCustomError(_EXPLAINED, f"must be a list of {self.low} to {self.high} {self.items}")
+            raise wrong(f"must be a list of {self.low} to {self.high} {self.items}")
         return value
 
 
@@ -310,8 +323,8 @@ class Neutral:
     def _check(self, value: object) -> object:
         if any(type(value) is type(one) and value == one for one in self.values):
             return value
-        first = json.dumps(self.values[0])
-        raise PydanticCustomError(_EXPLAINED, f"is not supported, except with the value {first}")
+        accepted = " or ".join(json.dumps(value) for value in self.values)
+        raise wrong(f"is not supported, except with the value {accepted}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -286,7 +286,7 @@ FORMATS = "must be text, json_object or json_schema"
         ("model", "", "model: is required"),
         ("model", 1, "model: must be a string of at most 256 characters"),
         ("model", "m" * 257, "model: must be a string of at most 256 characters"),
-        ("prompt", None, f"prompt: {PROMPT}"),
+        ("prompt", None, f"prompt: is required, and {PROMPT}"),
         (
             "prompt",
             [VOCAB],
@@ -304,8 +304,8 @@ FORMATS = "must be text, json_object or json_schema"
         ("allowed_token_ids", [-1], f"allowed_token_ids: must be a list of at most 4096 {IDS}"),
         ("logit_bias", {"a": 1}, f"logit_bias: has a name that is no token id in 0..{VOCAB - 1}"),
         ("logit_bias", {str(VOCAB): 1}, f"logit_bias: has a name that is no token id in 0..{VOCAB - 1}"),
-        ("cache_control", {}, 'cache_control.type: must be "ephemeral"'),
-        ("response_format", {}, f"response_format.type: {FORMATS}"),
+        ("cache_control", {}, 'cache_control.type: is required, and must be "ephemeral"'),
+        ("response_format", {}, f"response_format.type: is required, and {FORMATS}"),
         ("response_format", {"type": "xml"}, f"response_format.type: {FORMATS}"),
         (
             "response_format",
@@ -315,12 +315,18 @@ FORMATS = "must be text, json_object or json_schema"
         (
             "response_format",
             {"type": "json_schema", "json_schema": {"name": None, "schema": {}}},
-            "response_format.json_schema.name: must be 1 to 64 letters, digits, underscores or hyphens",
+            "response_format.json_schema.name: is required, and must be 1 to 64 letters, digits, underscores "
+            "or hyphens",
         ),
+        ("model", None, "model: is required"),
+        ("best_of", 2, "best_of: is not supported, except with the value 1"),
+        ("max_tokens", 2**63, f"max_tokens: must be an integer between 0 and {2**63 - 1}"),
+        ("top_k", 2**63, f"top_k: must be an integer between -1 and {2**63 - 1}"),
+        ("min_tokens", 2**63, f"min_tokens: must be an integer between 0 and {2**63 - 1}"),
         (
             "response_format",
             {"type": "json_schema", "json_schema": {"name": "a"}},
-            "response_format.json_schema.schema: must be a JSON schema: an object",
+            "response_format.json_schema.schema: is required, and must be a JSON schema: an object",
         ),
         ("structured_outputs", {"json_object": 1}, "structured_outputs.json_object: must be true"),
         ("structured_outputs", {"json_object": 1.0}, "structured_outputs.json_object: must be true"),
@@ -333,11 +339,36 @@ def test_an_error_names_the_field_and_what_it_must_be(field, value, message):
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "accepted"),
+    [
+        ("tool_choice", "required", '"none" or "auto"'),
+        ("function_call", {"name": "f"}, '"none" or "auto"'),
+        ("service_tier", "flex", '"auto" or "default"'),
+        ("parallel_tool_calls", 1, "true or false"),
+    ],
+)
+def test_the_error_of_a_field_that_is_not_implemented_names_every_value_that_is_accepted(
+    field, value, accepted
+):
+    with pytest.raises(ApiError) as caught:
+        chat(**{field: value})
+    message = f"{field}: is not supported, except with the value {accepted}"
+    assert caught.value.body["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
     ("messages", "message"),
     [
-        (None, "messages: must be a list of 1 to 4096 messages"),
-        ([{"content": "a"}], "messages[0].role: must be one of system, developer, user, assistant"),
-        ([{"role": "user"}], "messages[0].content: must be a string or a list of text parts"),
+        (None, "messages: is required, and must be a list of 1 to 4096 messages"),
+        ([], "messages: must be a list of 1 to 4096 messages"),
+        (
+            [{"content": "a"}],
+            "messages[0].role: is required, and must be one of system, developer, user, assistant",
+        ),
+        (
+            [{"role": "user"}],
+            "messages[0].content: is required, and must be a string or a list of text parts",
+        ),
         (
             [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": None}]}],
             'messages[0].content[0]: must be {"type": "text", "text": "..."}',
@@ -354,13 +385,26 @@ def test_an_error_of_a_message_names_its_place(messages, message):
     ("model", "body", "message"),
     [
         (TokenizeRequest, {"prompt": 1}, "prompt: must be a string"),
+        (TokenizeRequest, {}, "prompt: is required, or messages in its place"),
+        (
+            TokenizeRequest,
+            {"prompt": "a", "messages": CHAT["messages"]},
+            "messages: give prompt or messages, not both",
+        ),
+        (
+            TokenizeRequest,
+            {"messages": CHAT["messages"], "add_special_tokens": True},
+            "add_special_tokens: is supported with prompt only: leave it out",
+        ),
         (DetokenizeRequest, {}, "tokens: is required"),
         (DetokenizeRequest, {"tokens": [VOCAB]}, f"tokens: must be a list of at most {4 << 20} {IDS}"),
     ],
 )
 def test_an_error_of_the_small_requests_names_the_field(model, body, message):
     with pytest.raises(ApiError) as caught:
-        validate(model, body, VOCAB)
+        request = validate(model, body, VOCAB)
+        if isinstance(request, TokenizeRequest):
+            request.check()
     assert caught.value.body["error"]["message"] == message
 
 

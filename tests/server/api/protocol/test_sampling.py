@@ -4,6 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from quire_server.api.auth import Principal
 from quire_server.api.input_processor import MAX_NUMBERS, bad_word_ids, engine_requests
 from quire_server.api.protocol.errors import ApiError
 from quire_server.api.protocol.requests import parse_completion
@@ -101,6 +102,8 @@ def asked_of_the_engine(call, info, prompts=((1, 2),)):
         default_max_tokens=None,
         grammar=None,
         watermark=False,
+        principal=Principal(),
+        priority=0,
     )
 
 
