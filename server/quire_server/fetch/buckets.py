@@ -1,8 +1,9 @@
 """A model as objects with a common prefix, in S3 (or a compatible store) or Google Cloud Storage, by fsspec.
 
 Credentials and endpoints are those of the SDKs: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, web identity;
-GOOGLE_APPLICATION_CREDENTIALS, STORAGE_EMULATOR_HOST, workload identity. The text of SDK errors is not shown,
-because some contain request signatures.
+GOOGLE_APPLICATION_CREDENTIALS, STORAGE_EMULATOR_HOST, workload identity. Without credentials a bucket is read
+only if that was asked for: a misconfigured identity must not pass for a public bucket. The text of SDK errors
+is not shown, because some contain request signatures.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ T = TypeVar("T")
 class BucketClient:
     """A ``SourceClient``."""
 
-    def __init__(self, bucket: Bucket, environ: Mapping[str, str], stall_seconds: float) -> None:
+    def __init__(
+        self, bucket: Bucket, environ: Mapping[str, str], stall_seconds: float, *, anonymous: bool
+    ) -> None:
         self._bucket = bucket
-        self._open = functools.partial(
-            _open_s3 if bucket.scheme == "s3" else _open_gcs, environ, stall_seconds
-        )
+        open_store = _open_s3 if bucket.scheme == "s3" else _open_gcs
+        self._open = functools.partial(open_store, environ, stall_seconds, anonymous)
 
     @functools.cached_property
     def _files(self) -> AbstractFileSystem:
@@ -97,10 +99,12 @@ class BucketClient:
             else "GOOGLE_APPLICATION_CREDENTIALS, or a workload identity that may "
             "list the bucket and get its objects"
         )
-        return AccessDeniedError(f"{where} is refused to these credentials, or to none. Give {needed}.")
+        return AccessDeniedError(
+            f"{where} is refused to these credentials, or to none. Give {needed}, or --anonymous."
+        )
 
 
-def _open_s3(environ: Mapping[str, str], stall_seconds: float) -> AbstractFileSystem:
+def _open_s3(environ: Mapping[str, str], stall_seconds: float, anonymous: bool) -> AbstractFileSystem:
     endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
     config: dict[str, Any] = {
         "connect_timeout": min(15.0, stall_seconds),
@@ -109,18 +113,17 @@ def _open_s3(environ: Mapping[str, str], stall_seconds: float) -> AbstractFileSy
     }
     if endpoint:  # self-hosted stores rarely have a host name per bucket
         config["s3"] = {"addressing_style": "path"}
-    files = s3fs.S3FileSystem(endpoint_url=endpoint, config_kwargs=config, skip_instance_cache=True)
+    files = s3fs.S3FileSystem(
+        anon=anonymous, endpoint_url=endpoint, config_kwargs=config, skip_instance_cache=True
+    )
     files.retries = 1  # ``transfer`` retries
     return files
 
 
-def _open_gcs(environ: Mapping[str, str], stall_seconds: float) -> AbstractFileSystem:
+def _open_gcs(environ: Mapping[str, str], stall_seconds: float, anonymous: bool) -> AbstractFileSystem:
     token: Any = "anon"
-    if not environ.get("STORAGE_EMULATOR_HOST"):
-        try:
-            token, _ = google.auth.default(scopes=[_READ_ONLY])
-        except google.auth.exceptions.DefaultCredentialsError:
-            token = "anon"  # a public bucket needs none
+    if not anonymous and not environ.get("STORAGE_EMULATOR_HOST"):
+        token, _ = google.auth.default(scopes=[_READ_ONLY])
     return GCSFileSystem(
         token=token,
         access="read_only",

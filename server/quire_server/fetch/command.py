@@ -69,7 +69,7 @@ def _exit_at_once(number: int, _: object) -> None:
 def _fetch(wanted: argparse.Namespace) -> Fetched:
     source = parse(wanted.source)
     trust(os.environ)
-    client = _client(source, wanted.stall_timeout_seconds)
+    client = _client(source, wanted.stall_timeout_seconds, anonymous=wanted.anonymous)
     counted = progress.Progress()
     request = FetchRequest(wanted.source, wanted.to.absolute(), wanted.parallel, _retry_policy(wanted))
     server = None if wanted.status_port is None else progress.serve(counted, wanted.status_port)
@@ -92,7 +92,7 @@ def _retry_policy(wanted: argparse.Namespace) -> RetryPolicy:
     return RetryPolicy(wanted.attempts, stall_seconds=wanted.stall_timeout_seconds)
 
 
-def _client(source: HubModel | Bucket | Artifact, stall_seconds: float) -> SourceClient:
+def _client(source: HubModel | Bucket | Artifact, stall_seconds: float, *, anonymous: bool) -> SourceClient:
     match source:
         case HubModel():
             return HubClient(HttpClient(stall_seconds), source, os.environ)
@@ -100,7 +100,7 @@ def _client(source: HubModel | Bucket | Artifact, stall_seconds: float) -> Sourc
             return RegistryClient(HttpClient(stall_seconds), source, os.environ)
     # Imported on demand: the two SDKs take a second, and only these sources need them.
     buckets = importlib.import_module("quire_server.fetch.buckets")
-    client: SourceClient = buckets.BucketClient(source, os.environ, stall_seconds)
+    client: SourceClient = buckets.BucketClient(source, os.environ, stall_seconds, anonymous=anonymous)
     return client
 
 
@@ -170,6 +170,9 @@ def parser() -> argparse.ArgumentParser:
     )
     built.add_argument(
         "--progress-file", type=Path, metavar="FILE", help="keeps the newest progress, as JSON"
+    )
+    built.add_argument(
+        "--anonymous", action="store_true", help="read a public bucket, without any credentials"
     )
     built.add_argument(
         "--status-port",

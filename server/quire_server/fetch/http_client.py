@@ -8,6 +8,7 @@ the target of a redirect.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import re
 import ssl
@@ -137,6 +138,15 @@ def json_object(body: bytes, subject: Subject) -> dict[str, Any]:
             f"What describes {subject.what} is no JSON object. Check the endpoint and the proxy."
         )
     return document
+
+
+def is_loopback(netloc: str) -> bool:
+    """Whether `host` or `host:port` is this machine, to which plain HTTP is safe."""
+    host = httpx2.URL(f"http://{netloc}").host
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _refuse_downgrade(response: httpx2.Response) -> None:

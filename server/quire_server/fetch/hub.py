@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from quire_server.errors import ConfigError, DownloadError
-from quire_server.fetch.http_client import HttpClient, Subject
+from quire_server.fetch.http_client import HttpClient, Subject, is_loopback
 from quire_server.fetch.source import Check, HubModel, Listing, RemoteFile
 
 _ENDPOINT = "https://huggingface.co"
@@ -31,6 +31,12 @@ class HubClient:
         self._model = model
         self._endpoint = _endpoint(environ.get("HF_ENDPOINT") or _ENDPOINT)
         token = _token(environ)
+        if token and not (
+            self._endpoint.startswith("https://") or is_loopback(urlsplit(self._endpoint).netloc)
+        ):
+            raise ConfigError(
+                "HF_TOKEN goes over HTTPS only: write HF_ENDPOINT with https://, or drop the token."
+            )
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._subject = Subject(
             f"the model {model.repo} at revision {model.revision}",

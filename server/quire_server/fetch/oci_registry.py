@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import ipaddress
 import json
 import re
 import threading
@@ -21,7 +20,14 @@ from urllib.parse import urlencode, urlsplit
 import httpx2
 
 from quire_server.errors import AccessDeniedError, ConfigError, DownloadError, ModelCorruptError
-from quire_server.fetch.http_client import HttpClient, Subject, json_object, raise_for_status, read_bounded
+from quire_server.fetch.http_client import (
+    HttpClient,
+    Subject,
+    is_loopback,
+    json_object,
+    raise_for_status,
+    read_bounded,
+)
 from quire_server.fetch.source import Artifact, Check, Listing, RemoteFile
 
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -41,7 +47,7 @@ class RegistryClient:
     def __init__(self, http: HttpClient, artifact: Artifact, environ: Mapping[str, str]) -> None:
         self._http = http
         self._artifact = artifact
-        scheme = "http" if _is_loopback(artifact.registry) else "https"
+        scheme = "http" if is_loopback(artifact.registry) else "https"
         self._base = f"{scheme}://{artifact.registry}/v2/{artifact.repository}"
         self._credentials = _credentials(environ, artifact.registry)
         self._authorization: dict[str, str] = {}
@@ -111,7 +117,7 @@ class RegistryClient:
     def _token(self, challenge: Mapping[str, str]) -> str:
         realm = challenge.get("realm", "")
         parts = urlsplit(realm)
-        if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(parts.netloc)):
+        if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.netloc)):
             raise self._unexpected("a token service without HTTPS")
         query = {"scope": f"repository:{self._artifact.repository}:pull"}
         if "service" in challenge:
@@ -156,14 +162,6 @@ class RegistryClient:
 
     def _unexpected(self, what: str) -> DownloadError:
         return DownloadError(f"{self._artifact.registry} offers {what} for {self._subject.what}.")
-
-
-def _is_loopback(netloc: str) -> bool:
-    host = httpx2.URL(f"http://{netloc}").host
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _credentials(environ: Mapping[str, str], registry: str) -> str:

@@ -20,7 +20,6 @@ _SMALL = frozenset(
         "generation_config.json",
         "tokenizer.json",
         "tokenizer_config.json",
-        "chat_template.jinja",
     }
 )
 _SMALL_BYTES = 256 << 20
@@ -31,7 +30,7 @@ def candidates(listing: Listing) -> dict[str, RemoteFile]:
     """By name, every file that a model may need. Raises QuireServerError."""
     found: dict[str, RemoteFile] = {}
     for file in listing.files:
-        is_small = file.name in _SMALL or file.name in {INDEX, MANIFEST_NAME}
+        is_small = file.name in {*_SMALL, INDEX, MANIFEST_NAME} or _is_template(file.name)
         if not is_plain_name(file.name) or not (is_small or file.name.endswith(".safetensors")):
             continue
         if file.name in found:
@@ -95,5 +94,10 @@ def wanted(files: Mapping[str, RemoteFile], index: Mapping[str, object] | None) 
         )
     if missing := sorted(name for name in shards if name not in files or not name.endswith(".safetensors")):
         raise ModelCorruptError(f"{INDEX} names {missing[0][:100]!r}, which the source does not have.")
-    names = (_SMALL | {INDEX} if index is not None else _SMALL) | shards
+    templates = {name for name in files if _is_template(name)}
+    names = (_SMALL | {INDEX} if index is not None else _SMALL) | templates | shards
     return tuple(files[name] for name in sorted(names & files.keys()))
+
+
+def _is_template(name: str) -> bool:
+    return name.startswith("chat_template") and name.endswith(".jinja")
