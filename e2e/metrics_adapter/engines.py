@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from e2e.operator import pods
-from e2e.operator.world import World
+from e2e.operator.world import Body, World
 
 # (status, body) of each answer
 Answer = Callable[[], tuple[int, bytes]]
@@ -68,15 +68,49 @@ def serving(port: int, answer: Answer) -> Iterator[Engine]:
         thread.join()
 
 
+POD_SPEC = {"containers": [{"name": "server", "image": "registry.example/quire-server:1"}]}
+
+
 def make_pod(world: World, namespace: str, deployment: str, ip: str, *, ready: bool = True) -> str:
     """A serving pod as operator, controllers and kubelet would create it; its name."""
     name = f"{deployment}-{secrets.token_hex(4)}"
+    replica_set = _replica_set(world, namespace, deployment)
+    owners = [_controlled_by("apps/v1", "ReplicaSet", replica_set)]
     labels = {"serving.quire.dev/name": deployment, "serving.quire.dev/role": "leader"}
-    containers = [{"name": "server", "image": "registry.example/quire-server:1"}]
-    body = {"metadata": {"name": name, "labels": labels}, "spec": {"containers": containers}}
-    world.create("Pod", namespace, body)
+    metadata = {"name": name, "labels": labels, "ownerReferences": owners}
+    world.create("Pod", namespace, {"metadata": metadata, "spec": POD_SPEC})
     set_ready(world, namespace, name, ip, ready=ready)
     return name
+
+
+def _replica_set(world: World, namespace: str, deployment: str) -> Body:
+    """The ReplicaSet of the LLMDeployment's Deployment; both are created for its first pod."""
+    if (found := world.get("ReplicaSet", namespace, deployment)) is not None:
+        return found
+    labels = {"serving.quire.dev/name": deployment, "serving.quire.dev/role": "leader"}
+    spec = {
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": POD_SPEC},
+    }
+    owner = {"metadata": {"name": deployment, "uid": secrets.token_hex(8)}}
+    for kind, owned_by in (
+        ("Deployment", ("serving.quire.dev/v1alpha1", "LLMDeployment")),
+        ("ReplicaSet", ("apps/v1", "Deployment")),
+    ):
+        metadata = {
+            "name": deployment, "labels": labels, "ownerReferences": [_controlled_by(*owned_by, owner)]
+        }  # fmt: skip
+        if world.get(kind, namespace, deployment) is None:
+            owner = world.create(kind, namespace, {"metadata": metadata, "spec": spec})
+        else:
+            owner = world.patch(kind, namespace, deployment, {"metadata": metadata})
+    return owner
+
+
+def _controlled_by(api_version: str, kind: str, owner: Body) -> Body:
+    about = owner["metadata"]
+    reference = {"apiVersion": api_version, "kind": kind, "name": about["name"], "uid": about["uid"]}
+    return {**reference, "controller": True}
 
 
 def set_ready(world: World, namespace: str, name: str, ip: str, *, ready: bool) -> None:

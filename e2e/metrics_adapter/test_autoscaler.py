@@ -37,10 +37,6 @@ def test_an_hpa_follows_the_queue_depth_and_keeps_its_replicas_while_it_is_unkno
 
 
 def _deploy(cluster: Cluster, namespace: str) -> None:
-    labels = {"app": "chat"}
-    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "x"}]}}
-    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
-    cluster.world.create("Deployment", namespace, {"metadata": {"name": "chat"}, "spec": spec})
     cluster.world.roll_out(namespace, "chat", ready=1)
     described = {"apiVersion": "serving.quire.dev/v1alpha1", "kind": "LLMDeployment", "name": "chat"}
     target = {"type": "AverageValue", "averageValue": "10"}

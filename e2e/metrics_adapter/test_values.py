@@ -8,7 +8,15 @@ import time
 import pytest
 
 from e2e.metrics_adapter.cluster import VERSIONS, Cluster, path
-from e2e.metrics_adapter.engines import Answer, make_pod, says, set_ready, unreachable_address
+from e2e.metrics_adapter.engines import (
+    POD_SPEC,
+    Answer,
+    make_pod,
+    says,
+    serving,
+    set_ready,
+    unreachable_address,
+)
 from e2e.metrics_adapter.replica import AdapterReplica
 from e2e.waiting import eventually
 
@@ -57,6 +65,21 @@ def test_kubectl_gets_the_sum_over_the_ready_pods_in_both_versions(cluster: Clus
     assert cluster.world.get("Pod", namespace, loading)
 
 
+def test_a_pod_that_only_carries_the_labels_changes_no_value(cluster: Cluster, namespace: str) -> None:
+    cluster.engine(namespace, "chat", says(queue=7))
+    cluster.engine(namespace, "other", says(queue=1))
+    with serving(cluster.engine_port, says(queue=100_000)) as liar:
+        labels = {"serving.quire.dev/name": "chat", "serving.quire.dev/role": "leader"}
+        cluster.world.create(
+            "Pod", namespace, {"metadata": {"name": "liar", "labels": labels}, "spec": POD_SPEC}
+        )
+        set_ready(cluster.world, namespace, "liar", liar.ip, ready=True)
+        # One that came after it is seen, so it was seen as well.
+        cluster.engine(namespace, "chat", says(queue=3))
+        cluster.wait_value(namespace, "chat", "10")
+    assert cluster.value(namespace, "other") == "1"
+
+
 def test_keda_gets_the_same_values_and_never_0_for_an_unknown_value(
     cluster: Cluster, adapter: AdapterReplica, namespace: str
 ) -> None:
@@ -71,7 +94,7 @@ def test_keda_gets_the_same_values_and_never_0_for_an_unknown_value(
     assert load("chat/llm_kv_cache_utilization?ifNone=0") == (200, '{"llm_kv_cache_utilization": 0.5}')
     assert load("asleep/llm_queue_depth?ifNone=0") == (200, '{"llm_queue_depth": 0}')
     assert [load(f"{name}/llm_queue_depth")[0] for name in ("asleep", "loading", "loading")] == [404] * 3
-    assert load("loading/llm_queue_depth?ifNone=0")[0] == 404
+    eventually("its pod is seen", lambda: load("loading/llm_queue_depth?ifNone=0")[0] == 404)
 
 
 def test_a_pod_that_becomes_ready_counts_within_two_seconds(cluster: Cluster, namespace: str) -> None:

@@ -54,7 +54,7 @@ class Connection:
             connector=aiohttp.TCPConnector(ssl=tls, limit=64),
             trust_env=False,
             read_bufsize=_LINE_BYTES,
-            headers={"User-Agent": "quire-metrics-adapter", "Accept": JSON},
+            headers={"User-Agent": "quire-metrics-adapter"},
         )
 
     @classmethod
@@ -85,10 +85,11 @@ class Connection:
         query: Mapping[str, str] | None = None,
         body: Document | None = None,
         content_type: str = JSON,
+        accept: str = JSON,
     ) -> Document:
         """The response's JSON object; an ApiError for anything but a 2xx response."""
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS)
-        headers = {"Content-Type": content_type, **await self._authorization()}
+        headers = {"Content-Type": content_type, "Accept": accept, **await self._authorization()}
         data = None if body is None else json.dumps(body).encode()
         try:
             async with self._session.request(
@@ -154,6 +155,6 @@ def _error(status: int, message: str) -> ApiError:
 def _document(raw: bytes) -> Document:
     try:
         document = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

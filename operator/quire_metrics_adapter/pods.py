@@ -14,6 +14,7 @@ from typing import Any
 
 from quire_metrics_adapter.errors import ApiError, GoneError
 from quire_metrics_adapter.kube_api import Connection
+from quire_metrics_adapter.owners import Owners, deployment_of
 from quire_operator import names
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,9 @@ PATH = "/api/v1/pods"
 SELECTOR = f"{names.LABEL_NAME},{names.LABEL_ROLE}={names.ROLE_LEADER}"
 # Without a watch for so long, the table is not trusted any more.
 LOST_SECONDS = 15.0
+# Owners of pods may change without an event of the pod: a Deployment that is created again adopts its
+# ReplicaSets.
+RELIST_SECONDS = 300.0
 _PAGE = "500"
 _ENDED = ("Succeeded", "Failed")  # an evicted pod never changes again
 _RETRY_SECONDS = 1.0
@@ -118,26 +122,25 @@ def read(body: Mapping[str, Any]) -> Pod | None:
     return Pod(str(metadata["uid"]), namespace, deployment, address)
 
 
-def deployment_of(body: Mapping[str, Any]) -> tuple[str, str]:
-    """Namespace and name of the LLMDeployment; the name is empty for a pod of none."""
-    metadata = body["metadata"]
-    return str(metadata["namespace"]), str((metadata.get("labels") or {}).get(names.LABEL_NAME) or "")
-
-
-async def watch(connection: Connection, table: PodTable) -> None:
-    """Keep `table` up to date until cancelled, whatever the API server does."""
-    version = ""
+async def watch(connection: Connection, owners: Owners, table: PodTable) -> None:
+    """Keep `table` up to date until cancelled, whatever the API server does. Pods of no LLMDeployment are
+    left out, whatever their labels say.
+    """
+    version, listed_at = "", float("-inf")
     while True:
         try:
-            version = version or await _list(connection, table)
+            if not version or time.monotonic() - listed_at > RELIST_SECONDS:
+                version, listed_at = await _list(connection, owners, table), time.monotonic()
             table.connected(True)
             query = {"labelSelector": SELECTOR, "resourceVersion": version}
             async for event in connection.watch(PATH, query):
                 body = event["object"]
                 version = str(body["metadata"]["resourceVersion"])
-                if event["type"] == "DELETED":
+                if event["type"] == "BOOKMARK":
+                    continue
+                if event["type"] == "DELETED" or await owners.owner(body) is None:
                     table.remove(body)
-                elif event["type"] != "BOOKMARK":
+                else:
                     table.put(body)
             await asyncio.sleep(_PAUSE_SECONDS)  # it ended as expected, and is resumed
         except GoneError:
@@ -149,8 +152,9 @@ async def watch(connection: Connection, table: PodTable) -> None:
             await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def _list(connection: Connection, table: PodTable) -> str:
+async def _list(connection: Connection, owners: Owners, table: PodTable) -> str:
     """Fill the table; returns the resource version of the list."""
+    await owners.refresh()
     bodies: list[Mapping[str, Any]] = []
     query = {"labelSelector": SELECTOR, "limit": _PAGE}
     while True:
@@ -158,5 +162,5 @@ async def _list(connection: Connection, table: PodTable) -> str:
         bodies += answer.get("items") or []
         query["continue"] = str(answer["metadata"].get("continue") or "")
         if not query["continue"]:
-            table.replace(bodies)
+            table.replace([body for body in bodies if await owners.owner(body) is not None])
             return str(answer["metadata"]["resourceVersion"])

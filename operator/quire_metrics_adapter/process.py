@@ -18,6 +18,7 @@ from quire_metrics_adapter.kube_api import Connection
 from quire_metrics_adapter.listener import Listener
 from quire_metrics_adapter.metrics import Metrics
 from quire_metrics_adapter.mounted_certificate import MountedPair
+from quire_metrics_adapter.owners import Owners
 from quire_metrics_adapter.pods import PodTable
 from quire_metrics_adapter.publisher import Publisher
 from quire_metrics_adapter.scraper import Scraper
@@ -74,7 +75,7 @@ class _Replica:
                     listener.run(),
                     self._guard.follow(serve),
                     self._certificate.run(serve),
-                    pods.watch(self._connection, self._table),
+                    pods.watch(self._connection, Owners(self._connection), self._table),
                     self._scraper.run(),
                 )
         finally:

@@ -11,6 +11,12 @@ from quire_metrics_adapter.errors import AdapterError, ConflictError
 Body = dict[str, Any]
 
 
+def owned(name: str, owner: str) -> Body:
+    """The metadata of an LLMDeployment's Deployment or ReplicaSet; all have the uid `of-NAME`."""
+    owners = [{"controller": True, "kind": owner, "name": name, "uid": f"of-{name}"}]
+    return {"metadata": {"namespace": "team-a", "name": name, "uid": f"of-{name}", "ownerReferences": owners}}
+
+
 class FakeApi:
     """Lists and watches of pods, and the two APIServices with their conditional patches."""
 
@@ -28,10 +34,11 @@ class FakeApi:
         self.writes: list[str] = []
         self.in_between: list[Any] = []  # called before a patch, once each: another client who is faster
 
-    async def request(
-        self, method: str, path: str, *, query: Any = None, body: Any = None, content_type: str = ""
-    ) -> Body:
+    async def request(self, method: str, path: str, *, query: Any = None, body: Any = None, **_: Any) -> Body:
         self.asked.append((path, dict(query or {})))
+        if path.startswith("/apis/apps/v1/"):
+            owner = {"replicasets": "Deployment", "deployments": "LLMDeployment"}[path.rpartition("/")[2]]
+            return {"metadata": {}, "items": [owned(name, owner) for name in ("chat", "code")]}
         if path == "/api/v1/pods":
             return {"metadata": {"resourceVersion": "10"}, "items": list(self.pods)}
         service = self.services[path.rpartition("/")[2]]

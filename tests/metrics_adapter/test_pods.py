@@ -10,6 +10,7 @@ import pytest
 
 from quire_metrics_adapter import pods
 from quire_metrics_adapter.errors import AdapterError, GoneError, UnreachableError
+from quire_metrics_adapter.owners import Owners
 from quire_metrics_adapter.pods import LOST_SECONDS, PodTable
 from tests.metrics_adapter.fake_api import FakeApi
 
@@ -23,6 +24,7 @@ def pod(uid: str, *, ready: bool = True, deployment: str = "chat", ip: str = "10
             "namespace": "team-a",
             "labels": {"serving.quire.dev/name": deployment},
             "resourceVersion": "11",
+            "ownerReferences": [{"controller": True, "kind": "ReplicaSet", "uid": f"of-{deployment}"}],
             **more,
         },
         "status": {"podIP": ip, "conditions": [{"type": "Ready", "status": str(ready)}]},
@@ -77,7 +79,7 @@ def test_new_and_changed_pods_set_the_changed_event_and_unchanged_ones_do_not() 
 
 
 async def watching(api: FakeApi, table: PodTable, until: Callable[[], bool]) -> None:
-    task = asyncio.create_task(pods.watch(api, table))  # type: ignore[arg-type]
+    task = asyncio.create_task(pods.watch(api, Owners(api), table))  # type: ignore[arg-type]
     try:
         async with asyncio.timeout(10):
             while not until():
@@ -111,6 +113,27 @@ async def test_a_watch_error_causes_a_relist(error: AdapterError, monkeypatch: p
     await watching(api, table, lambda: lists() == 2)
 
     assert table.of("team-a", "chat") == {"a"}
+
+
+async def test_a_pod_counts_by_its_owners_whatever_its_labels_say() -> None:
+    api, table = FakeApi(), PodTable()
+    bare = pod("bare", ownerReferences=[])
+    of_another = pod("of-another")
+    of_another["metadata"]["ownerReferences"][0]["uid"] = "of-code"
+    invented = pod("invented")
+    invented["metadata"]["ownerReferences"][0]["uid"] = "of-nobody"
+    api.pods = [pod("a"), bare, of_another, invented]
+    api.watches = [
+        [event("ADDED", {**bare, "metadata": {**bare["metadata"], "uid": "late"}}), event("ADDED", pod("b"))]
+    ]
+
+    await watching(api, table, lambda: "b" in table.of("team-a", "chat"))
+
+    assert table.of("team-a", "chat") == {"a", "b"}
+    assert not table.has_any("team-a", "") and len(table.all()) == 2
+    assert len([path for path, _ in api.asked if path.endswith("/replicasets")]) == 2, (
+        "asked once for a stranger's"
+    )
 
 
 def test_the_table_stays_valid_for_a_limited_time_after_the_watch_was_lost() -> None:
