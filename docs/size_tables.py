@@ -37,18 +37,22 @@ HEAD = """# Does it fit?
 ```
 kubectl quire size MODEL --memory 80GB --max-model-len 8192 --max-num-seqs 32
 kubectl quire size MODEL --profile h100-80gb
+kubectl quire size MODEL --max-model-len 8192
 ```
 
 `MODEL` is a local directory with a model's `config.json`, or that file: it need not contain the weights.
 The output has the size of the weights, the KV cache per token, the number of requests of the given length
 that fit at once, and what to change if none fits; `-o json` is for programs. The exit code is 0 if at least
-one such request fits, 3 if none does, and 1 for an invalid file or argument. `--gpus`, `--weight-bits`,
-`--kv-bits` and `--gpu-memory-utilization` correspond to fields of an `LLMDeployment`; with
-`--bandwidth 3.35TB/s` the output has the upper bound of tokens per second for one stream.
+one such request fits, 3 if none does, and 1 for an invalid file or argument. `--weight-bits`, `--kv-bits`
+and `--gpu-memory-utilization` correspond to fields of an `LLMDeployment`; with `--bandwidth 3.35TB/s` the
+output has the upper bound of tokens per second for one stream.
 
 `--profile` takes memory and bandwidth from the cluster's AcceleratorProfile of that name. Without a
 cluster, or without such a profile in it, they come from [the shipped profiles](placement.md); the output
-says which was used. The numbers are the same as in the condition `FitsAccelerator`.
+says which was used. The numbers are the same as in the condition `FitsAccelerator`. Several profiles
+(`--profile a --profile b`), or all of them where neither `--profile` nor `--memory` is given, are compared in
+a table: requests at once, the longest context, the bound of one stream, and `costPerHour`, the cheapest of
+those that fit first.
 
 `kubectl-quire` is part of the Python package (`pip install .` in a clone); it needs no cluster and none of
 the package's extras.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from quire_kubectl import kubectl
@@ -32,6 +33,7 @@ _OPTIONAL = {
 }
 _NOT_INSTALLED = "the server doesn't have a resource type"
 _OPERATORS = "app.kubernetes.io/name=quire-operator"
+_PROFILES = "acceleratorprofiles.serving.quire.dev"
 _UNKNOWN_IMAGE = "the-operators-engine-image"
 
 
@@ -59,10 +61,19 @@ class Rendered:
 
 
 def in_file(path: str, namespace: str | None) -> list[Document]:
-    """The LLMDeployments in a file; kubectl reads it as for `kubectl apply`."""
+    """The LLMDeployments in a file; kubectl reads it as for `kubectl apply`.
+
+    An open file, as the pipe of `-f <(helm template ...)`, is read here: kubectl does not inherit it.
+    """
     scope = ["--namespace", namespace] if namespace else []
-    given = ["create", "--dry-run=client", "--validate=ignore", "-f", path, *scope]
-    found = [body for body in kubectl.documents(given) if body.get("kind") == names.KIND]
+    source, text = path, None
+    if Path(path).is_fifo() or path.startswith("/dev/fd/"):
+        try:
+            source, text = "-", Path(path).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise KubectlError(f"{path} cannot be read: {error.strerror}") from error
+    given = ["create", "--dry-run=client", "--validate=ignore", "-f", source, *scope]
+    found = [body for body in kubectl.documents(given, text) if body.get("kind") == names.KIND]
     if not found:
         raise KubectlError(f"{path} holds no {names.KIND}: give a manifest with one")
     return found
@@ -149,9 +160,15 @@ def _profile(model: LLMDeployment) -> Profile | None:
     return profile(reference.name)
 
 
+def every_profile(*options: str) -> dict[str, Profile]:
+    """The cluster's AcceleratorProfiles by name. Raises KubectlError, SpecError for a bad one."""
+    found = kubectl.documents(["get", _PROFILES, *options])
+    return {str(body["metadata"]["name"]): profiles.parse(body) for body in found}
+
+
 def profile(name: str, *options: str) -> Profile:
     """The cluster's AcceleratorProfile. Raises KubectlError without one, SpecError for a bad one."""
-    (found,) = kubectl.documents(["get", "acceleratorprofiles.serving.quire.dev", name, *options])
+    (found,) = kubectl.documents(["get", _PROFILES, name, *options])
     return profiles.parse(found)
 
 
@@ -219,6 +236,13 @@ def _from_children(children: Iterable[Mapping[str, Any]]) -> tuple[Settings, str
         engine_image=str(server["image"]),
         engine_image_pull_policy=str(server.get("imagePullPolicy", "IfNotPresent")),
         engine_image_pull_secrets=tuple(str(secret["name"]) for secret in pod.get("imagePullSecrets", ())),
+        # What the operator has applied, it allowed.
+        allowed_env=tuple(
+            str(variable["name"])
+            for container in (server, *pod.get("initContainers", ()))
+            for variable in container.get("env", ())
+        ),
+        credential_hosts=("*",),
     )
     note = (
         "The operator's Deployment cannot be read here: image and pull policy are those of the pods' template"

@@ -6,20 +6,24 @@ Arguments are passed as a list, never through a shell. The only module of this p
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 LLM_DEPLOYMENTS = "llmdeployments.serving.quire.dev"
 _WATCH_AGAIN_SECONDS = 1.0
 PATIENCE_SECONDS = 120.0  # enough for a restart of the API server
 Document = dict[str, Any]
+# klog's lines repeat, for each attempt, what kubectl says in its last line.
+_KLOG = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ ")
 
 
 class KubectlError(Exception):
-    """kubectl failed; the message is its stderr."""
+    """kubectl failed; the message is what it said, in one line."""
 
 
 def run(arguments: Sequence[str], given: str | None = None) -> str:
@@ -36,8 +40,17 @@ def run(arguments: Sequence[str], given: str | None = None) -> str:
     except OSError as error:
         raise KubectlError(f"kubectl cannot be started: {error}") from error
     if ended.returncode:
-        raise KubectlError(ended.stderr.strip() or f"kubectl ended with {ended.returncode}")
+        raise KubectlError(sentence(ended.stderr) or f"kubectl ended with {ended.returncode}")
     return ended.stdout
+
+
+def sentence(stderr: str) -> str:
+    """What kubectl said, in one line, without klog's lines and its own "error:"; its log where it said
+    nothing else.
+    """
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    said = [line for line in lines if not _KLOG.match(line)]
+    return " ".join(said or lines[-1:]).removeprefix("error: ")
 
 
 def documents(arguments: Sequence[str], given: str | None = None) -> list[Document]:
@@ -58,16 +71,19 @@ def watch(arguments: Sequence[str], patience: float = 0.0) -> Iterator[Iterator[
     def events() -> Iterator[tuple[str, Document]]:
         until = 0.0
         while True:
-            child = start(["get", *arguments, "-o", "json", "--watch", "--output-watch-events"])
-            children[:] = [child]
-            assert child.stdout is not None
-            for event in _parsed(child.stdout):
-                until = time.monotonic() + patience
-                yield str(event["type"]), event["object"]
-            if child.wait() == 0:
-                until = time.monotonic() + patience
-            elif time.monotonic() >= until:
-                raise KubectlError(f"kubectl ended with {child.returncode}; see its output above")
+            with tempfile.TemporaryFile("w+", errors="replace") as said:
+                watching = ["get", *arguments, "-o", "json", "--watch", "--output-watch-events"]
+                child = start(watching, stderr=said)
+                children[:] = [child]
+                assert child.stdout is not None
+                for event in _parsed(child.stdout):
+                    until = time.monotonic() + patience
+                    yield str(event["type"]), event["object"]
+                if child.wait() == 0:
+                    until = time.monotonic() + patience
+                elif time.monotonic() >= until:
+                    said.seek(0)
+                    raise KubectlError(sentence(said.read()) or f"kubectl ended with {child.returncode}")
             time.sleep(_WATCH_AGAIN_SECONDS)
 
     try:
@@ -77,10 +93,11 @@ def watch(arguments: Sequence[str], patience: float = 0.0) -> Iterator[Iterator[
             stop(child)
 
 
-def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
-    """Start kubectl for streaming; its stderr goes to the terminal."""
+def start(arguments: Sequence[str], stderr: IO[str] | None = None) -> subprocess.Popen[str]:
+    """Start kubectl for streaming; its stderr goes to a file or, without one, to the terminal."""
+    command = ["kubectl", *arguments]
     try:
-        return subprocess.Popen(["kubectl", *arguments], stdout=subprocess.PIPE, text=True, errors="replace")
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, errors="replace")
     except OSError as error:
         raise KubectlError(f"kubectl cannot be started: {error}") from error
 

@@ -1,7 +1,8 @@
-"""``kubectl quire size``: whether a model fits on an accelerator, and how many requests fit beside it.
+"""``kubectl quire size``: whether a model fits on an accelerator, and how many requests fit beside it; of
+several accelerators, which.
 
-The arithmetic is ``quire_sizing``, as in the operator's condition FitsAccelerator. Reads one config.json and,
-where a profile is named, the cluster's AcceleratorProfile or the shipped one.
+The arithmetic is ``quire_sizing``, as in the operator's condition FitsAccelerator. Reads one config.json and
+the cluster's AcceleratorProfiles or, without a cluster, the shipped ones.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import argparse
 import json
 import re
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from quire_kubectl import deployed
 from quire_kubectl.kubectl import KubectlError
 from quire_operator import quantity
 from quire_operator.resources.scaling_behavior import DEFAULT_BATCH
+from quire_operator.spec import Profile
 from quire_sizing import memory
 from quire_sizing.accelerators import SHEETS
 from quire_sizing.errors import SizingError
@@ -33,14 +36,15 @@ _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kMGT]|[KMGT]i)?B?(?:/s)?"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags have the names of the fields of an LLMDeployment."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="a folder with a config.json, or that file")
-    one = parser.add_mutually_exclusive_group(required=True)
+    one = parser.add_mutually_exclusive_group()
     one.add_argument("--memory", type=size, help="of one accelerator, such as 80GB or 141Gi")
     one.add_argument(
         "--profile",
         metavar="NAME",
-        help="AcceleratorProfile: the cluster's, or a shipped one such as h100-80gb",
+        action="append",
+        help="AcceleratorProfile: the cluster's, or a shipped one such as h100-80gb; several are compared, "
+        "and all of them without this and --memory",
     )
-    parser.add_argument("--gpus", type=int, default=1, help="accelerators that share one replica (default 1)")
     parser.add_argument("--bandwidth", type=size, default=0, help="of --memory, such as 3.35TB/s")
     parser.add_argument(
         "--max-model-len", type=int, help="prompt and answer (default: the model's own limit)"
@@ -63,35 +67,87 @@ def size(text: str) -> int:
     return int(float(found[1]) * _UNITS[found[2] or ""])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """An accelerator that is asked about. `cost_per_hour`: as the profile has it, empty without one."""
+
+    name: str = ""
+    accelerator: Accelerator
+    cost_per_hour: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sized:
+    """What fits on it."""
+
+    candidate: Candidate
+    budget: Budget
+
+    @property
+    def order(self) -> tuple[bool, bool, float, int]:
+        """Those that fit first, then the cheapest, then the smallest."""
+        cost = self.candidate.cost_per_hour
+        fits = self.budget.verdict is not Verdict.NOTHING
+        return not fits, not cost, float(cost or 0), self.candidate.accelerator.memory
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Print the result; 0: a request fits, 3: none does. Raises SizingError, SpecError."""
+    """Print the result; 0: a request fits on at least one accelerator, 3: on none. Raises SizingError,
+    SpecError.
+    """
     model = from_config(_read(arguments.model))
-    accelerator = Accelerator(memory=arguments.memory or 0, bandwidth=arguments.bandwidth)
-    origin: tuple[str, ...] = ()
-    if arguments.profile:
-        accelerator, origin = _of_profile(arguments.profile)
     serving = Serving(
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
         weight_bits=arguments.weight_bits,
         kv_bits=arguments.kv_bits,
         utilization=arguments.gpu_memory_utilization,
-        tensor_parallel=arguments.gpus,
     )
-    budget = memory.budget(model, accelerator, serving)
-    host = accelerator.memory * arguments.gpus if arguments.host_memory is None else arguments.host_memory
-    advice = (*origin, *memory.advice(serving, accelerator, host_memory=host))
-    code = DOES_NOT_FIT if budget.verdict is Verdict.NOTHING else 0
+    candidates, notes = _candidates(arguments)
+    found = sorted(
+        (Sized(candidate=one, budget=memory.budget(model, one.accelerator, serving)) for one in candidates),
+        key=lambda sized: sized.order,
+    )
+    for one in candidates:
+        host = one.accelerator.memory if arguments.host_memory is None else arguments.host_memory
+        notes += memory.advice(serving, one.accelerator, host_memory=host)
+    notes = list(dict.fromkeys(notes))
     if arguments.output == "json":
-        document = {"parameters": model.parameters, **asdict(budget), "advice": advice}
-        text = json.dumps(document, indent=2)
+        text = json.dumps(_document(model, found, notes), indent=2)
+    elif len(found) == 1:
+        text = _text(model, found[0], serving, notes)
     else:
-        text = _text(model, accelerator, serving, budget, advice)
+        text = _comparison(model, found, serving, notes)
     sys.stdout.write(f"{text}\n")
-    return code
+    return DOES_NOT_FIT if all(sized.budget.verdict is Verdict.NOTHING for sized in found) else 0
 
 
-def _of_profile(name: str) -> tuple[Accelerator, tuple[str, ...]]:
+def _candidates(arguments: argparse.Namespace) -> tuple[list[Candidate], list[str]]:
+    """The accelerators to compare, and where their numbers are from."""
+    if arguments.memory is not None:
+        accelerator = Accelerator(memory=arguments.memory, bandwidth=arguments.bandwidth)
+        return [Candidate(accelerator=accelerator)], []
+    if not arguments.profile:
+        return _every_profile()
+    named = [_of_profile(name) for name in dict.fromkeys(arguments.profile)]
+    return [candidate for candidate, _ in named], [note for _, note in named]
+
+
+def _every_profile() -> tuple[list[Candidate], list[str]]:
+    """The cluster's profiles, else the shipped ones."""
+    try:
+        found = deployed.every_profile("--request-timeout=5s")
+        why = "there are none"
+    except KubectlError as error:
+        found, why = {}, str(error).splitlines()[-1]
+    if not found:
+        shipped = [Candidate(name=name, accelerator=sheet.accelerator) for name, sheet in SHEETS.items()]
+        return shipped, [f"Profiles as they are shipped, without prices; the cluster's: {why}"]
+    known = [_candidate(name, profile) for name, profile in found.items()]
+    return known, ["Profiles as the cluster has them."]
+
+
+def _of_profile(name: str) -> tuple[Candidate, str]:
     """The cluster's profile, else the shipped one whose name is or starts with the given one; and which it
     is.
     """
@@ -106,10 +162,15 @@ def _of_profile(name: str) -> tuple[Accelerator, tuple[str, ...]]:
                 f"{name} is no shipped profile (give one of {known}), and no other: {why}"
             ) from error
         sheet = SHEETS[shipped[0]]
-        return sheet.accelerator, (f"{shipped[0]} as it is shipped ({sheet.source}); the cluster's: {why}",)
-    bandwidth = quantity.whole_bytes(found.memory_bandwidth) if found.memory_bandwidth else 0
-    accelerator = Accelerator(memory=quantity.whole_bytes(found.memory), bandwidth=bandwidth)
-    return accelerator, (f"{name} as the cluster's AcceleratorProfile has it.",)
+        note = f"{shipped[0]} as it is shipped ({sheet.source}); the cluster's: {why}"
+        return Candidate(name=shipped[0], accelerator=sheet.accelerator), note
+    return _candidate(name, found), f"{name} as the cluster's AcceleratorProfile has it."
+
+
+def _candidate(name: str, profile: Profile) -> Candidate:
+    bandwidth = quantity.whole_bytes(profile.memory_bandwidth) if profile.memory_bandwidth else 0
+    accelerator = Accelerator(memory=quantity.whole_bytes(profile.memory), bandwidth=bandwidth)
+    return Candidate(name=name, accelerator=accelerator, cost_per_hour=profile.cost_per_hour)
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -124,13 +185,11 @@ def _read(path: Path) -> dict[str, object]:
     return document
 
 
-def _text(
-    model: ModelShape, accelerator: Accelerator, serving: Serving, budget: Budget, advice: tuple[str, ...]
-) -> str:
+def _text(model: ModelShape, sized: Sized, serving: Serving, notes: Sequence[str]) -> str:
+    accelerator, budget = sized.candidate.accelerator, sized.budget
     length = serving.max_model_len or model.longest
     room = max(0, budget.usable - budget.weights - budget.workspace)
     share = f"{serving.utilization:.0%} of {_gb(accelerator.memory).strip()}"
-    share += " of each of them" if serving.tensor_parallel > 1 else ""
     tokens = f"{room // budget.kv_per_token:,} tokens of {budget.kv_per_token:,} B"
     lines = [
         f"{model.parameters / 1e9:.2f} billion parameters, {serving.weight_bits:g} bits each",
@@ -146,7 +205,9 @@ def _text(
     if accelerator.bandwidth:
         bound = memory.decode_bound(accelerator.bandwidth, budget.weights)
         lines.append(f"One stream gets at most {bound:,.0f} tokens a second: each reads all weights.")
-    lines += [f"Note: {line}" for line in advice]
+    if sized.candidate.cost_per_hour:
+        lines.append(f"An hour costs {sized.candidate.cost_per_hour}.")
+    lines += [f"Note: {line}" for line in notes]
     return "\n".join(lines)
 
 
@@ -169,3 +230,51 @@ def _verdict(serving: Serving, budget: Budget, length: int) -> str:
 
 def _gb(count: int) -> str:
     return f"{count / 1e9:8.1f} GB"
+
+
+def _document(model: ModelShape, found: Sequence[Sized], notes: Sequence[str]) -> dict[str, object]:
+    """For programs: the budget of one accelerator, or a list of them."""
+    head, advice = {"parameters": model.parameters}, {"advice": notes}
+    if len(found) == 1:
+        return {**head, **asdict(found[0].budget), **advice}
+    rows = [
+        {
+            "profile": sized.candidate.name,
+            "cost_per_hour": sized.candidate.cost_per_hour or None,
+            **asdict(sized.budget),
+        }
+        for sized in found
+    ]
+    return {**head, "profiles": rows, **advice}
+
+
+def _comparison(model: ModelShape, found: Sequence[Sized], serving: Serving, notes: Sequence[str]) -> str:
+    """A line for each accelerator, the cheapest of those on which a request fits first."""
+    length, most = serving.max_model_len or model.longest, serving.max_num_seqs
+    rows = [("PROFILE", "MEMORY", "AT ONCE", "LONGEST", "TOKENS/S", "COST/H")]
+    for sized in found:
+        accelerator, budget = sized.candidate.accelerator, sized.budget
+        bound = memory.decode_bound(accelerator.bandwidth, budget.weights)
+        rows.append(
+            (
+                sized.candidate.name,
+                _gb(accelerator.memory).strip(),
+                f"{min(budget.concurrency, most)} of {most}",
+                f"{budget.longest:,}" if budget.longest else "-",
+                f"{bound:,.0f}" if budget.longest and bound else "-",
+                sized.candidate.cost_per_hour or "-",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join(
+        [
+            f"{model.parameters / 1e9:.2f} billion parameters, {serving.weight_bits:g} bits each",
+            "",
+            *lines,
+            "",
+            f"AT ONCE: requests of {length:,} tokens that fit. LONGEST: the context of one alone. TOKENS/S: "
+            "the most that one stream gets.",
+            *(f"Note: {line}" for line in notes),
+        ]
+    )

@@ -63,18 +63,22 @@ def details(document: Document, look: Look = PLAIN) -> str:
         ("replicas", _replicas(status)),
         ("model", _model(model)),
         *_progress(model, look),
+        ("context", _context(engine)),
+        ("arithmetic", _arithmetic(engine)),
         ("engine", f"{text(engine.get('version'))} {text(engine.get('image'))}".strip()),
         ("url", text(status.get("url"))),
         ("last failure", _failure(failure)),
+        ("", text(failure.get("message"))),
     ]
     indent = " " * _NAMES
+    # The same failure appears in several conditions.
+    shown = {answer, text(failure.get("message"))}
+    for kind, reason, message in _troubles(status):
+        if message and message not in shown:
+            facts.append((kind, f"{reason}: {message}" if kind else message))
+            shown.add(message)
     for name, value in facts:
         lines += look.wrapped(value, f"  {name:14}", indent) if value else []
-    shown = {answer}
-    for reason, message in [("", failure.get("message")), *_troubles(status)]:
-        if (said := text(message)) and said not in shown:  # the same failure appears in several conditions
-            lines += look.wrapped(f"{reason}{said}", indent, indent)
-            shown.add(said)
     return "\n".join(lines)
 
 
@@ -168,6 +172,20 @@ def _progress(model: Document, look: Look) -> list[tuple[str, str]]:
     return [("model", bar(loaded / total, max(1, min(_BAR, room)))), ("", numbers)]
 
 
+def _context(engine: Document) -> str:
+    """Tokens of a request, and how many were wanted where these are more."""
+    length, wanted = _number(engine.get("maxModelLen")), _number(engine.get("wantedModelLen"))
+    return f"{length:,}{f' of {wanted:,}' if wanted > length else ''} tokens" if length else ""
+
+
+def _arithmetic(engine: Document) -> str:
+    """How the engine computes, and which defaults made it less exact than the model's files."""
+    used = ", ".join(filter(None, (text(engine.get("dtype")), text(engine.get("quantization")))))
+    listed = engine.get("inexactDefaults")
+    fields = [f"engine.{text(name)}" for name in listed] if isinstance(listed, list) else []
+    return f"{used} (less exact by default: {', '.join(fields)})" if fields else used
+
+
 def _left(model: Document) -> str:
     eta = model.get("etaSeconds")
     return f", {span(_number(eta))} left" if eta is not None else ""
@@ -184,7 +202,8 @@ def _failure(failure: Document) -> str:
     return summary
 
 
-def _troubles(status: Document) -> Iterator[tuple[str, object]]:
+def _troubles(status: Document) -> Iterator[tuple[str, str, str]]:
+    """Type, reason and message of each condition that is not as it should be."""
     for condition in _conditions(status):
         bad = {
             "Degraded": "True",
@@ -192,9 +211,11 @@ def _troubles(status: Document) -> Iterator[tuple[str, object]]:
             "Scheduled": "False",
             "ScalingActive": "False",
             "Routed": "False",
+            "ContextReduced": "True",
         }
         if condition.get("status") == bad.get(str(condition.get("type"))):
-            yield f"{text(condition.get('reason'))}: ", condition.get("message")
+            kind, reason, message = (text(condition.get(key)) for key in ("type", "reason", "message"))
+            yield kind, reason, message
 
 
 def _condition(status: Document, kind: str) -> Document:

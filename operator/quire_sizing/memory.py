@@ -1,4 +1,4 @@
-"""Whether weights, KV cache and working memory of one replica fit the memory of its accelerators.
+"""Whether weights, KV cache and working memory of one replica fit the memory of its accelerator.
 
 Weights and KV bytes are exact. The working memory is an estimate (the server measures its own at start and
 uses that). The only statement about speed is ``decode_bound``, an upper bound.
@@ -36,10 +36,9 @@ class Serving:
     weight_bits: float = 16
     kv_bits: int = 16
     utilization: float = _MANY
-    tensor_parallel: int = 1
     max_num_batched_tokens: int = 2048
     host_weights: int = 0  # bytes of weights that stay in host memory
-    kv_memory: int | None = None  # bytes of the KV cache per accelerator; None: what remains
+    kv_memory: int | None = None  # bytes of the KV cache; None: what remains
 
 
 class Verdict(enum.StrEnum):
@@ -52,7 +51,7 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Bytes per accelerator of the replica."""
+    """Bytes of the accelerator's memory."""
 
     verdict: Verdict
     usable: int
@@ -69,13 +68,10 @@ def weight_bytes(parameters: int, bits: float = 16) -> int:
     return round(parameters * bits / 8)
 
 
-def kv_bytes_per_token(model: ModelShape, bits: int = 16, tensor_parallel: int = 1) -> int:
-    """Per accelerator; a KV head is never divided, so with more accelerators than heads, several hold the
-    same head.
-    """
-    heads = -(-model.num_kv_heads // tensor_parallel)
+def kv_bytes_per_token(model: ModelShape, bits: int = 16) -> int:
+    """Keys and values of one token in all layers."""
     row = model.head_size * bits // 8 + (_SCALE if bits == 8 else 0)
-    return 2 * model.num_layers * heads * row
+    return 2 * model.num_layers * model.num_kv_heads * row
 
 
 def decode_bound(bandwidth: float, weights: float) -> float:
@@ -96,12 +92,12 @@ def budget(model: ModelShape, accelerator: Accelerator, serving: Serving) -> Bud
     _check(model, serving)
     wanted = serving.max_model_len or model.longest
     usable = int(accelerator.memory * serving.utilization)
-    weights = weight_bytes(model.parameters, serving.weight_bits) // serving.tensor_parallel
+    weights = weight_bytes(model.parameters, serving.weight_bits)
     weights = max(0, weights - serving.host_weights)
     room = usable - weights - workspace(model, serving)
     if serving.kv_memory is not None:
         room = min(room, serving.kv_memory)
-    each = kv_bytes_per_token(model, serving.kv_bits, serving.tensor_parallel)
+    each = kv_bytes_per_token(model, serving.kv_bits)
     fitting = max(0, room) // each
     concurrency = fitting // wanted
     if concurrency >= serving.max_num_seqs:
@@ -134,9 +130,9 @@ def advice(serving: Serving, accelerator: Accelerator, *, host_memory: int) -> t
             "maxModelLen is not set, so the model's own limit holds: set the longest prompt and answer that "
             "you serve, and more requests fit."
         )
-    if host_memory < accelerator.memory * serving.tensor_parallel:
+    if host_memory < accelerator.memory:
         found.append(
-            "The memory of the container is below that of its accelerators: weights pass through it while "
+            "The memory of the container is below that of its accelerator: weights pass through it while "
             "they are loaded. Raise resources.memory."
         )
     return tuple(found)
@@ -153,5 +149,3 @@ def _check(model: ModelShape, serving: Serving) -> None:
         raise SizingError(
             f"gpu-memory-utilization is {serving.utilization:g}; give a share above 0, up to 1."
         )
-    if serving.tensor_parallel < 1:
-        raise SizingError(f"tensor is {serving.tensor_parallel}; give 1 or more accelerators.")

@@ -1,6 +1,7 @@
 """`kubectl quire size`: figures, verdict, exit code, and errors that name what to give."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from e2e import models
 from quire_kubectl.__main__ import main
+from quire_sizing.accelerators import SHEETS
 from tests.operator.status.test_accelerator_fit import LLAMA_2_13B, asked, computed, message
 
 LLAMA_8B = {
@@ -72,9 +74,9 @@ def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *found: dict[str, 
     fake.write_text(
         f"#!{sys.executable}\nimport json, sys\nknown = {known!r}\n"
         "name = sys.argv[3]\n"
-        "if name not in known:\n"
+        "if not known or not (name in known or name.startswith('--')):\n"
         "    sys.exit('The connection to the server was refused')\n"
-        "print(json.dumps(known[name]))\n"
+        "print(json.dumps(known[name] if name in known else {'items': list(known.values())}))\n"
     )
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -98,6 +100,57 @@ def test_a_profile_gives_the_same_numbers_as_the_fits_accelerator_condition(
         assert in_status in reported and shown_here in shown
     assert "at most 129 tokens a second" in shown
     assert "Note: h100 as the cluster's AcceleratorProfile has it." in shown
+
+
+def table(text: str) -> dict[str, list[str]]:
+    """The cells of each line by its first one."""
+    found = (re.split(r" {2,}", line) for line in text.split("\n\n")[1].splitlines())
+    return {first: cells for first, *cells in found}
+
+
+def test_profiles_are_compared_and_the_cheapest_that_fits_comes_first(
+    llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiles(
+        tmp_path,
+        monkeypatch,
+        {"name": "small", "spec": {"memory": "16G", "costPerHour": "0.35"}},
+        {"name": "dear", "spec": {"memory": "80G", "memoryBandwidth": "3350G", "costPerHour": "2.49"}},
+        {"name": "cheap", "spec": {"memory": "24G", "memoryBandwidth": "300G", "costPerHour": "0.71"}},
+        {"name": "free", "spec": {"memory": "48G"}},
+    )
+
+    assert main(["size", llama, "--max-model-len", "8192", "--max-num-seqs", "32"]) == 0
+    out = capsys.readouterr().out
+
+    rows = table(out)
+    assert list(rows) == ["PROFILE", "cheap", "dear", "free", "small"]
+    assert rows["dear"] == ["80.0 GB", "32 of 32", "131,072", "209", "2.49"]
+    assert rows["free"][-2:] == ["-", "-"], "no bandwidth, no price"
+    assert rows["small"][1:3] == ["0 of 32", "-"]
+    assert "Note: Profiles as the cluster has them." in out
+
+    main(["size", llama, "--profile", "dear", "--profile", "small", "-o", "json"])
+    document = json.loads(capsys.readouterr().out)
+    assert [(one["profile"], one["verdict"], one["cost_per_hour"]) for one in document["profiles"]] == [
+        ("dear", "FitsFewer", "2.49"),
+        ("small", "DoesNotFit", "0.35"),
+    ]
+    assert main(["size", llama, "--profile", "small"]) == 3
+    main(["size", llama, "--profile", "dear"])
+    assert "An hour costs 2.49." in capsys.readouterr().out
+
+
+def test_without_a_cluster_the_shipped_profiles_are_compared(
+    llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiles(tmp_path, monkeypatch)
+
+    assert main(["size", llama, "--max-model-len", "8192"]) == 0
+
+    out = capsys.readouterr().out
+    assert table(out).keys() == {"PROFILE", *SHEETS}
+    assert "as they are shipped" in out and "was refused" in out
 
 
 def test_without_a_cluster_the_shipped_profile_is_used_with_a_note(
@@ -126,7 +179,7 @@ def test_without_a_cluster_the_shipped_profile_is_used_with_a_note(
         (["/nowhere", "--memory", "80GB"], 1, "/nowhere cannot be read as a config.json"),
         ([str(models.smollm2()), "--memory", "80GB", "--max-model-len", "0"], 1, "maxModelLen is 0"),
         ([str(models.smollm2()), "--memory", "lots"], 2, "write one such as 80GB"),
-        ([str(models.smollm2())], 2, "--memory"),
+        ([str(models.smollm2()), "--memory", "80GB", "--gpus", "2"], 2, "--gpus"),
         ([str(models.smollm2()), "--memory", "80GB", "--profile", "h100"], 2, "not allowed with"),
     ],
 )

@@ -86,10 +86,43 @@ def test_colours_are_off_with_no_color_a_dumb_terminal_or_a_pipe(environ: dict[s
     assert Look.of(io.StringIO(), {"TERM": "xterm"}) == Look()
 
 
+def test_the_effective_context_and_arithmetic_are_shown_with_what_was_wanted() -> None:
+    engine = {"maxModelLen": 176, "wantedModelLen": 8192, "dtype": "bfloat16", "quantization": "int8"}
+    message = "The KV cache holds less (176 of 8,192 tokens). Raise it."
+    reduced = {"type": "ContextReduced", "status": "True", "reason": "ContextTooSmall", "message": message}
+    shown = view.details(
+        loading(engine={**engine, "inexactDefaults": ["quantization"]}, conditions=[reduced])
+    )
+    whole = view.details(loading(engine={**engine, "maxModelLen": 8192}))
+
+    assert re.search(r"context +176 of 8,192 tokens\n", shown)
+    assert "bfloat16, int8 (less exact by default: engine.quantization)" in shown
+    assert f"ContextTooSmall: {message}" in shown
+    assert re.search(r"context +8,192 tokens\n", whole) and "less exact" not in whole
+
+
 def test_control_characters_from_a_model_server_never_reach_the_terminal() -> None:
     hostile = {"reason": "EngineCrashed", "message": "gone\x1b]0;owned\x07\r\u202e", "time": "\x1b[2J"}
     shown = view.details(loading(lastFailure=hostile), Look(width=80, has_colours=True))
     assert plain(shown).isprintable() is False and set(re.findall(r"[^\n -~]", plain(shown))) == set()
+
+
+def test_a_condition_that_is_no_part_of_the_last_failure_has_a_row_with_its_own_name() -> None:
+    crash = "A process of the server ended unexpectedly."
+    conditions = [
+        {"type": "Ready", "status": "False", "reason": "Loading", "message": "0 of 1 replicas ready."},
+        {"type": "Degraded", "status": "True", "reason": "EngineCrashed", "message": crash},
+        {"type": "Scheduled", "status": "False", "reason": "WaitingForNode", "message": "No node fits."},
+    ]
+    failure = {"reason": "EngineCrashed", "message": crash, "time": "2026-11-23T20:00:00Z"}
+
+    shown = view.details(loading(lastFailure=failure, conditions=conditions), Look()).splitlines()
+
+    assert shown[-3:] == [
+        "  last failure  EngineCrashed at 2026-11-23T20:00:00Z",
+        f"                {crash}",
+        "  Scheduled     WaitingForNode: No node fits.",
+    ]
 
 
 def test_the_terminal_is_redrawn_in_place_within_its_height(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Sizes agree with transformers, with the server and with known figures; invalid limits are refused."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,9 +79,6 @@ def test_grouped_queries_and_a_byte_for_a_number_divide_the_cache() -> None:
     assert 8 * memory.kv_bytes_per_token(shape(70e9, 80, 8)) == whole
     scales = 2 * 80 * 64 * 4
     assert 2 * (memory.kv_bytes_per_token(WITHOUT_GQA, bits=8) - scales) == whole
-    assert 8 * memory.kv_bytes_per_token(WITHOUT_GQA, tensor_parallel=8) == whole
-    one_head_each = memory.kv_bytes_per_token(shape(70e9, 80, 8), tensor_parallel=8)
-    assert memory.kv_bytes_per_token(shape(70e9, 80, 8), tensor_parallel=16) == one_head_each
 
 
 @pytest.mark.parametrize(
@@ -121,17 +117,6 @@ def test_what_does_not_fit_says_how_long_a_context_would() -> None:
     assert 0 < found.longest < 16384 and shorter.verdict is Verdict.FITS
 
 
-def test_two_accelerators_share_weights_and_cache() -> None:
-    asked = Serving(max_model_len=4096, max_num_seqs=8)
-    card = Accelerator(memory=24 * GB)
-
-    alone = memory.budget(LLAMA_2_13B, card, asked)
-    both = memory.budget(LLAMA_2_13B, card, replace(asked, tensor_parallel=2))
-
-    assert (alone.verdict, both.verdict) == (Verdict.NOTHING, Verdict.FEWER)
-    assert (2 * both.weights, 2 * both.kv_per_token) == (alone.weights, alone.kv_per_token)
-
-
 def test_what_is_likely_a_mistake_is_named_with_its_remedy() -> None:
     card, host = Accelerator(memory=80 * GB), 128 * GB
 
@@ -152,7 +137,6 @@ def test_what_is_likely_a_mistake_is_named_with_its_remedy() -> None:
         (Serving(max_model_len=1 << 30), "maxModelLen"),
         (Serving(max_num_seqs=0), "maxNumSeqs"),
         (Serving(utilization=1.5), "gpu-memory-utilization"),
-        (Serving(tensor_parallel=0), "tensor"),
     ],
 )
 def test_a_limit_that_is_none_is_refused_by_name(asked: Serving, named: str) -> None:
