@@ -41,13 +41,14 @@ def _errors(select: str, window: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """A metric with thresholds. `falling`: low values are bad."""
+    """A metric with thresholds: `warning` is the edge of the warning band that good values reach first,
+    `critical` its other edge. `falling`: low values are bad.
+    """
 
     alert: str
     what: str
     unit: str
     expression: Expression
-    good: float
     warning: float
     critical: float
     minutes: tuple[int, int]  # `for` of the rules: warning, critical
@@ -107,19 +108,18 @@ def _first_token(
     what: str,
     share: float,
     *,
-    levels: tuple[float, float, float],
+    levels: tuple[float, float],
     impact: str,
     diagnosis: str,
     steps: str,
 ) -> Measure:
-    """A percentile of the time to first token. `levels`: good, warning, critical, in seconds."""
-    good, warning, critical = levels
+    """A percentile of the time to first token. `levels`: warning, critical, in seconds."""
+    warning, critical = levels
     return Measure(
         alert=alert,
         what=what,
         unit="s",
         expression=quantile(share, "llm_ttft_seconds"),
-        good=good,
         warning=warning,
         critical=critical,
         minutes=(10, 5),
@@ -135,7 +135,7 @@ MEASURES = (
         "QuireFirstTokenSlow",
         "the median time to first token is high",
         0.5,
-        levels=(0.2, 0.5, 1),
+        levels=(0.2, 0.5),
         impact="Most clients wait before an answer begins.",
         diagnosis="The panel *TTFT p99 by phase* shows where the time is spent. Queue: there are too few "
         "replicas. Prefill: prompts are long, or the prefix cache has few hits.",
@@ -146,7 +146,7 @@ MEASURES = (
         "QuireFirstTokenTailSlow",
         "the p99 time to first token is high",
         0.99,
-        levels=(0.5, 2, 5),
+        levels=(0.5, 2),
         impact="Some clients wait long before an answer begins.",
         diagnosis="Bursts fill the queue, single prompts are very long, or the load of the pods differs: "
         "compare them in *Waiting and running requests*. Preemptions mean that the KV cache is too small.",
@@ -158,7 +158,6 @@ MEASURES = (
         what="requests fail or are refused",
         unit="percentunit",
         expression=_errors,
-        good=0.001,
         warning=0.001,
         critical=0.01,
         minutes=(10, 2),
@@ -173,9 +172,8 @@ MEASURES = (
         what="many requests wait",
         unit="short",
         expression=lambda select, _: f"sum by ({BY}) (llm_queue_depth{select})",
-        good=50,
-        warning=200,
-        critical=500,
+        warning=50,
+        critical=200,
         minutes=(5, 2),
         impact="Waiting times grow; when the queue is full, requests are refused.",
         diagnosis="`kubectl get llmdep`, `kubectl get hpa`: is the autoscaler at its maximum, does it lack "
@@ -190,7 +188,6 @@ MEASURES = (
         expression=lambda select, window: (
             f"avg by ({BY}) (avg_over_time(llm_gpu_utilization_ratio{select}[{window}]))"
         ),
-        good=0.7,
         warning=0.7,
         critical=0.4,
         minutes=(30, 30),

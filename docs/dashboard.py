@@ -1,7 +1,7 @@
 """The Grafana dashboard of model servers: charts/quire/files/dashboard.json.
 
-The rows are in the order of a diagnosis: overview, latency, load, engine, GPU. Thresholds and the expressions
-that have them come from `docs.alerting`.
+The rows are in the order of a diagnosis: overview, latency, load, engine, KV cache, GPU; then cost and the
+operator. Thresholds and the expressions that have them come from `docs.alerting`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,25 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from docs.alerting import MEASURES, quantile
-from docs.panels import ONE, PODS, SELECT, WINDOW, Curve, Panel, graph, of, percentiles, rate, stat
+from docs.alerting import BY, MEASURES, quantile
+from docs.panels import (
+    ONE,
+    PERCENTILES,
+    PODS,
+    SELECT,
+    WINDOW,
+    Curve,
+    Panel,
+    graph,
+    of,
+    percentiles,
+    rate,
+    stat,
+)
 
 _BY_ALERT = {measure.alert: measure for measure in MEASURES}
+_FIRST_TOKEN_P95 = quantile(0.95, "llm_ttft_seconds")
+_COST = f"max by ({BY}) (quire_llmdeployment_cost_per_hour{SELECT})"
 
 
 def _overview() -> list[Panel]:
@@ -34,6 +49,7 @@ def _overview() -> list[Panel]:
             errors,
         ),
         stat("TTFT p50", "Median time to first token.", "s", of(median.expression), median),
+        stat("TTFT p95", "95th percentile of the time to first token.", "s", of(_FIRST_TOKEN_P95)),
         stat("TTFT p99", "99th percentile of the time to first token.", "s", of(tail.expression), tail),
         stat(
             "Queue length",
@@ -53,7 +69,7 @@ def _latency() -> list[Panel]:
     return [
         graph(
             "TTFT",
-            "Time from arrival to the first token, p50 and p99.",
+            "Time from arrival to the first token, p50, p95 and p99.",
             "s",
             percentiles("llm_ttft_seconds"),
             _BY_ALERT["QuireFirstTokenTailSlow"],
@@ -61,13 +77,13 @@ def _latency() -> list[Panel]:
         graph("TTFT p99 by phase", "99th percentile of the time in the queue and in prefill.", "s", times),
         graph(
             "Inter-token latency",
-            "Time between two tokens, p50 and p99.",
+            "Time between two tokens, p50, p95 and p99.",
             "s",
             percentiles("llm_inter_token_latency_seconds"),
         ),
         graph(
             "Request latency",
-            "Time from arrival to the end of successful answers, p50 and p99.",
+            "Time from arrival to the end of successful answers, p50, p95 and p99.",
             "s",
             percentiles("llm_request_latency_seconds"),
         ),
@@ -112,14 +128,6 @@ def _load() -> list[Panel]:
 def _engine() -> list[Panel]:
     return [
         graph(
-            "KV cache in use",
-            "Share of the KV cache in use, for each pod, since shares cannot be added.",
-            "percentunit",
-            [
-                Curve(f"max by ({PODS}) (llm_kv_cache_utilization{SELECT})", "{{pod}}"),
-            ],
-        ),
-        graph(
             "Batch size",
             "Mean number of requests in a step, while there are steps.",
             "short",
@@ -132,25 +140,46 @@ def _engine() -> list[Panel]:
             ],
         ),
         graph(
-            "Prefix cache hit rate",
-            "Share of looked-up prompt tokens that were found.",
-            "percentunit",
-            [
-                Curve(
-                    f"sum by (namespace, llmdeployment) "
-                    f"(rate(llm_prefix_cache_hit_tokens_total{SELECT}[{WINDOW}]))"
-                    f" / (sum by (namespace, llmdeployment)"
-                    f" (rate(llm_prefix_cache_query_tokens_total{SELECT}[{WINDOW}])) > 0)",
-                    ONE,
-                ),
-            ],
-        ),
-        graph(
             "Preemptions",
             "Preempted requests; many mean that the KV cache is too small.",
             "ops",
             [
                 rate("llm_preemptions_total", ONE),
+            ],
+        ),
+    ]
+
+
+def _kv_cache() -> list[Panel]:
+    return [
+        graph(
+            "KV cache in use",
+            "Share of the KV cache in use, for each pod, since shares cannot be added.",
+            "percentunit",
+            [
+                Curve(f"max by ({PODS}) (llm_kv_cache_utilization{SELECT})", "{{pod}}"),
+            ],
+        ),
+        graph(
+            "Prefix cache hit rate",
+            "Share of looked-up prompt tokens that were found.",
+            "percentunit",
+            [
+                Curve(
+                    f"sum by ({BY}) (rate(llm_prefix_cache_hit_tokens_total{SELECT}[{WINDOW}]))"
+                    f" / (sum by ({BY}) (rate(llm_prefix_cache_query_tokens_total{SELECT}[{WINDOW}])) > 0)",
+                    ONE,
+                ),
+            ],
+        ),
+        graph(
+            "Evictions",
+            "Cached KV blocks that were given away for others: by the cache itself, and by its lower tiers. "
+            "Many mean that prefixes are lost before they are asked for again.",
+            "ops",
+            [
+                rate("llm_kv_cache_evictions_total", f"{ONE} cache"),
+                rate("llm_kv_tier_evicted_blocks_total", f"{ONE} {{{{tier}}}}", "tier"),
             ],
         ),
     ]
@@ -181,12 +210,67 @@ def _gpu() -> list[Panel]:
     ]
 
 
+def _cost() -> list[Panel]:
+    tokens = f"sum by ({BY}) (rate(llm_tokens_generated_total{SELECT}[{WINDOW}]))"
+    return [
+        graph(
+            "Cost per hour",
+            "Accelerators of all pods that have a node, by costPerHour of the AcceleratorProfile.",
+            "short",
+            [Curve(_COST, ONE)],
+        ),
+        graph(
+            "Cost per million tokens",
+            "Cost per hour divided by the tokens that are generated in an hour at the present rate.",
+            "short",
+            [Curve(f"{_COST} / ({tokens} * 3600 > 0) * 1e6", ONE)],
+        ),
+    ]
+
+
+def _operator() -> list[Panel]:
+    """All LLMDeployments together: these series have no label of one."""
+    seconds = f"sum by (le) (rate(quire_operator_reconcile_seconds_bucket[{WINDOW}]))"
+    return [
+        graph(
+            "Reconciliations",
+            "Rate by result; error and bug should not last.",
+            "ops",
+            [Curve(f"sum by (result) (rate(quire_operator_reconcile_total[{WINDOW}]))", "{{result}}")],
+        ),
+        graph(
+            "Reconciliation time",
+            "Duration of one, p50, p95 and p99.",
+            "s",
+            [Curve(f"histogram_quantile({share}, {seconds})", f"p{share * 100:g}") for share in PERCENTILES],
+        ),
+        graph(
+            "Work queue",
+            "Age of the LLMDeployment that waits longest.",
+            "s",
+            [Curve("max(quire_operator_queue_oldest_seconds)", "oldest")],
+        ),
+        graph(
+            "Leader and watches",
+            "Replicas that lead (1 is right), and watches that miss changes (0 is right).",
+            "short",
+            [
+                Curve("sum(quire_operator_leader)", "leaders"),
+                Curve("sum(max by (kind) (quire_operator_watch_stale))", "stale watches"),
+            ],
+        ),
+    ]
+
+
 _ROWS = {
     "Overview": _overview,
     "Latency": _latency,
     "Load": _load,
     "Engine": _engine,
+    "KV cache": _kv_cache,
     "GPU": _gpu,
+    "Cost": _cost,
+    "Operator": _operator,
 }
 
 

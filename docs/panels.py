@@ -16,6 +16,7 @@ SELECT = '{namespace=~"$namespace", llmdeployment=~"$llmdeployment"}'
 WINDOW = "$__rate_interval"
 ONE = "{{namespace}}/{{llmdeployment}}"
 PODS = "namespace, llmdeployment, pod"
+PERCENTILES = (0.5, 0.95, 0.99)
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def rate(metric: str, legend: str, by: str = "") -> Curve:
 
 
 def percentiles(histogram: str) -> list[Curve]:
-    return [of(quantile(share, histogram), f"{ONE} p{share * 100:g}") for share in (0.5, 0.99)]
+    return [of(quantile(share, histogram), f"{ONE} p{share * 100:g}") for share in PERCENTILES]
 
 
 def stat(title: str, description: str, unit: str, curve: Curve, measure: Measure | None = None) -> Panel:
@@ -93,5 +94,8 @@ def _steps(measure: Measure | None) -> list[dict[str, Any]]:
             {"color": "orange", "value": measure.critical},
             {"color": "green", "value": measure.warning},
         ]
-    steps = {measure.good: "yellow", measure.warning: "orange", measure.critical: "red"}
-    return [{"color": "green", "value": None}, *({"color": c, "value": v} for v, c in steps.items())]
+    return [
+        {"color": "green", "value": None},
+        {"color": "orange", "value": measure.warning},
+        {"color": "red", "value": measure.critical},
+    ]

@@ -30,7 +30,7 @@ def page() -> str:
     for m in MEASURES:
         good, bad = ("from", "below") if m.falling else ("up to", "above")
         levels = " | ".join(f"{bad} {shown(m, value)}" for value in (m.warning, m.critical))
-        rows.append(f"| [{m.what}](#{m.alert.lower()}) | {good} {shown(m, m.good)} | {levels} |\n")
+        rows.append(f"| [{m.what}](#{m.alert.lower()}) | {good} {shown(m, m.warning)} | {levels} |\n")
     text = HEAD + "".join(rows)
     for one in (*MEASURES, *FAULTS):
         what = one.what.replace("{{ $labels.kind }}", "a kind of object")

@@ -74,23 +74,37 @@ CASES: dict[str, tuple[Series, dict[str, set[str]]]] = {
         },
         {},
     ),
-    "half are acceptable": (first_tokens(upto_0_5=1), {}),
-    "half are slow": (first_tokens(upto_1=1), {"QuireFirstTokenSlow": {"warning"}}),
-    "half are very slow": (first_tokens(upto_2=1), {"QuireFirstTokenSlow": BOTH}),
-    "few are slow": (first_tokens(upto_0_1=0.98, upto_2=0.02), {}),
-    "few are very slow": (
-        first_tokens(upto_0_1=0.98, upto_5=0.02), {"QuireFirstTokenTailSlow": {"warning"}}
+    "the median is 198 ms": (first_tokens(upto_0_1=0.01, upto_0_2=0.5, upto_0_5=0.49), {}),
+    "the median is 206 ms": (
+        first_tokens(upto_0_2=0.49, upto_0_5=0.51), {"QuireFirstTokenSlow": {"warning"}}
     ),
-    "few are extremely slow": (first_tokens(upto_0_1=0.98, upto_10=0.02), {"QuireFirstTokenTailSlow": BOTH}),
+    "the median is 479 ms": (
+        first_tokens(upto_0_2=0.3, upto_0_5=0.215, upto_1=0.485),
+        {"QuireFirstTokenSlow": {"warning"}, "QuireFirstTokenTailSlow": {"warning"}},
+    ),
+    "the median is 750 ms": (
+        first_tokens(upto_1=1), {"QuireFirstTokenSlow": BOTH, "QuireFirstTokenTailSlow": {"warning"}}
+    ),
+    "the p99 is 473 ms": (first_tokens(upto_0_1=0.98, upto_0_5=0.011, upto_1=0.009), {}),
+    "the p99 is 545 ms": (
+        first_tokens(upto_0_1=0.989, upto_1=0.011), {"QuireFirstTokenTailSlow": {"warning"}}
+    ),
+    "the p99 is 1.5 s": (
+        first_tokens(upto_0_1=0.98, upto_2=0.02), {"QuireFirstTokenTailSlow": {"warning"}}
+    ),
+    "the p99 is 3.5 s": (first_tokens(upto_0_1=0.98, upto_5=0.02), {"QuireFirstTokenTailSlow": BOTH}),
     "one an hour is slow": (first_tokens(per_minute=0.1, upto_10=1), {}),
-    "few errors": (requests(success=9995, error=5), {}),
-    "some errors": (requests(success=995, error=5), {"QuireErrors": {"warning"}}),
+    "0.05 % of errors": (requests(success=9995, error=5), {}),
+    "0.15 % of errors": (requests(success=9985, error=15), {"QuireErrors": {"warning"}}),
+    "1.5 % of errors": (requests(success=985, error=15), {"QuireErrors": BOTH}),
     "many are refused": (requests(success=900, shed=100), {"QuireErrors": BOTH}),
     "answers are cancelled": (requests(success=900, cancelled=100), {"QuireErrors": BOTH}),
-    "a queue over two pods": (queue(100, 101), {"QuireQueueLong": {"warning"}}),
-    "a very long queue": (queue(501), {"QuireQueueLong": BOTH}),
-    "GPUs could do more": (gpus(0.6, 8), {"QuireGPUIdle": {"warning"}}),
-    "GPUs do nothing": (gpus(0.1, 8), {"QuireGPUIdle": BOTH}),
+    "a queue of 51 over two pods": (queue(25, 26), {"QuireQueueLong": {"warning"}}),
+    "a queue of 200": (queue(200), {"QuireQueueLong": {"warning"}}),
+    "a queue of 201": (queue(201), {"QuireQueueLong": BOTH}),
+    "GPUs are 71 % busy": (gpus(0.71, 8), {}),
+    "GPUs are 69 % busy": (gpus(0.69, 8), {"QuireGPUIdle": {"warning"}}),
+    "GPUs are 39 % busy": (gpus(0.39, 8), {"QuireGPUIdle": BOTH}),
     "GPUs are idle without requests": (gpus(0, 0), {}),
     "no leader": (STANDBY, {"QuireOperatorWithoutLeader": {"critical"}}),
     "one leader": ({**LEADER, **STANDBY}, {}),
@@ -156,14 +170,19 @@ def run_cases(promtool: str, folder: Path, rules: Path) -> subprocess.CompletedP
     return run(promtool, "test", "rules", str(file))
 
 
-def test_each_case_raises_its_alerts_and_no_others(promtool: str, tmp_path: Path) -> None:
+def test_a_warning_is_raised_from_the_near_edge_of_its_band_and_a_critical_one_from_the_far(
+    promtool: str, tmp_path: Path
+) -> None:
     done = run_cases(promtool, tmp_path, RULES)
 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_changed_threshold_fails_the_cases(promtool: str, tmp_path: Path) -> None:
-    changed = RULES.read_text(encoding="utf-8").replace("> 200", "> 210")
+@pytest.mark.parametrize(
+    ("bound", "other"), [("> 50\n", "> 60\n"), ("> 200\n", "> 210\n"), ("< 0.7 ", "< 0.6 ")]
+)
+def test_a_changed_threshold_fails_the_cases(promtool: str, tmp_path: Path, bound: str, other: str) -> None:
+    changed = RULES.read_text(encoding="utf-8").replace(bound, other)
     assert changed != RULES.read_text(encoding="utf-8")
     (tmp_path / "alerts.yaml").write_text(changed, encoding="utf-8")
 

@@ -1,12 +1,17 @@
-"""The chart's dashboard: its layout, and each query against a Prometheus that scraped a real server."""
+"""The chart's dashboard: its layout, and each query against a Prometheus that scraped a real server and the
+operator's own metrics.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,8 @@ import yaml
 
 from e2e.cluster import prometheus
 from e2e.ports import free_port
+from quire_operator import metrics as operator_metrics
+from quire_operator.metrics import Metrics
 from tests.server.launch import NO_TLS, Server
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +34,7 @@ QUERIES = {
 # The test machine has no GPU.
 GPU_QUERIES = {name: expression for name, expression in QUERIES.items() if "llm_gpu_" in expression}
 SERVER_QUERIES = {name: expression for name, expression in QUERIES.items() if name not in GPU_QUERIES}
+QUANTILE = re.compile(r"histogram_quantile\(([0-9.]+)")
 VARIABLES = {"$namespace": "team-a", "$llmdeployment": ".*", "$__rate_interval": "1m"}
 ASK = {"model": "tiny", "prompt": "Once upon a time, " * 10, "max_tokens": 20, "ignore_eos": True}
 
@@ -34,11 +42,19 @@ ASK = {"model": "tiny", "prompt": "Once upon a time, " * 10, "max_tokens": 20, "
 class Prometheus:
     """A Prometheus that scrapes a server twice a second, with the labels of the chart's PodMonitor."""
 
-    def __init__(self, directory: Path, target: str) -> None:
+    def __init__(self, directory: Path, model: str, operator: str) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         labels = {"namespace": "team-a", "llmdeployment": "tiny", "pod": "tiny-0"}
-        jobs = [{"job_name": "models", "static_configs": [{"targets": [target], "labels": labels}]}]
+        operators = {"namespace": "quire-system", "pod": "quire-operator-0"}
+        jobs = [
+            {"job_name": "models", "static_configs": [{"targets": [model], "labels": labels}]},
+            {
+                "job_name": "operator",
+                "honor_labels": True,
+                "static_configs": [{"targets": [operator], "labels": operators}],
+            },
+        ]
         config = directory / "prometheus.yml"
         times = {"scrape_interval": "500ms", "scrape_timeout": "400ms"}
         config.write_text(yaml.safe_dump({"global": times, "scrape_configs": jobs}))
@@ -60,18 +76,43 @@ class Prometheus:
         return [float(one["value"][1]) for one in self.query_api("query", query=expression)["result"]]
 
 
+@contextmanager
+def operator_that_reconciles() -> Iterator[str]:
+    """An operator that reconciles ten times a second while the block runs; the address of its metrics."""
+    metrics, port, stop = Metrics(), free_port(), threading.Event()
+    metrics.leader.set(1)
+    metrics.watch_stale.labels("Pod").set(0)
+    metrics.set_cost("team-a", "tiny", 4.98)
+
+    async def serve() -> None:
+        async with operator_metrics.serve(metrics, port, str):
+            while not stop.is_set():
+                metrics.reconciles.labels("changed").inc()
+                metrics.reconcile_seconds.observe(0.02)
+                await asyncio.sleep(0.1)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        stop.set()
+        thread.join(10)
+
+
 @pytest.fixture(scope="module")
 def scraped(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     directory = tmp_path_factory.mktemp("scraped")
-    with Server(tiny, directory) as server:
+    with Server(tiny, directory) as server, operator_that_reconciles() as operator:
         server.wait_ready()
-        running = Prometheus(directory, f"127.0.0.1:{server.port}")
+        running = Prometheus(directory, f"127.0.0.1:{server.port}", operator)
         try:
             _wait_for("the first scrape", running, 'llm_requests_total{status="success"}', 0)
             for _ in range(3):
                 assert server.post("/v1/completions", ASK).status_code == 200
             assert server.post("/v1/completions", {**ASK, "max_tokens": -1}).status_code == 400
             _wait_for("the requests", running, "sum(increase(llm_requests_total[1m]))", 3)
+            _wait_for("the operator", running, "sum(increase(quire_operator_reconcile_total[1m]))", 1)
             yield running
         finally:
             running.process.kill()
@@ -114,6 +155,21 @@ def test_the_variables_list_the_scraped_namespaces_and_models(scraped: Prometheu
     assert offered == {"namespace": {"team-a"}, "llmdeployment": {"tiny"}}
 
 
+def test_the_panels_show_what_an_hour_and_a_million_tokens_cost(scraped: Prometheus) -> None:
+    assert scraped.values(QUERIES["Cost per hour A"]) == [4.98]
+    assert max(scraped.values(QUERIES["Cost per million tokens A"])) > 0
+
+
+def test_every_latency_is_shown_with_its_median_p95_and_p99() -> None:
+    percentiles = [
+        [float(number) for target in panel["targets"] for number in QUANTILE.findall(target["expr"])]
+        for panel in PANELS
+        if "p50" in panel["description"]
+    ]
+    assert len(percentiles) >= 4 and all(each == [0.5, 0.95, 0.99] for each in percentiles)
+    assert QUANTILE.findall(QUERIES["TTFT p95 A"]) == ["0.95"]
+
+
 def test_the_panels_show_the_requests_that_were_sent(scraped: Prometheus) -> None:
     assert max(scraped.values(QUERIES["Prefix cache hit rate A"])) > 0.1
     assert max(scraped.values(QUERIES["Tokens per second B"])) > 0
@@ -139,6 +195,7 @@ def test_counters_and_histograms_are_shown_as_rates_and_no_data_source_is_hard_c
     for name, expression in QUERIES.items():
         for metric in re.findall(r"\b\w[\w:]*_(?:total|bucket|sum|count)\b", expression):
             assert f"rate({metric}" in expression, name
-        assert "$namespace" in expression and "$llmdeployment" in expression, name
+        of_operator = "quire_operator_" in expression  # these series are of all LLMDeployments
+        assert of_operator or ("$namespace" in expression and "$llmdeployment" in expression), name
     sources = set(re.findall(r'"uid": "([^"]*)"', json.dumps(DASHBOARD))) - {DASHBOARD["uid"]}
     assert sources == {"${datasource}"}
