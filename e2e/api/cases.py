@@ -116,10 +116,15 @@ CASES: dict[str, Cases] = (
             accepted=(
                 _arguments("--seed", "1"),
                 _arguments("--max-num-batched-tokens=512", "--watermark-gamma=0.25"),
-                _arguments("--hostile", "-x"),
-                _arguments("$(id)", "a\nb", "--x=--host"),
+                _arguments("--no-disable-fastapi-docs", "--log-level=--host"),
+                _arguments("$(id)", "a\nb"),
             ),
             refused=(
+                _arguments("--hostile"),
+                _arguments("-x"),
+                _arguments("--"),
+                _arguments(""),
+                _arguments("--chat-template=/etc/quire/watermark/key"),
                 _arguments("--host"),
                 _arguments("-h"),
                 _arguments("--port=1"),

@@ -11,6 +11,7 @@ import ssl
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import httpx
 import yaml
@@ -95,7 +96,11 @@ class Client:
         return [json.loads(line) for line in self._http.get(path).raise_for_status().text.splitlines()]
 
     def request(
-        self, method: str, path: str, body: Body | None = None, content_type: str = "application/json"
+        self,
+        method: str,
+        path: str,
+        body: Body | list[Any] | None = None,
+        content_type: str = "application/json",
     ) -> Body:
         """One request; RefusedError with the server's words when it is not answered with success."""
         content = None if body is None else encode(body)
@@ -107,8 +112,16 @@ class Client:
         result: Body = answer.json()
         return result
 
+    def send(self, method: str, path: str, content: bytes = b"") -> int:
+        """One request with a text of its own; the status of an answer that Python may not be able to
+        decode.
+        """
+        return self._http.request(
+            method, path, content=content, headers={"Content-Type": "application/json"}
+        ).status_code
 
-def encode(body: Body) -> str:
+
+def encode(body: Body | list[Any]) -> str:
     """JSON that is YAML as well, for what is applied is read as YAML.
 
     YAML knows no surrogate pairs, so emoji stay as they are; control characters it wants escaped.

@@ -22,6 +22,17 @@ ENGINE_CASES: dict[str, dict[str, Any]] = {
             *(minimal(engine={limit: 8}, security={"serviceAccountName": "x"}) for limit in PER_KEY),
         ),
     },
+    "spec.engine.chatTemplate#0": {
+        "field": "spec.engine.chatTemplate",
+        "accepted": (
+            minimal(engine={"chatTemplate": {"configMapRef": {"name": "templates"}}}),
+            minimal(engine={"chatTemplate": {"file": "chat_template_tools.jinja"}}),
+        ),
+        "refused": (
+            minimal(engine={"chatTemplate": {}}),
+            minimal(engine={"chatTemplate": {"file": "a.jinja", "configMapRef": {"name": "templates"}}}),
+        ),
+    },
     "spec.engine.watermark#0": {
         "field": "spec.engine.watermark.keySecretRef",
         "accepted": (

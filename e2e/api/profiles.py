@@ -27,8 +27,6 @@ FULL: Body = {
         "resourceName": "example.com/h100",
         "memory": "80G",
         "memoryBandwidth": "3350G",
-        "interconnectBandwidth": "900G",
-        "fp8": True,
         "nodeSelector": {"example.com/gpu": "h100", "disktype": "hdd"},
         "tolerations": [
             {"key": "example.com/h100", "operator": "Exists", "effect": "NoSchedule"},
@@ -74,10 +72,6 @@ CASES: dict[str, tuple[tuple[Body, ...], tuple[Body, ...]]] = {
     "spec.memoryBandwidth#0": (
         (profile(memoryBandwidth="3350G"), profile(memoryBandwidth="1024T")),
         (profile(memoryBandwidth="0"), profile(memoryBandwidth="1025T"), profile(memoryBandwidth="fast")),
-    ),
-    "spec.interconnectBandwidth#0": (
-        (profile(interconnectBandwidth="900G"),),
-        (profile(interconnectBandwidth="0"), profile(interconnectBandwidth="NVLink")),
     ),
     "spec.nodeSelector#0": (
         (profile(nodeSelector={"nvidia.com/gpu.product": "NVIDIA-L4"}),),

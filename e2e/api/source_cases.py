@@ -26,6 +26,14 @@ def _of_one_node(**spec: Any) -> Body:
     return merged(_shared(size="20Gi", accessMode="ReadWriteOnce"), {"spec": spec})
 
 
+def _hub(**fields: Any) -> Body:
+    return merged(_HUB, {"spec": {"model": {"source": {"huggingFace": fields}}}})
+
+
+def _s3(**fields: Any) -> Body:
+    return merged(_S3, {"spec": {"model": {"source": {"s3": fields}}}})
+
+
 def _env(name: str) -> Body:
     return _cached(download={"env": [{"name": name, "value": "x"}]})
 
@@ -38,6 +46,30 @@ SOURCE_CASES: dict[str, dict[str, Any]] = {
         "refused": (
             merged(_HUB, {"spec": {"model": {"source": _S3["spec"]["model"]["source"]}}}),
             merged(MINIMAL, {"spec": {"model": {"source": {"pvc": None}}}}),
+        ),
+    },
+    "spec.model.source.huggingFace#0": {
+        "field": "spec.model.source.huggingFace.endpoint",
+        "accepted": (
+            _HUB,
+            _hub(endpoint="http://hub.example.com", tokenSecretRef=None),
+            _hub(endpoint=None),
+        ),
+        "refused": (_hub(endpoint="http://hub.example.com"),),
+    },
+    "spec#10": {
+        "field": "spec.model",
+        "accepted": (
+            _S3,
+            _GCS,
+            _s3(credentialsSecretRef=None, anonymous=True),
+            merged(_s3(credentialsSecretRef=None), {"spec": {"security": {"identity": {"workload": "EKS"}}}}),
+            merged(_HUB, {"spec": {"security": {"identity": {"workload": "GKE"}}}}),
+        ),
+        "refused": (
+            _s3(credentialsSecretRef=None),
+            _s3(anonymous=True),
+            merged(_GCS, {"spec": {"security": {"identity": {"workload": "GKE"}}}}),
         ),
     },
     "spec.cache#0": {

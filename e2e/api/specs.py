@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
+from quire_operator.resources import environment
 from quire_operator.spec import reader
 
 Body = dict[str, Any]
@@ -107,8 +108,11 @@ _OVERRIDES: dict[str, st.SearchStrategy[Any]] = {
     "spec.engine.kvCache.hostOffload": st.sampled_from(["1Mi", "12.5M", 4096]),
     "spec.engine.kvCache.diskOffload": st.sampled_from(["20Gi", "0.5Ti", 10**12]),
     "spec.engine.extraArgs": st.lists(
-        st.sampled_from(_HOSTILE) | st.text(max_size=20).filter(lambda t: "\0" not in t), max_size=4
-    ).map(lambda args: [argument for argument in args if argument != "--host"]),
+        st.sampled_from(_HOSTILE) | st.text(min_size=1, max_size=20).filter(lambda t: "\0" not in t),
+        max_size=4,
+    ).map(lambda args: [argument for argument in args if argument[0] != "-"]),
+    "spec.engine.env[].name": st.sampled_from(environment.SERVER),
+    "spec.cache.download.env[].name": st.sampled_from(environment.DOWNLOAD),
     "spec.model.source": st.sampled_from([body["spec"]["model"]["source"] for body in DOWNLOADED])
     | st.builds(
         lambda claim, path: {"pvc": {"claimName": claim, "path": path}},
@@ -141,6 +145,8 @@ _OVERRIDES: dict[str, st.SearchStrategy[Any]] = {
             {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}},
         ]
     ),
+    "spec.cache.download.env[].value": st.sampled_from(["", "http://proxy.example.com:3128"]),
+    "spec.engine.chatTemplate.configMapRef.key": st.sampled_from(["tools.jinja", "A.b_c-d"]),
     "spec.engine.watermark.keySecretRef.key": st.sampled_from(["key", "A.b_c-d", ".hidden"]),
     "cidr": st.sampled_from(["10.0.0.0/8", "192.168.1.7/32", "fd00::/8", "::/0", "0.0.0.0/0"]),
     "key": _KEYS,
@@ -192,8 +198,6 @@ def _repaired(entry: Body, path: str) -> Body:
                 entry.pop("gpu", None)
         case "cache":
             _repair_cache(entry)
-        case "engine.env[]" | "cache.download.env[]":
-            entry["name"] = f"X_{entry['name']}"[:128]
         case "engine.kvCache":
             if "hostOffload" not in entry:
                 entry.pop("diskOffload", None)
@@ -205,6 +209,8 @@ def _repaired(entry: Body, path: str) -> Body:
             entry.pop("draftModelPath", None)
             if entry.get("method") == "DraftModel":
                 entry["draftModelPath"] = "drafts/small"
+        case "engine.chatTemplate":
+            entry["file"] = "" if "configMapRef" in entry else entry.get("file") or "tools.jinja"
         case "observability.requestLogging":
             if "redactConfigMapRef" in entry:
                 entry["mode"] = "Content"
@@ -254,7 +260,11 @@ def _repair_spec(entry: Body) -> None:
         metrics[:] = [metric for metric in metrics if metric["type"] != "GPUUtilization"]
     if scaling:
         entry.pop("replicas", None)
-    if "pvc" in entry["model"]["source"]:
+    source = entry["model"]["source"]
+    if bucket := source.get("s3") or source.get("gcs"):
+        has_access = "credentialsSecretRef" in bucket or bucket.get("anonymous")
+        entry.setdefault("security", {})["identity"] = {"workload": "None" if has_access else "EKS"}
+    if "pvc" in source:
         entry.pop("cache", None)
     else:
         cache = entry.setdefault("cache", {"mode": "None", "size": "20Gi"})

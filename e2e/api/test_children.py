@@ -20,7 +20,9 @@ from quire_operator.settings import Settings
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(300)]
 
-SETTINGS = Settings(engine_image="registry.example/quire-server:1", allow_faults=True)
+SETTINGS = Settings(
+    engine_image="registry.example/quire-server:1", allow_faults=True, credential_hosts=("*.example.com",)
+)
 EXAMPLES = sorted((specs.ROOT / "examples").glob("*.yaml"))
 
 

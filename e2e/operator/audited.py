@@ -15,6 +15,7 @@ from typing import Any
 
 from e2e.api import profiles
 from e2e.api.client import Client
+from e2e.api.specs import CRD, Body
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator import rights
 from e2e.operator.world import OPERATOR_NAMESPACE, World
@@ -28,8 +29,10 @@ POLICY = {
 
 
 @contextmanager
-def audited() -> Iterator[tuple[ApiServer, World]]:
-    """An API server with our CRDs, a profile and the operator's account, and an administrator's client."""
+def audited(crd: Body = CRD) -> Iterator[tuple[ApiServer, World]]:
+    """An API server with our CRDs, a profile and the operator's account, and an administrator's client.
+    `crd`: that of LLMDeployments.
+    """
     with tempfile.TemporaryDirectory(prefix="quire-audit-") as name:
         directory = Path(name)
         (directory / "policy.json").write_text(json.dumps(POLICY), encoding="utf-8")
@@ -39,7 +42,7 @@ def audited() -> Iterator[tuple[ApiServer, World]]:
             "--audit-log-mode=blocking",
         )
         with ApiServer(extra=extra) as server, Client(server.kubeconfig) as client:
-            client.install_crd()
+            client.install_crd(crd)
             client.install_crd(profiles.CRD)
             client.create(profiles.FULL)
             world = World(client, directory / "audit.log")

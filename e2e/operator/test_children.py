@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from e2e.operator.process import OperatorProcess
-from e2e.operator.world import BUDGET, CHILDREN, World
+from e2e.operator.world import BUDGET, CHILDREN, PATHS, World
 from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
@@ -44,7 +44,7 @@ def test_children_get_an_owner_reference_and_the_users_object_gets_only_its_stat
     world: World, namespace: str
 ) -> None:
     body = world.deploy(
-        namespace, "m", engine={"env": [{"name": "GREETING", "value": 'hé \U0001f600 $(id) "\n\t}'}]}
+        namespace, "m", engine={"env": [{"name": "OTEL_SERVICE_NAME", "value": 'hé \U0001f600 $(id) "\n\t}'}]}
     )
 
     deployed(world, namespace)
@@ -107,6 +107,136 @@ def test_an_edited_child_is_restored_within_two_seconds(world: World, namespace:
 
     eventually(f"the {kind} as before", is_as_before)
     assert time.monotonic() - start < 2
+
+
+POD = "/spec/template/spec"
+SERVER = f"{POD}/containers/0"
+# Edits after which our part and that of the other manager exclude each other.
+REPLACEMENTS: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "port of the Service": ("Service", [{"op": "replace", "path": "/spec/ports/0/port", "value": 8080}]),
+    "port of the container": (
+        "Deployment",
+        [{"op": "replace", "path": f"{SERVER}/ports/0/containerPort", "value": 9999}],
+    ),
+    "name of the container": ("Deployment", [{"op": "replace", "path": f"{SERVER}/name", "value": "else"}]),
+    "source of a volume": (
+        "Deployment",
+        [{"op": "replace", "path": f"{POD}/volumes/0", "value": {"name": "model", "emptyDir": {}}}],
+    ),
+    "handler of a probe": (
+        "Deployment",
+        [
+            {"op": "remove", "path": f"{SERVER}/readinessProbe/httpGet"},
+            {"op": "add", "path": f"{SERVER}/readinessProbe/exec", "value": {"command": ["true"]}},
+        ],
+    ),
+    "source of a variable": (
+        "Deployment",
+        [
+            {"op": "remove", "path": f"{SERVER}/env/0/value"},
+            {
+                "op": "add",
+                "path": f"{SERVER}/env/0/valueFrom",
+                "value": {"fieldRef": {"fieldPath": "metadata.name"}},
+            },
+        ],
+    ),
+    "seccomp profile": (
+        "Deployment",
+        [
+            {
+                "op": "replace",
+                "path": f"{POD}/securityContext/seccompProfile",
+                "value": {"type": "Localhost", "localhostProfile": "else.json"},
+            }
+        ],
+    ),
+    "limit of disruptions": (
+        BUDGET,
+        [
+            {"op": "remove", "path": "/spec/maxUnavailable"},
+            {"op": "add", "path": "/spec/minAvailable", "value": 1},
+        ],
+    ),
+    "variable of the server": (
+        "Deployment",
+        [
+            {
+                "op": "add",
+                "path": f"{SERVER}/env/-",
+                "value": {"name": "QUIRE_MAX_NUM_SEQS", "value": "1"},
+            }
+        ],
+    ),
+}
+
+
+@pytest.mark.chaos(9, fault="a child edited so that ours and theirs exclude each other", proof="accepted")
+@pytest.mark.parametrize("edit", REPLACEMENTS)
+def test_what_replaced_a_part_of_a_child_is_removed_and_the_child_stays_the_same_object(
+    world: World, namespace: str, edit: str
+) -> None:
+    kind, operations = REPLACEMENTS[edit]
+    world.deploy(namespace, "m", engine={"env": [{"name": "OTEL_SERVICE_NAME", "value": "hello"}]})
+    deployed(world, namespace)
+    before = world.child(kind, namespace, "m")
+    assert before is not None
+
+    path = f"{PATHS[kind].format(namespace)}/m"
+    patched = world.client.request("PATCH", path, operations, "application/json-patch+json")
+    assert patched["spec"] != before["spec"], "the edit is accepted"
+    start = time.monotonic()
+    after = eventually(
+        f"the {kind} as before",
+        lambda: now if (now := world.read(kind, namespace, "m"))["spec"] == before["spec"] else None,
+    )
+
+    assert time.monotonic() - start < 2
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert after["spec"].get("clusterIP") == before["spec"].get("clusterIP")
+    if kind == "Deployment":  # the edit and its repair, each one rollout
+        assert after["metadata"]["generation"] == before["metadata"]["generation"] + 2
+    world.wait_condition(namespace, "m", "Stalled", "False")
+
+
+def test_a_changed_port_is_rolled_out_after_the_repair_of_an_edited_one(world: World, namespace: str) -> None:
+    world.deploy(namespace, "m")
+    deployed(world, namespace)
+    edit = [{"op": "replace", "path": "/spec/ports/0/port", "value": 8080}]
+    world.client.request(
+        "PATCH", f"{PATHS['Service'].format(namespace)}/m", edit, "application/json-patch+json"
+    )
+
+    world.patch("LLMDeployment", namespace, "m", {"spec": {"networking": {"service": {"port": 8443}}}})
+
+    def ports() -> list[int]:
+        return [port["port"] for port in world.read("Service", namespace, "m")["spec"]["ports"]]
+
+    eventually("the new port alone", lambda: ports() == [8443])
+
+
+def test_a_sidecar_and_variables_of_other_managers_survive_a_repair(world: World, namespace: str) -> None:
+    world.deploy(namespace, "m")
+    deployed(world, namespace)
+    sidecar = {"name": "proxy", "image": "proxy:1"}
+    added = [
+        {"op": "add", "path": f"{POD}/containers/-", "value": sidecar},
+        {"op": "add", "path": f"{SERVER}/env", "value": [{"name": "HTTP_PROXY", "value": "http://proxy"}]},
+        {"op": "replace", "path": f"{SERVER}/ports/0/containerPort", "value": 9999},
+    ]
+    path = f"{PATHS['Deployment'].format(namespace)}/m"
+    world.client.request("PATCH", path, added, "application/json-patch+json")
+
+    def pod_spec() -> dict[str, Any]:
+        spec: dict[str, Any] = world.read("Deployment", namespace, "m")["spec"]["template"]["spec"]
+        return spec
+
+    def has_our_port() -> bool:
+        return [port["containerPort"] for port in pod_spec()["containers"][0]["ports"]] == [8000, 8001]
+
+    eventually("our port", has_our_port)
+    assert [container["name"] for container in pod_spec()["containers"]] == ["server", "proxy"]
+    assert pod_spec()["containers"][0]["env"] == [{"name": "HTTP_PROXY", "value": "http://proxy"}]
 
 
 def test_fields_added_by_other_managers_are_left_alone(world: World, namespace: str) -> None:

@@ -13,6 +13,12 @@ from e2e.operator import pods
 from e2e.operator.world import Body, World
 from e2e.waiting import eventually
 
+KEY = {"name": "s", "key": "k"}
+EVIL_HUB = {"repo": "org/model", "endpoint": "https://evil.example.net", "tokenSecretRef": KEY}
+EVIL_STORE = {
+    "uri": "s3://models/m", "endpoint": "http://evil.example.net", "credentialsSecretRef": {"name": "s"}
+}  # fmt: skip
+
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 
 
@@ -84,7 +90,7 @@ def test_causes_that_no_watch_reports_are_reported_and_recover_when_removed(
 
 
 def test_a_rejected_child_is_stalled_until_the_spec_is_edited(world: World, namespace: str) -> None:
-    term = {"matchExpressions": [{"key": "zone", "operator": "Almost", "values": ["a"]}]}
+    term = {"matchExpressions": [{"key": "zone", "operator": "In"}]}
     affinity = {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     }
@@ -92,7 +98,7 @@ def test_a_rejected_child_is_stalled_until_the_spec_is_edited(world: World, name
 
     stalled = world.wait_condition(namespace, "m", "Stalled", "True", "ApplyRejected")
 
-    assert "operator" in stalled["message"] and "Almost" in stalled["message"]
+    assert "values" in stalled["message"] and "operator" in stalled["message"]
     assert "correct the field" in stalled["message"].lower()
     assert world.get("Deployment", namespace, "m") is None
     assert world.get("Service", namespace, "m") is not None, "what is not refused is there"
@@ -162,3 +168,67 @@ def is_refused(world: World, namespace: str) -> bool:
     except RefusedError:
         return True
     return False
+
+
+def test_a_claim_is_used_once_its_owner_has_labelled_it(world: World, namespace: str) -> None:
+    source = {"huggingFace": {"repo": "org/model"}}
+    cache = {"mode": "SharedPVC", "existingClaim": "theirs"}
+    claim = {
+        "metadata": {"name": "theirs"},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    world.create("PersistentVolumeClaim", namespace, claim)
+    world.deploy(namespace, "m", model={"source": source}, cache=cache)
+
+    ready = world.wait_condition(namespace, "m", "Ready", "False", "ReferenceRefused")
+    assert "spec.cache.existingClaim: PersistentVolumeClaim theirs" in ready["message"]
+    assert "kubectl label" in ready["message"]
+    assert world.get("Service", namespace, "m") is None, "nothing is applied"
+
+    labels = {"serving.quire.dev/referable": "true"}
+    world.patch("PersistentVolumeClaim", namespace, "theirs", {"metadata": {"labels": labels}})
+    eventually("the download", lambda: world.child("Job", namespace, "m"), seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("source", "env", "refused"),
+    [
+        (
+            {
+                "huggingFace": {
+                    "repo": "org/model",
+                    "endpoint": "https://evil.example.net",
+                    "tokenSecretRef": KEY,
+                }
+            },
+            [],
+            "spec.model.source.huggingFace.endpoint: 'evil.example.net'",
+        ),
+        (
+            {
+                "s3": {
+                    "uri": "s3://models/m",
+                    "endpoint": "http://evil.example.net",
+                    "credentialsSecretRef": {"name": "s"},
+                }
+            },
+            [],
+            "spec.model.source.s3.endpoint: 'evil.example.net'",
+        ),
+        (
+            {"gcs": {"uri": "gs://models/m", "credentialsSecretRef": KEY}},
+            [{"name": "https_proxy", "value": "evil.example.net:3128"}],
+            "spec.cache.download.env[0].value: 'evil.example.net'",
+        ),
+    ],
+)
+def test_credentials_of_a_secret_go_to_no_host_that_the_administrator_does_not_trust(
+    world: World, namespace: str, source: Body, env: list[Body], refused: str
+) -> None:
+    cache = {"mode": "None", "size": "1Gi", "download": {"env": env}}
+    world.deploy(namespace, "m", model={"source": source}, cache=cache)
+
+    stalled = world.wait_condition(namespace, "m", "Stalled", "True", "InvalidSpec")
+
+    assert refused in stalled["message"] and "credentialHosts" in stalled["message"]
+    assert world.get("Deployment", namespace, "m") is None

@@ -168,6 +168,13 @@ class World:
 
         return eventually(f"{namespace}/{name} {kind}={status} {reason}", holds)
 
+    def wait_engine(self, namespace: str, name: str, **values: Any) -> None:
+        """Waits until status.engine has these values."""
+        eventually(
+            f"{namespace}/{name} serves with {values}",
+            lambda: values.items() <= self.status(namespace, name).get("engine", {}).items(),
+        )
+
     def events(self, namespace: str, name: str) -> list[Body]:
         """Events about the LLMDeployment; the API server itself creates some about Services."""
         about = {"kind": "LLMDeployment", "name": name}

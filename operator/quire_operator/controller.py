@@ -68,7 +68,15 @@ class Controller:
             metrics.watch_stale.labels(kind.kind).set_function(partial(self._is_stale, kind.kind))
 
     def on_event(self, event: str | None, body: Object) -> None:
-        """Put the object of a watch event into the cache, and enqueue its LLMDeployment if it changed."""
+        """Put the object of a watch event into the cache, and enqueue its LLMDeployment if it changed. No
+        exception leaves it: one object concerns nothing but itself.
+        """
+        try:
+            self._on_event(event, body)
+        except Exception as error:
+            self._cluster.report(body, f"{type(error).__name__}: {error}")
+
+    def _on_event(self, event: str | None, body: Object) -> None:
         kind, uid = str(body["kind"]), str(body["metadata"]["uid"])
         self._metrics.watch_last_event.labels(kind).set(time.time())
         if event == "DELETED":
@@ -145,6 +153,7 @@ class Controller:
             logger.exception("%s/%s: unexpected error; retry in %.0f s", key.namespace, key.name, delay)
             return "bug"
         self._metrics.set_ready(*key, result.ready)
+        self._metrics.set_cost(*key, result.cost_per_hour)
         self._queue.forget(key)
         for repaired in result.plan.repairs:
             self._metrics.conflicts.labels(repaired.kind).inc()

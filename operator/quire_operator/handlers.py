@@ -27,6 +27,7 @@ from quire_operator.errors import QuireOperatorError
 from quire_operator.lease import Election, LeadershipLostError, Terms
 from quire_operator.metrics import Metrics, serve
 from quire_operator.settings import Settings
+from quire_operator.unreadable import UnreadableObjects
 
 logger = logging.getLogger(__name__)
 
@@ -98,10 +99,10 @@ async def _run(settings: Settings) -> int:
     """Serve probes, wait for the Lease, run the controller."""
     stop = asyncio.Event()
     _stop_on_signals(stop)
-    connection = await Connection.open()
+    metrics = Metrics()
+    connection = await Connection.open(report=UnreadableObjects(metrics.unreadable_objects))
     election = _election(connection, settings)
     cluster = Cluster(connection, fence=election.fence, instance=settings.pod_name)
-    metrics = Metrics()
     metrics.leader.set_function(lambda: float(election.leads))
     controller = Controller(cluster, settings, metrics)
     try:
@@ -159,16 +160,9 @@ def registry(controller: Controller, connection: Connection) -> kopf.OperatorReg
     """The handlers that kopf calls: login, settings, and one for the events of every kind."""
     handlers = kopf.OperatorRegistry()
 
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        access = await connection.access()
-        return kopf.ConnectionInfo(
-            server=access.server,
-            ca_path=access.ca_path,
-            insecure=access.insecure,
-            token=access.token,
-            certificate_path=access.certificate_path,
-            private_key_path=access.private_key_path,
-        )
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        session = await connection.watch_session()
+        return kopf.AiohttpSession(server=connection.server, aiohttp_session=session)
 
     async def startup(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings)

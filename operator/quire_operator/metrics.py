@@ -51,6 +51,12 @@ class Metrics:
             ["namespace", "llmdeployment"],
             registry=registry,
         )
+        self.cost_per_hour = Gauge(
+            "quire_llmdeployment_cost_per_hour",
+            "Cost of the accelerators of its pods, by costPerHour of its profile; nothing without one.",
+            ["namespace", "llmdeployment"],
+            registry=registry,
+        )
         self.watch_last_event = Gauge(
             "quire_operator_watch_last_event_timestamp_seconds",
             "When the watch of a kind last delivered an event.",
@@ -64,13 +70,28 @@ class Metrics:
             registry=registry,
         )
 
+        self.unreadable_objects = Counter(
+            "quire_operator_unreadable_objects_total",
+            "Objects that could not be read in full, each time that they were read; the log names them.",
+            ["kind"],
+            registry=registry,
+        )
+
     def set_ready(self, namespace: str, name: str, ready: bool | None) -> None:
         """Readiness of one LLMDeployment; None where it was deleted or wants no pods."""
-        if ready is not None:
-            self.ready.labels(namespace, name).set(ready)
-            return
-        with suppress(KeyError):  # it may never have been set
-            self.ready.remove(namespace, name)
+        _set(self.ready, namespace, name, ready)
+
+    def set_cost(self, namespace: str, name: str, cost_per_hour: float | None) -> None:
+        """Cost of one LLMDeployment; None where it was deleted or has no price."""
+        _set(self.cost_per_hour, namespace, name, cost_per_hour)
+
+
+def _set(gauge: Gauge, namespace: str, name: str, value: float | None) -> None:
+    if value is not None:
+        gauge.labels(namespace, name).set(value)
+        return
+    with suppress(KeyError):  # it may never have been set
+        gauge.remove(namespace, name)
 
 
 @asynccontextmanager

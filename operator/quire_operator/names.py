@@ -23,6 +23,8 @@ LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_APP = "app.kubernetes.io/name"
 LABEL_NAME = f"{GROUP}/name"
 LABEL_ROLE = f"{GROUP}/role"
+# Of a claim or Secret that LLMDeployments may name: who may label it decides.
+LABEL_REFERABLE = f"{GROUP}/referable"
 
 MANAGED_BY = "quire-operator"
 APP = "quire-server"
@@ -56,6 +58,8 @@ PATH_CA_BUNDLE = "/etc/quire/ca"
 PATH_GCS_KEY = "/etc/quire/gcs"
 PATH_PULL_SECRET = "/etc/quire/registry"
 PATH_API_KEYS = "/etc/quire/keys"
+PATH_CHAT_TEMPLATE = "/etc/quire/chat-template"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
 PATH_HOME = "/home/quire"
 PATH_KV_OFFLOAD = "/var/cache/quire/kv"
 PATH_SHARED_MEMORY = "/dev/shm"
@@ -75,8 +79,13 @@ METRICS = {
 # Metrics that are between 0 and 1 in each pod; the spec gives their targets in percent.
 SHARES = frozenset({"KVCacheUtilization", "GPUUtilization"})
 
+ENV_PREFIX = "QUIRE_"  # variables of ours in the pods
 ENV_FAULT = "QUIRE_FAULT"
 ENV_ALLOW_FAULTS = "QUIRE_ALLOW_FAULTS"
+
+
+# AKS's webhook gives pods with this label the credentials of their ServiceAccount.
+AKS_IDENTITY = {"azure.workload.identity/use": "true"}
 
 
 def child_labels(name: str) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""Polls the pods: GET /statusz of those that are not ready every two seconds, and of ready ones less often
-while their autoscaler is about to scale down.
+"""Polls the pods: GET /statusz of those that are not ready every two seconds, and of ready ones once, and
+less often while their autoscaler is about to scale down.
 
 All requests are concurrent with short deadlines. Responses are untrusted input: bounded in size and time
 here, validated in `reports`. A pod whose answer changed puts its LLMDeployment into the queue. Writes
@@ -51,6 +51,7 @@ class Poller:
         self._autoscalers: dict[str, tuple[int, Key | None]] = {}
         self._rounds = 0
         self._was_loading: set[str] = set()  # uids: polled once more after they become ready
+        self._asked: set[str] = set()  # uids: a ready pod is asked once, for what it served before we started
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -77,6 +78,7 @@ class Poller:
             del self._pods[uid]
             self._cluster.samples.pop(uid, None)
             self._was_loading.discard(uid)
+            self._asked.discard(uid)
         for body in cache.changed(kind, {uid: pod.version for uid, pod in self._pods.items()}):
             self._pods[str(body["metadata"]["uid"])] = _read(body)
 
@@ -97,7 +99,7 @@ class Poller:
         if not pod.ready:
             self._was_loading.add(uid)
             return True
-        if pod.owner in scaling_down:
+        if pod.owner in scaling_down or uid not in self._asked:
             return True
         sample = self._cluster.samples.get(uid)
         return uid in self._was_loading and (
@@ -105,6 +107,7 @@ class Poller:
         )
 
     async def _poll_pod(self, session: aiohttp.ClientSession, uid: str, pod: _PolledPod) -> None:
+        self._asked.add(uid)
         async with self._slots:
             sample = await fetch(session, pod.address, self._port)
         if sample is not None and sample != self._cluster.samples.get(uid):

@@ -52,13 +52,14 @@ _SETTLED_PHASES = frozenset({"Serving", "Suspended", "Idle"})
 @dataclass(frozen=True)
 class ReconcileResult:
     """What a reconcile did. `requeue_after`: seconds until the next one is due without an event, None for
-    never; `ready`: None where no pods are wanted.
+    never; `ready`: None where no pods are wanted; `cost_per_hour`: None without a price.
     """
 
     phase: str = ""
     plan: Plan = Plan()
     requeue_after: float | None = None
     ready: bool | None = None
+    cost_per_hour: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +110,8 @@ class Reconciler:
             rendered = resources.build(model, self._settings, measurements, profile)
         except SpecError as error:
             return await self._refuse(key, body, Failure(reason="InvalidSpec", detail=printable(str(error))))
+        if refusal := await self._refused_references(model):
+            return await self._refuse(key, body, refusal)
         selected = await self._select_revisions(model, body, rendered, is_complete=not profile_error)
         if selected is None:
             return await self._refuse(key, body, Failure(reason="ProfileNotFound", detail=profile_error))
@@ -131,12 +134,11 @@ class Reconciler:
             problem=problem,
             available_revision=selected.available_revision,
             accelerator=RequestedAccelerator(profile=profile, error=profile_error),
+            has_metrics_adapter=bool(self._settings.load_url),
         )
         written = await self._write_status(key, observed, new, result.plan)
-        due = result.requeue_after
-        if due is None:
-            return written
-        return replace(written, requeue_after=min(due, written.requeue_after or due))
+        written = replace(written, cost_per_hour=status.cost_per_hour(profile, observed))
+        return _due_earlier(written, result.requeue_after)
 
     def _plan_input(
         self,
@@ -173,6 +175,18 @@ class Reconciler:
         observed = await self._cluster.observe(body)
         new = status.compute_refused_status(observed, problem, now=self._now())
         return await self._write_status(key, observed, new, Plan())
+
+    async def _refused_references(self, model: LLMDeployment) -> Failure | None:
+        """What the spec names without being allowed to."""
+        references = resources.restricted_references(model, self._settings)
+        try:
+            refused = await self._cluster.refused_references(model.namespace, references)
+        except RejectedError as error:
+            return Failure(reason="MissingRights", detail=printable(str(error)))
+        if not refused:
+            return None
+        named = "; ".join(f"{one.field}: {one.kind} {one.name}" for one in refused)
+        return Failure(reason="ReferenceRefused", detail=printable(named))
 
     async def _profile(self, model: LLMDeployment) -> tuple[Profile | None, str]:
         """The AcceleratorProfile that the spec names, and why it cannot be used; None and "" where it names
@@ -277,3 +291,10 @@ class Reconciler:
                     "%s/%s: Event %s was not recorded: %s", key.namespace, key.name, event.reason, error
                 )
         return result
+
+
+def _due_earlier(result: ReconcileResult, due: float | None) -> ReconcileResult:
+    """The same result, due after `due` seconds at the latest."""
+    if due is None:
+        return result
+    return replace(result, requeue_after=min(due, result.requeue_after or due))

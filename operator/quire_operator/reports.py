@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,17 +26,33 @@ MAX_CONFIG_ENTRIES = 64
 MAX_CONFIG_LIST = 512
 MAX_LAYERS = 4096
 MAX_PARAMETERS = 1 << 50
+MAX_CONTEXT = 1 << 24
 
 FETCHING = frozenset({"resolving", "waiting", "downloading", "verifying", "done"})
 PHASES = frozenset({"loading", "warming", "serving", "draining", "stalled", "failed"}) | FETCHING
+INEXACT_DEFAULTS = ("dtype", "quantization")  # fields of spec.engine
 _REASON = re.compile(r"[A-Z][A-Za-z]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9A-Za-z:]{1,80}")
 _FILE = re.compile(r"[0-9A-Za-z._-]{1,255}")
 _VERSION = re.compile(r"[0-9A-Za-z.+-]{1,64}")
+_FORMAT = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}(, [a-z0-9]{1,8})?")
 _NOT_PRINTABLE = re.compile(r"[^\x20-\x7e\xa0-\ud7ff\ue000-\ufffd]+")
 _INVISIBLE = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effective:
+    """What the engine serves with. `wanted_model_len`: the context that was asked for, else the model's own.
+    `inexact_defaults`: settings that nobody chose and that make answers less exact.
+    """
+
+    max_model_len: int
+    wanted_model_len: int
+    dtype: str
+    quantization: str
+    inexact_defaults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +69,7 @@ class Sample:
     version: str = ""
     requests: int | None = None  # running and queued
     model: ModelShape | None = None  # the model that it loads or serves
+    effective: Effective | None = None  # once the model is loaded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +131,30 @@ def parse_statusz(raw: bytes) -> Sample | None:
         version=version if isinstance(version, str) and _VERSION.fullmatch(version) else "",
         requests=None if running is None or queued is None else running + queued,
         model=_model(document.get("config")),
+        effective=_effective(document.get("effective")),
+    )
+
+
+def _effective(said: object) -> Effective | None:
+    """All of it or None: half of it would be misleading."""
+    if not isinstance(said, dict):
+        return None
+    length, wanted = (_whole(said.get(key), MAX_CONTEXT) for key in ("maxModelLen", "wantedModelLen"))
+    dtype, quantization = said.get("dtype"), said.get("quantization")
+    if not length or not wanted or length > wanted:
+        return None
+    if not (isinstance(dtype, str) and isinstance(quantization, str)):
+        return None
+    if not (_FORMAT.fullmatch(dtype) and _FORMAT.fullmatch(quantization)):
+        return None
+    listed = said.get("inexactDefaults")
+    inexact = tuple(name for name in INEXACT_DEFAULTS if isinstance(listed, list) and name in listed)
+    return Effective(
+        max_model_len=length,
+        wanted_model_len=wanted,
+        dtype=dtype,
+        quantization=quantization,
+        inexact_defaults=inexact,
     )
 
 
@@ -135,15 +176,35 @@ def _model(config: object) -> ModelShape | None:
 
 
 def parse_termination(text: object) -> Termination:
-    """The termination log: our JSON, or the last line that the kubelet took from the container's log."""
+    """The termination log: our JSON or, where the server could write none, the end of the container's log,
+    which the kubelet takes then.
+    """
     if not isinstance(text, str):
         return Termination()
     text = text[:MAX_TERMINATION_CHARS].strip()
     document = _json_object(text)
-    if document:
+    if document and not _is_log_line(document):
         return Termination(reason=_reason(document.get("reason")), message=printable(document.get("message")))
-    lines = text.splitlines()
-    return Termination(message=printable(lines[-1]) if lines else "")
+    return Termination(message=_last_error(text.splitlines()))
+
+
+def _last_error(lines: Sequence[str]) -> str:
+    """The message of the last error in a log; a line that is no JSON is one, such as the end of a traceback.
+
+    Other lines say nothing about the end, and neither does the rest of a line whose beginning is cut off.
+    """
+    for number, line in reversed(list(enumerate(lines))):
+        document = _json_object(line)
+        if _is_log_line(document):
+            if document["level"] in ("error", "critical"):
+                return printable(document.get("message"))
+        elif line.strip() and not (number == 0 and line.endswith("}")):
+            return printable(line)
+    return ""
+
+
+def _is_log_line(document: Mapping[str, Any]) -> bool:
+    return "level" in document and "message" in document
 
 
 def printable(text: object) -> str:

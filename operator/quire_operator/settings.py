@@ -12,6 +12,7 @@ from quire_operator.errors import SettingsError
 
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+ANY, LABELLED = "Any", "Labelled"
 BOOLEANS = {"true": True, "false": False}
 LOAD_URL = "http://quire-metrics-adapter.quire-system.svc:8080/load"
 MONITORING_NAMESPACE = (("kubernetes.io/metadata.name", "monitoring"),)
@@ -28,6 +29,11 @@ class Settings:
     pod_name: str = "quire-operator"
     watch_namespaces: tuple[str, ...] = ()  # none named = all
     allow_faults: bool = False
+    allowed_env: tuple[str, ...] = ()  # names beside those that every LLMDeployment may set
+    credential_hosts: tuple[
+        str, ...
+    ] = ()  # beside the hub and the clouds' own stores; "*" at the front: any name that ends so
+    secret_references: str = ANY  # Labelled: only to Secrets with the label that allows it
     monitoring_namespace_labels: tuple[tuple[str, str], ...] = MONITORING_NAMESPACE
     load_url: str = LOAD_URL  # of the metrics adapter, for KEDA; empty where there is none
     log_level: str = "info"
@@ -53,6 +59,9 @@ class Settings:
             pod_name=environ.get("POD_NAME") or cls.pod_name,
             watch_namespaces=_words(environ.get("QUIRE_WATCH_NAMESPACES", "")),
             allow_faults=BOOLEANS[_one_of(environ, "QUIRE_ALLOW_FAULTS", tuple(BOOLEANS), "false")],
+            allowed_env=_words(environ.get("QUIRE_ALLOWED_ENV", "")),
+            credential_hosts=_words(environ.get("QUIRE_CREDENTIAL_HOSTS", "")),
+            secret_references=_one_of(environ, "QUIRE_SECRET_REFERENCES", (ANY, LABELLED), ANY),
             monitoring_namespace_labels=_labels(environ) or cls.monitoring_namespace_labels,
             load_url=environ.get("QUIRE_LOAD_URL", cls.load_url).rstrip("/"),
             log_level=_one_of(environ, "QUIRE_LOG_LEVEL", LOG_LEVELS, cls.log_level),

@@ -22,6 +22,8 @@ POLICY = (
     "--set", "admissionPolicy.registries={registry.example.com/models}",
     "--set", "admissionPolicy.images={registry.example.com/quire-server,mirror.example.com}",
     "--set", "admissionPolicy.gpuResources={nvidia.com/gpu}",
+    "--set", "admissionPolicy.serviceAccounts={reader},admissionPolicy.priorityClasses={system-models}",
+    "--set", "allowedEnv={MY_TUNING}",
     "--set", "admissionPolicy.maxReplicas=8,admissionPolicy.maxGPUs=2",
     "--set", "admissionPolicy.namespaceSelector.matchLabels.tenant=yes",
 )  # fmt: skip
@@ -94,6 +96,15 @@ ACCEPTED = {
     "hosts that no proxy is asked for": fetched_with("NO_PROXY", "store.example.com"),
     "a claim": minimal(),
     "an allowed hub": HUB,
+    "an allowed account": minimal(security={"serviceAccountName": "reader"}),
+    "a class of the cluster's users": minimal(scheduling={"priorityClassName": "urgent"}),
+    "an allowed class of the system": minimal(scheduling={"priorityClassName": "system-models"}),
+    "a toleration of one taint": minimal(scheduling={"tolerations": [{"key": "gpu", "operator": "Exists"}]}),
+    "variables that are allowed": minimal(
+        engine={
+            "env": [{"name": "OMP_NUM_THREADS", "value": "2"}, {"name": "MY_TUNING"}, {"name": "QUIRE_FAULT"}]
+        }
+    ),
     "an allowed store": S3,
     "an allowed registry": OCI,
     "as many GPUs as are allowed": minimal(resources=GPU, replicas=2),
@@ -102,9 +113,39 @@ ACCEPTED = {
     "none at all": minimal(resources=GPU, replicas=0),
 }
 REFUSED: dict[str, tuple[Body, str, str]] = {
+    "an account": (
+        minimal(security={"serviceAccountName": "admin"}),
+        "spec.security.serviceAccountName: admin is not allowed here",
+        "admissionPolicy.serviceAccounts",
+    ),
+    "a class of the system": (
+        minimal(scheduling={"priorityClassName": "system-cluster-critical"}),
+        "spec.scheduling.priorityClassName: system-cluster-critical is for the cluster itself",
+        "use another",
+    ),
+    "a toleration of everything": (
+        minimal(scheduling={"tolerations": [{"operator": "Exists"}]}),
+        "spec.scheduling.tolerations: a toleration of every taint",
+        "name the taint",
+    ),
+    "control plane nodes": (
+        minimal(scheduling={"tolerations": [{"key": "node-role.kubernetes.io/any", "operator": "Exists"}]}),
+        "spec.scheduling.tolerations",
+        "admissionPolicy.anyToleration",
+    ),
+    "an open network": (
+        minimal(networking={"networkPolicy": {"mode": "None"}}),
+        "spec.networking.networkPolicy.mode: None is not allowed here",
+        "use allowFrom",
+    ),
+    "all GPUs of a node": (
+        minimal(engine={"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}),
+        "spec.engine.env: NVIDIA_VISIBLE_DEVICES may make the server load code",
+        "drop it",
+    ),
     "a source": (GCS, "spec.model.source.gcs is not allowed here", "use one of pvc,huggingFace,s3,oci"),
     "a hub": (
-        source(HUB, endpoint="http://evil.example.net:80"),
+        source(HUB, endpoint="https://evil.example.net:80"),
         "spec.model.source.huggingFace would come from evil.example.net",
         "name one of these hosts in its endpoint: hub.example.com,store.example.com",
     ),

@@ -92,6 +92,8 @@ def test_the_adapter_has_exactly_the_rights_that_its_code_uses() -> None:
     assert role["kind"] == "ClusterRole"
     assert granted(role) == {
         ("", "pods"): {"list", "watch"},
+        ("apps", "deployments"): {"list"},
+        ("apps", "replicasets"): {"list"},
         ("serving.quire.dev", "llmdeployments"): {"list"},
         ("apiregistration.k8s.io", "apiservices"): {"get", "patch"},
     }

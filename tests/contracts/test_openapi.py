@@ -24,7 +24,7 @@ COMPANIONS = {
     "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
     "max_tokens": {"echo": True},
-    "min_tokens": {"max_tokens": 2**63},
+    "min_tokens": {"max_tokens": 2**63 - 1},
 }
 CASES = [(path, name) for path in PARSERS for name in field_values.properties(DOCUMENT, path)]
 

@@ -18,7 +18,7 @@ from quire_server.fetch import source
 from quire_server.fetch.command import parser
 from quire_server.termination import EXIT_CODES
 
-SETTINGS = Settings(engine_image="registry.example/quire-server:1")
+SETTINGS = Settings(engine_image="registry.example/quire-server:1", credential_hosts=("*.example.com",))
 
 
 def pod(body: specs.Body) -> dict[str, Any]:

@@ -16,7 +16,15 @@ from e2e.api import specs
 from e2e.operator import pods
 from quire_operator import names, spec, status
 from quire_operator.observed import Observed, Ref
-from quire_operator.reports import MAX_BYTES, MAX_MESSAGE_CHARS, MAX_PARAMETERS, Sample
+from quire_operator.reports import (
+    INEXACT_DEFAULTS,
+    MAX_BYTES,
+    MAX_CONTEXT,
+    MAX_MESSAGE_CHARS,
+    MAX_PARAMETERS,
+    Effective,
+    Sample,
+)
 from quire_operator.status import Failure, reasons
 from quire_sizing.model import ModelShape
 
@@ -72,7 +80,14 @@ def statuses() -> dict[str, status.Status]:
     model, long = spec.parse(BODY), "x" * MAX_MESSAGE_CHARS
     loading = Sample(phase="loading", loaded_bytes=1, total_bytes=MAX_BYTES, eta_seconds=9, version="v" * 64)
     sizes = ModelShape(**dict.fromkeys((item.name for item in fields(ModelShape)), MAX_PARAMETERS))
-    serving = replace(loading, phase="serving", load_seconds=86_400, model=sizes)
+    effective = Effective(
+        max_model_len=1,
+        wanted_model_len=MAX_CONTEXT,
+        dtype="bfloat16",
+        quantization="compressed-tensors, int8",
+        inexact_defaults=INEXACT_DEFAULTS,
+    )
+    serving = replace(loading, phase="serving", load_seconds=86_400, model=sizes, effective=effective)
     fetching = replace(loading, phase="downloading", bytes_per_second=MAX_BYTES)
     found = {
         "nothing yet": status.compute_status(model, Observed(body=BODY), now=NOW),
@@ -131,3 +146,12 @@ def test_every_field_of_the_schema_is_written() -> None:
     written = {path for path in written if not path.startswith("status.model.sizes.")}
     known = {path for path, _ in specs.schemas() if path.startswith("status.") and not path.endswith("[]")}
     assert known == written
+
+
+def test_every_column_shows_a_field_that_some_status_has() -> None:
+    columns = specs.CRD["spec"]["versions"][0]["additionalPrinterColumns"]
+    shown = {column["jsonPath"].lstrip(".") for column in columns if column["jsonPath"].startswith(".status")}
+    written = set().union(*(keys(entry) for entry in statuses().values()))
+
+    assert {path for path in shown if "[?" not in path} <= written
+    assert {"status.engine.maxModelLen", "status.engine.dtype", "status.engine.quantization"} <= shown

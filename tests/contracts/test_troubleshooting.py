@@ -12,7 +12,9 @@ from quire_operator.status.reasons import REASONS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-CONDITIONS = {"Degraded", "Scheduled", "FitsAccelerator", "ScalingActive", "ActivatorReady"}
+CONDITIONS = {"Degraded", "Stalled", "Scheduled", "FitsAccelerator", "ScalingActive", "ActivatorReady"} | {
+    "ContextReduced"
+}
 
 
 def constants() -> set[str]:

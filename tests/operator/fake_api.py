@@ -125,6 +125,10 @@ def merged(target: Any, patch: Any) -> Any:
     return result
 
 
+def unexpected(body: dict[str, Any], why: str) -> None:
+    raise AssertionError(f"{body} cannot be read: {why}")
+
+
 @asynccontextmanager
 async def connected(api: FakeApi, token: str = "") -> AsyncIterator[Connection]:
     """A Connection to the fake."""
@@ -134,7 +138,7 @@ async def connected(api: FakeApi, token: str = "") -> AsyncIterator[Connection]:
         configuration = Configuration(host=str(server.make_url("")).rstrip("/"))
         if token:
             configuration.api_key["BearerToken"] = f"bearer {token}"
-        connection = Connection(configuration)
+        connection = Connection(configuration, report=unexpected)
         try:
             yield connection
         finally:

@@ -103,6 +103,28 @@ def test_a_termination_message_is_parsed_as_our_json_or_as_its_last_line(
     assert parse_termination(text) == expected
 
 
+def logged(level: str, message: str, **fields: Any) -> str:
+    return json.dumps({"time": "2026-11-23T20:00:00.000Z", "level": level, "message": message, **fields})
+
+
+KILLED = "the engine process was ended by SIGKILL: most likely the container is out of memory"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([logged("error", KILLED), logged("info", "ended", exit_code=137)], KILLED),
+        ([logged("error", "an earlier one"), logged("critical", KILLED), logged("warning", "x")], KILLED),
+        ([logged("info", "serving", model="/models")], ""),
+        ([logged("info", "loading"), logged("info", "serving", model="/models")], ""),
+        (['process": "API", "message": "cut"}', logged("info", "serving")], ""),
+        ([logged("info", "serving"), "Traceback", "RuntimeError: boom"], "RuntimeError: boom"),
+    ],
+)
+def test_of_a_log_the_last_error_is_quoted_and_never_a_line_as_json(lines: list[str], expected: str) -> None:
+    assert parse_termination("\n".join(lines) + "\n") == Termination(message=expected)
+
+
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_arbitrary_bytes_never_raise(raw: bytes) -> None:
     parse_statusz(raw)

@@ -69,7 +69,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ join "," $names }}
 {{- end }}
 
-{{- /* What the operator may do in the namespaces that it watches: no secrets, no wildcard, nothing on nodes. */ -}}
+{{- /* What the operator may do in the namespaces that it watches: no wildcard, nothing on nodes, and no Secrets unless
+references to them are restricted by their labels. */ -}}
 {{- define "quire.rules" -}}
 - apiGroups: [serving.quire.dev]
   resources: [llmdeployments]
@@ -128,6 +129,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, list]
+{{- if eq .Values.secretReferences "Labelled" }}
+# Their labels only: no request asks for data.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get]
+{{- end }}
 {{- end }}
 
 {{- /* Of the whole cluster: read by the name that an LLMDeployment gives. */ -}}

@@ -3,7 +3,7 @@
 from quire_operator.cluster import kinds
 from quire_operator.cluster.cache import Cache, Changes, Key, Listing, Object, owner_key, version_of
 from quire_operator.cluster.cluster import Cluster
-from quire_operator.cluster.connection import Access, Connection
+from quire_operator.cluster.connection import Connection
 from quire_operator.cluster.errors import (
     ClusterError,
     ConflictError,
@@ -19,7 +19,6 @@ from quire_operator.cluster.kinds import Kind
 from quire_operator.cluster.leases import LeaseClient
 
 __all__ = [
-    "Access",
     "Cache",
     "Changes",
     "Cluster",

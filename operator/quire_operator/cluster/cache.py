@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from quire_operator import names
+from quire_operator.json_decoder import Report
 from quire_operator.observed import managers_of_replicas
 
 Object = dict[str, Any]
@@ -164,11 +165,14 @@ class Cache:
 
 
 class Listing:
-    """Puts a complete list of one kind into the cache, page by page."""
+    """Puts a complete list of one kind into the cache, page by page. `report` gets the objects that the cache
+    cannot take, each of which concerns nothing but itself.
+    """
 
-    def __init__(self, cache: Cache, kind: str) -> None:
+    def __init__(self, cache: Cache, kind: str, report: Report) -> None:
         self._cache = cache
         self._kind = kind
+        self._report = report
         self._version: int | None = None
         self._listed: set[str] = set()
         self._missed: set[str] = set()
@@ -180,7 +184,12 @@ class Listing:
         for body in bodies:
             uid = str(body["metadata"]["uid"])
             self._listed.add(uid)
-            if self._cache.put(body):
+            try:
+                is_new = self._cache.put(body)
+            except Exception as error:
+                self._report(body, f"{type(error).__name__}: {error}")
+                continue
+            if is_new:
                 self._missed.add(uid)
                 self._owners.add(owner_key(body))
 

@@ -31,8 +31,9 @@ from quire_operator.observed import (
     scales_deployment,
     workload,
 )
-from quire_operator.plan import Plan
+from quire_operator.plan import FieldPath, Plan, managed_fields
 from quire_operator.reports import Sample
+from quire_operator.resources import Reference
 from quire_operator.status.model_cache import awaits_pods
 from quire_operator.status.pods import awaits_volumes
 from quire_operator.status.transitions import Event
@@ -48,6 +49,7 @@ class Cluster:
         self._reader = ObjectReader(connection)
         self._fence = fence
         self._instance = instance
+        self.report = connection.report
         self.cache = Cache()
         self._revision_cache = RevisionCache()
         self._unlisted: set[str] = set()  # kinds whose objects the cache may not have in full
@@ -57,7 +59,7 @@ class Cluster:
         """List all objects of `kind` in these namespaces (none given: all) and correct the cache. Raises
         ForbiddenError without the right to list them.
         """
-        listing = Listing(self.cache, kind.kind)
+        listing = Listing(self.cache, kind.kind, self.report)
         try:
             for namespace in namespaces or ("",):
                 async for page, version in self._reader.pages(kind, namespace):
@@ -101,6 +103,17 @@ class Cluster:
         read it.
         """
         return await self._reader.one(kinds.PROFILE, "", name)
+
+    async def refused_references(self, namespace: str, references: Iterable[Reference]) -> list[Reference]:
+        """Those of `references` whose object does not exist or does not carry the label that allows them.
+        Raises RejectedError without the right to read them.
+        """
+        refused = []
+        for one in references:
+            labels = await self._reader.labels(kinds.BY_NAME[one.kind], namespace, one.name)
+            if (labels or {}).get(names.LABEL_REFERABLE) != "true":
+                refused.append(one)
+        return refused
 
     async def observe(self, body: Body, wanted: Iterable[Ref] = ()) -> Observed:
         """The LLMDeployment's objects from the cache; a wanted object that is not in it is read by name."""
@@ -194,6 +207,8 @@ class Cluster:
         for target, uid in plan.delete_first:
             await self._delete(target, namespace, uid)
         for manifest in plan.apply:
+            if paths := plan.take_over.get(ref(manifest)):
+                await self._take_over(ref(manifest), namespace, paths)
             await self._apply(manifest)
         for target, uid in plan.delete:
             await self._delete(target, namespace, uid)
@@ -225,6 +240,22 @@ class Cluster:
         """Create an Event about the LLMDeployment."""
         document = _event_object(body, event, instance=self._instance)
         await self._write("POST", kinds.EVENT.path(body["metadata"]["namespace"]), body=document)
+
+    async def _take_over(self, target: Ref, namespace: str, paths: Sequence[FieldPath]) -> None:
+        """Make the operator's apply the only owner of `paths`, unless it is; ConflictError if the object
+        changes meanwhile. The cache has no managed fields, so the object is read.
+        """
+        kind = kinds.BY_NAME[target.kind]
+        live = await self._reader.one(kind, namespace, target.name)
+        if live is None:
+            return
+        owners = managed_fields(live, paths)
+        if owners == live["metadata"].get("managedFields"):
+            return
+        version = live["metadata"]["resourceVersion"]
+        document = {"metadata": {"resourceVersion": version, "managedFields": owners}}
+        path = kind.path(namespace, target.name)
+        await self._write("PATCH", path, body=document, content_type=MERGE_PATCH)
 
     async def _apply(self, manifest: Object) -> None:
         metadata = manifest["metadata"]

@@ -11,7 +11,6 @@ import os
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,10 @@ from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 
+from quire_operator import json_decoder
 from quire_operator.cluster.errors import ClusterError, UnreachableError, from_answer
+from quire_operator.cluster.watch_response import response_class
+from quire_operator.json_decoder import Report
 
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 30.0
@@ -33,31 +35,22 @@ JSON = "application/json"
 _TO_ESCAPE = re.compile("[^\x00-\x7e\U00010000-\U0010ffff]")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Access:
-    """Address and credentials of the API server, for clients with their own connections."""
-
-    server: str
-    ca_path: str | None
-    insecure: bool
-    token: str | None
-    certificate_path: str | None
-    private_key_path: str | None
-
-
 class Connection:
-    """A connection pool with one identity."""
+    """A connection pool with one identity. `report` gets each object that could not be read in full."""
 
-    def __init__(self, configuration: Configuration, token_file: Path | None = None) -> None:
+    def __init__(
+        self, configuration: Configuration, token_file: Path | None = None, *, report: Report
+    ) -> None:
         self._configuration = configuration
         self._token_file = token_file
+        self.report = report
         connector = aiohttp.TCPConnector(ssl=_tls(configuration), limit=64)
         self._session = aiohttp.ClientSession(
-            connector=connector, trust_env=False, headers={"User-Agent": "quire-operator", "Accept": JSON}
+            connector=connector, trust_env=False, headers={"User-Agent": "quire-operator"}
         )
 
     @classmethod
-    async def open(cls) -> Connection:
+    async def open(cls, *, report: Report) -> Connection:
         """Connect with KUBECONFIG where it is set, else with the pod's ServiceAccount."""
         configuration, token_file = Configuration(), None
         try:
@@ -70,21 +63,28 @@ class Connection:
                 loader.load_and_set(configuration)
         except kubernetes_config.ConfigException as error:
             raise ClusterError(f"no credentials for the API server: {error}") from error
-        return cls(configuration, token_file)
+        return cls(configuration, token_file, report=report)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
 
-    async def access(self) -> Access:
-        """The credentials as they are now."""
-        return Access(
-            server=str(self._configuration.host),
-            ca_path=self._configuration.ssl_ca_cert,
-            insecure=not self._configuration.verify_ssl,
-            token=await self._token() or None,
-            certificate_path=self._configuration.cert_file,
-            private_key_path=self._configuration.key_file,
+    @property
+    def server(self) -> str:
+        """The address of the API server."""
+        return str(self._configuration.host)
+
+    async def watch_session(self) -> aiohttp.ClientSession:
+        """A session of its own for lists and watches, with the credentials as they are now."""
+        token = await self._token()
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=_tls(self._configuration), limit=0),
+            response_class=response_class(self.report),
+            headers={
+                "User-Agent": "quire-operator",
+                **({"Authorization": f"Bearer {token}"} if token else {}),
+            },
+            trust_env=False,
         )
 
     async def request(
@@ -95,10 +95,11 @@ class Connection:
         query: Mapping[str, str] | None = None,
         body: Any = None,
         content_type: str = JSON,
+        accept: str = JSON,
         seconds: float = REQUEST_SECONDS,
     ) -> dict[str, Any]:
         """The answer's JSON object; a ClusterError for anything but a 2xx answer."""
-        headers = {"Content-Type": content_type}
+        headers = {"Content-Type": content_type, "Accept": accept}
         token = await self._token()
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -117,10 +118,17 @@ class Connection:
                 raw = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UnreachableError(f"{method} {path}: {type(error).__name__} {error}") from error
-        document = _document(raw)
+        document = self._document(raw)
         if not 200 <= answer.status <= 299:
             raise from_answer(answer.status, str(document.get("message") or answer.reason or ""))
         return document
+
+    def _document(self, raw: bytes) -> dict[str, Any]:
+        try:
+            document = json_decoder.loads(raw, self.report)
+        except ValueError:
+            return {}
+        return document if isinstance(document, dict) else {}
 
     async def _token(self) -> str:
         if self._token_file is not None:
@@ -147,11 +155,3 @@ def _tls(configuration: Configuration) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
-
-
-def _document(raw: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(raw)
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}

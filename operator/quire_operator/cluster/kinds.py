@@ -57,6 +57,9 @@ def _others(api_version: str, kind: str, plural: str) -> Kind:
 LLM_DEPLOYMENT = Kind(names.API_VERSION, names.KIND, names.PLURAL, label="", verbs=_READ)
 # Cluster-scoped, and read by name when an LLMDeployment names one: no right to list them is needed.
 PROFILE = Kind(names.API_VERSION, names.PROFILE_KIND, names.PROFILE_PLURAL, label="", verbs=("get",))
+# Metadata only, and only where the administrator restricts references to Secrets: the operator never asks for
+# data.
+SECRET = Kind("v1", "Secret", "secrets", label="", verbs=("get",))
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases", verbs=("get", "create", "update"))
 EVENT = Kind("events.k8s.io/v1", "Event", "events", verbs=("create", "list"))
 POD = Kind("v1", "Pod", "pods", verbs=(*_READ, "patch", "delete"))
@@ -93,4 +96,4 @@ CHILDREN = (
 CACHED = (LLM_DEPLOYMENT, *CHILDREN, REVISION, REPLICA_SET, POD)
 WATCHED = tuple(kind for kind in CACHED if kind.is_watched)
 
-BY_NAME = {kind.kind: kind for kind in (*CACHED, LEASE, EVENT)}
+BY_NAME = {kind.kind: kind for kind in (*CACHED, LEASE, EVENT, SECRET)}

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Mapping
 
 from quire_operator.cluster import kinds
 from quire_operator.cluster.cache import Object
-from quire_operator.cluster.connection import Connection
+from quire_operator.cluster.connection import JSON, Connection
 from quire_operator.cluster.errors import ForbiddenError, NotFoundError
 from quire_operator.cluster.kinds import Kind
 
+_METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 PAGE_SIZE = 100  # small pages keep the memory of a re-list small
 
 
@@ -29,6 +30,16 @@ class ObjectReader:
         except NotFoundError:
             return None
         return {**live, "apiVersion": kind.api_version, "kind": kind.kind}
+
+    async def labels(self, kind: Kind, namespace: str, name: str) -> dict[str, str] | None:
+        """The labels of the object of that name, None where there is none. Only its metadata is
+        transferred.
+        """
+        try:
+            live = await self._get(kind, kind.path(namespace, name), accept=_METADATA_ONLY)
+        except NotFoundError:
+            return None
+        return live["metadata"].get("labels") or {}
 
     async def pages(self, kind: Kind, namespace: str) -> AsyncIterator[tuple[list[Object], int]]:
         """All objects, page by page, and the resource version of the list."""
@@ -60,8 +71,10 @@ class ObjectReader:
             return False
         return True
 
-    async def _get(self, kind: Kind, path: str, query: Mapping[str, str] | None = None) -> Object:
+    async def _get(
+        self, kind: Kind, path: str, query: Mapping[str, str] | None = None, accept: str = JSON
+    ) -> Object:
         try:
-            return await self._connection.request("GET", path, query=query)
+            return await self._connection.request("GET", path, query=query, accept=accept)
         except ForbiddenError as error:
             raise ForbiddenError(f"{error}; the operator's role has to grant {kind.rule}") from error

@@ -2,7 +2,8 @@
 
 Where the hash says that an object was applied from this very manifest, the fields are compared as server-side
 apply merges them: what other managers added is theirs and no drift, except where the API treats a list or a
-map as one value. Knows no kind but the Job, which is never changed.
+map as one value, and except what `take_over` finds to be in the way. Knows no kind but the Job, which never
+changes.
 """
 
 from __future__ import annotations
@@ -90,34 +91,36 @@ def _lost_in_map(desired: Mapping[str, Any], live: Mapping[str, Any], path: str)
 
 
 def _lost_in_list(desired: Sequence[Any], live: Sequence[Any], path: str) -> list[str]:
-    keys = _keys_of(path, desired)
+    keys = list_keys(path, desired)
     if not keys:
         if len(desired) != len(live):
             return [path]
         pairs = enumerate(zip(desired, live, strict=True))
         return [lost for i, (want, have) in pairs for lost in lost_fields(want, have, f"{path}[{i}]")]
-    found = {_key(item, keys): item for item in live if isinstance(item, Mapping)}
+    found = {item_key(item, keys): item for item in live if isinstance(item, Mapping)}
     return [
         lost
         for item in desired
         for lost in (
-            lost_fields(item, found[_key(item, keys)], f"{path}[{_key(item, keys)[0]}]")
-            if _key(item, keys) in found
-            else [f"{path}[{_key(item, keys)[0]}]"]
+            lost_fields(item, found[item_key(item, keys)], f"{path}[{item_key(item, keys)[0]}]")
+            if item_key(item, keys) in found
+            else [f"{path}[{item_key(item, keys)[0]}]"]
         )
     ]
 
 
-def _keys_of(path: str, desired: Sequence[Any]) -> tuple[str, ...]:
+def list_keys(path: str, items: Sequence[Any]) -> tuple[str, ...]:
+    """By which keys the API server merges the list at `path`; none where it is one value."""
     field = path.rpartition(".")[2]
     if field != "ports":
         return _LIST_KEYS.get(field, ())
     if path == "spec.ports":
         return _PORT_KEYS[1]
-    if desired and isinstance(desired[0], Mapping) and "containerPort" in desired[0]:
+    if items and isinstance(items[0], Mapping) and "containerPort" in items[0]:
         return _PORT_KEYS[0]
     return ()
 
 
-def _key(item: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[Any, ...]:
+def item_key(item: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[Any, ...]:
+    """What identifies an item of a list that is merged by `keys`."""
     return tuple(item.get(key, _PORT_DEFAULTS.get(key)) for key in keys)

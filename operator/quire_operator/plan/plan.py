@@ -7,9 +7,10 @@ how it is sent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire_operator.observed import Ref
+from quire_operator.plan.take_over import FieldPath
 from quire_operator.resources import Manifest
 
 
@@ -40,6 +41,8 @@ class Plan:
     # Autoscalers that are deleted before anything is applied: they would overwrite the number of replicas.
     delete_first: tuple[tuple[Ref, str], ...] = ()
     apply: tuple[Manifest, ...] = ()
+    # Fields of those of `apply` that other managers own, and that are made ours first so that they go.
+    take_over: Mapping[Ref, tuple[FieldPath, ...]] = field(default_factory=dict)
     delete: tuple[tuple[Ref, str], ...] = ()  # with the uid as a precondition
     pod_patches: tuple[PodPatch, ...] = ()
     repairs: tuple[Ref, ...] = ()  # those of `apply` that another client had changed or deleted

@@ -13,11 +13,20 @@ from datetime import datetime
 
 from quire_operator import names
 from quire_operator.observed import NEED_A_POD, Body, Observed, Ref, ref
-from quire_operator.plan import deletion_cost, drift, model_cache, replica_owner, revisions, strategy
+from quire_operator.plan import (
+    deletion_cost,
+    drift,
+    model_cache,
+    replica_owner,
+    revisions,
+    strategy,
+    take_over,
+)
 from quire_operator.plan.pacing import ApplyTimes, pace_repairs
 from quire_operator.plan.plan import Plan, PodPatch
 from quire_operator.plan.replica_owner import ReplicaOwner
 from quire_operator.plan.revisions import Revision
+from quire_operator.plan.take_over import FieldPath
 from quire_operator.resources import Manifest, RenderedRevision
 from quire_operator.spec import LLMDeployment
 
@@ -84,6 +93,7 @@ def make_plan(given: PlanInput) -> PlanResult:
         revision_patches=recorded.revision_patches,
         delete_first=children.delete_first,
         apply=(*recorded.apply, *children.apply),
+        take_over=children.take_over,
         delete=(*children.delete, *recorded.delete),
         pod_patches=children.pod_patches,
         repairs=children.repairs,
@@ -104,17 +114,20 @@ def _plan_children(desired: tuple[Manifest, ...], given: PlanInput) -> Plan:
     owner = replica_owner.find_replica_owner(given.model, observed)
     wanted = {ref(manifest): _to_apply(manifest, observed, owner) for manifest in desired}
     apply: list[Manifest] = []
+    taken: dict[Ref, tuple[FieldPath, ...]] = {}
     repairs: list[Ref] = []
     details: list[str] = []
     blocked = model_cache.blocked_by_download(wanted.values(), observed)
     for target, manifest in wanted.items():
         if target in observed.foreign or target in blocked or _must_wait(target, observed):
             continue
-        why = drift.reason_to_apply(manifest, observed.children.get(target))
+        why, to_take = _why_apply(manifest, observed.children.get(target))
         if why:
             apply.append(manifest)
             details.append(f"apply {target}: {why}")
-            if why.startswith("lost"):
+            if to_take:
+                taken[target] = to_take
+            if why.startswith(("lost", "has")):
                 repairs.append(target)
     unwanted = tuple(
         (target, str(live["metadata"]["uid"]))
@@ -129,6 +142,7 @@ def _plan_children(desired: tuple[Manifest, ...], given: PlanInput) -> Plan:
     return Plan(
         delete_first=tuple(pair for pair in unwanted if pair[0].kind in _AUTOSCALERS),
         apply=tuple(apply),
+        take_over=taken,
         delete=(
             *(pair for pair in unwanted if pair[0].kind not in _AUTOSCALERS),
             *((target, uid) for target, uid, _ in restarts),
@@ -137,6 +151,17 @@ def _plan_children(desired: tuple[Manifest, ...], given: PlanInput) -> Plan:
         repairs=tuple(repairs),
         details=tuple(details),
     )
+
+
+def _why_apply(manifest: Manifest, live: Body | None) -> tuple[str, tuple[FieldPath, ...]]:
+    """Why the manifest has to be applied, empty when it does not, and what is to be taken over before."""
+    why = drift.reason_to_apply(manifest, live)
+    if live is None or _is_terminating(live) or manifest["kind"] == "Job":
+        return why, ()
+    to_take = tuple(take_over.in_the_way(manifest, live))
+    if to_take and not why:
+        why = f"has {', '.join(map(take_over.described, to_take[:3]))} of another manager"
+    return why, to_take
 
 
 def _to_apply(manifest: Body, observed: Observed, owner: ReplicaOwner) -> Manifest:

@@ -4,6 +4,8 @@ changes.
 
 from quire_operator.resources.children import build
 from quire_operator.resources.manifest import Manifest
+from quire_operator.resources.references import Reference
+from quire_operator.resources.references import restricted as restricted_references
 from quire_operator.resources.rendered_revision import (
     REVISIONED_KINDS,
     RenderedRevision,
@@ -19,11 +21,13 @@ __all__ = [
     "REVISIONED_KINDS",
     "Manifest",
     "PodMeasurements",
+    "Reference",
     "RenderedRevision",
     "build",
     "controller_revision",
     "parse_stored",
     "render_revision",
     "renders_same_pods",
+    "restricted_references",
     "with_revision",
 ]

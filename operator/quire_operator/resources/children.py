@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from quire_operator.resources import (
     config_map,
+    credentials,
     deployment,
     disruption_budget,
     hpa,
@@ -41,6 +42,7 @@ def build(
 
     Raises SpecError where the administrator's settings forbid what the user asks for.
     """
+    credentials.check(model, settings)
     own_account = not model.spec.security.service_account_name
     restricted = model.spec.networking.network_policy.mode == "Restricted"
     environment = config_map.build(model)

@@ -48,6 +48,7 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_API_KEYS_DIR": names.PATH_API_KEYS if model.spec.security.api_keys_secret_ref else "",
             "QUIRE_BLOCK_SIZE": _number(block_size),
             "QUIRE_CANARY_INTERVAL_SECONDS": _number(health.canary_interval_seconds),
+            "QUIRE_CHAT_TEMPLATE": _chat_template(model),
             "QUIRE_CPU_OFFLOAD_GB": _gibibytes(engine.weight_offload),
             "QUIRE_DEVICE": "cpu" if gpu is None else "cuda",
             "QUIRE_DRAIN_TIMEOUT_SECONDS": _number(drain.timeout_seconds),
@@ -92,6 +93,15 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_TRACE_SAMPLE_RATIO": _ratio(tracing.sampling_rate_per_million) if tracing.endpoint else "",
         }
     )
+
+
+def _chat_template(model: LLMDeployment) -> str:
+    template = model.spec.engine.chat_template
+    if template is None:
+        return ""
+    if template.config_map_ref is not None:
+        return f"{names.PATH_CHAT_TEMPLATE}/{names.CHAT_TEMPLATE_FILE}"
+    return f"{names.model_path(model.model_dir)}/{template.file}"
 
 
 def _watermark(watermark: Watermark) -> dict[str, str]:

@@ -6,10 +6,12 @@ quantities are written in canonical form, and empty values are omitted.
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from quire_operator import names
 from quire_operator.spec import LLMDeployment
+from quire_operator.spec.reader import camel
 
 Manifest = dict[str, Any]
 
@@ -37,3 +39,13 @@ def metadata(model: LLMDeployment, name: str) -> Manifest:
 def compact(value: Manifest) -> Manifest:
     """Without the entries that the user left empty; only for maps whose every entry is optional."""
     return {key: entry for key, entry in value.items() if entry not in (None, "", [], {}, ())}
+
+
+def as_manifest(value: Any) -> Any:
+    """A part of the spec as it stands in YAML. Empty lists, maps and texts are omitted, as the API server
+    does; empty objects stay, because an empty selector matches everything and an absent one nothing.
+    """
+    if is_dataclass(value):
+        given = {camel(item.name): getattr(value, item.name) for item in fields(value)}
+        return {key: as_manifest(entry) for key, entry in given.items() if entry not in (None, "", (), {})}
+    return [as_manifest(each) for each in value] if isinstance(value, tuple) else value

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire_operator import names
+from quire_operator.resources import environment
 from quire_operator.resources.manifest import Manifest, compact
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
@@ -50,8 +51,11 @@ def container(model: LLMDeployment, settings: Settings, cache: ModelCache, resou
         "name": names.FETCHER,
         "image": settings.engine_image,
         "imagePullPolicy": settings.engine_image_pull_policy,
-        "args": ["fetch", source.uri, "--to", target, "--status-port", str(names.PORT_HEALTH)],
-        **compact({"env": _environment(source, cache)}),
+        "args": [
+            *("fetch", source.uri, "--to", target, "--status-port", str(names.PORT_HEALTH)),
+            *(["--anonymous"] if source.is_anonymous else []),
+        ],
+        **compact({"env": _environment(source, cache, settings)}),
         "resources": resources,
         "terminationMessagePath": names.PATH_TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -69,9 +73,9 @@ def container(model: LLMDeployment, settings: Settings, cache: ModelCache, resou
     }
 
 
-def _environment(source: Source, cache: ModelCache) -> list[Manifest]:
+def _environment(source: Source, cache: ModelCache, settings: Settings) -> list[Manifest]:
     """Endpoints, references to Secrets, and the user's variables (such as a proxy)."""
-    variables = [compact({"name": item.name, "value": item.value}) for item in cache.download.env]
+    variables = environment.of_download(cache.download.env, settings)
     values: dict[str, str] = {}
     if source.hugging_face is not None:
         values["HF_ENDPOINT"] = source.hugging_face.endpoint
@@ -79,6 +83,7 @@ def _environment(source: Source, cache: ModelCache) -> list[Manifest]:
             variables.append(_from_secret("HF_TOKEN", ref.name, ref.key))
     if source.s3 is not None:
         values |= {"AWS_ENDPOINT_URL": source.s3.endpoint, "AWS_REGION": source.s3.region}
+        values["AWS_EC2_METADATA_DISABLED"] = "true"  # the node's identity is out of reach
         if reference := source.s3.credentials_secret_ref:
             for name, optional in _AWS_VARIABLES.items():
                 variables.append(_from_secret(name, reference.name, name, optional=optional))

@@ -13,11 +13,26 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from quire_operator import names
-from quire_operator.resources.manifest import Manifest, compact, metadata
+from quire_operator.errors import SpecError
+from quire_operator.resources.manifest import Manifest, as_manifest, metadata
 from quire_operator.settings import Settings
-from quire_operator.spec import LabelSelector, LLMDeployment, Peer
+from quire_operator.spec import LLMDeployment
 
 _METADATA_NAME = "kubernetes.io/metadata.name"
+# Any pod and any address but the link-local ones and EC2's, where nodes get the credentials of their own
+# cloud identity. A rule of address ranges alone leaves out pods with some network plugins.
+_OF_NODES = tuple(map(ipaddress.ip_network, ("169.254.0.0/16", "fd00:ec2::/32", "fe80::/10")))
+ANYWHERE: list[Manifest] = [
+    {"namespaceSelector": {}},
+    {"ipBlock": {"cidr": "0.0.0.0/0", "except": [str(own) for own in _OF_NODES if own.version == 4]}},
+    {"ipBlock": {"cidr": "::/0", "except": [str(own) for own in _OF_NODES if own.version == 6]}},
+]
+# Where pods get the credentials of their ServiceAccount: GKE's metadata server, EKS's pod identity agent. AKS
+# and roles of EKS's service accounts need HTTPS only.
+_IDENTITY = {
+    "GKE": (("169.254.169.252/32", "169.254.169.254/32"), (80, 988)),
+    "EKS": (("169.254.170.23/32", "fd00:ec2::23/128"), (80,)),
+}
 _DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 
 
@@ -25,7 +40,7 @@ def build(model: LLMDeployment, settings: Settings) -> Manifest:
     """The policy of the serving pods; there is none with mode None."""
     api, health = _tcp(names.PORT_HTTP), _tcp(names.PORT_HEALTH)
     watchers = [{_METADATA_NAME: settings.operator_namespace}, dict(settings.monitoring_namespace_labels)]
-    allowed = [_peer(peer) for peer in model.spec.networking.network_policy.allow_from]
+    allowed = [as_manifest(peer) for peer in model.spec.networking.network_policy.allow_from]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -69,7 +84,7 @@ def build_of_download(model: LLMDeployment, settings: Settings) -> Manifest:
 
 def _to_collector(endpoint: str) -> list[dict[str, Any]]:
     """As narrow as the endpoint allows: one address, the namespace of a Service or, because a policy cannot
-    contain DNS names, its port on any host.
+    contain DNS names, its port on any host. Raises SpecError for an address at which nodes get credentials.
     """
     if not endpoint:
         return []
@@ -78,20 +93,28 @@ def _to_collector(endpoint: str) -> list[dict[str, Any]]:
     rule: dict[str, Any] = {"ports": [_tcp(port)]}
     labels = host.split(".")
     try:
-        return [{"to": [{"ipBlock": {"cidr": str(ipaddress.ip_network(host))}}], **rule}]
+        address = ipaddress.ip_network(host)
     except ValueError:
         pass
+    else:
+        if any(address.version == own.version and address.subnet_of(own) for own in _OF_NODES):  # type: ignore[arg-type]
+            raise SpecError(
+                "spec.observability.tracing.endpoint",
+                "a link-local address is no collector: give its Service",
+            )
+        return [{"to": [{"ipBlock": {"cidr": str(address)}}], **rule}]
     if len(labels) == 1:
         return [{"to": [{"podSelector": {}}], **rule}]
     if len(labels) == 2 or labels[2] == "svc":
         namespace = {"matchLabels": {_METADATA_NAME: labels[1]}}
         return [{"to": [{"namespaceSelector": namespace}], **rule}]
-    return [rule]
+    return [{"to": ANYWHERE, **rule}]
 
 
 def _to_source(model: LLMDeployment) -> list[dict[str, Any]]:
     """Hubs and object stores have many addresses, so only ports are restricted: HTTPS, and those of private
-    endpoints, registries and proxies in the spec.
+    endpoints, registries and proxies in the spec. Nodes' own identities are out of reach; that of the pods'
+    account is open if the spec asks for it.
     """
     cache = model.spec.cache
     if cache is None:
@@ -100,7 +123,22 @@ def _to_source(model: LLMDeployment) -> list[dict[str, Any]]:
     addresses = [source.endpoint, f"https://{source.oci.reference}" if source.oci is not None else ""]
     addresses += [item.value for item in cache.download.env if item.name.lower().endswith("_proxy")]
     ports = {443, *(port for address in addresses if (port := _port(address)))}
-    return [{"ports": [_tcp(port) for port in sorted(ports)]}]
+    return [
+        {"to": ANYWHERE, "ports": [_tcp(port) for port in sorted(ports)]},
+        *_to_identity(model.spec.security.identity.workload),
+    ]
+
+
+def _to_identity(workload: str) -> list[dict[str, Any]]:
+    if workload not in _IDENTITY:
+        return []
+    addresses, ports = _IDENTITY[workload]
+    return [
+        {
+            "to": [{"ipBlock": {"cidr": address}} for address in addresses],
+            "ports": [_tcp(port) for port in ports],
+        }
+    ]
 
 
 def _port(address: str) -> int:
@@ -114,19 +152,3 @@ def _port(address: str) -> int:
 
 def _tcp(port: int) -> dict[str, Any]:
     return {"protocol": "TCP", "port": port}
-
-
-def _peer(peer: Peer) -> dict[str, Any]:
-    """An empty selector means everything and must stay; an absent one means nothing and must not appear."""
-    if peer.ip_block is not None:
-        return {"ipBlock": {"cidr": peer.ip_block.cidr}}
-    selectors = {"namespaceSelector": peer.namespace_selector, "podSelector": peer.pod_selector}
-    return {key: _selector(selector) for key, selector in selectors.items() if selector is not None}
-
-
-def _selector(selector: LabelSelector) -> dict[str, Any]:
-    expressions = [
-        compact({"key": item.key, "operator": item.operator, "values": list(item.values)})
-        for item in selector.match_expressions
-    ]
-    return compact({"matchLabels": dict(selector.match_labels), "matchExpressions": expressions})

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire_operator import names
-from quire_operator.errors import SpecError
-from quire_operator.resources import placement
+from quire_operator.resources import environment, placement
 from quire_operator.resources.manifest import Manifest, compact
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment, Profile
-from quire_operator.spec.schema import AUTO
+from quire_operator.spec.schema import AUTO, ConfigMapKeyRef
 
 _SHARED_MEMORY_AUTO = "64Mi"
 _SCRATCH_SIZE = "1Gi"
@@ -41,6 +40,8 @@ def build(
     if model.spec.disruption.protect_while_loading:
         annotations |= names.PROTECT_WHILE_LOADING
     labels = names.child_labels(model.name) | names.selector_labels(model.name)
+    if model_parts["initContainers"]:  # only a download uses the identity
+        labels |= model.identity_labels
     drain = model.spec.drain
     return {
         "metadata": compact({"labels": labels, "annotations": annotations}),
@@ -78,7 +79,7 @@ def _container(
         "imagePullPolicy": settings.engine_image_pull_policy,
         "args": ["serve", names.model_path(model.model_dir), *model.spec.engine.extra_args],
         "envFrom": [{"configMapRef": {"name": config_map}}],
-        **compact({"env": _environment(model, settings), "lifecycle": lifecycle}),
+        **compact({"env": environment.of_server(model.spec.engine.env, settings), "lifecycle": lifecycle}),
         "ports": [
             {"name": names.PORT_HTTP_NAME, "containerPort": names.PORT_HTTP, "protocol": "TCP"},
             {"name": names.PORT_HEALTH_NAME, "containerPort": names.PORT_HEALTH, "protocol": "TCP"},
@@ -105,20 +106,6 @@ def _container(
         },
         "volumeMounts": _volume_mounts(model),
     }
-
-
-def _environment(model: LLMDeployment, settings: Settings) -> list[dict[str, str]]:
-    """The user's variables. Fault injection is refused unless the administrator's settings allow it."""
-    variables = [compact({"name": item.name, "value": item.value}) for item in model.spec.engine.env]
-    for index, item in enumerate(model.spec.engine.env):
-        if item.name == names.ENV_FAULT:
-            if not settings.allow_faults:
-                raise SpecError(
-                    f"spec.engine.env[{index}].name",
-                    f"{names.ENV_FAULT} breaks the server on purpose: the administrator must set allowFaults",
-                )
-            variables.append({"name": names.ENV_ALLOW_FAULTS, "value": "1"})
-    return variables
 
 
 def _probes(model: LLMDeployment) -> dict[str, Any]:
@@ -150,6 +137,7 @@ def _probes(model: LLMDeployment) -> dict[str, Any]:
 
 def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
     keys = {"name": "api-keys", "mountPath": names.PATH_API_KEYS, "readOnly": True}
+    template = {"name": "chat-template", "mountPath": names.PATH_CHAT_TEMPLATE, "readOnly": True}
     watermark = {"name": "watermark", "mountPath": names.PATH_WATERMARK, "readOnly": True}
     offload = {"name": "kv-offload", "mountPath": names.PATH_KV_OFFLOAD}
     redact = {"name": "log-redact", "mountPath": names.PATH_LOG_REDACT, "readOnly": True}
@@ -160,7 +148,8 @@ def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
         {"name": "shared-memory", "mountPath": names.PATH_SHARED_MEMORY},
         *([offload] if model.spec.engine.kv_cache.disk_offload else []),
         *([keys] if model.spec.security.api_keys_secret_ref else []),
-        *([watermark] if model.spec.engine.watermark.key_secret_ref else []),
+        *([template] if _chat_template(model) else []),
+        *([watermark] if model.spec.engine.watermark.mode != "Off" else []),
         *([redact] if model.spec.observability.request_logging.redact_config_map_ref else []),
     ]
 
@@ -180,9 +169,19 @@ def _volumes(model: LLMDeployment) -> list[dict[str, Any]]:
     if model.spec.security.api_keys_secret_ref:
         name = model.spec.security.api_keys_secret_ref.name
         volumes.append({"name": "api-keys", "secret": {"secretName": name}})
-    if reference := model.spec.engine.watermark.key_secret_ref:
+    if entry := _chat_template(model):
+        items = [{"key": entry.key, "path": names.CHAT_TEMPLATE_FILE}]
+        volumes.append({"name": "chat-template", "configMap": {"name": entry.name, "items": items}})
+    reference = model.spec.engine.watermark.key_secret_ref
+    if reference is not None and model.spec.engine.watermark.mode != "Off":
         items = [{"key": reference.key, "path": reference.key}]
         volumes.append({"name": "watermark", "secret": {"secretName": reference.name, "items": items}})
     if ref := model.spec.observability.request_logging.redact_config_map_ref:
         volumes.append({"name": "log-redact", "configMap": {"name": ref.name}})
     return volumes
+
+
+def _chat_template(model: LLMDeployment) -> ConfigMapKeyRef | None:
+    """The entry of a ConfigMap that is the chat template, if it comes from one."""
+    template = model.spec.engine.chat_template
+    return template.config_map_ref if template is not None else None

@@ -63,7 +63,11 @@ def job(model: LLMDeployment, settings: Settings, cache: ModelCache, serving: Ma
             "podFailurePolicy": {"rules": _failure_rules()},
             "template": {
                 "metadata": {
-                    "labels": names.child_labels(model.name) | names.fetcher_labels(model.name),
+                    "labels": (
+                        names.child_labels(model.name)
+                        | names.fetcher_labels(model.name)
+                        | model.identity_labels
+                    ),
                     **restart,
                 },
                 "spec": {

@@ -64,6 +64,11 @@ class LLMDeployment:
         return self.spec.security.service_account_name or self.name
 
     @property
+    def identity_labels(self) -> dict[str, str]:
+        """Labels by which a cloud recognizes pods that use the identity of their ServiceAccount."""
+        return names.AKS_IDENTITY if self.spec.security.identity.workload == "AKS" else {}
+
+    @property
     def model_dir(self) -> str:
         """The directory of the model on its volume."""
         claim, cache = self.spec.model.source.pvc, self.spec.cache

@@ -23,13 +23,11 @@ PRICE = r"[0-9]{1,9}([.][0-9]{1,6})?"
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Bandwidths are bytes per second; `interconnect_bandwidth` is between two accelerators of a node."""
+    """`memory_bandwidth` is in bytes per second; `cost_per_hour` has no currency."""
 
     memory: str = required_quantity()
     resource_name: str = default_text("nvidia.com/gpu", RESOURCE_NAME, 253)
     memory_bandwidth: str = optional_quantity()
-    interconnect_bandwidth: str = optional_quantity()
-    fp8: bool = False
     node_selector: Mapping[str, str] = mapping(LABEL_VALUE, 63)
     tolerations: tuple[Toleration, ...] = items(32)
     runtime_class_name: str = text(DNS_1123_SUBDOMAIN, 253)
@@ -52,11 +50,8 @@ def _check(profile: Profile) -> None:
     least, most = quantity.parse(MIN_MEMORY), quantity.parse(MAX_MEMORY)
     if not least <= quantity.parse(profile.memory) <= most:
         raise SpecError("spec.memory", f"give {MIN_MEMORY} to {MAX_MEMORY}, such as 80G")
-    for field, value in (
-        ("memoryBandwidth", profile.memory_bandwidth),
-        ("interconnectBandwidth", profile.interconnect_bandwidth),
-    ):
-        if value and not 0 < quantity.parse(value) <= quantity.parse(MAX_BANDWIDTH):
-            raise SpecError(f"spec.{field}", f"give bytes a second up to {MAX_BANDWIDTH}, such as 900G")
+    bandwidth = profile.memory_bandwidth
+    if bandwidth and not 0 < quantity.parse(bandwidth) <= quantity.parse(MAX_BANDWIDTH):
+        raise SpecError("spec.memoryBandwidth", f"give bytes a second up to {MAX_BANDWIDTH}, such as 3350G")
     validation.check_label_keys(profile.node_selector, "spec.nodeSelector")
     validation.check_tolerations(profile.tolerations, "spec.tolerations")

@@ -118,6 +118,8 @@ def _quantity(value: Any, path: str, limits: Mapping[str, Any]) -> str:
 
 def _sequence(hint: Any, value: Any, path: str, limits: Mapping[str, Any]) -> tuple[Any, ...]:
     items = _instance(list, value, path, "expected a list")
+    if len(items) < limits.get("minItems", 0):
+        raise SpecError(path, f"fewer than {limits['minItems']} items")
     if len(items) > limits["maxItems"]:
         raise SpecError(path, f"more than {limits['maxItems']} items")
     inner = limits.get("items", {})

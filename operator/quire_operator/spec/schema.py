@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from quire_operator.spec.field_types import (
     choice,
@@ -47,6 +46,7 @@ RESOURCE_NAME = f"{DNS_1123_SUBDOMAIN}/{LABEL_VALUE}"
 IDENTIFIER = r"[A-Za-z0-9._:-]*"
 ADDRESS = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?:[0-9]{1,5}"
 PRINTABLE = r"[^\x00-\x1f\x7f]*"
+FILE_NAME = r"[^\x00-\x1f\x7f/]*"
 DNS_1123_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 HOSTNAME = rf"(\*\.)?{DNS_1123_SUBDOMAIN}"
 # What the Gateway API takes as a prefix, without the parts that it refuses (//, /./, /../, an escaped slash).
@@ -64,6 +64,12 @@ class SecretKeyRef:
 @dataclass(frozen=True, kw_only=True)
 class ObjectRef:
     name: str = required_text(DNS_1123_SUBDOMAIN, 253)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigMapKeyRef:
+    name: str = required_text(DNS_1123_SUBDOMAIN, 253)
+    key: str = default_text("chat_template.jinja", r"[-._a-zA-Z0-9]+", 253)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +98,14 @@ class S3:
     endpoint: str = text(HTTP_ADDRESS, 256)
     region: str = text(r"[a-z0-9-]+", 64)
     credentials_secret_ref: ObjectRef | None = None
+    anonymous: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class GCS:
     uri: str = required_text(f"gs://{OBJECTS}", 900)
     credentials_secret_ref: SecretKeyRef | None = None
+    anonymous: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +133,24 @@ class Source:
             return f"oci://{self.oci.reference}"
         bucket = self.s3 or self.gcs
         return bucket.uri if bucket is not None else ""
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether a bucket is read without any credentials."""
+        bucket = self.s3 or self.gcs
+        return bucket is not None and bucket.anonymous
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether the download gets credentials of a Secret."""
+        return any(
+            (
+                self.hugging_face is not None and self.hugging_face.token_secret_ref,
+                self.s3 is not None and self.s3.credentials_secret_ref,
+                self.gcs is not None and self.gcs.credentials_secret_ref,
+                self.oci is not None and self.oci.pull_secret_ref,
+            )
+        )
 
     @property
     def endpoint(self) -> str:
@@ -212,10 +238,89 @@ class Spot:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LabelRequirement:
+    key: str = required_text(LABEL_KEY, 317)
+    operator: str = field(metadata={"enum": ["In", "NotIn", "Exists", "DoesNotExist"]})
+    values: tuple[str, ...] = texts(f"({LABEL_VALUE})?", 63, 32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSelector:
+    match_labels: Mapping[str, str] = mapping(LABEL_VALUE, 63)
+    match_expressions: tuple[LabelRequirement, ...] = items(16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSelectorRequirement:
+    key: str = required_text(LABEL_KEY, 317)
+    operator: str = field(metadata={"enum": ["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]})
+    values: tuple[str, ...] = texts(f"({LABEL_VALUE})?", 63, 256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFieldRequirement:
+    key: str = field(metadata={"enum": ["metadata.name"]})
+    operator: str = field(metadata={"enum": ["In", "NotIn"]})
+    values: tuple[str, ...] = texts(DNS_1123_SUBDOMAIN, 253, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSelectorTerm:
+    match_expressions: tuple[NodeSelectorRequirement, ...] = items(32)
+    match_fields: tuple[NodeFieldRequirement, ...] = items(8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSelector:
+    node_selector_terms: tuple[NodeSelectorTerm, ...] = field(metadata={"minItems": 1, "maxItems": 32})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferredNodes:
+    weight: int = field(metadata={"minimum": 1, "maximum": 100})
+    preference: NodeSelectorTerm
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeAffinity:
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+    preferred_during_scheduling_ignored_during_execution: tuple[PreferredNodes, ...] = items(32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodAffinityTerm:
+    topology_key: str = required_text(LABEL_KEY, 317)
+    label_selector: LabelSelector | None = None
+    match_label_keys: tuple[str, ...] = texts(LABEL_KEY, 317, 16)
+    mismatch_label_keys: tuple[str, ...] = texts(LABEL_KEY, 317, 16)
+    namespaces: tuple[str, ...] = texts(DNS_1123_LABEL, 63, 32)
+    namespace_selector: LabelSelector | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferredPods:
+    weight: int = field(metadata={"minimum": 1, "maximum": 100})
+    pod_affinity_term: PodAffinityTerm
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodAffinity:
+    required_during_scheduling_ignored_during_execution: tuple[PodAffinityTerm, ...] = items(32)
+    preferred_during_scheduling_ignored_during_execution: tuple[PreferredPods, ...] = items(32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Affinity:
+    node_affinity: NodeAffinity | None = None
+    pod_affinity: PodAffinity | None = None
+    pod_anti_affinity: PodAffinity | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scheduling:
     node_selector: Mapping[str, str] = mapping(LABEL_VALUE, 63)
     tolerations: tuple[Toleration, ...] = items(32)
-    affinity: Mapping[str, Any] = field(default_factory=dict)
+    affinity: Affinity | None = None
     priority_class_name: str = text(DNS_1123_SUBDOMAIN, 253)
     runtime_class_name: str = text(DNS_1123_SUBDOMAIN, 253)
     scheduler_name: str = text(DNS_1123_SUBDOMAIN, 253)
@@ -248,6 +353,14 @@ class Speculation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChatTemplate:
+    """Exactly one of them is set."""
+
+    config_map_ref: ConfigMapKeyRef | None = None
+    file: str = text(FILE_NAME, 255)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Engine:
     max_model_len: int | None = optional_number(1, 16_777_216)
     max_num_seqs: int | None = optional_number(1, 4096)
@@ -266,6 +379,7 @@ class Engine:
     request_timeout_seconds: int | None = optional_number(1, 86_400)
     scheduling_policy: str = choice("FCFS", "Priority", "SJF")
     generation_config: str = choice("Auto", "None")
+    chat_template: ChatTemplate | None = None
     watermark: Watermark = Watermark()
     speculation: Speculation = Speculation()
     extra_args: tuple[str, ...] = texts(NO_NUL, 1024, 64)
@@ -400,19 +514,6 @@ class Service:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelRequirement:
-    key: str = required_text(LABEL_KEY, 317)
-    operator: str = field(metadata={"enum": ["In", "NotIn", "Exists", "DoesNotExist"]})
-    values: tuple[str, ...] = texts(f"({LABEL_VALUE})?", 63, 32)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelSelector:
-    match_labels: Mapping[str, str] = mapping(LABEL_VALUE, 63)
-    match_expressions: tuple[LabelRequirement, ...] = items(16)
-
-
-@dataclass(frozen=True, kw_only=True)
 class IPBlock:
     cidr: str = required_text(CIDR, 49)
 
@@ -466,9 +567,15 @@ class Networking:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Identity:
+    workload: str = choice("None", "GKE", "EKS", "AKS")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Security:
     api_keys_secret_ref: ObjectRef | None = None
     service_account_name: str = text(DNS_1123_SUBDOMAIN, 253)
+    identity: Identity = Identity()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,9 @@ from quire_operator.spec.schema import (
     AUTO,
     LABEL_KEY,
     Autoscaling,
+    ChatTemplate,
     EnvVar,
+    HuggingFace,
     LabelSelector,
     ModelCache,
     Peer,
@@ -38,58 +40,23 @@ MAX_DISK_OFFLOAD = "64Ti"
 NAME_MAX_LENGTH = 40
 NAME_PATTERN = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 
-# Flags that the operator sets from a field of the spec: in extraArgs they would contradict that field.
-RESERVED_FLAGS = (
-    "api-keys-dir",
-    "block-size",
-    "canary-interval-seconds",
-    "cpu-offload-gb",
-    "device",
-    "drain-timeout-seconds",
-    "dtype",
-    "enable-chunked-prefill",
-    "enable-prefix-caching",
-    "enforce-eager",
-    "generation-config",
-    "gpu-memory-utilization",
-    "health-port",
-    "help",
-    "host",
-    "kv-cache-dtype",
-    "kv-cache-memory-bytes",
-    "kv-offload-disk-bytes",
-    "kv-offload-disk-path",
-    "kv-offload-host-bytes",
-    "load-stall-timeout-seconds",
-    "log-redact-path",
-    "log-requests",
-    "max-log-len",
-    "max-model-len",
-    "max-num-queued-reqs",
-    "max-num-queued-tokens",
-    "max-num-reqs-per-key",
-    "max-num-seqs",
-    "max-requests-per-minute-per-key",
-    "max-tokens-per-minute-per-key",
-    "num-speculative-tokens",
-    "otlp-endpoint",
-    "port",
-    "preemption-mode",
-    "pre-stop-seconds",
-    "quantization",
-    "request-timeout-seconds",
-    "scheduling-policy",
-    "served-model-name",
-    "speculative-method",
-    "speculative-model",
-    "stall-timeout-seconds",
-    "startup-timeout-seconds",
-    "termination-log",
-    "trace-sample-ratio",
-    "watermark",
-    "watermark-key-path",
+# The flags that extraArgs may set: each tunes the server and names no file, address or credential. All others
+# are set by the operator, from fields of the spec.
+ALLOWED_FLAGS = (
+    "batching",
+    "disable-fastapi-docs",
+    "log-level",
+    "max-connection-age-seconds",
+    "max-num-batched-tokens",
+    "num-gpu-blocks-override",
+    "prompt-lookup-max",
+    "prompt-lookup-min",
+    "seed",
+    "watermark-delta",
+    "watermark-gamma",
 )
-RESERVED_FLAG_PATTERN = rf"(--(no-)?({'|'.join(RESERVED_FLAGS)})(=(.|\n)*)?|-h+)"
+# An element that does not begin with a dash is the value of the flag before it.
+ARGUMENT_PATTERN = rf"(--(no-)?({'|'.join(ALLOWED_FLAGS)})(=(.|\n)*)?|[^-](.|\n)*)"
 RESERVED_ENV_PATTERN = r"(QUIRE_|LD_|PYTHON).*"
 
 
@@ -107,10 +74,13 @@ def check_spec(spec: Spec) -> None:
     check_source(spec.model.source, spec.cache)
     if spec.model.source.pvc is not None:
         _check_path("spec.model.source.pvc.path", spec.model.source.pvc.path)
+    _check_bucket_access(spec)
+    _check_token(spec.model.source.hugging_face)
     check_access_mode(spec)
     if spec.cache is not None:
         _check_env("spec.cache.download.env", spec.cache.download.env)
     _check_speculation(spec.engine.speculation)
+    _check_chat_template(spec.engine.chat_template)
     _check_extra_args(spec.engine.extra_args)
     _check_env("spec.engine.env", spec.engine.env, names.ENV_FAULT)
     check_resources(spec.resources)
@@ -160,6 +130,28 @@ def check_source(source: Source, cache: ModelCache | None) -> None:
         raise SpecError("spec.cache", "set mode SharedPVC, or drop accessMode and existingClaim")
 
 
+def _check_bucket_access(spec: Spec) -> None:
+    bucket = spec.model.source.s3 or spec.model.source.gcs
+    if bucket is None:
+        return
+    has_identity = spec.security.identity.workload != "None"
+    given = (bucket.credentials_secret_ref is not None, bucket.anonymous, has_identity)
+    if sum(given) != 1:
+        kind = "s3" if spec.model.source.s3 is not None else "gcs"
+        raise SpecError(
+            f"spec.model.source.{kind}",
+            "give exactly one of credentialsSecretRef, anonymous: true and spec.security.identity.workload",
+        )
+
+
+def _check_token(hub: HuggingFace | None) -> None:
+    if hub is not None and hub.token_secret_ref is not None and hub.endpoint.startswith("http://"):
+        raise SpecError(
+            "spec.model.source.huggingFace.endpoint",
+            "a token goes over HTTPS only: write https://, or drop the token",
+        )
+
+
 def check_access_mode(spec: Spec) -> None:
     """A ReadWriteOnce claim allows one replica. Raises SpecError."""
     most = spec.replicas if spec.autoscaling is None else spec.autoscaling.max_replicas
@@ -181,12 +173,19 @@ def _check_speculation(speculation: Speculation) -> None:
 
 def _check_extra_args(arguments: Iterable[str]) -> None:
     for index, argument in enumerate(arguments):
-        if re.fullmatch(RESERVED_FLAG_PATTERN, argument):
-            flag = argument.partition("=")[0]
+        if not re.fullmatch(ARGUMENT_PATTERN, argument):
             raise SpecError(
                 f"spec.engine.extraArgs[{index}]",
-                f"{flag} is set by the operator: drop it, use the field of the LLMDeployment instead",
+                f"{argument.partition('=')[0]!r:.80} cannot be set here: use the field of the LLMDeployment "
+                f"instead; allowed are {', '.join(f'--{flag}' for flag in ALLOWED_FLAGS)}",
             )
+
+
+def _check_chat_template(template: ChatTemplate | None) -> None:
+    if template is None:
+        return
+    if (template.config_map_ref is None) == (not template.file):
+        raise SpecError("spec.engine.chatTemplate", "give either configMapRef or file")
 
 
 def _check_env(field: str, env: Sequence[EnvVar], allowed: str = "") -> None:

@@ -1,6 +1,7 @@
 """The status of an LLMDeployment, computed from what was observed, and what changed between two statuses."""
 
 from quire_operator.status.accelerator_fit import RequestedAccelerator
+from quire_operator.status.cost import per_hour as cost_per_hour
 from quire_operator.status.model_cache import pods_with_corrupt_model
 from quire_operator.status.pods import Failure
 from quire_operator.status.preflight import missing_rights, ownership_conflict
@@ -23,6 +24,7 @@ __all__ = [
     "changes_without_event",
     "compute_refused_status",
     "compute_status",
+    "cost_per_hour",
     "has_failing_pods",
     "is_ready",
     "missing_rights",

@@ -2,8 +2,8 @@
 
 They are computed from facts that are already decided. All conditions are always written, except those that
 apply only to some specs: ScalingActive and ActivatorReady (an autoscaler), ModelCached (a shared model),
-FitsAccelerator (an accelerator), Routed (a Gateway). Reconciling and Stalled are never True together and
-never True while Ready is.
+FitsAccelerator (an accelerator), Routed (a Gateway); and ContextReduced, once a pod has loaded the model.
+Reconciling and Stalled are never True together and never True while Ready is.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class Facts:
     activator: ConditionValue | None = None  # ActivatorReady
     fits: ConditionValue | None = None  # FitsAccelerator
     routed: ConditionValue | None = None  # Routed
+    context: ConditionValue | None = None  # ContextReduced
+    too_small: Failure | None = None  # the context of the newest pods
     downloading: int = 0  # how many of the loading pods still download the model
     download: DownloadState | None = None  # of a shared claim
 
@@ -94,6 +96,8 @@ def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> lis
         decided["ModelCached"] = facts.download.condition
     if facts.routed is not None:
         decided["Routed"] = facts.routed
+    if facts.context is not None:
+        decided["ContextReduced"] = facts.context
     conditions = []
     for kind, (status, reason, message) in decided.items():
         known = before.get(kind) or {}
@@ -123,6 +127,8 @@ def _ready(facts: Facts) -> ConditionValue:
             "Idle",
             "No pods run: there was no request for spec.autoscaling.idle.afterSeconds.",
         )
+    if facts.too_small is not None:
+        return "False", facts.too_small.reason, _explain(facts.too_small)
     count = f"{rollout.ready} of {rollout.wanted} replicas ready."
     if rollout.complete and rollout.ready >= rollout.needed:
         reason = "AllReplicasReady" if rollout.ready >= rollout.wanted else "MinimumReplicasReady"
@@ -147,6 +153,8 @@ def _stalled(facts: Facts) -> ConditionValue:
     """True only when no retry helps until the spec, the model or another owner's object changes."""
     if facts.problem is not None and reasons.REASONS[facts.problem.reason].final:
         return "True", facts.problem.reason, _explain(facts.problem)
+    if facts.too_small is not None:
+        return "True", facts.too_small.reason, _explain(facts.too_small)
     failure = facts.failure
     if failure is not None and rollout.is_final(failure):
         return "True", failure.reason, _explain(failure)

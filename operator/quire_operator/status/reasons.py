@@ -97,7 +97,7 @@ _ALL = (
     ),
     Reason(
         "EngineCrashed",
-        "the inference engine ended unexpectedly",
+        "a process of the server ended unexpectedly",
         "read the log of the ended container (kubectl logs --previous)",
         exit_code=70,
     ),
@@ -222,6 +222,14 @@ _ALL = (
         shown="ScalingActive=False",
     ),
     Reason(
+        "MetricsAdapterMissing",
+        "this operator has no metrics adapter, so nothing tells the HorizontalPodAutoscaler the load, and "
+        "the number of pods stays as it is",
+        "have Quire installed for all namespaces (watchNamespaces empty) with metricsAdapter.enabled, or "
+        "drop spec.autoscaling and set spec.replicas, or set spec.autoscaling.backend to External",
+        shown="ScalingActive=False",
+    ),
+    Reason(
         "KEDAMissing",
         "the autoscaling backend is KEDA, which is not installed",
         "install KEDA 2.17 or newer (it is found by itself then), or drop spec.autoscaling.idle and fallback "
@@ -249,11 +257,30 @@ _ALL = (
         shown="FitsAccelerator=False",
     ),
     Reason(
+        "ContextReduced",
+        "the KV cache holds fewer tokens than the model's own context, so requests may have no more",
+        "give the KV cache more memory (spec.engine.kvCache.memory, spec.resources.memory, or memoryPercent "
+        "of an accelerator), or set spec.engine.maxModelLen to the context that you need",
+        shown="ContextReduced=True",
+    ),
+    Reason(
+        "ContextTooSmall",
+        "the KV cache holds so few tokens that hardly any request can be answered",
+        "give the KV cache more memory (spec.engine.kvCache.memory, spec.resources.memory, or memoryPercent "
+        "of an accelerator), or set spec.engine.maxModelLen if so short a context is what you want",
+        shown="ContextReduced=True, Stalled=True",
+    ),
+    Reason(
         "FitsFewer",
         "the accelerator holds fewer requests of the longest length than spec.engine.maxNumSeqs",
         "lower spec.engine.maxModelLen or maxNumSeqs to what fits, or leave it: requests that find no room "
         "wait",
         shown="FitsAccelerator=False",
+    ),
+    Reason(
+        "ReferenceRefused",
+        "the spec names an object that does not exist or that LLMDeployments may not use",
+        "have its owner label it: kubectl label KIND NAME serving.quire.dev/referable=true",
     ),
     Reason(
         "ProfileNotFound",

@@ -29,10 +29,10 @@ _NO_METRICS = ("FailedGet", "FailedConvert", "InvalidMetric")
 
 
 def condition(
-    model: LLMDeployment, observed: Observed, *, ready: int, now: datetime
+    model: LLMDeployment, observed: Observed, *, ready: int, now: datetime, has_adapter: bool = True
 ) -> ConditionValue | None:
     """ScalingActive; None where the spec gives the number and there is no autoscaler. `ready`: number of
-    pods.
+    pods. `has_adapter`: whether Quire's metrics adapter is installed.
     """
     if model.replicas == 0:
         is_meant = model.spec.autoscaling is not None
@@ -51,7 +51,12 @@ def condition(
             "External",
             "The Deployment has no HorizontalPodAutoscaler; something else has to scale it.",
         )
-    return _with_grace(_mirrored(own or {}), observed, ready, now)
+    mirrored = _mirrored(own or {})
+    if who == "HPA" and not has_adapter and mirrored[1] in ("MetricsUnavailable", "Pending"):
+        # Another adapter may serve the same API: the autoscaler has the last word.
+        status = "False" if mirrored[1] == "MetricsUnavailable" else "Unknown"
+        return status, "MetricsAdapterMissing", reasons.message("MetricsAdapterMissing")
+    return _with_grace(mirrored, observed, ready, now)
 
 
 def summary(model: LLMDeployment, observed: Observed) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from quire_operator.spec import LLMDeployment
 from quire_operator.status import (
     accelerator_fit,
     conditions,
+    effective,
     model_cache,
     pods,
     progress,
@@ -30,6 +31,7 @@ from quire_operator.status.accelerator_fit import RequestedAccelerator
 from quire_operator.status.conditions import Facts, RolloutState
 from quire_operator.status.model_cache import DownloadState
 from quire_operator.status.pods import Failure, PodState
+from quire_operator.status.reasons import ConditionValue
 
 Status = dict[str, Any]
 _UNSPECIFIED = RequestedAccelerator()
@@ -49,6 +51,11 @@ class _Assessment:
     download: DownloadState | None = None
 
     @property
+    def here(self) -> Sequence[PodState]:
+        """The pods that stay."""
+        return [state for state in self.states if not state.terminating]
+
+    @property
     def download_pods(self) -> Sequence[PodState]:
         """The pods of the download Job."""
         return () if self.download is None else self.download.states
@@ -62,36 +69,31 @@ def compute_status(
     problem: Failure | None = None,
     available_revision: str = "",
     accelerator: RequestedAccelerator = _UNSPECIFIED,
+    has_metrics_adapter: bool = True,
 ) -> Status:
     """The whole status. `problem`: why the desired state could not be applied. `available_revision`: the
     revision that this release would render for the same spec, where it is another one than the applied.
+    `has_metrics_adapter`: Quire's own, which feeds autoscalers.
     """
     assessment = _assess(model, observed, now)
-    old = observed.status
-    here = [state for state in assessment.states if not state.terminating]
+    old, here, deployment = observed.status, assessment.here, observed.child("Deployment") or {}
     known, downloads = old.get("model") or {}, model.spec.cache is not None
     loading = progress.model([*here, *assessment.download_pods], known, downloads=downloads)
     sizes = accelerator_fit.sizes(model, here, known)
-    facts = Facts(
-        rollout=assessment.rollout,
-        suspended=model.replicas == 0,
-        idle=scaling.is_idle(model, observed),
-        loading=sum(state.loading for state in here),
-        downloading=sum(state.loading and state.downloading for state in here),
-        pods=len(here),
-        unscheduled=next((s.failure for s in here if not s.scheduled and s.failure), None),
-        failure=assessment.failure,
+    engine = effective.summary(here, old.get("engine") or {})
+    facts = _facts(
+        model,
+        observed,
+        assessment,
+        now=now,
         problem=problem,
-        scaling=scaling.condition(model, observed, ready=assessment.rollout.ready, now=now),
-        activator=scaling.activator(model),
         fits=accelerator_fit.condition(model, accelerator, sizes, loading),
-        download=assessment.download,
-        routed=routing.condition(model, observed),
+        engine=engine,
+        has_metrics_adapter=has_metrics_adapter,
     )
     built = conditions.build(
         facts, generation=model.generation, old=old.get("conditions") or (), now=timestamp(now)
     )
-    deployment = observed.child("Deployment") or {}
     status: Status = {
         "observedGeneration": model.generation,
         "phase": _phase(facts, {c["type"]: c["status"] for c in built}),
@@ -106,7 +108,7 @@ def compute_status(
         "scaling": scaling.summary(model, observed),
         "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in observed.pods),
         "model": loading | ({"sizes": sizes} if sizes else {}),
-        "engine": progress.engine(deployment, here, old.get("engine") or {}),
+        "engine": progress.engine(deployment, here, old.get("engine") or {}) | engine,
         **rollout.summary(deployment, available_revision),
         "lastFailure": _last_failure(problem, assessment, old.get("lastFailure") or {}, now),
         "conditions": built,
@@ -184,6 +186,41 @@ def compute_refused_status(observed: Observed, problem: Failure, *, now: datetim
 def timestamp(moment: datetime) -> str:
     """As the API server writes times."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _facts(
+    model: LLMDeployment,
+    observed: Observed,
+    assessment: _Assessment,
+    *,
+    now: datetime,
+    problem: Failure | None,
+    fits: ConditionValue | None,
+    engine: Mapping[str, Any],
+    has_metrics_adapter: bool,
+) -> Facts:
+    """What the conditions follow from. `engine`: status.engine."""
+    here = assessment.here
+    return Facts(
+        rollout=assessment.rollout,
+        suspended=model.replicas == 0,
+        idle=scaling.is_idle(model, observed),
+        loading=sum(state.loading for state in here),
+        downloading=sum(state.loading and state.downloading for state in here),
+        pods=len(here),
+        unscheduled=next((s.failure for s in here if not s.scheduled and s.failure), None),
+        failure=assessment.failure,
+        problem=problem,
+        scaling=scaling.condition(
+            model, observed, ready=assessment.rollout.ready, now=now, has_adapter=has_metrics_adapter
+        ),
+        activator=scaling.activator(model),
+        fits=fits,
+        download=assessment.download,
+        routed=routing.condition(model, observed),
+        context=effective.condition(model, engine),
+        too_small=effective.too_small(model, here, engine) if assessment.rollout.seen else None,
+    )
 
 
 def _assess(model: LLMDeployment, observed: Observed, now: datetime) -> _Assessment:

@@ -7,6 +7,7 @@ from typing import Any
 from quire_operator import names
 from quire_operator.cluster import Cache, Changes, Key, owner_key
 from quire_operator.cluster.cache import TOMBSTONE_SECONDS, Listing
+from tests.operator.fake_api import unexpected
 
 Body = dict[str, Any]
 
@@ -55,7 +56,7 @@ def test_managed_fields_are_reduced_to_the_managers_of_a_deployments_replicas() 
 
 
 def listed(cache: Cache, *bodies: Body, version: int) -> Changes:
-    listing = Listing(cache, "Service")
+    listing = Listing(cache, "Service", unexpected)
     listing.add(bodies, version)
     return listing.finish()
 

@@ -19,7 +19,7 @@ from tests.operator.plan.planning import plan_of
 Body = dict[str, Any]
 
 NOW = datetime.now(UTC)
-SETTINGS = Settings(engine_image="engine:1")
+SETTINGS = Settings(engine_image="engine:1", credential_hosts=("*.example.com",))
 BODY = specs.merged(
     specs.DOWNLOADED[4], {"metadata": {"uid": "u"}, "spec": {"cache": {"retainPolicy": "Delete"}}}
 )

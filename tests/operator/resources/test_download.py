@@ -11,7 +11,7 @@ from e2e.api import specs
 from quire_operator import resources, spec
 from quire_operator.settings import Settings
 
-SETTINGS = Settings(engine_image="registry.example/quire-server:1")
+SETTINGS = Settings(engine_image="registry.example/quire-server:1", credential_hosts=("*.example.com",))
 HUB, S3, GCS, OCI, SHARED, EXISTING = specs.DOWNLOADED
 FOR_EACH_POD = (HUB, S3, GCS, OCI)
 

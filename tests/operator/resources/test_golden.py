@@ -17,7 +17,7 @@ from quire_operator.__main__ import dump
 from quire_operator.settings import Settings
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SETTINGS = Settings(engine_image="registry.example/quire-server:1")
+SETTINGS = Settings(engine_image="registry.example/quire-server:1", credential_hosts=("*.example.com",))
 EXAMPLE = yaml.safe_load((specs.ROOT / "examples" / "smollm2.yaml").read_text(encoding="utf-8"))
 BODIES = {
     "minimal": specs.minimal(),

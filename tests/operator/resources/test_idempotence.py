@@ -12,7 +12,9 @@ from quire_operator.observed import Observed, ref
 from quire_operator.settings import Settings
 from tests.operator.plan.planning import plan_of
 
-SETTINGS = Settings(engine_image="registry.example/quire-server:1", allow_faults=True)
+SETTINGS = Settings(
+    engine_image="registry.example/quire-server:1", allow_faults=True, credential_hosts=("*.example.com",)
+)
 UID = "11111111-2222-3333-4444-555555555555"
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from e2e.api import specs
 from quire_operator import resources, spec
+from quire_operator.errors import SpecError
+from quire_operator.resources import network_policy
 from quire_operator.settings import Settings
 
 _NAMESPACE = "kubernetes.io/metadata.name"
@@ -34,7 +36,7 @@ def build(**fields: Any) -> dict[str, resources.Manifest]:
         ),
         ("http://otel:4318", [{"podSelector": {}}], 4318),
         ("http://10.1.2.3:4318", [{"ipBlock": {"cidr": "10.1.2.3/32"}}], 4318),
-        ("https://traces.example.com", None, 443),
+        ("https://traces.example.com", network_policy.ANYWHERE, 443),
     ],
 )
 def test_tracing_allows_egress_to_the_collector_only(endpoint: str, to: Any, port: int) -> None:
@@ -56,3 +58,9 @@ def test_redaction_patterns_are_mounted_into_the_server() -> None:
     assert mount in pod["containers"][0]["volumeMounts"]
     assert children["ConfigMap"]["data"]["QUIRE_LOG_REDACT_PATH"] == "/etc/quire/redact/patterns"
     assert children["ConfigMap"]["data"]["QUIRE_LOG_REQUESTS"] == "content"
+
+
+@pytest.mark.parametrize("host", ["169.254.169.254", "169.254.1.2:4318"])
+def test_a_link_local_address_is_refused_as_a_collector(host: str) -> None:
+    with pytest.raises(SpecError, match="spec.observability.tracing.endpoint"):
+        build(observability={"tracing": {"endpoint": f"http://{host}"}})

@@ -15,8 +15,14 @@ from quire_operator import names, resources, spec
 from quire_operator.errors import SpecError
 from quire_operator.settings import Settings
 
-SETTINGS = Settings(engine_image="registry.example/quire-server:1", operator_namespace="ops")
-FAULTS = Settings(engine_image="registry.example/quire-server:1", allow_faults=True)
+SETTINGS = Settings(
+    engine_image="registry.example/quire-server:1",
+    operator_namespace="ops",
+    credential_hosts=("*.example.com",),
+)
+FAULTS = Settings(
+    engine_image="registry.example/quire-server:1", allow_faults=True, credential_hosts=("*.example.com",)
+)
 UID = "11111111-2222-3333-4444-555555555555"
 
 
@@ -94,14 +100,14 @@ def test_no_empty_value_is_rendered_except_in_selectors_and_affinities(body: spe
 def test_hostile_text_stays_a_single_argument_or_value(argument: str, value: str, path: str) -> None:
     fields = {
         "model": {"source": {"pvc": {"path": path}}},
-        "engine": {"extraArgs": [argument], "env": [{"name": "X", "value": f"x{value}"}]},
+        "engine": {"extraArgs": [argument], "env": [{"name": "OTEL_SERVICE_NAME", "value": f"x{value}"}]},
     }
     try:
         built = container(**fields)
     except SpecError:
         return  # refused whole is as good
     assert built["args"] == ["serve", f"/models/{path}" if path else "/models", argument]
-    assert built["env"] == [{"name": "X", "value": f"x{value}"}]
+    assert built["env"] == [{"name": "OTEL_SERVICE_NAME", "value": f"x{value}"}]
     assert "command" not in built
     assert "exec" not in json.dumps(
         {key: built[key] for key in built if key.endswith("Probe") or key == "lifecycle"}
@@ -281,7 +287,7 @@ def test_allow_faults_changes_no_child_of_a_deployment_without_fault_injection()
 
 
 def test_empty_parts_of_an_affinity_are_dropped_as_the_api_server_drops_them() -> None:
-    affinity = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [], "x": None}}
+    affinity = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}, "nodeAffinity": None}
     assert pod_spec(scheduling={"affinity": affinity})["affinity"] == {"podAffinity": {}}
 
 

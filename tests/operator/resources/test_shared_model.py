@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -11,7 +12,7 @@ from e2e.api import specs
 from quire_operator import resources, spec
 from quire_operator.settings import Settings
 
-SETTINGS = Settings(engine_image="registry.example/quire-server:1")
+SETTINGS = Settings(engine_image="registry.example/quire-server:1", credential_hosts=("*.example.com",))
 SHARED, EXISTING = specs.DOWNLOADED[4:]
 
 
@@ -111,7 +112,7 @@ def test_a_revision_of_a_shared_model_round_trips_through_its_stored_data() -> N
 
 
 def test_image_pull_secrets_of_the_operator_are_set_on_the_servers_and_the_download_job() -> None:
-    settings = Settings(engine_image="registry.example/quire-server:1", engine_image_pull_secrets=("a", "b"))
+    settings = dataclasses.replace(SETTINGS, engine_image_pull_secrets=("a", "b"))
     built = resources.build(spec.parse(SHARED), settings)
     pods = [template(child) for child in built if child["kind"] in ("Deployment", "Job")]
     assert [pod["imagePullSecrets"] for pod in pods] == [[{"name": "a"}, {"name": "b"}]] * 2

@@ -34,14 +34,20 @@ def hpa(name: str = "m", of: str = "", **conditions: str) -> Body:
 
 
 def compute(
-    fields: Body, own: Body | None = None, *, of: Body | None = None, old: Body | None = None, **more: Any
+    fields: Body,
+    own: Body | None = None,
+    *,
+    of: Body | None = None,
+    old: Body | None = None,
+    has_adapter: bool = True,
+    **more: Any,
 ) -> Body:
     body = model_body(**fields)
     children = {Ref("Deployment", "m"): of or deployment(replicas=2, ready=2)}
     if own is not None:
         children[Ref("HorizontalPodAutoscaler", "m")] = own
     observed = Observed(body={**body, "status": old or {}}, children=children, **more)
-    return status.compute_status(spec.parse(body), observed, now=NOW)
+    return status.compute_status(spec.parse(body), observed, now=NOW, has_metrics_adapter=has_adapter)
 
 
 def kinds(computed: Body) -> set[str]:
@@ -245,3 +251,28 @@ def test_a_rollout_that_has_just_begun_is_not_mistaken_for_scaling_up() -> None:
         "False",
         "RollingOut",
     )
+
+
+@pytest.mark.parametrize(
+    ("reported", "expected"),
+    [
+        ({"ScalingActive": NO_METRIC}, ("False", "MetricsAdapterMissing")),
+        ({}, ("Unknown", "MetricsAdapterMissing")),
+        ({"ScalingActive": "True ValidMetricFound"}, ("True", "ValidMetricFound")),
+        ({"ScalingActive": "False ScalingDisabled"}, ("False", "ScalingDisabled")),
+    ],
+)
+@pytest.mark.parametrize("backend", ["Auto", "HPA"])
+def test_an_autoscaler_that_nothing_feeds_says_so_at_once_unless_another_adapter_does(
+    backend: str, reported: dict[str, str], expected: tuple[str, str]
+) -> None:
+    fields = {"autoscaling": {"maxReplicas": 8, "backend": backend}}
+    loading = deployment(replicas=1)
+
+    computed = compute(fields, hpa(**reported), of=loading, has_adapter=False)
+
+    assert condition(computed, "ScalingActive") == expected
+    if expected[1] == "MetricsAdapterMissing":
+        assert "watchNamespaces" in message(computed) and "External" in message(computed)
+        warned = [event.reason for event in transitions.events({}, computed)]
+        assert warned == (["MetricsAdapterMissing"] if expected[0] == "False" else [])

@@ -1,0 +1,48 @@
+"""Where a download may send the credentials of a Secret: the check of an LLMDeployment against the
+administrator's settings.
+
+Who creates an LLMDeployment can name any Secret of the namespace, and need not be allowed to read it. So a
+credential goes to the service that it is for, or to hosts that the administrator trusts with it, and a proxy
+on the way counts as one of these. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from quire_operator.errors import SpecError
+from quire_operator.settings import Settings
+from quire_operator.spec import LLMDeployment
+
+_HUB = "huggingface.co"
+
+
+def check(model: LLMDeployment, settings: Settings) -> None:
+    """Raises SpecError for an endpoint or a proxy that may not get the credentials."""
+    source, cache = model.spec.model.source, model.spec.cache
+    hub, s3, trusted = source.hugging_face, source.s3, settings.credential_hosts
+    if hub is not None and hub.token_secret_ref is not None and hub.endpoint:
+        _check_host("spec.model.source.huggingFace.endpoint", hub.endpoint, (_HUB, *trusted))
+    if s3 is not None and s3.credentials_secret_ref is not None and s3.endpoint:
+        _check_host("spec.model.source.s3.endpoint", s3.endpoint, trusted)
+    if cache is None or not source.has_credentials:
+        return
+    for index, variable in enumerate(cache.download.env):
+        is_proxy = variable.name.lower() in ("http_proxy", "https_proxy", "all_proxy")
+        if is_proxy and variable.value:
+            _check_host(f"spec.cache.download.env[{index}].value", variable.value, trusted)
+
+
+def _check_host(field: str, address: str, trusted: Iterable[str]) -> None:
+    host = urlsplit(address if "//" in address else f"//{address}").hostname or ""
+    if not any(_matches(host, each) for each in trusted):
+        raise SpecError(
+            field,
+            f"{host!r:.80} may not get the credentials of a Secret: drop the reference to the Secret, or ask "
+            "the administrator to add the host to credentialHosts",
+        )
+
+
+def _matches(host: str, trusted: str) -> bool:
+    return host.endswith(trusted[1:]) if trusted.startswith("*") else host == trusted

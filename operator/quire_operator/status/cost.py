@@ -1,0 +1,24 @@
+"""What the accelerators of an LLMDeployment cost per hour, by the price in its AcceleratorProfile.
+
+For the operator's metric. Pure; knows no currency, since the price has none.
+"""
+
+from __future__ import annotations
+
+from quire_operator.observed import Body, Observed
+from quire_operator.spec import Profile
+
+_ENDED = ("Failed", "Succeeded")
+
+
+def per_hour(profile: Profile | None, observed: Observed) -> float | None:
+    """None without a price. A pod has one accelerator from the moment it has a node, also while it drains."""
+    if profile is None or not profile.cost_per_hour:
+        return None
+    placed = [pod for pod in observed.pods if _holds_accelerator(pod)]
+    return float(profile.cost_per_hour) * len(placed)
+
+
+def _holds_accelerator(pod: Body) -> bool:
+    has_node = bool((pod.get("spec") or {}).get("nodeName"))
+    return has_node and (pod.get("status") or {}).get("phase") not in _ENDED

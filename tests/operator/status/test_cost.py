@@ -1,0 +1,47 @@
+"""What the pods cost per hour, by the price in the profile, in the operator's metrics."""
+
+from __future__ import annotations
+
+import asyncio
+
+from e2e.api import profiles
+from e2e.operator import pods as kubelet
+from quire_operator import status
+from quire_operator.observed import Observed
+from quire_operator.spec import Profile
+from tests.operator.fake_api import FakeApi
+from tests.operator.status.objects import model_body, pod
+from tests.operator.test_controller import LLM, controlling, model, until
+
+PRICED = Profile(memory="80G", cost_per_hour="2.50")
+METRIC = "quire_llmdeployment_cost_per_hour", {"namespace": "ns", "llmdeployment": "m"}
+
+
+def test_every_pod_that_has_a_node_costs_the_price_and_ended_ones_nothing() -> None:
+    reported = (
+        kubelet.ready(),
+        kubelet.loading(),
+        kubelet.unschedulable("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."),
+        kubelet.put_out("Evicted", "The node was low on resource: memory."),
+    )
+    pods = tuple(pod(each, name=f"m-{index}") for index, each in enumerate(reported))
+    observed = Observed(body=model_body(), pods=pods)
+
+    assert status.cost_per_hour(PRICED, observed) == 5.0
+    assert status.cost_per_hour(PRICED, Observed(body=model_body())) == 0.0
+    assert status.cost_per_hour(Profile(memory="80G"), observed) is None
+    assert status.cost_per_hour(None, observed) is None
+
+
+async def test_the_cost_is_a_metric_as_long_as_the_llmdeployment_is_there() -> None:
+    api = FakeApi()
+    api.put("/apis/serving.quire.dev/v1alpha1/acceleratorprofiles/h100", profiles.FULL)
+    body = model(resources={"cpu": "1", "memory": "2Gi", "profileRef": {"name": "h100"}})
+    async with controlling(api) as (controller, _, metrics):
+        work = asyncio.create_task(controller.run())
+        stored = api.put(LLM, body)
+        controller.on_event("ADDED", stored)
+        await until(lambda: metrics.registry.get_sample_value(*METRIC) == 0.0)
+        controller.on_event("DELETED", stored)
+        await until(lambda: metrics.registry.get_sample_value(*METRIC) is None)
+        work.cancel()
