@@ -89,7 +89,7 @@ soak: $(READY) ## Twenty minutes of overload, fifty killed engines
 	SOAK_MINUTES=20 SOAK_KILLS=50 $(PYTEST) -q -m soak tests/soak
 
 chaos: setup ## All that the operator survives, as a table; CHAOS_MINUTES=30 of churn
-	$(PYTEST) -q -n 2 --dist loadfile -p e2e.chaos.table -m chaos e2e/chaos e2e/operator
+	HOSTILE_OBJECTS=500 $(PYTEST) -q -n 2 --dist loadfile -p e2e.chaos.table -m chaos e2e/chaos e2e/operator
 
 keda: setup ## The operator and the metrics adapter beside KEDA itself, which takes ten minutes to build
 	$(PYTEST) -q -s -m keda e2e/keda

@@ -89,7 +89,7 @@ def _kind(schema: Schema) -> str:
 def _number(schema: Schema) -> str:
     low = f"more than {schema['exclusiveMinimum']}" if "exclusiveMinimum" in schema else None
     low = low or (f"{schema['minimum']:g}" if "minimum" in schema else None)
-    words = {2**63: "2^63", 2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
+    words = {2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
     low = words.get(schema.get("minimum"), low)
     high = words.get(schema.get("maximum"), f"{schema['maximum']:g}" if "maximum" in schema else None)
     bounds = f"{low} to {high}" if high is not None else f"{low} or more"

@@ -112,7 +112,7 @@ def troubleshooting() -> str:
         )
         sections.append(
             f"## {reason.name}\n\n{sentence(reason.what)}{code}{stalled}\n\n"
-            f"**PrintedLines by:** {shown_by(reason)}.\n\n"
+            f"**Shown by:** {shown_by(reason)}.\n\n"
             f"**What to do:** {sentence(reason.remedy)}\n"
         )
     return "\n".join(sections)

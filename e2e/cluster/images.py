@@ -11,13 +11,11 @@ from e2e.cluster import node, process
 from e2e.cluster.layout import Cluster
 
 
-def remove_unused(cluster: Cluster, used: Collection[str]) -> list[str]:
-    """Removes the images that came from the node's registry and are not among `used`; returns their names."""
+def remove_unused(cluster: Cluster, used: Collection[str]) -> None:
+    """Removes the images that came from the node's registry and are not among `used`."""
     listed = _ctr(cluster, "images", "list")
-    names = unused(listed, cluster.registry, used)
-    if names:
+    if names := unused(listed, cluster.registry, used):
         _ctr(cluster, "images", "remove", *names)
-    return [name for name in names if name.startswith(cluster.registry) and "@" not in name]
 
 
 def unused(listed: str, registry: str, used: Collection[str]) -> list[str]:

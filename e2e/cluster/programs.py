@@ -71,6 +71,7 @@ PROGRAMS = (
     Program(name="coredns", module=_CLUSTER, package="./coredns"),
     Program(name="otelcol", module="otelcol"),
     Program(name="verdicts", module="verdicts"),
+    Program(name="reachability", module="reachability"),
     Program(name="versitygw", module="versitygw", package="github.com/versity/versitygw/cmd/versitygw"),
     Program(name="fakegcs", module="fakegcs", package="github.com/fsouza/fake-gcs-server"),
     Program(

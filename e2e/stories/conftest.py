@@ -32,7 +32,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     place = Place.of(ROOT, os.environ)
     if _prepares(session.config) and not _hindrance(place):
         place.kubectl.run("delete", "namespaces", "--selector=quire-story=true", "--timeout=300s")
-        _release(place).upgrade("--set", "allowFaults=true")
+        _release(place).upgrade("--set", "allowFaults=true", "--set", "credentialHosts={*.svc}")
 
 
 @pytest.hookimpl(trylast=True)
@@ -40,7 +40,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Forbids fault injection again, also after a failure."""
     place = Place.of(ROOT, os.environ)
     if _prepares(session.config) and not _hindrance(place):
-        _release(place).upgrade("--set", "allowFaults=false")
+        _release(place).upgrade("--set", "allowFaults=false", "--set-json", "credentialHosts=[]")
 
 
 def _prepares(config: pytest.Config) -> bool:

@@ -7,6 +7,7 @@ The images are pushed under names of their own, so that `make up` still finds th
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -37,7 +38,9 @@ class EarlierRelease:
 
     def values(self, present: str) -> str:
         """The values `present` (YAML) with this release's images."""
-        values = yaml.safe_load(present)
+        schema = json.loads((self.tree / "charts/quire/values.schema.json").read_text(encoding="utf-8"))
+        # Its chart refuses values that came later.
+        values = {k: v for k, v in yaml.safe_load(present).items() if k in schema["properties"]}
         for value, reference in (("image", self.images.operator), ("engineImage", self.images.server)):
             repository, tag = reference.rsplit(":", 1)
             values[value] = {**values.get(value, {}), "repository": repository, "tag": tag}

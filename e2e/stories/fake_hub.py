@@ -1,11 +1,13 @@
-"""A fake model hub: serves one directory by Hugging Face's HTTP protocol to clients that send the token.
+"""A fake model hub: serves one directory by Hugging Face's protocol over HTTPS to clients that send the
+token.
 
-Usage: `fake_hub.py DIRECTORY TOKEN_FILE`. It is mounted into a pod as a single file, so it imports nothing
-but the standard library. The repository org/slow has the same files and sends them slowly.
+Usage: `fake_hub.py DIRECTORY TOKEN_FILE CERTIFICATE KEY`. It is mounted into a pod as a single file, so it
+imports nothing but the standard library. The repository org/slow has the same files and sends them slowly.
 """
 
 import hashlib
 import json
+import ssl
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -69,4 +71,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-ThreadingHTTPServer(("", 8000), Handler).serve_forever()
+tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+tls.load_cert_chain(sys.argv[3], sys.argv[4])
+server = ThreadingHTTPServer(("", 8000), Handler)
+server.socket = tls.wrap_socket(server.socket, server_side=True)
+server.serve_forever()

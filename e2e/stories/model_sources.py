@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from e2e.cluster import pki
 from e2e.kubectl import Kubectl, Manifest
 
 HUB = "hub"
+TLS = "hub-tls"
+CA_BUNDLE = "hub-ca"
 STORE = "versitygw"
 PORT = 8000
 KEY_ID = "AKIAQUIRESTORY"
@@ -23,8 +26,8 @@ os.execv("/tmp/{STORE}", ["{STORE}", *flags])
 """
 
 
-def service_url(name: str, namespace: str) -> str:
-    return f"http://{name}.{namespace}.svc:{PORT}"
+def service_url(name: str, namespace: str, scheme: str = "http") -> str:
+    return f"{scheme}://{name}.{namespace}.svc:{PORT}"
 
 
 def apply_and_wait(kube: Kubectl, *manifests: Manifest) -> None:
@@ -35,21 +38,43 @@ def apply_and_wait(kube: Kubectl, *manifests: Manifest) -> None:
     kube.run("wait", "pod", metadata["name"], "-n", metadata["namespace"], *ready)
 
 
-def hub_manifests(namespace: str, image: str, token: str) -> list[Manifest]:
-    """A hub that requires `token`."""
+def hub_manifests(namespace: str, image: str, token: str, directory: Path) -> list[Manifest]:
+    """A hub that requires `token`. The authority of its certificate, which is made in `directory`, is in the
+    ConfigMap `CA_BUNDLE`.
+    """
+    authority = pki.Authority(directory)
+    authority.issue(pki.Identity(HUB, HUB, serves=(f"{HUB}.{namespace}.svc",)))
     metadata = {"namespace": namespace, "name": HUB}
     code = (Path(__file__).parent / "fake_hub.py").read_text(encoding="utf-8")
     container = {
-        "command": [PYTHON, "/code/fake_hub.py", "/models", "/token/token"],
-        "volumeMounts": [_mount("model", "/models"), _mount("code", "/code"), _mount("token", "/token")],
+        "command": [PYTHON, "/code/fake_hub.py", "/models", "/token/token", "/tls/tls.crt", "/tls/tls.key"],
+        "volumeMounts": [
+            _mount("model", "/models"),
+            _mount("code", "/code"),
+            _mount("token", "/token"),
+            _mount("tls", "/tls"),
+        ],
     }
     volumes = [
         {"name": "code", "configMap": {"name": HUB}},
         {"name": "token", "secret": {"secretName": HUB}},
+        {"name": "tls", "secret": {"secretName": TLS}},
     ]
+    pair = {
+        "tls.crt": (directory / f"{HUB}.crt").read_text(encoding="utf-8"),
+        "tls.key": (directory / f"{HUB}.key").read_text(encoding="utf-8"),
+    }
+    bundle = {"ca.crt": authority.certificate.read_text(encoding="utf-8")}
     return [
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"fake_hub.py": code}},
         {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"token": token}},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {**metadata, "name": TLS}, "stringData": pair},
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {**metadata, "name": CA_BUNDLE},
+            "data": bundle,
+        },
         *_service_and_pod(metadata, image, container, volumes),
     ]
 

@@ -64,6 +64,6 @@ def test_kubectl_get_shows_phase_replicas_and_the_reason(kube: Kubectl, namespac
 
     header, row = kube.run("get", "llmdep", "-n", namespace).splitlines()
 
-    assert header.split() == ["NAME", "PHASE", "READY", "DESIRED", "REASON", "AGE"]
+    assert header.split() == ["NAME", "PHASE", "READY", "DESIRED", "REASON", "CONTEXT", "AGE"]
     assert row.split()[:5] == [llm.name, "Serving", "1", "1", "AllReplicasReady"]
     kube.delete("llmdeployment", llm.name, namespace)

@@ -25,6 +25,12 @@ from e2e.stories.waiting import eventually
 from e2e.up.place import Place
 from e2e.up.volume import SPARE, Volumes
 
+OF_HUB: Manifest = {
+    "mode": "None",
+    "size": "1Gi",
+    "download": {"caBundleConfigMapRef": {"name": model_sources.CA_BUNDLE}},
+}
+
 
 def hub_model(namespace: str, key: str = "token", repository: str = "org/smollm2") -> Manifest:
     return {
@@ -32,7 +38,7 @@ def hub_model(namespace: str, key: str = "token", repository: str = "org/smollm2
             "huggingFace": {
                 "repo": repository,
                 "revision": "main",
-                "endpoint": model_sources.service_url(model_sources.HUB, namespace),
+                "endpoint": model_sources.service_url(model_sources.HUB, namespace, "https"),
                 "tokenSecretRef": {"name": model_sources.HUB, "key": key},
             }
         },
@@ -41,11 +47,13 @@ def hub_model(namespace: str, key: str = "token", repository: str = "org/smollm2
 
 
 @pytest.fixture(scope="module")
-def token(kube: Kubectl, namespace: str, operator: OperatorRelease) -> str:
+def token(
+    kube: Kubectl, namespace: str, operator: OperatorRelease, tmp_path_factory: pytest.TempPathFactory
+) -> str:
     """Starts the fake hub; its token."""
-    token = f"hf-{secrets.token_hex(16)}"
+    token, directory = f"hf-{secrets.token_hex(16)}", tmp_path_factory.mktemp("hub")
     model_sources.apply_and_wait(
-        kube, *model_sources.hub_manifests(namespace, operator.engine_image(), token)
+        kube, *model_sources.hub_manifests(namespace, operator.engine_image(), token, directory)
     )
     return token
 
@@ -69,7 +77,7 @@ def bucket(
 def test_a_model_of_a_hub_is_downloaded_and_served_and_only_the_downloader_has_the_token(
     kube: Kubectl, place: Place, namespace: str, token: str, deploy: Callable[..., LLMDeployment]
 ) -> None:
-    llm = deploy("fetched", model=hub_model(namespace), cache={"mode": "None", "size": "1Gi"})
+    llm = deploy("fetched", model=hub_model(namespace), cache=OF_HUB)
     eventually("it downloads", lambda: llm.status().get("phase") == "Downloading", timeout=60, poll=0.2)
     llm.wait_ready()
     with llm.client() as client:
@@ -104,7 +112,7 @@ def test_a_refused_token_is_reported_and_a_corrected_one_works(
             "stringData": {"token": token, "old": "hf-revoked"},
         }
     )
-    llm = deploy("denied", model=hub_model(namespace, key="old"), cache={"mode": "None", "size": "1Gi"})
+    llm = deploy("denied", model=hub_model(namespace, key="old"), cache=OF_HUB)
     failure = llm.wait_failure("ModelAccessDenied")
 
     assert (failure["container"], failure["exitCode"]) == ("fetch", 77)
@@ -209,7 +217,7 @@ def test_a_killed_download_job_resumes_and_a_corrupt_file_is_downloaded_again(
     deploy: Callable[..., LLMDeployment],
 ) -> None:
     replicas = 2 if spare["accessMode"] == "ReadWriteMany" else 1
-    cache = {"mode": "SharedPVC", "size": "1Gi", **spare}
+    cache = {**OF_HUB, "mode": "SharedPVC", **spare}
     model = hub_model(namespace, repository="org/slow")
     llm = deploy("shared", model=model, cache=cache, replicas=replicas)
     size = (place.model / "model.safetensors").stat().st_size

@@ -30,7 +30,7 @@ def test_pod_security_restricted_is_enforced_where_the_pods_run(kube: Kubectl, n
     assert '"pod-security.kubernetes.io/enforce":"restricted"' in labels
 
 
-def test_a_request_needs_a_key_and_a_new_key_works_without_a_restart(
+def test_a_request_needs_a_key_and_a_new_key_works_without_a_restart_as_its_entry_says(
     kube: Kubectl, namespace: str, deploy: Callable[..., LLMDeployment]
 ) -> None:
     def secret(**keys: str) -> dict[str, object]:
@@ -51,7 +51,7 @@ def test_a_request_needs_a_key_and_a_new_key_works_without_a_restart(
     with llm.client("alice-s-key") as alice:
         assert alice.models.list().data[0].id == SERVED_NAME
 
-    kube.apply(secret(alice="alice-s-key", bob="bob-s-key"))
+    kube.apply(secret(alice="alice-s-key", bob="bob-s-key\nadmin: true\n"))
 
     def bob_may() -> bool:
         with llm.client("bob-s-key") as bob:
@@ -61,6 +61,11 @@ def test_a_request_needs_a_key_and_a_new_key_works_without_a_restart(
                 return False
 
     eventually("the added key works", bob_may, timeout=150, poll=1.0)
+    root = llm.base_url.removesuffix("/v1")
+    with llm.client("alice-s-key", root) as alice, pytest.raises(openai.PermissionDeniedError):
+        alice.post("/reset_prefix_cache", cast_to=object)
+    with llm.client("bob-s-key", root) as bob:
+        bob.post("/reset_prefix_cache", cast_to=object)
     described = llm.describe_pods() + kube.run("logs", "-n", namespace, llm.pods()[0]["metadata"]["name"])
     assert "alice-s-key" not in described
     assert all(c["restartCount"] == 0 for pod in llm.pods() for c in pod["status"]["containerStatuses"])
@@ -82,7 +87,7 @@ def test_shell_text_in_every_string_field_runs_nothing(
             "servedName": HOSTILE,
             "aliases": [HOSTILE + "2"],
         },
-        "engine": {**small_spec()["engine"], "env": [{"name": "NOTE", "value": HOSTILE}]},
+        "engine": {**small_spec()["engine"], "env": [{"name": "OTEL_SERVICE_NAME", "value": HOSTILE}]},
         "rollout": {"restartId": HOSTILE},
         "networking": {"service": {"annotations": {"note": HOSTILE}}},
     }
@@ -95,7 +100,9 @@ def test_shell_text_in_every_string_field_runs_nothing(
     (pod,) = llm.pods()
     name = pod["metadata"]["name"]
 
-    assert kube.run("exec", "-n", namespace, name, "--", "printenv", "NOTE").rstrip("\n") == HOSTILE
+    assert (
+        kube.run("exec", "-n", namespace, name, "--", "printenv", "OTEL_SERVICE_NAME").rstrip("\n") == HOSTILE
+    )
     assert "pwned" not in kube.run("exec", "-n", namespace, name, "--", "ls", "-A", "/tmp")
 
 

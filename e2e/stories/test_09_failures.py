@@ -35,7 +35,7 @@ UNLOADED = {"cpu": "100m", "memory": "1Gi"}
 # By the reason that each gets without anything else being done. StartupTimeout takes longest.
 FAILURES: dict[str, Manifest] = {
     "ModelNotFound": {"model": pvc_model("smollm2", "no/such/model"), "resources": UNLOADED},
-    "ConfigError": {"engine": engine_spec(extraArgs=["--no-such-flag"]), "resources": UNLOADED},
+    "ConfigError": {"engine": engine_spec(extraArgs=["--log-level=loud"]), "resources": UNLOADED},
     "OOMKilled": {"resources": {"cpu": "100m", "memory": "400Mi"}},
     "EngineCrashed": {"engine": engine_with_fault("crash_on_load"), "resources": UNLOADED},
     "StartupTimeout": {

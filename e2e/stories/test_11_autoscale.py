@@ -1,19 +1,20 @@
 """Story: 1 -> 4 -> 1 replicas under a real queue, by the HorizontalPodAutoscaler and the metrics adapter.
 
-Forty-eight clients send one request after the other, each over a new connection, so that new replicas get
-their share. A replica runs one request at a time, so the queue is long enough for four replicas while the
-clients run, and empty as soon as they stop.
+Forty-eight clients send one request after the other, each over a connection that it keeps. The server closes
+connections at a certain age, here after seconds instead of minutes, so new replicas get their share all the
+same. A replica runs one request at a time, so the queue is long enough for four replicas while the clients
+run, and empty as soon as they stop.
 """
 
 from __future__ import annotations
 
-import json
+import re
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import httpx
 import pytest
 
 from e2e.stories.deployment import SERVED_NAME, LLMDeployment
@@ -22,6 +23,7 @@ from e2e.stories.waiting import eventually
 pytestmark = pytest.mark.alone  # the load of other stories would change what is measured
 
 CLIENTS = 48
+CONNECTION_AGE = 15  # seconds
 MOST_REQUESTS = 400  # of each client, so that a failed test ends
 MAX_REPLICAS = 4
 SCALING = {
@@ -34,7 +36,17 @@ SCALING = {
         "scaleDown": {"stabilizationWindowSeconds": 15, "periodSeconds": 5, "pods": 1},
     },
 }
-ENGINE = {"maxModelLen": 512, "maxNumSeqs": 1, "kvCache": {"memory": "64Mi"}}
+ENGINE = {
+    "maxModelLen": 512,
+    "maxNumSeqs": 1,
+    "kvCache": {"memory": "64Mi"},
+    "extraArgs": [f"--max-connection-age-seconds={CONNECTION_AGE}"],
+}
+
+READ_METRICS = """
+import urllib.request
+print(urllib.request.urlopen("http://127.0.0.1:8000/metrics").read().decode())
+"""
 
 
 @dataclass
@@ -47,20 +59,17 @@ class Clients:
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self, number: int) -> None:
-        for asked in range(MOST_REQUESTS):
-            if self._stop.is_set():
-                return
-            body = {"model": SERVED_NAME, "prompt": f"Client {number}, {asked}:", "max_tokens": 4}
-            request = urllib.request.Request(
-                f"{self.url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-            )
-            try:
-                with urllib.request.urlopen(request, timeout=300) as answer:
-                    json.load(answer)
-                self.answers += 1
-            except OSError as error:  # HTTP errors among them
-                self.errors.append(f"client {number}, request {asked}: {error}")
-                self._stop.wait(1)
+        with httpx.Client(base_url=self.url, timeout=300) as client:
+            for asked in range(MOST_REQUESTS):
+                if self._stop.is_set():
+                    return
+                body = {"model": SERVED_NAME, "prompt": f"Client {number}, {asked}:", "max_tokens": 4}
+                try:
+                    client.post("/completions", json=body).raise_for_status()
+                    self.answers += 1
+                except httpx.HTTPError as error:
+                    self.errors.append(f"client {number}, request {asked}: {error}")
+                    self._stop.wait(1)
 
     @contextmanager
     def sending(self) -> Iterator[None]:
@@ -104,11 +113,28 @@ class ReplicaLog:
             thread.join(timeout=30)
 
 
+def requests_by_pod(llm: LLMDeployment) -> dict[str, float]:
+    """Completed requests of each ready pod, as it counts them itself."""
+    counts = {}
+    for name in (pod["metadata"]["name"] for pod in llm.ready_pods()):
+        text = llm.kube.run("exec", "-n", llm.namespace, name, "--", "python", "-c", READ_METRICS)
+        numbers = re.findall(r'^llm_requests_total{.*status="success".*} (\S+)$', text, re.MULTILINE)
+        counts[name] = sum(map(float, numbers))
+    return counts
+
+
+def every_replica_answers(llm: LLMDeployment) -> bool:
+    counts = requests_by_pod(llm)
+    return len(counts) == MAX_REPLICAS and min(counts.values()) > 0
+
+
 def ready_replicas(llm: LLMDeployment) -> int:
     return int(llm.status().get("readyReplicas", 0))
 
 
-def test_replicas_follow_the_queue_up_and_down_without_flapping(deploy: Callable[..., LLMDeployment]) -> None:
+def test_replicas_follow_the_queue_without_flapping_and_new_ones_answer_clients_that_keep_connections(
+    deploy: Callable[..., LLMDeployment],
+) -> None:
     llm = deploy("autoscale", autoscaling=SCALING, engine=ENGINE)
     llm.wait_ready()
     llm.wait_reason("ScalingActive", "ValidMetricFound")
@@ -120,8 +146,7 @@ def test_replicas_follow_the_queue_up_and_down_without_flapping(deploy: Callable
                 "all replicas are ready", lambda: ready_replicas(llm) == MAX_REPLICAS, timeout=120, poll=0.5
             )
             eventually("all of them serve", lambda: len(llm.endpoints()) == MAX_REPLICAS)
-            before = clients.answers
-            eventually("answers come", lambda: clients.answers > before + MAX_REPLICAS)
+            eventually("all of them answer", lambda: every_replica_answers(llm), timeout=4 * CONNECTION_AGE)
         eventually("one replica is wanted", lambda: replica_log.wanted[-1] == 1, timeout=120, poll=0.5)
         eventually(
             "one replica is left", lambda: ready_replicas(llm) == len(llm.pods()) == 1, timeout=120, poll=0.5

@@ -44,6 +44,12 @@ def run(root: Path, environ: Mapping[str, str]) -> None:
     _serve(place, root, images, began)
 
 
+def undo(place: Place) -> str:
+    """What takes away what `run` has made."""
+    command = "make down" if place.is_ours else f"helm uninstall quire -n {_OPERATOR_NAMESPACE}"
+    return f"`{command}` takes it away"
+
+
 def _preparations(*, is_ours: bool) -> dict[str, list[str]]:
     """The cluster starts as soon as its programs are built, while images are made and pushed."""
     command = ["start"] if is_ours else ["build", "--only", "kube", "helm"]
@@ -101,15 +107,13 @@ def _serve(place: Place, root: Path, images: References, began: float) -> None:
             answer = question.ask(url, served_name)
     print(f"\n  {question.QUESTION}\n  {answer.strip()}\n", flush=True)
     print(_how_to_go_on(place, root, url, name, served_name))
-    undo = "make down" if place.is_ours else f"helm uninstall quire -n {_OPERATOR_NAMESPACE}"
-    print(f"\nup after {time.monotonic() - began:.0f} s; `{undo}` takes it away")
+    print(f"\nup after {time.monotonic() - began:.0f} s; {undo(place)}")
 
 
 def _remove_old_images(kubectl: Kubectl, root: Path) -> None:
     pods = json.loads(kubectl.run("get", "pods", "--all-namespaces", "-o", "json"))["items"]
     used = {container["image"] for pod in pods for container in pod["spec"]["containers"]}
-    for name in cluster.remove_unused(cluster.current(root), used):
-        print(f"  removed {name} from the node", flush=True)
+    cluster.remove_unused(cluster.current(root), used)
 
 
 def _how_to_go_on(place: Place, root: Path, url: str, name: str, served_name: str) -> str:

@@ -4,10 +4,12 @@ For what takes minutes on a new machine: the cluster's programs, the images, the
 """
 
 import os
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from e2e import progress
@@ -16,18 +18,21 @@ from e2e.up.errors import UpError
 
 
 def run(programs: Mapping[str, Sequence[str]], cwd: Path) -> None:
-    """Returns when all have ended well; the first that fails ends the others."""
+    """Returns when all have ended well; the first that fails, or an interruption, ends the others."""
     began = time.monotonic()
     running = {name: _start(argv, cwd) for name, argv in programs.items()}
     status, lock = Progress(), threading.Lock()
     states = dict.fromkeys(programs, "started")
     failed: list[str] = []
+    interrupted = threading.Event()
 
     def follow(name: str, process: subprocess.Popen[str]) -> None:
         with process:
             assert process.stdout is not None
             for line in process.stdout:
                 with lock:
+                    if interrupted.is_set():
+                        continue  # how they end then is no news
                     if line.startswith(progress.INDENT):
                         states[name] = line.strip()
                     else:
@@ -42,17 +47,28 @@ def run(programs: Mapping[str, Sequence[str]], cwd: Path) -> None:
     threads = [threading.Thread(target=follow, args=item) for item in running.items()]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(min(status.seconds, 1.0))
-            with lock:
-                status.update(_line(time.monotonic() - began, states))
-    status.end()
+    try:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(min(status.seconds, 1.0))
+                with lock:
+                    status.update(_line(time.monotonic() - began, states))
+    except KeyboardInterrupt:
+        interrupted.set()
+        for process in running.values():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
+        for thread in threads:
+            thread.join()
+        raise
+    finally:
+        status.end()
     if failed:
         raise UpError(f"{failed[0]} failed, see the lines above; `make up` continues here once it is fixed")
 
 
 def _start(argv: Sequence[str], cwd: Path) -> subprocess.Popen[str]:
+    """In a group of its own: Ctrl-C reaches it from here, after which its last words are not shown."""
     return subprocess.Popen(
         argv,
         cwd=cwd,
@@ -61,6 +77,7 @@ def _start(argv: Sequence[str], cwd: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        process_group=0,
     )
 
 

@@ -97,7 +97,9 @@ def tier_blocks_left(server):
 def soaked(tmp_path_factory, request):
     directory = tmp_path_factory.mktemp("soak")
     flags = ("--max-num-seqs", str(MAX_RUNNING), "--max-num-queued-reqs", str(MAX_QUEUED), *request.param)
-    flags = tuple(flag.format(directory=directory) for flag in flags)
+    flags = tuple(flag.format(directory=directory) for flag in (*flags, "--api-keys-dir", "{directory}/keys"))
+    (directory / "keys").mkdir()
+    (directory / "keys" / "swarm").write_text("none\nadmin: true\n")  # the key that the clients send
     with Server(tiny_model.write(directory / "tiny"), directory, "--max-model-len", "1024", *flags) as server:
         server.wait_ready()
         children = server.children()

@@ -1,5 +1,8 @@
 """Programs run side by side: all are heard, and one failure ends all."""
 
+import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -43,3 +46,36 @@ def test_the_first_failure_ends_the_others_and_is_named(tmp_path: Path) -> None:
             tmp_path,
         )
     assert time.monotonic() - began < 30
+
+
+def test_ctrl_c_is_answered_with_one_line_and_code_130_and_ends_the_programs(tmp_path: Path) -> None:
+    """The terminal interrupts every process of `make up`, and each Python among them has a traceback."""
+    script = f"""
+import sys
+from pathlib import Path
+from e2e.up import __main__ as command, flow, together
+sleeps = [sys.executable, "-c", "print('begun', flush=True); import time; time.sleep(50)"]
+flow.run = lambda root, environ: together.run({{"images": sleeps}}, Path({str(tmp_path)!r}))
+sys.exit(command.main())
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={k: v for k, v in os.environ.items() if k != "KUBECONFIG"},
+    ) as process:
+        assert process.stdout is not None
+        while "begun" not in process.stdout.readline():
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert "Traceback" not in out
+    assert err.split("\n") == [
+        "",
+        "interrupted: `make up` goes on from here, `make down` takes it away",
+        "",
+    ]
