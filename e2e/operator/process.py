@@ -127,6 +127,7 @@ class OperatorProcess(Replica):
         given = {
             **({} if credentials.is_dir() else {"KUBECONFIG": str(credentials)}),
             "QUIRE_ENGINE_IMAGE": "registry.example/quire-server:1",
+            "QUIRE_CREDENTIAL_HOSTS": "*.example.com",
             "QUIRE_METRICS_PORT": str(port),
             **environ,
         }

@@ -67,17 +67,33 @@ def test_any_sequence_of_specs_ends_in_the_children_of_a_new_llmdeployment(
     try:
         eventually("the same children", is_alike, seconds=15)
     except AssertionError:
-        assert differences(comparable(world, travelled, last), comparable(world, fresh, last)) == []
+        differing = differences(comparable(world, travelled, last), comparable(world, fresh, last))
+        assert differing == [], world.condition(fresh, "m", "Ready")["message"]
         raise
 
 
 def create(world: World, namespace: str, spec: Body) -> None:
+    offer_claim(world, namespace, spec)
     body = {**specs.MINIMAL, "metadata": {"name": "m", "namespace": namespace}, "spec": spec}
     world.create("LLMDeployment", namespace, body)
 
 
+def offer_claim(world: World, namespace: str, spec: Body) -> None:
+    """The claim that the spec names, with its owner's consent: without it the spec is refused, and what ran
+    before is kept.
+    """
+    name = spec.get("cache", {}).get("existingClaim")
+    if name and world.get("PersistentVolumeClaim", namespace, name) is None:
+        claim = {
+            "metadata": {"name": name, "labels": {"serving.quire.dev/referable": "true"}},
+            "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+        }
+        world.create("PersistentVolumeClaim", namespace, claim)
+
+
 def replace(world: World, namespace: str, spec: Body) -> None:
     """As `kubectl replace` does it; a transition that the API refuses is skipped."""
+    offer_claim(world, namespace, spec)
     path = f"{PATHS['LLMDeployment'].format(namespace)}/m"
     while True:
         live = world.client.request("GET", path)
