@@ -27,7 +27,11 @@ POLICY = (
     "--set", "admissionPolicy.maxReplicas=8,admissionPolicy.maxGPUs=2",
     "--set", "admissionPolicy.namespaceSelector.matchLabels.tenant=yes",
 )  # fmt: skip
-POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+POLICIES = {
+    "ValidatingAdmissionPolicy": f"{ADMISSION}/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": f"{ADMISSION}/validatingadmissionpolicybindings",
+}
 HUB, S3, GCS, OCI = DOWNLOADED[:4]
 GPU = {"cpu": "1", "memory": "2Gi", "gpu": {}}
 IMAGE = "registry.example.com/quire-server:1"
@@ -41,17 +45,25 @@ def client() -> Iterator[Client]:
             labels = {"tenant": "yes"} if name == "tenant" else {}
             body = {"metadata": {"name": name, "labels": labels}}
             client.request("POST", "/api/v1/namespaces", body)
-        bodies = render(*POLICY)
-        (parameters,) = of_kind(bodies, "ConfigMap")
-        client.request("POST", PATHS["ConfigMap"].format("quire-system"), parameters)
-        for suffix in ("", "Binding"):
-            for body in of_kind(bodies, f"ValidatingAdmissionPolicy{suffix}"):
-                path = POLICIES.replace("policies", "policybindings") if suffix else POLICIES
-                client.request("POST", f"{path}?fieldValidation=Strict", body)
-        eventually(
-            "the policies are enforced", lambda: refused(client, GCS) and refused_image(client, "other:1")
-        )
+        create_policies(client, POLICY)
         yield client
+
+
+def create_policies(client: Client, values: tuple[str, ...]) -> None:
+    bodies = render(*values)
+    for kind, path in POLICIES.items():
+        for body in of_kind(bodies, kind):
+            client.request("POST", f"{path}?fieldValidation=Strict", body)
+    eventually("the policies are enforced", lambda: refused(client, GCS) and refused_image(client, "other:1"))
+
+
+def delete_policies(client: Client) -> None:
+    """Wait until they are in force no more."""
+    for path in POLICIES.values():
+        client.request("DELETE", path, {})
+    eventually(
+        "the policies are gone", lambda: not refused(client, GCS) and not refused_image(client, "other:1")
+    )
 
 
 def there(body: Body, namespace: str = "tenant") -> Body:
@@ -143,11 +155,11 @@ REFUSED: dict[str, tuple[Body, str, str]] = {
         "spec.engine.env: NVIDIA_VISIBLE_DEVICES may make the server load code",
         "drop it",
     ),
-    "a source": (GCS, "spec.model.source.gcs is not allowed here", "use one of pvc,huggingFace,s3,oci"),
+    "a source": (GCS, "spec.model.source.gcs is not allowed here", "use one of pvc, huggingFace, s3, oci"),
     "a hub": (
         source(HUB, endpoint="https://evil.example.net:80"),
         "spec.model.source.huggingFace would come from evil.example.net",
-        "name one of these hosts in its endpoint: hub.example.com,store.example.com",
+        "name one of these hosts in its endpoint: hub.example.com, store.example.com",
     ),
     "a hub by its variable": (
         fetched_with("HF_ENDPOINT", "https://evil.example.net"),
@@ -181,6 +193,16 @@ REFUSED: dict[str, tuple[Body, str, str]] = {
     ),
     "too many GPUs": (minimal(resources=GPU, replicas=3), "spec.replicas: 3 replicas with one", "lower it"),
 }  # fmt: skip
+
+
+BEYOND_A_NAMESPACE = (
+    "an account",
+    "a class of the system",
+    "a toleration of everything",
+    "control plane nodes",
+    "an open network",
+    "all GPUs of a node",
+)
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
@@ -224,6 +246,30 @@ def test_only_allowed_download_images_are_admitted(client: Client) -> None:
     assert "image other:1 is not allowed" in refused(client, job("other:1"))
 
 
+def test_policies_that_were_deleted_and_created_again_decide_as_before(client: Client) -> None:
+    delete_policies(client)
+    create_policies(client, POLICY)
+
+    assert [name for name, body in ACCEPTED.items() if refused(client, body)] == []
+
+
+def test_the_default_policy_denies_only_what_reaches_beyond_a_namespace(client: Client) -> None:
+    delete_policies(client)
+    for kind, path in POLICIES.items():
+        for body in of_kind(render(), kind):
+            client.request("POST", path, body)
+    reaching = [body for name, (body, *_) in REFUSED.items() if name in BEYOND_A_NAMESPACE]
+    eventually("the policy is enforced", lambda: refused(client, reaching[0]))
+
+    assert all(refused(client, body) for body in reaching)
+    assert [refused(client, body) for body in (minimal(replicas=99), HUB, S3, GCS, OCI, server("any:1"))] == [
+        ""
+    ] * 6
+    for path in POLICIES.values():
+        client.request("DELETE", path, {})
+    create_policies(client, POLICY)
+
+
 def test_scaling_up_is_checked_and_scaling_to_zero_labelling_and_deleting_are_not(client: Client) -> None:
     body = client.create(there(minimal(replicas=1, resources=GPU)))
     path = f"{PATHS['LLMDeployment'].format('tenant')}/{body['metadata']['name']}"
@@ -235,8 +281,8 @@ def test_scaling_up_is_checked_and_scaling_to_zero_labelling_and_deleting_are_no
     client.request("PUT", f"{path}/scale", scale)
 
     patch = "application/merge-patch+json"
-    parameters = f"{PATHS['ConfigMap'].format('quire-system')}/quire-llmdeployments"
-    client.request("PATCH", parameters, {"data": {"maxGPUs": "0"}}, patch)
+    delete_policies(client)
+    create_policies(client, (*POLICY, "--set", "admissionPolicy.maxGPUs=0"))
     eventually("the new ceiling", lambda: refused(client, minimal(resources=GPU, replicas=1)))
     scale = client.request("GET", f"{path}/scale")
     client.request("PUT", f"{path}/scale", {**scale, "spec": {"replicas": 0}})
