@@ -15,6 +15,22 @@ CHAT_TEMPLATE = (
 
 def write(directory, *, seed=0, layers=LAYERS):
     """Write a random Llama; returns the directory."""
+    shape = {
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HIDDEN // HEADS,
+        "intermediate_size": MLP,
+        "num_hidden_layers": layers,
+        "tie_word_embeddings": True,
+    }
+    return write_llama(directory, shape, lambda vocab_size: _weights(vocab_size, seed, layers))
+
+
+def write_llama(directory, shape, weights):
+    """Write a Llama whose tokens are bytes. `shape`: entries of config.json; `weights`: a function that makes
+    the tensors for a vocabulary of so many tokens. Returns the directory.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
@@ -28,28 +44,22 @@ def write(directory, *, seed=0, layers=LAYERS):
         "config.json": {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            "hidden_size": HIDDEN,
-            "num_attention_heads": HEADS,
-            "num_key_value_heads": KV_HEADS,
-            "head_dim": HIDDEN // HEADS,
-            "intermediate_size": MLP,
-            "num_hidden_layers": layers,
             "vocab_size": vocab_size,
             "max_position_embeddings": 2048,
             "rms_norm_eps": 1e-5,
             "rope_theta": 10000.0,
             "hidden_act": "silu",
-            "tie_word_embeddings": True,
             "torch_dtype": "float32",
             "bos_token_id": eos,
             "eos_token_id": eos,
+            **shape,
         },
         "tokenizer_config.json": {"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE},
         "generation_config.json": {"eos_token_id": eos},
     }
     for name, document in documents.items():
         (directory / name).write_text(json.dumps(document))
-    save_file(_weights(vocab_size, seed, layers), directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights(vocab_size), directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
 
