@@ -21,6 +21,7 @@ from quire_server.model_dir import files
 from quire_server.models import gguf_config, gguf_tokenizer, registry
 from quire_server.models.config import ModelConfig
 from quire_server.models.safetensors_file import Writer
+from quire_server.text import rust_panics
 
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")  # GGUF stores the experts of a layer as one tensor
 
@@ -86,7 +87,11 @@ def _write_directory(reader: gguf.GGUFReader, directory: Path) -> None:
     metadata = gguf_config.Metadata(reader)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     config = gguf_config.config(metadata, tensors)
-    tokenizer, tokenizer_config = gguf_tokenizer.build(metadata)
+    try:
+        with rust_panics.as_errors():
+            tokenizer, tokenizer_config = gguf_tokenizer.build(metadata)
+    except rust_panics.RustPanicError as error:
+        raise ModelCorruptError(f"The tokenizer of the GGUF file cannot be used: {error}.") from None
     documents = {
         "config.json": config,
         "generation_config.json": {

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from quire_server.text import rust_panics
+
 SECONDS = 2.0
 MEMORY = 512 << 20
 
@@ -28,11 +30,12 @@ def serve(prepare: Callable[[dict[str, Any]], Handler], setup_seconds: float = S
         signal.setitimer(signal.ITIMER_REAL, setup_seconds if handler is None else SECONDS)
         request = json.loads(line)
         try:
-            if handler is None:
-                handler = prepare(request)
-                response = {"ok": True}
-            else:
-                response = handler(request)
+            with rust_panics.as_errors():
+                if handler is None:
+                    handler = prepare(request)
+                    response = {"ok": True}
+                else:
+                    response = handler(request)
         except MemoryError:
             response = {"error": "it takes too much memory."}
         except Exception as error:  # an error is a response, too; the next request may succeed

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
 from quire_server.core.sampling_params import GrammarKind
-from quire_server.text import ebnf
+from quire_server.text import ebnf, rust_panics
 from quire_server.text.tokenizer import Tokenizer
 
 MAX_BYTES = 64 << 10  # of a schema, a regular expression, a list of choices or a grammar
@@ -87,7 +87,8 @@ class Vocabulary:
 
     def tokenizer(self) -> LLTokenizer:
         """llguidance's trie of all tokens. Takes about 2 us a token."""
-        return LLTokenizer(self, n_vocab=len(self.tokens), eos_token=list(self.eos_token_ids))  # type: ignore[arg-type]  # read by its fields
+        with rust_panics.as_errors():
+            return LLTokenizer(self, n_vocab=len(self.tokens), eos_token=list(self.eos_token_ids))  # type: ignore[arg-type]  # read by its fields
 
 
 def compiled(kind: GrammarKind, text: str) -> str:
@@ -107,7 +108,11 @@ def compiled(kind: GrammarKind, text: str) -> str:
 
 def matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
     """A new matcher for a compiled grammar. Raises GrammarError. Releases the GIL."""
-    result = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
+    try:
+        with rust_panics.as_errors():
+            result = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
+    except rust_panics.RustPanicError as error:
+        raise GrammarError(f"made the compiler fail: {error}") from None
     if result.is_error():
         raise GrammarError(reason(result.get_error()))
     return result

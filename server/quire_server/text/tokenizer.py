@@ -15,10 +15,13 @@ import tokenizers
 from quire_server.errors import ConfigError, ModelCorruptError, RequestError
 from quire_server.model_dir.files import ModelFiles, check_values
 from quire_server.model_dir.generation_config import eos_token_ids
+from quire_server.text import rust_panics
 
 # The largest one of a supported model is Gemma 3's, with 33 MB: 262,144 tokens, half a million merges.
 _LIMIT = 48 << 20
 _MAX_VALUES = 3_000_000
+# Repetitions that end with another character: what an expression with nested quantifiers takes longest for.
+_PLAIN_TEXTS = tuple(character * 64 + end for character in "ax1. \n" for end in ("!", "b"))
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's mark for a space
 
 
@@ -51,12 +54,30 @@ class Tokenizer:
     def load(cls, model_dir: Path) -> "Tokenizer":
         """Read and check tokenizer.json."""
         files = ModelFiles.open(model_dir)
-        return cls(_read(files), eos_token_ids(files))
+        loaded = cls(_read(files), eos_token_ids(files))
+        loaded.refuse_hopeless_expressions()
+        return loaded
+
+    def refuse_hopeless_expressions(self) -> None:
+        """Raise ModelCorruptError where an expression of tokenizer.json backtracks without an end on a short,
+        plain text.
+        """
+        for text in _PLAIN_TEXTS:
+            try:
+                self.encode(text)
+            except RequestError as error:
+                raise ModelCorruptError(
+                    f"tokenizer.json cannot be used: on {text[:3]}..., {len(text)} characters. {error}. "
+                    "Use the tokenizer.json that the model was published with."
+                ) from None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids. Special tokens in the text are recognised, because chat templates contain them."""
         try:
-            return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
+            with rust_panics.as_errors():
+                return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
+        except rust_panics.RustPanicError as error:
+            raise RequestError(f"The model's tokenizer cannot split this text: {error}") from None
         except (TypeError, UnicodeEncodeError):
             raise RequestError("The text is not valid Unicode (it has lone surrogates).") from None
 
@@ -111,7 +132,8 @@ def _read(files: ModelFiles) -> tokenizers.Tokenizer:
     data = files.read("tokenizer.json", _LIMIT)
     check_values(data, "tokenizer.json", _MAX_VALUES)
     try:
-        return tokenizers.Tokenizer.from_str(data.decode())
+        with rust_panics.as_errors():
+            return tokenizers.Tokenizer.from_str(data.decode())
     except Exception as error:  # the library raises bare Exception for every kind of bad file
         raise ModelCorruptError(
             f"tokenizer.json cannot be used: {str(error)[:200]}. Download the model again."
