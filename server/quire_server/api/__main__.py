@@ -59,6 +59,10 @@ logger = logging.getLogger(__name__)
 # Longer than clients keep idle connections, so that the client is the one who closes.
 _KEEP_ALIVE_SECONDS = 75
 _LAG_PERIOD_SECONDS = 0.1
+# A peer that has vanished (a lost node, a pulled cable) says nothing: its connection is closed when it has
+# acknowledged nothing for so long. gRPC waits as long by default.
+_LOST_PEER_SECONDS = 20
+_PROBE_SECONDS = 5
 
 
 def main(argv: list[str]) -> int:
@@ -167,12 +171,22 @@ def _listen(host: str, port: int) -> socket.socket:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _notice_lost_peers(listener)
         listener.bind(address)
     except OSError as error:
         raise ConfigError(
             f"The API cannot listen on {host}:{port} ({error.strerror}): choose another --port or --host."
         ) from None
     return listener
+
+
+def _notice_lost_peers(listener: socket.socket) -> None:
+    """Set what accepted connections inherit: probes of idle ones, a limit for what stays unacknowledged."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _LOST_PEER_SECONDS // 2)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _LOST_PEER_SECONDS // 2 // _PROBE_SECONDS)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _LOST_PEER_SECONDS)
 
 
 class _Server(uvicorn.Server):

@@ -1,8 +1,8 @@
 """Turns a panic of a Rust extension (tokenizers, llguidance) into an ordinary exception.
 
-pyo3 raises a panic as PanicException, which derives from BaseException, so no ``except Exception`` on the way
-sees it: neither the boundary of a request nor that of a process. A model's tokenizer.json can provoke one: its
-regular expressions backtrack, and the library panics where one gives up.
+pyo3 raises a panic as PanicException, which derives from BaseException, so no ``except Exception`` on the
+way sees it: neither the boundary of a request nor that of a process. A model's tokenizer.json can provoke
+one: its regular expressions backtrack, and the library panics where one gives up.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""A tokenizer.json whose regular expressions make the tokenizers library panic: refused when it is loaded, or,
-where only some text does it, an error of that request alone.
+"""A tokenizer.json whose regular expressions make the tokenizers library panic: refused when it is loaded,
+or, where only some text does it, an error of that request alone.
 """
 
 import json
