@@ -50,7 +50,7 @@ class HttpExchange:
         self._is_reading = False
         self._has_unread_body = True
         self._is_unfinished = False  # the response is sent, its end not yet, see `finish`
-        self.request_id = _request_id(scope)
+        self.request_id = request_id(scope["headers"])
         self.headers = [("x-request-id", self.request_id)]  # of the response, whatever it will be
 
     async def body(self) -> bytes:
@@ -198,9 +198,9 @@ class ExchangeResponse(Response):
         await exchange.finish()
 
 
-def _request_id(scope: Scope) -> str:
+def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """The client's own, where it sent one that can be logged and sent back; else a new one."""
-    given = [value for name, value in scope["headers"] if name == b"x-request-id"]
+    given = [value for name, value in headers if name == b"x-request-id"]
     if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]):
         return str(given[0].decode("ascii"))
     return uuid.uuid4().hex

@@ -4,22 +4,26 @@ It bounds the bytes of headers and of a body's framing, and the time for headers
 was answered before it came, and for a client that does not read. It records the age and idleness of each
 connection for the drain. A connection has a maximum age, so that clients that keep theirs open find new
 replicas.
+
+What a head means is decided once the parser has all of it, so that the answers do not depend on how the bytes
+were split into segments: else a proxy and this server could disagree on where a request ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import re
 import time
+from http import HTTPStatus
 from typing import Any
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from quire_server.api.drain import LINGER_SECONDS
-from quire_server.api.http_exchange import to_json
+from quire_server.api.http_exchange import request_id, to_json
 from quire_server.api.protocol.errors import ApiError
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -28,8 +32,19 @@ _UNREAD_SECONDS = 60.0  # a client that reads nothing for so long must not keep 
 # Bytes on the wire that a byte of body may cost: a chunk of one byte takes six ("1\r\nx\r\n").
 _WIRE_BYTES_PER_BODY_BYTE = 8
 _AGE_JITTER = 0.1  # share of the maximum age: connections that were opened together must not end together
-_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
-_TOO_LARGE = f"The headers are longer than {MAX_HEADER_BYTES} bytes."
+# As long as what a refused client still sends is read and dropped: to close a connection with bytes unread is
+# a reset, which can discard the refusal before the client reads it.
+_REFUSED_SECONDS = 5.0
+#: Headers of an offer to speak another protocol, which is not taken.
+_UPGRADE_HEADERS = frozenset((b"connection", b"upgrade", b"http2-settings"))
+_TOO_LARGE = ApiError(431, f"The headers are longer than {MAX_HEADER_BYTES} bytes.")
+_INVALID = ApiError(400, "This is not a valid HTTP/1.1 request.")
+_CODING = ApiError(400, "transfer-encoding: must be chunked, in HTTP/1.1", param="transfer-encoding")
+_TUNNEL = ApiError(405, "CONNECT: this server is no proxy.", headers=(("allow", "GET, HEAD, POST"),))
+
+
+class _RefusedError(Exception):
+    """Ends the parser's work; its message is the refusal."""
 
 
 class Connection(HttpToolsProtocol):
@@ -53,6 +68,8 @@ class Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._age_timer: asyncio.TimerHandle | None = None
+        self._has_upgrade = False  # the head that was parsed last offers another protocol
+        self._refusal: bytes | None = None  # from then on nothing is parsed
         times = {"opened_at": self.opened_at, "expires_at": self.expires_at}
         super().__init__(config, server_state, {**app_state, **times}, _loop)
 
@@ -82,34 +99,74 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Count bytes of headers before they are parsed: the parser itself would take any amount."""
-        if self._reading_headers:
-            if self._timer is None and not self._is_answering:
-                self._start_timer()
-            self._header_bytes += len(data)
-            # What arrives together with the end of the headers is body; only a flood without one counts.
-            if self._header_bytes > MAX_HEADER_BYTES and b"\r\n\r\n" not in data[:MAX_HEADER_BYTES]:
-                self._refuse(431, "Request Header Fields Too Large", _TOO_LARGE)
-                return
-            data = _without_upgrade(data)
-        else:
-            self._framing_left -= len(data)
-        super().data_received(data)
-        # Chunk extensions and trailers end in the parser and not in the body that the application bounds.
-        if not self._reading_headers and self._framing_left < 0 and not self.transport.is_closing():
-            self.transport.close()
+        """Parse, with a bound on the bytes of headers: the parser itself would take any amount."""
+        self._unset_keepalive_if_required()
+        while data and self._refusal is None and not self.transport.is_closing():
+            part = data
+            if self._reading_headers:
+                if self._timer is None and not self._is_answering:
+                    self._start_timer()
+                part = data[: MAX_HEADER_BYTES - self._header_bytes]
+                self._header_bytes += len(part)
+                if not part:
+                    self._refuse(_TOO_LARGE)
+                    return
+            else:
+                self._framing_left -= len(part)
+            data = self._parse(part) + data[len(part) :]
+            # Chunk extensions and trailers end in the parser and not in the body that the application bounds.
+            if not self._reading_headers and self._framing_left < 0 and not self.transport.is_closing():
+                self.transport.close()
 
-    def send_400_response(self, msg: str) -> None:
-        """As JSON, not as uvicorn's text: clients parse the errors of this server."""
-        self._refuse(400, "Bad Request", msg)
+    def _parse(self, data: bytes) -> bytes:
+        """Feed the parser; returns what it left because it took it for another protocol's."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._parse(self._without_upgrade())
+            return data[upgrade.args[0] :]
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause.args[0] if isinstance(cause, _RefusedError) else _INVALID)
+        return b""
+
+    def _without_upgrade(self) -> bytes:
+        """The head again without its offer of another protocol, for a new parser: the old one skips the body.
+
+        Java's client offers HTTP/2 with its first request. A server may ignore that, but what follows this
+        request could be meant for either protocol, so the answer closes the connection.
+        """
+        head = b"%s %s HTTP/%s\r\n" % (
+            self.parser.get_method(),
+            self.url,
+            self.parser.get_http_version().encode(),
+        )
+        kept = [name + b": " + value for name, value in self.headers if name not in _UPGRADE_HEADERS]
+        self._has_upgrade = False
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        return head + b"\r\n".join([*kept, b"connection: close", b"", b""])
 
     def on_message_begin(self) -> None:
         """A request begins."""
         self.idle_since = None
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header. Trailers are dropped: whether the application saw them would depend on when they come."""
+        if self._reading_headers:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """The headers are here."""
+        """The headers are here. Raises _RefusedError before the application hears of the request."""
+        if self.parser.get_method() == b"CONNECT":
+            raise _RefusedError(_TUNNEL)
+        self._has_upgrade = self.parser.should_upgrade()
+        if self._has_upgrade:
+            return  # they are parsed again without it
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and (codings != [b"chunked"] or self.parser.get_http_version() != "1.1"):
+            raise _RefusedError(_CODING)
         self._reading_headers = False
         self._header_bytes = 0
         self._framing_left = MAX_HEADER_BYTES
@@ -123,6 +180,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """What comes next are another request's headers, even while this one is being answered."""
+        if self._has_upgrade:
+            return
         self._reading_headers = True
         self._stop_timer()
         super().on_message_complete()
@@ -136,15 +195,44 @@ class Connection(HttpToolsProtocol):
         if not self.pipeline:
             self.idle_since = time.monotonic()
         super().on_response_complete()
-        if not self._reading_headers and self._timer is None:
+        if self._refusal is not None and not self.pipeline:
+            self._send_refusal()
+        elif not self._reading_headers and self._timer is None:
             self._start_timer()  # for the rest of the body, which is not read
 
-    def _refuse(self, status: int, phrase: str, message: str) -> None:
-        """Respond to bytes that never become a request."""
-        body = to_json(ApiError(status, message).body)
-        head = f"HTTP/1.1 {status} {phrase}\r\nconnection: close\r\ncontent-type: application/json\r\n"
-        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        self.transport.close()
+    def _refuse(self, error: ApiError) -> None:
+        """Respond to bytes that never become a request, after the responses to the requests before them. As
+        JSON, not as uvicorn's text: clients parse the errors of this server.
+        """
+        body = to_json(error.body)
+        name = request_id(self.headers or () if self._reading_headers else self.scope["headers"])
+        headers = (*error.headers, ("content-type", "application/json"), ("content-length", str(len(body))))
+        head = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", "connection: close"]
+        head += [f"{key}: {value}" for key, value in (("x-request-id", name), *headers)]
+        self._refusal = "\r\n".join([*head, "", ""]).encode() + body
+        if not self._reading_headers:  # the body of a request is invalid
+            self._drop_request()
+        if not self._is_answering:
+            self._send_refusal()
+
+    def _drop_request(self) -> None:
+        """The application sees a disconnect of the request whose body was being read."""
+        if self.pipeline and self.pipeline[0][0] is self.cycle:
+            self.pipeline.popleft()  # it has not begun
+        elif self.cycle.response_started:
+            self.transport.close()
+        else:
+            self.cycle.disconnected = self.cycle.response_complete = True
+            self.cycle.message_event.set()
+
+    def _send_refusal(self) -> None:
+        if self._refusal is None or self.transport.is_closing():
+            return
+        self._stop_timer()
+        self._unset_keepalive_if_required()
+        self.transport.write(self._refusal)
+        self.transport.write_eof()
+        self._timer = self.loop.call_later(_REFUSED_SECONDS, self._late)
 
     @property
     def _is_answering(self) -> bool:
@@ -177,11 +265,3 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _without_upgrade(data: bytes) -> bytes:
-    """Java's own client offers HTTP/2 with its first request. A server may ignore that, but the parser, for
-    which another protocol begins after the headers, would drop the body.
-    """
-    head, end, rest = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"\r\nignored-upgrade:", head) + end + rest

@@ -17,10 +17,13 @@ class Transport(asyncio.Transport):
     def __init__(self):
         super().__init__()
         self.written = b""
-        self.closed = False
+        self.closed = self.ended = False
 
     def write(self, data):
         self.written += data
+
+    def write_eof(self):
+        self.ended = True
 
     def close(self):
         self.closed = True
@@ -164,3 +167,15 @@ async def test_an_old_connection_is_not_closed_while_it_answers(client):
 async def test_connections_that_were_opened_together_do_not_end_together():
     ages = {client.connection.expires_at - client.connection.opened_at for client in (Client(), Client())}
     assert len(ages) == 2 and all(0.9 * MAX_AGE <= age <= 1.1 * MAX_AGE for age in ages)
+
+
+async def test_what_a_refused_client_still_sends_is_dropped_and_a_silent_one_is_disconnected(client):
+    client.connection.data_received(b"GET / HTTP/1.1\r\nBig: " + b"x" * (1 << 20))
+    assert client.transport.written.startswith(b"HTTP/1.1 431 ")
+    assert client.transport.ended
+    assert not client.transport.closed, "bytes unread would reset the connection, and the answer with it"
+    written = len(client.transport.written)
+    client.connection.data_received(b"\r\n\r\nGET / HTTP/1.1\r\n\r\n")
+    assert len(client.transport.written) == written
+    client.loop.advance(10)
+    assert client.transport.closed

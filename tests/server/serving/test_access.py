@@ -134,16 +134,16 @@ def test_an_h2c_upgrade_offer_is_answered_in_http_1_1(server, packets):
         b"Authorization: Bearer " + KEY.encode() + b"\r\nContent-Length: %d\r\n\r\n" % len(body)
     )
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-        for _ in range(2):  # the connection stays usable
-            if packets == 2:
-                connection.sendall(head)
-                time.sleep(0.1)
-                connection.sendall(body)
-            else:
-                connection.sendall(head + body)
-            response = http.client.HTTPResponse(connection)
-            response.begin()
-            assert (response.status, response.read()[:1]) == (200, b"{")
+        if packets == 2:
+            connection.sendall(head)
+            time.sleep(0.1)
+            connection.sendall(body)
+        else:
+            connection.sendall(head + body)
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        assert (response.status, response.read()[:1]) == (200, b"{")
+        assert response.headers["connection"] == "close"
 
 
 def test_a_body_in_chunks_of_one_byte_is_accepted(server):
