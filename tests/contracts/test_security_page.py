@@ -1,4 +1,6 @@
-"""docs/security.md says of every field what it could do, who decides about it and where that is enforced."""
+"""docs/security.md says of every field what it could do, who decides about it and where that is enforced;
+and of every threat what stops it, and which test shows that.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from quire_operator.resources import environment
 from quire_operator.spec import validation
 from quire_server import flags
 from quire_server.config import ServeConfig
+from tests.contracts import linked_tests
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
@@ -22,6 +25,10 @@ LEAVES = [
     for path, schema in specs.schemas()
     if path.startswith("spec.") and "properties" not in schema and schema.get("type") != "array"
 ]
+
+
+POLICY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+PARTIES = set(re.findall(r"^\| \*\*(\w+)\*\*", POLICY, re.MULTILINE))
 
 
 def rows() -> Iterator[tuple[list[str], list[str]]]:
@@ -76,3 +83,22 @@ def test_no_flag_that_a_user_may_set_names_a_file_an_address_or_a_credential() -
     tuning = (flags.path, flags.url, flags.nonempty, flags.names)
     for name in validation.ALLOWED_FLAGS:
         assert fields[name].metadata["parse"] not in tuning, name
+
+
+def threats() -> Iterator[list[str]]:
+    """The cells of each row of the table of threats."""
+    table = PAGE.partition("\n## Threats\n")[2].partition("\n## ")[0]
+    for line in table.splitlines()[1:]:
+        if line.startswith("| ") and not line.startswith("| threat |"):
+            yield [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def test_a_threat_says_who_attacks_what_stops_it_and_which_tests_show_that() -> None:
+    listed = list(threats())
+    attackers = {party for _, who, *_ in listed for party in who.split(", ")}
+    assert attackers == PARTIES, "the parties of SECURITY.md's threat model"
+    for threat, _, stops, tests in listed:
+        assert stops, threat
+        assert linked_tests.links(tests), f"{threat}: link a test"
+        assert tests.count("](") == len(linked_tests.links(tests)), f"{threat}: a link that is not a test"
+        assert list(linked_tests.broken(tests)) == [], threat
