@@ -1,5 +1,5 @@
 """With Kubernetes' own controllers and scheduler a rollout completes with as many GPUs as replicas, and rolls
-back where the new spec cannot work.
+back where the new spec cannot work. A replica that finds no GPU is told while another serves.
 
 Only the kubelet is simulated: a pod with a node is ready at once, and a terminating pod is deleted a moment
 later, so that the scheduler alone decides which pod gets a GPU.
@@ -7,6 +7,9 @@ later, so that the scheduler alone decides which pod gets a GPU.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,13 +32,20 @@ GONE_AFTER_SECONDS = 1.0
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """An API server of its own: these controllers would act on the objects of other tests."""
+def server() -> Iterator[ApiServer]:
+    """Of its own: these controllers would act on the objects of other tests."""
+    with ApiServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def world(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     directory = tmp_path_factory.mktemp("scarce")
     with (
-        ApiServer() as server,
         Client(server.kubeconfig) as client,
-        controllers.running(server, "deployment-controller", "replicaset-controller"),
+        controllers.running(
+            server, "deployment-controller", "replicaset-controller", "disruption-controller"
+        ),
         controllers.scheduling(server),
     ):
         client.install_crd()
@@ -169,6 +179,72 @@ def test_a_failing_spec_is_rolled_back_without_replacing_the_pods_that_serve(
         after = eventually("the next edit", lambda: serving(world, namespace, 2), seconds=60)
         assert before.isdisjoint(after)
         assert min(kubelet.ready) >= 2
+
+
+def test_a_replica_without_a_gpu_is_told_within_15_seconds_and_blocks_no_drain(
+    world: World, server: ApiServer, namespace: str
+) -> None:
+    make_claim(world, namespace)
+    take_one(world, namespace)
+    resources: Body = {"cpu": "1", "memory": "2Gi", "gpu": {"resourceName": GPU}}
+    with Kubelet(world, namespace):
+        world.deploy(namespace, "m", replicas=1, resources=resources)
+        served = eventually("it serves", lambda: serving(world, namespace, 1), seconds=60)
+
+        world.patch("LLMDeployment", namespace, "m", {"spec": {"replicas": 2}})
+        begun = time.monotonic()
+        scheduled = world.wait_condition(namespace, "m", "Scheduled", "False", "WaitingForGPU")
+        eventually("the Event", lambda: reasons_with(world, namespace, "WaitingForGPU"))
+        assert time.monotonic() - begun < 15
+        (waiting,) = uids(world, namespace) - served
+        assert f"Pod {name_of(world, namespace, waiting)} has no node." in scheduled["message"]
+        assert f"all {GPU} are in use" in scheduled["message"]
+        assert scheduled["message"] in world.condition(namespace, "m", "Reconciling")["message"]
+        assert world.condition(namespace, "m", "Reconciling")["status"] == "True"
+        assert world.condition(namespace, "m", "Ready")["status"] == "True", "the other one serves"
+        shown = quire(server, "status", "m", "-n", namespace)
+        assert shown.returncode == 3 and "has no node" in " ".join(shown.stdout.split())
+        assert "1 of 2 ready" in shown.stdout
+
+        (uid,) = served
+        eventually("a drain may go on", lambda: evicted(world, namespace, name_of(world, namespace, uid)))
+    world.patch("LLMDeployment", namespace, "m", {"spec": {"suspend": True}})
+    free(world, namespace)
+
+
+def test_where_no_node_has_the_accelerator_the_status_says_so(world: World, namespace: str) -> None:
+    make_claim(world, namespace)
+    resources: Body = {"cpu": "1", "memory": "2Gi", "gpu": {"resourceName": "amd.com/gpu"}}
+    world.deploy(namespace, "m", resources=resources)
+
+    scheduled = world.wait_condition(namespace, "m", "Scheduled", "False", "WaitingForGPU")
+
+    assert "no node that may take the pod has amd.com/gpu" in scheduled["message"]
+    assert "in use" not in scheduled["message"]
+
+
+def quire(server: ApiServer, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`kubectl quire`, with an administrator's kubeconfig."""
+    path = f"{Path(sys.executable).parent}:{server.bin_dir}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "KUBECONFIG": str(server.kubeconfig)}
+    command = ["kubectl", "quire", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+
+def name_of(world: World, namespace: str, uid: str) -> str:
+    (name,) = [p["metadata"]["name"] for p in world.find("Pod", namespace) if p["metadata"]["uid"] == uid]
+    return str(name)
+
+
+def evicted(world: World, namespace: str, name: str) -> bool:
+    """Whether the eviction API, which a drain uses, lets the pod go."""
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+    try:
+        world.client.request("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", eviction)
+    except RefusedError as error:
+        assert "disruption budget" in str(error), error
+        return False
+    return True
 
 
 def reasons_with(world: World, namespace: str, wanted: str) -> list[str] | None:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: TextIO = sys.stdout) -> int:
-    """0: ready (of all: shown); 3: not ready; 4: stalled. Raises KubectlError."""
+    """0: ready (of all: shown); 3: not ready, or a replica gets no node; 4: stalled. Raises KubectlError."""
     if arguments.name and arguments.all_namespaces:
         raise kubectl.KubectlError("give a NAME or -A, not both: a name is of one namespace")
     command = [kubectl.LLM_DEPLOYMENTS, *([arguments.name] if arguments.name else [])]

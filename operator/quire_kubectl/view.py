@@ -83,11 +83,12 @@ def details(document: Document, look: Look = PLAIN) -> str:
 
 
 def code(document: Document) -> int:
-    """0: ready; 3: not ready; 4: stalled, it needs a change."""
+    """0: ready; 3: not ready, or a replica gets no pod or node; 4: stalled, it needs a change."""
     status = _mapping(document.get("status"))
     if _condition(status, "Stalled").get("status") == "True":
         return 4
-    return 0 if _condition(status, "Ready").get("status") == "True" else 3
+    is_ready = _condition(status, "Ready").get("status") == "True"
+    return 0 if is_ready and not _lacks_node(status) else 3
 
 
 def bar(share: float, length: int = _BAR) -> str:
@@ -132,7 +133,7 @@ def _row(document: Document, short: bool) -> tuple[str, ...]:
         _phase(status),
         f"{_number(status.get('readyReplicas'))}/{_number(status.get('replicas'))}",
         f"{loaded / total:.0%}{size}" if loading else "-",
-        text(_condition(status, "Ready").get("reason")) or "-",
+        text(_condition(status, "Scheduled" if _lacks_node(status) else "Ready").get("reason")) or "-",
     )
 
 
@@ -216,6 +217,10 @@ def _troubles(status: Document) -> Iterator[tuple[str, str, str]]:
         if condition.get("status") == bad.get(str(condition.get("type"))):
             kind, reason, message = (text(condition.get(key)) for key in ("type", "reason", "message"))
             yield kind, reason, message
+
+
+def _lacks_node(status: Document) -> bool:
+    return _condition(status, "Scheduled").get("status") == "False"
 
 
 def _condition(status: Document, kind: str) -> Document:

@@ -22,6 +22,11 @@ Body = Mapping[str, Any]
 # Kinds that are applied with the first pod: Kubernetes records an Event, NoPods, for a budget without pods.
 NEED_A_POD = frozenset({"PodDisruptionBudget"})
 _LACKS_RESOURCES = re.compile(r"insufficient|too many pods|free ports|anti-affinity", re.IGNORECASE)
+# How the scheduler ends its message: whether other pods hold what the pod needs, or no node has it at all.
+_HELD_BY_PODS = "No preemption victims found"
+_ON_NO_NODE = "Preemption is not helpful"
+# Binding a claim or freeing a node takes a moment in a healthy cluster, too.
+SCHEDULING_GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, order=True)
@@ -171,11 +176,11 @@ def lacks_resources_since(pod: Body) -> str:
     """Since when the pod waits for resources or quota that another pod may free; empty unless that is what it
     lacks.
 
-    Where no node matches, or a volume is missing, deleting another pod would not help.
+    Where no node matches or has as much, or a volume is missing, deleting another pod would not help.
     """
-    lacks_resources = _scheduled(pod).get("reason") == "Unschedulable" and _LACKS_RESOURCES.search(
-        scheduler_message(pod)
-    )
+    message = scheduler_message(pod)
+    is_lack = _LACKS_RESOURCES.search(message) and are_held_by_pods(message) is not False
+    lacks_resources = _scheduled(pod).get("reason") == "Unschedulable" and is_lack
     return unscheduled_since(pod) if lacks_resources or is_gated_by_kueue(pod) else ""
 
 
@@ -202,6 +207,15 @@ def is_gated_by_kueue(pod: Body) -> bool:
 def scheduler_message(pod: Body) -> str:
     """Why the pod has no node, in the scheduler's words."""
     return str(_scheduled(pod).get("message", ""))
+
+
+def are_held_by_pods(message: str) -> bool | None:
+    """Whether other pods hold the resources that a pod waits for. False where no node that may take the pod
+    has as much; None where the scheduler's message does not tell.
+    """
+    if _HELD_BY_PODS in message:
+        return True
+    return False if _ON_NO_NODE in message else None
 
 
 def _scheduled(pod: Body) -> Body:

@@ -82,6 +82,11 @@ CASES: dict[str, tuple[Body, str, str]] = {
     "scaled up by an autoscaler": (
         case(model_body(**SCALED), pod(kubelet.loading()), of=scaling_up(6, 2)), "Healthy", "Current"
     ),
+    "one of two without a node": (
+        case(model_body(replicas=2), UNSCHEDULABLE, of=deployment(replicas=2, ready=1)),
+        "Progressing",
+        "InProgress",
+    ),
     "fewer than the autoscaler's minimum": (
         case(model_body(**SCALED), pod(kubelet.loading()), of=scaling_up(2, 1)), "Progressing", "InProgress"
     ),

@@ -125,6 +125,18 @@ def test_a_condition_that_is_no_part_of_the_last_failure_has_a_row_with_its_own_
     ]
 
 
+def test_a_replica_without_a_node_is_in_the_table_the_details_and_the_exit_code() -> None:
+    conditions = [
+        {"type": "Ready", "status": "True", "reason": "MinimumReplicasReady", "message": "1 of 2 ready."},
+        {"type": "Scheduled", "status": "False", "reason": "WaitingForGPU", "message": "Pod m-1 has none."},
+    ]
+    partly = loading(phase="Degraded", conditions=conditions)
+    whole = loading(phase="Serving", conditions=conditions[:1])
+
+    assert "WaitingForGPU" in view.table([partly]) and "Pod m-1 has none." in view.details(partly)
+    assert (view.code(partly), view.code(whole)) == (3, 0)
+
+
 def test_the_terminal_is_redrawn_in_place_within_its_height(monkeypatch: pytest.MonkeyPatch) -> None:
     size = os.terminal_size((40, 10))
     monkeypatch.setattr("shutil.get_terminal_size", lambda: size)

@@ -15,6 +15,7 @@ from quire_operator import names
 from quire_operator.observed import NEED_A_POD, Body, Observed, Ref, ref
 from quire_operator.plan import (
     deletion_cost,
+    disruption_budget,
     drift,
     model_cache,
     replica_owner,
@@ -76,6 +77,7 @@ def make_plan(given: PlanInput) -> PlanResult:
     """The final Plan. Objects that others own are left alone."""
     model, observed = given.model, given.observed
     desired = strategy.with_effective_strategy(given.desired, model, observed, given.now)
+    desired = disruption_budget.with_replicas_that_serve(desired, observed, given.now)
     update = given.update_revision
     if update is not None:
         failed = revisions.mark_failed(model, update.name, given.history, observed, given.rollout_failure)

@@ -1,7 +1,8 @@
 """The PodDisruptionBudget: how many pods a node drain may evict at once.
 
-`maxUnavailable` with `AlwaysAllow` never blocks a drain for ever: one ready pod may always be evicted, and
-pods that are not ready at any time (`protectWhileLoading` keeps autoscalers from evicting those that load).
+With `AlwaysAllow` pods that are not ready may be evicted at any time (`protectWhileLoading` keeps autoscalers
+from evicting those that load). `plan.disruption_budget` raises `maxUnavailable` by the replicas that find no
+place, so that one ready pod may always be evicted.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 They are computed from facts that are already decided. All conditions are always written, except those that
 apply only to some specs: ScalingActive and ActivatorReady (an autoscaler), ModelCached (a shared model),
 FitsAccelerator (an accelerator), Routed (a Gateway); and ContextReduced, once a pod has loaded the model.
-Reconciling and Stalled are never True together and never True while Ready is.
+Reconciling and Stalled are never True together. While Ready is True, Stalled is False, and Reconciling is
+True only for replicas that get no pod or no node.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from quire_operator.status.reasons import ConditionValue
 
 Condition = dict[str, Any]
 SURGE_UNSCHEDULABLE = "SurgeUnschedulable"
+AWAITING_NODE = "AwaitingNode"
 _IN_PLACE = (
     "so this rollout goes on in place, one replica after the other, with one ready replica fewer meanwhile."
 )
@@ -56,7 +58,7 @@ class Facts:
     suspended: bool
     loading: int
     pods: int
-    unscheduled: Failure | None
+    unscheduled: Failure | None  # why a replica gets no node, or no pod
     failure: Failure | None  # the one that explains most
     problem: Failure | None  # of the operator: the spec is invalid, an object cannot be applied
     scaling: ConditionValue | None = None  # ScalingActive
@@ -66,6 +68,7 @@ class Facts:
     routed: ConditionValue | None = None  # Routed
     context: ConditionValue | None = None  # ContextReduced
     too_small: Failure | None = None  # the context of the newest pods
+    unplaced: int = 0  # how many of the pods have no node
     downloading: int = 0  # how many of the loading pods still download the model
     download: DownloadState | None = None  # of a shared claim
 
@@ -75,11 +78,9 @@ def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> lis
     before = {c.get("type"): c for c in old if isinstance(c, Mapping)}
     ready = _ready(facts)
     stalled = _stalled(facts) if ready[0] == "False" else _NOT_STALLED
-    is_working = ready[0] != "True" and stalled[0] != "True" and not (facts.suspended or facts.idle)
-    reconciling = ("True", *ready[1:]) if is_working else ("False", "Settled", "Nothing is under way.")
     decided = {
         "Ready": ready,
-        "Reconciling": reconciling,
+        "Reconciling": _reconciling(facts, ready, is_stalled=stalled[0] == "True"),
         "Stalled": stalled,
         "Available": _available(facts.rollout),
         "RolloutComplete": _rollout_complete(facts),
@@ -164,6 +165,17 @@ def _stalled(facts: Facts) -> ConditionValue:
     return _NOT_STALLED
 
 
+def _reconciling(facts: Facts, ready: ConditionValue, *, is_stalled: bool) -> ConditionValue:
+    if is_stalled or facts.suspended or facts.idle:
+        return "False", "Settled", "Nothing is under way."
+    if ready[0] != "True":
+        return "True", *ready[1:]
+    scheduled = _scheduled(facts)
+    if scheduled[0] == "False":
+        return "True", scheduled[1], f"{ready[2]} {scheduled[2]}"
+    return "False", "Settled", "Nothing is under way."
+
+
 def _available(rollout: RolloutState) -> ConditionValue:
     if rollout.ready:
         return "True", "Serving", f"{rollout.ready} pods answer requests."
@@ -189,9 +201,12 @@ def _rollout_complete(facts: Facts) -> ConditionValue:
 def _scheduled(facts: Facts) -> ConditionValue:
     if facts.unscheduled is not None:
         failure = facts.unscheduled
-        return "False", failure.reason, _explain(failure)
+        place = f"Pod {failure.pod} has no node." if failure.pod else "A pod could not be created."
+        return "False", failure.reason, f"{place} {_explain(failure)}"
     if not facts.pods:
         return "Unknown", "NoPods", "There are no pods to place."
+    if facts.unplaced:
+        return "Unknown", AWAITING_NODE, f"{facts.unplaced} of {facts.pods} pods have no node yet."
     return "True", "AllPodsScheduled", "Every pod has a node."
 
 

@@ -14,7 +14,9 @@ from typing import Any
 
 from quire_operator import names, reports
 from quire_operator.observed import (
+    SCHEDULING_GRACE_SECONDS,
     Body,
+    are_held_by_pods,
     controller_uid,
     is_gated_by_kueue,
     scheduler_message,
@@ -28,8 +30,6 @@ from quire_operator.status.reasons import BY_EXIT_CODE, REASONS
 
 # A claim or a Secret that is created just after its pod is mounted at the kubelet's next try.
 VOLUME_GRACE_SECONDS = 30.0
-# Binding a claim or freeing a node takes a moment in a healthy cluster, too.
-SCHEDULING_GRACE_SECONDS = 5.0
 
 _VOLUME_WORDS = re.compile(r"persistentvolumeclaim|volume", re.IGNORECASE)
 _NOT_DEVICES = frozenset({"cpu", "memory", "ephemeral-storage"})
@@ -238,8 +238,16 @@ def _why_unscheduled(pod: Body, now: datetime) -> tuple[str, str] | None:
     detail = reports.printable(scheduler_message(pod))
     if _VOLUME_WORDS.search(detail):
         return "VolumePending", detail
-    lacks = any(f"Insufficient {device}" in detail for device in _devices(pod))
-    return ("WaitingForGPU" if lacks else "WaitingForNode"), detail
+    lacks = [device for device in sorted(_devices(pod)) if f"Insufficient {device}" in detail]
+    if not lacks:
+        return "WaitingForNode", detail
+    device = reports.printable(lacks[0])
+    why = {
+        True: f"all {device} are in use: ",
+        False: f"no node that may take the pod has {device}: ",
+        None: "",
+    }[are_held_by_pods(scheduler_message(pod))]
+    return "WaitingForGPU", f"{why}{detail}"
 
 
 def _devices(pod: Body) -> set[str]:

@@ -138,7 +138,7 @@ _ALL = (
     ),
     Reason(
         "WaitingForGPU",
-        "every accelerator of the kind that is asked for is in use",
+        "no accelerator of the kind that is asked for is free",
         "add a node that has one, free one, or lower spec.replicas; a rollout goes on in place by itself",
         shown="Degraded=True, Scheduled=False",
     ),

@@ -48,6 +48,7 @@ class _Assessment:
     rollout: RolloutState
     states: Sequence[PodState]
     failure: Failure | None
+    refused: Failure | None = None  # why pods cannot be created
     download: DownloadState | None = None
 
     @property
@@ -120,7 +121,14 @@ def changes_without_event(status: Mapping[str, Any]) -> bool:
     """Whether something in the status may change without an event, so that the LLMDeployment has to be
     polled.
     """
-    return scaling.awaits_metrics(status) or routing.awaits_gateway(status)
+    return scaling.awaits_metrics(status) or routing.awaits_gateway(status) or _awaits_node(status)
+
+
+def _awaits_node(status: Mapping[str, Any]) -> bool:
+    """Whether a pod has no node, which becomes a failure with time."""
+    return any(
+        c["type"] == "Scheduled" and c["reason"] == conditions.AWAITING_NODE for c in status["conditions"]
+    )
 
 
 def is_ready(status: Mapping[str, Any]) -> bool | None:
@@ -201,6 +209,7 @@ def _facts(
 ) -> Facts:
     """What the conditions follow from. `engine`: status.engine."""
     here = assessment.here
+    unplaced = [state for state in pods.by_relevance(here) if not state.scheduled]
     return Facts(
         rollout=assessment.rollout,
         suspended=model.replicas == 0,
@@ -208,7 +217,8 @@ def _facts(
         loading=sum(state.loading for state in here),
         downloading=sum(state.loading and state.downloading for state in here),
         pods=len(here),
-        unscheduled=next((s.failure for s in here if not s.scheduled and s.failure), None),
+        unscheduled=next((s.failure for s in unplaced if s.failure), assessment.refused),
+        unplaced=len(unplaced),
         failure=assessment.failure,
         problem=problem,
         scaling=scaling.condition(
@@ -259,7 +269,7 @@ def _assess(model: LLMDeployment, observed: Observed, now: datetime) -> _Assessm
         surge_wait_seconds=model.spec.rollout.surge_wait_seconds,
         in_place=rollout.has_fallen_back_to_in_place(model, deployment),
     )
-    return _Assessment(rollout=numbers, states=states, failure=failure, download=download)
+    return _Assessment(rollout=numbers, states=states, failure=failure, refused=refused, download=download)
 
 
 def _with_download(failures: list[Failure], download: DownloadState | None) -> list[Failure]:

@@ -138,6 +138,36 @@ def test_a_suspended_deployment_is_neither_ready_nor_reconciling_nor_stalled(fie
     assert condition(computed, "Reconciling")[0] == condition(computed, "Stalled")[0] == "False"
 
 
+def test_a_replica_without_a_node_is_denied_by_no_condition_while_another_serves() -> None:
+    def computed(ago: float) -> Body:
+        lacks = kubelet.condition("PodScheduled", "False", reason="Unschedulable", message=IN_USE, ago=ago)
+        waiting = pod({"phase": "Pending", "conditions": [lacks]}, name="m-1")
+        two = model_body(replicas=2)
+        return compute(pod(kubelet.ready()), waiting, of=deployment(replicas=2, ready=1), body=two)
+
+    young, old = computed(1), computed(10)
+
+    assert condition(young, "Scheduled") == ("Unknown", "AwaitingNode")
+    assert status.changes_without_event(young), "it is looked at again"
+    assert condition(old, "Ready") == ("True", "MinimumReplicasReady")
+    assert condition(old, "Scheduled") == ("False", "WaitingForGPU")
+    assert condition(old, "Reconciling") == ("True", "WaitingForGPU")
+    messages = {c["type"]: c["message"] for c in old["conditions"]}
+    assert "Pod m-1 has no node." in messages["Scheduled"]
+    assert f"all nvidia.com/gpu are in use: {LACKS}" in messages["Scheduled"]
+    assert messages["Reconciling"].startswith("1 of 2 replicas ready. Pod m-1 has no node.")
+    assert [event.reason for event in transitions.events(young, old)] == ["WaitingForGPU"]
+
+
+def test_without_an_accelerator_in_the_cluster_none_is_said_to_be_in_use() -> None:
+    computed = compute(pod(kubelet.unschedulable(f"{LACKS} 1 Preemption is not helpful for scheduling.")))
+
+    said = " ".join(c["message"] for c in computed["conditions"])
+    assert "no node that may take the pod has nvidia.com/gpu" in said and "in use" not in said
+
+
+LACKS = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu. preemption: 0/1 nodes are available:"
+IN_USE = f"{LACKS} 1 No preemption victims found for incoming pod."
 POD_STATUSES = st.sampled_from([*FAILURES.values(), kubelet.ready(), kubelet.loading(), {"phase": "Failed"}])
 
 
@@ -152,7 +182,9 @@ POD_STATUSES = st.sampled_from([*FAILURES.values(), kubelet.ready(), kubelet.loa
 def test_ready_reconciling_and_stalled_never_contradict_each_other(
     reported: list[Body], wanted: int, replicas: int, ready: int, seen: bool, problem: str | None
 ) -> None:
-    """kstatus reads Reconciling before Stalled before Ready: at most one may be True."""
+    """kstatus reads Reconciling before Stalled before Ready: at most one may be True, but for replicas that
+    get no pod or no node while others serve.
+    """
     computed = compute(
         *(pod(each, name=f"m-{i}") for i, each in enumerate(reported)),
         of=deployment(replicas=replicas, ready=min(ready, replicas), seen=seen),
@@ -161,7 +193,9 @@ def test_ready_reconciling_and_stalled_never_contradict_each_other(
     )
 
     is_true = {c["type"] for c in computed["conditions"] if c["status"] == "True"}
-    assert len(is_true & {"Ready", "Reconciling", "Stalled"}) <= 1
+    if condition(computed, "Scheduled")[0] != "False":
+        assert len(is_true & {"Ready", "Reconciling", "Stalled"}) <= 1
+    assert not {"Ready", "Stalled"} <= is_true and not {"Reconciling", "Stalled"} <= is_true
     if wanted and not problem:
         assert is_true & {"Ready", "Reconciling", "Stalled"}
     assert all(c["reason"] and c["message"] and c["observedGeneration"] == 2 for c in computed["conditions"])

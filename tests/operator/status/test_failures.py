@@ -139,6 +139,7 @@ def test_an_exceeded_quota_is_reported_without_the_generated_pod_name() -> None:
     computed = compute(of=refused)
 
     assert condition(computed, "Ready") == ("False", "QuotaExceeded")
+    assert condition(computed, "Scheduled") == ("False", "QuotaExceeded")
     assert (
         "small" in computed["lastFailure"]["message"] and "m-abc12" not in computed["lastFailure"]["message"]
     )
