@@ -27,6 +27,7 @@ FAILURES: dict[str, Callable[[], dict[str, Any]]] = {
     "GPUOutOfMemory": lambda: pods.terminated(76, "GPUOutOfMemory"),
     "EngineCrashed": lambda: pods.terminated(70, "EngineCrashed"),
     "EngineStalled": lambda: pods.terminated(71, "EngineStalled"),
+    "ProcessStalled": lambda: pods.terminated(72, "ProcessStalled"),
     "ServerExited": pods.ended_well,
     "ImagePullFailed": lambda: pods.waiting("ErrImagePull", "not found"),
     "WaitingForNode": lambda: pods.unschedulable("0/3 nodes are available: 3 Insufficient memory."),

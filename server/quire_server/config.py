@@ -140,7 +140,9 @@ class ServeConfig:
         300.0, seconds(1), "longest time without progress while loading"
     )
     stall_timeout_seconds: float = setting(
-        60.0, seconds(1), "longest time without a step while work is pending"
+        60.0,
+        seconds(1),
+        "longest time without a step while work is pending, or in which a process does not run",
     )
     canary_interval_seconds: float = setting(
         60.0, seconds(1), "idle time before the engine runs the canary again"

@@ -46,6 +46,7 @@ class Reason(enum.Enum):
     GPU_OUT_OF_MEMORY = "GPUOutOfMemory"
     ENGINE_CRASHED = "EngineCrashed"
     ENGINE_STALLED = "EngineStalled"
+    PROCESS_STALLED = "ProcessStalled"
 
 
 EXIT_CODES = {
@@ -55,6 +56,7 @@ EXIT_CODES = {
     Reason.MODEL_DOWNLOAD_FAILED: 69,
     Reason.ENGINE_CRASHED: 70,
     Reason.ENGINE_STALLED: 71,
+    Reason.PROCESS_STALLED: 72,
     Reason.OUT_OF_DISK: 73,
     Reason.STARTUP_TIMEOUT: 74,
     Reason.LOAD_STALLED: 75,

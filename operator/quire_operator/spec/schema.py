@@ -394,7 +394,7 @@ class StartupProbe:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadinessProbe:
-    period_seconds: int = number(1, 60, 5)
+    period_seconds: int = number(1, 60, 3)
     timeout_seconds: int = number(1, 60, 3)
     failure_threshold: int = number(1, 60, 2)
 

@@ -46,7 +46,7 @@ _IMAGE_WAITS = frozenset(
     }
 )
 _CONFIG_WAITS = frozenset({"CreateContainerConfigError", "CreateContainerError"})
-_SELF_REPORTED = frozenset({"CanaryMismatch", "CanaryStale", "EngineStalled"})
+_SELF_REPORTED = frozenset({"CanaryMismatch", "CanaryStale", "EngineStalled", "ProcessStalled"})
 _STARTING = frozenset({"loading", "warming"})
 _SELF_TERMINATED = frozenset(
     {
@@ -61,6 +61,7 @@ _SELF_TERMINATED = frozenset(
         "GPUOutOfMemory",
         "EngineCrashed",
         "EngineStalled",
+        "ProcessStalled",
     }
 )
 # The kubelet alternates between the error and a back-off that quotes it. Both are reduced to the same text.

@@ -111,9 +111,16 @@ _ALL = (
     ),
     Reason(
         "EngineStalled",
-        "the engine had work and made no step for health.stallTimeoutSeconds, so its pod is restarted",
+        "the engine does not run, or had work and made no step for health.stallTimeoutSeconds, so its pod is "
+        "restarted",
         "read the pod's log; if one step may take that long, raise spec.health.stallTimeoutSeconds",
         exit_code=71,
+    ),
+    Reason(
+        "ProcessStalled",
+        "a process of the server does not run; after health.stallTimeoutSeconds its pod is restarted",
+        "read the pod's log, and look at its node, which may be out of CPU or memory",
+        exit_code=72,
     ),
     Reason(
         "CanaryMismatch",

@@ -46,7 +46,7 @@ from quire_server.engine.messages import EngineInfo
 from quire_server.engine.socket_server import SOCKET_NAME
 from quire_server.errors import ConfigError, QuireServerError
 from quire_server.health.decision import Thresholds
-from quire_server.health.heartbeat import SharedState
+from quire_server.health.heartbeat import BEAT_SECONDS, Process, SharedState
 from quire_server.metrics.requests import CacheFacts, Metrics
 from quire_server.model_dir.files import ModelFiles
 from quire_server.model_dir.generation_config import SamplingDefaults, sampling_defaults
@@ -219,6 +219,7 @@ async def _serve(context: ServerContext, listener: socket.socket, *, max_age: fl
     serving = loop.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
+    beating = loop.create_task(_beat(context.state))
     # Only now: to the engine, and so to readiness, our connection means that we listen.
     connecting = loop.create_task(context.engine.run())
     watching = loop.create_task(_watch_lag(context.metrics.loop_lag))
@@ -235,6 +236,14 @@ async def _serve(context: ServerContext, listener: socket.socket, *, max_age: fl
     await serving
     connecting.cancel()
     watching.cancel()
+    beating.cancel()
+
+
+async def _beat(state: SharedState) -> None:
+    """Show the health process that the event loop runs."""
+    while True:
+        state.beat(Process.API)
+        await asyncio.sleep(BEAT_SECONDS)
 
 
 async def _watch_lag(observe: Callable[[float], None]) -> None:

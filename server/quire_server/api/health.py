@@ -54,7 +54,8 @@ def _is_deep(query: bytes) -> bool:
 
 def _checks(context: ServerContext) -> tuple[dict[str, bool | None], dict[str, Json]]:
     now, sample = time.monotonic(), context.state.read_heartbeat()
-    verdict = decision.judge(sample, context.state.read_control(), now, context.thresholds)
+    control, beats = context.state.read_control(), context.state.read_beats()
+    verdict = decision.judge(sample, control, beats, now, context.thresholds)
     connected, stats = context.engine.connected, context.engine.stats
     load = context.admission.load(context.engine.info, stats) if connected else None
     fullness = load.fullness if load is not None else 0.0

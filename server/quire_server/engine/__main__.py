@@ -19,7 +19,7 @@ from quire_server.engine.messages import EngineInfo
 from quire_server.engine.socket_server import EngineSocket
 from quire_server.fault_injection import Faults
 from quire_server.health import effective_config
-from quire_server.health.heartbeat import SharedState
+from quire_server.health.heartbeat import Process, SharedState
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,9 @@ def main(argv: list[str]) -> int:
     run_dir = Path(argv[0])
     settings = config.parse_args(argv[1:], os.environ)
     log.configure("engine", settings.log_level)
-    heartbeat = HeartbeatWriter(SharedState.open(run_dir), time.monotonic())
+    state = SharedState.open(run_dir)
+    state.beat_by_thread(Process.ENGINE)
+    heartbeat = HeartbeatWriter(state, time.monotonic())
     try:
         _serve(settings, run_dir, heartbeat, fault_injection.parse(os.environ))
     except Exception as error:  # the process boundary: every error becomes a reason and an exit code

@@ -7,9 +7,12 @@ no clock, file or socket.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from quire_server.health.heartbeat import Control, Heartbeat, Phase
+from quire_server.health.heartbeat import Beats, Control, Heartbeat, Phase, Process
+
+# The readiness probe of the pod fails twice, three seconds apart: out of rotation within ten seconds.
+_MAX_SILENCE = 3.0
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,11 @@ class Thresholds:
 
     stall: float
     canary_interval: float
+
+    @property
+    def silence(self) -> float:
+        """A process without a beat for so long is not ready; for `stall` seconds, it is not alive."""
+        return min(_MAX_SILENCE, self.stall / 2)
 
     @property
     def proof_expiry(self) -> float:
@@ -41,42 +49,60 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The results of the three probes, and phase and reason for /statusz."""
+    """The results of the three probes, and phase, reason and the processes that are silent for /statusz."""
 
     startup: ProbeResult
     ready: ProbeResult
     live: ProbeResult
     phase: str
     reason: str
+    silent: tuple[str, ...] = ()
 
 
 _OK = ProbeResult()
 
 
-def judge(sample: Heartbeat | None, control: Control, now: float, thresholds: Thresholds) -> Verdict:
-    """Evaluate the heartbeat at the time `now`."""
+def judge(
+    sample: Heartbeat | None, control: Control, beats: Beats, now: float, thresholds: Thresholds
+) -> Verdict:
+    """Evaluate heartbeat and beats at the time `now`."""
     if sample is None or sample.phase is not Phase.SERVING:
         phase = "warming" if sample is not None and sample.phase is Phase.WARMING else "loading"
         waiting = ProbeResult("Loading" if phase == "loading" else "Warming")
         verdict = Verdict(startup=waiting, ready=waiting, live=_OK, phase=phase, reason="")
     else:
-        verdict = _judge_serving(sample, now, thresholds)
+        verdict = _judge_serving(sample, beats, now, thresholds)
     if control.failed:
-        return Verdict(verdict.startup, ProbeResult(control.failed), verdict.live, "failed", control.failed)
+        return replace(verdict, ready=ProbeResult(control.failed), phase="failed", reason=control.failed)
     if control.draining:
-        return Verdict(verdict.startup, ProbeResult("Draining"), _OK, "draining", verdict.reason)
+        return replace(verdict, ready=ProbeResult("Draining"), live=_OK, phase="draining")
     return verdict
 
 
-def _judge_serving(sample: Heartbeat, now: float, thresholds: Thresholds) -> Verdict:
-    silence = seconds_without_progress(sample, now)
-    live = ProbeResult("EngineStalled") if silence >= thresholds.stall else _OK
-    if silence >= thresholds.stall / 2:
-        return Verdict(_OK, ProbeResult("EngineStalled"), live, "stalled", "EngineStalled")
+def _judge_serving(sample: Heartbeat, beats: Beats, now: float, thresholds: Thresholds) -> Verdict:
+    waited = seconds_without_progress(sample, now)
+    silent = _silent(beats, now, thresholds.silence)
+    dead = _silent(beats, now, thresholds.stall)
+    if stalled := _stall(waited >= thresholds.stall / 2, silent):
+        live = ProbeResult(_stall(waited >= thresholds.stall, dead))
+        names = tuple(process.name.lower() for process in silent)
+        return Verdict(_OK, ProbeResult(stalled), live, "stalled", stalled, names)
     reason = sample.reason
     if not reason and now - sample.proof_at > thresholds.proof_expiry:
         reason = "CanaryStale"
-    return Verdict(_OK, ProbeResult(reason), live, "serving", reason)
+    return Verdict(_OK, ProbeResult(reason), _OK, "serving", reason)
+
+
+def _silent(beats: Beats, now: float, seconds: float) -> tuple[Process, ...]:
+    """The processes without a beat for so long, or without any."""
+    return tuple(process for process in Process if now - beats.get(process, 0.0) >= seconds)
+
+
+def _stall(is_stuck: bool, silent: tuple[Process, ...]) -> str:
+    """The reason of a stall, "" for none. `is_stuck`: the engine runs, but makes no step."""
+    if is_stuck or Process.ENGINE in silent:
+        return "EngineStalled"
+    return "ProcessStalled" if silent else ""
 
 
 def seconds_without_progress(sample: Heartbeat, now: float) -> float:
@@ -91,6 +117,7 @@ def statusz(sample: Heartbeat | None, verdict: Verdict, now: float, version: str
     return {
         "phase": verdict.phase,
         "reason": verdict.reason,
+        "silent": list(verdict.silent),
         "loadedBytes": sample.loaded_bytes,
         "totalBytes": sample.total_bytes,
         "etaSeconds": _eta(sample, now),

@@ -1,8 +1,9 @@
 """The shared memory between the processes of one server: a few small slots in a file, each with one writer.
 
-The engine writes `Heartbeat`, the supervisor writes `Control`; the health process and the supervisor read. A
-slot has a checksum, so a reader never uses a half-written sample: it uses the previous one, whose age shows
-how current it is. All times are CLOCK_MONOTONIC, which the processes of a machine share.
+The engine writes `Heartbeat`, the supervisor writes `Control`, and each `Process` the time at which it last
+ran (a beat); the health process and the supervisor read. A slot has a checksum, so a reader never uses a
+half-written sample: it uses the previous one, whose age shows how current it is. All times are
+CLOCK_MONOTONIC, which the processes of a machine share.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from __future__ import annotations
 import enum
 import mmap
 import struct
+import threading
+import time
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,10 +22,13 @@ from typing import Any, NamedTuple
 _FILE = "heartbeat"
 _FILE_SIZE = 4096
 _CONTROL_OFFSET = 2048
+_BEATS_OFFSET, _BEAT_SIZE = 3072, 64
 _CHECKSUM = struct.Struct("<I")
 _HEARTBEAT = struct.Struct("<dB?IIQQQddddd32s")
 _CONTROL = struct.Struct("<?32s")
+_BEAT = struct.Struct("<d")
 _READ_ATTEMPTS = 50
+BEAT_SECONDS = 0.5  # between two beats of a process
 
 
 class Phase(enum.IntEnum):
@@ -30,6 +37,19 @@ class Phase(enum.IntEnum):
     LOADING = 1
     WARMING = 2
     SERVING = 3
+
+
+class Process(enum.Enum):
+    """The processes that beat; the value is the number of the slot. The health process is missing: the
+    kubelet's probes show whether it runs.
+    """
+
+    SUPERVISOR = 0
+    ENGINE = 1
+    API = 2
+
+
+Beats = Mapping[Process, float]
 
 
 class Heartbeat(NamedTuple):
@@ -108,6 +128,25 @@ class SharedState:
         """Write the supervisor's slot."""
         self._write(_CONTROL_OFFSET, control.pack())
 
+    def beat(self, process: Process) -> None:
+        """Write the time as the last at which this process ran."""
+        self._write(_beat_offset(process), _BEAT.pack(time.monotonic()))
+
+    def beat_by_thread(self, process: Process) -> None:
+        """Beat until the process ends, for one whose main thread computes for seconds without a pause."""
+
+        def run() -> None:
+            while True:
+                self.beat(process)
+                time.sleep(BEAT_SECONDS)
+
+        threading.Thread(target=run, name="beat", daemon=True).start()
+
+    def read_beats(self) -> Beats:
+        """When each process ran last; a process that has not beaten yet is missing."""
+        payloads = {process: self._read(_beat_offset(process), _BEAT.size) for process in Process}
+        return {process: _BEAT.unpack(found)[0] for process, found in payloads.items() if found is not None}
+
     def read_heartbeat(self) -> Heartbeat | None:
         """The last valid sample, None before the first one."""
         payload = self._read(0, _HEARTBEAT.size)
@@ -132,3 +171,7 @@ class SharedState:
                 break
         # The writer may have been interrupted in the middle of a write: use the last valid payload.
         return self._last_valid.get(offset)
+
+
+def _beat_offset(process: Process) -> int:
+    return _BEATS_OFFSET + process.value * _BEAT_SIZE

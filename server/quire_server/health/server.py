@@ -65,7 +65,8 @@ class HealthServer(ThreadingHTTPServer):
         """Status and body of one path, None for a path that does not exist."""
         now = time.monotonic()
         sample = self.state.read_heartbeat()
-        verdict = decision.judge(sample, self.state.read_control(), now, self.thresholds)
+        control, beats = self.state.read_control(), self.state.read_beats()
+        verdict = decision.judge(sample, control, beats, now, self.thresholds)
         if path == "/statusz":
             body = decision.statusz(sample, verdict, now, self.version)
             return 200, {**body, "config": dict(self.model), "effective": self.effective()}

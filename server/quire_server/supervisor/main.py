@@ -19,7 +19,7 @@ from quire_server import termination
 from quire_server.config import ServeConfig
 from quire_server.health import decision
 from quire_server.health.decision import Thresholds
-from quire_server.health.heartbeat import Control, SharedState
+from quire_server.health.heartbeat import Control, Process, SharedState
 from quire_server.supervisor.children import Children
 from quire_server.supervisor.watch import Ending, LoadLimits, ending_of_child, watch_load
 from quire_server.termination import Failure, Reason
@@ -79,6 +79,7 @@ class Supervisor:
         self._children.spawn(API, "quire_server.api", arguments, environ)
         started_at = time.monotonic()
         while True:
+            self._state.beat(Process.SUPERVISOR)
             if self._wait_for_signal(_TICK_SECONDS):
                 return self._drain()
             ending = self._look_at_children()
@@ -90,12 +91,13 @@ class Supervisor:
                 return self._end(ending)
 
     def _drain(self) -> Ending:
-        """Let the streams finish. A stalled engine cannot finish any, so that ends the server at once."""
+        """Let the streams finish. A server with a stalled process finishes none, so that ends it at once."""
+        self._state.beat(Process.SUPERVISOR)
         now = time.monotonic()
-        sample = self._state.read_heartbeat()
-        verdict = decision.judge(sample, Control(), now, self._thresholds)
+        sample, beats = self._state.read_heartbeat(), self._state.read_beats()
+        verdict = decision.judge(sample, Control(), beats, now, self._thresholds)
         if verdict.live.reason:
-            return self._end(Ending.of(self._stalled()))
+            return self._end(Ending.of(self._stalled(Reason(verdict.live.reason), verdict.silent)))
         self._state.write_control(Control(draining=True))
         logger.info("draining", extra={"seconds": self._config.drain_timeout_seconds})
         if not verdict.startup.reason:
@@ -157,12 +159,15 @@ class Supervisor:
         received = signal.sigtimedwait(_SIGNALS, timeout)
         return received is not None and received.si_signo in _ENDING
 
-    def _stalled(self) -> Failure:
-        return Failure(
-            Reason.ENGINE_STALLED,
-            f"The engine did no step for {self._config.stall_timeout_seconds:g} s while work was pending. "
-            "The pod restarts; if steps are merely slow, raise stallTimeoutSeconds or give the pod more CPU.",
-        )
+    def _stalled(self, reason: Reason, silent: Sequence[str]) -> Failure:
+        seconds = f"{self._config.stall_timeout_seconds:g} s"
+        if silent:
+            what = f"These processes of the server did not run for {seconds}: {', '.join(silent)}."
+            remedy = "look at the node; it may be out of CPU or memory."
+        else:
+            what = f"The engine did no step for {seconds} while work was pending."
+            remedy = "if steps are merely slow, raise stallTimeoutSeconds or give the pod more CPU."
+        return Failure(reason, f"{what} The pod restarts; {remedy}")
 
     def _undrained(self) -> Failure:
         return Failure(

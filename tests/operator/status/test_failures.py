@@ -97,6 +97,7 @@ def test_drained_pods_and_earlier_terminations_are_no_failures() -> None:
         (Sample(phase="serving", reason="CanaryMismatch"), "CanaryMismatch"),
         (Sample(phase="serving", reason="CanaryStale"), "CanaryStale"),
         (Sample(phase="stalled"), "EngineStalled"),
+        (Sample(phase="stalled", reason="ProcessStalled"), "ProcessStalled"),
     ],
 )
 def test_an_unready_pod_is_reported_with_the_reason_that_it_gives(sample: Sample, reason: str) -> None:

@@ -3,10 +3,11 @@
 import pytest
 
 from quire_server.health.decision import Thresholds, judge, statusz
-from quire_server.health.heartbeat import Control, Heartbeat, Phase
+from quire_server.health.heartbeat import Control, Heartbeat, Phase, Process
 
 NOW = 1000.0
 LIMITS = Thresholds(stall=60.0, canary_interval=60.0)
+BEATS = dict.fromkeys(Process, NOW - 0.5)
 IDLE = Heartbeat(
     written_at=NOW - 0.5,
     phase=Phase.SERVING,
@@ -68,24 +69,54 @@ LOADING = beat(phase=Phase.LOADING, loaded_bytes=25, started_at=NOW - 10, load_s
     ],
 )
 def test_the_probes_say_what_the_heartbeat_means(sample, control, startup, ready, live, phase):
-    verdict = judge(sample, control, NOW, LIMITS)
+    verdict = judge(sample, control, BEATS, NOW, LIMITS)
     assert verdict.startup.status == startup
     assert (verdict.ready.reason, verdict.ready.status) == (ready, 503 if ready else 200)
     assert verdict.live.status == live
     assert verdict.phase == phase
 
 
+@pytest.mark.parametrize(
+    ("process", "seconds", "ready", "live"),
+    [
+        (Process.API, 2.9, "", ""),
+        (Process.API, 3.0, "ProcessStalled", ""),
+        (Process.API, 60.0, "ProcessStalled", "ProcessStalled"),
+        (Process.SUPERVISOR, 60.0, "ProcessStalled", "ProcessStalled"),
+        (Process.ENGINE, 3.0, "EngineStalled", ""),
+        (Process.ENGINE, 60.0, "EngineStalled", "EngineStalled"),
+        (Process.API, NOW, "ProcessStalled", "ProcessStalled"),
+    ],
+)
+def test_each_process_has_to_run(process, seconds, ready, live):
+    beats = BEATS | {process: NOW - seconds}
+    verdict = judge(IDLE, Control(), beats, NOW, LIMITS)
+    assert (verdict.ready.reason, verdict.live.reason) == (ready, live)
+    body = statusz(IDLE, verdict, NOW, "1")
+    assert (body["reason"], body["silent"]) == (ready, [process.name.lower()] if ready else [])
+    if ready:
+        del beats[process]
+        never = judge(IDLE, Control(), beats, NOW, LIMITS)
+        assert (never.ready.status, never.live.status) == (503, 503), "one that never ran is no better"
+
+
+def test_a_silent_process_does_not_shorten_a_load_or_a_drain():
+    assert judge(LOADING, Control(), {}, NOW, LIMITS).live.status == 200
+    assert judge(IDLE, Control(draining=True), {}, NOW, LIMITS).live.status == 200
+
+
 def test_statusz_has_progress_and_an_estimate_while_loading():
-    body = statusz(LOADING, judge(LOADING, Control(), NOW, LIMITS), NOW, "1")
+    body = statusz(LOADING, judge(LOADING, Control(), BEATS, NOW, LIMITS), NOW, "1")
     assert (body["loadedBytes"], body["totalBytes"], body["etaSeconds"]) == (25, 100, 30.0)
     assert body["loadSeconds"] is None
 
 
 def test_statusz_has_the_load_once_serving():
     sample = beat(queued=2, running=3, work_pending=True)
-    assert statusz(sample, judge(sample, Control(), NOW, LIMITS), NOW, "0.1.0") == {
+    assert statusz(sample, judge(sample, Control(), BEATS, NOW, LIMITS), NOW, "0.1.0") == {
         "phase": "serving",
         "reason": "",
+        "silent": [],
         "loadedBytes": 100,
         "totalBytes": 100,
         "etaSeconds": None,
@@ -99,7 +130,7 @@ def test_statusz_has_the_load_once_serving():
 
 
 def test_statusz_has_the_same_fields_before_the_first_heartbeat():
-    silent = statusz(None, judge(None, Control(), NOW, LIMITS), NOW, "1")
-    spoken = statusz(IDLE, judge(IDLE, Control(), NOW, LIMITS), NOW, "1")
+    silent = statusz(None, judge(None, Control(), BEATS, NOW, LIMITS), NOW, "1")
+    spoken = statusz(IDLE, judge(IDLE, Control(), BEATS, NOW, LIMITS), NOW, "1")
     assert silent.keys() == spoken.keys()
     assert (silent["phase"], silent["totalBytes"], silent["etaSeconds"]) == ("loading", 0, None)
