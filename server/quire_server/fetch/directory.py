@@ -29,7 +29,8 @@ from quire_server.errors import (
 from quire_server.fetch import selection
 from quire_server.fetch.progress import Progress
 from quire_server.fetch.source import CHUNK_BYTES, Listing, RemoteFile, SourceClient
-from quire_server.fetch.transfer import RetryPolicy, StoppedError, Transfer, disk_errors
+from quire_server.fetch.transfer import KEPT, RetryPolicy, StoppedError, Transfer
+from quire_server.model_dir.disk import disk_errors, sync
 from quire_server.model_dir.files import MANIFEST_NAME, FileEntry, ModelFiles, parse_json_object
 
 _SPARE_BYTES = 64 << 20
@@ -66,7 +67,7 @@ class FetchRequest:
 
 def fetch(source: SourceClient, request: FetchRequest, progress: Progress) -> Fetched:
     """Fetch the model, or verify and repair the one that is there. Raises QuireServerError."""
-    with disk_errors(request.to):
+    with disk_errors(request.to, KEPT):
         request.to.parent.mkdir(parents=True, exist_ok=True)
         with _locked(request.to, progress):
             present = _read(request)
@@ -161,7 +162,7 @@ def _publish(to: Path, staging: Path, done: Fetched) -> None:
         file.flush()
         os.fsync(file.fileno())
     staging.chmod(0o755)
-    _sync(staging)
+    sync(staging)
     if to.exists():
         old = to.parent / f".{to.name}.old"
         os.replace(to, old)
@@ -169,7 +170,7 @@ def _publish(to: Path, staging: Path, done: Fetched) -> None:
         shutil.rmtree(old)
     else:
         os.replace(staging, to)
-    _sync(to.parent)
+    sync(to.parent)
 
 
 def _read(request: FetchRequest) -> Fetched | None:
@@ -270,11 +271,3 @@ def _remove_stale(to: Path, keep: Path) -> None:
     for path in to.parent.iterdir():
         if path != keep and left.fullmatch(path.name):
             shutil.rmtree(path)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -76,6 +77,7 @@ class Reporter:
         self._period = period
         self._end = threading.Event()
         self._last: dict[str, Any] = {}
+        self._has_failed = False
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def __enter__(self) -> Reporter:
@@ -98,10 +100,14 @@ class Reporter:
         self._last = document
         line = json.dumps(document)
         self._write(f"{line}\n")
-        if self._path is not None:
+        if self._path is not None and not self._has_failed:
             new = self._path.with_name(f".{self._path.name}.new")
-            new.write_text(f"{line}\n", encoding="utf-8")
-            os.replace(new, self._path)
+            try:
+                new.write_text(f"{line}\n", encoding="utf-8")
+                os.replace(new, self._path)
+            except OSError as error:  # the download goes on without it
+                self._has_failed = True
+                sys.stderr.write(f"quire-server: {self._path} cannot be written: {error.strerror}\n")
 
 
 def serve(progress: Progress, port: int) -> ThreadingHTTPServer:

@@ -8,7 +8,6 @@ detected only if the source promises a digest, which S3 buckets need not do.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import threading
@@ -18,19 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from quire_server.errors import (
-    ConfigError,
-    DiskError,
-    DownloadError,
-    ModelCorruptError,
-    QuireServerError,
-)
+from quire_server.errors import DownloadError, ModelCorruptError, QuireServerError
 from quire_server.fetch.progress import Progress
 from quire_server.fetch.source import CHUNK_BYTES, Check, Listing, RemoteFile, SourceClient
+from quire_server.model_dir.disk import disk_errors
 from quire_server.model_dir.files import FileEntry
 
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_NO_PERMISSION = {errno.EACCES, errno.EPERM, errno.EROFS}
+KEPT = "; what is there is kept"
 
 
 class StoppedError(QuireServerError):
@@ -87,7 +80,7 @@ class Transfer:
         while True:
             before = path.stat().st_size if path.exists() else 0
             try:
-                with disk_errors(path):
+                with disk_errors(path, KEPT):
                     return self._attempt(file, path)
             except DownloadError as error:
                 has_more = path.exists() and path.stat().st_size > before
@@ -217,23 +210,3 @@ def _appending(path: Path) -> Iterator[BinaryIO]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
         yield file
-
-
-@contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Translate OSErrors, which are the disk's: clients raise their own as DownloadError."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _NO_SPACE:
-            raise DiskError(
-                f"There is no room for {path.name} ({error.strerror}). Enlarge the volume; what is there "
-                "is kept."
-            ) from None
-        if error.errno in _NO_PERMISSION:
-            raise ConfigError(
-                f"{path.parent} cannot be written by user {os.getuid()} ({error.strerror}). Mount it "
-                "writable, with a "
-                "group that this user has (fsGroup)."
-            ) from None
-        raise DiskError(f"{path} failed: {error.strerror}. Check the volume.") from None

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from quire_server.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from quire_server.model_dir import disk
 
 MANIFEST_NAME = "quire-manifest.json"
 # Bytes. Real models: config.json is below 100 KB, the tokenizer_config.json of Gemma 3 has 1.2 MB.
@@ -139,21 +140,22 @@ class _NoDigest:
 
 @contextlib.contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
-    """A temporary directory to write a model to. On normal exit it is renamed to ``out``, with a manifest;
-    after an error it is removed.
+    """A temporary directory to write a model to. On normal exit it is renamed to ``out``, with a manifest and
+    all of it on the disk; after an error it is removed. An OSError becomes a DiskError.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists already. Remove it, or name another directory.")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        yield staging
-        write_manifest(staging)
-        staging.chmod(0o755)
-        os.replace(staging, out)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
+    with disk.disk_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        try:
+            yield staging
+            write_manifest(staging)
+            staging.chmod(0o755)
+            disk.publish(staging, out)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
 
 
 def write_manifest(root: Path, progress: Callable[[str], None] = lambda name: None) -> None:

@@ -102,7 +102,7 @@ def _write_directory(reader: gguf.GGUFReader, directory: Path) -> None:
     }
     for name, document in documents.items():
         (directory / name).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True))
     model = registry.parse(config, tuple(config["eos_token_id"]))
     shapes = {name: tuple(tensor.shape) for name, tensor in registry.tensors(model).items()}
     sources = _sources(metadata.architecture, model.num_layers, tensors, shapes)
