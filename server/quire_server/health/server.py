@@ -21,6 +21,8 @@ from quire_server.health.heartbeat import SharedState
 
 logger = logging.getLogger(__name__)
 
+PATHS = frozenset({"/startupz", "/readyz", "/livez", "/statusz"})
+
 
 class HealthServer(ThreadingHTTPServer):
     """Serves the kubelet's probes and the operator's status requests."""
@@ -63,6 +65,8 @@ class HealthServer(ThreadingHTTPServer):
 
     def answer(self, path: str) -> tuple[int, dict[str, object]] | None:
         """Status and body of one path, None for a path that does not exist."""
+        if path not in PATHS:
+            return None
         now = time.monotonic()
         sample = self.state.read_heartbeat()
         control, beats = self.state.read_control(), self.state.read_beats()
@@ -71,9 +75,7 @@ class HealthServer(ThreadingHTTPServer):
             body = decision.statusz(sample, verdict, now, self.version)
             return 200, {**body, "config": dict(self.model), "effective": self.effective()}
         probes = {"/startupz": verdict.startup, "/readyz": verdict.ready, "/livez": verdict.live}
-        probe = probes.get(path)
-        if probe is None:
-            return None
+        probe = probes[path]
         return probe.status, {"ok": probe.status == 200, "reason": probe.reason, "phase": verdict.phase}
 
 
