@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -31,6 +32,7 @@ from quire_server.health.heartbeat import SharedState
 from quire_server.metrics.requests import Metrics
 from quire_server.model_dir.generation_config import SamplingDefaults
 from quire_server.text.chat import ChatTemplate
+from quire_server.text.fair_executor import FairExecutor
 from quire_server.text.grammar_compiler import GrammarCompiler, GrammarRequest
 from quire_server.text.tokenizer import Tokenizer
 
@@ -38,6 +40,7 @@ from quire_server.text.tokenizer import Tokenizer
 _SHORT_TEXT = 2000
 _THREADS = 2
 _MAX_GATE = 32
+_MAX_GRAMMARS = 32  # of one client, that wait to be compiled
 
 
 class SerialGate:
@@ -87,10 +90,9 @@ class ServerContext:
     request_timeout: float = math.inf
     watermark: WatermarkMode = WatermarkMode.OFF
     text_gate: SerialGate = field(default_factory=SerialGate)
-    grammar_gate: SerialGate = field(default_factory=SerialGate)
     created: int = field(default_factory=lambda: int(time.time()))
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "text"))
-    _grammar_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "grammar"))
+    _grammar_thread: FairExecutor = field(default_factory=lambda: FairExecutor("grammar"))
 
     def check_model(self, name: str) -> None:
         """Raises a 404 that names the models there are."""
@@ -148,12 +150,15 @@ class ServerContext:
             raise ApiError(400, str(error), param=error.param or "messages") from None
         return await self.tokenize(text, special=False)
 
-    async def compile(self, form: GrammarRequest | None) -> Grammar | None:
-        """The compiled grammar. A hostile one delays only others that are not compiled yet."""
+    async def compile(self, form: GrammarRequest | None, client: str) -> Grammar | None:
+        """The compiled grammar. Clients take turns, so that a hostile grammar delays others by its own time
+        only. Raises ApiError where too many of the client's wait already.
+        """
         if form is None:
             return None
         if (known := self.grammars.known(form)) is not None:
             return known
-        async with self.grammar_gate.enter():
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._grammar_thread, self.grammars.compile, form)
+        if (waiting := self._grammar_thread.num_waiting(client)) >= _MAX_GRAMMARS:
+            raise overloaded("queue_full", f"{waiting} constraints of this key wait to be compiled", 1)
+        compiling = self._grammar_thread.submit(client, functools.partial(self.grammars.compile, form))
+        return await asyncio.wrap_future(compiling)

@@ -2,17 +2,19 @@
 
 Compiling takes from half a millisecond to a second. It runs on a thread of its own, without the GIL, while
 the engine continues with its steps. The API process has compiled every grammar before, within limits of time
-and memory, so one thread is enough.
+and memory, so one thread is enough; clients take turns on it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from quire_server.core.request import Request
 from quire_server.core.sampling_params import Grammar
 from quire_server.runner.structured_outputs import GrammarMatcher, Grammars
+from quire_server.text.fair_executor import FairExecutor
 
 POLL_SECONDS = 0.002
 
@@ -22,7 +24,7 @@ class GrammarQueue:
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
-        self._thread = ThreadPoolExecutor(1, "grammars")
+        self._thread = FairExecutor("grammars")
         self._waiting: dict[str, tuple[Request, Future[GrammarMatcher]]] = {}
 
     def __len__(self) -> int:
@@ -30,7 +32,8 @@ class GrammarQueue:
 
     def add(self, request: Request, grammar: Grammar) -> None:
         """Start compiling the grammar of a request."""
-        self._waiting[request.request_id] = (request, self._thread.submit(self._grammars.build, grammar))
+        building = self._thread.submit(request.client, functools.partial(self._grammars.build, grammar))
+        self._waiting[request.request_id] = (request, building)
 
     def remove(self, request_id: str) -> None:
         """The request has finished or was aborted, in the queue or after it."""

@@ -2,10 +2,13 @@
 request's field.
 
 A child process (``grammar_worker``) does the work, because it may take too long or too much memory. The
-latest results are cached.
+latest results are cached, and refusals too: what took too long once costs nothing when it is sent again.
 """
 
 import functools
+import hashlib
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire_server.core.sampling_params import Grammar, GrammarKind
@@ -15,6 +18,8 @@ from quire_server.text.grammar import MAX_BYTES, Vocabulary
 from quire_server.text.tokenizer import Tokenizer
 
 _CACHE_SIZE = 64
+_NUM_REFUSALS = 1024
+_REFUSED_SECONDS = 300.0  # a busy machine may have been the reason
 
 
 @dataclass(frozen=True)
@@ -29,10 +34,12 @@ class GrammarRequest:
 class GrammarCompiler:
     """Thread-safe; compiles one text at a time."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, clock: Callable[[], float] = time.monotonic) -> None:
         self._has_end = bool(tokenizer.eos_token_ids)
         self._tokenizer = tokenizer
+        self._clock = clock
         self._compiled: dict[GrammarRequest, Grammar] = {}
+        self._refused: dict[bytes, tuple[float, str]] = {}  # by digest: until when, and why
 
     @functools.cached_property
     def _worker(self) -> ChildProcess:
@@ -42,8 +49,13 @@ class GrammarCompiler:
         return ChildProcess("quire_server.text.grammar_worker", vocabulary.to_json())
 
     def known(self, wanted: GrammarRequest) -> Grammar | None:
-        """The cached result of ``compile``, if there is one."""
-        return self._compiled.get(wanted)
+        """The cached result of ``compile``, if there is one. Raises RequestError where that is a refusal."""
+        if (grammar := self._compiled.get(wanted)) is not None:
+            return grammar
+        until, why = self._refused.get(_digest(wanted), (0.0, ""))
+        if why and self._clock() < until:
+            raise self._refusal(wanted, why)
+        return None
 
     def compile(self, wanted: GrammarRequest) -> Grammar:
         """The compiled grammar. Raises RequestError. Blocks for up to 2 s: call it in a thread."""
@@ -51,8 +63,13 @@ class GrammarCompiler:
             raise self._refusal(wanted, "the model has no token that ends a text")
         if len(wanted.text.encode()) > MAX_BYTES:
             raise self._refusal(wanted, f"is longer than {MAX_BYTES} bytes")
+        if (known := self.known(wanted)) is not None:
+            return known
         answer = self._worker.ask({"kind": wanted.kind, "text": wanted.text})
         if "error" in answer:
+            if len(self._refused) >= _NUM_REFUSALS:
+                del self._refused[next(iter(self._refused))]
+            self._refused[_digest(wanted)] = (self._clock() + _REFUSED_SECONDS, answer["error"])
             raise self._refusal(wanted, answer["error"])
         grammar = Grammar(wanted.kind, answer["text"])
         if len(self._compiled) >= _CACHE_SIZE:
@@ -68,3 +85,9 @@ class GrammarCompiler:
     @staticmethod
     def _refusal(wanted: GrammarRequest, why: str) -> RequestError:
         return RequestError(f"{wanted.param}: {why}", param=wanted.param)
+
+
+def _digest(wanted: GrammarRequest) -> bytes:
+    """Identifies a text without keeping it."""
+    text = "\0".join((wanted.kind, wanted.param, wanted.text))
+    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()

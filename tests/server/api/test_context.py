@@ -95,7 +95,7 @@ def context():
     parts = {
         field.name: None for field in dataclasses.fields(ServerContext) if not field.name.startswith("_")
     }
-    del parts["created"], parts["text_gate"], parts["grammar_gate"]
+    del parts["created"], parts["text_gate"]
     context = ServerContext(**{**parts, "engine": NoEngine(), "tokenizer": SlowTokenizer()})
     yield context
     context.tokenizer.go_on.set()

@@ -28,7 +28,7 @@ def make_context(**parts):
         field.name for field in dataclasses.fields(ServerContext) if field.default is dataclasses.MISSING
     ]
     nothing = {name: None for name in names if not name.startswith("_")}
-    for made in ("text_gate", "grammar_gate", "created", "tracing", "request_log"):
+    for made in ("text_gate", "created", "tracing", "request_log"):
         nothing.pop(made, None)
     known = {
         "served_names": ("tiny", "org/other"),

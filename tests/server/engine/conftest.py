@@ -28,10 +28,12 @@ class FakeGrammars:
 
     def __init__(self):
         self.may_build = threading.Event()
+        self.built = []
         self.admitted = set()
 
     def build(self, grammar):
         assert self.may_build.wait(10)
+        self.built.append(grammar.text)
         if grammar.text.startswith("error"):
             raise RequestError(grammar.text)
         return grammar.text

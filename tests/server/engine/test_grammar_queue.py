@@ -25,6 +25,19 @@ def test_others_are_answered_while_a_matcher_is_being_built(engine):
     engine.wait(lambda engine: not engine.runner.grammars.admitted)
 
 
+def test_a_clients_grammar_waits_for_one_of_another_client_however_many_that_has_sent(engine):
+    with Peer(engine) as peer:
+        alices = [f"alice-{number}" for number in range(5)]
+        peer.send(*(with_grammar(name, name, client="alice") for name in alices))
+        peer.send(with_grammar("bob", "bob", client="bob"))
+        peer.send(make_request("plain"))
+        assert peer.answer("plain")[0] == [6, 7, 8], "all of them have arrived"
+        engine.runner.grammars.may_build.set()
+        ended = (event for event in peer.events() if event.finish_reason is not None)
+        assert {next(ended).request_id for _ in range(6)} == {*alices, "bob"}
+    assert engine.runner.grammars.built == ["alice-0", "bob", *alices[1:]]
+
+
 def test_requests_that_wait_for_a_grammar_are_counted_apart_from_the_waiting_queue(engine):
     def wait_for_deferred(deferred):
         stats = (message.stats for message in peer.messages() if isinstance(message, EngineOutputs))

@@ -143,6 +143,25 @@ def test_a_known_text_needs_no_second_compilation(compiler):
     assert compiler.known(form) is compiled
 
 
+def test_a_refusal_is_kept_for_a_while_so_that_a_repetition_costs_nothing():
+    now = [0.0]
+    compiler = GrammarCompiler(tokenizer((256,)), clock=lambda: now[0])
+    form = wanted(*HOSTILE["an automaton of 60 million states"])
+    try:
+        with pytest.raises(RequestError) as first:
+            compiler.compile(form)
+        child = compiler._worker._process
+        for ask in (compiler.compile, compiler.known):
+            with pytest.raises(RequestError) as again:
+                ask(form)
+            assert str(again.value) == str(first.value) and again.value.param == form.param
+        assert compiler._worker._process is child, "no child was asked"
+        now[0] += 301
+        assert compiler.known(form) is None
+    finally:
+        compiler.close()
+
+
 def test_a_model_without_an_end_cannot_follow_a_grammar():
     with pytest.raises(RequestError, match="no token that ends a text"):
         GrammarCompiler(tokenizer(())).compile(wanted("regex", "a"))
