@@ -23,7 +23,7 @@ from e2e.cluster.apiserver import ApiServer
 from e2e.operator import controllers, pods, rights
 from e2e.operator.nodes import GPU, make_claim, make_node
 from e2e.operator.process import OperatorProcess
-from e2e.operator.world import OPERATOR_NAMESPACE, Body, World
+from e2e.operator.world import OPERATOR_NAMESPACE, PATHS, Body, World
 from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(240)]
@@ -276,10 +276,8 @@ def free(world: World, namespace: str) -> None:
     """No pod uses a GPU any more."""
 
     def is_free() -> bool:
-        found = world.find("Pod", namespace)
-        for pod in found:
-            world.delete("Pod", namespace, pod["metadata"]["name"])
-        return not found
+        world.client.request("DELETE", PATHS["Pod"].format(namespace), {"gracePeriodSeconds": 0})
+        return not world.find("Pod", namespace)
 
     eventually("the Deployment is suspended", lambda: world.status(namespace, "m")["phase"] == "Suspended")
     eventually("no pod", is_free)
