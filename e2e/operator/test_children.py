@@ -62,7 +62,7 @@ def test_children_get_an_owner_reference_and_the_users_object_gets_only_its_stat
     assert "finalizers" not in after["metadata"] and "annotations" not in after["metadata"]
     assert after["status"]["observedGeneration"] == after["metadata"]["generation"]
     (container,) = world.read("Deployment", namespace, "m")["spec"]["template"]["spec"]["containers"]
-    assert container["env"][0]["value"] == 'hé \U0001f600 $(id) "\n\t}'
+    assert container["env"][0]["value"] == 'hé \U0001f600 $$(id) "\n\t}'  # literal to the kubelet
 
 
 @pytest.mark.chaos(9, fault="a child deleted by hand, of each kind", proof="another uid")

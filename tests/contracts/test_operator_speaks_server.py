@@ -15,6 +15,7 @@ from quire_operator.resources import scaling_behavior
 from quire_operator.settings import Settings
 from quire_server.config import ServeConfig, parse_args
 from quire_server.errors import ConfigError
+from tests import kubelet
 
 SETTINGS = Settings(
     engine_image="registry.example/quire-server:1", allow_faults=True, credential_hosts=("*.example.com",)
@@ -31,9 +32,9 @@ def _command(body: specs.Body) -> tuple[list[str], dict[str, str]]:
     data = next(child["data"] for child in children if child["kind"] == "ConfigMap")
     (deployment,) = [child for child in children if child["kind"] == "Deployment"]
     container = deployment["spec"]["template"]["spec"]["containers"][0]
-    assert container["args"][0] == "serve"
-    environment = {entry["name"]: entry.get("value", "") for entry in container.get("env", [])}
-    return container["args"][1:], data | environment
+    (command, *arguments), environment = kubelet.started_with(container, data)
+    assert command == "serve"
+    return arguments, environment
 
 
 def test_a_minimal_pod_is_understood() -> None:

@@ -16,6 +16,7 @@ from quire_operator.settings import Settings
 from quire_server import flags
 from quire_server.config import ServeConfig, parse_args
 from quire_server.errors import ConfigError
+from tests import kubelet
 
 SETTINGS = Settings(engine_image="registry.example/quire-server:1", credential_hosts=("*",))
 SECRETS = (names.PATH_API_KEYS, names.PATH_WATERMARK, names.PATH_GCS_KEY, names.PATH_PULL_SECRET)
@@ -56,8 +57,9 @@ def files_read(body: specs.Body) -> dict[str, str]:
     pod = next(child for child in children if child["kind"] == "Deployment")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     (environment,) = [child["data"] for child in children if child["kind"] == "ConfigMap"]
+    arguments, variables = kubelet.started_with(container, environment)
     try:
-        config = parse_args(container["args"][1:], environment)
+        config = parse_args(arguments[1:], variables)
     except ConfigError:
         return {}
     return {name: str(value) for name in READS if (value := getattr(config, name)) is not None}
@@ -87,6 +89,13 @@ def test_no_flag_of_a_user_names_a_file_of_a_secret(flag: str) -> None:
     for text in spellings():
         for arguments in ([f"--{flag}={text}"], [f"--{flag}", text]):
             assert_no_secret_is_read(specs.minimal(engine={"extraArgs": arguments}))
+
+
+@pytest.mark.parametrize("flag", [name.replace("_", "-") for name in READS])
+def test_no_variable_that_an_argument_refers_to_becomes_a_flag(flag: str) -> None:
+    variable = {"name": "OTEL_SERVICE_NAME", "value": f"--{flag}={names.PATH_WATERMARK}/key"}
+    for argument in ("$(OTEL_SERVICE_NAME)", "$$(OTEL_SERVICE_NAME)", "$$$(OTEL_SERVICE_NAME)"):
+        assert_no_secret_is_read(specs.minimal(engine={"extraArgs": [argument], "env": [variable]}))
 
 
 def test_a_watermark_key_is_mounted_only_where_the_watermark_is_on() -> None:

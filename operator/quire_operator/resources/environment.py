@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from quire_operator import names
 from quire_operator.errors import SpecError
-from quire_operator.resources.manifest import Manifest, compact
+from quire_operator.resources.manifest import Manifest, compact, literal
 from quire_operator.settings import Settings
 from quire_operator.spec import EnvVar
 
@@ -62,4 +62,4 @@ def _rendered(field: str, variables: Sequence[EnvVar], allowed: Iterable[str]) -
                 "or ask the administrator to add it to allowedEnv"
             )
         raise SpecError(f"{field}[{index}].name", f"{item.name} {why}")
-    return [compact({"name": item.name, "value": item.value}) for item in variables]
+    return [compact({"name": item.name, "value": literal(item.value)}) for item in variables]

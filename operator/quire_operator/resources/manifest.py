@@ -41,6 +41,15 @@ def compact(value: Manifest) -> Manifest:
     return {key: entry for key, entry in value.items() if entry not in (None, "", [], {}, ())}
 
 
+def literal(text: str) -> str:
+    """The text as an argument or a variable of a container, which the kubelet passes on unchanged.
+
+    It would replace $(NAME) by a variable, and a variable of the user's could then bring a flag past the list of
+    allowed ones.
+    """
+    return text.replace("$", "$$")
+
+
 def as_manifest(value: Any) -> Any:
     """A part of the spec as it stands in YAML. Empty lists, maps and texts are omitted, as the API server
     does; empty objects stay, because an empty selector matches everything and an absent one nothing.

@@ -11,7 +11,7 @@ from typing import Any
 
 from quire_operator import names
 from quire_operator.resources import environment, placement
-from quire_operator.resources.manifest import Manifest, compact
+from quire_operator.resources.manifest import Manifest, compact, literal
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment, Profile
 from quire_operator.spec.schema import AUTO, ConfigMapKeyRef
@@ -77,7 +77,11 @@ def _container(
         "name": names.CONTAINER,
         "image": settings.engine_image,
         "imagePullPolicy": settings.engine_image_pull_policy,
-        "args": ["serve", names.model_path(model.model_dir), *model.spec.engine.extra_args],
+        "args": [
+            "serve",
+            literal(names.model_path(model.model_dir)),
+            *(literal(argument) for argument in model.spec.engine.extra_args),
+        ],
         "envFrom": [{"configMapRef": {"name": config_map}}],
         **compact({"env": environment.of_server(model.spec.engine.env, settings), "lifecycle": lifecycle}),
         "ports": [
