@@ -1,4 +1,6 @@
-"""What a container is started with: the kubelet replaces $(NAME) in arguments and values by variables, and $$ by $."""
+"""What a container is started with: the kubelet replaces $(NAME) in arguments and values by variables, and
+$$ by $.
+"""
 
 from __future__ import annotations
 

@@ -3,19 +3,23 @@ administrator's settings.
 
 Who creates an LLMDeployment can name any Secret of the namespace, and need not be allowed to read it. So a
 credential goes to the service that it is for, or to hosts that the administrator trusts with it, and a proxy
-on the way counts as one of these. Pure.
+on the way counts as one of these, since the spec also says whose certificates are trusted. Pure.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from urllib.parse import urlsplit
 
 from quire_operator.errors import SpecError
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
 
 _HUB = "huggingface.co"
+# Clients disagree about what else an address may be, and so about its host.
+_ADDRESS = re.compile(
+    r"([a-z0-9]+://)?([^\s/?#@\\]*@)?(?P<host>[A-Za-z0-9][-A-Za-z0-9.]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?"
+)
 
 
 def check(model: LLMDeployment, settings: Settings) -> None:
@@ -26,7 +30,8 @@ def check(model: LLMDeployment, settings: Settings) -> None:
         _check_host("spec.model.source.huggingFace.endpoint", hub.endpoint, (_HUB, *trusted))
     if s3 is not None and s3.credentials_secret_ref is not None and s3.endpoint:
         _check_host("spec.model.source.s3.endpoint", s3.endpoint, trusted)
-    if cache is None or not source.has_credentials:
+    has_identity = model.spec.security.identity.workload != "None"
+    if cache is None or not (source.has_credentials or has_identity):
         return
     for index, variable in enumerate(cache.download.env):
         is_proxy = variable.name.lower() in ("http_proxy", "https_proxy", "all_proxy")
@@ -35,12 +40,15 @@ def check(model: LLMDeployment, settings: Settings) -> None:
 
 
 def _check_host(field: str, address: str, trusted: Iterable[str]) -> None:
-    host = urlsplit(address if "//" in address else f"//{address}").hostname or ""
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        raise SpecError(field, f"{address!r:.80} is no address of a host: write for example http://proxy:3128")
+    host = found["host"].strip("[]").lower()
     if not any(_matches(host, each) for each in trusted):
         raise SpecError(
             field,
-            f"{host!r:.80} may not get the credentials of a Secret: drop the reference to the Secret, or ask "
-            "the administrator to add the host to credentialHosts",
+            f"{host!r:.80} may not get the credentials of a Secret or of the pods' identity: drop them, or "
+            "ask the administrator to add the host to credentialHosts",
         )
 
 

@@ -44,8 +44,8 @@ def compact(value: Manifest) -> Manifest:
 def literal(text: str) -> str:
     """The text as an argument or a variable of a container, which the kubelet passes on unchanged.
 
-    It would replace $(NAME) by a variable, and a variable of the user's could then bring a flag past the list of
-    allowed ones.
+    It would replace $(NAME) by a variable, and a variable of the user's could then bring a flag past the list
+    of allowed ones.
     """
     return text.replace("$", "$$")
 

@@ -143,8 +143,8 @@ def _to_identity(workload: str) -> list[dict[str, Any]]:
 
 def _port(address: str) -> int:
     """0 where the address names none and implies none."""
-    parts = urlsplit(address)
     try:
+        parts = urlsplit(address)
         return parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
     except ValueError:
         return 0

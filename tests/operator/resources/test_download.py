@@ -9,6 +9,7 @@ import pytest
 
 from e2e.api import specs
 from quire_operator import resources, spec
+from quire_operator.errors import SpecError
 from quire_operator.settings import Settings
 
 SETTINGS = Settings(engine_image="registry.example/quire-server:1", credential_hosts=("*.example.com",))
@@ -82,6 +83,63 @@ def test_egress_is_limited_to_the_ports_of_the_source_and_the_proxies() -> None:
     own = {"oci": {"reference": "registry.example.com:5000/models/qwen3-8b:v1"}}
     assert ports(specs.merged(OCI, {"spec": {"model": {"source": own}}})) == [443, 5000]
     assert ports(specs.MINIMAL) == [53, 53]
+
+
+def through(body: specs.Body, proxy: str, name: str = "HTTPS_PROXY") -> specs.Body:
+    """The same download through a proxy."""
+    env = [{"name": "NO_PROXY", "value": "evil.test:80/?"}, {"name": name, "value": proxy}]
+    return specs.merged(body, {"spec": {"cache": {"download": {"env": env}}}})
+
+
+def downloaded(source: specs.Body, **fields: Any) -> specs.Body:
+    """A download of this source without credentials."""
+    body = specs.minimal(cache={"mode": "None", "size": "1Gi"}, **fields)
+    return {**body, "spec": {**body["spec"], "model": {"source": source}}}
+
+
+IDENTITY = downloaded({"s3": {"uri": "s3://bucket/model"}}, security={"identity": {"workload": "EKS"}})
+
+
+@pytest.mark.parametrize("body", (*specs.DOWNLOADED, IDENTITY), ids=specs.name_of)
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        "http://evil.test",
+        "http://[",
+        "http://\u2100.example.com",
+        "http://evil.test\\@a.example.com",
+        "http://a.example.com@evil.test",
+        "http://evil.test#.example.com",
+        "http://evil.test\t.example.com",
+        "http://evil.test%2f.example.com",
+        "evil.test://a.example.com",
+        "http://$(NO_PROXY).example.com",
+    ],
+)
+def test_credentials_go_through_no_proxy_but_a_trusted_one(body: specs.Body, proxy: str) -> None:
+    for name in ("HTTPS_PROXY", "all_proxy"):
+        with pytest.raises(SpecError, match=r"^spec\.cache\.download\.env\[1\]\.value: "):
+            children(through(body, proxy, name))
+
+
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        "http://proxy.example.com:3128",
+        "https://PROXY.example.com/",
+        "proxy.example.com",
+        "http://u:p@a.example.com",
+    ],
+)
+def test_credentials_go_through_a_trusted_proxy(proxy: str) -> None:
+    children(through(HUB, proxy))
+
+
+@pytest.mark.parametrize("proxy", ["http://[", "http://\u2100.example.com", "http://a:99999", "nonsense"])
+def test_without_credentials_a_proxy_that_is_no_address_opens_no_port(proxy: str) -> None:
+    public = downloaded({"huggingFace": {"repo": "a/b"}})
+    rule = children(through(public, proxy))["NetworkPolicy"]["spec"]["egress"][-1]
+    assert [entry["port"] for entry in rule["ports"]] == [443]
 
 
 def test_each_pod_gets_an_ephemeral_claim_or_an_empty_dir() -> None:
