@@ -141,7 +141,7 @@ async def _generate(
     """Run the answers to the prompts and send them; ``leads``: what the text of each answer begins with."""
     server, reservation = request.server, request.reservation
     info: EngineInfo = server.engine.info
-    grammar = await server.compile(generation.form, request.client)
+    grammar = await server.compile(generation.form, request.principal)
     requests = engine_requests(
         request.response_id,
         request.arrived_at,

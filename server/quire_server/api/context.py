@@ -150,15 +150,16 @@ class ServerContext:
             raise ApiError(400, str(error), param=error.param or "messages") from None
         return await self.tokenize(text, special=False)
 
-    async def compile(self, form: GrammarRequest | None, client: str) -> Grammar | None:
+    async def compile(self, form: GrammarRequest | None, principal: Principal) -> Grammar | None:
         """The compiled grammar. Clients take turns, so that a hostile grammar delays others by its own time
         only. Raises ApiError where too many of the client's wait already.
         """
         if form is None:
             return None
-        if (known := self.grammars.known(form)) is not None:
+        client, scope = principal.client, principal.cache_scope
+        if (known := self.grammars.known(form, scope)) is not None:
             return known
         if (waiting := self._grammar_thread.num_waiting(client)) >= _MAX_GRAMMARS:
             raise overloaded("queue_full", f"{waiting} constraints of this key wait to be compiled", 1)
-        compiling = self._grammar_thread.submit(client, functools.partial(self.grammars.compile, form))
+        compiling = self._grammar_thread.submit(client, functools.partial(self.grammars.compile, form, scope))
         return await asyncio.wrap_future(compiling)

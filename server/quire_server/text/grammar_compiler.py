@@ -2,7 +2,8 @@
 request's field.
 
 A child process (``grammar_worker``) does the work, because it may take too long or too much memory. The
-latest results are cached, and refusals too: what took too long once costs nothing when it is sent again.
+latest results are cached, and refusals too: what took too long once costs nothing when it is sent again. Each
+scope of clients has results of its own, as of the prefix cache, or times would tell what others have sent.
 """
 
 import functools
@@ -38,7 +39,7 @@ class GrammarCompiler:
         self._has_end = bool(tokenizer.eos_token_ids)
         self._tokenizer = tokenizer
         self._clock = clock
-        self._compiled: dict[GrammarRequest, Grammar] = {}
+        self._compiled: dict[tuple[str, GrammarRequest], Grammar] = {}
         self._refused: dict[bytes, tuple[float, str]] = {}  # by digest: until when, and why
 
     @functools.cached_property
@@ -48,33 +49,33 @@ class GrammarCompiler:
         vocabulary = Vocabulary.of(tokenizer, tokenizer.eos_token_ids, tokenizer.vocab_size)
         return ChildProcess("quire_server.text.grammar_worker", vocabulary.to_json())
 
-    def known(self, wanted: GrammarRequest) -> Grammar | None:
+    def known(self, wanted: GrammarRequest, scope: str = "") -> Grammar | None:
         """The cached result of ``compile``, if there is one. Raises RequestError where that is a refusal."""
-        if (grammar := self._compiled.get(wanted)) is not None:
+        if (grammar := self._compiled.get((scope, wanted))) is not None:
             return grammar
-        until, why = self._refused.get(_digest(wanted), (0.0, ""))
+        until, why = self._refused.get(_digest(wanted, scope), (0.0, ""))
         if why and self._clock() < until:
             raise self._refusal(wanted, why)
         return None
 
-    def compile(self, wanted: GrammarRequest) -> Grammar:
+    def compile(self, wanted: GrammarRequest, scope: str = "") -> Grammar:
         """The compiled grammar. Raises RequestError. Blocks for up to 2 s: call it in a thread."""
         if not self._has_end:
             raise self._refusal(wanted, "the model has no token that ends a text")
         if len(wanted.text.encode()) > MAX_BYTES:
             raise self._refusal(wanted, f"is longer than {MAX_BYTES} bytes")
-        if (known := self.known(wanted)) is not None:
+        if (known := self.known(wanted, scope)) is not None:
             return known
         answer = self._worker.ask({"kind": wanted.kind, "text": wanted.text})
         if "error" in answer:
             if len(self._refused) >= _NUM_REFUSALS:
                 del self._refused[next(iter(self._refused))]
-            self._refused[_digest(wanted)] = (self._clock() + _REFUSED_SECONDS, answer["error"])
+            self._refused[_digest(wanted, scope)] = (self._clock() + _REFUSED_SECONDS, answer["error"])
             raise self._refusal(wanted, answer["error"])
         grammar = Grammar(wanted.kind, answer["text"])
         if len(self._compiled) >= _CACHE_SIZE:
             del self._compiled[next(iter(self._compiled))]
-        self._compiled[wanted] = grammar
+        self._compiled[scope, wanted] = grammar
         return grammar
 
     def close(self) -> None:
@@ -87,7 +88,7 @@ class GrammarCompiler:
         return RequestError(f"{wanted.param}: {why}", param=wanted.param)
 
 
-def _digest(wanted: GrammarRequest) -> bytes:
+def _digest(wanted: GrammarRequest, scope: str) -> bytes:
     """Identifies a text without keeping it."""
-    text = "\0".join((wanted.kind, wanted.param, wanted.text))
+    text = "\0".join((scope, wanted.kind, wanted.param, wanted.text))
     return hashlib.sha256(text.encode(errors="surrogatepass")).digest()

@@ -51,7 +51,7 @@ class CallRecorder:
         self.calls.append("render")
         return "text"
 
-    def known(self, form):
+    def known(self, form, scope):
         self.calls.append("compile")
 
 

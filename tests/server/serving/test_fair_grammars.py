@@ -41,6 +41,8 @@ async def test_slow_schemas_of_one_key_delay_another_by_one_of_them_and_a_repeti
         again, seconds = await timed(http, "alice", asked("json", SLOW))
         assert again.status_code == 400 and "too long" in again.json()["error"]["message"]
         assert seconds < alone / 4
+        # Which tells no other key that it was sent.
+        assert (await timed(http, "bob", asked("json", SLOW)))[1] > LIMIT_SECONDS
 
         flood = [
             asyncio.create_task(timed(http, "alice", asked("json", SLOW | {"title": str(number)})))

@@ -143,6 +143,19 @@ def test_a_known_text_needs_no_second_compilation(compiler):
     assert compiler.known(form) is compiled
 
 
+def test_the_cache_does_not_tell_what_clients_of_another_scope_have_sent(compiler):
+    sound, hostile = wanted("regex", "of one scope"), wanted(*HOSTILE["a lone surrogate"])
+    compiler.compile(sound, "key/alice")
+    with pytest.raises(RequestError):
+        compiler.compile(hostile, "key/alice")
+    for scope in ("key/bob", "group/alice", ""):
+        assert compiler.known(sound, scope) is None
+        assert compiler.known(hostile, scope) is None
+    assert compiler.known(sound, "key/alice")
+    with pytest.raises(RequestError):
+        compiler.known(hostile, "key/alice")
+
+
 def test_a_refusal_is_kept_for_a_while_so_that_a_repetition_costs_nothing():
     now = [0.0]
     compiler = GrammarCompiler(tokenizer((256,)), clock=lambda: now[0])
