@@ -42,7 +42,9 @@ def check(model: LLMDeployment, settings: Settings) -> None:
 def _check_host(field: str, address: str, trusted: Iterable[str]) -> None:
     found = _ADDRESS.fullmatch(address)
     if found is None:
-        raise SpecError(field, f"{address!r:.80} is no address of a host: write for example http://proxy:3128")
+        raise SpecError(
+            field, f"{address!r:.80} is no address of a host: write for example http://proxy:3128"
+        )
     host = found["host"].strip("[]").lower()
     if not any(_matches(host, each) for each in trusted):
         raise SpecError(
