@@ -124,12 +124,17 @@ def _result(fetched: Fetched) -> dict[str, object]:
 
 
 def _write_result(path: Path, fetched: Fetched) -> None:
-    """Write the result for the operator. If there are too many files, without their digests."""
+    """Write the result for the operator, which can do without it. If there are too many files, without their
+    digests.
+    """
     result = _result(fetched)
     if len(json.dumps(result)) > _MAX_RESULT_BYTES:
         del result["files"]
-    if path.exists():
-        path.write_text(json.dumps(result), encoding="utf-8")
+    try:
+        if path.exists():
+            path.write_text(json.dumps(result), encoding="utf-8")
+    except OSError as error:
+        sys.stderr.write(f"quire-server: {path} cannot be written: {error.strerror}\n")
 
 
 def _say(line: str) -> None:

@@ -145,3 +145,16 @@ def test_a_full_disk_under_the_progress_file_is_told_and_the_download_goes_on(hu
     assert f"{place}/progress cannot be written: No space left on device" in error
     assert "Exception" not in error
     assert (out / "quire-manifest.json").exists()
+
+
+def test_a_full_disk_under_the_termination_log_does_not_fail_a_finished_download(hub, environment, tmp_path):
+    out, place = tmp_path / "model", tmp_path / "small"
+    log = place / "termination-log"
+    fetch = quire_server("fetch", "hf://org/tiny", "--to", str(out))
+    fill = 'touch "$0/termination-log"; head -c 100000 /dev/zero >"$0/fill"; exec "$@"'
+    environment = {**environment, "QUIRE_TERMINATION_LOG": str(log)}
+    code, error, left = on_tmpfs(16 * PAGE, place, ["sh", "-c", fill, str(place), *fetch], environment)
+    assert {"fill", "termination-log"} <= set(left), "the disk was full"
+    assert code == 0, error
+    assert f"{log} cannot be written: No space left on device" in error
+    assert (out / "quire-manifest.json").exists()
