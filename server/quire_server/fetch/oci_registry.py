@@ -165,7 +165,9 @@ class RegistryClient:
 
 
 def _credentials(environ: Mapping[str, str], registry: str) -> str:
-    """base64 of user:password for this registry; empty if there are none."""
+    """base64 of user:password for this registry; empty without DOCKER_CONFIG. Raises ConfigError where it has
+    none: a wrong pull Secret must not pass for a public artifact.
+    """
     directory = environ.get("DOCKER_CONFIG")
     path = Path(directory) / "config.json" if directory else None
     if path is None or not path.exists():
@@ -177,9 +179,15 @@ def _credentials(environ: Mapping[str, str], registry: str) -> str:
         )
         if "auth" not in entry and "username" in entry:
             return base64.b64encode(f"{entry['username']}:{entry['password']}".encode()).decode()
-        return base64.b64encode(base64.b64decode(entry.get("auth", ""), validate=True)).decode()
+        found = base64.b64encode(base64.b64decode(entry.get("auth", ""), validate=True)).decode()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"The config.json of DOCKER_CONFIG cannot be used ({type(error).__name__}). Write it with "
             "docker login."
         ) from None
+    if not found:
+        raise ConfigError(
+            f"The config.json of DOCKER_CONFIG has no credentials for {registry}. Add them with docker login "
+            f"{registry}; or give no pull Secret, and the artifact is read anonymously."
+        )
+    return found

@@ -136,6 +136,21 @@ def test_without_credentials_access_is_denied(registry, fetch):
     assert "DOCKER_CONFIG" in outcome.error
 
 
+@pytest.mark.parametrize("registry", [False], indirect=True)
+@pytest.mark.parametrize(
+    "auths", [{}, {"registry.example": {"auth": "YTpi"}}, {"": {}}], ids=["none", "another's", "empty"]
+)
+def test_a_pull_secret_without_the_registry_s_credentials_does_not_make_a_download_anonymous(
+    registry, docker, fetch, auths
+):
+    entries = {name or registry.address: entry for name, entry in auths.items()}
+    (docker / "config.json").write_text(json.dumps({"auths": entries}))
+    outcome = fetch(f"oci://{registry.address}/models/tiny:v1", attempts=1, DOCKER_CONFIG=docker)
+    assert outcome.code == 2
+    assert f"no credentials for {registry.address}" in outcome.error
+    assert registry.seen == []
+
+
 @pytest.mark.parametrize("registry", [True], indirect=True)
 def test_a_wrong_password_is_denied_and_never_logged(registry, docker, fetch):
     auth = base64.b64encode(b"robot:wrong-canary").decode()
