@@ -239,9 +239,14 @@ def _open_regular(root: Path, name: str) -> int:
         raise _unreadable(path) from None
     except OSError as error:
         raise ModelCorruptError(f"{name} cannot be read: {error.strerror}.") from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    wrong = ""
+    if os.readlink(f"/proc/self/fd/{descriptor}") != str(path):  # a link came after the path was resolved
+        wrong = f"{name} changed while it was opened."
+    elif not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        wrong = f"{name} is not a regular file."
+    if wrong:
         os.close(descriptor)
-        raise ModelCorruptError(f"{name} is not a regular file.")
+        raise ModelCorruptError(wrong)
     return descriptor
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire_server.errors import ConfigError, ModelCorruptError, ModelNotFoundError
-from quire_server.model_dir.files import write_manifest
+from quire_server.model_dir.files import ModelFiles, write_manifest
 from quire_server.runner.model_runner import ModelRunner, RunnerConfig
 from quire_server.text.chat import ChatTemplate
 from tests.server.models import directories
@@ -113,6 +113,33 @@ def test_links_and_pipes_are_refused(tmp_path: Path) -> None:
     os.mkfifo(model / "config.json")
     with pytest.raises(ModelCorruptError, match="not a regular file"):
         load(model)
+
+
+@pytest.mark.parametrize("swapped", ["file", "directory"])
+def test_a_link_that_appears_while_a_file_is_opened_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
+) -> None:
+    """On a claim that others write."""
+    model = directories.write(tmp_path / "home" / "model")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "config.json").write_text("{}")
+    name, target = (model / "config.json", outside / "config.json") if swapped == "file" else (model, outside)
+    open_file, swaps = os.open, 0
+
+    def swap_and_open(path: str | Path, *arguments: int) -> int:
+        nonlocal swaps
+        if str(path) == str(model / "config.json"):
+            swaps += 1
+            name.rename(tmp_path / "before")
+            name.symlink_to(target)
+        return open_file(path, *arguments)
+
+    files = ModelFiles.open(model)
+    monkeypatch.setattr(os, "open", swap_and_open)
+    with pytest.raises(ModelCorruptError, match="changed while it was opened"):
+        files.read("config.json", 1000)
+    assert swaps == 1
 
 
 def test_a_hub_cache_with_its_links_to_blobs_loads(tmp_path: Path) -> None:
