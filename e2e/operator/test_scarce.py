@@ -1,5 +1,6 @@
-"""With Kubernetes' own controllers and scheduler a rollout completes with as many GPUs as replicas, and rolls
-back where the new spec cannot work. A replica that finds no GPU is told while another serves.
+"""With Kubernetes' own controllers and scheduler a rollout completes with as many GPUs as replicas, or as many
+pods as a quota allows, and rolls back where the new spec cannot work. A replica that finds no GPU is told
+while another serves.
 
 Only the kubelet is simulated: a pod with a node is ready at once, and a terminating pod is deleted a moment
 later, so that the scheduler alone decides which pod gets a GPU.
@@ -44,7 +45,11 @@ def world(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with (
         Client(server.kubeconfig) as client,
         controllers.running(
-            server, "deployment-controller", "replicaset-controller", "disruption-controller"
+            server,
+            "deployment-controller",
+            "replicaset-controller",
+            "disruption-controller",
+            "resourcequota-controller",
         ),
         controllers.scheduling(server),
     ):
@@ -154,6 +159,34 @@ def test_a_rollout_with_as_many_gpus_as_replicas_completes_with_at_most_one_repl
     free(world, namespace)
 
 
+def test_a_rollout_whose_surge_pod_a_quota_refuses_names_the_quota_and_completes_in_place(
+    world: World, namespace: str
+) -> None:
+    make_claim(world, namespace)
+    allow_pods(world, namespace, 2)
+    with Kubelet(world, namespace) as kubelet:
+        world.deploy(namespace, "m", replicas=2, rollout={"surgeWaitSeconds": 10})
+        before = eventually("it serves", lambda: serving(world, namespace, 2), seconds=60)
+        kubelet.ready.clear()
+
+        world.patch("LLMDeployment", namespace, "m", {"spec": {"engine": {"maxNumSeqs": 4}}})
+        begun = time.monotonic()
+        complete = world.wait_condition(namespace, "m", "RolloutComplete", "False", "WaitingToSurge")
+        assert "exceeded quota: pods" in complete["message"], "the quota is what refuses the surge pod"
+        assert time.monotonic() - begun < 10, "it was named only once the wait was over"
+        scheduled = world.condition(namespace, "m", "Scheduled")
+        assert scheduled["reason"] == "QuotaExceeded" and "Have the quota raised" in scheduled["message"]
+        eventually(
+            "all pods are new",
+            lambda: (now := serving(world, namespace, 2)) and now.isdisjoint(before),
+            seconds=90,
+        )
+        worst = min(kubelet.ready)
+
+    assert worst >= 1
+    world.wait_events(namespace, "m", "Ready", "Ready", "SurgeUnschedulable")
+
+
 def test_a_failing_spec_is_rolled_back_without_replacing_the_pods_that_serve(
     world: World, namespace: str
 ) -> None:
@@ -260,6 +293,19 @@ def model_at(path: str) -> Body:
 def uids(world: World, namespace: str) -> set[str]:
     found = world.find("Pod", namespace, "serving.quire.dev/name=m")
     return {str(pod["metadata"]["uid"]) for pod in found}
+
+
+def allow_pods(world: World, namespace: str, number: int) -> None:
+    """A ResourceQuota for so many pods, in force."""
+    quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    quota: Body = {"metadata": {"name": "pods"}, "spec": {"hard": {"pods": str(number)}}}
+    world.client.request("POST", quotas, quota)
+
+    def is_in_force() -> bool:
+        live = world.client.request("GET", f"{quotas}/pods")
+        return "pods" in live.get("status", {}).get("used", {})
+
+    eventually("the quota is in force", is_in_force)
 
 
 def take_one(world: World, namespace: str) -> Body:

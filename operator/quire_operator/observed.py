@@ -166,10 +166,30 @@ def newest_replica_set(replica_sets: Sequence[Body]) -> Body | None:
 
 def surge_pods(observed: Observed) -> list[Body]:
     """Pods of the newest revision while there are older ones, terminating or not."""
-    newest = newest_replica_set(observed.replica_sets)
-    uid = "" if newest is None else str(newest["metadata"]["uid"])
+    uid = _newest_uid(observed)
     current = [pod for pod in observed.pods if controller_uid(pod) == uid]
     return current if len(current) < len(observed.pods) else []
+
+
+def old_pods(observed: Observed) -> list[Body]:
+    """Pods of earlier revisions, terminating or not."""
+    uid = _newest_uid(observed)
+    return [pod for pod in observed.pods if controller_uid(pod) != uid]
+
+
+def _newest_uid(observed: Observed) -> str:
+    newest = newest_replica_set(observed.replica_sets)
+    return "" if newest is None else str(newest["metadata"]["uid"])
+
+
+def replica_failure(deployment: Body | None) -> Body:
+    """The condition with which the Deployment controller reports pods that cannot be created; empty where
+    none is refused.
+    """
+    conditions = ((deployment or {}).get("status") or {}).get("conditions") or ()
+    return next(
+        (c for c in conditions if c.get("type") == "ReplicaFailure" and c.get("status") == "True"), {}
+    )
 
 
 def lacks_resources_since(pod: Body) -> str:

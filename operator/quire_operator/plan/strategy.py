@@ -1,8 +1,9 @@
 """The update strategy in effect: what `rollout.strategy: Auto` resolves to during a rollout.
 
-Auto surges first. When the additional pod stays unschedulable for long enough, the rest of the rollout is
-done in place, one pod at a time, each on the resources that an old pod frees. The strategy in effect is read
-from the live Deployment, so that a restarted operator continues with it. Pure.
+Auto surges first. When the additional pod stays unschedulable for long enough, or a quota refuses it for as
+long, the rest of the rollout is done in place, one pod at a time, each on the resources that an old pod
+frees. The strategy in effect is read from the live Deployment, so that a restarted operator continues with
+it. Pure.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
+from quire_operator import quota
 from quire_operator.observed import (
     Body,
     Observed,
@@ -48,8 +50,9 @@ def falls_back_to_in_place(model: LLMDeployment, observed: Observed, now: dateti
         return False
     if is_replaced_in_place(deployment):
         return True
-    waits = [seconds_since(lacks_resources_since(pod), now) for pod in surge_pods(observed)]
-    return max(waits, default=0.0) >= rollout.surge_wait_seconds
+    since = [lacks_resources_since(pod) for pod in surge_pods(observed)]
+    since.append(str(quota.refused_surge(observed).get("lastTransitionTime", "")))
+    return max(seconds_since(each, now) for each in since) >= rollout.surge_wait_seconds
 
 
 def _is_rollout_complete(deployment: Body) -> bool:

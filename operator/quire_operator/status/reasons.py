@@ -191,8 +191,10 @@ _ALL = (
     Reason(
         "QuotaExceeded",
         "a ResourceQuota of the namespace does not allow the pods",
-        "have the quota raised, or lower spec.replicas or spec.resources; if ModelCached has this reason, "
-        "the quota has no room for the Job that downloads the model, which is retried by itself",
+        "have the quota raised, or lower spec.replicas or spec.resources; a rollout goes on in place by "
+        "itself where the end of an old pod makes room; if ModelCached has this reason, the quota has no room "
+        "for the Job that downloads the model, which is retried by itself",
+        shown="Degraded=True, Scheduled=False",
     ),
     Reason(
         "ApplyRejected",

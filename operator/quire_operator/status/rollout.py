@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from quire_operator import names, reports
+from quire_operator import names, quota, reports
 from quire_operator.observed import (
     Body,
     Observed,
     is_replaced_in_place,
     lacks_resources_since,
     newest_replica_set,
+    replica_failure,
     scheduler_message,
     seconds_since,
     surge_pods,
@@ -42,6 +43,19 @@ def waiting_to_surge(model: LLMDeployment, observed: Observed, now: datetime) ->
         for pod in pods
         if lacks_resources_since(pod)
     }
+
+
+def refused_surge(model: LLMDeployment, observed: Observed, now: datetime) -> str:
+    """Why a quota refuses the surge pod, where strategy Auto falls back to in-place replacement: then that is
+    no failure either. Empty otherwise.
+    """
+    if model.spec.rollout.strategy != "Auto" or not model.spec.rollout.max_surge:
+        return ""
+    failure = quota.refused_surge(observed)
+    if not observed.pods and _may_have_freed_resources(model, observed, now):
+        failure = replica_failure(observed.child("Deployment"))
+    message = _POD_REFUSED.sub("", reports.printable(failure.get("message")))
+    return message if quota.is_exceeded(message) else ""
 
 
 def _may_have_freed_resources(model: LLMDeployment, observed: Observed, now: datetime) -> bool:
@@ -104,17 +118,17 @@ def is_newest(sets: Sequence[Body], deployment: Body) -> bool:
 
 def pod_creation_failure(deployment: Body | None) -> Failure | None:
     """The refusal of pods that the ReplicaSet tries to create."""
-    for condition in ((deployment or {}).get("status") or {}).get("conditions") or ():
-        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-            since = str(condition.get("lastTransitionTime") or "")
-            return creation_failure(reports.printable(condition.get("message")), since)
-    return None
+    condition = replica_failure(deployment)
+    if not condition:
+        return None
+    since = str(condition.get("lastTransitionTime") or "")
+    return creation_failure(reports.printable(condition.get("message")), since)
 
 
 def creation_failure(message: str, since: str = "") -> Failure:
     """The API server's refusal of a pod that a controller tries to create."""
     detail = _POD_REFUSED.sub("", message)
-    reason = "QuotaExceeded" if "exceeded quota" in detail else "ApplyRejected"
+    reason = "QuotaExceeded" if quota.is_exceeded(detail) else "ApplyRejected"
     return Failure(reason=reason, detail=detail, time=since)
 
 

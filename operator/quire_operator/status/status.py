@@ -256,16 +256,18 @@ def _assess(model: LLMDeployment, observed: Observed, now: datetime) -> _Assessm
         s.failure for s in pods.by_relevance(states) if s.failure is not None and s.name not in waiting
     ]
     refused = rollout.pod_creation_failure(deployment)
+    refused_surge = rollout.refused_surge(model, observed, now)
     download = model_cache.read(model, observed, now)
     failures = _with_download(failures, download)
     # A failure that is reported already is kept, so that the status does not alternate between two failing
     # pods.
-    failure = next((f for f in failures if f.reason in known), failures[0] if failures else refused)
+    unable = None if refused_surge else refused
+    failure = next((f for f in failures if f.reason in known), failures[0] if failures else unable)
     counted = _rollout(deployment, wanted=wanted, needed=needed, sets=observed.replica_sets)
     numbers = replace(
         counted,
         seen=counted.seen and not (download is not None and download.awaited),
-        surge_blocked=next(iter(waiting.values()), ""),
+        surge_blocked=next(iter(waiting.values()), refused_surge),
         surge_wait_seconds=model.spec.rollout.surge_wait_seconds,
         in_place=rollout.has_fallen_back_to_in_place(model, deployment),
     )
