@@ -20,6 +20,8 @@ HUB: Body = {
 
 
 SHARED: Body = {**HUB, "cache": {"mode": "SharedPVC", "size": "1Gi"}}
+OTHER_MODEL: Body = {"spec": {"model": {"source": {"huggingFace": {"repo": "org/other"}}}}}
+DONE = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
 REASONS = {
     77: "ModelAccessDenied",
     66: "ModelNotFound",
@@ -73,6 +75,83 @@ def test_pods_wait_for_the_download_job_and_mount_its_claim_read_only(world: Wor
     world.end_job(namespace, again)
     world.wait_condition(namespace, "m", "ModelCached", "True", "Cached")
     assert world.read("Deployment", namespace, "m")["spec"] == deployment["spec"]
+
+
+def test_a_rollback_returns_to_the_model_before_without_another_download(
+    world: World, namespace: str
+) -> None:
+    """In place the last old pod is gone before the new one is Ready: nothing uses the old claim then."""
+    rollout = {"autoRollback": True, "strategy": "InPlace"}
+    world.deploy(namespace, "m", **SHARED, rollout=rollout)
+    first = job_of(world, namespace)
+    world.end_job(namespace, first)
+    (good,) = world.find("PersistentVolumeClaim", namespace)
+    old = world.make_pod(namespace, "m", pods.ready())
+    world.roll_out(namespace, "m", ready=1, progressing=DONE)
+    world.wait_condition(namespace, "m", "Ready", "True")
+
+    world.patch(
+        "LLMDeployment", namespace, "m", {"spec": {"model": {"source": {"huggingFace": {"repo": "org/b"}}}}}
+    )
+    world.end_job(namespace, job_of(world, namespace, after=first["metadata"]["uid"]))
+    eventually("the new model is rolled out", lambda: claim_of_pods(world, namespace) != name_of(good))
+    world.make_pod(namespace, "m", pods.terminated(66, "ModelNotFound", restarts=1), revision=2)
+    for kind, gone in (("Pod", old), ("ReplicaSet", world.read("ReplicaSet", namespace, owner_of(old)))):
+        world.delete(kind, namespace, name_of(gone))
+    moving = {"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated"}
+    world.roll_out(namespace, "m", ready=0, replicas=1, progressing=moving)
+
+    world.wait_condition(namespace, "m", "Stalled", "True", "RolledBack")
+    eventually("the model before", lambda: claim_of_pods(world, namespace) == name_of(good))
+    claim = world.read("PersistentVolumeClaim", namespace, name_of(good))
+    assert claim["metadata"]["uid"] == good["metadata"]["uid"], "the claim was deleted"
+    job = world.read("Job", namespace, name_of(first))
+    assert job["metadata"]["uid"] == first["metadata"]["uid"], "the model was downloaded again"
+
+
+def test_the_claim_of_the_model_before_is_deleted_once_the_new_model_was_ready(
+    world: World, namespace: str
+) -> None:
+    world.deploy(namespace, "m", **SHARED, rollout={"autoRollback": True})
+    first = job_of(world, namespace)
+    world.end_job(namespace, first)
+    (old,) = world.find("PersistentVolumeClaim", namespace)
+    eventually("the Deployment", lambda: world.get("Deployment", namespace, "m"))
+    world.roll_out(namespace, "m", ready=1, progressing=DONE)
+    world.wait_condition(namespace, "m", "Ready", "True")
+    world.patch(
+        "LLMDeployment", namespace, "m", {"spec": {"model": {"source": {"huggingFace": {"repo": "org/b"}}}}}
+    )
+    world.end_job(namespace, job_of(world, namespace, after=first["metadata"]["uid"]))
+    eventually("the new model is rolled out", lambda: claim_of_pods(world, namespace) != name_of(old))
+    assert world.get("PersistentVolumeClaim", namespace, name_of(old)) is not None
+
+    world.roll_out(namespace, "m", ready=1, progressing=DONE)
+
+    def is_only_claim() -> bool:
+        return old["metadata"]["uid"] not in {
+            claim["metadata"]["uid"]
+            for claim in world.find("PersistentVolumeClaim", namespace)
+            if "deletionTimestamp" not in claim["metadata"]
+        }
+
+    eventually("the old claim is deleted", is_only_claim)
+    eventually("its Job is deleted", lambda: world.get("Job", namespace, name_of(first)) is None)
+
+
+def name_of(body: Body) -> str:
+    return str(body["metadata"]["name"])
+
+
+def owner_of(pod: Body) -> str:
+    return str(pod["metadata"]["ownerReferences"][0]["name"])
+
+
+def claim_of_pods(world: World, namespace: str) -> str:
+    """The claim from which the Deployment's pods serve."""
+    spec = world.read("Deployment", namespace, "m")["spec"]["template"]["spec"]
+    (model,) = [volume["persistentVolumeClaim"] for volume in spec["volumes"] if volume["name"] == "model"]
+    return str(model["claimName"])
 
 
 def test_a_quota_that_rejects_the_jobs_pod_is_reported_in_model_cached(world: World, namespace: str) -> None:

@@ -118,7 +118,8 @@ class Reconciler:
         desired = resources.with_revision(rendered, selected.current_revision)
         observed = await self._cluster.observe(body, [ref(manifest) for manifest in desired])
         problem = status.ownership_conflict(observed) or status.missing_rights(observed)
-        result = make_plan(self._plan_input(key, model, desired, selected, observed))
+        returns_to = await self._may_return_to(model, desired, selected, observed)
+        result = make_plan(self._plan_input(key, model, desired, selected, observed, returns_to))
         self._remember_applies(key, result.apply_times)
         if result.rollback_reason:
             problem = problem or Failure(reason="RolledBack", detail=result.rollback_reason)
@@ -147,6 +148,7 @@ class Reconciler:
         desired: tuple[Manifest, ...],
         selected: _Revisions,
         observed: Observed,
+        may_return_to: RenderedRevision | None,
     ) -> PlanInput:
         now = self._now()
         may_roll_back = model.spec.rollout.auto_rollback
@@ -159,6 +161,7 @@ class Reconciler:
             history=selected.history,
             rollback_reason=selected.rollback_reason,
             rollout_failure=status.rollout_failure(model, observed, now=now) if may_roll_back else "",
+            may_return_to=may_return_to,
             corrupt_pods=status.pods_with_corrupt_model(observed, now),
             apply_times=self._apply_times.get(key, {}),
             monotonic_now=self._clock(),
@@ -232,6 +235,17 @@ class Reconciler:
             available_revision="" if update is fresh or not is_complete else fresh.name,
             rollback_reason=reason if previous else "",
         )
+
+    async def _may_return_to(
+        self, model: LLMDeployment, desired: Sequence[Manifest], selected: _Revisions, observed: Observed
+    ) -> RenderedRevision | None:
+        """The revision that a failed rollout would return to. Read only where there is something that only a
+        rollback may need.
+        """
+        if observed.children.keys() <= {ref(manifest) for manifest in desired}:
+            return None
+        name = revisions.may_return_to(model, selected.update_revision.name, selected.history, observed)
+        return await self._stored_revision(model, name) if name else None
 
     async def _stored_revision(self, model: LLMDeployment, name: str) -> RenderedRevision | None:
         data = await self._cluster.revision_data(model.namespace, name)

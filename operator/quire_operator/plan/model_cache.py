@@ -12,7 +12,7 @@ from datetime import datetime
 
 from quire_operator import names
 from quire_operator.observed import Body, Observed, Ref, ended, ref, seconds_since, served_model
-from quire_operator.resources import Manifest
+from quire_operator.resources import Manifest, RenderedRevision
 
 # A download that failed for good is tried again after this: what it lacked may exist by now, without an
 # event.
@@ -46,6 +46,14 @@ def is_claim_in_use(claim: Body, observed: Observed) -> bool:
     specs += [spec["template"]["spec"] for spec in templates]
     name = claim["metadata"]["name"]
     return not claim["metadata"].get("ownerReferences") or any(name in _claims(spec) for spec in specs)
+
+
+def downloaded_by(revision: RenderedRevision | None) -> frozenset[Ref]:
+    """The claim of a revision's model and the Job that filled it. While both are there, a rollback to the
+    revision needs no download.
+    """
+    children = () if revision is None else revision.children
+    return frozenset(ref(child) for child in children if child["kind"] in ("PersistentVolumeClaim", "Job"))
 
 
 def restarted_downloads(

@@ -41,7 +41,8 @@ class PlanInput:
     `desired`: the children as rendered, those of the current revision included. `update_revision`: the
     revision of the current spec; None where revisions are not recorded (`kubectl quire plan`). `history`: the
     stored revisions. `rollback_reason`: why another revision than `update_revision` is applied.
-    `rollout_failure`: why the rollout that is in progress cannot finish. `corrupt_pods`: when each pod, by
+    `rollout_failure`: why the rollout that is in progress cannot finish. `may_return_to`: the revision that a
+    failure would roll back to, None where none would be. `corrupt_pods`: when each pod, by
     name, ended because of a corrupt model. `apply_times`: recent applies, for pacing; `monotonic_now` belongs
     to them.
     """
@@ -54,6 +55,7 @@ class PlanInput:
     history: tuple[Revision, ...] = ()
     rollback_reason: str = ""
     rollout_failure: str = ""
+    may_return_to: RenderedRevision | None = None
     corrupt_pods: Mapping[str, str] = field(default_factory=dict)
     apply_times: ApplyTimes = field(default_factory=dict)
     monotonic_now: float = 0.0
@@ -131,10 +133,11 @@ def _plan_children(desired: tuple[Manifest, ...], given: PlanInput) -> Plan:
                 taken[target] = to_take
             if why.startswith(("lost", "has")):
                 repairs.append(target)
+    kept = wanted.keys() | model_cache.downloaded_by(given.may_return_to)
     unwanted = tuple(
         (target, str(live["metadata"]["uid"]))
         for target, live in sorted(observed.children.items())
-        if target not in wanted and not _is_terminating(live) and not _is_used(live, observed)
+        if target not in kept and not _is_terminating(live) and not _is_used(live, observed)
     )
     details += [f"delete {target}: not wanted any more" for target, _ in unwanted]
     pod_patches = tuple(_pod_patches(observed))

@@ -46,6 +46,19 @@ def rollback_target(model: LLMDeployment, update: str, history: Sequence[Revisio
     return (found.rollback_to, found.failed) if _find(found.rollback_to, history) else ("", "")
 
 
+def may_return_to(model: LLMDeployment, update: str, history: Sequence[Revision], observed: Observed) -> str:
+    """The revision to which a failed rollout of `update` would return. Empty once `update` was Ready, and
+    where nothing is rolled back.
+    """
+    if not model.spec.rollout.auto_rollback or (
+        _applied_revision(observed) == update and is_rolled_out(observed)
+    ):
+        return ""
+    if history and history[-1].name == update:
+        return history[-1].rollback_to
+    return _last_ready(update, history, observed)
+
+
 def record(
     model: LLMDeployment, update: RenderedRevision, history: Sequence[Revision], observed: Observed
 ) -> Plan:

@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from quire_operator import names, reports
-from quire_operator.observed import Body, Observed, Ref, ended, seconds_since, served_model
+from quire_operator.observed import (
+    Body,
+    Observed,
+    Ref,
+    controller_uid,
+    ended,
+    seconds_since,
+    served_model,
+)
 from quire_operator.spec import LLMDeployment
 from quire_operator.status import pods, reasons, rollout
 from quire_operator.status.pods import Failure, PodState
@@ -43,7 +51,8 @@ class DownloadState:
 def awaits_pods(job: Body, download_pods: Sequence[Body], now: datetime) -> bool:
     """True when a Job that has not ended has had no pod for so long that one may have been refused."""
     age = seconds_since(str(job["metadata"].get("creationTimestamp", "")), now)
-    return not (download_pods or ended(job)) and age >= JOB_GRACE_SECONDS
+    has_pods = any(controller_uid(pod) == job["metadata"]["uid"] for pod in download_pods)
+    return not (has_pods or ended(job)) and age >= JOB_GRACE_SECONDS
 
 
 def read(model: LLMDeployment, observed: Observed, now: datetime) -> DownloadState | None:
@@ -54,7 +63,8 @@ def read(model: LLMDeployment, observed: Observed, now: datetime) -> DownloadSta
     job = _job(model, observed)
     cached = job is not None and "Complete" in ended(job)
     serves = served_model(observed.child("Deployment") or {})
-    states = tuple(_state(pod, observed, now) for pod in observed.download_pods)
+    uid = "" if job is None else str(job["metadata"]["uid"])
+    states = tuple(_state(pod, observed, now) for pod in observed.download_pods if controller_uid(pod) == uid)
     failure = None if cached else _failure(model, job, states, _previous_failure(model, observed))
     if failure is None and observed.job_error and not (cached or states):
         failure = rollout.creation_failure(reports.printable(observed.job_error))

@@ -192,8 +192,8 @@ _ALL = (
         "QuotaExceeded",
         "a ResourceQuota of the namespace does not allow the pods",
         "have the quota raised, or lower spec.replicas or spec.resources; a rollout goes on in place by "
-        "itself where the end of an old pod makes room; if ModelCached has this reason, the quota has no room "
-        "for the Job that downloads the model, which is retried by itself",
+        "itself where the end of an old pod makes room; if ModelCached has this reason, the quota has no "
+        "room for the Job that downloads the model, which is retried by itself",
         shown="Degraded=True, Scheduled=False",
     ),
     Reason(

@@ -17,6 +17,7 @@ from quire_operator.observed import (
     is_replaced_in_place,
     lacks_resources_since,
     newest_replica_set,
+    old_pods,
     replica_failure,
     scheduler_message,
     seconds_since,
@@ -52,7 +53,7 @@ def refused_surge(model: LLMDeployment, observed: Observed, now: datetime) -> st
     if model.spec.rollout.strategy != "Auto" or not model.spec.rollout.max_surge:
         return ""
     failure = quota.refused_surge(observed)
-    if not observed.pods and _may_have_freed_resources(model, observed, now):
+    if not old_pods(observed) and _may_have_freed_resources(model, observed, now):
         failure = replica_failure(observed.child("Deployment"))
     message = _POD_REFUSED.sub("", reports.printable(failure.get("message")))
     return message if quota.is_exceeded(message) else ""

@@ -121,6 +121,22 @@ def test_an_owned_claim_is_deleted_once_no_replica_set_or_pod_uses_it() -> None:
     assert not gone(), "retained"
 
 
+def test_the_claim_and_the_job_of_the_revision_that_a_rollback_returns_to_are_kept() -> None:
+    old, new = rendered(), rendered(model={"source": {"huggingFace": {"revision": "v2"}}})
+    revision = resources.render_revision(spec.parse(BODY), BODY["spec"], old)
+    downloaded = {
+        k: v for k, v in stored(old, **done()).items() if k.kind in ("Job", "PersistentVolumeClaim")
+    }
+    live = {**stored(new, **done()), **downloaded}
+
+    def deleted(may_return_to: resources.RenderedRevision | None) -> set[Ref]:
+        found = plan_of(new, Observed(body=BODY, children=live), may_return_to=may_return_to)
+        return {target for target, _ in found.delete}
+
+    assert deleted(None) == set(downloaded)
+    assert deleted(revision) == set()
+
+
 @pytest.mark.parametrize(
     ("status", "corrupt", "again"),
     [

@@ -130,3 +130,16 @@ def test_a_refused_pod_that_no_fallback_can_help_is_degraded_at_once(message: st
     reported = compute(OLD_POD, OTHER_OLD_POD, of=refused(2, message), body=body)
 
     assert condition(reported, "Degraded") == ("True", "QuotaExceeded")
+
+
+@pytest.mark.parametrize(("ago", "expected"), [(100, "AsExpected"), (170, "QuotaExceeded")])
+def test_a_refused_pod_is_degraded_only_after_the_drain_time_of_the_old_pods(
+    ago: float, expected: str
+) -> None:
+    """The ReplicaSet controller tries again a while after the last old pod has gone."""
+    of = refused(200, surge=0, replicas=1, updated=1)
+    progressing = pods.condition("Progressing", "True", reason="ReplicaSetUpdated")
+    of["status"]["conditions"].append({**progressing, "lastUpdateTime": pods.at(-ago)})
+    new = pod(pods.ready(), name="new", of="rs2")
+
+    assert condition(compute(new, of=of, body=model_body(replicas=2)), "Degraded")[1] == expected

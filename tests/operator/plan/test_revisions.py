@@ -250,3 +250,14 @@ def test_a_failed_revision_is_replaced_by_its_rollback_target_only_with_auto_rol
     assert revisions.rollback_target(wants, "b", history[1:]) == ("", ""), "what it would go back to is gone"
     assert revisions.rollback_target(wants, "a", history) == ("", "")
     assert revisions.rollback_target(wants, "b", (history[0], replace(history[1], failed=""))) == ("", "")
+
+
+def test_a_rollback_may_return_to_the_ready_revision_until_the_newer_one_was_ready() -> None:
+    model = spec.parse(body(rollout={"autoRollback": True}))
+    history = revision_list("a", "b", b={"rollback_to": "a"})
+
+    assert revisions.may_return_to(model, "b", history[:1], deployment("a")) == "a", "not recorded yet"
+    assert revisions.may_return_to(model, "b", history, deployment("a")) == "a", "the model is downloaded"
+    assert revisions.may_return_to(model, "b", history, deployment("b", done=False)) == "a"
+    assert revisions.may_return_to(model, "b", history, deployment("b")) == "", "it was Ready"
+    assert revisions.may_return_to(MODEL, "b", history, deployment("b", done=False)) == "", "it is off"
