@@ -1,10 +1,18 @@
-"""Holds for every test of the repository: with CI=true a test that cannot run is a failure, not a skip."""
+"""Holds for every test of the repository: with CI=true a test that cannot run is a failure, not a skip, and
+in `make test` the failure paths that run are recorded (e2e.failure_paths).
+"""
 
 import os
 from collections.abc import Generator
 from typing import TypeVar
 
 import pytest
+
+from e2e.failure_paths import import_hook
+
+# Before any module of the product is imported.
+import_hook.install()
+os.environ |= import_hook.environment(os.environ.get("PYTHONPATH", ""))
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from e2e.failure_paths import import_hook
 from e2e.operator.world import World
 from e2e.ports import free_port
 from e2e.waiting import eventually
@@ -46,6 +47,7 @@ class Replica:
             "PYTHONPATH": str(ROOT / "operator"),
             "POD_NAME": name,
             "POD_NAMESPACE": "quire-system",
+            **import_hook.environment(str(ROOT / "operator")),
             **environ,
         }
         self._command = [sys.executable, *arguments]
