@@ -1,16 +1,23 @@
 """Fault injection: `QUIRE_FAULT=name[:after=N][,once][;...]` makes the server fail on purpose, to test how
 failures are detected and handled.
 
-Refused unless `QUIRE_ALLOW_FAULTS=1`. Without faults, each injection point is one dictionary look-up.
+Refused unless `QUIRE_ALLOW_FAULTS=1`. Without faults, each injection point is one dictionary look-up. When a
+fault takes effect the log says so, by which a test proves that it tests what it means to.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire_server.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+#: The message of the log line for a fault that took effect; its field `fault` has the name.
+INJECTED = "a fault took effect"
 
 NAMES = frozenset(
     {
@@ -42,6 +49,7 @@ class Faults:
     def __init__(self, faults: Mapping[str, Fault], marker_dir: Path) -> None:
         self._faults = faults
         self._marker_dir = marker_dir
+        self._injected: set[str] = set()
 
     def get(self, name: str) -> Fault | None:
         """The fault if it is enabled, and was not injected before if it is a `once` fault."""
@@ -51,9 +59,13 @@ class Faults:
         return fault
 
     def mark_injected(self, name: str) -> None:
-        """Record that a fault was injected. The marker outlives a restart of the container, but not the
-        pod.
+        """Record that a fault took effect: in the log, once a process, and for a `once` fault by a marker,
+        which outlives a restart of the container, but not the pod.
         """
+        if name in self._injected:
+            return
+        self._injected.add(name)
+        logger.warning(INJECTED, extra={"fault": name})
         if self._faults[name].once:
             self._marker(name).touch()
 

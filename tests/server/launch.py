@@ -14,20 +14,25 @@ from pathlib import Path
 import httpx
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 
+from e2e.failure_paths import recorder
 from e2e.ports import free_ports
+from quire_server import fault_injection
 
 # No server here speaks TLS; without this every call would read the list of authorities first, in 20 ms.
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 class Server:
-    """A running server. `directory` takes its log and its termination log."""
+    """A running server. `directory` takes its log and its termination log. A test with a `fault` fails where
+    the fault takes no effect.
+    """
 
     def __init__(self, model, directory, *flags, fault="", **environ):
         self.port, self.health_port = free_ports(2)
         self.termination_log = directory / "termination-log"
         self.termination_log.touch()
         self.log = directory / "log"
+        self._faults = {part.strip().split(":")[0].split(",")[0] for part in fault.split(";") if part}
         argv = [
             *(sys.executable, "-m", "quire_server", "serve", str(model)),
             *("--port", str(self.port), "--health-port", str(self.health_port), "--device", "cpu"),
@@ -45,7 +50,7 @@ class Server:
     def __enter__(self):
         return self
 
-    def __exit__(self, *exc):
+    def __exit__(self, kind, *exc):
         if self.process.poll() is None:
             self.terminate()  # twice means now, and leaves nothing behind
             time.sleep(0.1)
@@ -54,6 +59,7 @@ class Server:
                 self.process.wait(10)
         self.process.kill()
         self.process.wait(10)
+        assert kind or self._faults <= self.faults(), f"{self._faults - self.faults()} took no effect"
 
     def wait(self, what, condition, seconds=30.0):
         """Poll until `condition` is true; its value is returned."""
@@ -75,6 +81,20 @@ class Server:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running\n{self.log.read_text()[-3000:]}") from None
 
+    def faults(self):
+        """The faults that took effect, by the log of the server."""
+        lines = [
+            line for line in self.log.read_text().splitlines() if f'"{fault_injection.INJECTED}"' in line
+        ]
+        took_effect = {json.loads(line)["fault"] for line in lines}
+        for fault in took_effect:
+            recorder.record("fault", fault)
+        return took_effect
+
+    def wait_fault(self, name, seconds=30.0):
+        """Wait until the fault took effect."""
+        self.wait(f"{name} took effect", lambda: name in self.faults(), seconds)
+
     def ended(self):
         return self.process.poll() is not None
 
@@ -83,7 +103,9 @@ class Server:
 
     def failure(self):
         """The termination log."""
-        return json.loads(self.termination_log.read_text())
+        failure = json.loads(self.termination_log.read_text())
+        recorder.record("termination", failure["reason"])
+        return failure
 
     def probe(self, name):
         """The status of a probe, None when the server does not answer."""

@@ -25,6 +25,17 @@ def test_a_once_fault_does_not_strike_again_after_a_restart(tmp_path):
         assert not switch(text, tmp_path).due(name, 2)
 
 
+def test_the_log_says_once_that_a_fault_took_effect_and_nothing_before(tmp_path, caplog):
+    switched = switch("stuck_step:after=1;crash_step:after=9", tmp_path)
+    switched.due("stuck_step", 0)
+    assert not caplog.records
+    for count in (1, 2):
+        switched.due("stuck_step", count)
+    assert [(record.message, record.fault) for record in caplog.records] == [
+        (fault_injection.INJECTED, "stuck_step")
+    ]
+
+
 def test_several_faults_are_separated_by_semicolons(tmp_path):
     switched = switch("queue_depth:after=7; slow_load:after=0.5,once", tmp_path)
     assert switched.get("queue_depth").after == 7

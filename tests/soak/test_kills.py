@@ -86,6 +86,7 @@ def test_an_engine_that_is_killed_while_it_starts_leaves_no_request_without_an_e
             server.wait(phase, lambda s=server, p=phase: s.probe("livez") and s.statusz()["phase"] == p, 60)
             load = Load(server, number)
             if phase == "loading":
+                server.wait_fault("slow_load")
                 threading.Event().wait(dice.uniform(0, 0.5))
             tally = load.check(kill_engine(server))
             assert tally.answered == 0
@@ -96,6 +97,7 @@ def test_requests_just_after_the_engine_was_killed_get_an_error(tmp_path):
     model = tiny_model.write(tmp_path / "tiny")
     with Server(model, tmp_path, fault="stalled_load") as server:
         server.wait("the API answers", lambda: server.reaches("/version"))
+        server.wait_fault("stalled_load")
         kill_engine(server)
         tally = Load(server, 0).check(0.0)
         assert tally.shed[UNAVAILABLE] >= 1, tally

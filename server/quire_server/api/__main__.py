@@ -45,6 +45,7 @@ from quire_server.engine.client import EngineClient
 from quire_server.engine.messages import EngineInfo
 from quire_server.engine.socket_server import SOCKET_NAME
 from quire_server.errors import ConfigError, QuireServerError
+from quire_server.fault_injection import Faults
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import BEAT_SECONDS, Process, SharedState
 from quire_server.metrics.requests import CacheFacts, Metrics
@@ -90,11 +91,11 @@ def _run(settings: ServeConfig, run_dir: Path) -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-    stuck = fault_injection.parse(os.environ).due("stuck_drain", float("inf"))
+    faults = fault_injection.parse(os.environ)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             max_age = settings.max_connection_age_seconds
-            runner.run(_serve(context, listener, max_age=max_age, stuck=stuck))
+            runner.run(_serve(context, listener, max_age=max_age, faults=faults))
     finally:
         context.template.close()
         context.grammars.close()
@@ -198,7 +199,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(context: ServerContext, listener: socket.socket, *, max_age: float, stuck: bool) -> None:
+async def _serve(context: ServerContext, listener: socket.socket, *, max_age: float, faults: Faults) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, context.drain.begin)
     server = _Server(
@@ -229,7 +230,7 @@ async def _serve(context: ServerContext, listener: socket.socket, *, max_age: fl
         for ended in (task for task in (serving, connecting) if task.done()):
             ended.result()  # raises what ended it
         raise RuntimeError("the HTTP server ended by itself")
-    if stuck:
+    if faults.due("stuck_drain", float("inf")):
         await asyncio.Event().wait()
     await context.drain.wait_for_end(lambda: _clients(server))
     server.should_exit = True

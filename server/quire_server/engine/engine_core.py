@@ -264,6 +264,8 @@ class EngineCore:
         if flapping is not None:
             is_bad = int(now / (flapping.after or _FLAP_SECONDS)) % 2 == 1
             self._heartbeat.set_unready_reason("FlappingReadiness" if is_bad else "")
+            if is_bad:
+                self._faults.mark_injected("flapping_readiness")
         stats = self._stats()
         for peer in socket.peers:
             socket.send(peer, EngineOutputs((), stats))
@@ -297,7 +299,10 @@ class EngineCore:
     @property
     def _queue_depth(self) -> int:
         forced = self._faults.get("queue_depth")
-        return self._scheduler.num_waiting if forced is None else int(forced.after)
+        if forced is None:
+            return self._scheduler.num_waiting
+        self._faults.mark_injected("queue_depth")
+        return int(forced.after)
 
     def _stats(self) -> EngineStats:
         counters = self._scheduler.stats

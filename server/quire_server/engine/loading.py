@@ -122,6 +122,7 @@ def _progress_with_faults(heartbeat: HeartbeatWriter, faults: Faults) -> Callabl
                 bytes_then = total_bytes * tenth // 10
                 if heartbeat.sample.loaded_bytes < bytes_then <= loaded_bytes:
                     heartbeat.loaded(bytes_then, total_bytes)
+                    faults.mark_injected("slow_load")
                     time.sleep(slow.after)
         heartbeat.loaded(loaded_bytes, total_bytes)
         if faults.due("stalled_load", loaded_bytes):

@@ -111,6 +111,7 @@ def test_a_stalled_engine_fails_readiness_then_liveness_and_exits_with_engine_st
 
         asking = threading.Thread(target=ask)
         asking.start()
+        server.wait_fault("stuck_step")
         server.wait("not ready", lambda: server.probe("readyz") == 503, 10)
         assert server.probe("livez") == 200, "half of the stall time is not yet death"
         server.wait("not alive", lambda: server.probe("livez") == 503, 10)
@@ -136,6 +137,7 @@ def test_a_slow_load_reports_progress_and_a_canary_mismatch_fails_readiness(tiny
         assert server.statusz()["loadSeconds"] > 6
         assert server.metric("llm_model_load_seconds") > 6
 
+        server.wait_fault("wrong_canary")
         server.wait("not ready", lambda: server.probe("readyz") == 503, 10)
         assert server.reason("readyz") == "CanaryMismatch"
         assert server.statusz()["reason"] == "CanaryMismatch"
@@ -156,6 +158,7 @@ def loaded_part(server):
 def test_flapping_readiness_never_fails_liveness_or_ends_the_server(tiny, tmp_path):
     with Server(tiny, tmp_path, fault="flapping_readiness:after=1") as server, server.client() as client:
         server.wait_ready()
+        server.wait_fault("flapping_readiness")
         for _ in range(2):
             server.wait("unready", lambda: server.probe("readyz") == 503)
             server.wait("why", lambda: server.statusz()["reason"] == "FlappingReadiness")
@@ -166,8 +169,17 @@ def test_flapping_readiness_never_fails_liveness_or_ends_the_server(tiny, tmp_pa
         assert not server.ended()
 
 
+def test_a_forced_queue_depth_is_what_metrics_and_status_report(tiny, tmp_path):
+    with Server(tiny, tmp_path, fault="queue_depth:after=42") as server:
+        server.wait_ready()
+        server.wait_fault("queue_depth")
+        server.wait("it is in the metrics", lambda: server.metric("llm_queue_depth") == 42)
+        assert server.statusz()["queued"] == 42
+
+
 def test_a_stalled_load_ends_the_server_with_load_stalled(tiny, tmp_path):
     with Server(tiny, tmp_path, "--load-stall-timeout-seconds", "2", fault="stalled_load") as server:
+        server.wait_fault("stalled_load")
         assert server.wait_end(30) == 75
         assert server.failure()["reason"] == "LoadStalled"
         assert server.failure()["exitCode"] == 75
@@ -176,6 +188,7 @@ def test_a_stalled_load_ends_the_server_with_load_stalled(tiny, tmp_path):
 def test_a_load_beyond_the_startup_timeout_ends_the_server_with_startup_timeout(tiny, tmp_path):
     flags = ("--startup-timeout-seconds", "5")
     with Server(tiny, tmp_path, *flags, fault="slow_load:after=1") as server:
+        server.wait_fault("slow_load")
         assert server.wait_end(30) == 74
         assert server.failure()["reason"] == "StartupTimeout"
 
@@ -185,16 +198,25 @@ def test_an_engine_crash_ends_the_server_with_engine_crashed(tiny, tmp_path):
         server.wait_ready()
         with pytest.raises(openai.InternalServerError):
             client.completions.create(**LONG)
+        server.wait_fault("crash_step")
         assert server.wait_end() == 70
         assert server.failure()["reason"] == "EngineCrashed"
         (request,) = [line for line in server.log.read_text().splitlines() if '"message": "request"' in line]
         assert json.loads(request)["status"] == "error", "an outage was counted as load that was shed"
 
 
+def test_an_engine_that_crashes_while_it_loads_ends_the_server_with_engine_crashed(tiny, tmp_path):
+    with Server(tiny, tmp_path, fault="crash_on_load") as server:
+        server.wait_fault("crash_on_load")
+        assert server.wait_end() == 70
+        assert server.failure()["reason"] == "EngineCrashed"
+
+
 def test_a_stuck_drain_is_terminated_at_its_timeout(tiny, tmp_path):
     with Server(tiny, tmp_path, "--drain-timeout-seconds", "0", fault="stuck_drain") as server:
         server.wait_ready()
         server.terminate()
+        server.wait_fault("stuck_drain")
         assert server.wait_end() == 71
         assert "drain" in server.failure()["message"]
 
