@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.api.client import Client, RefusedError
+from e2e.failure_paths import recorder
 from e2e.waiting import eventually
 
 Body = dict[str, Any]
@@ -155,6 +156,8 @@ class World:
 
     def status(self, namespace: str, name: str) -> Body:
         status: Body = self.read("LLMDeployment", namespace, name).get("status", {})
+        for each in status.get("conditions", []):
+            recorder.record("condition", f"{each['type']}={each['status']} {each['reason']}")
         return status
 
     def condition(self, namespace: str, name: str, kind: str) -> Body:
@@ -178,7 +181,11 @@ class World:
     def events(self, namespace: str, name: str) -> list[Body]:
         """Events about the LLMDeployment; the API server itself creates some about Services."""
         about = {"kind": "LLMDeployment", "name": name}
-        return [e for e in self.find("Event", namespace) if about.items() <= e.get("regarding", {}).items()]
+        found = self.find("Event", namespace)
+        events = [event for event in found if about.items() <= event.get("regarding", {}).items()]
+        for event in events:
+            recorder.record("event", event["reason"])
+        return events
 
     def wait_events(self, namespace: str, name: str, *reasons: str) -> list[Body]:
         """Its Events, once they are exactly these; each is recorded after the status that it describes."""

@@ -7,6 +7,7 @@ from collections import namedtuple
 import certifi
 import pytest
 
+from e2e.failure_paths import recorder
 from quire_server.__main__ import run
 from tests.server.fetch import published
 from tests.server.fetch.hub_server import HubServer
@@ -39,8 +40,10 @@ def fetch(monkeypatch, tmp_path, capfd):
             monkeypatch.setenv(name, str(value))
         flags = ("--to", str(to), "--attempts", str(attempts), "--stall-timeout-seconds", str(stall))
         code = run(["fetch", source, *flags, *arguments], os.environ)
-        printed = capfd.readouterr()
+        printed, ended = capfd.readouterr(), log.read_text()
         lines = [json.loads(line) for line in printed.out.splitlines()]
-        return Outcome(code, lines, printed.err, log.read_text())
+        if ended:
+            recorder.record("termination", json.loads(ended)["reason"])
+        return Outcome(code, lines, printed.err, ended)
 
     return fetch
