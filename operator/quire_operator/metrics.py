@@ -7,7 +7,7 @@ registry.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -87,11 +87,10 @@ class Metrics:
 
 
 def _set(gauge: Gauge, namespace: str, name: str, value: float | None) -> None:
-    if value is not None:
+    if value is None:
+        gauge.remove(namespace, name)  # no error where it was never set
+    else:
         gauge.labels(namespace, name).set(value)
-        return
-    with suppress(KeyError):  # it may never have been set
-        gauge.remove(namespace, name)
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ detected.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -252,3 +253,71 @@ async def test_one_object_that_makes_reconcile_fail_does_not_stop_the_others(
 def test_every_cached_kind_is_watched_except_optional_kinds_and_controller_revisions() -> None:
     unwatched = {kind.kind for kind in kinds.CACHED} - {kind.kind for kind in kinds.WATCHED}
     assert unwatched == {"ControllerRevision", "HTTPRoute", "InferencePool", "ScaledObject"}
+
+
+async def test_an_event_about_an_object_that_cannot_be_read_is_reported_and_concerns_it_alone() -> None:
+    async with controlling(FakeApi()) as (controller, cluster, _):
+        reported: list[str] = []
+        cluster.report = lambda body, why: reported.append(f"{body['metadata']['name']}: {why}")
+        bad = {**model(), "metadata": {**model()["metadata"], "name": "bad"}}
+        bad["spec"] = functools.reduce(lambda inner, _: [inner], range(9000), [])  # too deep for json
+        controller.on_event("MODIFIED", bad)
+        controller.on_event("ADDED", {**model(), "metadata": {**model()["metadata"], "resourceVersion": "7"}})
+
+        assert len(reported) == 1 and reported[0].startswith("bad: RecursionError")
+        assert [key.name for key in cluster.cache.llm_deployments()] == ["m"]
+
+
+async def test_an_object_that_another_client_wrote_meanwhile_is_read_again_and_reconciled() -> None:
+    api = FakeApi()
+    async with controlling(api) as (controller, _, metrics):
+        work = asyncio.create_task(controller.run())
+        known = api.put(LLM, model())
+        api.put(LLM, model(replicas=3))  # the watch has not told yet
+        controller.on_event("ADDED", known)
+        await until(lambda: "status" in api.objects[LLM])
+        conflicts = metrics.registry.get_sample_value(
+            "quire_operator_reconcile_total", {"result": "conflict"}
+        )
+        work.cancel()
+
+    assert conflicts == 1
+    assert api.objects[LLM]["spec"]["replicas"] == 3
+
+
+async def test_after_a_conflict_an_object_that_cannot_be_read_again_is_retried(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    api = FakeApi()
+    async with controlling(api) as (controller, _, _metrics):
+        work = asyncio.create_task(controller.run())
+        known = api.put(LLM, model())
+        api.put(LLM, model(replicas=3))
+        api.answers["GET", LLM] = (500, "the database is gone")
+        controller.on_event("ADDED", known)
+        await until(lambda: "the database is gone" in caplog.text)
+        assert "status" not in api.objects[LLM]
+        api.answers.clear()
+        await until(lambda: "status" in api.objects[LLM])
+        work.cancel()
+
+
+async def test_everything_is_listed_again_periodically_and_also_after_a_list_that_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("quire_operator.controller.CONFIRM_SECONDS", 0.01)
+    api = FakeApi(answers={("GET", "/api/v1/pods"): (500, "the database is gone")})
+    async with connected(api) as connection:
+        cluster, metrics = Cluster(connection, fence=lambda: None, instance="op"), Metrics()
+        often = Settings(engine_image="engine:1", resync_seconds=0)
+        controller = Controller(cluster, often, metrics)
+
+        def resyncs(result: str) -> float:
+            return metrics.registry.get_sample_value("quire_operator_resync_total", {"result": result}) or 0
+
+        work = asyncio.create_task(controller.run())
+        await until(lambda: resyncs("error") >= 2)
+        assert "re-list failed, will be tried again" in caplog.text
+        api.answers.clear()
+        await until(lambda: resyncs("ok") >= 2)
+        work.cancel()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Sized
 
 import kopf
 
+from e2e.failure_paths import import_hook
 from quire_operator import names
 from quire_operator.cluster import kinds
-from quire_operator.handlers import EndlessBackoffs, configure, is_logged
+from quire_operator.handlers import EXIT_UNUSABLE, EndlessBackoffs, configure, is_logged
 
 
 def configured() -> kopf.OperatorSettings:
@@ -86,3 +88,18 @@ print(full - before, megabytes() - before)
     full, left = map(float, done.stdout.split())
     assert full > 80, "the buffers were there"
     assert left < full / 4
+
+
+def test_a_setting_that_cannot_be_used_ends_the_process_with_its_name_and_no_traceback() -> None:
+    environment = {
+        "QUIRE_ENGINE_IMAGE": "engine:1",
+        "QUIRE_RESYNC_SECONDS": "often",
+        "PATH": os.environ["PATH"],
+    }
+    environment |= import_hook.environment("")
+    done = subprocess.run(
+        [sys.executable, "-m", "quire_operator", "run"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == EXIT_UNUSABLE
+    assert done.stderr.startswith("quire-operator: ") and "QUIRE_RESYNC_SECONDS" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -83,3 +83,8 @@ def test_what_is_no_json_is_a_value_error_and_passes_through_a_watch(raw: bytes)
     with pytest.raises(ValueError):
         json_decoder.loads(raw, ignore)
     assert json_decoder.decodable(raw, ignore) in (raw, json_decoder.flatten(raw))
+
+
+def test_text_that_is_no_json_is_left_to_its_reader_whatever_its_depth() -> None:
+    broken = b"[]" * MAX_DEPTH
+    assert json_decoder.decodable(broken, lambda body, why: pytest.fail(why)) == broken

@@ -231,5 +231,38 @@ async def test_a_standby_survives_an_unavailable_api_server(api: FakeLease, time
     assert await tries(standby, time, 0)
 
 
+async def test_of_two_replicas_that_acquire_at_once_only_one_leads(api: FakeLease, time: FakeTime) -> None:
+    first, second = replica(api, time, "a"), replica(api, time, "b")
+
+    async def read_before_the_other_writes() -> None:
+        await tries(second, time, 0)
+
+    read = api.read
+
+    async def late() -> dict[str, Any] | None:
+        seen = await read()
+        api.read = read  # type: ignore[method-assign]
+        await read_before_the_other_writes()
+        return seen
+
+    api.read = late  # type: ignore[method-assign]
+
+    assert not await tries(first, time, 0)
+    assert (first.leads, second.leads, api.holder) == (False, True, "b")
+
+
+async def test_a_lease_that_cannot_be_released_is_left_to_expire(
+    api: FakeLease, time: FakeTime, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader = replica(api, time, "a")
+    await tries(leader, time, 0)
+    api.down = True
+
+    await leader.release()
+
+    assert not leader.leads
+    assert api.holder == "a" and "was not released and will expire" in caplog.text
+
+
 def test_the_request_timeout_is_shorter_than_half_of_the_renew_deadline() -> None:
     assert Terms().request < Terms().renew_deadline / 2

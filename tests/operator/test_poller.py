@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import aiohttp
+import pytest
 
 from e2e.operator import pods
 from e2e.operator.statusz import HEALTH_PORT, statusz_server
-from quire_operator import names
+from e2e.ports import free_port
+from quire_operator import names, poller
 from quire_operator.cluster import Cluster, Key
 from quire_operator.poller import Poller
 from tests.operator.fake_api import FakeApi, connected
@@ -49,3 +51,10 @@ async def test_a_ready_pod_that_does_not_answer_is_not_asked_for_ever() -> None:
                 await poller.poll(session)
 
         assert server.asked == 1
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "not-an-address"])
+async def test_a_pod_that_cannot_be_reached_has_no_answer(address: str) -> None:
+    """Pods that are not ready yet refuse connections all the time, so nothing is logged."""
+    async with aiohttp.ClientSession() as session:
+        assert await poller.fetch(session, address, free_port()) is None

@@ -283,3 +283,21 @@ async def test_a_revision_rendered_by_another_release_is_read_once_and_not_at_ev
     assert len(asked) == 1
     assert "engine:1" in str(api.objects["/apis/apps/v1/namespaces/ns/deployments/m"])
     assert api.objects[LLM]["status"]["availableRenderRevision"], "the newer one is reported"
+
+
+async def test_without_the_right_to_read_secrets_a_restricted_reference_is_missing_rights() -> None:
+    secret = "/api/v1/namespaces/ns/secrets/keys"
+    api = FakeApi(answers={("GET", secret): (403, "secrets is forbidden")})
+    async with connected(api) as connection:
+        cluster = Cluster(connection, fence=lambda: None, instance="op")
+        restricted = Settings(engine_image="engine:1", secret_references="Labelled")
+        reconcile = Reconciler(
+            cluster, restricted, clock=Clock(), now=lambda: datetime(2026, 1, 1, tzinfo=UTC)
+        )
+        cluster.cache.put(api.put(LLM, model(security={"apiKeysSecretRef": {"name": "keys"}})))
+        await reconcile(KEY)
+        stored = cluster.cache.get(names.KIND, *KEY)
+
+    assert stored is not None and stored["status"]["lastFailure"]["reason"] == "MissingRights"
+    assert "secrets is forbidden" in stored["status"]["lastFailure"]["message"]
+    assert not [path for path in api.writes() if "/deployments/" in path]

@@ -131,8 +131,6 @@ class EngineSocket:
             if data:
                 return peer.reader.feed(data)
             why = ""
-        except BlockingIOError:
-            return []
         except (CodecError, OSError) as error:
             why = str(error)
         aborts.extend(self._drop(peer, why))

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from quire_server import __version__, config, log, termination
-from quire_server.errors import ConfigError
 from quire_server.health import effective_config
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import SharedState
@@ -41,7 +40,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except ConfigError as error:
-        sys.exit(str(error))
+    sys.exit(main(sys.argv[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from quire_operator import names
@@ -140,3 +141,15 @@ def test_changed_returns_new_objects_and_those_newer_than_the_given_versions() -
     changed = cache.changed("Pod", {"Pod-same": 1, "Pod-newer": 4, "Pod-gone": 9})
 
     assert {body["metadata"]["name"] for body in changed} == {"newer", "unseen"}
+
+
+def test_an_object_of_a_list_that_the_cache_cannot_take_is_reported_and_the_others_are_taken() -> None:
+    cache, reported = Cache(), []
+    listing = Listing(cache, "Service", lambda body, why: reported.append((body["metadata"]["name"], why)))
+
+    too_deep = functools.reduce(lambda inner, _: [inner], range(9000), [])
+    listing.add([{**thing("Service", "bad"), "spec": too_deep}, thing("Service", "good")], version=9)
+
+    assert [name for name, why in reported] == ["bad"] and "RecursionError" in reported[0][1]
+    assert cache.get("Service", "ns", "good") is not None
+    assert listing.finish().owners == {Key("ns", "m")}

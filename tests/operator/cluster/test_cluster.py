@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
+from kubernetes.aio.client.configuration import Configuration
 
 from quire_operator import names
 from quire_operator.cluster import (
     Cluster,
+    ClusterError,
     ConflictError,
+    Connection,
     FailedError,
     ForbiddenError,
     Key,
@@ -31,7 +37,7 @@ from quire_operator.lease import NotLeadingError
 from quire_operator.observed import Ref
 from quire_operator.plan import Plan, PodPatch
 from quire_operator.status.transitions import Event
-from tests.operator.fake_api import FakeApi, connected
+from tests.operator.fake_api import FakeApi, connected, unexpected
 
 Body = dict[str, Any]
 
@@ -284,3 +290,29 @@ async def test_failed_create_events_are_read_only_for_an_unfinished_job_that_sti
     assert reported == {"waits": "exceeded quota: q", "young": "", "done": ""}
     asked = [request.query["fieldSelector"] for request in api.requests if request.path == EVENTS]
     assert asked == ["regarding.uid=j1,reason=FailedCreate"]
+
+
+async def test_an_answer_that_is_no_json_is_an_error_with_the_status_of_http() -> None:
+    """As of a proxy between the operator and the API server."""
+
+    async def say(_: web.Request) -> web.Response:
+        return web.Response(status=502, reason="Bad Gateway", text="<html>nobody is at home</html>")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", say)
+    async with TestServer(app) as server:
+        configuration = Configuration(host=str(server.make_url("")).rstrip("/"))
+        connection = Connection(configuration, None, report=unexpected)
+        with pytest.raises(UnreachableError, match="Bad Gateway"):
+            await connection.request("GET", SERVICE)
+        await connection.close()
+
+
+@pytest.mark.parametrize("text", ["", "clusters: []"])
+async def test_credentials_that_cannot_be_used_are_one_error_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (tmp_path / "kubeconfig").write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    with pytest.raises(ClusterError, match="no credentials for the API server"):
+        await Connection.open(report=unexpected)

@@ -96,6 +96,11 @@ def test_a_change_of_the_pod_template_creates_a_new_revision(change: Body) -> No
     assert revision_of(**change).name != revision_of().name
 
 
+def test_a_revision_whose_spec_is_not_accepted_any_more_is_not_of_the_same_pods() -> None:
+    from_before = replace(revision_of(), spec={**body()["spec"], "resources": {"cpu": "many"}})
+    assert not resources.renders_same_pods(spec.parse(body()), body(), from_before)
+
+
 def test_a_stored_revision_replaces_the_pod_template_and_leaves_replicas_and_strategy() -> None:
     model = spec.parse(body(replicas=3, autoscaling=None, rollout={"strategy": "InPlace"}))
     children = with_revision(resources.build(model, NEW), revision_of(OLD))
