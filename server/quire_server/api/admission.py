@@ -4,9 +4,9 @@ A request passes twice. Before its body is read, `Admission.reserve` refuses wha
 says: a full queue, a client at its own limit. Once the body is parsed, `Reservation.claim` takes the share of
 the queue that it asks for; until then a reservation holds none, so that bodies that arrive slowly delay no
 other request. Sheds in three ways, each a 503 with its reason: `queue_full` (by requests or prompt tokens),
-`load_shed` (with a rising probability, low priorities first) and `memory_pressure` (running requests hold the
-KV cache; waiting ones hold none of it). A client beyond its own limit gets a 429. Readiness never depends on
-any of it.
+`load_shed` (with a rising probability, low priorities first) and `memory_pressure` (the KV cache would be
+short when the request and those that run beside it have grown to what they are expected to need). A client
+beyond its own limit gets a 429. Readiness never depends on any of it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire_server.api.protocol.errors import limited, overloaded
+from quire_server.core.policy import OutputLengthEstimator
 from quire_server.core.stats import EngineStats
 from quire_server.engine.messages import EngineInfo
 
@@ -82,12 +83,21 @@ class Limits:
 
 @dataclass(frozen=True)
 class AdmissionRequest:
-    """What a request asks for. `prompt_tokens` is an estimate: it is not tokenised yet."""
+    """What a request asks for. `prompt_tokens`, of all answers, is an estimate: it is not tokenised yet."""
 
     client: str = ""
     num_answers: int = 1
     prompt_tokens: int = 0
     priority: int = 0  # lower is more urgent
+    max_tokens: int = 0  # of each answer
+
+
+@dataclass(frozen=True)
+class AnswerLimits:
+    """One answer of a request: how long its prompt is, and the most tokens that it may have."""
+
+    prompt_tokens: int
+    max_tokens: int
 
 
 @dataclass(frozen=True)
@@ -128,18 +138,65 @@ def shed_reason(load: Load, asked: AdmissionRequest, dice: float) -> str | None:
     return None
 
 
-def is_short_of_memory(
-    info: EngineInfo, stats: EngineStats, asked: AdmissionRequest, prompt_tokens: int
-) -> bool:
-    """Whether a request's prompts would take the KV cache beyond MEMORY_LIMIT, with what is in use now.
-
-    Blocks that several answers share count once, and waiting requests hold none. Where nothing runs, a
-    request may fill the cache; an urgent one can preempt others, so it is admitted to wait for their blocks.
+@dataclass(frozen=True)
+class Claim:
+    """KV tokens that answers which have not started are expected to need, prompts included: each grows for
+    itself.
     """
-    used = stats.kv_utilization * info.kv_capacity
-    return (
-        stats.running > 0 and asked.priority >= 0 and used + prompt_tokens > MEMORY_LIMIT * info.kv_capacity
-    )
+
+    num_answers: int = 0
+    tokens: float = 0.0
+
+    def __add__(self, other: Claim) -> Claim:
+        return Claim(self.num_answers + other.num_answers, self.tokens + other.tokens)
+
+    def __sub__(self, other: Claim) -> Claim:
+        return Claim(self.num_answers - other.num_answers, self.tokens - other.tokens)
+
+
+@dataclass(frozen=True)
+class KVDemand:
+    """What the admitted answers are expected to take of the KV cache, in tokens."""
+
+    num_running: int
+    running: float  # held by running answers, blocks that they share once, and what each will need beside it
+    waiting: Claim  # of those in the engine's queue, and those that it has not told of yet
+
+    def beside(self, num_rows: int) -> float:
+        """The demand of as many answers as there are rows, the newest: an answer that takes the next row runs
+        beside those. Where all rows are taken, the others have ended by then.
+        """
+        num_waiting = min(self.waiting.num_answers, num_rows)
+        num_running = min(self.num_running, num_rows - num_waiting)
+        return _share(self.waiting.tokens, num_waiting, self.waiting.num_answers) + _share(
+            self.running, num_running, self.num_running
+        )
+
+
+def _share(total: float, part: int, whole: int) -> float:
+    return total * part / whole if part else 0.0
+
+
+def kv_demand(info: EngineInfo, stats: EngineStats, unseen: Claim) -> KVDemand:
+    """The demand as of the engine's last stats, and of what was admitted since."""
+    held = stats.kv_utilization * info.num_blocks + stats.growth_blocks
+    queued = Claim(stats.waiting + stats.deferred, stats.waiting_blocks * info.block_size)
+    return KVDemand(stats.running, held * info.block_size, queued + unseen)
+
+
+def is_short_of_memory(info: EngineInfo, demand: KVDemand, claim: Claim, priority: int) -> bool:
+    """Whether a request and the answers that it runs beside are expected to grow beyond MEMORY_LIMIT.
+
+    Where nothing else is admitted, a request may fill the cache; an urgent one can preempt others, so it is
+    admitted to wait for their blocks.
+    """
+    is_alone = not (demand.num_running or demand.waiting.num_answers)
+    if is_alone or priority < 0:
+        return False
+    num_rows = min(claim.num_answers, info.max_num_seqs)
+    beside = demand.beside(info.max_num_seqs - num_rows)
+    own = _share(claim.tokens, num_rows, claim.num_answers)
+    return beside + own > MEMORY_LIMIT * info.kv_capacity
 
 
 def too_many_tokens(load: Load, prompt_tokens: int) -> bool:
@@ -155,22 +212,31 @@ class Reservation:
         self._admission = admission
         self._asked: AdmissionRequest | None = None
         self._queued: dict[int, int] = {}  # prompt tokens by answer that has not begun, as far as known
+        self._unseen: dict[int, Claim] = {}  # by answer that the engine's stats do not take into account yet
         self._num_begun = 0
 
     def claim(self, asked: AdmissionRequest, info: EngineInfo, stats: EngineStats) -> None:
         """Take what the parsed request asks for. Raises ApiError where there is no room for it."""
-        self._admission.admit(asked, info, stats)
+        claim = self._admission.admit(asked, info, stats)
         self._asked = asked
         self._queued = {0: asked.prompt_tokens}
+        self._unseen = {0: claim}
 
-    def set_prompt_tokens(self, prompt_tokens: Sequence[int]) -> None:
-        """Replace the estimate by the tokens of each answer's prompt. Raises ApiError."""
+    def set_answers(self, answers: Sequence[AnswerLimits], stats: EngineStats) -> None:
+        """Replace the estimate by what is known of each answer. Raises ApiError."""
         assert self._asked is not None
         self._admission.queue_tokens(-sum(self._queued.values()))
         self._queued = {}
-        self._admission.check_prompt_tokens(self._asked, sum(prompt_tokens))
-        self._queued = dict(enumerate(prompt_tokens))
-        self._admission.queue_tokens(sum(prompt_tokens))
+        self._see(list(self._unseen))
+        claims = self._admission.check_answers(self._asked, answers, stats)
+        self._queued = {number: answer.prompt_tokens for number, answer in enumerate(answers)}
+        self._unseen = dict(enumerate(claims))
+        self._admission.queue_tokens(sum(self._queued.values()))
+
+    def received(self, answer: int) -> None:
+        """The engine's stats take an answer into account from now on."""
+        if answer in self._unseen:  # a second try is received again
+            self._see([answer])
 
     def begin(self, answer: int) -> None:
         """The first token of an answer came: its prompt waits no longer."""
@@ -186,8 +252,13 @@ class Reservation:
         """Give everything back."""
         if self._asked is not None:
             self._admission.queue_tokens(-sum(self._queued.values()))
+            self._see(list(self._unseen))
             self._admission.release(self._asked, self._num_begun)
             self._asked = None
+
+    def _see(self, answers: Sequence[int]) -> None:
+        for answer in answers:
+            self._admission.unseen -= self._unseen.pop(answer)
 
 
 class Admission:
@@ -203,8 +274,10 @@ class Admission:
         self._per_client = Counter[str]()
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
+        self._answer_lengths = OutputLengthEstimator()
         self.num_admitted = 0
         self.queued_tokens = 0
+        self.unseen = Claim()  # of admitted answers that the engine's stats do not take into account yet
 
     def reserve(self, client: str, info: EngineInfo, stats: EngineStats) -> Reservation:
         """Before the body is read. Raises ApiError where no body could be admitted; the caller has to
@@ -214,15 +287,19 @@ class Admission:
         self._check_queue(AdmissionRequest(client, priority=-1), info, stats)
         return Reservation(self)
 
-    def admit(self, asked: AdmissionRequest, info: EngineInfo, stats: EngineStats) -> None:
-        """Count a parsed request as admitted. Raises ApiError."""
+    def admit(self, asked: AdmissionRequest, info: EngineInfo, stats: EngineStats) -> Claim:
+        """Count a parsed request as admitted; returns its claim on the KV cache. Raises ApiError."""
         self._check_queue(asked, info, stats)
+        each = AnswerLimits(asked.prompt_tokens // asked.num_answers, asked.max_tokens)
+        claim = self._claim(asked.num_answers, each)
         if asked.prompt_tokens < info.kv_capacity:  # else tokenising decides whether it can ever fit
-            self._check_memory(asked, asked.prompt_tokens)
+            self._check_memory(asked, claim)
+        self.unseen += claim
         self.num_admitted += asked.num_answers
         self._per_client[asked.client] += asked.num_answers
         self._changed(0)
         self.queue_tokens(asked.prompt_tokens)
+        return claim
 
     def load(self, info: EngineInfo, stats: EngineStats) -> Load:
         """The load now."""
@@ -244,14 +321,29 @@ class Admission:
         seconds = self._rate.seconds_for(self._clock(), max(load.depth, 1), guess)
         return math.ceil(min(max(seconds, 1), _MAX_RETRY_AFTER))
 
-    def check_prompt_tokens(self, asked: AdmissionRequest, prompt_tokens: int) -> None:
-        """Raises ApiError where the prompts of a request, of so many tokens, have no room."""
+    def check_answers(
+        self, asked: AdmissionRequest, answers: Sequence[AnswerLimits], stats: EngineStats
+    ) -> list[Claim]:
+        """The claim of each answer, counted as unseen. Raises ApiError where there is no room for them."""
         assert self._info is not None
-        if too_many_tokens(self.load(self._info, self._stats), prompt_tokens):
+        self._stats = stats  # as new as `unseen`: between the two no answer may be missing
+        if too_many_tokens(self.load(self._info, stats), sum(answer.prompt_tokens for answer in answers)):
             limit = self._limits.max_queued_tokens
             message = f"{self.queued_tokens} prompt tokens are waiting, of at most {limit}"
             raise overloaded("queue_full", message, self.retry_after())
-        self._check_memory(asked, prompt_tokens)
+        claims = [self._claim(1, answer) for answer in answers]
+        claim = sum(claims, start=Claim())
+        self._check_memory(asked, claim)
+        self.unseen += claim
+        return claims
+
+    def learn_answer(self, limits: AnswerLimits, length: int) -> None:
+        """An answer has ended at this length, in tokens."""
+        self._answer_lengths.learn(limits.prompt_tokens, limits.max_tokens, length)
+
+    def _claim(self, num_answers: int, limits: AnswerLimits) -> Claim:
+        expected = self._answer_lengths.expect(limits.prompt_tokens, limits.max_tokens)
+        return Claim(num_answers, num_answers * (limits.prompt_tokens + expected))
 
     def queue_tokens(self, num_tokens: int) -> None:
         """So many more prompt tokens wait; a negative number waits no longer."""
@@ -289,13 +381,15 @@ class Admission:
             message = f"{present} requests with this key are running or waiting, of at most {limit}"
             raise limited(message, self.retry_after())
 
-    def _check_memory(self, asked: AdmissionRequest, prompt_tokens: int) -> None:
+    def _check_memory(self, asked: AdmissionRequest, claim: Claim) -> None:
         info = self._info
         assert info is not None
-        if is_short_of_memory(info, self._stats, asked, prompt_tokens):
-            used = self._stats.kv_utilization
+        demand = kv_demand(info, self._stats, self.unseen)
+        if is_short_of_memory(info, demand, claim, asked.priority):
             message = (
-                f"{used:.0%} of the KV cache is in use by running requests, and a prompt of {prompt_tokens} "
-                f"tokens would take it beyond {MEMORY_LIMIT:.0%} of {info.kv_capacity} tokens"
+                f"{self._stats.kv_utilization:.0%} of the KV cache is in use by running requests. With what "
+                f"they and {demand.waiting.num_answers} waiting answers are expected to need, the "
+                f"{claim.tokens:.0f} tokens of this request's prompt and expected answer would take it "
+                f"beyond {MEMORY_LIMIT:.0%} of {info.kv_capacity} tokens"
             )
             raise overloaded("memory_pressure", message, self.retry_after())

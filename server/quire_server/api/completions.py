@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from quire_server.api.admission import AdmissionRequest
+from quire_server.api.admission import AdmissionRequest, AnswerLimits
 from quire_server.api.context import ServerContext
 from quire_server.api.http_exchange import HttpExchange
 from quire_server.api.input_processor import Prompt, engine_requests
@@ -82,7 +82,9 @@ async def _admit(request: RequestContext, parse: Callable[[Json, SamplingDefault
     server.check_model(generation.model)
     request.priority = server.priority(request.principal, generation.priority)
     request.configure(generation)
-    asked = AdmissionRequest(client, call.num_answers, call.estimated_tokens, request.priority)
+    # Without max_tokens an answer may fill the context.
+    max_tokens = generation.max_tokens or server.defaults.max_tokens or info.max_model_len
+    asked = AdmissionRequest(client, call.num_answers, call.estimated_tokens, request.priority, max_tokens)
     server.rates.charge(client, asked.prompt_tokens)
     request.charged_tokens = asked.prompt_tokens
     request.reservation.claim(asked, info, server.engine.stats)
@@ -157,7 +159,9 @@ async def _generate(
         prompt_field=prompt_field,
     )
     server.metrics.asked(generation.n, requests[0].sampling.max_tokens)
-    reservation.set_prompt_tokens(lengths := [len(one.prompt_token_ids) for one in requests])
+    answers = [AnswerLimits(len(one.prompt_token_ids), one.sampling.max_tokens) for one in requests]
+    reservation.set_answers(answers, server.engine.stats)
+    lengths = [answer.prompt_tokens for answer in answers]
     request.prompt_tokens = sum(map(len, prompts))
     server.metrics.prompt_taken(request.prompt_tokens)
 

@@ -7,11 +7,13 @@ and the engine's client; knows no HTTP and no JSON.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from quire_server.api.admission import AnswerLimits
 from quire_server.api.protocol.requests import TextRules
 from quire_server.api.request_context import DEADLINE, RequestContext
 from quire_server.core.request import FinishReason, Request
@@ -80,7 +82,13 @@ async def _answer(context: RequestContext, index: int, request: Request, emit: E
     deadline, is_whole = context.deadline, context.is_whole and not rules.stop
     timer = _AnswerTimer(context, index, len(request.prompt_token_ids))
     async with (
-        context.server.engine.submit(request, deadline, timer.came, is_whole=is_whole) as events,
+        context.server.engine.submit(
+            request,
+            deadline,
+            timer.came,
+            is_whole=is_whole,
+            on_received=functools.partial(context.reservation.received, index),
+        ) as events,
         timer,
     ):
         finish_reason: str | None = None
@@ -104,6 +112,8 @@ async def _answer(context: RequestContext, index: int, request: Request, emit: E
                 delta = delta._replace(token_ms=timer.milliseconds(delta))
             await emit(delta)
     context.server.metrics.choice_finished(finish_reason)
+    limits = AnswerLimits(len(request.prompt_token_ids), request.sampling.max_tokens)
+    context.server.admission.learn_answer(limits, timer.num_tokens)
     return timer.num_tokens
 
 

@@ -1,4 +1,5 @@
-"""Scheduling policies, and the estimate of output lengths that shortest job first needs.
+"""Scheduling policies, and the estimate of output lengths: for shortest job first, and for the KV cache that
+requests are expected to need.
 
 A policy is one pure function: a request's *virtual arrival*, in seconds; earlier goes first. It is computed
 when a request arrives, and again when it is preempted. The key of a queued or running sequence never changes,
@@ -63,6 +64,9 @@ _MAX_HEAD_STARTS: Mapping[Policy, float] = {
 }
 
 _NEWEST_WEIGHT = 0.1
+#: Tokens of an answer before the first one has ended. Without max_tokens it could fill the context, and a new
+#: replica that expected such answers would have room for one or two.
+_FIRST_GUESS = 256.0
 _LengthClass = tuple[int, int]
 
 
@@ -79,9 +83,9 @@ class OutputLengthEstimator:
         self._overall: float | None = None
 
     def expect(self, num_prompt_tokens: int, max_tokens: int) -> float:
-        """Tokens that such a request is expected to generate; max_tokens before anything was learnt."""
+        """Tokens that such a request is expected to generate, at most max_tokens."""
         known = self._averages.get(_length_class(num_prompt_tokens, max_tokens), self._overall)
-        return float(max_tokens) if known is None else min(known, float(max_tokens))
+        return min(_FIRST_GUESS if known is None else known, float(max_tokens))
 
     def learn(self, num_prompt_tokens: int, max_tokens: int, length: int) -> None:
         """Take in the length of an answer that was not aborted."""

@@ -7,6 +7,7 @@ which sequence moves and when; nothing here knows a token budget or a step.
 
 import hashlib
 import heapq
+import math
 from bisect import insort
 from collections.abc import Collection
 
@@ -104,6 +105,7 @@ class RequestQueue:
         self.running = RunningQueue(config.max_num_seqs)
         self.is_blocked = False  # the first waiting sequence did not fit, and nothing was freed since
         self.preemptions = 0
+        self.waiting_blocks = 0  # KV blocks that waiting sequences are expected to need
         self._config = config
         self._kv = kv
         self._eos_ids = frozenset(eos_token_ids)
@@ -115,11 +117,12 @@ class RequestQueue:
         self._num_arrivals += 1
         self.sequences[request.request_id] = sequence = self._sequence(request)
         self.is_blocked = False
-        self.waiting.push(sequence)
+        self._push(sequence)
 
     def start(self, sequence: Sequence, match: PrefixMatch) -> StartedRow:
         """Move the first waiting sequence to the running queue, with a row and its KV blocks."""
         self.waiting.pop()
+        self.waiting_blocks -= self._expected_blocks(sequence)
         sequence.transition(Status.RUNNING)
         self.running.add(sequence)
         self._kv.start(sequence, match)
@@ -165,11 +168,26 @@ class RequestQueue:
         sequence.transition(Status.FINISHED)
         if was_waiting:
             self.waiting.note_finished()
+            self.waiting_blocks -= self._expected_blocks(sequence)
         self.is_blocked = False  # a sequence behind it may fit
         del self.sequences[sequence.request.request_id]
 
+    @property
+    def growth_blocks(self) -> int:
+        """KV blocks that running sequences are expected to need beside those they hold. O(running)."""
+        return sum(
+            max(self._expected_blocks(sequence) - len(sequence.block_ids), 0)
+            for sequence in self.running.sequences
+        )
+
+    def blocks_of(self, request: Request) -> int:
+        """KV blocks that a request is expected to need, once it has been added."""
+        return self._num_blocks(self._expected_total(request))
+
     def learn_output_length(self, sequence: Sequence) -> None:
-        """Feed the estimate for shortest job first with an answer that is complete."""
+        """Feed the estimate of output lengths with an answer that is complete; health checks tell nothing."""
+        if sequence.request.priority == policy.TOP_PRIORITY:
+            return
         num_prompt_tokens = len(sequence.request.prompt_token_ids)
         length = len(sequence.tokens) - num_prompt_tokens
         self._output_lengths.learn(num_prompt_tokens, sequence.request.sampling.max_tokens, length)
@@ -184,10 +202,11 @@ class RequestQueue:
             order=(policy.virtual_arrival(self._config.policy, request, expected), self._num_arrivals),
             seed=self._derived_seed(request.request_id) if sampling.seed is None else sampling.seed,
             stop_ids=eos_ids.union(sampling.stop_token_ids),
-            max_total=min(len(prompt) + sampling.max_tokens, self._config.max_model_len),
+            max_total=self._max_total(request),
             # With a grammar the runner masks stop tokens before min_tokens, unless the grammar allows nothing
             # else; such a stop token counts.
             min_total=len(prompt) + (sampling.min_tokens if sampling.grammar is None else 0),
+            expected_total=self._expected_total(request),
             tokens=list(prompt),
             block_hashes=BlockHashChain(request.cache_salt),
             num_prompt_logprobs=0 if sampling.prompt_logprobs is None else len(prompt) - 1,
@@ -201,7 +220,26 @@ class RequestQueue:
     def _wait_again(self, sequence: Sequence) -> None:
         self._leave_row(sequence)
         sequence.transition(Status.WAITING)
+        sequence.update_expected_total()
+        self._push(sequence)
+
+    def _push(self, sequence: Sequence) -> None:
         self.waiting.push(sequence)
+        self.waiting_blocks += self._expected_blocks(sequence)
+
+    def _expected_blocks(self, sequence: Sequence) -> int:
+        return self._num_blocks(sequence.expected_total)
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._config.block_size)
+
+    def _max_total(self, request: Request) -> int:
+        return min(len(request.prompt_token_ids) + request.sampling.max_tokens, self._config.max_model_len)
+
+    def _expected_total(self, request: Request) -> int:
+        num_prompt_tokens = len(request.prompt_token_ids)
+        expected = self._output_lengths.expect(num_prompt_tokens, request.sampling.max_tokens)
+        return min(num_prompt_tokens + math.ceil(expected), self._max_total(request))
 
     def _leave_row(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

@@ -18,7 +18,7 @@ Knows neither tensors nor text.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Sequence as Tokens
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -111,6 +111,15 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences without a row: new ones, and preempted ones."""
         return len(self._queue.sequences) - len(self._queue.running.sequences)
+
+    @property
+    def growth_blocks(self) -> int:
+        """KV blocks that running sequences are expected to need beside those they hold."""
+        return self._queue.growth_blocks
+
+    def expected_waiting_blocks(self, deferred: Iterable[Request]) -> int:
+        """KV blocks that waiting sequences are expected to need, and requests that are not added yet."""
+        return self._queue.waiting_blocks + sum(map(self._queue.blocks_of, deferred))
 
     @property
     def kv_utilization(self) -> float:
@@ -451,6 +460,7 @@ class Scheduler:
     def _publish(self, sequence: Sequence) -> None:
         if sequence.num_computed >= (sequence.num_published + 1) * self.config.block_size:
             self.kv.publish(sequence)
+            sequence.update_expected_total()
         sequence.update_check_from(self.config.block_size)
 
     def _mark_in_flight(self) -> None:

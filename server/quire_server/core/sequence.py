@@ -40,6 +40,7 @@ class Sequence:
     stop_ids: frozenset[int]
     max_total: int  # tokens, prompt included, at which the answer ends
     min_total: int  # tokens, prompt included, before which a stop token does not end the answer
+    expected_total: int  # tokens, prompt included, at which the answer is expected to end
     tokens: list[int]
     block_hashes: BlockHashChain
     status: Status = Status.WAITING
@@ -88,6 +89,12 @@ class Sequence:
             if (reason := self.finish_reason()) is not None:
                 return count, reason
         return len(token_ids), None
+
+    def update_expected_total(self) -> None:
+        """An answer that is longer than expected is expected to become twice as long as it is."""
+        if (length := len(self.tokens)) > self.expected_total:
+            num_generated = length - len(self.request.prompt_token_ids)
+            self.expected_total = min(length + num_generated, self.max_total)
 
     def timing(self, *, is_last: bool) -> Timing | None:
         """The timestamps for the event of the first token and for the last event; None for those between."""

@@ -88,3 +88,5 @@ class EngineStats(NamedTuple):
     speculation: SpeculationStats = SpeculationStats()
     step_tokens: int = 0  # tokens computed in the latest step
     deferred: int = 0  # requests that wait until their grammar is compiled
+    growth_blocks: int = 0  # KV blocks that running requests are expected to need beside those they hold
+    waiting_blocks: int = 0  # KV blocks that waiting and deferred requests are expected to need

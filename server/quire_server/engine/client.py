@@ -40,6 +40,7 @@ _MESSAGE_TOKENS = MAX_FRAME_BYTES // 8  # a token has at most five bytes on the 
 
 
 OnTokens = Callable[[int, float], None]  # (number of tokens, time of arrival by `time.monotonic`)
+OnReceived = Callable[[], None]
 
 
 class EngineGoneError(QuireServerError):
@@ -155,6 +156,8 @@ class EngineClient:
         self._requests: list[Request] = []
         self._aborts: list[str] = []
         self._finished: list[str] = []
+        self._unreceived: deque[OnReceived] = deque()  # of requests that are not in the stats yet
+        self._num_received = 0
         self._writer: asyncio.StreamWriter | None = None
         self._info: EngineInfo | None = None
         self.stats = EngineStats()
@@ -192,11 +195,13 @@ class EngineClient:
         on_tokens: OnTokens = lambda num_tokens, at: None,
         *,
         is_whole: bool = False,
+        on_received: OnReceived = lambda: None,
     ) -> AsyncIterator[OutputStream]:
         """Submit a request and yield its output. Leaving the block early aborts the request, or finishes it
         where the stream is marked complete.
 
-        At the deadline (of `time.monotonic`) the stream ends with DeadlineExceededError, whether the engine
+        ``on_received`` is called when ``stats`` begin to count the request, even after the block was left. At
+        the deadline (of `time.monotonic`) the stream ends with DeadlineExceededError, whether the engine
         is busy, stuck or gone.
         """
         stream = OutputStream(request.request_id, on_tokens, is_whole=is_whole)
@@ -204,6 +209,7 @@ class EngineClient:
             raise EngineGoneError("the model is still loading, or the engine has ended")
         self._streams[request.request_id] = stream
         self._requests.append(request)
+        self._unreceived.append(on_received)
         self._flush_soon()
         timer = _at(deadline, lambda: stream.put(DeadlineExceededError("the request's time is over")))
         try:
@@ -246,6 +252,7 @@ class EngineClient:
             self.stats, now = message.stats, time.monotonic()
             if len(message.request_ids) != len(message.token_ids):
                 raise CodecError("the engine sent columns of different lengths")
+            self._note_received(message.num_received)
             for request_id, token_id in zip(message.request_ids, message.token_ids, strict=True):
                 if (stream := self._streams.get(request_id)) is not None:
                     stream.put_token(token_id, now)
@@ -259,10 +266,20 @@ class EngineClient:
         else:
             raise CodecError("the engine sent what only the API process sends")
 
+    def _note_received(self, num_received: int) -> None:
+        """The engine takes requests in in the order in which they were submitted."""
+        if num_received - self._num_received > len(self._unreceived):
+            raise CodecError("the engine received more requests than were sent")
+        for _ in range(num_received - self._num_received):
+            self._unreceived.popleft()()
+        self._num_received = num_received
+
     def _disconnected(self) -> None:
         if self._writer is not None:
             self._writer.close()
         self._writer, self._info = None, None
+        self._unreceived.clear()
+        self._num_received = 0
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.put(EngineGoneError("the engine ended while it worked on this request"))

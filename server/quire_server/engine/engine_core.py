@@ -138,6 +138,7 @@ class EngineCore:
             self._scheduler.kv.reset()
         rejected: list[tuple[Peer, TokenEvent]] = []
         for peer, request in inputs.requests:
+            peer.num_received += 1
             try:
                 self._validate(request)
                 if (grammar := request.sampling.grammar) is None:
@@ -157,7 +158,7 @@ class EngineCore:
             self._forget(request_id)
             self._scheduler.finish(request_id)
         for peer, event in rejected:
-            socket.send(peer, EngineOutputs((event,), self._stats()))
+            self._send(socket, peer, self._stats(), (event,))
 
     def _add_compiled_requests(self, socket: EngineSocket) -> None:
         """Schedule requests whose grammar is compiled now; those whose grammar failed get an error."""
@@ -166,7 +167,7 @@ class EngineCore:
                 self._scheduler.add(request)
             elif (peer := self._peers.get(request.request_id)) is not None:
                 self._forget(request.request_id)
-                socket.send(peer, EngineOutputs((failure_event(request.request_id, error),), self._stats()))
+                self._send(socket, peer, self._stats(), (failure_event(request.request_id, error),))
 
     def _validate(self, request: Request) -> None:
         """Check again what the API process has checked already: the engine does not trust its peers."""
@@ -213,7 +214,7 @@ class EngineCore:
         stats = self._stats()
         for peer, batch in outgoing.items():
             columns = tuple(batch.request_ids), tuple(batch.token_ids)
-            socket.send(peer, EngineOutputs(tuple(batch.events), stats, *columns))
+            self._send(socket, peer, stats, tuple(batch.events), *columns)
 
     def _advance(self) -> StepEvents:
         scheduler = self._scheduler
@@ -268,7 +269,18 @@ class EngineCore:
                 self._faults.mark_injected("flapping_readiness")
         stats = self._stats()
         for peer in socket.peers:
-            socket.send(peer, EngineOutputs((), stats))
+            self._send(socket, peer, stats)
+
+    @staticmethod
+    def _send(
+        socket: EngineSocket,
+        peer: Peer,
+        stats: EngineStats,
+        events: tuple[TokenEvent, ...] = (),
+        request_ids: tuple[str, ...] = (),
+        token_ids: tuple[int, ...] = (),
+    ) -> None:
+        socket.send(peer, EngineOutputs(events, stats, request_ids, token_ids, peer.num_received))
 
     def _check_canary(self) -> None:
         """Run the canary again. After wrong tokens the engine stays unready: only a restart can repair it."""
@@ -317,4 +329,6 @@ class EngineCore:
             speculation=counters.speculation,
             step_tokens=self._step_tokens,
             deferred=len(self._grammar_queue),
+            growth_blocks=self._scheduler.growth_blocks,
+            waiting_blocks=self._scheduler.expected_waiting_blocks(self._grammar_queue.requests()),
         )

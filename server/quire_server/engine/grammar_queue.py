@@ -30,6 +30,10 @@ class GrammarQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def requests(self) -> list[Request]:
+        """Those that wait."""
+        return [request for request, _ in self._waiting.values()]
+
     def add(self, request: Request, grammar: Grammar) -> None:
         """Start compiling the grammar of a request."""
         building = self._thread.submit(request.client, functools.partial(self._grammars.build, grammar))

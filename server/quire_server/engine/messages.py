@@ -52,12 +52,14 @@ class EngineOutputs(NamedTuple):
     """From the engine: the result of one step; while it is idle, only its stats.
 
     A request for which a step has a token and nothing else is an entry in two columns of equal length.
+    ``num_received`` counts the requests of this connection that the stats take into account.
     """
 
     events: tuple[TokenEvent, ...]
     stats: EngineStats
     request_ids: tuple[str, ...] = ()
     token_ids: tuple[int, ...] = ()
+    num_received: int = 0
 
 
 Message = EngineInfo | EngineInputs | EngineOutputs

@@ -27,12 +27,15 @@ _READ_SIZE = 1 << 18
 
 @dataclass(eq=False)
 class Peer:
-    """One connection. `requests`: ids of its requests, which are aborted when it closes."""
+    """One connection. `requests`: ids of its requests, which are aborted when it closes. `num_received`: how
+    many the engine has taken in, failed ones included.
+    """
 
     connection: socket.socket
     reader: FrameReader = field(default_factory=FrameReader)
     unsent: bytearray = field(default_factory=bytearray)
     requests: set[str] = field(default_factory=set)
+    num_received: int = 0
     is_full: bool = False  # the socket's send buffer: `unsent` waits until it can be written to
 
 

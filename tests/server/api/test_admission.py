@@ -4,12 +4,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_server.api.admission import Admission, AdmissionRequest, Limits, Load, ServiceRate, shed_reason
+from quire_server.api.admission import (
+    Admission,
+    AdmissionRequest,
+    AnswerLimits,
+    Claim,
+    Limits,
+    Load,
+    ServiceRate,
+    is_short_of_memory,
+    kv_demand,
+    shed_reason,
+)
 from quire_server.api.protocol.errors import ApiError
 from quire_server.core.stats import EngineStats
 from quire_server.engine.messages import EngineInfo
 
 INFO = EngineInfo(max_model_len=1000, vocab_size=9, num_blocks=10, block_size=10, max_num_seqs=2)
+WIDE = EngineInfo(max_model_len=1000, vocab_size=9, num_blocks=10, block_size=10, max_num_seqs=8)
 LARGE = EngineInfo(max_model_len=1000, vocab_size=9, num_blocks=10**6, block_size=10, max_num_seqs=2)
 IDLE = EngineStats()
 
@@ -31,6 +43,11 @@ def reserve(admission, info=LARGE, stats=IDLE, priority=-1, **asked):
     reservation = admission.reserve(request.client, info, stats)
     reservation.claim(request, info, stats)
     return reservation
+
+
+def answers(*prompt_tokens, max_tokens=0):
+    """Answers to prompts of these lengths."""
+    return [AnswerLimits(length, max_tokens) for length in prompt_tokens]
 
 
 def refusal(admission, **more):
@@ -102,9 +119,15 @@ def test_a_reservation_counts_at_once_and_is_released():
     assert max(seen) == 3 and admission.num_admitted == 3
 
 
-def stats_with_used(share, running=1):
+def stats_with_used(share, running=1, **more):
     """Engine stats in which running answers hold this share of the KV cache."""
-    return EngineStats(running=running, kv_utilization=share)
+    return EngineStats(running=running, kv_utilization=share, **more)
+
+
+def is_refused(stats, prompt_tokens, *, info=INFO, num_answers=1, unseen=None, priority=0):
+    """Whether a request with no answer to speak of is refused for memory pressure."""
+    demand = kv_demand(info, stats, unseen or Claim())
+    return is_short_of_memory(info, demand, Claim(num_answers, prompt_tokens), priority)
 
 
 @pytest.mark.parametrize(
@@ -114,59 +137,114 @@ def stats_with_used(share, running=1):
 def test_a_prompt_that_would_fill_more_than_95_percent_of_the_cache_is_refused(
     share, prompt_tokens, is_admitted
 ):
-    admission = make_admission()
+    admission, stats = make_admission(), stats_with_used(share)
     if is_admitted:
-        reservation = reserve(admission, INFO, stats_with_used(share), 0, prompt_tokens=prompt_tokens)
-        reservation.set_prompt_tokens([prompt_tokens])
+        reservation = reserve(admission, INFO, stats, 0, prompt_tokens=prompt_tokens)
+        reservation.set_answers(answers(prompt_tokens), stats)
         return
-    refused = refusal(
-        admission, info=INFO, stats=stats_with_used(share), priority=0, prompt_tokens=prompt_tokens
-    )
+    refused = refusal(admission, info=INFO, stats=stats, priority=0, prompt_tokens=prompt_tokens)
     assert (refused.status, refused.body["error"]["code"]) == (503, "memory_pressure")
     assert retry_after(refused) >= 1
     late = reserve(admission, INFO, IDLE, 0)  # nothing runs yet; nothing is known of its prompt
-    reserve(admission, INFO, stats_with_used(share))
     with pytest.raises(ApiError, match=f"{share:.0%} of the KV cache"):
-        late.set_prompt_tokens([prompt_tokens])
+        late.set_answers(answers(prompt_tokens), stats)
+
+
+def test_running_answers_are_counted_with_what_they_are_expected_to_grow_by():
+    assert not is_refused(stats_with_used(0.5, growth_blocks=2), 25)
+    assert is_refused(stats_with_used(0.5, growth_blocks=2), 26)
+
+
+def test_a_request_is_counted_with_the_answer_that_such_requests_get():
+    admission, stats = make_admission(), stats_with_used(0.5)
+    refused = refusal(admission, info=INFO, stats=stats, priority=0, prompt_tokens=20, max_tokens=30)
+    assert refused.body["error"]["code"] == "memory_pressure", "nothing is known of answers: up to max_tokens"
+    for _ in range(30):
+        admission.learn_answer(AnswerLimits(20, 30), 5)
+    reserve(admission, INFO, stats, 0, prompt_tokens=20, max_tokens=30)
+    for _ in range(30):
+        admission.learn_answer(AnswerLimits(20, 30), 30)
+    reserve(make_admission(), INFO, stats, 0, prompt_tokens=20, max_tokens=25)  # never more than max_tokens
+
+
+def test_before_the_first_answer_ends_a_request_without_max_tokens_is_not_expected_to_fill_the_context():
+    info = EngineInfo(max_model_len=100_000, vocab_size=9, num_blocks=200_000, block_size=1, max_num_seqs=9)
+    stats = stats_with_used(0.5)
+    reserve(make_admission(), info, stats, 0, prompt_tokens=1000, max_tokens=99_000)
+
+
+def test_what_was_admitted_since_the_engine_s_last_word_is_counted():
+    admission, stats = make_admission(), IDLE
+    burst = [reserve(admission, WIDE, stats, 0, prompt_tokens=10, max_tokens=20) for _ in range(3)]
+    for one in burst:
+        one.set_answers(answers(10, max_tokens=20), stats)
+    again = {"info": WIDE, "stats": stats, "priority": 0, "prompt_tokens": 10, "max_tokens": 20}
+    assert refusal(admission, **again).body["error"]["code"] == "memory_pressure"
+    burst[0].received(0)  # the engine says that it waits: it is counted there
+    again["stats"] = EngineStats(waiting=1, waiting_blocks=3)
+    assert refusal(admission, **again).body["error"]["code"] == "memory_pressure"
+    burst[1].release()  # its client hung up
+    reserve(admission, **again)
+    assert refusal(admission, **again).body["error"]["code"] == "memory_pressure"
+
+
+def test_a_request_that_is_alone_may_fill_the_cache():
+    admission = make_admission()
+    whole = reserve(admission, INFO, IDLE, 0, prompt_tokens=10, max_tokens=90)
+    whole.set_answers(answers(10, max_tokens=90), IDLE)
+    only_pinned = stats_with_used(0.25, running=0)
+    reserve(make_admission(), INFO, only_pinned, 0).set_answers(answers(99), only_pinned)
+
+
+def test_the_answers_of_a_request_grow_separately():
+    stats = stats_with_used(0.1)
+    again = {"info": WIDE, "stats": stats, "priority": 0, "prompt_tokens": 20, "max_tokens": 40}
+    reserve(make_admission(), num_answers=1, **again)
+    assert refusal(make_admission(), num_answers=2, **again).body["error"]["code"] == "memory_pressure"
+
+
+def test_an_answer_is_counted_with_as_many_of_the_newest_ones_as_there_are_rows():
+    full = stats_with_used(0.9, running=2)  # it takes the row of one of the two, and half of what they hold
+    assert not is_refused(full, 50) and is_refused(full, 51)
+    assert is_refused(full, 6, info=WIDE), "there is a row left, so it would run beside both"
+    queued = Claim(5, 250)
+    assert not is_refused(full, 45, unseen=queued) and is_refused(full, 46, unseen=queued)
+    one_row = EngineInfo(max_model_len=1000, vocab_size=9, num_blocks=10, block_size=10, max_num_seqs=1)
+    assert not is_refused(stats_with_used(0.9), 95, info=one_row, unseen=queued), "it will run alone"
 
 
 def test_waiting_prompts_are_not_counted_as_used_memory():
     admission = make_admission(max_queued=100)
     for _ in range(20):  # twice what the cache holds
-        reserve(admission, INFO, stats_with_used(0.5), 0, prompt_tokens=10).set_prompt_tokens([10])
+        stats = stats_with_used(0.5)
+        reserve(admission, INFO, stats, 0, prompt_tokens=10).set_answers(answers(10), stats)
     assert admission.queued_tokens == 200
 
 
-def test_if_nothing_runs_a_prompt_may_fill_the_cache():
-    only_pinned = stats_with_used(0.25, running=0)
-    reserve(make_admission(), INFO, only_pinned, 0).set_prompt_tokens([99])
-
-
 def test_an_urgent_request_is_admitted_since_it_can_preempt_others():
-    reserve(make_admission(), INFO, stats_with_used(0.99), -1).set_prompt_tokens([50])
+    stats = stats_with_used(0.99)
+    reserve(make_admission(), INFO, stats, -1).set_answers(answers(50), stats)
 
 
 def test_an_estimated_length_does_not_decide_that_a_prompt_never_fits():
-    admission = make_admission()
-    reserve(admission, INFO, stats_with_used(0.5), 0, prompt_tokens=100)
-    assert (
-        refusal(admission, info=INFO, stats=stats_with_used(0.5), priority=0, prompt_tokens=99).status == 503
-    )
+    stats = stats_with_used(0.5)
+    reserve(make_admission(), INFO, stats, 0, prompt_tokens=100)
+    assert refusal(make_admission(), info=INFO, stats=stats, priority=0, prompt_tokens=99).status == 503
 
 
 def test_prompt_tokens_count_as_queued_until_the_answer_begins():
     admission = make_admission(max_queued_tokens=100)
     first = reserve(admission, num_answers=2, prompt_tokens=30)
     assert admission.queued_tokens == 30, "an estimate counts from the first moment"
-    first.set_prompt_tokens([45, 45])
+    first.set_answers(answers(45, 45), IDLE)
     assert admission.queued_tokens == 90
     assert refusal(admission, prompt_tokens=11).body["error"]["code"] == "queue_full"
     second = reserve(admission, prompt_tokens=1)  # an estimate that is too low
     with pytest.raises(ApiError, match="prompt tokens"):
-        second.set_prompt_tokens([11])
+        second.set_answers(answers(11), IDLE)
     second.release()
     first.begin(0)
-    reserve(admission, prompt_tokens=11).set_prompt_tokens([55])
+    reserve(admission, prompt_tokens=11).set_answers(answers(55), IDLE)
     assert admission.queued_tokens == 100
     first.release()
     assert admission.queued_tokens == 55
@@ -175,7 +253,7 @@ def test_prompt_tokens_count_as_queued_until_the_answer_begins():
 def test_a_prompt_longer_than_the_limit_is_admitted_to_an_empty_queue():
     admission = make_admission(max_queued_tokens=10)
     reservation = reserve(admission, prompt_tokens=500)
-    reservation.set_prompt_tokens([600])
+    reservation.set_answers(answers(600), IDLE)
     reservation.begin(0)
     reserve(admission, prompt_tokens=500)
 
@@ -207,7 +285,7 @@ def test_retry_after_is_the_queue_length_divided_by_the_measured_rate():
     reservations = [reserve(admission) for _ in range(12)]
     for _ in range(30):  # one answer in four seconds, while ten wait
         clock.now += 4.0
-        reservations[0].set_prompt_tokens([1])
+        reservations[0].set_answers(answers(1), IDLE)
         reservations[0].begin(0)
         reservations.pop(0).release()
         reservations.append(reserve(admission))
@@ -221,7 +299,7 @@ def test_retry_after_is_a_guess_without_a_measured_rate_and_bounded_for_a_slow_o
     assert retry_after(refusal(admission)) == 1 + 10 // 2
     clock.now += 500.0
     for reservation in reservations[:2]:
-        reservation.set_prompt_tokens([1])
+        reservation.set_answers(answers(1), IDLE)
         reservation.begin(0)
         reservation.release()
         reserve(admission)
@@ -235,7 +313,7 @@ def retry_after_at_rate(gap, num_answers=20, stall=0.0):
     reservations = [reserve(admission) for _ in range(12)]
     for _ in range(num_answers):
         clock.now += gap / 2
-        reservations[0].set_prompt_tokens([1])
+        reservations[0].set_answers(answers(1), IDLE)
         reservations[0].begin(0)
         reservations.pop(0).release()
         clock.now += gap / 2
@@ -297,7 +375,7 @@ def test_reservations_released_in_any_order_leave_all_counters_at_zero(arriving,
             continue
         reserved.append(reservation)
         try:
-            reservation.set_prompt_tokens(prompts[:num_answers])
+            reservation.set_answers(answers(*prompts[:num_answers]), IDLE)
         except ApiError:
             reserved.remove(reservation)
             reservation.release()
@@ -308,4 +386,5 @@ def test_reservations_released_in_any_order_leave_all_counters_at_zero(arriving,
             reserved.pop(rng.randrange(len(reserved))).release()
     while reserved:
         reserved.pop(rng.randrange(len(reserved))).release()
-    assert (admission.num_admitted, admission.queued_tokens, dict(admission._per_client)) == (0, 0, {})
+    counters = admission.num_admitted, admission.queued_tokens, dict(admission._per_client), admission.unseen
+    assert counters == (0, 0, {}, Claim())

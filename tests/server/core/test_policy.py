@@ -87,7 +87,8 @@ def test_the_shortest_job_is_first_and_a_long_one_is_not_starved() -> None:
 
 def test_answers_that_end_early_lower_the_estimate_for_similar_requests() -> None:
     lengths = OutputLengthEstimator()
-    assert lengths.expect(10, 500) == 500, "nothing is known yet"
+    assert lengths.expect(10, 100) == 100, "nothing is known yet"
+    assert lengths.expect(10, 100_000) == 256, "and most answers do not fill the context"
     for _ in range(50):
         lengths.learn(10, 500, 20)
         lengths.learn(1000, 500, 400)

@@ -93,6 +93,26 @@ async def test_tokens_of_a_whole_answer_are_reported_as_they_come_and_returned_a
     assert reported[-1][1] - reported[0][1] > 29 * engine.runner.delay / 2, "they were reported together"
 
 
+async def test_requests_are_reported_as_received_once_the_stats_count_them(engine):
+    """Between two words of the engine a burst is in no stats: who admits more has to know."""
+    engine.runner.delay = 0.05
+    seen = {}
+    async with connected(engine) as client, contextlib.AsyncExitStack() as streams:
+
+        def received(name):
+            seen[name] = client.stats.running + client.stats.waiting
+
+        for name in ("a", "b", "c"):
+            asked = make_request(name, (1, 2), max_tokens=40)
+            submitted = client.submit(asked, on_received=lambda name=name: received(name))
+            await streams.enter_async_context(submitted)
+        assert not seen
+        while len(seen) < 3:
+            await asyncio.sleep(0.005)
+        assert seen == {"a": 3, "b": 3, "c": 3}
+        assert client.stats.growth_blocks + client.stats.waiting_blocks > 0
+
+
 async def test_closing_the_stream_early_aborts_the_request(engine):
     engine.runner.delay = 0.01
     async with connected(engine) as client:

@@ -60,6 +60,7 @@ messages = st.one_of(
         st.just(EngineStats(running=2, kv_utilization=0.5)),
         st.lists(st.text(max_size=9), max_size=3).map(tuple),
         tokens,
+        st.integers(0, 9),
     ),
     st.just(EngineInfo(1, 2, 3, 4, 5, (("weights", 6), ("kv", 7)))),
 )

@@ -1,9 +1,12 @@
-"""Overload as clients see it: one row, a short queue, priorities, deadlines, limits per key."""
+"""Overload as clients see it: one row, a short queue, a small cache, priorities, deadlines, limits by key."""
 
 import concurrent.futures
 import contextlib
 import json
+import os
+import signal
 import threading
+from pathlib import Path
 
 import openai
 import pytest
@@ -15,27 +18,31 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Tell me somet
 LONG, SHORT = 1200, 4
 
 
-@pytest.fixture(scope="module")
-def narrow(tiny, tmp_path_factory):
-    """A server that runs one request at a time and lets three wait, two of them with the same key; its cache
-    holds 1,600 tokens.
-    """
-    directory = tmp_path_factory.mktemp("narrow")
+def start(tiny, directory, **flags):
+    """A server with three keys whose cache holds 1,600 tokens."""
     keys = directory / "keys"
     keys.mkdir()
     for client in ("alice", "bob", "carol"):
         (keys / client).write_text(f"{client}\nhighest-priority: high\n")
-    flags = {
-        "--api-keys-dir": keys,
-        "--max-num-seqs": 1,
-        "--num-gpu-blocks-override": 100,
-        "--block-size": 16,
-        "--max-num-queued-reqs": 3,
-        "--max-num-reqs-per-key": 2,
-        "--scheduling-policy": "priority",
-    }
-    argv = [str(part) for flag in flags.items() for part in flag]
-    with Server(tiny, directory, *argv) as server:
+    flags |= {"api_keys_dir": keys, "num_gpu_blocks_override": 100, "block_size": 16}
+    flags |= {"scheduling_policy": "priority"}
+    argv = [part for flag, value in flags.items() for part in ("--" + flag.replace("_", "-"), str(value))]
+    return Server(tiny, directory, *argv)
+
+
+@pytest.fixture(scope="module")
+def narrow(tiny, tmp_path_factory):
+    """Runs one request at a time and lets three wait, two of them with the same key."""
+    directory = tmp_path_factory.mktemp("narrow")
+    flags = {"max_num_seqs": 1, "max_num_queued_reqs": 3, "max_num_reqs_per_key": 2}
+    with start(tiny, directory, **flags) as server:
+        yield server.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def wide(tiny, tmp_path_factory):
+    """Has rows for more requests than its cache has room for."""
+    with start(tiny, tmp_path_factory.mktemp("wide"), max_num_seqs=16) as server:
         yield server.wait_ready()
 
 
@@ -44,8 +51,8 @@ def ask(server, client, num_tokens=SHORT, **more):
     return server.post("/v1/chat/completions", body, key=client)
 
 
-def complete(server, client, prompt, **more):
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": SHORT, "ignore_eos": True, **more}
+def complete(server, client, prompt, num_tokens=SHORT, **more):
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, **more}
     return server.post("/v1/completions", body, key=client)
 
 
@@ -121,15 +128,44 @@ def test_queued_prompts_are_not_refused_for_memory_pressure(narrow):
         assert [one.result().status_code for one in waiting] == [200, 200, 200]
 
 
-def test_memory_pressure_is_a_503_for_normal_priority_and_high_priority_is_served(narrow):
-    prompt = [7] * 1500
-    with busy(narrow, "bob", priority="low"):
-        refused = complete(narrow, "alice", prompt)
+def test_memory_pressure_is_a_503_for_normal_priority_and_high_priority_is_served(wide):
+    prompt, before = [7] * 1500, memory_refusals(wide)
+    with busy(wide, "bob", priority="low"):
+        refused = complete(wide, "alice", prompt)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "memory_pressure")
         assert int(refused.headers["retry-after"]) >= 1
-        assert complete(narrow, "alice", prompt, priority="high").status_code == 200
-    assert complete(narrow, "alice", prompt).status_code == 200
-    assert narrow.metric("llm_requests_refused_total", reason="memory_pressure") == 1
+        assert complete(wide, "alice", prompt, priority="high").status_code == 200
+    assert complete(wide, "alice", prompt).status_code == 200, "alone it may fill the cache"
+    assert memory_refusals(wide) == before + 1
+
+
+def memory_refusals(server):
+    name = "llm_requests_refused_total"
+    return server.metric(name, reason="memory_pressure")
+
+
+def test_a_burst_within_one_step_is_admitted_as_far_as_the_cache_has_room_for_its_answers(wide):
+    prompt, length, num_fitting = [7] * 40, 360, 3  # of 400 tokens each
+    for _ in range(3):  # so that it is known how long such answers are
+        assert complete(wide, "alice", prompt, length).status_code == 200
+    preemptions, engine = wide.metric("llm_preemptions_total"), wide.children()["engine"]
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            wide.wait("the engine is stopped", lambda: is_stopped(engine))
+            burst = [pool.submit(complete, wide, "alice", [n, *prompt[1:]], length) for n in range(12)]
+            wide.wait("the others have their answer", lambda: sum(one.done() for one in burst) >= 9, 10)
+            assert is_stopped(engine) and wide.metric("llm_active_requests") == num_fitting
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        answers = [one.result() for one in burst]
+    refused = [answer.json()["error"]["code"] for answer in answers if answer.status_code != 200]
+    assert refused == ["memory_pressure"] * (12 - num_fitting)
+    assert wide.metric("llm_preemptions_total") == preemptions
+
+
+def is_stopped(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
