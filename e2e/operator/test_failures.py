@@ -28,6 +28,7 @@ FAILURES: dict[str, Callable[[], dict[str, Any]]] = {
     "EngineCrashed": lambda: pods.terminated(70, "EngineCrashed"),
     "EngineStalled": lambda: pods.terminated(71, "EngineStalled"),
     "ProcessStalled": lambda: pods.terminated(72, "ProcessStalled"),
+    "CanaryMismatch": lambda: pods.terminated(78, "CanaryMismatch"),
     "ServerExited": pods.ended_well,
     "ImagePullFailed": lambda: pods.waiting("ErrImagePull", "not found"),
     "WaitingForNode": lambda: pods.unschedulable("0/3 nodes are available: 3 Insufficient memory."),
@@ -128,7 +129,7 @@ def test_ready_follows_the_rollout_and_is_reported_once(world: World, namespace:
     ("reason", "words"),
     [
         ("CanaryMismatch", "corrupt"),
-        ("CanaryStale", "has not completed the canary"),
+        ("CanaryStale", "nor completed the canary"),
         ("EngineStalled", "made no step"),
     ],
 )

@@ -94,7 +94,9 @@ def test_a_stalled_load_is_ended_and_reported(deploy: Callable[..., LLMDeploymen
     assert "loadStallTimeoutSeconds" in failure["message"]
 
 
-def test_a_failed_canary_removes_the_pod_from_the_service(deploy: Callable[..., LLMDeployment]) -> None:
+def test_a_canary_that_stays_wrong_removes_the_pod_from_the_service_and_restarts_it(
+    deploy: Callable[..., LLMDeployment],
+) -> None:
     llm = deploy(
         "canary", engine=engine_with_fault("wrong_canary:after=1"), health={"canaryIntervalSeconds": 5}
     )
@@ -104,4 +106,9 @@ def test_a_failed_canary_removes_the_pod_from_the_service(deploy: Callable[..., 
     ready = llm.wait_reason("Ready", "CanaryMismatch")
 
     assert ready["status"] == "False"
-    assert all(c["restartCount"] == 0 for pod in llm.pods() for c in pod["status"]["containerStatuses"])
+    eventually(
+        "it restarted by itself",
+        lambda: [s["restartCount"] for pod in llm.pods() for s in pod["status"]["containerStatuses"]] != [0],
+        timeout=60,
+    )
+    assert llm.wait_failure("CanaryMismatch")["message"]

@@ -145,7 +145,7 @@ class ServeConfig:
         "longest time without a step while work is pending, or in which a process does not run",
     )
     canary_interval_seconds: float = setting(
-        60.0, seconds(1), "idle time before the engine runs the canary again"
+        60.0, seconds(1), "time without an answered request before the engine runs the canary"
     )
     drain_timeout_seconds: float = setting(
         120.0, seconds(0), "time for running requests to finish after SIGTERM"

@@ -10,6 +10,7 @@
     ├── AccessDeniedError          the source of the model refuses access
     ├── DownloadError              the network or the source failed; a retry may succeed
     ├── DiskError                  the model does not fit on the disk, or cannot be written there
+    ├── CanaryMismatchError        the engine computes other tokens than it should
     └── DeviceError                the GPU cannot go on
         └── DeviceMemoryError      its memory does not hold what has to be in it
 
@@ -63,6 +64,10 @@ class DownloadError(QuireServerError):
 
 class DiskError(QuireServerError):
     """There is not enough disk space for the model, or the disk failed."""
+
+
+class CanaryMismatchError(QuireServerError):
+    """The canary is wrong: weights, device or memory are damaged."""
 
 
 class DeviceError(QuireServerError):

@@ -30,6 +30,7 @@ NAMES = frozenset(
         "queue_depth",  # after = the forced depth
         "flapping_readiness",  # after = seconds per half period
         "wrong_canary",  # after = reruns that are still right
+        "nan_weight",  # after = steps before a weight becomes NaN
     }
 )
 

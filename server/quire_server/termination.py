@@ -14,6 +14,7 @@ from pathlib import Path
 
 from quire_server.errors import (
     AccessDeniedError,
+    CanaryMismatchError,
     ConfigError,
     DeviceError,
     DeviceMemoryError,
@@ -47,6 +48,7 @@ class Reason(enum.Enum):
     ENGINE_CRASHED = "EngineCrashed"
     ENGINE_STALLED = "EngineStalled"
     PROCESS_STALLED = "ProcessStalled"
+    CANARY_MISMATCH = "CanaryMismatch"
 
 
 EXIT_CODES = {
@@ -62,6 +64,7 @@ EXIT_CODES = {
     Reason.LOAD_STALLED: 75,
     Reason.GPU_OUT_OF_MEMORY: 76,
     Reason.MODEL_ACCESS_DENIED: 77,
+    Reason.CANARY_MISMATCH: 78,
 }
 
 
@@ -95,6 +98,7 @@ _REASON_OF_ERROR = {  # the first match counts
     AccessDeniedError: Reason.MODEL_ACCESS_DENIED,
     DownloadError: Reason.MODEL_DOWNLOAD_FAILED,
     DiskError: Reason.OUT_OF_DISK,
+    CanaryMismatchError: Reason.CANARY_MISMATCH,
     DeviceMemoryError: Reason.GPU_OUT_OF_MEMORY,
     DeviceError: Reason.ENGINE_CRASHED,
 }

@@ -62,6 +62,7 @@ _SELF_TERMINATED = frozenset(
         "EngineCrashed",
         "EngineStalled",
         "ProcessStalled",
+        "CanaryMismatch",
     }
 )
 # The kubelet alternates between the error and a back-off that quotes it. Both are reduced to the same text.

@@ -124,12 +124,15 @@ _ALL = (
     ),
     Reason(
         "CanaryMismatch",
-        "the engine answers the canary with other tokens than before: its weights or its device are corrupt",
-        "delete the pod so that it loads again; if it comes back, suspect the node's memory or device",
+        "the engine answers the canary with other tokens than it should: its weights or its device are "
+        "corrupt; when it stays so for half of health.stallTimeoutSeconds, its pod is restarted",
+        "nothing if the restart repairs it; if it comes back on the same node, suspect that node's memory or "
+        "device; if it comes back on every node, publish the model again",
+        exit_code=78,
     ),
     Reason(
         "CanaryStale",
-        "the engine has not completed the canary for too long",
+        "the engine has neither answered a request nor completed the canary for too long",
         "read the pod's log; an overloaded node can cause it",
     ),
     Reason(

@@ -97,6 +97,7 @@ class Scheduler:
         self._speculator = Speculator(config.speculation, clock) if config.speculation else None
         self._in_flight: list[InFlightStep] = []  # at most two, the older one first
         self._failures: list[TokenEvent] = []  # returned by the next commit
+        self._exclusive: Sequence | None = None  # shares no step with other sequences
         self._num_steps = 0
         self._batch_is_closed = False  # static batching: the batch has started, nothing joins it
 
@@ -149,14 +150,21 @@ class Scheduler:
 
     # ---------------------------------------------------------------- requests
 
-    def add(self, request: Request) -> None:
-        """Queue a request. One that can never fit gets an error event from the next commit."""
+    def add(self, request: Request, *, is_exclusive: bool = False) -> None:
+        """Queue a request. One that can never fit gets an error event from the next commit.
+
+        ``is_exclusive``: it shares no step with others, which keep their rows and wait: for the canary, whose
+        logits the other rows of a batch could change in the last bits. There is one such request at a time,
+        and its priority has to be the highest.
+        """
         if request.request_id in self._queue.sequences:
             raise ValueError(f"request id {request.request_id!r} is in use")
         if reason := rejection_reason(request, self.config):
             self._failures.append(failure_event(request.request_id, reason))
             return
         self._queue.add(request)
+        if is_exclusive:
+            self._exclusive = self._queue.sequences[request.request_id]
 
     def abort(self, request_id: str) -> None:
         """Drop a request without an event. An unknown id is fine: the request may have just finished."""
@@ -186,13 +194,30 @@ class Scheduler:
         queue = self._queue
         for victim in self._priority_victims():
             queue.preempt(victim)
+        if (step := self._schedule_exclusive()) is not None:
+            return step
         num_preemptions = queue.preemptions
         plan = StepPlan()
         prompts = self._schedule_decodes(queue.running.sequences, plan)
         admits = queue.preemptions == num_preemptions
         if not (admits or plan.decodes or prompts):
             return self.schedule()  # every running sequence was preempted or failed: there is room now
-        return self._complete_step(plan, prompts, admits=admits)
+        return self._complete_step(plan, prompts, admits=admits, may_be_empty=True)
+
+    def _schedule_exclusive(self) -> Step | None:
+        """The step of the exclusive sequence; None without one, or while it finds no room."""
+        exclusive = self._find_exclusive()
+        if exclusive is None:
+            return None
+        plan = StepPlan()
+        is_running = exclusive.status is Status.RUNNING
+        prompts = self._schedule_decodes([exclusive] if is_running else [], plan)
+        return self._complete_step(plan, prompts, admits=not is_running, may_be_empty=False)
+
+    def _find_exclusive(self) -> Sequence | None:
+        if self._exclusive is not None and self._exclusive.status is Status.FINISHED:
+            self._exclusive = None
+        return self._exclusive
 
     def _schedule_ahead(self) -> Step | None:
         """Async scheduling: the step after the one in flight. Preempts nothing, so that the result of the
@@ -200,13 +225,15 @@ class Scheduler:
         """
         if len(self._in_flight) > 1 or not self.config.allows_async_scheduling or self._priority_victims():
             return None
+        if self._find_exclusive() is not None:
+            return None
         with _assume_committed(self._in_flight[0]):
             running = _unfinished(self._queue.running.sequences)
             if _num_blocks_to_append(running) > self.kv.num_free:
                 return None
             plan = StepPlan()
             prompts = self._schedule_decodes(running, plan)
-            return self._complete_step(plan, prompts, admits=True)
+            return self._complete_step(plan, prompts, admits=True, may_be_empty=False)
 
     def _priority_victims(self) -> list[Sequence]:
         """Running sequences to preempt for the first waiting one."""
@@ -261,15 +288,19 @@ class Scheduler:
         self._failures.append(failure_event(sequence.request.request_id, reason))
         self._queue.finish(sequence)
 
-    def _complete_step(self, plan: StepPlan, prompts: list[Sequence], *, admits: bool) -> Step | None:
-        """Spend the rest of the budget, and make the step. None instead of an empty step ahead of another."""
+    def _complete_step(
+        self, plan: StepPlan, prompts: list[Sequence], *, admits: bool, may_be_empty: bool
+    ) -> Step | None:
+        """Spend the rest of the budget, and make the step. None instead of a step without rows, unless it
+        ``may_be_empty``.
+        """
         budget = self._schedule_prompts(plan, prompts, admits=admits)
         if self._speculator is not None:
             plan.drafts = self._speculator.draft(plan.decodes, budget, self.kv, plan.new_blocks)
         num_continuing = len(plan.decodes)
         plan.decodes += plan.new_decodes
         sequences = plan.in_order()
-        if self._in_flight and not sequences:
+        if not (sequences or may_be_empty):
             return None
         self._num_steps += 1
         if self._speculator is not None:
@@ -308,6 +339,8 @@ class Scheduler:
                 break
             if before is not None and not self._goes_before(sequence, before):
                 break
+            if sequence is self._exclusive and (plan.decodes or plan.new_decodes or plan.chunks):
+                break
             if (match := self.kv.match(sequence)) is None:
                 # A part of its prefix is being read from the disk: a row and blocks are reserved for it.
                 if self.config.batching is Batching.STATIC or len(fetching) == _MAX_WAITING_FOR_DISK:
@@ -330,6 +363,8 @@ class Scheduler:
                 break
             plan.started.append(queue.start(sequence, match))
             budget -= self._plan_first_tokens(sequence, min(budget, num_missing), plan)
+            if sequence is self._exclusive:
+                break
         for sequence in fetching:
             queue.waiting.push(sequence)
         # Static batching: sequences for which the budget did not suffice may join in the next step.

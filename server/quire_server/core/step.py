@@ -108,6 +108,10 @@ OUT_OF_MEMORY = (
     "The server had no memory left for the step that computes this request and others, and this was the "
     "largest of them: send a shorter prompt, or try again later."
 )
+#: The logits contain NaN or infinity. The row's KV cache may contain them too.
+NOT_FINITE = "The model computed no finite number for the next token."
+#: Errors whose cause may be the engine: its weights, its device, its memory.
+ENGINE_FAILURES = frozenset({OUT_OF_MEMORY, NOT_FINITE})
 #: Errors that follow from the constraints of the request itself: what was computed for it is correct.
 NOTHING_ALLOWED = (
     "Every token is excluded at this point of the answer by what the request allows, bans and asks for "

@@ -16,6 +16,7 @@ from quire_server.engine import loading
 from quire_server.engine.engine_core import EngineCore
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
 from quire_server.engine.messages import EngineInfo
+from quire_server.engine.proof import ProofOfInference
 from quire_server.engine.socket_server import EngineSocket
 from quire_server.fault_injection import Faults
 from quire_server.health import effective_config
@@ -61,7 +62,9 @@ def _serve(settings: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, fau
         info=info,
         heartbeat=heartbeat,
         faults=faults,
-        canary_interval=settings.canary_interval_seconds,
+        proof=ProofOfInference(
+            settings.canary_interval_seconds, settings.stall_timeout_seconds, time.monotonic()
+        ),
     )
     engine.warm_up()
     # Objects that exist now live as long as the process: exclude them from garbage collection.

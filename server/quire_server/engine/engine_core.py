@@ -19,13 +19,14 @@ from quire_server.core.policy import MAX_PRIORITY, MIN_PRIORITY, TOP_PRIORITY
 from quire_server.core.request import Request
 from quire_server.core.scheduler import Scheduler
 from quire_server.core.stats import EngineStats
-from quire_server.core.step import Step, StepEvents, StepResult, TokenEvent, failure_event
-from quire_server.engine.canary import Canary
+from quire_server.core.step import NOT_FINITE, Step, StepEvents, StepResult, TokenEvent, failure_event
+from quire_server.engine.canary import Canary, CanaryRun
 from quire_server.engine.grammar_queue import POLL_SECONDS, GrammarQueue
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
 from quire_server.engine.messages import EngineInfo, EngineOutputs
+from quire_server.engine.proof import MAX_WRONG, Outcome, ProofOfInference
 from quire_server.engine.socket_server import EngineSocket, Peer, PolledInputs
-from quire_server.errors import RequestError
+from quire_server.errors import CanaryMismatchError, RequestError
 from quire_server.fault_injection import Faults
 from quire_server.runner.model_runner import ModelRunner
 
@@ -35,6 +36,7 @@ _IDLE_POLL_SECONDS = 1.0
 _BLOCK_CHECK_SECONDS = 10.0
 _FLAP_SECONDS = 10.0
 _RETRY_SECONDS = 0.001
+MISMATCH = "CanaryMismatch"  # the reason for which the engine is unready
 
 LaunchedStep = tuple[Step, Callable[[], StepResult]]
 
@@ -88,17 +90,19 @@ class EngineCore:
         info: EngineInfo,
         heartbeat: HeartbeatWriter,
         faults: Faults,
-        canary_interval: float,
+        proof: ProofOfInference,
     ) -> None:
         self._scheduler = scheduler
+        self._runner = runner
         self._pipeline = StepPipeline(scheduler, runner)
         self._grammar_queue = GrammarQueue(runner.grammars)
         self._info = info
         self._heartbeat = heartbeat
         self._faults = faults
-        self._canary_interval = canary_interval
+        self._proof = proof
         self._canary = Canary.for_model(info.vocab_size, info.max_model_len)
         self._canary_runs = 0
+        self._canary_run: CanaryRun | None = None  # in progress
         self._expected_tokens: tuple[int, ...] = ()
         self._peers: dict[str, Peer] = {}  # by request id
         self._num_steps = 0
@@ -110,7 +114,10 @@ class EngineCore:
     def warm_up(self) -> None:
         """Run the canary for the first time: its tokens are the reference for all later runs."""
         self._heartbeat.warming()
-        self._expected_tokens = self._run_canary()
+        self._start_canary()
+        self._heartbeat.working(self._queue_depth, 1, self._scheduler.kv_utilization)
+        while self._canary_run is not None:
+            self._advance()
 
     def serve(self, socket: EngineSocket) -> None:
         """Run until the process is ended. The engine is ready when the API process has connected, which
@@ -126,6 +133,8 @@ class EngineCore:
             if self._grammar_queue:
                 self._add_compiled_requests(socket)
             self._check_blocks()
+            if self._canary_run is None and self._proof.is_due(time.monotonic()):
+                self._start_canary()
             if self._scheduler.has_work:
                 self._run_step(socket)
             else:
@@ -155,6 +164,8 @@ class EngineCore:
             self._forget(request_id)
             self._scheduler.abort(request_id)
         for request_id in inputs.finished:
+            if request_id in self._peers:
+                self._proof.answered(time.monotonic())
             self._forget(request_id)
             self._scheduler.finish(request_id)
         for peer, event in rejected:
@@ -223,6 +234,8 @@ class EngineCore:
         if self._faults.due("stuck_step", self._num_steps):
             while True:
                 time.sleep(60)
+        if self._faults.due("nan_weight", self._num_steps):
+            self._runner.damage_weight()
         advanced = self._pipeline.advance()
         if advanced is None:
             # Nothing can be scheduled now, for example for lack of memory. If that lasts, it counts as a
@@ -236,7 +249,25 @@ class EngineCore:
         self._heartbeat.stepped(
             scheduler.has_work, self._queue_depth, scheduler.num_running, scheduler.kv_utilization
         )
+        self._take_proofs(events)
         return events
+
+    def _take_proofs(self, events: StepEvents) -> None:
+        """What a step tells of the engine's health: answers, failures, and tokens of the canary."""
+        if (run := self._canary_run) is not None:
+            run.take(events)
+            if run.is_complete:
+                self._canary_run = None
+                self._judge_canary(run)
+        now = time.monotonic()
+        for event in events.events:
+            if event.request_id not in self._peers or event.finish_reason is None:
+                continue
+            if event.error is not None:
+                self._proof.failed(event.error)
+            else:
+                self._proof.answered(now)
+        self._heartbeat.proved(self._proof.at)
 
     def _check_blocks(self) -> None:
         """Look for leaked KV blocks now and then. A leak costs capacity but no correctness, so it is reported
@@ -253,14 +284,11 @@ class EngineCore:
     # ---------------------------------------------------------------- idle, canary
 
     def _idle(self, socket: EngineSocket) -> None:
-        """Release expired pins, write a heartbeat, run the canary when it is due, and send current stats."""
+        """Release expired pins, write a heartbeat, and send current stats."""
         now = time.monotonic()
         self._scheduler.kv.expire_pins()
         self._batch_size = self._step_tokens = 0
         self._heartbeat.idle(self._queue_depth, self._scheduler.kv_utilization)
-        sample = self._heartbeat.sample
-        if now - sample.proof_at >= self._canary_interval and not sample.reason:
-            self._check_canary()
         flapping = self._faults.get("flapping_readiness")
         if flapping is not None:
             is_bad = int(now / (flapping.after or _FLAP_SECONDS)) % 2 == 1
@@ -282,31 +310,46 @@ class EngineCore:
     ) -> None:
         socket.send(peer, EngineOutputs(events, stats, request_ids, token_ids, peer.num_received))
 
-    def _check_canary(self) -> None:
-        """Run the canary again. After wrong tokens the engine stays unready: only a restart can repair it."""
-        tokens = self._run_canary()
-        if self._faults.due("wrong_canary", self._canary_runs - 2):
-            tokens = tokens[:-1] + ((tokens[-1] + 1) % self._info.vocab_size,)
-        if tokens != self._expected_tokens:
-            logger.error(
-                "the canary's tokens changed", extra={"expected": self._expected_tokens, "tokens": tokens}
-            )
-            self._heartbeat.set_unready_reason("CanaryMismatch")
-
-    def _run_canary(self) -> tuple[int, ...]:
-        """The canary's tokens, computed in a batch of its own."""
+    def _start_canary(self) -> None:
+        """Run the canary beside the requests: those that run wait for its few steps."""
+        if self._proof.is_in_doubt:
+            logger.warning("requests fail one after the other: the canary runs")
         self._canary_runs += 1
         request = self._canary.request(self._canary_runs, time.monotonic())
-        self._scheduler.add(request)
-        self._heartbeat.working(self._queue_depth, 1, self._scheduler.kv_utilization)
-        tokens: list[int] = []
-        while True:
-            for event in self._advance():
-                tokens += event.token_ids
-                if event.error is not None:
-                    raise RuntimeError(f"the canary failed: {event.error}")
-                if event.finish_reason is not None:
-                    return tuple(tokens)
+        self._canary_run = CanaryRun(request.request_id)
+        self._scheduler.add(request, is_exclusive=True)
+
+    def _judge_canary(self, run: CanaryRun) -> None:
+        """Compare the canary's tokens with those of the first run. Raises CanaryMismatchError when they stay
+        wrong: then only a restart, which loads the weights again, can repair the engine.
+        """
+        tokens, why = tuple(run.tokens), run.error or ""
+        if not self._expected_tokens:
+            if why:
+                raise _first_failure(why)
+            self._expected_tokens = tokens
+        if tokens and self._faults.due("wrong_canary", self._canary_runs - 2):
+            tokens = tokens[:-1] + ((tokens[-1] + 1) % self._info.vocab_size,)
+        outcome = run.outcome(tokens, self._expected_tokens)
+        self._proof.checked(outcome, time.monotonic())
+        self._heartbeat.proved(self._proof.at)
+        if outcome is Outcome.RIGHT:
+            if self._heartbeat.sample.reason == MISMATCH:
+                logger.warning("the canary is right again")
+                self._heartbeat.set_unready_reason("")
+            return
+        facts = {"expected": self._expected_tokens, "tokens": tokens, "error": why}
+        if outcome is Outcome.INCONCLUSIVE:
+            logger.error("the canary did not complete", extra=facts)
+            return
+        logger.error("the canary is wrong", extra={**facts, "in_a_row": self._proof.num_wrong})
+        self._heartbeat.set_unready_reason(MISMATCH)
+        if self._proof.num_wrong >= MAX_WRONG:
+            raise CanaryMismatchError(
+                f"The canary, a fixed prompt, had other tokens than at the start of the server, {MAX_WRONG} "
+                "times in a row. The pod restarts and loads its weights again; if it comes back on the same "
+                "node, suspect the node's memory or device."
+            )
 
     @property
     def _queue_depth(self) -> int:
@@ -332,3 +375,14 @@ class EngineCore:
             growth_blocks=self._scheduler.growth_blocks,
             waiting_blocks=self._scheduler.expected_waiting_blocks(self._grammar_queue.requests()),
         )
+
+
+def _first_failure(why: str) -> Exception:
+    """The error of a canary that fails when the server starts."""
+    if why != NOT_FINITE:
+        return RuntimeError(f"the canary failed: {why}")
+    return CanaryMismatchError(
+        "The canary, a fixed prompt, gave no finite number when the server started: the model's weights are "
+        "damaged, or the node's memory or device is. Copy or download the model again; if other nodes serve "
+        "it, look at this one."
+    )

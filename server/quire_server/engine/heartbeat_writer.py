@@ -73,17 +73,20 @@ class HeartbeatWriter:
             )
 
     def stepped(self, pending: bool, queued: int, running: int, kv_utilization: float) -> None:
-        """A step is done. That is progress, and proof of inference unless the engine is unready."""
-        now = time.monotonic()
+        """A step is done: progress, but no proof of inference, since it may have sampled nothing but NaN."""
         self._write(
             steps=self._sample.steps + 1,
             work_pending=pending,
-            progress_at=now,
-            proof_at=self._sample.proof_at if self._sample.reason else now,
+            progress_at=time.monotonic(),
             queued=queued,
             running=running,
             kv_utilization=kv_utilization,
         )
+
+    def proved(self, at: float) -> None:
+        """When the last request was answered, or the canary was right."""
+        if at != self._sample.proof_at:
+            self._write(proof_at=at)
 
     def idle(self, queued: int, kv_utilization: float) -> None:
         """There is no work."""

@@ -29,7 +29,7 @@ class Thresholds:
 
     @property
     def proof_expiry(self) -> float:
-        """An idle engine runs the canary once per interval, a busy one does steps. Half a stall timeout is
+        """Without an answered request for an interval, the engine runs the canary. Half a stall timeout is
         tolerance.
         """
         return self.canary_interval + self.stall / 2

@@ -66,7 +66,7 @@ class Heartbeat(NamedTuple):
     started_at: float
     load_seconds: float  # 0 until loaded
     progress_at: float  # time of the last loaded bytes, the last step, or the last moment without work
-    proof_at: float  # time of the last step or correct canary
+    proof_at: float  # time of the last answered request or right canary
     kv_utilization: float
     reason: str  # why the engine is unready, "" when it is not
 

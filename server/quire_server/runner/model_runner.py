@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_server.core.step import UNSATISFIABLE, Step, StepResult, TokenLogprobs
+from quire_server.core.step import NOT_FINITE, UNSATISFIABLE, Step, StepResult, TokenLogprobs
 from quire_server.models.config import ModelConfig
 from quire_server.runner import batch_builder, oom_retry, sampler
 from quire_server.runner.batch_builder import StepLayout
@@ -120,6 +120,10 @@ class ModelRunner:
         if self._draft_device is not None and self._captures_draft:
             with translate_device_errors("while graphs are captured"):
                 self._draft_device.capture(0, on_progress)
+
+    def damage_weight(self) -> None:
+        """Make one weight NaN: the fault nan_weight."""
+        self._model.norm.weight[0] = float("nan")
 
     def close(self) -> None:
         """Free the disk tier's space."""
@@ -265,8 +269,7 @@ class ModelRunner:
         failures = {
             int(row_ids[index]): why
             for index, why in found.items()
-            if why == sampler.NOT_FINITE
-            or self._input_batch.is_accepted(index, row_ids, lengths, tokens, eos_ids)
+            if why == NOT_FINITE or self._input_batch.is_accepted(index, row_ids, lengths, tokens, eos_ids)
         }
         return failures
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, from_numpy
 
-from quire_server.core.step import NOTHING_ALLOWED, TokenLogprobs
+from quire_server.core.step import NOT_FINITE, NOTHING_ALLOWED, TokenLogprobs
 from quire_server.core.watermark import Watermark
 from quire_server.layers.ops import gumbel_sample, token_logprobs, topk_topp_threshold
 from quire_server.models.decoder import Decoder
@@ -18,9 +18,6 @@ from quire_server.runner.input_batch import SAMPLING_COLUMNS, InputBatch
 from quire_server.runner.logits_processors import adjust
 
 GREEDY_BELOW = 1e-5  # a smaller temperature would overflow, and picks the likeliest token in any case
-
-#: The logits contain NaN or infinity. The row's KV cache may contain them too.
-NOT_FINITE = "The model computed no finite number for the next token."
 
 
 def sample(

@@ -2,6 +2,7 @@ import time
 
 import pytest
 
+from quire_server.core.policy import TOP_PRIORITY
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
@@ -212,3 +213,42 @@ def test_a_step_of_256_decodes_is_scheduled_in_well_under_a_millisecond() -> Non
         assert step is not None and len(step.rows) == 256
         scheduler.commit(step, StepResult(step.step_id, (1,) * 256))
     assert sorted(times)[len(times) // 2] < 1e-3  # a tenth of that on an idle core
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("num_blocks", [9, 12, 40])
+def test_an_exclusive_request_shares_no_step_and_the_others_get_the_same_tokens(
+    chunked: bool, num_blocks: int
+) -> None:
+    """Though rows, blocks or budget are scarce, and though another urgent request is before it."""
+    scheduler, runner = engine(
+        num_blocks=num_blocks,
+        enable_chunked_prefill=chunked,
+        max_num_batched_tokens=7,
+        max_model_len=36,
+        max_num_seqs=3,
+    )
+    prompts = {f"r{i}": [7] * (i % 12) + [i, i + 1] for i in range(8)}
+    for name, prompt in prompts.items():
+        scheduler.add(request(name, prompt, max_tokens=15))
+    for _ in range(4):
+        run(scheduler, runner)
+    prompts |= {"urgent": [3, 4], "canary": [5, 6, 7]}
+    scheduler.add(request("urgent", prompts["urgent"], max_tokens=15, priority=TOP_PRIORITY))
+    scheduler.add(
+        request("canary", prompts["canary"], max_tokens=15, priority=TOP_PRIORITY), is_exclusive=True
+    )
+    tokens: dict[str, list[int]] = {name: [] for name in prompts}
+    shared = 0
+    while (step := scheduler.schedule()) is not None:
+        result = runner.run(step)
+        together = {runner.rows[row].request_id for row in step.rows}
+        shared += "canary" in together and len(together) > 1
+        for event in scheduler.commit(step, result):
+            tokens[event.request_id] += event.token_ids
+        scheduler.check()
+    assert shared == 0
+    for name, prompt in prompts.items():
+        expected = answer(prompt, 15)
+        assert tokens[name] == expected[15 - len(tokens[name]) :], name
+    assert tokens["canary"] == answer(prompts["canary"], 15)

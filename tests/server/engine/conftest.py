@@ -1,6 +1,5 @@
 """An engine core with a runner without tensors, which a thread serves on a real socket."""
 
-import contextlib
 import threading
 import time
 
@@ -11,8 +10,9 @@ from quire_server.core.step import StepResult
 from quire_server.engine.engine_core import EngineCore
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
 from quire_server.engine.messages import EngineInfo
+from quire_server.engine.proof import ProofOfInference
 from quire_server.engine.socket_server import EngineSocket
-from quire_server.errors import RequestError
+from quire_server.errors import CanaryMismatchError, RequestError
 from quire_server.fault_injection import Faults
 from quire_server.health.heartbeat import SharedState
 
@@ -55,6 +55,8 @@ class CountingRunner:
         self.tokens = {}
         self.skew = 0
         self.delay = 0.0
+        self.failing = {}  # the last token of a prompt: why its request fails
+        self.batches = []  # numbers of rows
         self.grammars = FakeGrammars()
 
     def launch(self, step):
@@ -71,14 +73,18 @@ class CountingRunner:
 
     def _run(self, step):
         time.sleep(self.delay)
+        self.batches.append(len(step.rows))
+        failures = {}
         for started in step.started:
             self.tokens[started.row] = started.token_ids[-1]
+            if started.token_ids[-1] in self.failing:
+                failures[started.row] = self.failing[started.token_ids[-1]]
         sampled = []
         for row, samples in zip(step.rows, step.samples, strict=True):
             if samples:
                 self.tokens[row] = (self.tokens[row] + 1 + self.skew) % VOCAB
                 sampled.append(self.tokens[row])
-        return StepResult(step.step_id, tuple(sampled))
+        return StepResult(step.step_id, tuple(sampled), failures=failures)
 
 
 class Stop(Exception):
@@ -97,7 +103,7 @@ class StoppableSocket(EngineSocket):
 class RunningEngine:
     """The engine core of one test in its thread, with its runner, scheduler, socket and shared state."""
 
-    def __init__(self, run_dir, faults, canary_interval, is_asynchronous):
+    def __init__(self, run_dir, faults, proof, is_asynchronous):
         self.run_dir = run_dir
         self.state = SharedState.create(run_dir)
         self.runner = CountingRunner(is_asynchronous=is_asynchronous)
@@ -108,16 +114,21 @@ class RunningEngine:
             info=INFO,
             heartbeat=HeartbeatWriter(self.state, time.monotonic()),
             faults=faults,
-            canary_interval=canary_interval,
+            proof=proof,
         )
+        self.error = None
         self.core.warm_up()
         self.socket = StoppableSocket(run_dir, INFO)
         self.thread = threading.Thread(target=self._serve, daemon=True)
         self.thread.start()
 
     def _serve(self):
-        with contextlib.suppress(Stop):
+        try:
             self.core.serve(self.socket)
+        except Stop:
+            pass
+        except CanaryMismatchError as error:
+            self.error = error
 
     def stop(self):
         self.socket.stopped = True
@@ -136,10 +147,9 @@ class RunningEngine:
 def start_engine(request, tmp_path):
     engines = []
 
-    def make(faults=None, canary_interval=3600.0):
-        engines.append(
-            RunningEngine(tmp_path, faults or Faults({}, tmp_path), canary_interval, request.param)
-        )
+    def make(faults=None, canary_interval=3600.0, stall=60.0):
+        proof = ProofOfInference(canary_interval, stall, time.monotonic())
+        engines.append(RunningEngine(tmp_path, faults or Faults({}, tmp_path), proof, request.param))
         return engines[-1]
 
     yield make

@@ -6,62 +6,12 @@ import socket
 
 import pytest
 
-from quire_server.core.request import FinishReason, Request
-from quire_server.core.sampling_params import SamplingParams
+from quire_server.core.request import FinishReason
 from quire_server.core.stats import EngineStats
-from quire_server.core.step import StepEvents
-from quire_server.engine.messages import EngineInfo, EngineInputs, EngineOutputs, FrameReader, to_frame
-from quire_server.engine.socket_server import SOCKET_NAME
+from quire_server.engine.messages import EngineInfo, EngineOutputs, to_frame
 from quire_server.fault_injection import Fault, Faults
 from quire_server.health.heartbeat import Phase
-
-
-class Peer:
-    """A minimal client that sends and receives frames."""
-
-    def __init__(self, engine):
-        self.connection = socket.socket(socket.AF_UNIX)
-        self.connection.settimeout(5)
-        self.connection.connect(str(engine.run_dir / SOCKET_NAME))
-        self.reader = FrameReader()
-        self.inbox = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        self.connection.close()
-
-    def send(self, *requests, aborts=()):
-        self.connection.sendall(to_frame(EngineInputs(requests, aborts)))
-
-    def messages(self):
-        while True:
-            while self.inbox:
-                yield self.inbox.pop(0)
-            data = self.connection.recv(65536)
-            if not data:
-                return
-            self.inbox += self.reader.feed(data)
-
-    def events(self):
-        for message in self.messages():
-            if isinstance(message, EngineOutputs):
-                yield from StepEvents(message.request_ids, message.token_ids, message.events)
-
-    def answer(self, request_id):
-        tokens = []
-        for event in self.events():
-            if event.request_id == request_id:
-                tokens += event.token_ids
-                if event.finish_reason is not None:
-                    return tokens, event
-        raise AssertionError("the connection ended")
-
-
-def make_request(name, prompt=(5,), max_tokens=3, **more):
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    return Request(name, tuple(prompt), sampling, **{"arrival": 0.0, **more})
+from tests.server.engine.peer import Peer, make_request
 
 
 def test_a_request_is_answered_and_the_engine_sends_its_info(engine):
@@ -185,47 +135,6 @@ def test_a_step_in_progress_is_pending_work(engine):
         engine.wait(lambda engine: engine.state.read_heartbeat().work_pending, 1)
         peer.answer("a")
         engine.wait(lambda engine: not engine.state.read_heartbeat().work_pending)
-
-
-def test_an_idle_engine_runs_the_canary_periodically(start_engine):
-    engine = start_engine(canary_interval=0.1)
-    with Peer(engine):
-        engine.wait(lambda engine: engine.state.read_heartbeat().phase is Phase.SERVING)
-        first = engine.state.read_heartbeat()
-        engine.wait(lambda engine: engine.state.read_heartbeat().steps >= first.steps + 20)
-        later = engine.state.read_heartbeat()
-    assert later.proof_at > first.proof_at
-    assert later.reason == ""
-
-
-def test_a_canary_mismatch_is_permanent(start_engine):
-    engine = start_engine(canary_interval=0.1)
-    with Peer(engine) as peer:
-        engine.wait(lambda engine: engine.state.read_heartbeat().phase is Phase.SERVING)
-        engine.runner.skew = 1
-        engine.wait(lambda engine: engine.state.read_heartbeat().reason == "CanaryMismatch")
-        engine.runner.skew = 0
-        peer.send(make_request("a"))
-        assert peer.answer("a")[0] == [6, 7, 8]
-        assert engine.state.read_heartbeat().reason == "CanaryMismatch"
-
-
-def test_the_wrong_canary_fault_makes_one_canary_wrong(start_engine, tmp_path):
-    engine = start_engine(
-        Faults({"wrong_canary": Fault("wrong_canary", 1, False)}, tmp_path), canary_interval=0.1
-    )
-    with Peer(engine):
-        engine.wait(lambda engine: engine.state.read_heartbeat().reason == "CanaryMismatch")
-        assert engine.state.read_heartbeat().steps == 30, "warm-up, a right rerun, and a wrong one"
-
-
-def test_an_engine_with_traffic_runs_no_canary(start_engine):
-    engine = start_engine(canary_interval=0.2)
-    engine.runner.delay = 0.02
-    with Peer(engine) as peer:
-        peer.send(make_request("a", max_tokens=40))
-        peer.answer("a")
-        assert engine.state.read_heartbeat().steps == 50, "a canary ran among real steps"
 
 
 def test_a_leaked_block_is_counted_and_logged_and_the_engine_continues(engine, monkeypatch, caplog):

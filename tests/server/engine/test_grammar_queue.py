@@ -5,7 +5,7 @@ import dataclasses
 from quire_server.core.request import FinishReason
 from quire_server.core.sampling_params import Grammar, GrammarKind
 from quire_server.engine.messages import EngineOutputs
-from tests.server.engine.test_engine_core import Peer, make_request
+from tests.server.engine.peer import Peer, make_request
 
 
 def with_grammar(name, text="fine", **more):

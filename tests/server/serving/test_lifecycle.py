@@ -125,10 +125,8 @@ def test_a_stalled_engine_fails_readiness_then_liveness_and_exits_with_engine_st
         assert outcome == [503], "the client was left without an answer"
 
 
-def test_a_slow_load_reports_progress_and_a_canary_mismatch_fails_readiness(tiny, tmp_path):
-    flags = ("--load-stall-timeout-seconds", "3", "--canary-interval-seconds", "1")
-    fault = "slow_load:after=0.8;wrong_canary:after=1"
-    with Server(tiny, tmp_path, *flags, fault=fault) as server:
+def test_a_slow_load_reports_progress_and_a_killed_engine_ends_the_server_with_its_children(tiny, tmp_path):
+    with Server(tiny, tmp_path, "--load-stall-timeout-seconds", "3", fault="slow_load:after=0.8") as server:
         status = server.wait("a part is loaded", lambda: server.probe("livez") and loaded_part(server))
         assert status["phase"] == "loading"
         assert status["etaSeconds"] > 0
@@ -136,12 +134,6 @@ def test_a_slow_load_reports_progress_and_a_canary_mismatch_fails_readiness(tiny
         server.wait_ready()
         assert server.statusz()["loadSeconds"] > 6
         assert server.metric("llm_model_load_seconds") > 6
-
-        server.wait_fault("wrong_canary")
-        server.wait("not ready", lambda: server.probe("readyz") == 503, 10)
-        assert server.reason("readyz") == "CanaryMismatch"
-        assert server.statusz()["reason"] == "CanaryMismatch"
-        assert [server.probe(name) for name in ("startupz", "livez")] == [200, 200]
 
         children = server.children()
         os.kill(children["engine"], signal.SIGKILL)

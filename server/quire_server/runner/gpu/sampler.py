@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_server.core.step import NOTHING_ALLOWED
+from quire_server.core.step import NOT_FINITE, NOTHING_ALLOWED
 from quire_server.layers.ops import apply_penalties
 from quire_server.runner.gpu.input_batch import GpuInputBatch
 from quire_server.runner.input_batch import PENALTY_COLUMNS, InputBatch
-from quire_server.runner.sampler import GREEDY_BELOW, NOT_FINITE, draw
+from quire_server.runner.sampler import GREEDY_BELOW, draw
 
 #: In place of a token id: why there is none.
 _IS_NAN, _ALL_FORBIDDEN = -1, -2

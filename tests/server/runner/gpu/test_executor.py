@@ -8,7 +8,7 @@ import torch
 from quire_server.core.config import SpeculationConfig, SpeculativeMethod
 from quire_server.core.request import Request
 from quire_server.core.sampling_params import SamplingParams
-from quire_server.core.step import OUT_OF_MEMORY, StartedRow, Step, TokenEvent
+from quire_server.core.step import NOT_FINITE, OUT_OF_MEMORY, StartedRow, Step, TokenEvent
 from quire_server.engine.engine_core import StepPipeline
 from quire_server.errors import ConfigError
 from quire_server.layers.forward_batch import ForwardBatch
@@ -17,7 +17,6 @@ from quire_server.runner.gpu.input_batch import GpuInputBatch
 from quire_server.runner.input_batch import InputBatch
 from quire_server.runner.loader import load_model
 from quire_server.runner.model_runner import ModelRunner, RunnerConfig
-from quire_server.runner.sampler import NOT_FINITE
 from quire_server.runner.structured_outputs import Grammars
 from quire_server.termination import Reason, failure_of
 from tests.server.models import compressed_tensors_oracle as compressed

@@ -1,0 +1,56 @@
+"""A server whose weights are damaged leaves the Service, and restarts, though its processes run."""
+
+import time
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.server import tiny_model
+from tests.server.launch import Server
+
+pytestmark = pytest.mark.timeout(120)  # a busy machine may take half a minute to import torch
+
+SHORT = {"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 0}
+PROBES_SECONDS = 6.0  # the kubelet takes a pod out of its Service when the second probe in a row has failed
+
+
+def test_a_nan_in_one_weight_takes_the_server_out_of_rotation_within_10_s_and_restarts_it(tiny, tmp_path):
+    """Requests fail one after the other; the canary, which is not due for an hour, finds out why."""
+    flags = ("--canary-interval-seconds", "3600", "--stall-timeout-seconds", "16")
+    with Server(tiny, tmp_path, *flags, fault="nan_weight:after=30") as server:
+        server.wait_ready()
+        answers = [server.post("/v1/completions", SHORT) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200] * 3
+        server.wait("a request fails", lambda: server.post("/v1/completions", SHORT).status_code == 500)
+        began = time.monotonic()
+        for _ in range(2):
+            answer = server.post("/v1/completions", SHORT)
+            assert "no finite number" in answer.json()["error"]["message"]
+        server.wait("not ready", lambda: server.probe("readyz") == 503)
+        assert time.monotonic() - began + PROBES_SECONDS < 10
+        assert server.reason("readyz") == server.statusz()["reason"] == "CanaryMismatch"
+        assert [server.probe(name) for name in ("startupz", "livez")] == [200, 200], "it ends by itself"
+        assert server.wait_end(20) == 78
+        failure = server.failure()
+        assert failure["reason"] == "CanaryMismatch"
+        assert "3 times in a row" in failure["message"]
+
+
+def test_an_idle_server_whose_canary_stays_wrong_is_unready_at_once_and_restarts(tiny, tmp_path):
+    flags = ("--canary-interval-seconds", "1", "--stall-timeout-seconds", "8")
+    with Server(tiny, tmp_path, *flags, fault="wrong_canary:after=1") as server:
+        server.wait_ready()
+        server.wait("not ready", lambda: server.probe("readyz") == 503, 10)
+        assert server.reason("readyz") == "CanaryMismatch"
+        assert server.wait_end(20) == 78, "nobody has to delete the pod"
+
+
+def test_a_server_whose_weights_are_nan_from_the_start_ends_before_it_serves(tmp_path):
+    model = tiny_model.write(tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    with Server(model, tmp_path) as server:
+        assert server.wait_end(60) == 78
+        assert server.failure()["reason"] == "CanaryMismatch"
+        assert "no finite number" in server.failure()["message"]
