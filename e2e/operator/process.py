@@ -50,7 +50,8 @@ class Replica:
             **import_hook.environment(str(ROOT / "operator")),
             **environ,
         }
-        self._command = [sys.executable, *arguments]
+        # An interrupted test run leaves no operator.
+        self._command = ["setpriv", "--pdeathsig", "KILL", sys.executable, *arguments]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:

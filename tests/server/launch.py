@@ -34,6 +34,7 @@ class Server:
         self.log = directory / "log"
         self._faults = {part.strip().split(":")[0].split(",")[0] for part in fault.split(";") if part}
         argv = [
+            *("setpriv", "--pdeathsig", "KILL"),  # an interrupted test run leaves no server
             *(sys.executable, "-m", "quire_server", "serve", str(model)),
             *("--port", str(self.port), "--health-port", str(self.health_port), "--device", "cpu"),
             *("--served-model-name", "tiny,alias", "--kv-cache-memory-bytes", str(8 << 20), *flags),
