@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -18,9 +19,13 @@ from e2e.metrics_adapter.engines import (
     unreachable_address,
 )
 from e2e.metrics_adapter.replica import AdapterReplica
+from e2e.operator.world import PATHS
 from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("adapter")]
+
+
+DEPTH = 1200  # Python's decoder reads no more than about 1,000
 
 
 def hang() -> tuple[int, bytes]:
@@ -78,6 +83,37 @@ def test_a_pod_that_only_carries_the_labels_changes_no_value(cluster: Cluster, n
         cluster.engine(namespace, "chat", says(queue=3))
         cluster.wait_value(namespace, "chat", "10")
     assert cluster.value(namespace, "other") == "1"
+
+
+@pytest.mark.parametrize("kind", ["Pod", "ReplicaSet"])
+def test_an_object_that_cannot_be_decoded_costs_itself_alone(
+    cluster: Cluster, namespace: str, kind: str, start: Callable[..., AdapterReplica]
+) -> None:
+    """Anyone may give an object managed fields, which have no schema, and a label."""
+    labels = {"serving.quire.dev/name": "chat", "serving.quire.dev/role": "leader"}
+    template = {"metadata": {"labels": labels}, "spec": POD_SPEC}
+    spec = POD_SPEC if kind == "Pod" else {"selector": {"matchLabels": labels}, "template": template}
+    fields = {
+        "manager": "me",
+        "operation": "Update",
+        "apiVersion": "v1" if kind == "Pod" else "apps/v1",
+        "time": "2026-01-01T00:00:00Z",
+        "fieldsType": "FieldsV1",
+        "fieldsV1": "DEEP",
+    }
+    cluster.engine(namespace, "chat", says(queue=7))
+    hostile = {"metadata": {"name": "deep", "labels": labels, "managedFields": [fields]}, "spec": spec}
+    document = json.dumps(hostile).replace('"DEEP"', '{"f:a":' * DEPTH + "{}" + "}" * DEPTH)
+    assert cluster.world.client.send("POST", PATHS[kind].format(namespace), document.encode()) == 201
+    text = cluster.kubectl("get", kind, "deep", "-n", namespace, "-o", "json", "--show-managed-fields").stdout
+    assert text.count('"f:a"') == DEPTH, "the API server took it"
+
+    cluster.engine(namespace, "chat", says(queue=5))
+    cluster.wait_value(namespace, "chat", "12")
+    another = start("another").wait_ready()  # its first list has it
+    assert another.ask(f"/load/{namespace}/chat/llm_queue_depth") == (200, '{"llm_queue_depth": 12.0}')
+    assert "cannot be read in full" in another.log.read_text()
+    cluster.world.client.send("DELETE", f"{PATHS[kind].format(namespace)}/deep")
 
 
 def test_keda_gets_the_same_values_and_never_0_for_an_unknown_value(

@@ -1,7 +1,9 @@
 """Requests to the API server and watches, as plain dicts. The only module here that uses the Kubernetes
 client, for kubeconfig files.
 
-The token file is read for every request, because the kubelet replaces it.
+An object that is nested deeper than Python can decode is read without its depths and reported, as in the
+operator: any tenant may create one. The token file is read for every request, because the kubelet replaces
+it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from quire_metrics_adapter.errors import (
     NotFoundError,
     UnreachableError,
 )
+from quire_operator import json_decoder
+from quire_operator.json_decoder import Report
 
 Document = dict[str, Any]
 
@@ -42,9 +46,15 @@ _ERRORS = {400: InvalidError, 404: NotFoundError, 409: ConflictError, 410: GoneE
 
 
 class Connection:
-    """A connection pool with one identity."""
+    """A connection pool with one identity. `report` gets each object that could not be read in full."""
 
-    def __init__(self, configuration: Configuration, token_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        token_file: Path | None = None,
+        report: Report = lambda body, why: None,
+    ) -> None:
+        self._report = report
         self._configuration = configuration
         self._token_file = token_file
         tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
@@ -58,7 +68,7 @@ class Connection:
         )
 
     @classmethod
-    async def open(cls) -> Connection:
+    async def open(cls, report: Report) -> Connection:
         """Connect with KUBECONFIG where it is set, else with the pod's ServiceAccount."""
         configuration, token_file = Configuration(), None
         try:
@@ -71,7 +81,7 @@ class Connection:
                 loader.load_and_set(configuration)
         except kubernetes_config.ConfigException as error:
             raise ApiError(f"no credentials for the API server: {error}") from error
-        return cls(configuration, token_file)
+        return cls(configuration, token_file, report)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -104,7 +114,7 @@ class Connection:
                 raw = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UnreachableError(f"{method} {path}: {type(error).__name__} {error}") from error
-        document = _document(raw)
+        document = self._document(raw)
         if not 200 <= answer.status <= 299:
             raise _error(answer.status, f"{method} {path}: {document.get('message') or answer.reason}")
         return document
@@ -124,10 +134,10 @@ class Connection:
                 allow_redirects=False,
             ) as answer:
                 if answer.status != 200:
-                    document = _document(await answer.read())
+                    document = self._document(await answer.read())
                     raise _error(answer.status, f"watch {path}: {document.get('message') or answer.reason}")
                 async for line in answer.content:
-                    event = _document(line)
+                    event = self._document(line)
                     if not isinstance(event.get("object"), dict):
                         raise UnreachableError(f"watch {path}: it broke in the middle of an event")
                     if event.get("type") == "ERROR":
@@ -136,6 +146,13 @@ class Connection:
                     yield event
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise UnreachableError(f"watch {path}: {type(error).__name__} {error}") from error
+
+    def _document(self, raw: bytes) -> Document:
+        try:
+            document = json_decoder.loads(raw, self._report)
+        except ValueError:
+            return {}
+        return document if isinstance(document, dict) else {}
 
     async def _authorization(self) -> dict[str, str]:
         if self._token_file is not None:
@@ -150,11 +167,3 @@ def _error(status: int, message: str) -> ApiError:
     if status == 429 or status >= 500:
         return UnreachableError(f"HTTP {status}: {message}")
     return _ERRORS.get(status, ApiError)(f"HTTP {status}: {message}")
-
-
-def _document(raw: bytes) -> Document:
-    try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}

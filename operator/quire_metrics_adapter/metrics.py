@@ -35,6 +35,12 @@ class Metrics:
             ["code"],
             registry=registry,
         )
+        self.unreadable_objects = Counter(
+            "quire_metrics_adapter_unreadable_objects_total",
+            "Objects that could not be read in full, each time that they were read; the log names them.",
+            ["kind"],
+            registry=registry,
+        )
         self.renewals = Counter(
             "quire_metrics_adapter_certificates_total", "Certificates that were served.", registry=registry
         )

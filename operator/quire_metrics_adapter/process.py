@@ -24,6 +24,7 @@ from quire_metrics_adapter.publisher import Publisher
 from quire_metrics_adapter.scraper import Scraper
 from quire_metrics_adapter.server import MetricsApi
 from quire_metrics_adapter.settings import Settings
+from quire_operator.unreadable import UnreadableObjects
 
 logger = logging.getLogger(__name__)
 
@@ -33,18 +34,19 @@ async def run(settings: Settings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    connection = await Connection.open()
+    metrics = Metrics()
+    connection = await Connection.open(report=UnreadableObjects(metrics.unreadable_objects))
     try:
-        await _Replica(connection, settings).run(stop)
+        await _Replica(connection, settings, metrics).run(stop)
     finally:
         await connection.close()
 
 
 class _Replica:
-    def __init__(self, connection: Connection, settings: Settings) -> None:
+    def __init__(self, connection: Connection, settings: Settings, metrics: Metrics) -> None:
         self._connection = connection
         self._settings = settings
-        self._metrics = Metrics()
+        self._metrics = metrics
         self._table = PodTable()
         self._guard = DelegatedAuth(connection)
         self._scraper = Scraper(self._table, self._metrics, port=settings.engine_port)

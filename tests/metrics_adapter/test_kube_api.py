@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -19,6 +20,7 @@ from quire_metrics_adapter.errors import (
     UnreachableError,
 )
 from quire_metrics_adapter.kube_api import Connection
+from quire_operator.json_decoder import Report
 
 ADDED = b'{"type": "ADDED", "object": {"metadata": {}}}\n'
 ERROR = b'{"type": "ERROR", "object": {"code": %d, "message": "x"}}\n'
@@ -27,6 +29,7 @@ ERROR = b'{"type": "ERROR", "object": {"code": %d, "message": "x"}}\n'
 @asynccontextmanager
 async def connected(
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    report: Report = lambda body, why: None,
 ) -> AsyncIterator[Connection]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
@@ -36,7 +39,7 @@ async def connected(
     await site.start()
     configuration = Configuration()
     configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    connection = Connection(configuration)
+    connection = Connection(configuration, report=report)
     try:
         yield connection
     finally:
@@ -79,6 +82,28 @@ async def test_a_malformed_watch_event_is_an_unreachable_error(last: bytes) -> N
     async with connected(sending(ADDED, last)) as connection:
         with pytest.raises(UnreachableError):
             await events(connection)
+
+
+@pytest.mark.parametrize("depth", [1200, 9000])
+async def test_an_object_nested_too_deep_is_named_and_the_others_are_read_as_always(depth: int) -> None:
+    deep = b'{"metadata": {"name": "deep", "managedFields": %s}}' % (b"[" * depth + b"]" * depth)
+    page = b'{"kind": "PodList", "metadata": {}, "items": [{"metadata": {"name": "a"}}, %s]}' % deep
+    reported: list[str] = []
+
+    def report(body: dict[str, Any], why: str) -> None:
+        reported.append(body["metadata"]["name"])
+
+    watched = sending(b'{"type": "ADDED", "object": %s}\n' % deep, ADDED)
+    for answer in (watched, sending(page)):
+        async with connected(
+            answer, lambda body, why: reported.append(body["metadata"]["name"])
+        ) as connection:
+            if answer is watched:
+                assert await events(connection) == ["ADDED", "ADDED"]
+            else:
+                found = await connection.request("GET", "/api/v1/pods")
+                assert [item["metadata"]["name"] for item in found["items"]] == ["a", "deep"]
+    assert reported == ["deep", "deep"]
 
 
 async def test_a_connection_cut_during_a_watch_is_an_unreachable_error() -> None:
