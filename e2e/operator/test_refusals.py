@@ -14,10 +14,6 @@ from e2e.operator.world import Body, World
 from e2e.waiting import eventually
 
 KEY = {"name": "s", "key": "k"}
-EVIL_HUB = {"repo": "org/model", "endpoint": "https://evil.example.net", "tokenSecretRef": KEY}
-EVIL_STORE = {
-    "uri": "s3://models/m", "endpoint": "http://evil.example.net", "credentialsSecretRef": {"name": "s"}
-}  # fmt: skip
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 

@@ -270,6 +270,24 @@ def test_the_default_policy_denies_only_what_reaches_beyond_a_namespace(client: 
     create_policies(client, POLICY)
 
 
+def test_the_administrator_can_open_each_of_these(client: Client) -> None:
+    values = (
+        "admissionPolicy.serviceAccounts={*}",
+        "admissionPolicy.priorityClasses={system-cluster-critical}",
+        "admissionPolicy.anyToleration=true",
+        "admissionPolicy.unrestrictedNetwork=true",
+        "allowedEnv={NVIDIA_VISIBLE_DEVICES}",
+    )
+    delete_policies(client)
+    create_policies(client, (*POLICY, "--set", ",".join(values)))
+    try:
+        opened = {name: refused(client, REFUSED[name][0]) for name in BEYOND_A_NAMESPACE}
+        assert opened == dict.fromkeys(BEYOND_A_NAMESPACE, "")
+    finally:
+        delete_policies(client)
+        create_policies(client, POLICY)
+
+
 def test_scaling_up_is_checked_and_scaling_to_zero_labelling_and_deleting_are_not(client: Client) -> None:
     body = client.create(there(minimal(replicas=1, resources=GPU)))
     path = f"{PATHS['LLMDeployment'].format('tenant')}/{body['metadata']['name']}"

@@ -52,6 +52,19 @@ def test_the_operator_has_exactly_the_rights_that_its_code_uses() -> None:
     assert granted(role) == expected
 
 
+def test_the_operator_may_get_secrets_only_where_references_to_them_need_a_label() -> None:
+    def all_granted(*values: str) -> list[dict[tuple[str, str], set[str]]]:
+        return [granted(role) for role in roles(render(*MATRIX["no adapter"], *values))]
+
+    usual, labelled = all_granted(), all_granted("--set", "secretReferences=Labelled")
+    more = [
+        {place: verbs for place, verbs in after.items() if before.get(place) != verbs}
+        for before, after in zip(usual, labelled, strict=True)
+    ]
+    assert sorted(map(len, more)) == [0] * (len(more) - 1) + [1]
+    assert {("", "secrets"): {"get"}} in more
+
+
 def test_a_namespaced_operator_has_no_cluster_role() -> None:
     bodies = render(*MATRIX["namespaced"])
 
