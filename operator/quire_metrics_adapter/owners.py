@@ -1,7 +1,7 @@
 """Which pods belong to an LLMDeployment: by the uids of their owners, as the operator decides it.
 
-A label says nothing, because whoever may create a pod may label it, and the load of such a pod would scale a
-stranger's replicas. A serving pod's controller is a ReplicaSet, whose controller is the Deployment of the
+A label says nothing, because everyone who may create a pod may label it, and the load of such a pod would
+scale a stranger's replicas. A serving pod's controller is a ReplicaSet, whose controller is the Deployment of the
 LLMDeployment's name, whose controller is the LLMDeployment.
 """
 
@@ -27,7 +27,7 @@ class Owners:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._replica_sets: dict[str, Owner] = {}
-        self._strangers: set[str] = set()  # uids of ReplicaSets of nobody, until the next refresh
+        self._strangers: set[str] = set()  # uids of ReplicaSets of no LLMDeployment, until the next refresh
 
     async def refresh(self) -> None:
         """List all ReplicaSets and Deployments that carry the label of an LLMDeployment. Raises ApiError."""

@@ -231,7 +231,7 @@ def scheduler_message(pod: Body) -> str:
 
 def are_held_by_pods(message: str) -> bool | None:
     """Whether other pods hold the resources that a pod waits for. False where no node that may take the pod
-    has as much; None where the scheduler's message does not tell.
+    has as much; None where the scheduler's message does not say.
     """
     if _HELD_BY_PODS in message:
         return True

@@ -45,7 +45,7 @@ _INVISIBLE = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]+")
 @dataclass(frozen=True, kw_only=True)
 class Effective:
     """What the engine serves with. `wanted_model_len`: the context that was asked for, else the model's own.
-    `inexact_defaults`: settings that nobody chose and that make answers less exact.
+    `inexact_defaults`: settings that the spec did not choose and that make answers less exact.
     """
 
     max_model_len: int

@@ -1,7 +1,7 @@
 """API keys: a directory in which each file is a client (its name) and a key (its first line), as the kubelet
 mounts a Secret. Entries that are added, changed or removed count within seconds.
 
-Further lines of an entry say what its key may do: whoever gives out keys decides that in the same place. An
+Further lines of an entry say what its key may do: who gives out keys decides that in the same place. An
 entry that is not understood is no key, so that a typing error takes rights away and never grants any.
 
 Decided on `scope["path"]`, never on a URL put together from headers. With a directory, everything is denied

@@ -26,7 +26,7 @@ class Request:
 
     ``cache_salt`` separates prefix caches: only requests with the same salt share cached blocks.
     ``cache_ttl``: how many seconds after the request the blocks of its prompt are kept from eviction.
-    ``client``: whose request it is; its pinned blocks are counted. Empty where clients are not told apart.
+    ``client``: whose request it is; its pinned blocks are counted. Empty without API keys.
     """
 
     request_id: str

@@ -1,7 +1,7 @@
 """Who may call what: every route of the API server and of the health server, with every method, Host and key.
 
-The tables say it for each route. A route that the program has and the table has not fails, so that whoever
-adds one decides who may call it.
+The tables say it for each route. A route that the program has and the table has not fails, so that a
+new one gets a decision about who may call it.
 """
 
 import contextlib
