@@ -1,8 +1,8 @@
 """Which pods belong to an LLMDeployment: by the uids of their owners, as the operator decides it.
 
 A label says nothing, because everyone who may create a pod may label it, and the load of such a pod would
-scale a stranger's replicas. A serving pod's controller is a ReplicaSet, whose controller is the Deployment of the
-LLMDeployment's name, whose controller is the LLMDeployment.
+scale a stranger's replicas. A serving pod's controller is a ReplicaSet, whose controller is the Deployment of
+the LLMDeployment's name, whose controller is the LLMDeployment.
 """
 
 from __future__ import annotations
