@@ -117,6 +117,20 @@ def test_the_plan_matches_what_the_operator_then_does(world: World, namespace: s
     assert world.read("Deployment", namespace, "m")["spec"]["replicas"] == 3
 
 
+def test_the_plan_warns_of_a_drain_that_exceeds_the_notice_of_a_spot_node(
+    namespace: str, kubectl: Run
+) -> None:
+    spot: Body = {"spot": {"enabled": True}}
+    fitting = kubectl("quire", "plan", manifest=manifest(namespace, scheduling=spot))
+    assert "Warnings" not in fitting.stdout and "start 1 pod" in fitting.stdout, fitting
+
+    longer = kubectl(
+        "quire", "plan", manifest=manifest(namespace, scheduling=spot, drain={"timeoutSeconds": 60})
+    )
+    text = " ".join(longer.stdout.split())
+    assert "Warnings" in text and "pods end within 75 seconds of their deletion" in text, longer
+
+
 def test_rendered_children_match_those_in_the_cluster(world: World, namespace: str, kubectl: Run) -> None:
     world.client.create({**profiles.profile(resourceName="example.com/one"), "metadata": {"name": namespace}})
     resources = {"cpu": "1", "memory": "2Gi", "profileRef": {"name": namespace}}

@@ -52,12 +52,15 @@ class Live:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendered:
-    """The children that the operator would apply. `is_stored`: from a stored revision, not rendered now."""
+    """The children that the operator would apply. `is_stored`: from a stored revision, not rendered now.
+    `accelerator`: the AcceleratorProfile that the spec names.
+    """
 
     model: LLMDeployment
     children: tuple[Manifest, ...]
     name: str
     is_stored: bool
+    accelerator: Profile | None
 
 
 def in_file(path: str, namespace: str | None) -> list[Document]:
@@ -140,7 +143,8 @@ def rendered(body: Document, settings: Settings, live: Live | None, now: datetim
         scalers.append(live.observed.keda_autoscaler)
     is_scaler = (b for b in scalers if str(ref(b)) == f"HorizontalPodAutoscaler {name}")
     measurements = status.pod_measurements(body, next(is_scaler, None))
-    children = resources.build(model, settings, measurements, _profile(model))
+    accelerator = _profile(model)
+    children = resources.build(model, settings, measurements, accelerator)
     fresh = update = current = resources.render_revision(model, body["spec"], children)
     if live is not None:
         current = update = _update_revision(model, body, fresh, live, now)
@@ -149,7 +153,13 @@ def rendered(body: Document, settings: Settings, live: Live | None, now: datetim
         data = live.revision_data.get(rollback_to)
         current = (resources.parse_stored(model, rollback_to, data) if rollback_to else None) or update
     children = resources.with_revision(children, current)
-    return Rendered(model=model, children=children, name=current.name, is_stored=current is not fresh)
+    return Rendered(
+        model=model,
+        children=children,
+        name=current.name,
+        is_stored=current is not fresh,
+        accelerator=accelerator,
+    )
 
 
 def _profile(model: LLMDeployment) -> Profile | None:

@@ -20,7 +20,7 @@ from quire_kubectl.deployed import Live, Rendered
 from quire_kubectl.kubectl import Document
 from quire_kubectl.terminal import Look
 from quire_kubectl.view import span
-from quire_operator import names, spec
+from quire_operator import names, spec, status
 from quire_operator.observed import NEED_A_POD, Observed, Ref, ref
 from quire_operator.plan import (
     Plan,
@@ -127,6 +127,7 @@ def _preview(before: Document | None, after: Document) -> tuple[int, str, list[s
         *_section("Children", list(_children(edit))),
         *_section("Pods", pods or ["none is started, stopped or replaced"]),
         *_section("Autoscaler", list(_autoscaler(edit, model))),
+        *_section("Warnings", list(_warnings(edit, model))),
     ]
     return PODS_CHANGE if pods else 0, note, lines
 
@@ -220,7 +221,7 @@ def _is_replaced(edit: _Edit, wanted: Mapping[str, Any]) -> bool:
 def _rollout(
     model: LLMDeployment, how: Mapping[str, Any], now: int, then: int, body: Document
 ) -> Iterator[str]:
-    rollout, drain, numbers = model.spec.rollout, model.spec.drain, how.get("rollingUpdate") or {}
+    rollout, numbers = model.spec.rollout, how.get("rollingUpdate") or {}
     if not now or not then:
         yield f"{now} -> {then} replicas: " + (f"start {_count(then)}" if then else f"stop {_count(now)}")
         return
@@ -233,7 +234,7 @@ def _rollout(
         taken = steps.rolling(now, then, surge=numbers["maxSurge"], unavailable=numbers["maxUnavailable"])
     yield from (f"  {line}" for line in steps.described(taken, then))
     yield from (f"  {line}" for line in _notes(model, kind, then, body))
-    seconds = span(drain.pre_stop_seconds + drain.timeout_seconds)
+    seconds = span(model.spec.drain.pre_stop_seconds + model.drain_timeout_seconds)
     yield f"  A pod that stops finishes what it answers, within {seconds}."
 
 
@@ -267,6 +268,13 @@ def _autoscaler(edit: _Edit, model: LLMDeployment) -> Iterator[str]:
     count = scaling.min_replicas if live is None else replica_owner.live_replicas(live)
     if count > scaling.max_replicas:
         yield f"it will stop {_count(count - scaling.max_replicas)}: more than {scaling.max_replicas} run"
+
+
+def _warnings(edit: _Edit, model: LLMDeployment) -> Iterator[str]:
+    (deployment,) = [child for child in edit.after.children if child["kind"] == "Deployment"]
+    drain = status.drain_fits_notice(model, edit.after.accelerator, deployment)
+    if drain is not None and drain[0] == "False":
+        yield drain[2]
 
 
 def _count(number: int) -> str:

@@ -211,6 +211,7 @@ def _troubles(status: Document) -> Iterator[tuple[str, str, str]]:
             "Stalled": "True",
             "Scheduled": "False",
             "ScalingActive": "False",
+            "DrainFitsNotice": "False",
             "Routed": "False",
             "ContextReduced": "True",
         }

@@ -51,7 +51,7 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_CHAT_TEMPLATE": _chat_template(model),
             "QUIRE_CPU_OFFLOAD_GB": _gibibytes(engine.weight_offload),
             "QUIRE_DEVICE": "cpu" if gpu is None else "cuda",
-            "QUIRE_DRAIN_TIMEOUT_SECONDS": _number(drain.timeout_seconds),
+            "QUIRE_DRAIN_TIMEOUT_SECONDS": _number(model.drain_timeout_seconds),
             "QUIRE_DTYPE": engine.dtype.lower(),
             "QUIRE_ENABLE_CHUNKED_PREFILL": _boolean(engine.chunked_prefill),
             "QUIRE_ENABLE_PREFIX_CACHING": _boolean(engine.prefix_caching),

@@ -12,7 +12,7 @@ from typing import Any
 from quire_operator import names
 from quire_operator.resources.manifest import Manifest, as_manifest, compact
 from quire_operator.spec import LLMDeployment, Profile
-from quire_operator.spec.schema import AUTO, Affinity, Resources, Spot
+from quire_operator.spec.schema import AUTO, Affinity, NodeSelectorTerm, Resources, Spot
 
 # GKE, EKS, Karpenter, AKS.
 SPOT_LABELS = (
@@ -62,6 +62,33 @@ def build(model: LLMDeployment, profile: Profile | None) -> dict[str, Any]:
             "topologySpreadConstraints": [spread] if scheduling.topology_spread == AUTO else [],
         }
     )
+
+
+def may_run_on_spot_nodes(model: LLMDeployment, profile: Profile | None) -> bool:
+    """Whether the pods' placement names spot nodes: by `scheduling.spot`, or by their labels or taints."""
+    scheduling, by_profile = model.spec.scheduling, profile or Profile(memory="0")
+    if scheduling.spot.enabled:
+        return True
+    chosen = {*by_profile.node_selector.items(), *scheduling.node_selector.items()}
+    chosen |= {
+        (expression.key, value)
+        for term in _node_selector_terms(scheduling.affinity)
+        for expression in term.match_expressions
+        if expression.operator == "In"
+        for value in expression.values
+    }
+    tolerated = {each.key for each in (*scheduling.tolerations, *by_profile.tolerations)}
+    return not chosen.isdisjoint(SPOT_LABELS) or any(key in tolerated for key, _ in SPOT_TAINTS)
+
+
+def _node_selector_terms(affinity: Affinity | None) -> list[NodeSelectorTerm]:
+    nodes = affinity.node_affinity if affinity is not None else None
+    if nodes is None:
+        return []
+    required = nodes.required_during_scheduling_ignored_during_execution
+    preferred = nodes.preferred_during_scheduling_ignored_during_execution
+    terms = required.node_selector_terms if required is not None else ()
+    return [*terms, *(each.preference for each in preferred)]
 
 
 def _tolerates(key: str, value: str) -> Manifest:

@@ -22,7 +22,6 @@ _SCRATCH_SIZE = "1Gi"
 _STARTUP_SPARE_FAILURES = 6
 # A hung engine has nothing to drain, so a failed liveness probe does not wait for the drain time.
 _LIVENESS_GRACE_SECONDS = 10
-_GRACE_MARGIN_SECONDS = 5
 
 
 def build(
@@ -42,16 +41,13 @@ def build(
     labels = names.child_labels(model.name) | names.selector_labels(model.name)
     if model_parts["initContainers"]:  # only a download uses the identity
         labels |= model.identity_labels
-    drain = model.spec.drain
     return {
         "metadata": compact({"labels": labels, "annotations": annotations}),
         "spec": {
             "serviceAccountName": model.service_account_name,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": (
-                drain.pre_stop_seconds + drain.timeout_seconds + _GRACE_MARGIN_SECONDS
-            ),
+            "terminationGracePeriodSeconds": model.termination_grace_period_seconds,
             "securityContext": {
                 "runAsNonRoot": True,
                 "runAsUser": names.USER_ID,

@@ -17,6 +17,9 @@ from quire_operator.spec import reader, validation
 from quire_operator.spec.schema import Spec
 
 _HASH_LENGTH = 10
+_DRAIN_SECONDS = 120
+# Beyond the drain: the cut requests get their final event, and the processes end.
+_GRACE_MARGIN_SECONDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,22 @@ class LLMDeployment:
         if scaling.backend != "Auto":
             return scaling.backend
         return "HPA" if scaling.idle is None and scaling.fallback is None else "KEDA"
+
+    @property
+    def drain_timeout_seconds(self) -> int:
+        """How long the requests of a deleted pod may take before they are cancelled. Where the spec does not
+        say, the drain of a pod on a spot node ends before the node does.
+        """
+        drain, spot = self.spec.drain, self.spec.scheduling.spot
+        if drain.timeout_seconds is not None:
+            return drain.timeout_seconds
+        left = spot.notice_seconds - drain.pre_stop_seconds - _GRACE_MARGIN_SECONDS
+        return max(1, min(_DRAIN_SECONDS, left)) if spot.enabled else _DRAIN_SECONDS
+
+    @property
+    def termination_grace_period_seconds(self) -> int:
+        """From the deletion of a pod until the kubelet kills it."""
+        return self.spec.drain.pre_stop_seconds + self.drain_timeout_seconds + _GRACE_MARGIN_SECONDS
 
     @property
     def served_names(self) -> tuple[str, ...]:

@@ -235,6 +235,7 @@ class Toleration:
 class Spot:
     enabled: bool = False
     fallback_to_on_demand: bool = True
+    notice_seconds: int = number(10, 3600, 25)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,7 +426,7 @@ class Health:
 @dataclass(frozen=True, kw_only=True)
 class Drain:
     pre_stop_seconds: int = number(0, 120, 10)
-    timeout_seconds: int = number(1, 3600, 120)
+    timeout_seconds: int | None = optional_number(1, 3600)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -370,7 +370,7 @@ def _check_times(spec: Spec) -> None:
             "spec.health",
             "loadStallTimeoutSeconds is never reached: keep it within startupTimeoutSeconds",
         )
-    if spec.drain.pre_stop_seconds + spec.drain.timeout_seconds > 3600:
+    if spec.drain.pre_stop_seconds + (spec.drain.timeout_seconds or 0) > 3600:
         raise SpecError("spec.drain", "preStopSeconds and timeoutSeconds together may take 3600 at most")
 
 

@@ -6,6 +6,7 @@ from quire_operator.status.model_cache import pods_with_corrupt_model
 from quire_operator.status.pods import Failure
 from quire_operator.status.preflight import missing_rights, ownership_conflict
 from quire_operator.status.scaling import pod_measurements
+from quire_operator.status.spot import condition as drain_fits_notice
 from quire_operator.status.status import (
     Status,
     changes_without_event,
@@ -25,6 +26,7 @@ __all__ = [
     "compute_refused_status",
     "compute_status",
     "cost_per_hour",
+    "drain_fits_notice",
     "has_failing_pods",
     "is_ready",
     "missing_rights",

@@ -2,9 +2,9 @@
 
 They are computed from facts that are already decided. All conditions are always written, except those that
 apply only to some specs: ScalingActive and ActivatorReady (an autoscaler), ModelCached (a shared model),
-FitsAccelerator (an accelerator), Routed (a Gateway); and ContextReduced, once a pod has loaded the model.
-Reconciling and Stalled are never True together. While Ready is True, Stalled is False, and Reconciling is
-True only for replicas that get no pod or no node.
+FitsAccelerator (an accelerator), DrainFitsNotice (spot nodes), Routed (a Gateway); and ContextReduced, once a
+pod has loaded the model. Reconciling and Stalled are never True together. While Ready is True, Stalled is
+False, and Reconciling is True only for replicas that get no pod or no node.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class Facts:
     idle: bool = False  # scaled to zero by an autoscaler
     activator: ConditionValue | None = None  # ActivatorReady
     fits: ConditionValue | None = None  # FitsAccelerator
+    drain_fits: ConditionValue | None = None  # DrainFitsNotice
     routed: ConditionValue | None = None  # Routed
     context: ConditionValue | None = None  # ContextReduced
     too_small: Failure | None = None  # the context of the newest pods
@@ -93,6 +94,8 @@ def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> lis
         decided["ActivatorReady"] = facts.activator
     if facts.fits is not None:
         decided["FitsAccelerator"] = facts.fits
+    if facts.drain_fits is not None:
+        decided["DrainFitsNotice"] = facts.drain_fits
     if facts.download is not None:
         decided["ModelCached"] = facts.download.condition
     if facts.routed is not None:

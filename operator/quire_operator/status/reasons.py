@@ -283,6 +283,14 @@ _ALL = (
         shown="ContextReduced=True, Stalled=True",
     ),
     Reason(
+        "DrainExceedsNotice",
+        "pods may run on spot nodes, and their drain takes longer than a node that is reclaimed is there, so "
+        "that answers may break off without an error",
+        "set spec.scheduling.spot.enabled and drop spec.drain.timeoutSeconds, which then fits, or lower it, "
+        "or set spec.scheduling.spot.noticeSeconds to what your provider gives",
+        shown="DrainFitsNotice=False",
+    ),
+    Reason(
         "FitsFewer",
         "the accelerator holds fewer requests of the longest length than spec.engine.maxNumSeqs",
         "lower spec.engine.maxModelLen or maxNumSeqs to what fits, or leave it: requests that find no room "

@@ -68,8 +68,7 @@ def _may_have_freed_resources(model: LLMDeployment, observed: Observed, now: dat
     progressing = reported.get("Progressing") or {}
     if progressing.get("reason") != "ReplicaSetUpdated" or len(observed.replica_sets) < 2:
         return False
-    drain = model.spec.drain
-    grace = drain.pre_stop_seconds + drain.timeout_seconds + _RETRY_GRACE_SECONDS
+    grace = model.spec.drain.pre_stop_seconds + model.drain_timeout_seconds + _RETRY_GRACE_SECONDS
     return seconds_since(str(progressing.get("lastUpdateTime", "")), now) < grace
 
 

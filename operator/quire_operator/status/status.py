@@ -26,6 +26,7 @@ from quire_operator.status import (
     rollout,
     routing,
     scaling,
+    spot,
 )
 from quire_operator.status.accelerator_fit import RequestedAccelerator
 from quire_operator.status.conditions import Facts, RolloutState
@@ -89,6 +90,7 @@ def compute_status(
         now=now,
         problem=problem,
         fits=accelerator_fit.condition(model, accelerator, sizes, loading),
+        drain_fits=spot.condition(model, accelerator.profile, deployment),
         engine=engine,
         has_metrics_adapter=has_metrics_adapter,
     )
@@ -204,6 +206,7 @@ def _facts(
     now: datetime,
     problem: Failure | None,
     fits: ConditionValue | None,
+    drain_fits: ConditionValue | None,
     engine: Mapping[str, Any],
     has_metrics_adapter: bool,
 ) -> Facts:
@@ -226,6 +229,7 @@ def _facts(
         ),
         activator=scaling.activator(model),
         fits=fits,
+        drain_fits=drain_fits,
         download=assessment.download,
         routed=routing.condition(model, observed),
         context=effective.condition(model, engine),

@@ -31,7 +31,7 @@ def test_a_minimal_object_has_the_documented_defaults() -> None:
     assert model.served_names == ("minimal",)
     assert model.service_account_name == "minimal"
     assert model.url == "http://minimal.default.svc/v1"
-    assert model.spec.drain.timeout_seconds == 120
+    assert model.drain_timeout_seconds == 120
 
 
 def test_every_field_is_parsed() -> None:

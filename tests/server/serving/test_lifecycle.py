@@ -12,6 +12,9 @@ import httpx
 import openai
 import pytest
 
+from e2e.api import specs
+from quire_operator import resources, spec
+from quire_operator.settings import Settings
 from tests.server.launch import Server
 
 pytestmark = pytest.mark.timeout(120)  # a busy machine may take half a minute to import torch
@@ -95,6 +98,31 @@ def test_requests_beyond_the_drain_timeout_get_an_error_and_are_logged_as_cancel
             list(stream)
         assert server.wait_end() == 0
         assert '"status": "cancelled"' in server.log.read_text()
+
+
+def test_on_a_spot_node_a_stream_that_is_cut_gets_its_final_error_event_within_the_notice(tiny, tmp_path):
+    """With the settings that the operator renders for a notice of ten seconds. The engine stops in mid-stream,
+    so that the answer is cut however fast the machine is.
+    """
+    body = specs.minimal(
+        scheduling={"spot": {"enabled": True, "noticeSeconds": 10}}, drain={"preStopSeconds": 2}
+    )
+    children = resources.build(spec.parse(body), Settings(engine_image="engine:1"))
+    (config_map,) = [child["data"] for child in children if child["kind"] == "ConfigMap"]
+    names = ("QUIRE_DRAIN_TIMEOUT_SECONDS", "QUIRE_PRE_STOP_SECONDS")
+    environ = {name: config_map[name] for name in names}
+    with (
+        Server(tiny, tmp_path, fault="stuck_step:after=60", **environ) as server,
+        server.client() as client,
+    ):
+        server.wait_ready()
+        stream = iter(client.completions.create(**{**LONG, "max_tokens": 1900}, stream=True))
+        next(stream)
+        server.terminate()  # preStop has passed
+        begun = time.monotonic()
+        with pytest.raises(openai.APIError, match="going away"):
+            list(stream)
+        assert time.monotonic() - begun < 10 - 2, "the node was gone before the client was told"
 
 
 def test_a_stalled_engine_fails_readiness_then_liveness_and_exits_with_engine_stalled(tiny, tmp_path):
