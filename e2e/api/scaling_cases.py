@@ -22,9 +22,14 @@ def _metric(kind: str, target: int) -> Body:
 SCALING_CASES: dict[str, dict[str, Any]] = {
     "spec#4": {
         "field": "spec.autoscaling",
-        "accepted": (minimal(replicas=0), _scaled(), minimal()),
+        "accepted": (
+            minimal(replicas=0),
+            _scaled(),
+            minimal(),
+            minimal(replicas=1, autoscaling={"maxReplicas": 4}),  # the default, written out
+        ),
         "refused": (
-            minimal(replicas=1, autoscaling={"maxReplicas": 4}),
+            minimal(replicas=2, autoscaling={"maxReplicas": 4}),
             minimal(replicas=0, autoscaling={"maxReplicas": 4, "backend": "External"}),
         ),
     },

@@ -12,6 +12,7 @@ from quire_operator.plan import lost_fields
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(300)]
 
+LLM_DEPLOYMENTS = "/apis/serving.quire.dev/v1alpha1/namespaces/default/llmdeployments"
 RULES = list(rules())
 
 
@@ -113,6 +114,33 @@ def test_the_scale_subresource_works_where_replicas_is_set(api: Client) -> None:
     assert scale["spec"]["replicas"] == 2
     scale["spec"]["replicas"] = 5
     assert api.request("PUT", path, scale)["spec"]["replicas"] == 5
+
+
+@pytest.mark.parametrize("fields", [{}, {"autoscaling": {"maxReplicas": 4}}, {"suspend": True}], ids=str)
+def test_the_scale_subresource_answers_where_the_spec_gives_no_number(
+    api: Client, fields: specs.Body
+) -> None:
+    name = f"unscaled-{'-'.join(fields) or 'minimal'}"
+    api.create(specs.merged(specs.minimal(**fields), {"metadata": {"name": name}}))
+    scale = api.request("GET", f"{LLM_DEPLOYMENTS}/{name}/scale")
+    assert scale["spec"]["replicas"] == 1
+
+
+def test_the_number_of_an_autoscaler_survives_an_apply_without_one(api: Client) -> None:
+    """Its default belongs to nobody: an apply that leaves the number out does not set it again."""
+    path = f"{LLM_DEPLOYMENTS}/owned"
+    body = specs.merged(specs.minimal(), {"metadata": {"name": "owned"}})
+    apply = "application/apply-patch+yaml"
+    api.request("PATCH", f"{path}?fieldManager=gitops", body, apply)
+    scale = api.request("GET", f"{path}/scale")
+    scale["spec"]["replicas"] = 4
+    api.request("PUT", f"{path}/scale?fieldManager=kube-controller-manager", scale)
+
+    again = specs.merged(body, {"spec": {"engine": {"maxNumSeqs": 4}}})
+    assert api.request("PATCH", f"{path}?fieldManager=gitops", again, apply)["spec"]["replicas"] == 4
+    with pytest.raises(RefusedError, match="only one of them can say how many pods there are"):
+        autoscaled = specs.merged(body, {"spec": {"autoscaling": {"maxReplicas": 4}}})
+        api.request("PATCH", f"{path}?fieldManager=gitops", autoscaled, apply)
 
 
 _MEANINGFUL = ("affinity", "chatTemplate")  # given empty they are not the same as absent

@@ -131,7 +131,7 @@ def _row(document: Document, short: bool) -> tuple[str, ...]:
         text(metadata["namespace"]),
         text(metadata["name"]),
         _phase(status),
-        f"{_number(status.get('readyReplicas'))}/{_number(status.get('replicas'))}",
+        f"{_number(status.get('readyReplicas'))}/{_wanted(status)}",
         f"{loaded / total:.0%}{size}" if loading else "-",
         text(_condition(status, "Scheduled" if _lacks_node(status) else "Ready").get("reason")) or "-",
     )
@@ -146,11 +146,16 @@ def _phase(status: Document) -> str:
 
 
 def _replicas(status: Document) -> str:
-    summary = f"{_number(status.get('readyReplicas'))} of {_number(status.get('replicas'))} ready"
+    summary = f"{_number(status.get('readyReplicas'))} of {_wanted(status)} ready"
     for key, word in (("loadingReplicas", "loading"), ("drainingReplicas", "draining")):
         if count := _number(status.get(key)):
             summary += f", {count} {word}"
     return summary
+
+
+def _wanted(status: Document) -> int:
+    """How many replicas are wanted; an earlier release says only how many there are."""
+    return _number(status.get("desiredReplicas", status.get("replicas")))
 
 
 def _model(model: Document) -> str:

@@ -196,3 +196,11 @@ def test_a_deleted_llmdeployment_is_removed_from_the_table(tmp_path: Path) -> No
 
     assert shown.count("gone") == 2 and "gone" not in shown.split("NAMESPACE")[-1]
     assert "\x1b" not in shown
+
+
+def test_ready_replicas_are_shown_beside_those_that_are_wanted() -> None:
+    """A quota refuses the second pod, so that only one exists."""
+    document = loading(phase="Degraded", replicas=1, desiredReplicas=2, readyReplicas=1, loadingReplicas=0)
+
+    assert "1/2" in view.table([document])
+    assert "1 of 2 ready" in view.details(document)

@@ -111,7 +111,7 @@ def _pod_relevant(spec: Spec) -> Spec:
     rollout = Rollout(restart_id=spec.rollout.restart_id)
     networking = replace(spec.networking, http_route=None, inference_pool=None)
     return replace(
-        spec, replicas=None, suspend=False, autoscaling=None, rollout=rollout, networking=networking
+        spec, replicas=1, suspend=False, autoscaling=None, rollout=rollout, networking=networking
     )
 
 

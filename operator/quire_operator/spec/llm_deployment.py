@@ -41,7 +41,7 @@ class LLMDeployment:
             return 0
         if self.spec.autoscaling is not None:
             return self.spec.autoscaling.min_replicas
-        return 1 if self.spec.replicas is None else self.spec.replicas
+        return self.spec.replicas
 
     @property
     def autoscaler(self) -> str:

@@ -604,7 +604,7 @@ class Spec:
     resources: Resources
     cache: ModelCache | None = None
     engine: Engine = Engine()
-    replicas: int | None = optional_number(0, 1000)
+    replicas: int = number(0, 1000, 1)
     autoscaling: Autoscaling | None = None
     suspend: bool = False
     scheduling: Scheduling = Scheduling()

@@ -155,7 +155,7 @@ def _check_token(hub: HuggingFace | None) -> None:
 def check_access_mode(spec: Spec) -> None:
     """A ReadWriteOnce claim allows one replica. Raises SpecError."""
     most = spec.replicas if spec.autoscaling is None else spec.autoscaling.max_replicas
-    if spec.cache is not None and spec.cache.access_mode == "ReadWriteOnce" and (most or 0) > 1:
+    if spec.cache is not None and spec.cache.access_mode == "ReadWriteOnce" and most > 1:
         raise SpecError("spec.cache.accessMode", "set ReadWriteMany, or give one replica at most")
 
 
@@ -325,7 +325,7 @@ def check_autoscaling(spec: Spec) -> None:
     scaling = spec.autoscaling
     if scaling is None:
         return
-    if spec.replicas is not None:
+    if spec.replicas != 1:  # the default, which the API server writes out, counts as absent
         raise SpecError(
             "spec.autoscaling", "only one can say how many pods there are: drop this, or spec.replicas"
         )

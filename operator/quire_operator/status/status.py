@@ -104,6 +104,7 @@ def compute_status(
         "servedName": model.served_names[0],
         "selector": names.selector(model.name),
         "replicas": assessment.rollout.replicas,
+        "desiredReplicas": assessment.rollout.wanted,
         "readyReplicas": assessment.rollout.ready,
         "updatedReplicas": assessment.rollout.updated,
         "availableReplicas": assessment.rollout.available,

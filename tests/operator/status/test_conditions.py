@@ -200,3 +200,14 @@ def test_ready_reconciling_and_stalled_never_contradict_each_other(
         assert is_true & {"Ready", "Reconciling", "Stalled"}
     assert all(c["reason"] and c["message"] and c["observedGeneration"] == 2 for c in computed["conditions"])
     assert transitions.merge_patch(computed, computed) == {}
+
+
+def test_desired_replicas_are_those_that_are_wanted_and_not_those_that_exist() -> None:
+    refused = compute(of=deployment(replicas=1, ready=1), body=model_body(replicas=3))
+    suspended = compute(of=deployment(replicas=1, ready=1), body=model_body(replicas=3, suspend=True))
+    scaled = deployment(replicas=1, ready=1)
+    scaled["spec"]["replicas"] = 4
+    autoscaled = compute(of=scaled, body=model_body(autoscaling={"maxReplicas": 8}))
+
+    assert [each["desiredReplicas"] for each in (refused, suspended, autoscaled)] == [3, 0, 4]
+    assert refused["replicas"] == 1

@@ -101,8 +101,8 @@ def test_requests_beyond_the_drain_timeout_get_an_error_and_are_logged_as_cancel
 
 
 def test_on_a_spot_node_a_stream_that_is_cut_gets_its_final_error_event_within_the_notice(tiny, tmp_path):
-    """With the settings that the operator renders for a notice of ten seconds. The engine stops in mid-stream,
-    so that the answer is cut however fast the machine is.
+    """With the settings that the operator renders for a notice of ten seconds. The engine stops meanwhile,
+    so that it is cut however fast the machine is.
     """
     body = specs.minimal(
         scheduling={"spot": {"enabled": True, "noticeSeconds": 10}}, drain={"preStopSeconds": 2}
