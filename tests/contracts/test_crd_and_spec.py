@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import types
@@ -153,6 +154,19 @@ def test_the_full_examples_use_every_field() -> None:
     paths = [path for body in examples for path in _paths(body["spec"], "spec")]
     used = {re.sub(r"\[\d+\]", "[]", path) for path in paths}
     assert set(FIELDS) - used == set()
+
+
+@pytest.mark.parametrize("cls", [Spec, spec.Profile])
+def test_every_field_is_read_by_the_operator_or_its_plugin(cls: type[Any]) -> None:
+    """An option that nothing reads promises what does not happen. The pod gets the affinity as a whole."""
+    read = {
+        node.attr
+        for path in (specs.ROOT / "operator").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+    }
+    unread = {path for path, (item, _) in tree(cls).items() if item.name not in read}
+    assert {path for path in unread if not path.startswith("spec.scheduling.affinity.")} == set()
 
 
 def test_no_reference_reaches_into_another_namespace() -> None:

@@ -1,9 +1,9 @@
 """How many pods a node drain may evict, so that a replica without a place blocks no drain.
 
-A PodDisruptionBudget counts wanted pods, also one that gets no node. It would use up `maxUnavailable` and
-keep the last pod that serves on its node for ever. So each replica that has found no place is added to
-`maxUnavailable`, except where its place may come back by itself: during a rollout, while another pod
-terminates, and while nodes are cordoned, as they are while they are drained. Pure.
+A PodDisruptionBudget counts wanted pods, also one that gets no node, or that a quota refuses. It would use up
+`maxUnavailable` and keep the last pod that serves on its node for ever. So each replica that has found no
+place is added to `maxUnavailable`, except where its place may come back by itself: during a rollout, while
+another pod terminates, and while nodes are cordoned, as they are while they are drained. Pure.
 """
 
 from __future__ import annotations
@@ -14,28 +14,32 @@ from datetime import datetime
 from quire_operator.observed import (
     SCHEDULING_GRACE_SECONDS,
     Observed,
-    controller_uid,
     newest_replica_set,
+    old_pods,
+    replica_failure,
     scheduler_message,
     seconds_since,
     unscheduled_since,
 )
 from quire_operator.resources import Manifest
+from quire_operator.spec import LLMDeployment
 
 _CORDONED = "node(s) were unschedulable"
+# Beside the time that an evicted pod counts in a quota, and as long again until its successor is tried.
+_RETRY_MARGIN_SECONDS = 60
 
 
 def with_replicas_that_serve(
-    desired: Iterable[Manifest], observed: Observed, now: datetime
+    desired: Iterable[Manifest], model: LLMDeployment, observed: Observed, now: datetime
 ) -> tuple[Manifest, ...]:
     """`desired` with the `maxUnavailable` that applies to the pods that serve."""
-    spare = _without_place(observed, now)
+    spare = _without_place(observed, now) + _refused(model, observed, now)
     return tuple(_raised(one, spare) if one["kind"] == "PodDisruptionBudget" else one for one in desired)
 
 
 def _without_place(observed: Observed, now: datetime) -> int:
-    newest = newest_replica_set(observed.replica_sets)
-    if newest is None or any(controller_uid(pod) != newest["metadata"]["uid"] for pod in observed.pods):
+    """Pods that have no node."""
+    if newest_replica_set(observed.replica_sets) is None or old_pods(observed):
         return 0
     waiting = [
         pod
@@ -45,6 +49,19 @@ def _without_place(observed: Observed, now: datetime) -> int:
     ]
     terminating = sum("deletionTimestamp" in pod["metadata"] for pod in observed.pods)
     return max(0, len(waiting) - terminating)
+
+
+def _refused(model: LLMDeployment, observed: Observed, now: datetime) -> int:
+    """Replicas whose pods cannot be created, and have not been for longer than the successor of an evicted
+    pod may take.
+    """
+    deployment = observed.child("Deployment")
+    if deployment is None or old_pods(observed):
+        return 0
+    since = str(replica_failure(deployment).get("lastTransitionTime", ""))
+    if seconds_since(since, now) < 2 * model.termination_grace_period_seconds + _RETRY_MARGIN_SECONDS:
+        return 0
+    return max(0, int((deployment.get("spec") or {}).get("replicas", 1)) - len(observed.pods))
 
 
 def _raised(budget: Manifest, spare: int) -> Manifest:

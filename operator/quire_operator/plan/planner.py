@@ -79,7 +79,7 @@ def make_plan(given: PlanInput) -> PlanResult:
     """The final Plan. Objects that others own are left alone."""
     model, observed = given.model, given.observed
     desired = strategy.with_effective_strategy(given.desired, model, observed, given.now)
-    desired = disruption_budget.with_replicas_that_serve(desired, observed, given.now)
+    desired = disruption_budget.with_replicas_that_serve(desired, model, observed, given.now)
     update = given.update_revision
     if update is not None:
         failed = revisions.mark_failed(model, update.name, given.history, observed, given.rollout_failure)

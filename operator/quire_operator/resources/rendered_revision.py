@@ -110,9 +110,7 @@ def _pod_relevant(spec: Spec) -> Spec:
     """The spec without the fields for the number of pods, their update strategy, and Gateways."""
     rollout = Rollout(restart_id=spec.rollout.restart_id)
     networking = replace(spec.networking, http_route=None, inference_pool=None)
-    return replace(
-        spec, replicas=1, suspend=False, autoscaling=None, rollout=rollout, networking=networking
-    )
+    return replace(spec, replicas=1, suspend=False, autoscaling=None, rollout=rollout, networking=networking)
 
 
 def _part(manifest: Manifest) -> Manifest:

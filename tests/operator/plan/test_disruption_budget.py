@@ -9,10 +9,10 @@ import pytest
 
 from e2e.operator import pods
 from quire_operator import resources, spec
-from quire_operator.observed import Observed
+from quire_operator.observed import Observed, Ref
 from quire_operator.plan import disruption_budget
 from quire_operator.settings import Settings
-from tests.operator.status.objects import model_body, pod, replica_set
+from tests.operator.status.objects import deployment, model_body, pod, replica_set
 
 Body = dict[str, Any]
 
@@ -52,7 +52,7 @@ def test_a_replica_that_finds_no_place_does_not_count_as_one_that_a_drain_has_ev
     sets = (replica_set("rs1", 1), replica_set("rs2", 2))
     observed = Observed(body=model_body(), replica_sets=sets, pods=of_pods)
 
-    raised = disruption_budget.with_replicas_that_serve(desired, observed, NOW)
+    raised = disruption_budget.with_replicas_that_serve(desired, spec.parse(model_body()), observed, NOW)
 
     (budget,) = [one for one in raised if one["kind"] == "PodDisruptionBudget"]
     assert budget["spec"]["maxUnavailable"] == expected
@@ -60,3 +60,35 @@ def test_a_replica_that_finds_no_place_does_not_count_as_one_that_a_drain_has_ev
     assert [one for one in raised if one is not budget] == [
         one for one in desired if one["kind"] != budget["kind"]
     ]
+
+
+@pytest.mark.parametrize(
+    ("ago", "of_pods", "expected"),
+    [
+        (400, (SERVES,), 2),
+        (300, (SERVES,), 1),  # an evicted pod may still count in the quota, or its successor be due
+        (400, (SERVES, terminating()), 1),
+        (400, (pod(pods.ready(), name="old", of="rs1"),), 1),  # a rollout
+    ],
+)
+def test_a_replica_that_a_quota_refuses_for_good_does_not_count_either(
+    ago: float, of_pods: tuple[Body, ...], expected: int
+) -> None:
+    model = spec.parse(model_body(replicas=2))
+    live = deployment(replicas=1, ready=1)
+    live["spec"]["replicas"] = 2
+    live["status"]["conditions"] = [
+        pods.condition("ReplicaFailure", "True", reason="FailedCreate", message="exceeded quota: q", ago=ago)
+    ]
+    observed = Observed(
+        body=model_body(),
+        children={Ref("Deployment", "m"): live},
+        replica_sets=(replica_set("rs1", 1), replica_set("rs2", 2)),
+        pods=of_pods,
+    )
+    desired = resources.build(model, Settings(engine_image="engine:1"))
+
+    raised = disruption_budget.with_replicas_that_serve(desired, model, observed, NOW)
+
+    (budget,) = [one for one in raised if one["kind"] == "PodDisruptionBudget"]
+    assert budget["spec"]["maxUnavailable"] == expected
