@@ -169,7 +169,7 @@ def test_a_rollout_whose_surge_pod_a_quota_refuses_names_the_quota_and_completes
         before = eventually("it serves", lambda: serving(world, namespace, 2), seconds=60)
         kubelet.ready.clear()
 
-        world.patch("LLMDeployment", namespace, "m", {"spec": {"engine": {"maxNumSeqs": 4}}})
+        edited = world.patch("LLMDeployment", namespace, "m", {"spec": {"engine": {"maxNumSeqs": 4}}})
         begun = time.monotonic()
         complete = world.wait_condition(namespace, "m", "RolloutComplete", "False", "WaitingToSurge")
         assert "exceeded quota: pods" in complete["message"], "the quota is what refuses the surge pod"
@@ -185,6 +185,11 @@ def test_a_rollout_whose_surge_pod_a_quota_refuses_names_the_quota_and_completes
 
     assert worst >= 1
     world.wait_events(namespace, "m", "Ready", "Ready", "SurgeUnschedulable")
+    told = {
+        each["metadata"]["annotations"].get("serving.quire.dev/refused-beside")
+        for each in world.history("ReplicaSet", namespace, edited)
+    }
+    assert {"1", "2"} <= told, "its controller was not told that a pod had gone"
 
 
 def test_a_failing_spec_is_rolled_back_without_replacing_the_pods_that_serve(

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from quire_operator import quota
+from quire_operator import names, quota
 from quire_operator.observed import (
     Body,
     Observed,
     is_replaced_in_place,
     lacks_resources_since,
+    replica_failure,
     seconds_since,
     surge_pods,
 )
@@ -30,13 +31,20 @@ def with_effective_strategy(
     """`desired` with the strategy in effect in the Deployment's manifest."""
     if not falls_back_to_in_place(model, observed, now):
         return tuple(desired)
+    return tuple(_in_place(one, observed) if one["kind"] == "Deployment" else one for one in desired)
+
+
+def _in_place(deployment: Manifest, observed: Observed) -> Manifest:
+    """The Deployment with pods replaced in place. While a quota refuses one, an annotation has the number of
+    pods: the Deployment controller copies it to the ReplicaSet, whose change makes the ReplicaSet controller
+    try again as soon as an old pod has gone. By itself it waits as long again as it has been refused.
+    """
     in_place = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
-    return tuple(
-        {**manifest, "spec": {**manifest["spec"], "strategy": in_place}}
-        if manifest["kind"] == "Deployment"
-        else manifest
-        for manifest in desired
-    )
+    metadata = deployment["metadata"]
+    if quota.is_exceeded(str(replica_failure(observed.child("Deployment")).get("message", ""))):
+        count = {names.ANNOTATION_REFUSED_BESIDE: str(len(observed.pods))}
+        metadata = {**metadata, "annotations": {**metadata.get("annotations", {}), **count}}
+    return {**deployment, "metadata": metadata, "spec": {**deployment["spec"], "strategy": in_place}}
 
 
 def falls_back_to_in_place(model: LLMDeployment, observed: Observed, now: datetime) -> bool:

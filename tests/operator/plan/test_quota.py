@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from e2e.operator import pods
-from quire_operator import quota, spec
+from quire_operator import quota, resources, spec
 from quire_operator.observed import Observed, Ref
 from quire_operator.plan import strategy
+from quire_operator.settings import Settings
 from tests.operator.status.objects import compute, condition, deployment, model_body, pod, replica_set
 
 Body = dict[str, Any]
@@ -143,3 +144,24 @@ def test_a_refused_pod_is_degraded_only_after_the_drain_time_of_the_old_pods(
     new = pod(pods.ready(), name="new", of="rs2")
 
     assert condition(compute(new, of=of, body=model_body(replicas=2)), "Degraded")[1] == expected
+
+
+def test_in_place_a_refused_pod_is_tried_again_when_an_old_pod_has_gone() -> None:
+    """A changed annotation of the Deployment gets to its ReplicaSet, whose controller then tries at once."""
+    model = spec.parse(model_body(replicas=2))
+    desired = resources.build(model, Settings(engine_image="engine:1"))
+
+    def annotations(of: Body, *of_pods: Body) -> dict[str, str]:
+        observed = Observed(
+            body=model_body(),
+            children={Ref("Deployment", "m"): of},
+            replica_sets=(replica_set("rs1", 1), replica_set("rs2", 2)),
+            pods=of_pods,
+        )
+        settled = strategy.with_effective_strategy(desired, model, observed, NOW)
+        return dict(settled[-1]["metadata"].get("annotations", {}))
+
+    in_place = refused(130, surge=0)
+    assert annotations(in_place, OLD_POD, OTHER_OLD_POD) != annotations(in_place, OLD_POD)
+    of_another_kind = refused(130, "violates PodSecurity", surge=0)
+    assert annotations(of_another_kind, OLD_POD, OTHER_OLD_POD) == annotations(of_another_kind, OLD_POD)
