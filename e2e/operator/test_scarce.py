@@ -189,7 +189,7 @@ def test_a_rollout_whose_surge_pod_a_quota_refuses_names_the_quota_and_completes
         each["metadata"]["annotations"].get("serving.quire.dev/refused-beside")
         for each in world.history("ReplicaSet", namespace, edited)
     }
-    assert {"1", "2"} <= told, "its controller was not told that a pod had gone"
+    assert "2" in told, "the Deployment controller did not copy what makes the ReplicaSet's try again"
 
 
 def test_a_failing_spec_is_rolled_back_without_replacing_the_pods_that_serve(
