@@ -122,9 +122,11 @@ class Kubectl:
             raise KubectlError(f"kubectl proxy: {(said + process.stdout.read()).strip()}")
         return path
 
-    def patch(self, kind: str, name: str, namespace: str, patch: Manifest) -> None:
-        """One merge patch."""
-        self.run("patch", kind, name, "-n", namespace, "--type=merge", f"--patch={json.dumps(patch)}")
+    def patch(self, kind: str, name: str, namespace: str, patch: Manifest) -> Manifest:
+        """One merge patch; the object that it made."""
+        how = ("--type=merge", f"--patch={json.dumps(patch)}", "--output=json")
+        patched: Manifest = json.loads(self.run("patch", kind, name, "-n", namespace, *how))
+        return patched
 
     def delete(self, kind: str, name: str, namespace: str, *flags: str) -> None:
         """Deletes one object if it is there, and waits unless a flag says otherwise."""

@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 
 from e2e.failure_paths import recorder
 
-#: The operator, and what the server's engine process consists of.
+#: The operator; of the server, what the engine process consists of, and the two processes that judge it.
 PACKAGES = (
     "quire_operator",
     "quire_server.core",
     "quire_server.engine",
+    "quire_server.fault_injection",
     "quire_server.health",
+    "quire_server.layers",
+    "quire_server.model_dir",
+    "quire_server.models",
     "quire_server.runner",
     "quire_server.supervisor",
     "quire_server.termination",
-    "quire_server.fault_injection",
 )
 
 _STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")

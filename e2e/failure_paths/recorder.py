@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 #: Names the folder of the records. Without it nothing is recorded.
 VARIABLE = "FAILURE_PATHS"
@@ -29,6 +31,12 @@ def record(kind: str, name: str) -> None:
             os.write(descriptor, line.encode())
         finally:
             os.close(descriptor)
+
+
+def record_status(status: Mapping[str, Any]) -> None:
+    """Record the reasons in the conditions of a status that a test has read."""
+    for each in status.get("conditions", ()):
+        record("condition", f"{each['type']}={each['status']} {each['reason']}")
 
 
 def read(folder: str) -> set[str]:

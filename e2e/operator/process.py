@@ -75,6 +75,12 @@ class Replica:
         assert self._process is not None
         self._process.send_signal(number)
 
+    def suspend(self) -> None:
+        """SIGSTOP; returns once it has taken effect."""
+        self.send(signal.SIGSTOP)
+        stat = Path(f"/proc/{self.pid}/stat")
+        eventually(f"{self.name} is stopped", lambda: stat.read_text().rsplit(")", 1)[1].split()[0] == "T")
+
     def wait(self, seconds: float) -> int:
         assert self._process is not None
         return self._process.wait(timeout=seconds)

@@ -94,18 +94,16 @@ def test_an_edited_child_is_restored_within_two_seconds(world: World, namespace:
     assert before is not None
     name = before["metadata"]["name"]
 
-    world.patch(kind, namespace, name, EDITS[kind])
-    start = time.monotonic()
-
-    def is_as_before() -> bool:
-        now = world.read(kind, namespace, name)
+    def is_as_before(now: dict[str, Any]) -> bool:
         fields = ("labels", "ownerReferences")
         same = all(now["metadata"].get(field) == before["metadata"].get(field) for field in fields)
         return same and all(
             now.get(key) == before.get(key) for key in ("spec", "automountServiceAccountToken")
         )
 
-    eventually(f"the {kind} as before", is_as_before)
+    assert not is_as_before(world.patch(kind, namespace, name, EDITS[kind])), "the edit changes something"
+    start = time.monotonic()
+    eventually(f"the {kind} as before", lambda: is_as_before(world.read(kind, namespace, name)))
     assert time.monotonic() - start < 2
 
 

@@ -88,9 +88,9 @@ def test_a_leader_suspended_past_its_lease_exits_without_writing(
     world: World, namespace: str, start: Start
 ) -> None:
     leader, standby = two(world, namespace, start, **SHORT)
-    leader.send(signal.SIGSTOP)
+    leader.suspend()
     eventually("the standby leads", lambda: world.lease_holder() == standby.name, seconds=30)
-    standby.send(signal.SIGSTOP)  # every write from now on would come from the old leader
+    standby.suspend()  # every write from now on would come from the old leader
     before = world.writes()
 
     break_service(world, namespace)

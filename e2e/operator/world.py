@@ -156,8 +156,7 @@ class World:
 
     def status(self, namespace: str, name: str) -> Body:
         status: Body = self.read("LLMDeployment", namespace, name).get("status", {})
-        for each in status.get("conditions", []):
-            recorder.record("condition", f"{each['type']}={each['status']} {each['reason']}")
+        recorder.record_status(status)
         return status
 
     def condition(self, namespace: str, name: str, kind: str) -> Body:

@@ -5,18 +5,21 @@ The stories use the names of the API's fields through this module only.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from openai import OpenAI
 
+from e2e.failure_paths import recorder
 from e2e.kubectl import Kubectl, KubectlError, Manifest
 from e2e.stories.waiting import eventually
+from quire_server.fault_injection import INJECTED
 
 NAME_LABEL = "serving.quire.dev/name"
 SERVED_NAME = "smollm2-135m-instruct"
@@ -65,6 +68,7 @@ class LLMDeployment:
 
     def status(self) -> Manifest:
         status: Manifest = self.read().get("status", {})
+        recorder.record_status(status)
         return status
 
     def condition(self, kind: str) -> Manifest:
@@ -133,6 +137,26 @@ class LLMDeployment:
             f"{self.name} condition {condition} has reason {reason}", found_reason, timeout=timeout, poll=0.5
         )
 
+    def wait_fault(self, name: str, timeout: float = 120) -> None:
+        """Waits until an injected fault took effect, by the log of a server."""
+        eventually(
+            f"{name} took effect in {self.name}", lambda: name in self._faults(), timeout=timeout, poll=1.0
+        )
+        recorder.record("fault", name)
+
+    def _faults(self) -> set[str]:
+        lines = [line for pod in self.pods() for line in self._log_lines(pod) if INJECTED in line]
+        return {str(json.loads(line)["fault"]) for line in lines}
+
+    def _log_lines(self, pod: Manifest) -> list[str]:
+        """Of its running container, and of the one before it, where there are such."""
+        lines: list[str] = []
+        for which in ("--previous=false", "--previous=true"):
+            with contextlib.suppress(KubectlError):
+                name = pod["metadata"]["name"]
+                lines += self.kube.run("logs", "-n", self.namespace, name, which, "--tail=-1").splitlines()
+        return lines
+
     def pods(self) -> list[Manifest]:
         """Its pods that are not being deleted."""
         pods = self.kube.list("pods", self.namespace, f"{NAME_LABEL}={self.name}")
@@ -159,9 +183,11 @@ class LLMDeployment:
 
     def events(self, reason: str) -> list[Manifest]:
         events = self.kube.list("events", self.namespace)
-        return [
-            e for e in events if e.get("reason") == reason and e.get("regarding", {}).get("name") == self.name
-        ]
+        about = [event for event in events if event.get("regarding", {}).get("name") == self.name]
+        found = [event for event in about if event.get("reason") == reason]
+        if found:
+            recorder.record("event", reason)
+        return found
 
     @property
     def base_url(self) -> str:
@@ -169,7 +195,7 @@ class LLMDeployment:
         assert service is not None, "the Service is missing"
         return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}/v1"
 
-    @contextmanager
+    @contextlib.contextmanager
     def client(self, api_key: str = "none", base_url: str | None = None) -> Iterator[OpenAI]:
         with OpenAI(
             base_url=base_url or self.base_url, api_key=api_key, max_retries=0, timeout=120

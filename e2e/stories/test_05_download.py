@@ -230,7 +230,10 @@ def test_a_killed_download_job_resumes_and_a_corrupt_file_is_downloaded_again(
             timeout=60,
         )
         assert kube.get("deployments", "shared", namespace) is None
-        kube.run("delete", "pod", pod["metadata"]["name"], "-n", namespace, "--grace-period=0", "--force")
+        name = pod["metadata"]["name"]
+        assert fetched_bytes(kube, pod) < size, "the download ended before the kill"
+        kube.run("delete", "pod", name, "-n", namespace, "--grace-period=0", "--force")
+        assert kube.get("pods", name, namespace) is None, "it was not killed"
     llm.wait_ready()
     with llm.client() as client:
         answer = client.completions.create(model=SERVED_NAME, prompt="Once upon a time", max_tokens=8)

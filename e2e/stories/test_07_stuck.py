@@ -51,6 +51,7 @@ def test_a_stuck_engine_leaves_the_service_and_is_restarted(deploy: Callable[...
     (pod,) = llm.pods()
 
     asked = send_in_background(llm)
+    llm.wait_fault("stuck_step", timeout=60)
     eventually("the stuck pod left the Service", lambda: not llm.endpoints(), timeout=60)
     failure = llm.wait_failure("EngineStalled")
     eventually(
@@ -69,6 +70,7 @@ def test_a_slow_load_is_not_restarted_and_reports_its_progress(deploy: Callable[
         "slow", engine=engine_with_fault("slow_load:after=3"), health={"loadStallTimeoutSeconds": 10}
     )
 
+    llm.wait_fault("slow_load")
     progress = eventually(
         "the status shows a part of the model loaded",
         lambda: (m := llm.status().get("model", {})) and 0 < m.get("bytesLoaded", 0) < m["bytesTotal"] and m,
@@ -87,6 +89,7 @@ def test_a_stalled_load_is_ended_and_reported(deploy: Callable[..., LLMDeploymen
         health={"loadStallTimeoutSeconds": 5},
     )
 
+    llm.wait_fault("stalled_load")
     failure = llm.wait_failure("LoadStalled")
     llm.wait_ready()
 
@@ -102,6 +105,7 @@ def test_a_canary_that_stays_wrong_removes_the_pod_from_the_service_and_restarts
     )
     eventually("the pod serves at first", lambda: llm.endpoints(), timeout=120)
 
+    llm.wait_fault("wrong_canary", timeout=60)
     eventually("the pod left the Service", lambda: not llm.endpoints(), timeout=90)
     ready = llm.wait_reason("Ready", "CanaryMismatch")
 

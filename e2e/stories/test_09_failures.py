@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,7 @@ FAILURES: dict[str, Manifest] = {
         "health": {"startupTimeoutSeconds": 20, "loadStallTimeoutSeconds": 15},
     },
 }
+FAULTS = {"EngineCrashed": "crash_on_load", "StartupTimeout": "slow_load"}
 WAITING: dict[str, Manifest] = {
     "nowhere": {"scheduling": {"nodeSelector": {"disk": "of-gold"}}},
     "unclaimed": {"model": pvc_model("later")},
@@ -68,6 +70,10 @@ def test_a_pod_that_ends_with_a_reason_has_it_in_the_status_and_one_event(
     reason: str, failing: dict[str, LLMDeployment]
 ) -> None:
     llm = failing[reason.lower()]
+    if reason in FAULTS:
+        llm.wait_fault(FAULTS[reason])
+    if reason == "OOMKilled":
+        eventually("the kubelet says so", lambda: "OOMKilled" in ended(llm), timeout=120)
 
     failure = llm.wait_failure(reason)
 
@@ -79,7 +85,22 @@ def test_a_pod_that_ends_with_a_reason_has_it_in_the_status_and_one_event(
     llm.remove()
 
 
-def test_a_node_selector_that_no_node_meets_is_waiting_for_node(failing: dict[str, LLMDeployment]) -> None:
+def ended(llm: LLMDeployment) -> set[str]:
+    """The reasons for which its containers ended, as the kubelet reports them."""
+    states = [
+        container.get(which, {}).get("terminated", {})
+        for pod in llm.pods()
+        for container in pod["status"].get("containerStatuses", ())
+        for which in ("state", "lastState")
+    ]
+    return {str(state["reason"]) for state in states if "reason" in state}
+
+
+def test_a_node_selector_that_no_node_meets_is_waiting_for_node(
+    kube: Kubectl, failing: dict[str, LLMDeployment]
+) -> None:
+    nodes = kube.list("nodes", "")
+    assert nodes and all(node["metadata"]["labels"].get("disk") != "of-gold" for node in nodes)
     ready = failing["nowhere"].wait_reason("Ready", "WaitingForNode")
 
     assert "node" in ready["message"]
@@ -87,9 +108,10 @@ def test_a_node_selector_that_no_node_meets_is_waiting_for_node(failing: dict[st
 
 
 def test_a_missing_claim_is_volume_pending_until_the_claim_appears(
-    place: Place, volumes: Volumes, namespace: str, failing: dict[str, LLMDeployment]
+    kube: Kubectl, place: Place, volumes: Volumes, namespace: str, failing: dict[str, LLMDeployment]
 ) -> None:
     llm = failing["unclaimed"]
+    assert kube.get("persistentvolumeclaims", "later", namespace) is None
     ready = llm.wait_reason("Ready", "VolumePending")
     assert "later" in ready["message"]
 
@@ -99,7 +121,10 @@ def test_a_missing_claim_is_volume_pending_until_the_claim_appears(
     llm.remove()
 
 
-def test_a_missing_secret_is_volume_pending_and_named(failing: dict[str, LLMDeployment]) -> None:
+def test_a_missing_secret_is_volume_pending_and_named(
+    kube: Kubectl, namespace: str, failing: dict[str, LLMDeployment]
+) -> None:
+    assert not kube.run("get", "secret", "forgotten", "-n", namespace, "--ignore-not-found")
     ready = failing["keyless"].wait_reason("Ready", "VolumePending")
 
     assert "forgotten" in ready["message"]
@@ -111,7 +136,9 @@ def test_a_flipped_bit_in_the_weights_is_found_before_the_pod_serves(
 ) -> None:
     corrupt = tmp_path / "corrupt"
     shutil.copytree(place.model, corrupt)
-    flip_a_bit(next(corrupt.glob("*.safetensors")))
+    weights = next(corrupt.glob("*.safetensors"))
+    flip_a_bit(weights)
+    assert not filecmp.cmp(weights, place.model / weights.name, shallow=False), "the bit was not flipped"
     volumes.provide(corrupt, namespace, "corrupt")
     shutil.rmtree(corrupt)
     try:

@@ -52,8 +52,9 @@ def test_every_deleted_or_edited_child_is_restored_within_two_seconds(
 
     for kind, edit in EDITS.items():
         before = eventually(f"the {kind} is there", partial(child_object, kube, llm, kind))
-        kube.patch(kind, before["metadata"]["name"], llm.namespace, edit)
+        edited = kube.patch(kind, before["metadata"]["name"], llm.namespace, edit)
         start = time.monotonic()
+        assert not restored(edited, before, edit_of=edit), f"the edit of the {kind} changed nothing"
         eventually(
             f"the edited {kind} is as before",
             lambda kind=kind, before=before: (
@@ -96,7 +97,8 @@ def test_ten_restarts_of_the_operator_change_no_pod_and_write_only_the_lease(
     for _ in range(10):
         operator.restart()
     assert resource_versions(kube, llm) == versions
-    kube.patch("service", llm.name, llm.namespace, {"spec": {"selector": {NAME_LABEL: "another"}}})
+    edited = kube.patch("service", llm.name, llm.namespace, {"spec": {"selector": {NAME_LABEL: "another"}}})
+    assert edited["spec"]["selector"][NAME_LABEL] == "another"
     # Once a fresh edit is reverted, the new leader has processed its first list.
     eventually(
         "the new leader reverts an edit",

@@ -93,6 +93,8 @@ def scenario(server, peer):
     server.wait("packets of the stream are lost", lambda: peer.dropped() > 0)
     engine = server.children()["engine"]
     os.kill(engine, signal.SIGSTOP)
+    state = Path(f"/proc/{engine}/stat")
+    server.wait("it is stopped", lambda: state.read_text().rsplit(")", 1)[1].split()[0] == "T")
     begun = time.monotonic()
     aborted = []
     while len(aborted) < 2 and time.monotonic() - begun < LIMIT_SECONDS:
