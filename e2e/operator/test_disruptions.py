@@ -162,6 +162,7 @@ def test_a_pod_without_gpu_waits_for_gpu_and_a_pod_without_quota_waits_for_quota
 
     world.wait_condition(namespace, "m", "Scheduled", "False", "WaitingForGPU")
     world.wait_condition(namespace, "queued", "Ready", "False", "WaitingForQuota")
+    world.wait_event(namespace, "queued", "WaitingForQuota")
     labels = world.read("Deployment", namespace, "queued")["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "team-a"
 

@@ -92,6 +92,7 @@ def test_the_routed_condition_follows_the_gateway_and_an_edited_route_is_repaire
     eventually("the route", lambda: world.get("HTTPRoute", namespace, "m"))
     answered(world, namespace, Accepted="False NotAllowedByListeners")
     world.wait_condition(namespace, "m", "Routed", "False", "RouteNotAccepted")
+    world.wait_event(namespace, "m", "RouteNotAccepted")
     answered(world, namespace, Accepted="True Accepted", ResolvedRefs="True ResolvedRefs")
     world.wait_condition(namespace, "m", "Routed", "True", "RouteAccepted")
 

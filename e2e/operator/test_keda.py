@@ -130,6 +130,7 @@ def test_a_deployment_that_keda_scaled_to_zero_stays_at_zero_until_keda_scales_i
     idle = world.read("ScaledObject", namespace, "m")["spec"]
     assert (idle["idleReplicaCount"], idle["cooldownPeriod"], idle["minReplicaCount"]) == (0, 60, 2)
     world.wait_condition(namespace, "m", "ActivatorReady", "False", "ActivatorMissing")
+    world.wait_event(namespace, "m", "ActivatorMissing")
 
     world.scale(namespace, "m", 0)
     assert owners(world, namespace) == set(), "a 0 that comes through /scale has no owner"

@@ -63,3 +63,4 @@ def test_a_model_that_does_not_fit_is_reported_with_numbers_while_it_loads(
     world.client.request("PATCH", f"{PATH}/{namespace}", patch, "application/merge-patch+json")
     world.patch("LLMDeployment", namespace, "m", {"spec": {"engine": {"maxNumSeqs": 4}}})
     world.wait_condition(namespace, "m", "FitsAccelerator", "False", "DoesNotFit")
+    world.wait_event(namespace, "m", "DoesNotFit")

@@ -73,6 +73,7 @@ def test_causes_that_no_watch_reports_are_reported_and_recover_when_removed(
     assert "no-maps" in ready["message"]
     ready = world.wait_condition(hooked, "m", "Ready", "False", "ApplyFailed")
     assert "broken.example.com" in ready["message"] and "webhook" in ready["message"]
+    world.wait_events(hooked, "m", "ApplyFailed")
     assert world.condition(hooked, "m", "Stalled")["status"] == "False"
 
     world.delete("Service", namespace, "taken")
@@ -136,6 +137,7 @@ def test_a_spec_that_the_operators_settings_forbid_is_stalled_until_it_is_edited
     assert "spec.engine.env[0].name" in stalled["message"] and "allowFaults" in stalled["message"]
     assert world.get("Deployment", namespace, "m") is None
     assert world.status(namespace, "m")["observedGeneration"] == 1
+    world.wait_events(namespace, "m", "InvalidSpec")
 
     world.patch("LLMDeployment", namespace, "m", {"spec": {"engine": {"env": None}}})
     world.wait_condition(namespace, "m", "Stalled", "False")
@@ -180,6 +182,7 @@ def test_a_claim_is_used_once_its_owner_has_labelled_it(world: World, namespace:
     assert "spec.cache.existingClaim: PersistentVolumeClaim theirs" in ready["message"]
     assert "kubectl label" in ready["message"]
     assert world.get("Service", namespace, "m") is None, "nothing is applied"
+    world.wait_events(namespace, "m", "ReferenceRefused")
 
     labels = {"serving.quire.dev/referable": "true"}
     world.patch("PersistentVolumeClaim", namespace, "theirs", {"metadata": {"labels": labels}})

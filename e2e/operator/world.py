@@ -186,6 +186,13 @@ class World:
             recorder.record("event", event["reason"])
         return events
 
+    def wait_event(self, namespace: str, name: str, reason: str) -> None:
+        """Waits until one of its Events has this reason."""
+        eventually(
+            f"an Event {reason} of {namespace}/{name}",
+            lambda: reason in {event["reason"] for event in self.events(namespace, name)},
+        )
+
     def wait_events(self, namespace: str, name: str, *reasons: str) -> list[Body]:
         """Its Events, once they are exactly these; each is recorded after the status that it describes."""
 

@@ -217,6 +217,7 @@ _ALL = (
         "the rollout made no progress for longer than loading may take",
         "look at the newest pods (kubectl describe pod) and correct the spec",
         final=True,
+        shown="Stalled=True",
     ),
     Reason(
         "RolledBack",
@@ -313,6 +314,7 @@ _ALL = (
         "a kind that the spec asks for is not installed in this cluster; everything else keeps working",
         "install the Gateway API (HTTPRoute) or its inference extension (InferencePool), which is found by "
         "itself then, or drop spec.networking.httpRoute or inferencePool",
+        shown="Routed=False",
     ),
     Reason(
         "MissingRights",
@@ -324,6 +326,7 @@ _ALL = (
         "RouteNotAccepted",
         "a Gateway does not accept the HTTPRoute",
         "correct spec.networking.httpRoute, or have the Gateway's listener allow routes of this namespace",
+        shown="Routed=False",
     ),
     Reason(
         "InvalidSpec",
