@@ -86,5 +86,5 @@ def test_what_is_no_json_is_a_value_error_and_passes_through_a_watch(raw: bytes)
 
 
 def test_text_that_is_no_json_is_left_to_its_reader_whatever_its_depth() -> None:
-    broken = b"[]" * MAX_DEPTH
+    broken = b"[]" * (MAX_DEPTH + 1)
     assert json_decoder.decodable(broken, lambda body, why: pytest.fail(why)) == broken

@@ -301,3 +301,18 @@ async def test_without_the_right_to_read_secrets_a_restricted_reference_is_missi
     assert stored is not None and stored["status"]["lastFailure"]["reason"] == "MissingRights"
     assert "secrets is forbidden" in stored["status"]["lastFailure"]["message"]
     assert not [path for path in api.writes() if "/deployments/" in path]
+
+
+async def test_a_restricted_reference_to_nothing_is_refused_like_one_without_its_label() -> None:
+    api = FakeApi()
+    async with connected(api) as connection:
+        cluster = Cluster(connection, fence=lambda: None, instance="op")
+        restricted = Settings(engine_image="engine:1", secret_references="Labelled")
+        moment = datetime(2026, 1, 1, tzinfo=UTC)
+        reconcile = Reconciler(cluster, restricted, clock=Clock(), now=lambda: moment)
+        cluster.cache.put(api.put(LLM, model(security={"apiKeysSecretRef": {"name": "forgotten"}})))
+        await reconcile(KEY)
+        stored = cluster.cache.get(names.KIND, *KEY)
+
+    assert stored is not None and stored["status"]["lastFailure"]["reason"] == "ReferenceRefused"
+    assert "Secret forgotten" in stored["status"]["lastFailure"]["message"]

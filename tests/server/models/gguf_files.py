@@ -32,7 +32,7 @@ def write(path: Path, model_dir: Path, **metadata: Any) -> Path:
     names = gguf.get_tensor_name_map(written, config.num_hidden_layers)
     for name, tensor in _tensors(load_file(model_dir / "model.safetensors"), config, architecture):
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        writer.add_tensor(stored, tensor.contiguous().numpy())
+        writer.add_tensor(stored, metadata.get("instead", {}).get(stored, tensor.contiguous().numpy()))
     for name, values in metadata.get("extra", {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()

@@ -2,10 +2,12 @@
 no memory for it.
 """
 
+import errno
 import json
 import os
 import pickle
 import resource
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,8 @@ from typing import Any
 import pytest
 
 from quire_server import termination
-from quire_server.errors import ModelCorruptError
+from quire_server.errors import ModelCorruptError, ModelNotFoundError
+from quire_server.models import weights
 from quire_server.runner.model_runner import ModelRunner, RunnerConfig
 from tests.server.models import directories
 from tests.server.runner.in_process import load
@@ -111,6 +114,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "a link that climbs out": (_link("/etc/passwd"), CORRUPT, "leads out"),
     "a link to itself": (_link("model.safetensors"), NOT_FOUND, "model.safetensors"),
     "a pipe": (_no_file(os.mkfifo), CORRUPT, "not a regular file"),
+    "a socket": (_no_file(lambda path: os.mknod(path, stat.S_IFSOCK | 0o600)), CORRUPT, "cannot be read"),
     "a directory": (_no_file(os.mkdir), CORRUPT, "not a regular file"),
     "classes to import": (_config(architectures=["TrapForCausalLM"], **_CODE), CONFIG, "TrapForCausalLM"),
     "a setting twice": (_file("config.json", b'{"a": 1, "a": 2}'), CORRUPT, "'a' twice"),
@@ -180,3 +184,38 @@ def test_a_file_that_is_truncated_while_it_is_read_is_corrupt_and_no_crash(tmp_p
 
     with pytest.raises(ModelCorruptError, match="ends within"):
         ModelRunner.load(root, RunnerConfig(dtype="float32", num_blocks_override=4), cut)
+
+
+def test_files_that_this_user_may_not_read_are_named_with_the_user_and_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal is injected, because root, as which tests may run, is refused nothing."""
+    root = directories.write(tmp_path)
+    refused = {root / "model.safetensors"}
+    open_, is_dir = os.open, Path.is_dir
+
+    def refusing_open(path: Any, *arguments: Any, **named: Any) -> int:
+        if path in refused:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return open_(path, *arguments, **named)
+
+    def refusing_is_dir(path: Path) -> bool:
+        if path in refused:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return is_dir(path)
+
+    monkeypatch.setattr(os, "open", refusing_open)
+    monkeypatch.setattr(Path, "is_dir", refusing_is_dir)
+    remedy = rf"not readable by user {os.getuid()}\. .*chmod"
+    with pytest.raises(ModelNotFoundError, match=f"model\\.safetensors is {remedy}"):
+        load(root)
+    refused.add(root)
+    with pytest.raises(ModelNotFoundError, match=remedy):
+        load(root)
+
+
+def test_a_disk_error_while_weights_are_read_is_corrupt_and_names_file_and_volume() -> None:
+    with open("/proc/self/mem", "rb", buffering=0) as file:  # its first page fails with EIO
+        chunks = weights._Reader(file, "model.safetensors", bytearray(16), lambda _: None).chunks(16, "x")
+        with pytest.raises(ModelCorruptError, match=r"model\.safetensors cannot be read: .*volume"):
+            next(chunks)

@@ -179,6 +179,11 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ConfigError,
         "'blk.0.attn_sinks.weight' belongs to no llama model",
     ),
+    "a tensor of a type that cannot be converted": (
+        {"instead": {"output_norm.weight": np.zeros(64, np.int8)}},
+        ConfigError,
+        "output_norm.weight: .*another quantisation",
+    ),
     "another tokenizer": ({"tokenizer": "rwkv"}, ConfigError, "'rwkv'.*supported: gpt2, llama"),
     "another pre-tokenizer": ({"pre": "poro"}, ConfigError, "poro"),
     "merges of unknown tokens": ({"merges": ["nope never"]}, ModelCorruptError, "merges"),
@@ -192,6 +197,22 @@ def test_a_failed_import_leaves_nothing_behind(
 ) -> None:
     path = gguf_files.write(tmp_path / "model.gguf", original, **metadata)
     with pytest.raises(error, match=message):
+        import_gguf.run(path, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_tokenizer_that_makes_its_library_panic_is_corrupt(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicException(BaseException):
+        """As pyo3 raises it."""
+
+    def panic(metadata: Any) -> None:
+        raise PanicException("called `Option::unwrap()` on a `None` value")
+
+    monkeypatch.setattr(import_gguf.gguf_tokenizer, "build", panic)
+    path = gguf_files.write(tmp_path / "model.gguf", original)
+    with pytest.raises(ModelCorruptError, match="tokenizer of the GGUF file cannot be used: called"):
         import_gguf.run(path, tmp_path / "out")
     assert list(tmp_path.iterdir()) == [path]
 
