@@ -156,6 +156,7 @@ async def _generate(
         watermark=server.watermarks(generation.watermark),
         principal=request.principal,
         priority=request.priority,
+        external_id=request.exchange.request_id,
         prompt_field=prompt_field,
     )
     server.metrics.asked(generation.n, requests[0].sampling.max_tokens)

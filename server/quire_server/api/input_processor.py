@@ -37,10 +37,11 @@ def engine_requests(
     principal: Principal,
     priority: int,
     grammar: Grammar | None,
+    external_id: str = "",
     prompt_field: str = "prompt",
 ) -> list[Request]:
-    """n for each prompt, each n-th with a seed of its own. `prompt_field`: the request's field that prompts
-    come from, for errors.
+    """n for each prompt, each n-th with a seed of its own. `external_id`: of the HTTP request, for the log;
+    `prompt_field`: the request's field that prompts come from, for errors.
     """
     asked = replace(
         generation.sampling,
@@ -72,6 +73,7 @@ def engine_requests(
                     cache_salt=principal.cache_salt(generation.cache_salt),
                     cache_ttl=generation.cache_ttl,
                     client=principal.client,
+                    external_id=external_id,
                 )
             )
     return requests

@@ -27,6 +27,8 @@ class Request:
     ``cache_salt`` separates prefix caches: only requests with the same salt share cached blocks.
     ``cache_ttl``: how many seconds after the request the blocks of its prompt are kept from eviction.
     ``client``: whose request it is; its pinned blocks are counted. Empty without API keys.
+    ``external_id``: the HTTP request's `x-request-id`, for log lines. Clients choose it, so several requests
+    may have the same one.
     """
 
     request_id: str
@@ -37,3 +39,4 @@ class Request:
     cache_salt: str = ""
     cache_ttl: float = 0.0
     client: str = ""
+    external_id: str = ""

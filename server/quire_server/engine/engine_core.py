@@ -12,14 +12,23 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Protocol
 
 from quire_server.core.policy import MAX_PRIORITY, MIN_PRIORITY, TOP_PRIORITY
-from quire_server.core.request import Request
+from quire_server.core.request import FinishReason, Request
 from quire_server.core.scheduler import Scheduler
 from quire_server.core.stats import EngineStats
-from quire_server.core.step import NOT_FINITE, Step, StepEvents, StepResult, TokenEvent, failure_event
+from quire_server.core.step import (
+    ENGINE_FAILURES,
+    NOT_FINITE,
+    Step,
+    StepEvents,
+    StepResult,
+    TokenEvent,
+    failure_event,
+)
 from quire_server.engine.canary import Canary, CanaryRun
 from quire_server.engine.grammar_queue import POLL_SECONDS, GrammarQueue
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
@@ -36,6 +45,7 @@ _IDLE_POLL_SECONDS = 1.0
 _BLOCK_CHECK_SECONDS = 10.0
 _FLAP_SECONDS = 10.0
 _RETRY_SECONDS = 0.001
+_MAX_LOGGED = 256  # requests in one line of the log
 MISMATCH = "CanaryMismatch"  # the reason for which the engine is unready
 
 LaunchedStep = tuple[Step, Callable[[], StepResult]]
@@ -105,6 +115,7 @@ class EngineCore:
         self._canary_run: CanaryRun | None = None  # in progress
         self._expected_tokens: tuple[int, ...] = ()
         self._peers: dict[str, Peer] = {}  # by request id
+        self._external_ids: dict[str, str] = {}  # of the same requests
         self._num_steps = 0
         self._batch_size = 0
         self._step_tokens = 0
@@ -126,19 +137,29 @@ class EngineCore:
         while not socket.peers:
             socket.poll(_IDLE_POLL_SECONDS)
         self._heartbeat.serving()
-        while True:
-            timeout = POLL_SECONDS if self._grammar_queue else _IDLE_POLL_SECONDS
-            inputs = socket.poll(0.0 if self._scheduler.has_work else timeout)
-            self._process_inputs(inputs, socket)
-            if self._grammar_queue:
-                self._add_compiled_requests(socket)
-            self._check_blocks()
-            if self._canary_run is None and self._proof.is_due(time.monotonic()):
-                self._start_canary()
-            if self._scheduler.has_work:
-                self._run_step(socket)
-            else:
-                self._idle(socket)
+        try:
+            while True:
+                self._iterate(socket)
+        except Exception:
+            if self._peers:
+                lost = [self._log_facts(request_id) for request_id in islice(self._peers, _MAX_LOGGED)]
+                facts = {"open": len(self._peers), "lost": lost}
+                logger.error("the engine ends with open requests", extra=facts)
+            raise
+
+    def _iterate(self, socket: EngineSocket) -> None:
+        timeout = POLL_SECONDS if self._grammar_queue else _IDLE_POLL_SECONDS
+        inputs = socket.poll(0.0 if self._scheduler.has_work else timeout)
+        self._process_inputs(inputs, socket)
+        if self._grammar_queue:
+            self._add_compiled_requests(socket)
+        self._check_blocks()
+        if self._canary_run is None and self._proof.is_due(time.monotonic()):
+            self._start_canary()
+        if self._scheduler.has_work:
+            self._run_step(socket)
+        else:
+            self._idle(socket)
 
     # ---------------------------------------------------------------- inputs
 
@@ -156,16 +177,23 @@ class EngineCore:
                     self._grammar_queue.add(request, grammar)
             except RequestError as error:
                 rejected.append((peer, failure_event(request.request_id, str(error))))
+                _log_failure(_log_facts(request.request_id, request.external_id), str(error))
                 continue
             peer.requests.add(request.request_id)
             self._peers[request.request_id] = peer
+            self._external_ids[request.request_id] = request.external_id
+            logger.debug("request received", extra=self._log_facts(request.request_id))
         # After the requests, because a request may be added and aborted in one message.
         for request_id in inputs.aborts:
+            if request_id in self._peers:
+                logger.debug("request aborted", extra=self._log_facts(request_id))
             self._forget(request_id)
             self._scheduler.abort(request_id)
         for request_id in inputs.finished:
             if request_id in self._peers:
                 self._proof.answered(time.monotonic())
+                facts = {**self._log_facts(request_id), "finish_reason": FinishReason.STOP.value}
+                logger.debug("request ended", extra=facts)
             self._forget(request_id)
             self._scheduler.finish(request_id)
         for peer, event in rejected:
@@ -177,6 +205,7 @@ class EngineCore:
             if not error:
                 self._scheduler.add(request)
             elif (peer := self._peers.get(request.request_id)) is not None:
+                _log_failure(self._log_facts(request.request_id), error)
                 self._forget(request.request_id)
                 self._send(socket, peer, self._stats(), (failure_event(request.request_id, error),))
 
@@ -202,6 +231,10 @@ class EngineCore:
         peer = self._peers.pop(request_id, None)
         if peer is not None:
             peer.requests.discard(request_id)
+            del self._external_ids[request_id]
+
+    def _log_facts(self, request_id: str) -> dict[str, str]:
+        return _log_facts(request_id, self._external_ids.get(request_id, ""))
 
     # ---------------------------------------------------------------- steps
 
@@ -263,10 +296,13 @@ class EngineCore:
         for event in events.events:
             if event.request_id not in self._peers or event.finish_reason is None:
                 continue
+            facts = self._log_facts(event.request_id)
             if event.error is not None:
                 self._proof.failed(event.error)
+                _log_failure(facts, event.error)
             else:
                 self._proof.answered(now)
+                logger.debug("request ended", extra={**facts, "finish_reason": event.finish_reason.value})
         self._heartbeat.proved(self._proof.at)
 
     def _check_blocks(self) -> None:
@@ -386,3 +422,16 @@ def _first_failure(why: str) -> Exception:
         "damaged, or the node's memory or device is. Copy or download the model again; if other nodes serve "
         "it, look at this one."
     )
+
+
+def _log_facts(request_id: str, external_id: str) -> dict[str, str]:
+    """What every log line about a request has: its `x-request-id`, as in the lines of the API process, and
+    the engine's own id, which begins with the id of the completion.
+    """
+    return {"request_id": external_id, "engine_request_id": request_id}
+
+
+def _log_failure(facts: Mapping[str, str], error: str) -> None:
+    """A failure that the engine may have caused is an error of the server; others are the request's own."""
+    level = logging.ERROR if error in ENGINE_FAILURES else logging.INFO
+    logger.log(level, "request failed", extra={**facts, "error": error})

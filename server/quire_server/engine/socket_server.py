@@ -23,6 +23,7 @@ SOCKET_NAME = "engine.sock"
 _MAX_PEERS = 8
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 _READ_SIZE = 1 << 18
+_MAX_LOGGED = 256  # requests in one line of the log
 
 
 @dataclass(eq=False)
@@ -155,7 +156,8 @@ class EngineSocket:
     def _drop(self, peer: Peer, why: str) -> set[str]:
         """Close the connection; returns the ids of its requests, for the caller to abort."""
         if why:
-            logger.warning("dropped a peer of the engine socket", extra={"why": why})
+            facts = {"why": why, "open": len(peer.requests), "lost": sorted(peer.requests)[:_MAX_LOGGED]}
+            logger.warning("dropped a peer of the engine socket", extra=facts)
         self._peers.discard(peer)
         self._selector.unregister(peer.connection)
         peer.connection.close()

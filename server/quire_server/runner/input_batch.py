@@ -68,6 +68,12 @@ class InputBatch:
                 begin = newest[row] + 1
                 self.tokens[row, begin : begin + len(drafts)] = drafts
 
+    def request_id(self, row: int) -> str:
+        """The request that has this row."""
+        started = self.started[row]
+        assert started is not None
+        return started.request_id
+
     def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """KV cache slots (block id * block size + offset) of these positions of these rows."""
         blocks: NDArray[np.int64] = self.block_table[rows, positions // self.block_size]

@@ -157,11 +157,11 @@ class ModelRunner:
         copied = self._offload.copy(step) if self._offload is not None else None
         self._dirty_blocks.zero_reused(step)
         if self._draft_model is None:
-            wait = oom_retry.launch(step, self._start)
+            wait = oom_retry.launch(step, self._start, self._input_batch.request_id)
             return wait if copied is None else lambda: dataclasses.replace(wait(), copied=copied)
         self._draft_model.follow(step)
         drafted, seconds = self._draft_model.propose(step, lambda *entries: self._choose(*entries)[0])
-        result = oom_retry.launch(drafted, self._start)()
+        result = oom_retry.launch(drafted, self._start, self._input_batch.request_id)()
         result = dataclasses.replace(result, drafts=drafted.drafts, draft_seconds=seconds, copied=copied)
         return lambda: result
 

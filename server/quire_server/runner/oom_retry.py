@@ -19,9 +19,10 @@ logger = logging.getLogger(__name__)
 Pending = Callable[[], StepResult]  # returns the result, and waits for the device if it is still computing
 
 
-def launch(step: Step, start: Callable[[Step], Pending]) -> Pending:
+def launch(step: Step, start: Callable[[Step], Pending], request_id_of: Callable[[int], str]) -> Pending:
     """Start a step; on out of memory, drop its largest row and start again, as often as needed. Dropped rows
     are failures in the result. Memory is allocated when a step starts, not while the device computes it.
+    ``request_id_of`` a row, for the log.
     """
     if not step.rows:
         return lambda: StepResult(step.step_id, ())
@@ -32,8 +33,9 @@ def launch(step: Step, start: Callable[[Step], Pending]) -> Pending:
             raise
     # Retry outside the except block: until it ends, the traceback keeps the failed step's tensors alive.
     index = largest(step)
-    logger.error("out of memory in a step", extra={"rows": len(step.rows), "tokens": step.total_tokens})
-    wait = launch(without(step, index), start)
+    facts = {"rows": len(step.rows), "tokens": step.total_tokens, "dropped": request_id_of(step.rows[index])}
+    logger.error("out of memory in a step", extra=facts)
+    wait = launch(without(step, index), start, request_id_of)
     return lambda: _with_failure(wait(), step, index)
 
 

@@ -104,7 +104,7 @@ def test_failures_that_go_on_though_the_canary_is_right_run_it_now_and_then_only
 
 def test_a_wrong_canary_makes_the_engine_unready_at_once_and_a_right_one_ready_again(start_engine, tmp_path):
     faults = Faults({"wrong_canary": Fault("wrong_canary", 1, True)}, tmp_path)  # once
-    engine = start_engine(faults, canary_interval=0.1, stall=2.0)
+    engine = start_engine(faults, canary_interval=1.0)
     with Peer(engine):
         serving(engine)
         engine.wait(lambda engine: engine.state.read_heartbeat().reason == "CanaryMismatch")
