@@ -1,6 +1,6 @@
 """With Kubernetes' own controllers and scheduler a rollout completes with as many GPUs as replicas, and where
-a quota allows no pod more, and rolls back where the new spec cannot work. A replica that finds no GPU is reported
-while another serves.
+a quota allows no pod more, and rolls back where the new spec cannot work. A replica that finds no GPU is
+reported while another serves.
 
 Only the kubelet is simulated: a pod with a node is ready at once, and a terminating pod is deleted a moment
 later, so that the scheduler alone decides which pod gets a GPU.
