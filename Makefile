@@ -12,12 +12,16 @@ READY := .venv/.ready
 UP_READY := .venv/.up
 LOADGEN := .cache/guidellm/.ready
 CLIENTS := .cache/clients/.ready
+AUDIT := .cache/audit/.ready
+LOCKS := $(shell grep -l -e --hash= requirements/*.txt)
+PIP_AUDIT = .cache/audit/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off \
+	$(addprefix --ignore-vuln ,$(shell sed '/^\#/d; s/ .*//' requirements/accepted-advisories.txt))
 # A cluster of the user's, as e2e.cluster.foreign_kubeconfig has it: empty where KUBECONFIG names our own.
 FOREIGN := $(filter-out $(abspath .cluster/kubeconfig),$(abspath $(KUBECONFIG)))
 COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
-	--generate-hashes --no-emit-index-url --no-annotate --no-header
+	--generate-hashes --no-emit-index-url --no-annotate --no-header --constraint requirements/floors.txt
 
-.PHONY: help setup up down check unit kernels test clusters servers artifacts stories stories-alone deep soak chaos keda bench bench-gpu images docs lock
+.PHONY: help setup up down check unit kernels test clusters servers artifacts stories stories-alone deep soak chaos keda bench bench-gpu images audit docs lock
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -112,6 +116,10 @@ bench-gpu: $(READY) ## Everything that needs an NVIDIA GPU, in at most 25 minute
 images: $(UP_READY) ## Build both images and push them to the cluster's registry (or QUIRE_REGISTRY)
 	@$(PYTHON) -m e2e.images push
 
+# One lock at a time, because they differ in versions; all of them, whatever is found in the first.
+audit: $(AUDIT) ## Ask PyPI for advisories on all that is locked (requirements/floors.txt does without a feed)
+	@failed=; $(foreach lock,$(LOCKS),$(PIP_AUDIT) -r $(lock) || failed=1;) [ -z "$$failed" ]
+
 docs: $(READY) ## The documentation as a site, in site/
 	$(PYTHON) -m docs.generate
 	$(PYTHON) -m docs.manifests
@@ -125,11 +133,17 @@ lock: $(READY) ## Resolve pyproject.toml into requirements/*.txt
 	$(COMPILE) --group peers --constraint requirements/dev.txt -o requirements/peers.txt
 	$(COMPILE) --group loadgen -o requirements/loadgen.txt
 	$(COMPILE) --group clients -o requirements/clients.txt
+	$(COMPILE) --group audit -o requirements/audit.txt
 
 # guidellm, the load generator of `make bench`. Most of it is torch, which uv has already and links.
 $(LOADGEN): requirements/loadgen.txt | $(READY)
 	@[ -x $(@D)/bin/python ] || python3 -m venv $(@D)
 	@.venv/bin/uv pip sync --python $(@D)/bin/python --quiet --require-hashes requirements/loadgen.txt
+	@touch $@
+
+$(AUDIT): requirements/audit.txt | $(UP_READY)
+	@[ -x $(@D)/bin/python ] || python3 -m venv $(@D)
+	@.venv/bin/uv pip sync --python $(@D)/bin/python --quiet --require-hashes requirements/audit.txt
 	@touch $@
 
 # LangChain and lm-eval: clients that are not ours.
