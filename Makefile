@@ -21,7 +21,7 @@ FOREIGN := $(filter-out $(abspath .cluster/kubeconfig),$(abspath $(KUBECONFIG)))
 COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	--generate-hashes --no-emit-index-url --no-annotate --no-header --constraint requirements/floors.txt
 
-.PHONY: help setup up down check unit kernels test clusters servers artifacts stories stories-alone deep soak chaos keda bench bench-gpu images audit docs lock
+.PHONY: help setup up down check unit kernels test clusters servers artifacts stories stories-alone deep soak chaos keda bench bench-gpu images audit docs lock lock-base
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -47,7 +47,7 @@ check: $(READY) ## ruff, mypy, import contracts, the workflow file, tests/contra
 # Three workers for two CPUs, because a third of the time is spent waiting for servers. Tests of one file stay together,
 # so that most fixtures are made once.
 unit: setup ## Every test that needs no cluster, but for those of `make check`
-	OMP_NUM_THREADS=1 $(PYTEST) -q -n 3 --dist worksteal -m "not api and not cluster and not soak and not kernels" \
+	OMP_NUM_THREADS=1 $(PYTEST) -q -n 3 --dist worksteal -m "not api and not cluster and not soak and not kernels and not images" \
 		--ignore=tests/contracts tests
 
 # Last it is checked that every fault, exception handler and failure reason was exercised. On a cluster of the user's
@@ -60,7 +60,7 @@ test: $(READY) ## Every test but the deepest, the stories on a real cluster incl
 	@$(MAKE) clusters
 	@$(if $(FOREIGN),,$(PYTHON) -m e2e.failure_paths)
 
-# The images are built beside other tests, at the lowest priority. Stories run side by side, but for those that change or
+# The images are built beside other tests, at the lowest priority, and looked into. Stories run side by side, but for those that change or
 # measure what they share.
 clusters:
 	@$(MAKE) -j 2 servers artifacts
@@ -84,6 +84,7 @@ endif
 artifacts:
 	@{ nice -n 19 $(PYTHON) -m e2e.up.artifacts && nice -n 19 $(PYTHON) -m e2e.stories.earlier_release; } \
 		>.cache/artifacts.log 2>&1 || { cat .cache/artifacts.log; exit 1; }
+	@nice -n 19 $(PYTEST) -q -m images tests/images
 
 deep: setup ## What takes longest: all pairs of kernels, overload, killed engines, fleets of 1,000, KEDA itself
 	@$(MAKE) kernels
@@ -119,6 +120,9 @@ images: $(UP_READY) ## Build both images and push them to the cluster's registry
 # One lock at a time, because they differ in versions; all of them, whatever is found in the first.
 audit: $(AUDIT) ## Ask PyPI for advisories on all that is locked (requirements/floors.txt does without a feed)
 	@failed=; $(foreach lock,$(LOCKS),$(PIP_AUDIT) -r $(lock) || failed=1;) [ -z "$$failed" ]
+
+lock-base: $(UP_READY) ## Record the digest that the public base image has now, for machines that make none
+	@$(PYTHON) -m e2e.images lock-base
 
 docs: $(READY) ## The documentation as a site, in site/
 	$(PYTHON) -m docs.generate

@@ -1,4 +1,4 @@
-"""`python -m e2e.images build|push`: the images from a shell or a Makefile."""
+"""`python -m e2e.images build|push|lock-base`: the images from a shell or a Makefile."""
 
 import argparse
 import os
@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from e2e.cluster.errors import ClusterError
-from e2e.images import build
+from e2e.images import base, build
 from e2e.images.errors import ImageError
 from e2e.images.target import Target
 
 _COMMANDS = {
     "build": "build what the working tree changed",
+    "lock-base": "record the digest of the public base image",
     "push": "push it to the cluster's registry (or QUIRE_REGISTRY) and print the references",
 }
 
@@ -27,7 +28,9 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     root = arguments.root.resolve()
     try:
-        if arguments.command == "build":
+        if arguments.command == "lock-base":
+            print(base.lock(root))
+        elif arguments.command == "build":
             build.build(root, os.environ)
         else:
             target = Target.of(root, os.environ)

@@ -17,6 +17,9 @@ from e2e.images.tools import Build, Tool
 
 # One build at a time on a machine: two would fetch the same gigabytes.
 _LOCK = Path("/var/tmp/quire-images.lock")
+# Where the lists of the images' contents are put, in the checkout.
+SBOMS = Path("dist/sbom")
+_MOUNTED = "/mnt"
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,9 @@ class References:
 
 def build(root: Path, environ: Mapping[str, str], images: Sequence[Recipe] = IMAGES) -> None:
     """Builds the images of the working tree that are not in the local store."""
-    tool, base_name = tools.choose(), base.name(environ)
+    tool = tools.choose()
     with _one_at_a_time():
+        base_name = base.ensure(tool, root, environ)
         for image in images:
             _ensure(tool, image, root, base_name, environ)
 
@@ -43,8 +47,9 @@ def push(
     images: Sequence[Recipe] = IMAGES,
 ) -> None:
     """Builds what is missing and pushes; layers that the registry has already are not sent again."""
-    tool, base_name = tools.choose(), base.name(environ)
+    tool = tools.choose()
     with _one_at_a_time():
+        base_name = base.ensure(tool, root, environ)
         for image in images:
             name = _ensure(tool, image, root, base_name, environ)
             target = _target(name, registry)
@@ -60,7 +65,7 @@ def references(
 
     `images` are the operator's and the server's recipe, in this order.
     """
-    base_name = base.name(environ)
+    base_name = base.reference(tools.choose(), root, environ)
     operator, server = (_target(_local_name(image, root, base_name), registry) for image in images)
     return References(operator=operator, server=server)
 
@@ -69,7 +74,15 @@ def run_server(
     root: Path, environ: Mapping[str, str], argv: Sequence[str], mounts: Mapping[Path, str]
 ) -> None:
     """Runs a command in the server's image, which has been built."""
-    tools.choose().run(_local_name(SERVER, root, base.name(environ)), argv, mounts)
+    run(root, environ, SERVER, argv, mounts)
+
+
+def run(
+    root: Path, environ: Mapping[str, str], image: Recipe, argv: Sequence[str], mounts: Mapping[Path, str]
+) -> None:
+    """Runs a command as root in an image that has been built."""
+    tool = tools.choose()
+    tool.run(_local_name(image, root, base.reference(tool, root, environ)), argv, mounts)
 
 
 def _local_name(image: Recipe, root: Path, base_name: str) -> str:
@@ -83,17 +96,34 @@ def _target(local_name: str, registry: str) -> str:
 def _ensure(tool: Tool, image: Recipe, root: Path, base_name: str, environ: Mapping[str, str]) -> str:
     """The image's local name; built if it is not there."""
     name = _local_name(image, root, base_name)
-    if tool.has(name):
-        return name
+    if not tool.has(name):
+        _build(tool, image, name, root, base_name, environ)
+    if image.sbom_writer:
+        _copy_sbom(tool, image, name, root)
+    return name
+
+
+def _build(
+    tool: Tool, image: Recipe, name: str, root: Path, base_name: str, environ: Mapping[str, str]
+) -> None:
     began = time.monotonic()
     tool.clean()
-    base.ensure(tool, base_name)
     with machine.secrets(environ) as mounted:
         arguments = {"BASE": base_name, "VERSION": recipe.version(root)}
         tool.build(Build(root, image.dockerfile, arguments, mounted), name)
     tool.remove_other_tags(name)
     print(f"built {name} in {time.monotonic() - began:.0f} s", flush=True)
-    return name
+
+
+def _copy_sbom(tool: Tool, image: Recipe, name: str, root: Path) -> None:
+    """Puts the list of an image's contents beside it, under the name and the tag of the image."""
+    beside = root / SBOMS / f"{name.rpartition('/')[2].replace(':', '_')}.cdx.json"
+    if beside.exists():
+        return
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    for earlier in beside.parent.glob(f"{image.name}_*.cdx.json"):
+        earlier.unlink()
+    tool.run(name, ["cp", image.sbom, f"{_MOUNTED}/{beside.name}"], {beside.parent: _MOUNTED})
 
 
 @contextmanager

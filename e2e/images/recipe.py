@@ -19,10 +19,17 @@ class Recipe:
     dockerfile: str
     requirements: tuple[str, ...]
     packages: tuple[str, ...]
+    # What writes the list of its contents; empty for a commit that has none yet.
+    sbom_writer: str = "deploy/images/write_sbom.py"
 
     @property
     def repository(self) -> str:
         return f"localhost/{self.name}"
+
+    @property
+    def sbom(self) -> str:
+        """The list of its contents, in the image."""
+        return f"/usr/share/sbom/{self.name}.cdx.json"
 
 
 OPERATOR = Recipe(
@@ -42,7 +49,7 @@ IMAGES = (OPERATOR, SERVER)
 
 
 def tag(recipe: Recipe, root: Path, base: str) -> str:
-    """The image's tag: the hash of its base's name and of every file that goes into it."""
+    """The image's tag: the hash of its base, named by digest, and of every file that goes into it."""
     digest = hashlib.sha256(f"{base}\0{version(root)}\0".encode())
     for path in _files(recipe, root):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -60,8 +67,9 @@ _BUILT_HERE = (".so", ".o")
 
 
 def _files(recipe: Recipe, root: Path) -> Iterator[Path]:
-    for name in (".dockerignore", recipe.dockerfile, *recipe.requirements):
-        yield root / name
+    for name in (".dockerignore", recipe.dockerfile, *recipe.requirements, recipe.sbom_writer):
+        if name:
+            yield root / name
     for package in recipe.packages:
         for path in sorted((root / package).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts and path.suffix not in _BUILT_HERE:

@@ -39,9 +39,6 @@ class Tool(Protocol):
     def build(self, build: Build, image: str) -> None:
         """Builds, using what earlier builds left."""
 
-    def from_directory(self, rootfs: Path, image: str) -> None:
-        """Makes an image of one layer."""
-
     def run(self, image: str, argv: Sequence[str], mounts: Mapping[Path, str]) -> None:
         """Runs a command of the image as root, with directories of this machine mounted, and waits."""
 
@@ -61,6 +58,11 @@ class Buildah:
     def has(self, image: str) -> bool:
         return console.succeeds(["buildah", "inspect", "--type", "image", image])
 
+    def digest(self, image: str) -> str | None:
+        """The digest of an image that was made here; None if it is not in the local store."""
+        argv = ["buildah", "inspect", "--type", "image", "--format", "{{.FromImageDigest}}", image]
+        return console.output(argv) if self.has(image) else None
+
     def build(self, build: Build, image: str) -> None:
         # Killed along with us: the next build assumes that no other one runs.
         argv = ["setpriv", "--pdeathsig", "KILL", "buildah", "build"]
@@ -69,6 +71,7 @@ class Buildah:
         console.run(image.rsplit("/", 1)[-1], argv, milestones=r"STEP \d+/\d+: FROM|^Installed")
 
     def from_directory(self, rootfs: Path, image: str) -> None:
+        """Makes an image of one layer."""
         container = console.output(["buildah", "from", "--name", _BASE_CONTAINER, "scratch"])
         try:
             console.output(["buildah", "add", "--quiet", container, str(rootfs), "/"])
@@ -122,10 +125,6 @@ class Docker:
         argv = ["docker", "build", "--progress", "plain", "--tag", image]
         argv += ["--file", str(build.context / build.dockerfile), *_options(build), str(build.context)]
         console.run(image.rsplit("/", 1)[-1], argv, milestones=r"^#\d+ \[")
-
-    def from_directory(self, rootfs: Path, image: str) -> None:
-        archive = shutil.make_archive(str(rootfs), "tar", rootfs)
-        console.output(["docker", "import", archive, image])
 
     def run(self, image: str, argv: Sequence[str], mounts: Mapping[Path, str]) -> None:
         volumes = [f"--volume={here}:{there}" for here, there in mounts.items()]

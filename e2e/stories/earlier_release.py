@@ -18,14 +18,14 @@ from pathlib import Path
 
 import yaml
 
-from e2e.images import build
+from e2e.images import base, build
 from e2e.images.build import References
 from e2e.images.recipe import IMAGES
 from e2e.images.target import Target
 
 # The first installable commit that keeps rendered manifests in ControllerRevisions.
 COMMIT = "50d7e89"
-_OPERATOR, _SERVER = (replace(image, name=f"{image.name}-earlier") for image in IMAGES)
+_OPERATOR, _SERVER = (replace(image, name=f"{image.name}-earlier", sbom_writer="") for image in IMAGES)
 _IMAGES = (_OPERATOR, _SERVER)
 
 
@@ -57,8 +57,8 @@ def earlier_release(root: Path, directory: Path) -> EarlierRelease:
 
 
 def _check_out(root: Path, directory: Path) -> None:
-    """`COMMIT` with the present dependencies, whose layers the registry and the node have already: with its
-    own the server's image would be five more gigabytes to build, push and pull.
+    """`COMMIT` with the present dependencies and base, whose layers the registry and the node have already:
+    with its own the server's image would be five more gigabytes to build, push and pull.
     """
     # File modes are part of the cache key of an image layer.
     argv = ["git", "-c", "tar.umask=0022", "archive", COMMIT]
@@ -70,6 +70,9 @@ def _check_out(root: Path, directory: Path) -> None:
     for image in IMAGES:
         for name in image.requirements:
             shutil.copyfile(root / name, directory / name)
+    if (root / base.LOCK).exists():
+        (directory / base.LOCK).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / base.LOCK, directory / base.LOCK)
 
 
 if __name__ == "__main__":

@@ -39,19 +39,20 @@ def missing(checkout: Checkout, environ: Mapping[str, str], *, is_ours: bool) ->
     names = set(programs.unbuilt(checkout.bin))
     if not is_ours:
         names &= {"kube", "helm"}
-    if not _has_base(environ):
+    if not _has_base(checkout, environ):
         names.add("images")
     if not is_complete(checkout.root / MODEL):
         names.add("model")
     return frozenset(names)
 
 
-def _has_base(environ: Mapping[str, str]) -> bool:
+def _has_base(checkout: Checkout, environ: Mapping[str, str]) -> bool:
     """Whether images were built here before, so that their heavy layers are there."""
     try:
-        return tools.choose().has(base.name(environ))
+        tool = tools.choose()
+        return tool.has(base.reference(tool, checkout.root, environ))
     except ImageError:
-        return False  # neither buildah nor docker yet
+        return False  # neither buildah nor docker yet, or no base
 
 
 def describe(names: Collection[str], *, cores: int = 2) -> str:

@@ -10,7 +10,7 @@ import pytest
 from e2e.images import recipe
 
 ROOT = Path(__file__).parents[2]
-BASE = "debian:12-slim"
+BASE = "debian:12-slim@sha256:" + 64 * "0"
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def tree(tmp_path: Path) -> Path:
     """A copy of everything that the images see."""
     for name in (".dockerignore", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)
-    for directory in ("requirements", "operator", "server", "kernels"):
+    for directory in ("deploy/images", "requirements", "operator", "server", "kernels"):
         shutil.copytree(ROOT / directory, tmp_path / directory, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
@@ -38,6 +38,10 @@ CHANGES: dict[str, tuple[Callable[[Path], None], set[str]]] = {
     "lock of the server": (lambda t: edit(t / "requirements/server.txt"), {"quire-server"}),
     "lock of the operator": (lambda t: edit(t / "requirements/operator.txt"), {"quire-operator"}),
     "Dockerfile of the server": (lambda t: edit(t / "server/Dockerfile"), {"quire-server"}),
+    "list of what is inside": (
+        lambda t: edit(t / "deploy/images/write_sbom.py"),
+        {"quire-operator", "quire-server"},
+    ),
     "lock of the developers": (lambda t: edit(t / "requirements/dev.txt"), set()),
     "time of a file": (lambda t: os.utime(t / "server/quire_server/__init__.py", (1, 1)), set()),
 }
@@ -77,4 +81,4 @@ def test_every_path_that_a_dockerfile_copies_counts() -> None:
             if line.startswith("COPY ") and "--from" not in line
             for word in line.split()[1:-1]
         }
-        assert copied == {*image.requirements, *image.packages}
+        assert copied == {*image.requirements, *image.packages, image.sbom_writer}
