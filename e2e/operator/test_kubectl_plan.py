@@ -182,7 +182,7 @@ def test_the_plan_uses_new_operator_settings_only_when_the_spec_changes(
 
 
 def test_invalid_input_is_one_sentence_on_stderr_and_no_traceback(namespace: str, kubectl: Run) -> None:
-    both = kubectl("quire", "plan", manifest=manifest(namespace, replicas=1, autoscaling={"maxReplicas": 2}))
+    both = kubectl("quire", "plan", manifest=manifest(namespace, replicas=3, autoscaling={"maxReplicas": 2}))
     other = kubectl(
         "quire", "plan", manifest={"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}}
     )
