@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from quire_server.health import model_config
+from quire_server.health import effective_config, model_config
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import Control, SharedState
 from quire_server.health.server import HealthServer
@@ -102,3 +102,7 @@ def test_the_config_is_read_beside_the_probes(served, tmp_path, monkeypatch):
         while not (config := server.answer("/statusz")[1]["config"]):
             answered.wait(0)
     assert config == {"hidden_size": 8}
+
+
+def test_what_is_effective_is_unknown_until_the_engine_has_said_it(tmp_path):
+    assert effective_config.read(tmp_path) is None
