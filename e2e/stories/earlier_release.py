@@ -27,6 +27,8 @@ from e2e.images.target import Target
 COMMIT = "50d7e89"
 _OPERATOR, _SERVER = (replace(image, name=f"{image.name}-earlier", sbom_writer="") for image in IMAGES)
 _IMAGES = (_OPERATOR, _SERVER)
+# Before it are the base, the system's packages and the dependencies.
+_CODE_STAGE = "FROM system AS code\n"
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ def earlier_release(root: Path, directory: Path) -> EarlierRelease:
 
 
 def _check_out(root: Path, directory: Path) -> None:
-    """`COMMIT` with the present dependencies and base, whose layers the registry and the node have already:
-    with its own the server's image would be five more gigabytes to build, push and pull.
+    """`COMMIT` on the present base, packages and dependencies, whose layers the registry and the node have
+    already: with its own the server's image would be five more gigabytes to build, push and pull.
     """
     # File modes are part of the cache key of an image layer.
     argv = ["git", "-c", "tar.umask=0022", "archive", COMMIT]
@@ -70,9 +72,17 @@ def _check_out(root: Path, directory: Path) -> None:
     for image in IMAGES:
         for name in image.requirements:
             shutil.copyfile(root / name, directory / name)
+        present, earlier = ((tree / image.dockerfile).read_text() for tree in (root, directory))
+        (directory / image.dockerfile).write_text(on_present_layers(present, earlier))
     if (root / base.LOCK).exists():
         (directory / base.LOCK).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / base.LOCK, directory / base.LOCK)
+
+
+def on_present_layers(present: str, earlier: str) -> str:
+    """The heavy stages of the present Dockerfile, and what the earlier one makes of its code (pure)."""
+    (heavy, _), (_, own) = (text.split(_CODE_STAGE, 1) for text in (present, earlier))
+    return f"{heavy}{_CODE_STAGE}{own}"
 
 
 if __name__ == "__main__":
