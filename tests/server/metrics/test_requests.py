@@ -159,8 +159,16 @@ def watching(server):
     moved.update(name for name, value in families(server).items() if value != before.get(name, 0))
 
 
+def teach_that_answers_are_short(server):
+    """So that it admits more requests than have room for long answers, and has to preempt."""
+    short = {"max_tokens": 250, "structured_outputs": {"regex": "ab"}}
+    for _ in range(30):
+        assert server.post("/v1/completions", {"model": "tiny", "prompt": "7 " * 30} | short).is_success
+
+
 def drive(server):
     """More than the server can hold, some of it twice, and what it has to refuse."""
+    teach_that_answers_are_short(server)
     statuses = []
 
     def one(number):
