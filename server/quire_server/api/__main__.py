@@ -12,6 +12,7 @@ if __name__ == "__main__":
 
 import asyncio
 import contextlib
+import ctypes
 import functools
 import logging
 import math
@@ -31,10 +32,12 @@ from quire_server import config, fault_injection, log, termination
 from quire_server.api.admission import Admission, Limits
 from quire_server.api.app import create_app
 from quire_server.api.auth import Keys
+from quire_server.api.connection_limit import ConnectionLimit, raise_file_limit
 from quire_server.api.context import ServerContext
 from quire_server.api.deep_check import DeepCheck
 from quire_server.api.drain import Drain, DrainLimits
 from quire_server.api.http_protocol import Connection
+from quire_server.api.parser_turns import ParserTurns
 from quire_server.api.rate_limit import RateLimits, Rates
 from quire_server.api.request_log import RequestLog, RequestLogging, read_patterns
 from quire_server.api.tracing import Tracing
@@ -53,6 +56,7 @@ from quire_server.model_dir.files import ModelFiles
 from quire_server.model_dir.generation_config import SamplingDefaults, sampling_defaults
 from quire_server.text.chat import ChatTemplate
 from quire_server.text.grammar_compiler import GrammarCompiler
+from quire_server.text.long_texts import LongTexts
 from quire_server.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -64,6 +68,9 @@ _LAG_PERIOD_SECONDS = 0.1
 # acknowledged nothing for so long. gRPC waits as long by default.
 _LOST_PEER_SECONDS = 20
 _PROBE_SECONDS = 5
+# Parameters of glibc's mallopt, and their values.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_MALLOC = {_M_MMAP_THRESHOLD: 512 << 10, _M_TRIM_THRESHOLD: 1 << 20, _M_ARENA_MAX: 2}
 
 
 def main(argv: list[str]) -> int:
@@ -71,6 +78,7 @@ def main(argv: list[str]) -> int:
     run_dir = Path(argv[0])
     settings = config.parse_args(argv[1:], os.environ)
     log.configure("api", settings.log_level)
+    _return_memory()
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not annotate it
     try:
         _run(settings, run_dir)
@@ -99,7 +107,18 @@ def _run(settings: ServeConfig, run_dir: Path) -> None:
     finally:
         context.template.close()
         context.grammars.close()
+        if context.long_texts is not None:
+            context.long_texts.close()
         context.tracing.close()
+
+
+def _return_memory() -> None:
+    """Have what large bodies took returned to the system when they are gone. By default glibc keeps pieces of
+    up to 32 MiB, in each of many arenas, and one small object behind them keeps them all.
+    """
+    if hasattr(libc := ctypes.CDLL(None), "mallopt"):  # musl has none
+        for parameter, value in _MALLOC.items():
+            libc.mallopt(parameter, value)
 
 
 def build_context(settings: ServeConfig, run_dir: Path) -> ServerContext:
@@ -147,6 +166,7 @@ def build_context(settings: ServeConfig, run_dir: Path) -> ServerContext:
         with_priorities=settings.scheduling_policy == Policy.PRIORITY,
         request_timeout=settings.request_timeout_seconds or math.inf,
         watermark=WatermarkMode(settings.watermark),
+        long_texts=LongTexts(settings.model),
     )
 
 
@@ -206,7 +226,7 @@ async def _serve(context: ServerContext, listener: socket.socket, *, max_age: fl
         uvicorn.Config(
             create_app(context),
             http=functools.partial(  # type: ignore[arg-type]  # uvicorn only calls it
-                Connection, max_age=max_age
+                Connection, max_age=max_age, limit=ConnectionLimit(raise_file_limit()), turns=ParserTurns()
             ),
             ws="none",
             lifespan="off",

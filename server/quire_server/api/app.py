@@ -51,7 +51,7 @@ def create_app(context: ServerContext) -> ASGIApp:
         if scope["type"] != "http":
             raise RuntimeError(f"{scope['type']} is not served")
         is_last = context.drain.begun or _is_old(scope)
-        exchange = HttpExchange(scope, receive, _closing(send) if is_last else send)
+        exchange = HttpExchange(scope, receive, _closing(send) if is_last else send, context.body_memory)
         log.request_facts.set({"request_id": exchange.request_id})  # of this task alone
         try:
             _check_access(context, scope)

@@ -23,7 +23,7 @@ from quire_server.api.protocol.requests import (
     parse_chat,
     parse_completion,
 )
-from quire_server.api.protocol.validation import Json, parse_object
+from quire_server.api.protocol.validation import Json
 from quire_server.api.request_context import HALVED, RequestContext, account
 from quire_server.api.response_formatter import (
     ChatFormatter,
@@ -59,8 +59,9 @@ async def _serve(
     answer: Callable[[RequestContext, Call], Coroutine[Any, Any, None]],
 ) -> None:
     try:
-        call = await _admit(request, parse)
-        await request.exchange.run(answer(request, call), request.server.drain.cut)
+        # The call, with its texts, is the answer's alone, which drops them when they are tokenised.
+        answering = answer(request, await _admit(request, parse))
+        await request.exchange.run(answering, request.server.drain.cut)
     finally:
         request.reservation.release()
 
@@ -70,9 +71,12 @@ async def _admit(request: RequestContext, parse: Callable[[Json, SamplingDefault
     server, client = request.server, request.client
     server.rates.check(client)
     request.reservation = server.admission.reserve(client, server.engine.info, server.engine.stats)
-    body = parse_object(await request.exchange.body())
+    call = await server.read(
+        request.exchange,
+        lambda body: parse(body, server.defaults, server.engine.info.vocab_size),
+        server.engine.info.kv_capacity,
+    )
     info = server.engine.info
-    call = parse(body, server.defaults, info.vocab_size)
     if request.transcript is not None:
         if isinstance(call, ChatCall):
             request.transcript.keep_messages(call.messages)
@@ -93,12 +97,14 @@ async def _admit(request: RequestContext, parse: Callable[[Json, SamplingDefault
 
 
 async def _answer_chat(request: RequestContext, call: ChatCall) -> None:
-    generation = call.generation
-    prompt = await request.server.tokenize_chat(call.messages)
+    generation, server = call.generation, request.server
+    prompt = await server.tokenize_chat(call.messages, limit=server.max_prompt_tokens, client=request.client)
+    del call
+    request.exchange.release_body()
     header = Header(f"chatcmpl-{request.response_id}", int(time.time()), generation.model)
     sampling = generation.sampling
     formatter = ChatFormatter(
-        header, request.server.tokenizer, sampling.logprobs is not None, sampling.prompt_logprobs is not None
+        header, server.tokenizer, sampling.logprobs is not None, sampling.prompt_logprobs is not None
     )
     await _generate(
         request, generation, [prompt], formatter, leads=("",) * generation.n, prompt_field="messages"
@@ -107,16 +113,18 @@ async def _answer_chat(request: RequestContext, call: ChatCall) -> None:
 
 async def _answer_completion(request: RequestContext, call: CompletionCall) -> None:
     server, generation = request.server, call.generation
-    prompts = [
-        await server.tokenize(prompt, special=True) if isinstance(prompt, str) else prompt
-        for prompt in call.prompts
-    ]
+    prompts = await server.tokenize_all(call.prompts, limit=server.max_prompt_tokens, client=request.client)
     leads = [""] * len(prompts)
     if call.echo:
         leads = [
-            source if isinstance(source, str) else await server.detokenize(source, skip_special_tokens=True)
+            source
+            if isinstance(source, str)
+            else await server.detokenize(source, skip_special_tokens=True, client=request.client)
             for source in call.prompts
         ]
+    scored = prompts if call.scores_prompt else []
+    del call
+    request.exchange.release_body()
     lead_of_each = tuple(lead for lead in leads for _ in range(generation.n))
     header = Header(f"cmpl-{request.response_id}", int(time.time()), generation.model)
     sampling = generation.sampling
@@ -125,8 +133,8 @@ async def _answer_completion(request: RequestContext, call: CompletionCall) -> N
         server.tokenizer,
         with_logprobs=sampling.logprobs is not None,
         leads=lead_of_each,
-        scored=prompts if call.scores_prompt else (),
-        with_prompt_logprobs=sampling.prompt_logprobs is not None and not call.scores_prompt,
+        scored=scored,
+        with_prompt_logprobs=sampling.prompt_logprobs is not None and not scored,
     )
     await _generate(request, generation, prompts, formatter, leads=lead_of_each)
 

@@ -11,22 +11,26 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from quire_server.api.admission import Admission
 from quire_server.api.auth import Keys, Principal
+from quire_server.api.body_memory import BodyMemory
 from quire_server.api.deep_check import DeepCheck
 from quire_server.api.drain import Drain
+from quire_server.api.http_exchange import HttpExchange
 from quire_server.api.protocol.errors import ApiError, bad_field, overloaded
+from quire_server.api.protocol.requests import Prompts
+from quire_server.api.protocol.validation import Json, parse_object
 from quire_server.api.rate_limit import Rates
 from quire_server.api.request_log import RequestLog, RequestLogging
 from quire_server.api.tracing import Tracing
 from quire_server.core.sampling_params import Grammar
 from quire_server.core.watermark import WatermarkMode
 from quire_server.engine.client import EngineClient
-from quire_server.errors import RequestError
+from quire_server.errors import PromptTooLongError, RequestError
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import SharedState
 from quire_server.metrics.requests import Metrics
@@ -34,13 +38,24 @@ from quire_server.model_dir.generation_config import SamplingDefaults
 from quire_server.text.chat import ChatTemplate
 from quire_server.text.fair_executor import FairExecutor
 from quire_server.text.grammar_compiler import GrammarCompiler, GrammarRequest
+from quire_server.text.long_texts import LongTexts
 from quire_server.text.tokenizer import Tokenizer
 
 # Shorter texts are tokenised on the spot: a thread costs more than the few hundred microseconds it saves.
 _SHORT_TEXT = 2000
+_LONG_TEXT = 64 * 1024  # characters; longer texts are tokenised by a process of their own
+_SHORT_BODY = 64 * 1024  # bytes; longer bodies are parsed by a thread
 _THREADS = 2
+# JSON values of a body, which are parsed in 20 ms; more only as token ids that the engine has room for.
+_MAX_VALUES = 1 << 18
+_OTHER_VALUES = 1 << 16
+# Tokens that /tokenize and /detokenize take, where the model's context is shorter.
+_MAX_TOKENS = 1 << 17
 _MAX_GATE = 32
 _MAX_GRAMMARS = 32  # of one client, that wait to be compiled
+
+
+T = TypeVar("T")
 
 
 class SerialGate:
@@ -89,9 +104,14 @@ class ServerContext:
     with_docs: bool = True
     request_timeout: float = math.inf
     watermark: WatermarkMode = WatermarkMode.OFF
+    long_texts: LongTexts | None = None
     text_gate: SerialGate = field(default_factory=SerialGate)
+    body_memory: BodyMemory = field(default_factory=BodyMemory)
     created: int = field(default_factory=lambda: int(time.time()))
-    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "text"))
+    _text_threads: FairExecutor = field(default_factory=lambda: FairExecutor("text", _THREADS))
+    _long_text_thread: FairExecutor = field(default_factory=lambda: FairExecutor("long text"))
+    _template_thread: FairExecutor = field(default_factory=lambda: FairExecutor("template"))
+    _body_thread: FairExecutor = field(default_factory=lambda: FairExecutor("body"))
     _grammar_thread: FairExecutor = field(default_factory=lambda: FairExecutor("grammar"))
 
     def check_model(self, name: str) -> None:
@@ -122,33 +142,86 @@ class ServerContext:
             raise bad_field("watermark", "every answer of this server has one; leave it out")
         return self.watermark is WatermarkMode.ALWAYS or bool(wanted)
 
-    async def tokenize(self, text: str, *, special: bool) -> tuple[int, ...]:
-        """Token ids of a text."""
-        if len(text) <= _SHORT_TEXT:
-            return tuple(self.tokenizer.encode(text, add_special_tokens=special))
-        loop = asyncio.get_running_loop()
-        ids = await loop.run_in_executor(
-            self._threads, lambda: self.tokenizer.encode(text, add_special_tokens=special)
-        )
-        return tuple(ids)
+    @property
+    def max_prompt_tokens(self) -> int:
+        """What the engine's context leaves for a prompt."""
+        info = self.engine.info
+        return min(info.max_model_len, info.kv_capacity) - 1
 
-    async def detokenize(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+    @property
+    def max_text_tokens(self) -> int:
+        """The most tokens that /tokenize and /detokenize take."""
+        return max(_MAX_TOKENS, self.engine.info.max_model_len if self.engine.connected else 0)
+
+    async def read(self, exchange: HttpExchange, parse: Callable[[Json], T], max_tokens: int = 0) -> T:
+        """Read a body and parse it, off the event loop where it is long. ``max_tokens``: the most token ids
+        that it may have. Raises ApiError.
+        """
+        body = await exchange.body(max(_MAX_VALUES, max_tokens + _OTHER_VALUES))
+        if len(body) <= _SHORT_BODY:
+            return parse(parse_object(body))
+        return await _run(self._body_thread, exchange.client, lambda: parse(parse_object(body)))
+
+    async def tokenize(
+        self,
+        text: str,
+        *,
+        special: bool,
+        limit: int,
+        client: str = "",
+        param: str = "prompt",
+        on_the_spot: bool = True,
+    ) -> tuple[int, ...]:
+        """Token ids of a text. Clients take turns. Raises PromptTooLongError where there are more than
+        ``limit``, without tokenising where the length of the text says so. ``on_the_spot``: a short text may
+        be tokenised by the event loop.
+        """
+        if (least := self.tokenizer.least_tokens(text)) > limit:
+            found = f"{len(text)} characters, which are {least} tokens at least"
+            raise _too_long(param, found, limit)
+        encode = functools.partial(self.tokenizer.encode, text, add_special_tokens=special)
+        if len(text) <= _SHORT_TEXT and on_the_spot:
+            tokens = tuple(encode())
+        elif len(text) <= _LONG_TEXT or self.long_texts is None:
+            tokens = tuple(await _run(self._text_threads, client, encode))
+        else:
+            long = functools.partial(self.long_texts.encode, text, add_special_tokens=special, limit=limit)
+            found_tokens = await _run(self._long_text_thread, client, long)
+            if isinstance(found_tokens, int):
+                raise _too_long(param, f"{found_tokens} tokens", limit)
+            tokens = found_tokens
+        if len(tokens) > limit:
+            raise _too_long(param, f"{len(tokens)} tokens", limit)
+        return tokens
+
+    async def tokenize_all(self, prompts: Prompts, *, limit: int, client: str) -> list[tuple[int, ...]]:
+        """Token ids of each prompt."""
+        is_short = sum(map(len, prompts)) <= _SHORT_TEXT
+        return [
+            await self.tokenize(one, special=True, limit=limit, client=client, on_the_spot=is_short)
+            if isinstance(one, str)
+            else one
+            for one in prompts
+        ]
+
+    async def detokenize(self, tokens: Sequence[int], *, skip_special_tokens: bool, client: str = "") -> str:
         """The text of token ids."""
+        decode = functools.partial(self.tokenizer.decode, tokens, skip_special_tokens=skip_special_tokens)
         if len(tokens) <= _SHORT_TEXT:
-            return self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._threads, lambda: self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
-        )
+            return decode()
+        return await _run(self._text_threads, client, decode)
 
-    async def tokenize_chat(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """Token ids of a conversation, up to where the answer begins."""
-        loop = asyncio.get_running_loop()
+    async def tokenize_chat(
+        self, messages: Sequence[dict[str, str]], *, limit: int, client: str = ""
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation, up to where the answer begins. As `tokenize`."""
         try:
-            text = await loop.run_in_executor(self._threads, lambda: self.template.render(messages))
+            text = await _run(
+                self._template_thread, client, functools.partial(self.template.render, messages)
+            )
         except RequestError as error:
             raise ApiError(400, str(error), param=error.param or "messages") from None
-        return await self.tokenize(text, special=False)
+        return await self.tokenize(text, special=False, limit=limit, client=client, param="messages")
 
     async def compile(self, form: GrammarRequest | None, principal: Principal) -> Grammar | None:
         """The compiled grammar. Clients take turns, so that a hostile grammar delays others by its own time
@@ -161,5 +234,14 @@ class ServerContext:
             return known
         if (waiting := self._grammar_thread.num_waiting(client)) >= _MAX_GRAMMARS:
             raise overloaded("queue_full", f"{waiting} constraints of this key wait to be compiled", 1)
-        compiling = self._grammar_thread.submit(client, functools.partial(self.grammars.compile, form, scope))
-        return await asyncio.wrap_future(compiling)
+        return await _run(self._grammar_thread, client, functools.partial(self.grammars.compile, form, scope))
+
+
+async def _run(threads: FairExecutor, client: str, call: Callable[[], T]) -> T:
+    return await asyncio.wrap_future(threads.submit(client, call))
+
+
+def _too_long(param: str, found: str, limit: int) -> PromptTooLongError:
+    return PromptTooLongError(
+        f"The prompt has {found}, and at most {limit} are taken: shorten the prompt.", param=param
+    )

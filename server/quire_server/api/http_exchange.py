@@ -18,6 +18,9 @@ from typing import Any
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from quire_server.api.auth import PRINCIPAL
+from quire_server.api.body_memory import BodyMemory, BodyShare
+from quire_server.api.protocol.body_size import CONTAINER_WEIGHT, LEAST_MEMORY_PER_BYTE, BodySize
 from quire_server.api.protocol.errors import ApiError, from_exception
 from quire_server.api.protocol.requests import MAX_BODY_BYTES
 
@@ -27,6 +30,8 @@ logger = logging.getLogger(__name__)
 EXCHANGE = "quire.exchange"
 _BODY_TIMEOUT_SECONDS = 30.0
 _DISCARD_SECONDS = 10.0  # as long as an unread body is waited for after the response
+_RESERVED_BYTES = 64 * 1024  # of a body whose length is not announced, before its next bytes are read
+_LONG_ANSWER = 64 * 1024  # bytes; longer ones are in memory until the client has read them
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -42,8 +47,10 @@ class CutError(Exception):
 class HttpExchange:
     """One request and its response."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, memory: BodyMemory | None = None) -> None:
         self.scope = scope
+        self._memory = memory or BodyMemory()
+        self._share: BodyShare | None = None
         self._receive = receive
         self._send = send
         self.started = False
@@ -53,24 +60,55 @@ class HttpExchange:
         self.request_id = request_id(scope["headers"])
         self.headers = [("x-request-id", self.request_id)]  # of the response, whatever it will be
 
-    async def body(self) -> bytes:
-        """The request's body; raises ApiError when it is too long or too slow, ClientGoneError."""
-        body = bytearray()
+    @property
+    def client(self) -> str:
+        """The name of the API key, empty where there are none."""
+        principal = self.scope.get(PRINCIPAL)
+        return principal.client if principal is not None else ""
+
+    async def body(self, max_values: int) -> bytes | bytearray:
+        """The request's body, with at most so many JSON values. Its memory is counted until `release_body`.
+
+        Raises ApiError when it is too long, too slow, or has no room beside the bodies of other requests;
+        ClientGoneError.
+        """
+        body, size = bytearray(), BodySize()
+        self._share = self._memory.share(self.client)
+        # What it takes at least: so those that begin to be read do not refuse one another in the middle.
+        self._share.grow_to(LEAST_MEMORY_PER_BYTE * self._announced_bytes())
         self._is_reading = True
         try:
             async with asyncio.timeout(_BODY_TIMEOUT_SECONDS):
                 while self._has_unread_body:
+                    self._share.grow_to(size.memory + _RESERVED_BYTES)
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
                         raise ClientGoneError
                     self._has_unread_body = message.get("more_body", False)
-                    body += message.get("body", b"")
-                    if len(body) > MAX_BODY_BYTES:
-                        raise ApiError(413, f"The body is longer than {MAX_BODY_BYTES} bytes.")
-                return bytes(body)
+                    data = message.get("body", b"")
+                    if len(body) + len(data) > MAX_BODY_BYTES:
+                        raise _too_long()
+                    size.add(data)
+                    if size.num_values > max_values:
+                        raise _too_many_values(max_values)
+                    self._share.grow_to(size.memory)
+                    body += data
+                return body
         except TimeoutError:
             self._has_unread_body = False  # it is not waited for a second time
             raise ApiError(408, f"The body did not arrive within {_BODY_TIMEOUT_SECONDS:g} s.") from None
+
+    def release_body(self) -> None:
+        """Nothing of the body is in memory any more, but for what its size does not matter for."""
+        if self._share is not None:
+            self._share.release()
+
+    def _announced_bytes(self) -> int:
+        """The length of the body by its header, 0 where it has none. Raises ApiError where it is too long."""
+        announced = [int(value) for name, value in self.scope["headers"] if name == b"content-length"]
+        if announced and announced[0] > MAX_BODY_BYTES:
+            raise _too_long()
+        return announced[0] if announced else 0
 
     async def json(self, body: object, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> None:
         """A whole JSON response."""
@@ -102,18 +140,20 @@ class HttpExchange:
         await self._start(
             status, [("content-type", content_type), ("content-length", str(len(payload))), *headers]
         )
-        self._is_unfinished = self._has_unread_body
+        self._is_unfinished = self._has_unread_body or len(payload) > _LONG_ANSWER
         await self._send({"type": "http.response.body", "body": payload, "more_body": self._is_unfinished})
 
     async def finish(self) -> None:
-        """End a response that was sent before the request's body was read, once that has come, too.
+        """End a response that was sent before the request's body was read, once that has come, too; and a
+        long one, once the client has read it.
 
         The server may close the connection at the end of a response, and to close one with bytes unread is a
         reset, which can discard the response before the client reads it. Called last, when the request counts
         no more: a client may be slow.
         """
         if self._is_unfinished:
-            await self._discard_body()
+            if self._has_unread_body:
+                await self._discard_body()
             await self._send({"type": "http.response.body", "body": b""})
 
     async def event(self, data: object) -> None:
@@ -158,6 +198,7 @@ class HttpExchange:
             for one in (task, gone, cutting):
                 one.cancel()
             await asyncio.gather(task, gone, cutting, return_exceptions=True)
+            del task, one  # their exception refers to this frame, and to those that had the body
 
     async def _discard_body(self) -> None:
         """Read what is left of the body. A client that waits for "100 Continue" sends none."""
@@ -195,7 +236,22 @@ class ExchangeResponse(Response):
             await self._handler(scope["app"].state.context, exchange)
         except Exception as error:  # the boundary of a request
             await exchange.fail(error)
-        await exchange.finish()
+        try:
+            await exchange.finish()
+        finally:
+            exchange.release_body()
+
+
+def _too_long() -> ApiError:
+    return ApiError(413, f"The body is longer than {MAX_BODY_BYTES} bytes.")
+
+
+def _too_many_values(limit: int) -> ApiError:
+    return ApiError(
+        400,
+        f"The body has more than {limit} JSON values, where an object or a list counts {CONTAINER_WEIGHT}: "
+        "send less in one request.",
+    )
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:

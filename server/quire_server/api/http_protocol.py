@@ -1,9 +1,10 @@
 """uvicorn's HTTP protocol with the limits that a public server needs.
 
-It bounds the bytes of headers and of a body's framing, and the time for headers, for the rest of a body that
-was answered before it came, and for a client that does not read. It records the age and idleness of each
-connection for the drain. A connection has a maximum age, so that clients that keep theirs open find new
-replicas.
+It bounds the bytes of headers and of a body's framing, the number of headers, of requests that wait in a
+connection and of connections, and the time for headers, for the rest of a body that was answered before it
+came, and for a client that does not read. It parses so much at a time that the event loop is not held up. It
+records the age and idleness of each connection for the drain. A connection has a maximum age, so that clients
+that keep theirs open find new replicas.
 
 What a head means is decided once the parser has all of it, so that the answers do not depend on how the bytes
 were split into segments: else a proxy and this server could disagree on where a request ends.
@@ -19,14 +20,23 @@ from typing import Any
 
 import httptools
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from quire_server.api.connection_limit import ConnectionLimit, State
 from quire_server.api.drain import LINGER_SECONDS
 from quire_server.api.http_exchange import request_id, to_json
-from quire_server.api.protocol.errors import ApiError
+from quire_server.api.parser_turns import ParserTurns
+from quire_server.api.protocol.errors import ApiError, overloaded
 
 MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADERS = 256
+MAX_PIPELINED = 16  # requests that wait in one connection for the answers to those before them
+# Bytes that are parsed at once: less than a millisecond, where each few of them are a chunk of their own.
+_STEP_BYTES = 1024
+_FIRST_STEP_BYTES = 4096  # of what has just come, where it begins with a head: most requests are shorter
+_BODY_STEP_BYTES = 64 * 1024  # of a body without chunks
 _TIMEOUT_SECONDS = 30.0
 _UNREAD_SECONDS = 60.0  # a client that reads nothing for so long must not keep its share of the queue
 # Bytes on the wire that a byte of body may cost: a chunk of one byte takes six ("1\r\nx\r\n").
@@ -38,6 +48,11 @@ _REFUSED_SECONDS = 5.0
 #: Headers of an offer to speak another protocol, which is not taken.
 _UPGRADE_HEADERS = frozenset((b"connection", b"upgrade", b"http2-settings"))
 _TOO_LARGE = ApiError(431, f"The headers are longer than {MAX_HEADER_BYTES} bytes.")
+_TOO_MANY_HEADERS = ApiError(431, f"There are more than {MAX_HEADERS} headers.")
+_TOO_MANY_PIPELINED = ApiError(
+    400, f"More than {MAX_PIPELINED} requests wait in this connection: send them over several."
+)
+_NO_ROOM = overloaded("too_many_connections", "Every connection that this server can have is in use.", 1)
 _INVALID = ApiError(400, "This is not a valid HTTP/1.1 request.")
 _CODING = ApiError(400, "transfer-encoding: must be chunked, in HTTP/1.1", param="transfer-encoding")
 _TUNNEL = ApiError(405, "CONNECT: this server is no proxy.", headers=(("allow", "GET, HEAD, POST"),))
@@ -45,6 +60,31 @@ _TUNNEL = ApiError(405, "CONNECT: this server is no proxy.", headers=(("allow", 
 
 class _RefusedError(Exception):
     """Ends the parser's work; its message is the refusal."""
+
+
+class _Flow(FlowControl):
+    """Flow control that does not resume reading while what was read is not parsed."""
+
+    is_behind = False
+
+    def resume_reading(self) -> None:
+        """The application wants more."""
+        if self.read_paused and self.is_behind:
+            self.read_paused = False
+        else:
+            super().resume_reading()
+
+    def fall_behind(self) -> None:
+        """More was read than is parsed now."""
+        self.is_behind = True
+        if not self.read_paused:
+            self._transport.pause_reading()
+
+    def catch_up(self) -> None:
+        """All that was read is parsed."""
+        self.is_behind = False
+        if not self.read_paused:
+            self._transport.resume_reading()
 
 
 class Connection(HttpToolsProtocol):
@@ -58,10 +98,16 @@ class Connection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         max_age: float,
+        limit: ConnectionLimit,
+        turns: ParserTurns,
     ) -> None:
         self.opened_at = time.monotonic()
         self.expires_at = self.opened_at + max_age * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)
         self.idle_since: float | None = self.opened_at
+        self._limit = limit
+        self._turns = turns
+        self._unparsed = memoryview(b"")
+        self._body_left = 0  # bytes of a body whose length was announced
         self._reading_headers = True
         self._header_bytes = 0
         self._framing_left = 0
@@ -76,11 +122,18 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """The first request's headers have to come soon."""
         super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport)
+        if not self._limit.admit(self):
+            self._refuse(_NO_ROOM)
+            transport.close()
+            return
         self._start_timer()
         self._age_timer = self.loop.call_later(self.expires_at - self.opened_at, self._expire)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """No timer outlives its connection."""
+        self._limit.remove(self)
+        self._unparsed = memoryview(b"")
         self._stop_timer()
         self._stop_unread_timer()
         if self._age_timer is not None:
@@ -98,9 +151,40 @@ class Connection(HttpToolsProtocol):
         self._stop_unread_timer()
         super().resume_writing()
 
+    def make_room(self) -> None:
+        """Close the connection, which waits for its client, for the sake of a new one."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # the client does not read
+        else:
+            self.transport.close()
+
     def data_received(self, data: bytes) -> None:
-        """Parse, with a bound on the bytes of headers: the parser itself would take any amount."""
+        """Parse a head that begins now at once, and the rest in turn with other connections."""
         self._unset_keepalive_if_required()
+        self._unparsed = memoryview(bytes(self._unparsed) + data)
+        if self._flow.is_behind:
+            return
+        if self._reading_headers:
+            self._parse_step(_FIRST_STEP_BYTES)
+        if self._unparsed:
+            self._flow.fall_behind()
+            self._turns.add(self, self.loop)
+
+    def parse_some(self) -> bool:
+        """Parse a step; whether bytes are left."""
+        self._parse_step(max(_STEP_BYTES, min(self._body_left, _BODY_STEP_BYTES)))
+        if not self._unparsed and not self.transport.is_closing():
+            self._flow.catch_up()
+        return bool(self._unparsed)
+
+    def _parse_step(self, size: int) -> None:
+        step, self._unparsed = self._unparsed[:size], self._unparsed[size:]
+        self._parse_bounded(step)
+        if self._refusal is not None or self.transport.is_closing():
+            self._unparsed = memoryview(b"")
+
+    def _parse_bounded(self, data: memoryview) -> None:
+        """Parse, with a bound on the bytes of headers: the parser itself would take any amount."""
         while data and self._refusal is None and not self.transport.is_closing():
             part = data
             if self._reading_headers:
@@ -113,22 +197,22 @@ class Connection(HttpToolsProtocol):
                     return
             else:
                 self._framing_left -= len(part)
-            data = self._parse(part) + data[len(part) :]
+            data = data[len(part) - self._parse(part) :]
             # Chunk extensions and trailers end in the parser and not in the body that the application bounds.
             if not self._reading_headers and self._framing_left < 0 and not self.transport.is_closing():
                 self.transport.close()
 
-    def _parse(self, data: bytes) -> bytes:
-        """Feed the parser; returns what it left because it took it for another protocol's."""
+    def _parse(self, data: memoryview | bytes) -> int:
+        """Feed the parser; returns how many bytes it left because it took them for another protocol's."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._parse(self._without_upgrade())
-            return data[upgrade.args[0] :]
+            return len(data) - int(upgrade.args[0])
         except httptools.HttpParserError as error:
             cause = error.__context__
             self._refuse(cause.args[0] if isinstance(cause, _RefusedError) else _INVALID)
-        return b""
+        return 0
 
     def _without_upgrade(self) -> bytes:
         """The head again without its offer of another protocol, for a new parser: the old one skips the body.
@@ -148,13 +232,21 @@ class Connection(HttpToolsProtocol):
         return head + b"\r\n".join([*kept, b"connection: close", b"", b""])
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """A request begins. Raises _RefusedError."""
         self.idle_since = None
+        if not self._is_answering:
+            self._limit.move(self, State.REQUEST)
         super().on_message_begin()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise _RefusedError(_TOO_MANY_PIPELINED)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header. Trailers are dropped: whether the application saw them would depend on when they come."""
+        """A header. Trailers are dropped: whether the application saw them would depend on when they come.
+        Raises _RefusedError.
+        """
         if self._reading_headers:
+            if len(self.headers) >= MAX_HEADERS:
+                raise _RefusedError(_TOO_MANY_HEADERS)
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -170,13 +262,17 @@ class Connection(HttpToolsProtocol):
         self._reading_headers = False
         self._header_bytes = 0
         self._framing_left = MAX_HEADER_BYTES
+        lengths = [int(value) for name, value in self.headers if name == b"content-length"]
+        self._body_left = lengths[0] if lengths else 0
         self._stop_timer()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """The parser has delivered a part of the body."""
+        self._body_left -= len(body)
         self._framing_left += _WIRE_BYTES_PER_BODY_BYTE * len(body)
-        super().on_body(body)
+        if not self.cycle.response_started:  # else nobody reads it any more
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """What comes next are another request's headers, even while this one is being answered."""
@@ -185,6 +281,7 @@ class Connection(HttpToolsProtocol):
         self._reading_headers = True
         self._stop_timer()
         super().on_message_complete()
+        self._limit.move(self, State.ANSWER if self._is_answering else State.IDLE)
         if not self._is_answering:  # the answer came first, and uvicorn's timer ended with the next data
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -194,6 +291,7 @@ class Connection(HttpToolsProtocol):
         """The connection is idle again, unless another request is waiting in it."""
         if not self.pipeline:
             self.idle_since = time.monotonic()
+            self._limit.move(self, State.IDLE if self._reading_headers else State.REQUEST)
         super().on_response_complete()
         if self._refusal is not None and not self.pipeline:
             self._send_refusal()

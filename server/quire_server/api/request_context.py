@@ -187,6 +187,9 @@ async def account(request: RequestContext, work: Awaitable[None]) -> None:
         if answer.status == 500:
             logger.exception("request failed")
         await exchange.error(answer)
+        del (
+            answer
+        )  # it refers to this frame, and to those that had the body: both would wait for the collector
     finally:
         server.drain.num_requests -= 1
         request.settle_rate(code)

@@ -23,14 +23,14 @@ from quire_server.api.context import ServerContext
 from quire_server.api.health import health
 from quire_server.api.http_exchange import ExchangeResponse, HttpExchange
 from quire_server.api.protocol import responses
-from quire_server.api.protocol.errors import ApiError
+from quire_server.api.protocol.errors import ApiError, bad_field
 from quire_server.api.protocol.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from quire_server.api.protocol.validation import parse_object, validate
+from quire_server.api.protocol.validation import validate
 
 REQUESTS: tuple[type[BaseModel], ...] = (
     ChatCompletionRequest,
@@ -373,26 +373,40 @@ async def _models(context: ServerContext, exchange: HttpExchange) -> None:
 
 
 async def _tokenize(context: ServerContext, exchange: HttpExchange) -> None:
-    request = validate(TokenizeRequest, parse_object(await exchange.body()))
+    request = await context.read(exchange, functools.partial(validate, TokenizeRequest))
     _check_model(context, request.model)
     request.check()
+    most, lane = context.max_text_tokens, _lane(exchange)
     async with context.text_gate.enter():
         if request.prompt is None:
             messages = [message.to_template() for message in request.messages or ()]
-            tokens = await context.tokenize_chat(messages)
+            tokens = await context.tokenize_chat(messages, limit=most, client=lane)
         else:
-            tokens = await context.tokenize(request.prompt, special=request.add_special_tokens)
+            tokens = await context.tokenize(
+                request.prompt, special=request.add_special_tokens, limit=most, client=lane
+            )
     limit = context.engine.info.max_model_len if context.engine.connected else None
     await exchange.json({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
 
 
 async def _detokenize(context: ServerContext, exchange: HttpExchange) -> None:
-    body = parse_object(await exchange.body())
-    request = validate(DetokenizeRequest, body, context.tokenizer.vocab_size)
+    most = context.max_text_tokens
+    request = await context.read(
+        exchange, lambda body: validate(DetokenizeRequest, body, context.tokenizer.vocab_size), most
+    )
     _check_model(context, request.model)
+    if len(request.tokens) > most:
+        raise bad_field(
+            "tokens", f"are {len(request.tokens)}, and at most {most} are taken: send them in parts"
+        )
     async with context.text_gate.enter():
-        text = await context.detokenize(request.tokens, skip_special_tokens=False)
+        text = await context.detokenize(request.tokens, skip_special_tokens=False, client=_lane(exchange))
     await exchange.json({"prompt": text})
+
+
+def _lane(exchange: HttpExchange) -> str:
+    """The place in which work that is not admitted takes turns: beside the same client's completions."""
+    return f"{exchange.client} (text)"
 
 
 def _check_model(context: ServerContext, model: str | None) -> None:

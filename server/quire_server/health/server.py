@@ -1,10 +1,13 @@
 """The HTTP server of the probes: one thread per connection, four paths.
 
-Decides nothing: it reads the shared memory and returns the verdict of `decision`.
+Decides nothing: it reads the shared memory and returns the verdict of `decision`. Where too many connections
+have not sent their request, the one that has waited longest is closed for each new one, so that nobody keeps
+the kubelet out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -21,6 +24,8 @@ from quire_server.health.heartbeat import SharedState
 
 logger = logging.getLogger(__name__)
 
+#: Connections that have not sent their request. Each has a thread; a probe has sent its own at once.
+MAX_WAITING = 64
 PATHS = frozenset({"/startupz", "/readyz", "/livez", "/statusz"})
 
 
@@ -38,6 +43,8 @@ class HealthServer(ThreadingHTTPServer):
         self.version = version
         self.model: Mapping[str, object] = {}
         self.effective: Callable[[], Mapping[str, object] | None] = lambda: None
+        self._waiting: dict[object, None] = {}  # sockets, in the order in which they came
+        self._lock = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
 
@@ -57,6 +64,29 @@ class HealthServer(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = "quire", self.server_address[1]
+
+    def process_request(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
+        """Take a new connection."""
+        with self._lock:
+            longest = next(iter(self._waiting)) if len(self._waiting) >= MAX_WAITING else None
+            self._waiting.pop(longest, None)
+            self._waiting[request] = None
+        if isinstance(longest, socket.socket):
+            with contextlib.suppress(OSError):
+                longest.shutdown(socket.SHUT_RDWR)  # its thread sees the end of what it reads, and ends
+        super().process_request(request, client_address)
+
+    def stop_waiting(self, request: object) -> None:
+        """A connection has sent its request, or is closed."""
+        with self._lock:
+            self._waiting.pop(request, None)
+
+    def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
+        """Close a connection."""
+        self.stop_waiting(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Log errors of the server itself, which would look like a dead engine; ignore peers that hang up."""
@@ -82,6 +112,12 @@ class HealthServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: HealthServer
     timeout = 5  # seconds until the thread of a silent peer is freed
+
+    def parse_request(self) -> bool:
+        """Read the rest of a request whose first line has come."""
+        is_valid = super().parse_request()
+        self.server.stop_waiting(self.request)
+        return is_valid
 
     def do_GET(self) -> None:  # the name that http.server calls
         """Answer one request."""

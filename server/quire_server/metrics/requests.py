@@ -23,7 +23,14 @@ from quire_server.metrics.labelled import VLLM_REQUEST_SECONDS, Exemplar, Labell
 #: cancelled: cut by the end of a drain.
 STATUSES = ("success", "client_error", "shed", "limited", "aborted", "cancelled", "error")
 #: Why a request is not served although nothing is wrong with it.
-REFUSALS = ("queue_full", "load_shed", "memory_pressure", "deadline_exceeded", "rate_limit_exceeded")
+REFUSALS = (
+    "queue_full",
+    "load_shed",
+    "memory_pressure",
+    "body_memory",
+    "deadline_exceeded",
+    "rate_limit_exceeded",
+)
 
 #: What was done to requests so that they, or the others, get an answer at all.
 DEGRADATIONS = ("deadline", "halved_max_tokens", "out_of_memory")

@@ -52,4 +52,4 @@ def _try(matcher: LLMatcher, vocabulary: grammar.Vocabulary) -> None:
 
 
 if __name__ == "__main__":
-    child_loop.serve(prepare, _SETUP_SECONDS)
+    child_loop.serve(prepare, child_loop.Limits(setup_seconds=_SETUP_SECONDS))

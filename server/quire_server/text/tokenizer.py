@@ -6,6 +6,7 @@ depend on its neighbours, so streamed deltas add up to exactly the text of decod
 
 import codecs
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ import tokenizers
 from quire_server.errors import ConfigError, ModelCorruptError, RequestError
 from quire_server.model_dir.files import ModelFiles, check_values
 from quire_server.model_dir.generation_config import eos_token_ids
-from quire_server.text import rust_panics
+from quire_server.text import rust_panics, token_bound
+
+# One text is tokenised by the thread that asks for it: the library's own threads are for many texts.
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 # The largest one of a supported model is Gemma 3's, with 33 MB: 262,144 tokens, half a million merges.
 _LIMIT = 48 << 20
@@ -38,7 +42,8 @@ class Tokenizer:
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         parts = _decoder_parts(library)
         self._strips_first_space = "Strip" in parts or "Metaspace" in parts
-        tokens = {token_id: token for token, token_id in library.get_vocab(with_added_tokens=True).items()}
+        vocabulary = library.get_vocab(with_added_tokens=True)
+        tokens = {token_id: token for token, token_id in vocabulary.items()}
         if "ByteLevel" in parts:
             from_byte_level = _byte_level_table()
             self._bytes = {i: _from_byte_level(token, from_byte_level) for i, token in tokens.items()}
@@ -49,6 +54,7 @@ class Tokenizer:
                 f"The tokenizer decodes by {sorted(parts) or 'nothing'}, which is not supported; supported: "
                 "byte-level and SentencePiece."
             )
+        self._characters_per_token = token_bound.characters_per_token(library, vocabulary, self._bytes)
 
     @classmethod
     def load(cls, model_dir: Path) -> "Tokenizer":
@@ -72,14 +78,23 @@ class Tokenizer:
                 ) from None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. Special tokens in the text are recognised, because chat templates contain them."""
+        """Token ids. Special tokens in the text are recognised, because chat templates contain them.
+
+        As a batch, although it is one text: for a batch the library releases the interpreter's lock.
+        """
         try:
             with rust_panics.as_errors():
-                return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
+                encoded = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return list(encoded[0].ids)
         except rust_panics.RustPanicError as error:
             raise RequestError(f"The model's tokenizer cannot split this text: {error}") from None
         except (TypeError, UnicodeEncodeError):
             raise RequestError("The text is not valid Unicode (it has lone surrogates).") from None
+
+    def least_tokens(self, text: str) -> int:
+        """How many tokens a text has at least, by its length alone; 0 where that says nothing."""
+        most = self._characters_per_token
+        return 0 if most is None else -(-len(text) // most)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of all tokens."""

@@ -69,6 +69,9 @@ class SlowTokenizer:
             self.go_on.wait()
         return [1]
 
+    def least_tokens(self, text):
+        return 0
+
     def decode(self, tokens, *, skip_special_tokens):
         self.go_on.wait()
         return "text"
@@ -79,7 +82,9 @@ class FakeExchange:
         self._body = body
         self.sent = None
 
-    async def body(self):
+    client = ""
+
+    async def body(self, max_values):
         return json.dumps(self._body).encode()
 
     async def json(self, body):
@@ -95,7 +100,8 @@ def context():
     parts = {
         field.name: None for field in dataclasses.fields(ServerContext) if not field.name.startswith("_")
     }
-    del parts["created"], parts["text_gate"]
+    for name in ("created", "text_gate", "body_memory"):
+        del parts[name]
     context = ServerContext(**{**parts, "engine": NoEngine(), "tokenizer": SlowTokenizer()})
     yield context
     context.tokenizer.go_on.set()
@@ -108,7 +114,7 @@ async def test_tokenize_requests_do_not_delay_completions_and_are_bounded(contex
     with pytest.raises(ApiError) as refused:
         await routes._tokenize(context, FakeExchange({"prompt": "slow" + LONG}))
     assert refused.value.status == 503
-    assert await asyncio.wait_for(context.tokenize(LONG, special=False), 10) == (1,)
+    assert await asyncio.wait_for(context.tokenize(LONG, special=False, limit=9), 10) == (1,)
     context.tokenizer.go_on.set()
     await asyncio.gather(*waiting)
     assert all(exchange.sent["count"] == 1 for exchange in exchanges)

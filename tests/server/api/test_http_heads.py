@@ -12,7 +12,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from quire_server.api.http_protocol import MAX_HEADER_BYTES, Connection
-from tests.server.api.test_http_protocol import Transport
+from tests.server.api.test_http_protocol import Transport, settings
 
 SECOND = b"GET /second HTTP/1.1\r\nHost: x\r\n\r\n"
 UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
@@ -91,7 +91,7 @@ async def answers(segments):
     """The statuses of all answers, with the application's own words."""
     transport = Transport()
     config = Config(application, interface="asgi3", log_config=None, ws="none")
-    connection = Connection(config, ServerState(), {}, asyncio.get_running_loop(), max_age=300)
+    connection = Connection(config, ServerState(), {}, asyncio.get_running_loop(), **settings())
     connection.connection_made(transport)
     for segment in segments:
         if transport.is_closing():
@@ -146,7 +146,7 @@ def test_any_number_of_segments_gives_the_same_answers(name, cuts):
 async def test_a_refusal_carries_the_request_id_that_its_head_had():
     transport = Transport()
     config = Config(application, interface="asgi3", log_config=None, ws="none")
-    connection = Connection(config, ServerState(), {}, asyncio.get_running_loop(), max_age=300)
+    connection = Connection(config, ServerState(), {}, asyncio.get_running_loop(), **settings())
     connection.connection_made(transport)
     connection.data_received(REFUSED["length and chunks"])
     assert b"\r\nx-request-id: given\r\n" in transport.written

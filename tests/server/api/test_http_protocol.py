@@ -1,13 +1,18 @@
-"""Timeouts of connections with incomplete requests or slow readers; the tests fire the timers themselves."""
+"""Timeouts of connections with incomplete requests or slow readers, which the tests fire themselves; bounds of
+what one connection may send, and of how many there are.
+"""
 
 import asyncio
+import json
 
 import pytest
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from quire_server.api.connection_limit import ConnectionLimit
 from quire_server.api.drain import LINGER_SECONDS
-from quire_server.api.http_protocol import Connection
+from quire_server.api.http_protocol import MAX_HEADERS, MAX_PIPELINED, Connection
+from quire_server.api.parser_turns import ParserTurns
 
 MAX_AGE = 12.0  # less than the other timeouts
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
@@ -34,6 +39,9 @@ class Transport(asyncio.Transport):
     def is_closing(self):
         return self.closed
 
+    def get_write_buffer_size(self):
+        return 0
+
     def pause_reading(self):
         pass
 
@@ -51,6 +59,9 @@ class ManualLoop:
         self.timers.append((delay, asyncio.TimerHandle(0, callback, (), asyncio.get_running_loop())))
         return self.timers[-1][1]
 
+    def call_soon(self, callback, *args):
+        return asyncio.get_running_loop().call_soon(callback, *args)
+
     def create_task(self, work):
         return asyncio.get_running_loop().create_task(work)
 
@@ -63,16 +74,20 @@ class ManualLoop:
                 timer._run()
 
 
+def settings(limit=None, max_age=300):
+    return {"max_age": max_age, "limit": limit or ConnectionLimit(), "turns": ParserTurns()}
+
+
 class Client:
     """One connection to an application that responds, without reading the body, once `answer` is set."""
 
-    def __init__(self):
+    def __init__(self, limit=None):
         self.answer = asyncio.Event()
         self.loop, self.transport = ManualLoop(), Transport()
         config = Config(
             self.application, interface="asgi3", log_config=None, ws="none", timeout_keep_alive=75
         )
-        self.connection = Connection(config, ServerState(), {}, self.loop, max_age=MAX_AGE)
+        self.connection = Connection(config, ServerState(), {}, self.loop, **settings(limit, MAX_AGE))
         self.connection.connection_made(self.transport)
 
     async def application(self, scope, receive, send):
@@ -80,6 +95,12 @@ class Client:
         headers = [(b"content-length", b"0")]
         await send({"type": "http.response.start", "status": 401, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
+
+    async def receives(self, data):
+        """Data comes, and is parsed in turns."""
+        self.connection.data_received(data)
+        while self.connection._unparsed:
+            await asyncio.sleep(0)
 
     async def answered(self):
         self.answer.set()
@@ -121,7 +142,7 @@ async def test_a_body_that_is_still_incomplete_after_its_response_closes_the_con
 async def test_a_body_that_completes_after_its_response_leaves_an_idle_connection(client):
     client.connection.data_received(POST)
     await client.answered()
-    client.connection.data_received(b"0123456789")
+    await client.receives(b"0123456789")
     client.loop.advance(40)
     assert not client.transport.closed
     client.loop.advance(100)
@@ -170,7 +191,7 @@ async def test_connections_that_were_opened_together_do_not_end_together():
 
 
 async def test_what_a_refused_client_still_sends_is_dropped_and_a_silent_one_is_disconnected(client):
-    client.connection.data_received(b"GET / HTTP/1.1\r\nBig: " + b"x" * (1 << 20))
+    await client.receives(b"GET / HTTP/1.1\r\nBig: " + b"x" * (1 << 20))
     assert client.transport.written.startswith(b"HTTP/1.1 431 ")
     assert client.transport.ended
     assert not client.transport.closed, "bytes unread would reset the connection, and the answer with it"
@@ -179,3 +200,67 @@ async def test_what_a_refused_client_still_sends_is_dropped_and_a_silent_one_is_
     assert len(client.transport.written) == written
     client.loop.advance(10)
     assert client.transport.closed
+
+
+def refusal(client):
+    head, _, body = client.transport.written.partition(b"\r\n\r\n")
+    return int(head.split()[1]), head, json.loads(body)["error"]
+
+
+async def test_at_the_limit_the_connection_that_has_waited_longest_makes_room_for_a_new_one():
+    limit = ConnectionLimit(3)
+    silent, busy, slow = (Client(limit) for _ in range(3))
+    await busy.receives(POST + b"0123456789")  # it is being answered
+    await slow.receives(POST)  # a body of which nothing comes
+    new = Client(limit)
+    assert [one.transport.closed for one in (silent, busy, slow, new)] == [True, False, False, False]
+    await new.receives(POST + b"0123456789")
+    await new.answered()  # and is idle
+    newer = Client(limit)
+    assert [one.transport.closed for one in (busy, slow, new, newer)] == [False, True, False, False]
+    await newer.receives(POST + b"0123456789")
+    Client(limit)
+    assert [one.transport.closed for one in (busy, new, newer)] == [False, True, False]
+
+
+async def test_where_every_connection_is_being_answered_a_new_one_gets_a_503_with_a_reason():
+    limit = ConnectionLimit(2)
+    busy = [Client(limit) for _ in range(2)]
+    for one in busy:
+        await one.receives(POST + b"0123456789")
+    refused = Client(limit)
+    status, head, error = refusal(refused)
+    assert (status, error["code"]) == (503, "too_many_connections")
+    assert b"retry-after: 1" in head.lower() and refused.transport.closed
+    busy[0].connection.connection_lost(None)
+    assert not Client(limit).transport.written
+
+
+async def test_a_head_with_too_many_headers_is_refused(client):
+    await client.receives(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * MAX_HEADERS + b"\r\n")
+    assert not client.transport.written
+    other = Client()
+    await other.receives(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (MAX_HEADERS + 2))
+    assert refusal(other)[0] == 431
+
+
+async def test_requests_beyond_those_that_may_wait_are_refused_after_the_others_are_answered(client):
+    client.answer.set()
+    await client.receives(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
+    while not client.transport.ended:
+        await asyncio.sleep(0)
+    statuses = [line.split()[1] for line in client.transport.written.split(b"\r\n") if line[:5] == b"HTTP/"]
+    assert statuses[-1] == b"400" and set(statuses[:-1]) == {b"401"}
+    assert MAX_PIPELINED <= len(statuses) - 1 <= 2 * MAX_PIPELINED
+
+
+async def test_a_packet_of_tiny_chunks_is_parsed_in_turn_with_everything_else(client):
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    client.connection.data_received(head + b"1\r\nx\r\n" * 40_000 + b"0\r\n\r\n")
+    rounds = 0
+    while client.connection._unparsed:
+        rounds += 1
+        await asyncio.sleep(0)
+    assert rounds > 10, "the loop had its turn only once all was parsed"
+    await client.answered()
+    assert client.transport.written.startswith(b"HTTP/1.1 401 ")

@@ -14,6 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from quire_server.api.connection_limit import MAX_CONNECTIONS
+from quire_server.health.server import MAX_WAITING
 from tests.server import listening
 from tests.server.conftest import KEY
 
@@ -39,31 +41,44 @@ def open_files(pid):
 
 
 @pytest.fixture
-def many_files(server):
-    """As many open files for us and for the API process as ten thousand connections take."""
+def many_files():
+    """As many open files for us as ten thousand connections take."""
     ours, wanted = resource.getrlimit(resource.RLIMIT_NOFILE), IDLE + 1000
     hard = ours[1] if ours[1] == resource.RLIM_INFINITY else max(ours[1], wanted)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(ours[0], wanted), hard))
-    resource.prlimit(server.children()["api"], resource.RLIMIT_NOFILE, (wanted, max(hard, wanted)))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (ours[0], hard))
 
 
-def test_ten_thousand_idle_connections_do_not_block_others(server, many_files):
+def test_ten_thousand_silent_connections_keep_nobody_out_and_close_one_another(server, many_files):
     api = server.children()["api"]
     before_files, before_bytes = open_files(api), resident(api)
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, httpx.Client(base_url=server.url, headers=HEADERS) as client:
         for number in range(IDLE):
             # Addresses of the loopback network: one alone has too few ports where others use them too.
             source = (f"127.0.{1 + number // 5000}.1", 0)
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 20, source))
             if number % 1000 == 0:
                 assert answers(server)
-        server.wait("they are all there", lambda: open_files(api) >= IDLE)
+                assert client.get("/v1/models").status_code == 200, "a connection that is kept and used"
+        server.wait("all were taken", lambda: open_files(api) >= MAX_CONNECTIONS)
         assert answers(server)
-        assert resident(api) - before_bytes < IDLE * 32 * 1024
+        assert open_files(api) < MAX_CONNECTIONS + before_files + 50
+        assert resident(api) - before_bytes < MAX_CONNECTIONS * 32 * 1024
     server.wait("they are all gone", lambda: open_files(api) < before_files + 50)
     assert answers(server)
+
+
+def test_silent_connections_to_the_health_server_do_not_keep_probes_out(server):
+    health = server.children()["health"]
+    with contextlib.ExitStack() as stack:
+        for half in (b"", b"GET /readyz HTTP/1.1\r\nHost: x\r\n") * (2 * MAX_WAITING):
+            silent = stack.enter_context(socket.create_connection(("127.0.0.1", server.health_port), 20))
+            silent.sendall(half)
+        for probe in ("startupz", "readyz", "livez"):
+            assert server.probe(probe) == 200
+        threads = len(list(Path(f"/proc/{health}/task").iterdir()))
+        assert threads < MAX_WAITING + 10, "each connection has a thread"
 
 
 def load(server):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -22,7 +22,7 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema, from_json
 
 from quire_server.api.protocol.errors import ApiError, bad_field
 
@@ -40,21 +40,19 @@ Vocabulary = ValidationInfo[int]
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def parse_object(body: bytes) -> Json:
-    """The JSON object of a request's body. Raises ApiError."""
+def parse_object(body: bytes | bytearray) -> Json:
+    """The JSON object of a request's body. Raises ApiError.
+
+    By pydantic's parser: it takes half the time of Python's, makes strings of the bytes without decoding all
+    of them first, and refuses what is no text (a lone surrogate).
+    """
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
-        if b"\\u" in body:
-            json.dumps(value, ensure_ascii=False).encode()  # an escaped lone surrogate is no text
-    except (ValueError, RecursionError) as error:
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
         raise ApiError(400, f"The body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise ApiError(400, "The body must be a JSON object.")
     return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def validate(model: type[Model], values: Json, vocab_size: int = 0) -> Model:
@@ -284,7 +282,8 @@ def is_token_ids(value: Sequence[object], vocab_size: int) -> bool:
     """True for a list of token ids of the vocabulary."""
     if not set(map(type, value)) <= {int}:
         return False
-    return all(isinstance(token, int) and 0 <= token < vocab_size for token in value)
+    numbers: Sequence[Any] = value
+    return not value or (min(numbers) >= 0 and max(numbers) < vocab_size)
 
 
 @dataclass(frozen=True, slots=True)

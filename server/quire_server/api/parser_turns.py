@@ -1,0 +1,48 @@
+"""Connections with many bytes to parse take turns, so that the event loop never parses for long.
+
+A packet of a quarter of a megabyte may hold ten thousand headers, chunks or requests, each of them a call of
+Python. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Protocol
+
+_TURN_SECONDS = 0.001  # of one round of the event loop, for all connections together
+
+
+class Parsing(Protocol):
+    """A connection with bytes that are not parsed."""
+
+    def parse_some(self) -> bool:
+        """Parse for less than a millisecond; whether bytes are left."""
+
+
+class ParserTurns:
+    """The connections of one event loop that have bytes left."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Parsing] = deque()
+        self._is_scheduled = False
+
+    def add(self, connection: Parsing, loop: asyncio.AbstractEventLoop) -> None:
+        """Let `connection` parse in its turn, until none is left. Call it once for that."""
+        self._waiting.append(connection)
+        self._schedule(loop)
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._waiting and not self._is_scheduled:
+            self._is_scheduled = True
+            loop.call_soon(self._run, loop)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_scheduled = False
+        end = time.monotonic() + _TURN_SECONDS
+        while self._waiting and time.monotonic() < end:
+            connection = self._waiting.popleft()
+            if connection.parse_some():
+                self._waiting.append(connection)
+        self._schedule(loop)
