@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 from e2e.failure_paths import recorder
 
-#: The operator; of the server, what the engine process consists of, and the two processes that judge it.
+#: The operator and its metrics adapter; of the server, what the engine process consists of, and the two
+#: processes that judge it.
 PACKAGES = (
+    "quire_metrics_adapter",
     "quire_operator",
     "quire_server.core",
     "quire_server.engine",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire_metrics_adapter import access
+from quire_metrics_adapter import access, delegated_auth
 from quire_metrics_adapter.access import Caller
 from quire_metrics_adapter.delegated_auth import REMEMBER_SECONDS, ClientPeer, DelegatedAuth
 from quire_metrics_adapter.errors import RefusedError, UnreachableError
@@ -192,3 +192,26 @@ async def test_at_most_16_reviews_run_concurrently(guard: DelegatedAuth, api: Fa
     await asyncio.gather(*calls, return_exceptions=True)
 
     assert most == 16
+
+
+async def test_the_front_proxy_is_learnt_after_a_request_that_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(delegated_auth, "_RETRY_SECONDS", 0.0)
+    answers: list[Any] = [CONFIG, UnreachableError("down")]
+
+    class Api:
+        async def request(self, method: str, path: str) -> Any:
+            answer = answers.pop()
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    changed = asyncio.Event()
+    auth = DelegatedAuth(Api())  # type: ignore[arg-type]
+    following = asyncio.create_task(auth.follow(changed.set))
+    async with asyncio.timeout(5):
+        while auth.front_proxy is None or answers:
+            await asyncio.sleep(0)
+    following.cancel()
+    assert changed.is_set() and "cannot learn how the API server's front proxy shows itself" in caplog.text

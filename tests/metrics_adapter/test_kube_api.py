@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
+from e2e.ports import free_port
 from quire_metrics_adapter.errors import (
     ApiError,
     ConflictError,
@@ -144,3 +146,21 @@ async def test_an_error_response_raises_the_error_of_its_status(status: int, err
         assert type(raised.value) is error
         with pytest.raises(error):
             await events(connection)
+
+
+async def test_a_refused_connection_is_an_unreachable_error_that_names_the_request() -> None:
+    configuration = Configuration()
+    configuration.host = f"http://127.0.0.1:{free_port()}"
+    connection = Connection(configuration)
+    with pytest.raises(UnreachableError, match="GET /api/v1/pods: ClientConnector"):
+        await connection.request("GET", "/api/v1/pods")
+    await connection.close()
+
+
+async def test_credentials_that_cannot_be_used_are_one_error_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kubeconfig").write_text("clusters: []")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    with pytest.raises(ApiError, match="no credentials for the API server"):
+        await Connection.open()

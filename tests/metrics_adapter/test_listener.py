@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import errno
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 from aiohttp import web
 
 from e2e.cluster.pki import Authority, Identity
+from quire_metrics_adapter import listener
 from quire_metrics_adapter.certificates import Credentials, issue
 from quire_metrics_adapter.listener import Listener
 
@@ -32,17 +37,17 @@ async def listening(callers: str = "") -> AsyncIterator[tuple[int, Credentials]]
     app.router.add_get("/", answer)
     runner = web.AppRunner(app, handle_signals=False)
     await runner.setup()
-    listener = Listener(runner, 0, MOST)
+    port = Listener(runner, 0, MOST)
     now = datetime.datetime.now(datetime.UTC)
     credentials = issue("pod-a", [HOST], now, datetime.timedelta(hours=1))
-    listener.serve(credentials, callers)
-    task = asyncio.create_task(listener.run())
+    port.serve(credentials, callers)
+    task = asyncio.create_task(port.run())
     try:
-        yield listener.port, credentials
+        yield port.port, credentials
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        listener.close()
+        port.close()
         await runner.cleanup()
 
 
@@ -122,3 +127,23 @@ async def test_plain_http_connections_do_not_use_up_the_limit() -> None:
         streams = await connect(port, credentials)
         assert await ask(streams) == OK
         streams[1].close()
+
+
+async def test_a_process_without_a_free_file_descriptor_accepts_again_once_it_has_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listener, "_PAUSE_SECONDS", 0.0)
+    loop = asyncio.get_running_loop()
+    accept, refusals = loop.sock_accept, [OSError(errno.EMFILE, "Too many open files")]
+
+    async def refusing(taken: socket.socket) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return await accept(taken)
+
+    monkeypatch.setattr(loop, "sock_accept", refusing)
+    async with listening() as (port, credentials):
+        streams = await connect(port, credentials)
+        assert await ask(streams) == OK
+        streams[1].close()
+    assert "cannot take a connection" in caplog.text and not refusals

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire_metrics_adapter import certificates, mounted_certificate, publisher
-from quire_metrics_adapter.errors import ForeignApiServiceError, SettingsError
+from quire_metrics_adapter.errors import ForeignApiServiceError, SettingsError, UnreachableError
 from quire_metrics_adapter.mounted_certificate import MountedPair
 from quire_metrics_adapter.publisher import Publisher
 from quire_metrics_adapter.settings import Settings
@@ -153,3 +153,18 @@ def test_an_invalid_value_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"{name}="):
         Settings.from_environ({**ENVIRON, name: value})
     assert Settings.from_environ(ENVIRON).hosts == ("s", "s.n", "s.n.svc")
+
+
+async def test_the_authority_is_published_after_a_request_that_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(service: object) -> None:
+        raise UnreachableError("the database is gone")
+
+    monkeypatch.setattr(publisher, "_RETRY_SECONDS", 0.0)
+    api = FakeApi()
+    api.in_between = [fail]
+    made = await publish(api)
+
+    assert bundle(api) == made.credentials.authority
+    assert "cannot publish the certificate authority: the database is gone" in caplog.text
