@@ -61,6 +61,8 @@ PATH_PULL_SECRET = "/etc/quire/registry"
 PATH_API_KEYS = "/etc/quire/keys"
 PATH_CHAT_TEMPLATE = "/etc/quire/chat-template"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+PATH_GOLDEN_TOKENS = "/etc/quire/golden-tokens"
+GOLDEN_TOKENS_FILE = "golden.json"
 PATH_HOME = "/home/quire"
 PATH_KV_OFFLOAD = "/var/cache/quire/kv"
 PATH_SHARED_MEMORY = "/dev/shm"
@@ -87,6 +89,11 @@ ENV_ALLOW_FAULTS = "QUIRE_ALLOW_FAULTS"
 
 # AKS's webhook gives pods with this label the credentials of their ServiceAccount.
 AKS_IDENTITY = {"azure.workload.identity/use": "true"}
+
+
+def golden_tokens(name: str) -> str:
+    """The ConfigMap with the golden tokens of the LLMDeployment `name`."""
+    return f"{name}-golden-tokens"
 
 
 def child_labels(name: str) -> dict[str, str]:

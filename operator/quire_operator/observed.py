@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from quire_operator import names
-from quire_operator.reports import Sample
+from quire_operator.reports import GoldenTokens, Sample, parse_golden_tokens
 
 Body = Mapping[str, Any]
 
@@ -129,6 +129,18 @@ def is_keda_autoscaler(autoscaler: Body, name: str) -> bool:
         (o.get("kind"), o.get("name")) for o in metadata.get("ownerReferences") or () if o.get("controller")
     ]
     return owners == [("ScaledObject", name)] and (metadata.get("labels") or {}).get(names.LABEL_NAME) == name
+
+
+def golden_tokens(observed: Observed) -> tuple[GoldenTokens, ...]:
+    """Those that are kept."""
+    live = observed.children.get(Ref("ConfigMap", names.golden_tokens(observed.name))) or {}
+    return parse_golden_tokens((live.get("data") or {}).get(names.GOLDEN_TOKENS_FILE))
+
+
+def is_ready(pod: Body) -> bool:
+    """Whether the kubelet says so."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
 
 
 def is_about_to_scale_down(autoscaler: Body) -> bool:

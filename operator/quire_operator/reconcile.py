@@ -26,7 +26,7 @@ from quire_operator.cluster import (
 )
 from quire_operator.errors import SpecError
 from quire_operator.observed import Body, Observed, ref
-from quire_operator.plan import Plan, PlanInput, make_plan, revisions
+from quire_operator.plan import Plan, PlanInput, golden_tokens, make_plan, revisions
 from quire_operator.plan.pacing import ApplyTimes
 from quire_operator.plan.revisions import Revision
 from quire_operator.reports import printable
@@ -116,7 +116,10 @@ class Reconciler:
         if selected is None:
             return await self._refuse(key, body, Failure(reason="ProfileNotFound", detail=profile_error))
         desired = resources.with_revision(rendered, selected.current_revision)
-        observed = await self._cluster.observe(body, [ref(manifest) for manifest in desired])
+        wanted = [ref(manifest) for manifest in desired]
+        observed = await self._cluster.observe(body, wanted)
+        if (awaited := golden_tokens.awaited(observed)) is not None:
+            observed = await self._cluster.observe(body, [*wanted, awaited])
         problem = status.ownership_conflict(observed) or status.missing_rights(observed)
         returns_to = await self._may_return_to(model, desired, selected, observed)
         result = make_plan(self._plan_input(key, model, desired, selected, observed, returns_to))

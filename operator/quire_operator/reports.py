@@ -17,6 +17,7 @@ from quire_sizing.errors import SizingError
 from quire_sizing.model import ModelShape, from_config
 
 MAX_STATUSZ_BYTES = 16 * 1024
+MAX_GOLDEN_CHARS = 64 * 1024  # as many as a server reads
 MAX_TERMINATION_CHARS = 4096  # the kubelet's own limit
 MAX_MESSAGE_CHARS = 512
 MAX_BYTES = 1 << 50
@@ -27,6 +28,9 @@ MAX_CONFIG_LIST = 512
 MAX_LAYERS = 4096
 MAX_PARAMETERS = 1 << 50
 MAX_CONTEXT = 1 << 24
+MAX_CANARY_TOKENS = 64
+MAX_TOKEN_ID = 1 << 31
+MAX_GOLDEN_TOKENS = 16  # entries of a ConfigMap
 
 FETCHING = frozenset({"resolving", "waiting", "downloading", "verifying", "done"})
 PHASES = frozenset({"loading", "warming", "serving", "draining", "stalled", "failed"}) | FETCHING
@@ -34,6 +38,7 @@ INEXACT_DEFAULTS = ("dtype", "quantization")  # fields of spec.engine
 _REASON = re.compile(r"[A-Z][A-Za-z]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_POD = re.compile(r"[a-z0-9.-]{1,253}")
 _REVISION = re.compile(r"[0-9A-Za-z:]{1,80}")
 _FILE = re.compile(r"[0-9A-Za-z._-]{1,255}")
 _VERSION = re.compile(r"[0-9A-Za-z.+-]{1,64}")
@@ -56,6 +61,22 @@ class Effective:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Canary:
+    """The engine's first answer to the canary, and the fingerprint of what the answer depends on."""
+
+    fingerprint: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldenTokens:
+    """The answer that is kept for a fingerprint, and the pod that gave it."""
+
+    canary: Canary
+    pod: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sample:
     """One valid answer of /statusz."""
 
@@ -70,6 +91,7 @@ class Sample:
     requests: int | None = None  # running and queued
     model: ModelShape | None = None  # the model that it loads or serves
     effective: Effective | None = None  # once the model is loaded
+    canary: Canary | None = None  # once it has run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +154,41 @@ def parse_statusz(raw: bytes) -> Sample | None:
         requests=None if running is None or queued is None else running + queued,
         model=_model(document.get("config")),
         effective=_effective(document.get("effective")),
+        canary=_canary(document.get("canary")),
     )
+
+
+def parse_golden_tokens(text: object) -> tuple[GoldenTokens, ...]:
+    """What the ConfigMap of golden tokens holds, which users may write: its valid entries, the first of each
+    fingerprint.
+    """
+    if not isinstance(text, str) or len(text) > MAX_GOLDEN_CHARS:
+        return ()
+    try:
+        listed = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    found: dict[str, GoldenTokens] = {}
+    for entry in listed if isinstance(listed, list) else ():
+        canary = _canary(entry)
+        pod = entry.get("pod") if canary is not None else None
+        if canary is not None and isinstance(pod, str) and _POD.fullmatch(pod):
+            found.setdefault(canary.fingerprint, GoldenTokens(canary=canary, pod=pod))
+    return tuple(found.values())[:MAX_GOLDEN_TOKENS]
+
+
+def _canary(said: object) -> Canary | None:
+    """All of it or None."""
+    if not isinstance(said, dict):
+        return None
+    fingerprint, tokens = said.get("fingerprint"), said.get("tokens")
+    if not isinstance(fingerprint, str) or not _SHA256.fullmatch(fingerprint):
+        return None
+    if not isinstance(tokens, list) or not 0 < len(tokens) <= MAX_CANARY_TOKENS:
+        return None
+    if not all(type(token) is int and 0 <= token < MAX_TOKEN_ID for token in tokens):
+        return None
+    return Canary(fingerprint=fingerprint, tokens=tuple(tokens))
 
 
 def _effective(said: object) -> Effective | None:

@@ -147,6 +147,9 @@ class ServeConfig:
     canary_interval_seconds: float = setting(
         60.0, seconds(1), "time without an answered request before the engine runs the canary"
     )
+    canary_golden_path: Path | None = setting(
+        None, path, "file of the tokens that the canary has to answer (default: those of its first run)"
+    )
     drain_timeout_seconds: float = setting(
         120.0, seconds(0), "time for running requests to finish after SIGTERM"
     )

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_operator import reports
-from quire_operator.reports import Sample, Termination, parse_statusz, parse_termination, printable
+from quire_operator.reports import (
+    Canary,
+    Sample,
+    Termination,
+    parse_golden_tokens,
+    parse_statusz,
+    parse_termination,
+    printable,
+)
 
 
 def statusz(**fields: Any) -> bytes:
@@ -138,3 +146,57 @@ def test_printable_text_is_one_bounded_line_without_control_characters(text: str
     assert len(line) <= reports.MAX_MESSAGE_CHARS
     assert line.isprintable() or all(c.isprintable() or c in "\u00a0\u00ad" or ord(c) > 255 for c in line)
     assert not any(ord(c) < 32 or 127 <= ord(c) < 160 or 0x202A <= ord(c) <= 0x202E for c in line)
+
+
+CANARY = {"fingerprint": "a" * 64, "tokens": [1, 2, 3]}
+
+
+def test_a_canary_is_parsed() -> None:
+    sample = parse_statusz(statusz(canary=CANARY))
+    assert sample is not None
+    assert sample.canary == Canary(fingerprint="a" * 64, tokens=(1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        [],
+        {},
+        {**CANARY, "fingerprint": "A" * 64},
+        {**CANARY, "fingerprint": "a" * 63},
+        {**CANARY, "fingerprint": 5},
+        {**CANARY, "tokens": []},
+        {**CANARY, "tokens": [1] * 65},
+        {**CANARY, "tokens": [1.0]},
+        {**CANARY, "tokens": [True]},
+        {**CANARY, "tokens": [-1]},
+        {**CANARY, "tokens": [1 << 31]},
+        {**CANARY, "tokens": "123"},
+    ],
+)
+def test_a_canary_that_could_not_be_is_dropped_and_the_rest_is_kept(said: object) -> None:
+    sample = parse_statusz(statusz(canary=said))
+    assert sample is not None
+    assert sample.canary is None
+    assert parse_golden_tokens(json.dumps([{"pod": "m-0", **said}] if isinstance(said, dict) else said)) == ()
+
+
+@pytest.mark.parametrize(
+    "text", [None, 5, "", "x", "{}", "[" * 5000, "[1, null]", "[" + " " * (64 << 10) + "]", "9" * 5000]
+)
+def test_golden_tokens_that_a_user_broke_are_none(text: object) -> None:
+    assert parse_golden_tokens(text) == ()
+
+
+def test_of_golden_tokens_the_valid_ones_and_the_first_of_each_fingerprint_are_read() -> None:
+    entries = [
+        {**CANARY, "pod": "UPPER case\n"},
+        {**CANARY, "pod": "m-0"},
+        {**CANARY, "tokens": [9], "pod": "m-1"},
+        {"fingerprint": "b" * 64, "tokens": [4], "pod": "m-1"},
+    ]
+    assert [(one.canary.tokens, one.pod) for one in parse_golden_tokens(json.dumps(entries))] == [
+        ((1, 2, 3), "m-0"),
+        ((4,), "m-1"),
+    ]

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from quire_operator import names
-from quire_operator.observed import NEED_A_POD, Body, Observed, Ref, ref
+from quire_operator.observed import NEED_A_POD, Body, Observed, Ref, is_ready, ref
 from quire_operator.plan import (
     deletion_cost,
     disruption_budget,
     drift,
+    golden_tokens,
     model_cache,
     replica_owner,
     revisions,
@@ -91,6 +92,7 @@ def make_plan(given: PlanInput) -> PlanResult:
                 requeue_after=0.0,
                 apply_times=given.apply_times,
             )
+    desired = golden_tokens.with_golden_tokens(desired, model, observed)
     children = _plan_children(desired, given)
     recorded = Plan() if update is None else revisions.record(model, update, given.history, observed)
     full = Plan(
@@ -232,7 +234,7 @@ def _pod_patches(observed: Observed) -> Iterator[PodPatch]:
     """Removes from ready pods the annotations that protect a loading pod from eviction, and sets deletion
     costs.
     """
-    ready = [pod for pod in observed.pods if _is_ready(pod) and not _is_terminating(pod)]
+    ready = [pod for pod in observed.pods if is_ready(pod) and not _is_terminating(pod)]
     costs = {str(pod["metadata"]["uid"]): cost for pod, cost in deletion_cost.costs(observed, iter(ready))}
     for pod in ready:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
@@ -251,8 +253,3 @@ def _why_patched(pod: PodPatch) -> str:
         return "it is ready and may be evicted"
     cost = pod.annotations[names.ANNOTATION_DELETION_COST]
     return "no scale-down is expected any more" if cost is None else f"deletion cost {cost}"
-
-
-def _is_ready(pod: Body) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)

@@ -47,6 +47,7 @@ def _data(model: LLMDeployment) -> dict[str, str]:
         {
             "QUIRE_API_KEYS_DIR": names.PATH_API_KEYS if model.spec.security.api_keys_secret_ref else "",
             "QUIRE_BLOCK_SIZE": _number(block_size),
+            "QUIRE_CANARY_GOLDEN_PATH": f"{names.PATH_GOLDEN_TOKENS}/{names.GOLDEN_TOKENS_FILE}",
             "QUIRE_CANARY_INTERVAL_SECONDS": _number(health.canary_interval_seconds),
             "QUIRE_CHAT_TEMPLATE": _chat_template(model),
             "QUIRE_CPU_OFFLOAD_GB": _gibibytes(engine.weight_offload),

@@ -141,8 +141,10 @@ def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
     watermark = {"name": "watermark", "mountPath": names.PATH_WATERMARK, "readOnly": True}
     offload = {"name": "kv-offload", "mountPath": names.PATH_KV_OFFLOAD}
     redact = {"name": "log-redact", "mountPath": names.PATH_LOG_REDACT, "readOnly": True}
+    golden = {"name": "golden-tokens", "mountPath": names.PATH_GOLDEN_TOKENS, "readOnly": True}
     return [
         {"name": "model", "mountPath": names.PATH_MODELS, "readOnly": True},
+        golden,
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "home", "mountPath": names.PATH_HOME},
         {"name": "shared-memory", "mountPath": names.PATH_SHARED_MEMORY},
@@ -156,7 +158,9 @@ def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
 
 def _volumes(model: LLMDeployment) -> list[dict[str, Any]]:
     shared = model.spec.resources.shared_memory
+    golden = {"name": names.golden_tokens(model.name), "optional": True}
     volumes: list[dict[str, Any]] = [
+        {"name": "golden-tokens", "configMap": golden},
         {"name": "tmp", "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
         {"name": "home", "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
         {

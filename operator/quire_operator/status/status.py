@@ -19,6 +19,7 @@ from quire_operator.status import (
     accelerator_fit,
     conditions,
     effective,
+    golden_tokens,
     model_cache,
     pods,
     progress,
@@ -256,6 +257,7 @@ def _assess(model: LLMDeployment, observed: Observed, now: datetime) -> _Assessm
         )
         for pod in observed.pods
     ]
+    states = golden_tokens.with_disagreements(states, observed)
     waiting = rollout.waiting_to_surge(model, observed, now)
     failures = [
         s.failure for s in pods.by_relevance(states) if s.failure is not None and s.name not in waiting

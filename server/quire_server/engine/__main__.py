@@ -14,12 +14,13 @@ from quire_server.config import ServeConfig
 from quire_server.core.scheduler import Scheduler
 from quire_server.engine import loading
 from quire_server.engine.engine_core import EngineCore
+from quire_server.engine.golden_tokens import GoldenTokens
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
 from quire_server.engine.messages import EngineInfo
 from quire_server.engine.proof import ProofOfInference
 from quire_server.engine.socket_server import EngineSocket
 from quire_server.fault_injection import Faults
-from quire_server.health import effective_config
+from quire_server.health import canary_report, effective_config
 from quire_server.health.heartbeat import Process, SharedState
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ def _serve(settings: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, fau
         gpu_memory=tuple(runner.gpu_memory.items()),
         load_seconds=time.monotonic() - heartbeat.sample.started_at,
     )
+    fingerprint = loading.canary_fingerprint(settings, runner)
     engine = EngineCore(
         Scheduler(limits, eos_token_ids=runner.model_config.eos_token_ids),
         runner,
@@ -65,8 +67,10 @@ def _serve(settings: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, fau
         proof=ProofOfInference(
             settings.canary_interval_seconds, settings.stall_timeout_seconds, time.monotonic()
         ),
+        golden=GoldenTokens(settings.canary_golden_path, fingerprint),
     )
     engine.warm_up()
+    canary_report.write(run_dir, fingerprint, engine.canary_tokens)
     # Objects that exist now live as long as the process: exclude them from garbage collection.
     gc.collect()
     gc.freeze()

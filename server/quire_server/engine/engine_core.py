@@ -30,6 +30,7 @@ from quire_server.core.step import (
     failure_event,
 )
 from quire_server.engine.canary import Canary, CanaryRun
+from quire_server.engine.golden_tokens import Golden, GoldenTokens
 from quire_server.engine.grammar_queue import POLL_SECONDS, GrammarQueue
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
 from quire_server.engine.messages import EngineInfo, EngineOutputs
@@ -101,6 +102,7 @@ class EngineCore:
         heartbeat: HeartbeatWriter,
         faults: Faults,
         proof: ProofOfInference,
+        golden: GoldenTokens,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -110,10 +112,11 @@ class EngineCore:
         self._heartbeat = heartbeat
         self._faults = faults
         self._proof = proof
+        self._golden = golden
         self._canary = Canary.for_model(info.vocab_size, info.max_model_len)
         self._canary_runs = 0
         self._canary_run: CanaryRun | None = None  # in progress
-        self._expected_tokens: tuple[int, ...] = ()
+        self.canary_tokens: tuple[int, ...] = ()  # of the first run
         self._peers: dict[str, Peer] = {}  # by request id
         self._external_ids: dict[str, str] = {}  # of the same requests
         self._num_steps = 0
@@ -123,7 +126,9 @@ class EngineCore:
         self._unaccounted_blocks = 0
 
     def warm_up(self) -> None:
-        """Run the canary for the first time: its tokens are the reference for all later runs."""
+        """Run the canary for the first time: its tokens are the reference for all later runs, unless there
+        are golden ones. Raises CanaryMismatchError where these are others.
+        """
         self._heartbeat.warming()
         self._start_canary()
         self._heartbeat.working(self._queue_depth, 1, self._scheduler.kv_utilization)
@@ -356,17 +361,20 @@ class EngineCore:
         self._scheduler.add(request, is_exclusive=True)
 
     def _judge_canary(self, run: CanaryRun) -> None:
-        """Compare the canary's tokens with those of the first run. Raises CanaryMismatchError when they stay
-        wrong: then only a restart, which loads the weights again, can repair the engine.
+        """Compare the canary's tokens with the golden ones or, without such, with those of the first run.
+        Raises CanaryMismatchError when they stay wrong: then only a restart, which loads the weights again,
+        can repair the engine. Before it serves, once is enough.
         """
         tokens, why = tuple(run.tokens), run.error or ""
-        if not self._expected_tokens:
-            if why:
-                raise _first_failure(why)
-            self._expected_tokens = tokens
+        is_first = not self.canary_tokens
+        if is_first and why:
+            raise _first_failure(why)
+        self.canary_tokens = self.canary_tokens or tokens
+        golden = self._golden.find()
+        expected = self.canary_tokens if golden is None else golden.tokens
         if tokens and self._faults.due("wrong_canary", self._canary_runs - 2):
             tokens = tokens[:-1] + ((tokens[-1] + 1) % self._info.vocab_size,)
-        outcome = run.outcome(tokens, self._expected_tokens)
+        outcome = run.outcome(tokens, expected)
         self._proof.checked(outcome, time.monotonic())
         self._heartbeat.proved(self._proof.at)
         if outcome is Outcome.RIGHT:
@@ -374,18 +382,14 @@ class EngineCore:
                 logger.warning("the canary is right again")
                 self._heartbeat.set_unready_reason("")
             return
-        facts = {"expected": self._expected_tokens, "tokens": tokens, "error": why}
+        facts = {"expected": expected, "tokens": tokens, "error": why}
         if outcome is Outcome.INCONCLUSIVE:
             logger.error("the canary did not complete", extra=facts)
             return
         logger.error("the canary is wrong", extra={**facts, "in_a_row": self._proof.num_wrong})
         self._heartbeat.set_unready_reason(MISMATCH)
-        if self._proof.num_wrong >= MAX_WRONG:
-            raise CanaryMismatchError(
-                f"The canary, a fixed prompt, had other tokens than at the start of the server, {MAX_WRONG} "
-                "times in a row. The pod restarts and loads its weights again; if it comes back on the same "
-                "node, suspect the node's memory or device."
-            )
+        if is_first or self._proof.num_wrong >= MAX_WRONG:
+            raise _mismatch(golden, self._proof.num_wrong)
 
     @property
     def _queue_depth(self) -> int:
@@ -421,6 +425,16 @@ def _first_failure(why: str) -> Exception:
         "The canary, a fixed prompt, gave no finite number when the server started: the model's weights are "
         "damaged, or the node's memory or device is. Copy or download the model again; if other nodes serve "
         "it, look at this one."
+    )
+
+
+def _mismatch(golden: Golden | None, num_wrong: int) -> CanaryMismatchError:
+    """The error of a canary whose tokens are wrong."""
+    than = "at the start of the server" if golden is None else f"pod {golden.pod}, whose tokens are kept"
+    times = f", {num_wrong} times in a row" if num_wrong > 1 else ""
+    return CanaryMismatchError(
+        f"The canary, a fixed prompt, has other tokens than {than}{times}. The pod restarts and loads its "
+        "weights again; if it comes back on the same node, suspect the node's memory or device."
     )
 
 

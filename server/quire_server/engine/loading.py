@@ -5,6 +5,7 @@ The injected faults of loading are here.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -13,10 +14,14 @@ from quire_server.core.config import Batching, PreemptionMode, SpeculationConfig
 from quire_server.core.policy import Policy
 from quire_server.core.scheduler import SchedulerConfig
 from quire_server.core.watermark import Watermark, read_key
+from quire_server.engine import golden_tokens
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
 from quire_server.fault_injection import Faults
 from quire_server.health.effective_config import EffectiveConfig
+from quire_server.runner import fingerprint
 from quire_server.runner.model_runner import ModelRunner, RunnerConfig, default_block_size
+
+logger = logging.getLogger(__name__)
 
 _DEFAULT_STEP_TOKENS = 512
 
@@ -25,7 +30,14 @@ def load(config: ServeConfig, heartbeat: HeartbeatWriter, faults: Faults) -> Mod
     """The model runner, with weights loaded and graphs captured. Raises errors of `quire_server.errors`."""
     if faults.due("crash_on_load", float("inf")):
         raise RuntimeError("the fault crash_on_load")
-    options = RunnerConfig(
+    runner = ModelRunner.load(config.model, runner_config(config), _progress_with_faults(heartbeat, faults))
+    runner.capture(lambda captured, wanted: heartbeat.progressed())
+    return runner
+
+
+def runner_config(config: ServeConfig) -> RunnerConfig:
+    """The runner's configuration."""
+    return RunnerConfig(
         device=config.device,
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
@@ -46,9 +58,6 @@ def load(config: ServeConfig, heartbeat: HeartbeatWriter, faults: Faults) -> Mod
         enforce_eager=config.enforce_eager,
         cpu_offload_gb=config.cpu_offload_gb,
     )
-    runner = ModelRunner.load(config.model, options, _progress_with_faults(heartbeat, faults))
-    runner.capture(lambda captured, wanted: heartbeat.progressed())
-    return runner
 
 
 def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfig:
@@ -85,6 +94,21 @@ def effective(config: ServeConfig, runner: ModelRunner) -> EffectiveConfig:
         quantization=runner.quantization,
         inexact_defaults=tuple(name for name, inexact in is_inexact.items() if inexact),
     )
+
+
+def canary_fingerprint(config: ServeConfig, runner: ModelRunner) -> str:
+    """Of everything that the tokens of the canary depend on."""
+    facts = fingerprint.facts(
+        config.model,
+        runner_config(config),
+        is_gpu=runner.is_asynchronous,
+        max_model_len=runner.max_model_len,
+        dtype=runner.dtype,
+        quantization=runner.quantization,
+    )
+    found = golden_tokens.fingerprint(facts)
+    logger.info("canary", extra={"fingerprint": found, **facts})
+    return found
 
 
 def _speculation(config: ServeConfig) -> SpeculationConfig | None:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from quire_server import __version__, config, log, termination
-from quire_server.health import effective_config
+from quire_server.health import canary_report, effective_config
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import SharedState
 from quire_server.health.server import HealthServer
@@ -35,6 +35,7 @@ def main(argv: list[str]) -> int:
         return failure.exit_code
     server.read_model_config(settings.model)
     server.effective = partial(effective_config.read, run_dir)
+    server.canary = partial(canary_report.read, run_dir)
     server.serve_forever(poll_interval=60)
     return 0
 

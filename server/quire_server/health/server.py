@@ -43,6 +43,7 @@ class HealthServer(ThreadingHTTPServer):
         self.version = version
         self.model: Mapping[str, object] = {}
         self.effective: Callable[[], Mapping[str, object] | None] = lambda: None
+        self.canary: Callable[[], Mapping[str, object] | None] = lambda: None
         self._waiting: dict[object, None] = {}  # sockets, in the order in which they came
         self._lock = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -103,7 +104,8 @@ class HealthServer(ThreadingHTTPServer):
         verdict = decision.judge(sample, control, beats, now, self.thresholds)
         if path == "/statusz":
             body = decision.statusz(sample, verdict, now, self.version)
-            return 200, {**body, "config": dict(self.model), "effective": self.effective()}
+            loaded = {"effective": self.effective(), "canary": self.canary()}
+            return 200, {**body, "config": dict(self.model), **loaded}
         probes = {"/startupz": verdict.startup, "/readyz": verdict.ready, "/livez": verdict.live}
         probe = probes[path]
         return probe.status, {"ok": probe.status == 200, "reason": probe.reason, "phase": verdict.phase}

@@ -8,6 +8,7 @@ import pytest
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import StepResult
 from quire_server.engine.engine_core import EngineCore
+from quire_server.engine.golden_tokens import GoldenTokens
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
 from quire_server.engine.messages import EngineInfo
 from quire_server.engine.proof import ProofOfInference
@@ -17,6 +18,7 @@ from quire_server.fault_injection import Faults
 from quire_server.health.heartbeat import SharedState
 
 VOCAB = 100
+FINGERPRINT = "f" * 64
 LIMITS = SchedulerConfig(
     max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=32, block_size=8
 )
@@ -103,7 +105,7 @@ class StoppableSocket(EngineSocket):
 class RunningEngine:
     """The engine core of one test in its thread, with its runner, scheduler, socket and shared state."""
 
-    def __init__(self, run_dir, faults, proof, is_asynchronous):
+    def __init__(self, run_dir, faults, proof, golden, is_asynchronous):
         self.run_dir = run_dir
         self.state = SharedState.create(run_dir)
         self.runner = CountingRunner(is_asynchronous=is_asynchronous)
@@ -115,6 +117,7 @@ class RunningEngine:
             heartbeat=HeartbeatWriter(self.state, time.monotonic()),
             faults=faults,
             proof=proof,
+            golden=golden,
         )
         self.error = None
         self.core.warm_up()
@@ -147,9 +150,10 @@ class RunningEngine:
 def start_engine(request, tmp_path):
     engines = []
 
-    def make(faults=None, canary_interval=3600.0, stall=60.0):
+    def make(faults=None, canary_interval=3600.0, stall=60.0, golden_path=None):
         proof = ProofOfInference(canary_interval, stall, time.monotonic())
-        engines.append(RunningEngine(tmp_path, faults or Faults({}, tmp_path), proof, request.param))
+        faults, golden = faults or Faults({}, tmp_path), GoldenTokens(golden_path, FINGERPRINT)
+        engines.append(RunningEngine(tmp_path, faults, proof, golden, request.param))
         return engines[-1]
 
     yield make

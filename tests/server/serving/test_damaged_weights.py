@@ -1,5 +1,7 @@
 """A server whose weights are damaged leaves the Service, and restarts, though its processes run."""
 
+import json
+import os
 import time
 
 import pytest
@@ -54,3 +56,37 @@ def test_a_server_whose_weights_are_nan_from_the_start_ends_before_it_serves(tmp
         assert server.wait_end(60) == 78
         assert server.failure()["reason"] == "CanaryMismatch"
         assert "no finite number" in server.failure()["message"]
+
+
+def damage_on_the_disk(model):
+    """Weights that are wrong, but finite, in files of the same size and time."""
+    path = model / "model.safetensors"
+    stat, weights = path.stat(), load_file(path)
+    weights["model.norm.weight"] = -weights["model.norm.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert path.stat().st_size == stat.st_size
+
+
+def test_a_replica_that_is_damaged_from_its_start_on_never_becomes_ready(tmp_path):
+    """Its canary is the same at each run, and another than that of the replica that was ready first."""
+    model, golden = tiny_model.write(tmp_path / "model"), tmp_path / "golden.json"
+    flags = ("--canary-golden-path", str(golden))
+    for name in ("first", "second", "damaged", "other"):
+        (tmp_path / name).mkdir()
+    with Server(model, tmp_path / "first", *flags) as first:
+        kept = first.wait_ready().statusz()["canary"]
+        assert len(kept["tokens"]) == 10
+        assert "no golden tokens" in first.log.read_text(), "it starts without a file, and says so"
+    golden.write_text(json.dumps([{**kept, "pod": "m-0"}]))
+    with Server(model, tmp_path / "second", *flags) as second:
+        assert second.wait_ready().statusz()["canary"] == kept, "an equal replica is equal"
+    damage_on_the_disk(model)
+    with Server(model, tmp_path / "damaged", *flags) as damaged:
+        assert damaged.wait_end(60) == 78
+        assert damaged.failure()["reason"] == "CanaryMismatch"
+        assert "than pod m-0, whose tokens are kept" in damaged.failure()["message"]
+    with Server(model, tmp_path / "other", *flags, "--block-size", "32") as other:
+        canary = other.wait_ready().statusz()["canary"]
+        assert canary["fingerprint"] != kept["fingerprint"], "what may differ is not compared"
+        assert canary["tokens"] != kept["tokens"], "the damage was none"
