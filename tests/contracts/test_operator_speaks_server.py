@@ -71,6 +71,7 @@ def test_every_field_reaches_the_server() -> None:
     }
     assert {name: getattr(config, name) for name in expected} == expected
     assert str(config.api_keys_dir) == names.PATH_API_KEYS
+    assert str(config.canary_golden_path) == f"{names.PATH_GOLDEN_TOKENS}/{names.GOLDEN_TOKENS_FILE}"
 
 
 @settings(max_examples=150)
@@ -81,10 +82,10 @@ def test_whatever_the_api_admits_the_server_can_be_started_with(body: specs.Body
 
 
 def test_defaults_of_the_api_are_the_servers_own() -> None:
-    """But for the time before a stop, which only a Service makes necessary, and the address."""
+    """But for the time before a stop, which only a Service makes necessary, the address, and mounted files."""
     config, own = configured(specs.minimal()), ServeConfig(model=configured(specs.minimal()).model)
     differ = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) != getattr(own, f.name)}
-    assert differ == {"host", "device", "pre_stop_seconds", "served_model_name"}
+    assert differ == {"host", "device", "pre_stop_seconds", "served_model_name", "canary_golden_path"}
 
 
 def test_the_batch_that_the_autoscaler_assumes_is_the_servers() -> None:
