@@ -82,7 +82,7 @@ def test_whatever_the_api_admits_the_server_can_be_started_with(body: specs.Body
 
 
 def test_defaults_of_the_api_are_the_servers_own() -> None:
-    """But for the time before a stop, which only a Service makes necessary, the address, and mounted files."""
+    """But for the time before a stop, which only a Service needs, the address, and what is mounted."""
     config, own = configured(specs.minimal()), ServeConfig(model=configured(specs.minimal()).model)
     differ = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) != getattr(own, f.name)}
     assert differ == {"host", "device", "pre_stop_seconds", "served_model_name", "canary_golden_path"}

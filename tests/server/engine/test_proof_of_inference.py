@@ -35,7 +35,7 @@ def test_an_idle_engine_runs_the_canary_periodically(start_engine):
 
 
 def test_an_engine_whose_requests_are_answered_runs_no_canary(start_engine):
-    engine = start_engine(canary_interval=5.0)
+    engine = start_engine()
     with Peer(engine) as peer:
         before = serving(engine).proof_at
         for name in "abc":
@@ -107,18 +107,18 @@ def test_a_wrong_canary_makes_the_engine_unready_at_once_and_a_right_one_ready_a
     engine = start_engine(faults, canary_interval=1.0)
     with Peer(engine):
         serving(engine)
-        engine.wait(lambda engine: engine.state.read_heartbeat().reason == "CanaryMismatch")
+        engine.wait(lambda engine: engine.state.read_heartbeat().reason == "CanaryMismatch", 15)
         proof_at = engine.state.read_heartbeat().proof_at
         engine.wait(lambda engine: engine.state.read_heartbeat().reason == "")
         assert engine.state.read_heartbeat().proof_at > proof_at
 
 
 def test_while_the_canary_is_wrong_no_answer_makes_the_engine_ready(start_engine):
-    engine = start_engine(canary_interval=0.1, stall=3600.0)
+    engine = start_engine(canary_interval=2.0)  # and it is repeated as often
     with Peer(engine) as peer:
         serving(engine)
         engine.runner.skew = 1
-        engine.wait(lambda engine: engine.state.read_heartbeat().reason == "CanaryMismatch")
+        engine.wait(lambda engine: engine.state.read_heartbeat().reason == "CanaryMismatch", 15)
         before = engine.state.read_heartbeat()
         peer.send(make_request("a"))
         peer.answer("a")
