@@ -245,19 +245,20 @@ def _assess(model: LLMDeployment, observed: Observed, now: datetime) -> _Assessm
     newest_uid = "" if newest is None else str(newest["metadata"]["uid"])
     wanted, needed = rollout.numbers(model, observed)
     known = {c.get("reason") for c in observed.status.get("conditions") or () if c.get("type") == "Degraded"}
-    stored = observed.status.get("lastFailure") or {}
+    last = observed.status.get("lastFailure") or {}
+    stored = last if last.get("reason") in known else {}
     states = [
         pods.read(
             pod,
             newest=newest_uid,
             sample=observed.samples.get(str(pod["metadata"]["uid"])),
-            stored_failure=stored if stored.get("reason") in known else {},
+            stored_failure=stored,
             mount_error=observed.mount_errors.get(str(pod["metadata"]["uid"]), ""),
             now=now,
         )
         for pod in observed.pods
     ]
-    states = golden_tokens.with_disagreements(states, observed)
+    states = golden_tokens.with_disagreements(states, observed, stored)
     waiting = rollout.waiting_to_surge(model, observed, now)
     failures = [
         s.failure for s in pods.by_relevance(states) if s.failure is not None and s.name not in waiting
