@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
 from e2e.operator import pods as kubelet
-from quire_operator import names
+from quire_operator import names, resources, spec
 from quire_operator.observed import Observed, Ref
 from quire_operator.plan import golden_tokens
 from quire_operator.reports import MAX_GOLDEN_TOKENS, Canary, Sample
+from quire_operator.settings import Settings
 from tests.operator.plan.planning import plan_of
 from tests.operator.status.objects import model_body, pod
 
@@ -130,3 +132,22 @@ def test_the_name_of_a_new_config_map_is_looked_up_before_it_is_applied() -> Non
         body=observed.body, pods=observed.pods, samples=observed.samples, foreign=(CONFIG_MAP,)
     )
     assert not plan_of([], foreign), "another owner's object was overwritten"
+
+
+def test_pods_that_a_former_release_rendered_are_not_replaced_for_the_sake_of_the_volume() -> None:
+    body = model_body()
+    model = spec.parse(body)
+    rendered = resources.build(model, Settings(engine_image="registry.example/quire-server:1"))
+    former = copy.deepcopy(rendered)
+    (deployment,) = [child for child in former if child["kind"] == "Deployment"]
+    pod_spec = deployment["spec"]["template"]["spec"]
+    for part in (pod_spec, *pod_spec["containers"]):
+        for key in ("volumes", "volumeMounts"):
+            part[key] = [each for each in part.get(key, []) if each["name"] != "golden-tokens"]
+    stored = resources.render_revision(model, body["spec"], former)
+    assert stored.name != resources.render_revision(model, body["spec"], rendered).name
+
+    assert resources.renders_same_pods(model, body, stored), "it would be rendered anew"
+    applied_again = resources.with_revision(rendered, stored)
+    (kept,) = [child for child in applied_again if child["kind"] == "Deployment"]
+    assert kept["spec"]["template"] == deployment["spec"]["template"]
