@@ -47,7 +47,7 @@ _BLOCK_CHECK_SECONDS = 10.0
 _FLAP_SECONDS = 10.0
 _RETRY_SECONDS = 0.001
 _MAX_LOGGED = 256  # requests in one line of the log
-MISMATCH = "CanaryMismatch"  # the reason for which the engine is unready
+_MISMATCH = "CanaryMismatch"  # the reason for which the engine is unready
 
 LaunchedStep = tuple[Step, Callable[[], StepResult]]
 
@@ -378,7 +378,7 @@ class EngineCore:
         self._proof.checked(outcome, time.monotonic())
         self._heartbeat.proved(self._proof.at)
         if outcome is Outcome.RIGHT:
-            if self._heartbeat.sample.reason == MISMATCH:
+            if self._heartbeat.sample.reason == _MISMATCH:
                 logger.warning("the canary is right again")
                 self._heartbeat.set_unready_reason("")
             return
@@ -387,9 +387,9 @@ class EngineCore:
             logger.error("the canary did not complete", extra=facts)
             return
         logger.error("the canary is wrong", extra={**facts, "in_a_row": self._proof.num_wrong})
-        self._heartbeat.set_unready_reason(MISMATCH)
+        self._heartbeat.set_unready_reason(_MISMATCH)
         if is_first or self._proof.num_wrong >= MAX_WRONG:
-            raise _mismatch(golden, self._proof.num_wrong)
+            raise _mismatch(golden, self._proof.num_wrong, has_tokens=not why)
 
     @property
     def _queue_depth(self) -> int:
@@ -428,13 +428,14 @@ def _first_failure(why: str) -> Exception:
     )
 
 
-def _mismatch(golden: Golden | None, num_wrong: int) -> CanaryMismatchError:
-    """The error of a canary whose tokens are wrong."""
+def _mismatch(golden: Golden | None, num_wrong: int, *, has_tokens: bool) -> CanaryMismatchError:
+    """The error of a canary whose tokens are wrong, or that has none but NaN."""
     than = "at the start of the server" if golden is None else f"pod {golden.pod}, whose tokens are kept"
+    what = f"has other tokens than {than}" if has_tokens else "gives no finite number"
     times = f", {num_wrong} times in a row" if num_wrong > 1 else ""
     return CanaryMismatchError(
-        f"The canary, a fixed prompt, has other tokens than {than}{times}. The pod restarts and loads its "
-        "weights again; if it comes back on the same node, suspect the node's memory or device."
+        f"The canary, a fixed prompt, {what}{times}. The pod restarts and loads its weights again; if it "
+        "comes back on the same node, suspect the node's memory or device."
     )
 
 
