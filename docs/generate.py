@@ -2,9 +2,9 @@
 
 docs/reference.md comes from the CRDs, docs/troubleshooting.md from the operator's table of reasons,
 docs/api.md from the server's OpenAPI document, docs/server.md from its flags, docs/matrix.md from the
-parity matrix of the tests, the tables of docs/kernels.md from bench/results/aot.json, and docs/sizing.md
-from quire_sizing. docs/alerts.md, the chart's alerts and its dashboard come from one table,
-`docs.alerting`.
+parity matrix of the tests, the tables of docs/kernels.md from bench/results/aot.json, docs/overload.svg from
+bench/results/overload.json, and docs/sizing.md from quire_sizing. docs/alerts.md, the chart's alerts and its
+dashboard come from one table, `docs.alerting`.
 
 `make docs` runs it in the repository's root; with `--check`, which the tests use, it fails if a file is out
 of date.
@@ -19,7 +19,17 @@ from typing import Any
 
 import yaml
 
-from docs import alerting, api_pages, dashboard, flag_pages, kernel_tables, model_matrix, runbook, size_tables
+from docs import (
+    alerting,
+    api_pages,
+    dashboard,
+    flag_pages,
+    kernel_tables,
+    model_matrix,
+    overload_curve,
+    runbook,
+    size_tables,
+)
 from quire_operator.status.reasons import REASONS, Reason
 
 DOCS = Path(__file__).parent
@@ -137,6 +147,7 @@ PAGES = {
     DOCS / "kernels.md": kernel_tables.page,
     DOCS / "sizing.md": size_tables.page,
     DOCS / "alerts.md": runbook.page,
+    DOCS / "overload.svg": overload_curve.picture,
     CHART / "alerts.yaml": alerting.rules_file,
     CHART / "dashboard.json": dashboard.dashboard,
 }

@@ -31,17 +31,20 @@ class Tally:
         return self.answered + self.given_up + self.shed.total() + self.broken.total()
 
 
-async def run(base_url, *, num_clients, seconds, seed=0):
-    """So many clients ask without pause for so long; returns their tally once every request has ended."""
+async def run(base_url, *, num_clients, seconds, seed=0, urgent_share=0.0):
+    """So many clients ask without pause for so long; returns their tally once every request has ended. A
+    share of the requests has high priority.
+    """
     tally = Tally()
     end = asyncio.get_running_loop().time() + seconds
     async with asyncio.TaskGroup() as clients:
         for number in range(num_clients):
-            clients.create_task(_ask_until(end, base_url, random.Random(seed * 1000 + number), tally))
+            dice = random.Random(seed * 1000 + number)
+            clients.create_task(_ask_until(end, base_url, dice, tally, urgent_share))
     return tally
 
 
-async def _ask_until(end, base_url, dice, tally):
+async def _ask_until(end, base_url, dice, tally, urgent_share):
     loop = asyncio.get_running_loop()
     async with openai.AsyncOpenAI(
         base_url=base_url, api_key="none", max_retries=0, timeout=HANG_SECONDS
@@ -49,7 +52,7 @@ async def _ask_until(end, base_url, dice, tally):
         while (begun := loop.time()) < end:
             try:
                 async with asyncio.timeout(HANG_SECONDS):
-                    if await _ask(client, dice):
+                    if await _ask(client, dice, urgent_share):
                         tally.answered += 1
                     else:
                         tally.given_up += 1
@@ -79,7 +82,7 @@ def _found_nobody(error):
     return False
 
 
-async def _ask(client, dice):
+async def _ask(client, dice, urgent_share):
     """One request of a random size and kind; False when this client hung up on purpose."""
     shared = "A prefix that many prompts share, for the cache. "
     prompt = (shared if dice.random() < 0.5 else "") + " ".join(dice.choices(_WORDS, k=dice.randint(1, 12)))
@@ -90,6 +93,8 @@ async def _ask(client, dice):
         "temperature": dice.choice((0, 1)),
         "extra_body": {"ignore_eos": True},
     }
+    if dice.random() < urgent_share:
+        fields["extra_body"]["priority"] = "high"
     if dice.random() < 0.5:
         await client.completions.create(**fields)
         return True

@@ -22,8 +22,10 @@ SECONDS = 60 * float(os.environ.get("SOAK_MINUTES", "2")) / 3  # there are three
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(SECONDS + 180)]
 
 MAX_RUNNING, MAX_QUEUED, CLIENTS = 8, 20, 48
+URGENT_SHARE = 0.1
 PLENTY = ("--num-gpu-blocks-override", "1024")
-SCARCE = ("--num-gpu-blocks-override", "80")  # less than the eight grow to: some request is always preempted
+# Less than the eight grow to. Urgent requests are admitted all the same, and others have to give way.
+SCARCE = ("--num-gpu-blocks-override", "80", "--scheduling-policy", "priority")
 # The same with somewhere to go for what is lost: 64 blocks of the host, 32 of a disk.
 SWAPPING = (*SCARCE, "--preemption-mode", "swap", "--kv-offload-host-bytes", "262144")
 SWAPPING = (*SWAPPING, "--kv-offload-disk-path", "{directory}", "--kv-offload-disk-bytes", "131072")
@@ -73,10 +75,10 @@ async def observe(server, children, depths, active, unaccounted, megabytes):
             megabytes.setdefault(name, []).append(resident_megabytes(pid))
 
 
-async def soak(server, children):
+async def soak(server, children, urgent_share):
     depths, active, unaccounted, megabytes = [], [], [], {}
     tally, _ = await asyncio.gather(
-        swarm.run(server.url + "/v1", num_clients=CLIENTS, seconds=SECONDS),
+        swarm.run(server.url + "/v1", num_clients=CLIENTS, seconds=SECONDS, urgent_share=urgent_share),
         observe(server, children, depths, active, unaccounted, megabytes),
     )
     return tally, depths, active, unaccounted, megabytes
@@ -99,13 +101,17 @@ def soaked(tmp_path_factory, request):
     flags = ("--max-num-seqs", str(MAX_RUNNING), "--max-num-queued-reqs", str(MAX_QUEUED), *request.param)
     flags = tuple(flag.format(directory=directory) for flag in (*flags, "--api-keys-dir", "{directory}/keys"))
     (directory / "keys").mkdir()
-    (directory / "keys" / "swarm").write_text("none\nadmin: true\n")  # the key that the clients send
+    (directory / "keys" / "swarm").write_text(
+        "none\nadmin: true\nhighest-priority: high\n"
+    )  # the key that the clients send
     with Server(tiny_model.write(directory / "tiny"), directory, "--max-model-len", "1024", *flags) as server:
         server.wait_ready()
         children = server.children()
         with subprocess.Popen([sys.executable, timer.__file__], stdout=subprocess.PIPE, text=True) as clock:
             try:
-                tally, depths, active, unaccounted, megabytes = asyncio.run(soak(server, children))
+                tally, depths, active, unaccounted, megabytes = asyncio.run(
+                    soak(server, children, 0.0 if request.param is PLENTY else URGENT_SHARE)
+                )
             finally:
                 clock.terminate()
             lateness = [float(line) for line in clock.stdout.read().splitlines()[:-1]]
