@@ -80,4 +80,4 @@ def raise_file_limit() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
-    return max(min(MAX_CONNECTIONS, soft - _OTHER_FILES), soft // 2)
+    return min(MAX_CONNECTIONS, max(soft - _OTHER_FILES, soft // 2))

@@ -75,6 +75,7 @@ class FairExecutor:
                         self._turns.append(client)  # behind every client that came meanwhile
                     else:
                         del self._waiting[client]
+                del taken, work  # an exception of it refers to this frame, too
 
     def _take(self) -> tuple[str, _Work] | None:
         with self._lock:

@@ -1,5 +1,5 @@
-"""Timeouts of connections with incomplete requests or slow readers, which the tests fire themselves; bounds of
-what one connection may send, and of how many there are.
+"""Timeouts of connections with incomplete requests or slow readers, which the tests fire themselves; bounds
+of what one connection may send, and of how many there are.
 """
 
 import asyncio

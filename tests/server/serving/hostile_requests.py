@@ -3,8 +3,8 @@
 What a client may send with a valid key, in the amounts that one machine can send. A corpus and nothing else:
 what the server must hold while they run is in `test_one_request_stalls_nobody`.
 
-`python -m tests.server.serving.hostile_requests PORT KEY NAME SECONDS` sends one of them, and prints what came
-back as JSON. Elsewhere such a client has a machine of its own, so here it gives way to the server.
+`python -m tests.server.serving.hostile_requests PORT KEY NAME SECONDS` sends one of them and prints what came
+back, as JSON. Elsewhere such a client has a machine of its own, so here it gives way to the server.
 """
 
 import asyncio

@@ -127,7 +127,8 @@ class Seen:
         statuses = ", ".join(f"{count} x {status}" for status, count in sorted(self.statuses.items()))
         return (
             f"{self.name:44} {len(self.pings):5} {self.pings.count(None):4} {1000 * self.baseline:7.1f} "
-            f"{1000 * self.p99:7.1f} {self.late:3}/{self.samples:<3} {self.more_bytes / (1 << 20):6.1f}  {statuses}"
+            f"{1000 * self.p99:7.1f} {self.late:3}/{self.samples:<3} {self.more_bytes / (1 << 20):6.1f}  "
+            f"{statuses}"
         )
 
 

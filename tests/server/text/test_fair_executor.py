@@ -1,6 +1,9 @@
 """Clients take turns on one thread: whose work is next, and what of it is dropped."""
 
+import functools
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -79,3 +82,37 @@ def test_an_error_is_its_futures_and_the_next_work_runs(executor, gate):
     with pytest.raises(SystemExit, match="even this"):
         failing.result(20)
     assert after.result(20) == "after"
+
+
+def test_with_two_threads_a_client_has_one_of_them(gate):
+    executor = FairExecutor("test", 2)
+    futures = [executor.submit("alice", gate.work(f"alice-{number}")) for number in range(3)]
+    gate.wait_for_one()
+    futures.append(executor.submit("bob", gate.work("bob-0")))
+    gate.wait_for_one()
+    assert gate.begun == ["alice-0", "bob-0"]
+    gate.end(4)
+    assert [future.result(20) for future in futures] == ["alice-0", "alice-1", "alice-2", "bob-0"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_work_held_is_freed_with_its_future(executor, fails):
+    class Body:
+        pass
+
+    def work(body=None):
+        assert not fails, "refused"
+        return None
+
+    body = Body()
+    held = weakref.ref(body)
+    gc.disable()
+    try:
+        future = executor.submit("alice", functools.partial(work, body))
+        del body
+        assert (future.exception(20) is not None) == fails
+        executor.submit("bob", work).exception(20)  # the thread is past the first
+        del future
+        assert held() is None, "it waits for the collector"
+    finally:
+        gc.enable()

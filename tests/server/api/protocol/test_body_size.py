@@ -1,4 +1,4 @@
-"""The values and the memory of a body, counted while its bytes come, are never less than what parsing makes."""
+"""The values and the memory of a body, counted while its bytes come: never less than what parsing makes."""
 
 import json
 import sys
