@@ -22,7 +22,7 @@ from quire_server.api.deep_check import DeepCheck
 from quire_server.api.drain import Drain
 from quire_server.api.http_exchange import HttpExchange
 from quire_server.api.protocol.errors import ApiError, bad_field, overloaded
-from quire_server.api.protocol.requests import Prompts
+from quire_server.api.protocol.requests import MAX_TEXT_TOKENS, Prompts
 from quire_server.api.protocol.validation import Json, parse_object
 from quire_server.api.rate_limit import Rates
 from quire_server.api.request_log import RequestLog, RequestLogging
@@ -49,8 +49,6 @@ _THREADS = 2
 # JSON values of a body, which are parsed in 20 ms; more only as token ids that the engine has room for.
 _MAX_VALUES = 1 << 18
 _OTHER_VALUES = 1 << 16
-# Tokens that /tokenize and /detokenize take, where the model's context is shorter.
-_MAX_TOKENS = 1 << 17
 _MAX_GATE = 32
 _MAX_GRAMMARS = 32  # of one client, that wait to be compiled
 
@@ -151,7 +149,7 @@ class ServerContext:
     @property
     def max_text_tokens(self) -> int:
         """The most tokens that /tokenize and /detokenize take."""
-        return max(_MAX_TOKENS, self.engine.info.max_model_len if self.engine.connected else 0)
+        return max(MAX_TEXT_TOKENS, self.engine.info.max_model_len if self.engine.connected else 0)
 
     async def read(self, exchange: HttpExchange, parse: Callable[[Json], T], max_tokens: int = 0) -> T:
         """Read a body and parse it, off the event loop where it is long. ``max_tokens``: the most token ids

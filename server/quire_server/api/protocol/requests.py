@@ -59,6 +59,8 @@ MAX_N = 16
 MAX_NAME = 256
 MAX_MESSAGES = 4096
 CHARACTERS_PER_TOKEN = 4
+#: Tokens that /tokenize and /detokenize take, where the model's context is shorter.
+MAX_TEXT_TOKENS = 1 << 17
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default of /v1/completions
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 CACHE_TTLS = {"5m": 300.0, "1h": 3600.0}
@@ -273,6 +275,7 @@ class CacheControl(RequestModel):
 
 Messages = Annotated[list[ChatMessage], ListOf(1, MAX_MESSAGES, "messages")]
 _NAME = Field(description="A name from /v1/models.")
+_MOST_TOKENS = f"At most {MAX_TEXT_TOKENS} tokens, or the model's context where that is longer."
 _BAD_WORD = r"\S"
 
 
@@ -467,7 +470,7 @@ class TokenizeRequest(RequestModel):
     """The body of /tokenize: a prompt, or the messages of a chat."""
 
     model: Annotated[str | None, Text(MAX_NAME), _NAME] = None
-    prompt: Annotated[str | None, Text(), Field(description="A text.")] = None
+    prompt: Annotated[str | None, Text(), Field(description=f"A text. {_MOST_TOKENS}")] = None
     add_special_tokens: Annotated[
         bool, Boolean(), Field(description="Whether to add what the tokenizer puts around a text.")
     ] = True
@@ -501,7 +504,11 @@ class DetokenizeRequest(RequestModel):
     """The body of /detokenize."""
 
     model: Annotated[str | None, Text(MAX_NAME), _NAME] = None
-    tokens: Annotated[tuple[int, ...], TokenIds(MAX_BODY_BYTES), Field(description="Token ids of the model.")]
+    tokens: Annotated[
+        tuple[int, ...],
+        TokenIds(MAX_BODY_BYTES),
+        Field(description=f"Token ids of the model. {_MOST_TOKENS}"),
+    ]
 
 
 def parse_chat(body: Json, defaults: SamplingDefaults, vocab_size: int) -> ChatCall:
