@@ -1,19 +1,21 @@
 """While one key sends the worst that it can, another key is answered at once, and the server stays small.
 
 The bar: p99 of another key's requests and of the event loop's lag at most 50 ms, and at most 100 MiB more
-memory. A machine that is busy with other work delays everyone: the bar for requests grows with what they took
-right before, without the attack. The numbers of each attack are logged as a table
-(`--log-cli-level info`).
+memory. Where processes that are not of this test use the machine, the bar of times grows by as much as the
+kernel kept the API process, or the other key's client, waiting for a CPU. The numbers of each attack are
+logged as a table (`--log-cli-level info`).
 """
 
 import json
 import logging
+import os
 import re
 import resource
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +29,7 @@ logger = logging.getLogger(__name__)
 pytestmark = pytest.mark.timeout(400)
 
 BAR_SECONDS = 0.050
-QUIET_P99 = 0.010  # of pings on a machine that does nothing else
+QUIET_SHARE = 0.15  # of the machine that others may use where it counts as ours
 BAR_BYTES = 100 << 20
 ATTACK_SECONDS, BASELINE_SECONDS = 1.5, 0.4
 LAG = "llm_event_loop_lag_seconds_bucket"
@@ -42,6 +44,10 @@ class Pinger:
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
         assert self._process.stdout.readline() == "ready\n"
+
+    @property
+    def pid(self):
+        return self._process.pid
 
     def __enter__(self):
         return self
@@ -82,6 +88,50 @@ def resident(pid):
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+def cpu_ticks(pid):
+    """CPU time of a process and of all that it has started, dead ones included."""
+    stat, children = "", []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            children += (task / "children").read_text().split()
+    own = sum(map(int, stat.rpartition(")")[2].split()[11:15]))
+    return own + sum(map(cpu_ticks, children))
+
+
+def busy_ticks():
+    """CPU time of the machine."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return sum(fields) - fields[3] - fields[4]  # idle, and waiting for a disk
+
+
+class Contention:
+    """By how much processes were slowed down by what is not of this test, since it was made."""
+
+    def __init__(self, *pids):
+        self._schedstats = [Path(f"/proc/{pid}/schedstat") for pid in pids]
+        self._begun, self._others = time.monotonic(), self._others_ticks()
+        self._before = self._read()
+
+    def _read(self):
+        """Nanoseconds for which each ran, and for which it waited for a CPU."""
+        return [tuple(map(int, path.read_text().split()[:2])) for path in self._schedstats]
+
+    @staticmethod
+    def _others_ticks():
+        return busy_ticks() - cpu_ticks(os.getpid())
+
+    def factor(self):
+        """1 where the machine is ours."""
+        others = self._others_ticks() - self._others
+        capacity = (time.monotonic() - self._begun) * os.sysconf("SC_CLK_TCK") * os.cpu_count()
+        if others < QUIET_SHARE * capacity:
+            return 1.0
+        both = zip(self._read(), self._before, strict=True)
+        slowed = [1 + (now[1] - before[1]) / (now[0] - before[0]) for now, before in both]
+        return max(slowed)
+
+
 def p99(values):
     return sorted(values)[int(0.99 * (len(values) - 1))]
 
@@ -111,7 +161,8 @@ class Seen:
     num_sent: int
     pings: list
     baseline: float
-    late: int  # samples of the loop's lag over the bar
+    factor: float
+    late: int  # samples of the loop's lag that are over the bar
     samples: int
     more_bytes: int
 
@@ -121,18 +172,19 @@ class Seen:
 
     @property
     def bar(self):
-        return BAR_SECONDS * max(1.0, self.baseline / QUIET_P99)
+        return BAR_SECONDS * self.factor
 
     def row(self):
         statuses = ", ".join(f"{count} x {status}" for status, count in sorted(self.statuses.items()))
+        memory = self.more_bytes / (1 << 20)
         return (
             f"{self.name:44} {len(self.pings):5} {self.pings.count(None):4} {1000 * self.baseline:7.1f} "
-            f"{1000 * self.p99:7.1f} {self.late:3}/{self.samples:<3} {self.more_bytes / (1 << 20):6.1f}  "
+            f"{1000 * self.p99:7.1f} {self.factor:5.1f} {self.late:3}/{self.samples:<3} {memory:6.1f}  "
             f"{statuses}"
         )
 
 
-HEADER = f"{'':44} pings lost  before  p99 ms late     MiB  answers"
+HEADER = f"{'':44} pings lost  before  p99 ms slowed late     MiB  answers"
 
 
 @pytest.fixture
@@ -165,15 +217,17 @@ def attacked(server, pinger, hostile, quiet_bytes):
     pinger.begin()
     threading.Event().wait(BASELINE_SECONDS)
     baseline = p99([10.0 if one is None else one for one in pinger.end()])
-    before = lags(metrics(server))
+    before, contention = lags(metrics(server)), Contention(api, pinger.pid)
     with peak_memory(api) as peak:
         pinger.begin()
         sent = send(hostile, server.port, "mallory-s-key")
         pings = pinger.end()
+    factor = contention.factor()
     after = lags(metrics(server))
     server.wait("nothing of it is left", lambda: is_idle(server), 60)
     samples = after[float("inf")] - before[float("inf")]
-    late = samples - (after[BAR_SECONDS] - before[BAR_SECONDS])
+    bound = min(bound for bound in after if bound >= BAR_SECONDS * factor)
+    late = samples - (after[bound] - before[bound])
     assert sent["num_sent"], "nothing was sent, so nothing is proved"
     more_bytes = max(0, peak[0] - quiet_bytes)
     return Seen(
@@ -182,6 +236,7 @@ def attacked(server, pinger, hostile, quiet_bytes):
         sent["num_sent"],
         pings,
         baseline,
+        factor,
         int(late),
         int(samples),
         more_bytes,
@@ -204,4 +259,4 @@ def test_while_a_hostile_request_runs_another_key_is_served_and_memory_is_bounde
     assert [one.name for one in seen if one.p99 > one.bar] == []
     assert [one.name for one in seen if one.more_bytes > BAR_BYTES] == []
     late, samples = sum(one.late for one in seen), sum(one.samples for one in seen)
-    assert late <= 0.01 * samples, f"{late} of {samples} samples of the event loop's lag are over 50 ms"
+    assert late <= 0.01 * samples, f"{late} of {samples} samples of the event loop's lag are over the bar"
