@@ -68,6 +68,9 @@ _LAG_PERIOD_SECONDS = 0.1
 # acknowledged nothing for so long. gRPC waits as long by default.
 _LOST_PEER_SECONDS = 20
 _PROBE_SECONDS = 5
+# For how long the event loop waits for the interpreter's lock while another thread computes: at each of its
+# rounds, of which a request takes several.
+_SWITCH_SECONDS = 0.0005
 # Parameters of glibc's mallopt, and their values.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MALLOC = {_M_MMAP_THRESHOLD: 512 << 10, _M_TRIM_THRESHOLD: 1 << 20, _M_ARENA_MAX: 2}
@@ -79,6 +82,7 @@ def main(argv: list[str]) -> int:
     settings = config.parse_args(argv[1:], os.environ)
     log.configure("api", settings.log_level)
     _return_memory()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not annotate it
     try:
         _run(settings, run_dir)
