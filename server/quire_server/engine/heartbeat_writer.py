@@ -84,8 +84,8 @@ class HeartbeatWriter:
         )
 
     def proved(self, at: float) -> None:
-        """When the last request was answered, or the canary was right."""
-        if at != self._sample.proof_at:
+        """When the last request was answered, or the canary was right; an earlier time changes nothing."""
+        if at > self._sample.proof_at:
             self._write(proof_at=at)
 
     def idle(self, queued: int, kv_utilization: float) -> None:
