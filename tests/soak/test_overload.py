@@ -22,7 +22,7 @@ SECONDS = 60 * float(os.environ.get("SOAK_MINUTES", "2")) / 3  # there are three
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(SECONDS + 180)]
 
 MAX_RUNNING, MAX_QUEUED, CLIENTS = 8, 20, 48
-URGENT_SHARE = 0.1
+URGENT_SHARE = 0.02
 PLENTY = ("--num-gpu-blocks-override", "1024")
 # Less than the eight grow to. Urgent requests are admitted all the same, and others have to give way.
 SCARCE = ("--num-gpu-blocks-override", "80", "--scheduling-policy", "priority")
