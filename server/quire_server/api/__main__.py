@@ -226,11 +226,13 @@ class _Server(uvicorn.Server):
 async def _serve(context: ServerContext, listener: socket.socket, *, max_age: float, faults: Faults) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, context.drain.begin)
+    refused = functools.partial(context.metrics.refused, "too_many_connections")
+    limit = ConnectionLimit(raise_file_limit(), refused)
     server = _Server(
         uvicorn.Config(
             create_app(context),
             http=functools.partial(  # type: ignore[arg-type]  # uvicorn only calls it
-                Connection, max_age=max_age, limit=ConnectionLimit(raise_file_limit()), turns=ParserTurns()
+                Connection, max_age=max_age, limit=limit, turns=ParserTurns()
             ),
             ws="none",
             lifespan="off",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import resource
+from collections.abc import Callable
 from typing import Protocol
 
 MAX_CONNECTIONS = 2048
@@ -34,8 +35,9 @@ class Closable(Protocol):
 class ConnectionLimit:
     """The open connections of one server."""
 
-    def __init__(self, limit: int = MAX_CONNECTIONS) -> None:
+    def __init__(self, limit: int = MAX_CONNECTIONS, on_refusal: Callable[[], None] = lambda: None) -> None:
         self.limit = limit
+        self._on_refusal = on_refusal
         # Each has its connections in the order in which they came to that state.
         self._by_state: dict[State, dict[Closable, None]] = {state: {} for state in State}
         self._states: dict[Closable, State] = {}
@@ -45,6 +47,7 @@ class ConnectionLimit:
         if len(self._states) >= self.limit:
             waiting = self._by_state[State.REQUEST] or self._by_state[State.IDLE]
             if not waiting:
+                self._on_refusal()
                 return False
             longest = next(iter(waiting))
             self.remove(longest)

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -49,7 +50,7 @@ _THREADS = 2
 # JSON values of a body, which are parsed in 20 ms; more only as token ids that the engine has room for.
 _MAX_VALUES = 1 << 18
 _OTHER_VALUES = 1 << 16
-_MAX_GATE = 32
+_MAX_GATE = 32  # of one client
 _MAX_GRAMMARS = 32  # of one client, that wait to be compiled
 
 
@@ -57,25 +58,27 @@ T = TypeVar("T")
 
 
 class SerialGate:
-    """Runs work that is not admitted as a completion one at a time, and bounds how much of it waits: it can
-    take neither all threads nor all memory.
+    """Runs work that is not admitted as a completion one at a time for each client, and bounds how much of it
+    waits: a client can take neither all threads nor the place of another one.
     """
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._num_inside = 0
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._num_inside = Counter[str]()
 
     @contextlib.asynccontextmanager
-    async def enter(self) -> AsyncIterator[None]:
-        """Wait for the lock; raises ApiError where too many wait already."""
-        if self._num_inside >= _MAX_GATE:
-            raise overloaded("queue_full", f"{self._num_inside} requests like this one are waiting", 1)
-        self._num_inside += 1
+    async def enter(self, client: str) -> AsyncIterator[None]:
+        """Wait for the client's lock; raises ApiError where too many of its requests wait already."""
+        if (waiting := self._num_inside[client]) >= _MAX_GATE:
+            raise overloaded("queue_full", f"{waiting} requests like this one are waiting", 1)
+        self._num_inside[client] += 1
         try:
-            async with self._lock:
+            async with self._locks.setdefault(client, asyncio.Lock()):
                 yield
         finally:
-            self._num_inside -= 1
+            self._num_inside[client] -= 1
+            if not self._num_inside[client]:
+                del self._num_inside[client], self._locks[client]
 
 
 @dataclass(frozen=True)

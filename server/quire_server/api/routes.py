@@ -377,7 +377,7 @@ async def _tokenize(context: ServerContext, exchange: HttpExchange) -> None:
     _check_model(context, request.model)
     request.check()
     most, lane = context.max_text_tokens, _lane(exchange)
-    async with context.text_gate.enter():
+    async with context.text_gate.enter(exchange.client):
         if request.prompt is None:
             messages = [message.to_template() for message in request.messages or ()]
             tokens = await context.tokenize_chat(messages, limit=most, client=lane)
@@ -399,7 +399,7 @@ async def _detokenize(context: ServerContext, exchange: HttpExchange) -> None:
         raise bad_field(
             "tokens", f"are {len(request.tokens)}, and at most {most} are taken: send them in parts"
         )
-    async with context.text_gate.enter():
+    async with context.text_gate.enter(exchange.client):
         text = await context.detokenize(request.tokens, skip_special_tokens=False, client=_lane(exchange))
     await exchange.json({"prompt": text})
 

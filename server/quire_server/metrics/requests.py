@@ -28,6 +28,7 @@ REFUSALS = (
     "load_shed",
     "memory_pressure",
     "body_memory",
+    "too_many_connections",
     "deadline_exceeded",
     "rate_limit_exceeded",
 )

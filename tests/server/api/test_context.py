@@ -78,11 +78,10 @@ class SlowTokenizer:
 
 
 class FakeExchange:
-    def __init__(self, body):
+    def __init__(self, body, client=""):
         self._body = body
+        self.client = client
         self.sent = None
-
-    client = ""
 
     async def body(self, max_values):
         return json.dumps(self._body).encode()
@@ -119,6 +118,17 @@ async def test_tokenize_requests_do_not_delay_completions_and_are_bounded(contex
     await asyncio.gather(*waiting)
     assert all(exchange.sent["count"] == 1 for exchange in exchanges)
     await routes._tokenize(context, FakeExchange({"prompt": "short"}))
+
+
+async def test_tokenize_requests_of_one_client_do_not_keep_out_another_one(context):
+    exchanges = [FakeExchange({"prompt": "slow" + LONG}, "mallory") for _ in range(32)]
+    waiting = [asyncio.create_task(routes._tokenize(context, exchange)) for exchange in exchanges]
+    await asyncio.sleep(0)
+    with pytest.raises(ApiError):
+        await routes._tokenize(context, FakeExchange({"prompt": LONG}, "mallory"))
+    await asyncio.wait_for(routes._tokenize(context, FakeExchange({"prompt": LONG}, "alice")), 10)
+    context.tokenizer.go_on.set()
+    await asyncio.gather(*waiting)
 
 
 async def test_a_long_detokenization_does_not_block_the_event_loop(context):
