@@ -2,7 +2,9 @@
 
 A body's share is taken before its bytes are read, grows with what they will become in memory, and is given
 back when its prompt is tokenised, or the request ends. A client may hold as much as it leaves free, so that
-one that takes all it can get leaves half to the others. Knows no HTTP and no JSON.
+one that takes all it can get leaves half to the others; with small bodies three times as much, so that a few
+long ones do not keep out the others of the same client, as all are where there are no keys. Knows no HTTP and
+no JSON.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from collections import Counter
 
 from quire_server.api.protocol.errors import overloaded
 
-#: Bytes. The longest body takes at most 52 MiB, if all of it is one string with one wide character.
+#: Bytes. The longest body takes at most 48 MiB, if all of it is one string with one wide character.
 MEMORY_LIMIT = 64 << 20
+_SMALL_SHARE = 256  # of the limit: 256 KiB
 _RETRY_AFTER = 1  # a body is read and parsed in less
 
 
@@ -29,12 +32,13 @@ class BodyMemory:
         return BodyShare(self, client)
 
     def _has_room(self, client: str, held: int, more: int) -> bool:
-        """Whether a request that holds so much may have more: what the client holds beside it has to leave as
-        much to the others. One request alone may have all that is free.
+        """Whether a request that holds so much may have more, beside what the client holds for others. One
+        request alone may have all that is free.
         """
         others = self._by_client[client] - held
         left = self.limit - self.in_use - more
-        return left >= 0 and (not others or others + held + more <= left)
+        is_small = held + more <= self.limit // _SMALL_SHARE
+        return left >= 0 and (not others or others + held + more <= left * (3 if is_small else 1))
 
     def _take(self, client: str, held: int, more: int) -> None:
         if not self._has_room(client, held, more):

@@ -30,6 +30,14 @@ def test_one_client_cannot_take_all_and_another_one_has_room():
     assert taken(memory, "bob", 1)
 
 
+def test_long_bodies_do_not_keep_out_small_ones_of_the_same_client_nor_those_another_one():
+    memory = BodyMemory(256_000)
+    assert len([share for _ in range(100) if (share := taken(memory, "", 32_000))]) == 4
+    small = [share for _ in range(1000) if (share := taken(memory, "", 1000))]
+    assert len(small) == 64
+    assert taken(memory, "bob", 64_000)
+
+
 def test_a_single_body_may_have_all_that_is_free():
     memory = BodyMemory(100)
     assert (share := taken(memory, "alice", 90))

@@ -66,7 +66,7 @@ def test_bodies_beyond_the_budget_are_a_503_with_a_reason_and_another_key_has_ro
     before = refused(server)
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(announce(server, "alice-s-key")) for _ in range(NUM_UNFINISHED)]
-        num_held = MEMORY_LIMIT // 2 // (3 * MAX_BODY_BYTES)
+        num_held = MEMORY_LIMIT // 2 // (2 * MAX_BODY_BYTES)
         expected = NUM_UNFINISHED - num_held
         server.wait("all but a few are refused", lambda: refused(server) - before >= expected)
         assert refused(server) - before == expected

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 #: An object or a list counts as so many numbers: that is what it takes, in time and in memory.
 CONTAINER_WEIGHT = 10
-#: The body itself, and its text twice.
-LEAST_MEMORY_PER_BYTE = 3
+#: The body and its text.
+LEAST_MEMORY_PER_BYTE = 2
 _BYTES_PER_VALUE = 64  # a small integer, or the header of a string, and its places in a list and a tuple
 _PIECE = 64 * 1024  # bytes that are counted at once, in less than a millisecond
 _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
@@ -36,10 +36,11 @@ class BodySize:
 
     @property
     def memory(self) -> int:
-        """Bytes that the body takes: itself, its text twice (as it was sent, and as the prompt that is made
-        of it), its values. One character beyond the BMP makes all of a string four bytes wide.
+        """Bytes that the body takes: itself and its text until it is parsed, then its text and the prompt
+        that is made of it; and its values. One character beyond the BMP makes a whole string four bytes wide.
         """
-        return self.num_bytes + 2 * self._characters * self._width + _BYTES_PER_VALUE * self.num_values
+        text = self._characters * self._width
+        return text + max(self.num_bytes, text) + _BYTES_PER_VALUE * self.num_values
 
     def add(self, data: bytes) -> None:
         """Count the next bytes."""
