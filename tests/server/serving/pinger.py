@@ -33,7 +33,7 @@ def _ask(connection, key):
 def _round(port, key, latencies, over):
     """Collects latencies until the end of the round."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT)) as kept:
-        while not over.wait(_PERIOD):
+        while not latencies or not over.wait(_PERIOD):
             latencies.append(_ask(kept, key))
             with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT)) as new:
                 latencies.append(_ask(new, key))
