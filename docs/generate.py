@@ -2,9 +2,9 @@
 
 docs/reference.md comes from the CRDs, docs/troubleshooting.md from the operator's table of reasons,
 docs/api.md from the server's OpenAPI document, docs/server.md from its flags, docs/matrix.md from the
-parity matrix of the tests, the tables of docs/kernels.md from bench/results/aot.json, docs/overload.svg from
-bench/results/overload.json, and docs/sizing.md from quire_sizing. docs/alerts.md, the chart's alerts and its
-dashboard come from one table, `docs.alerting`.
+parity matrix of the tests, the tables of docs/kernels.md from bench/results/aot.json, docs/overload.svg and a
+table from bench/results/overload.json, and docs/sizing.md from quire_sizing. docs/alerts.md, the chart's
+alerts and its dashboard come from one table, `docs.alerting`.
 
 `make docs` runs it in the repository's root; with `--check`, which the tests use, it fails if a file is out
 of date.
@@ -147,6 +147,7 @@ PAGES = {
     DOCS / "kernels.md": kernel_tables.page,
     DOCS / "sizing.md": size_tables.page,
     DOCS / "alerts.md": runbook.page,
+    DOCS / "overload.md": overload_curve.page,
     DOCS / "overload.svg": overload_curve.picture,
     CHART / "alerts.yaml": alerting.rules_file,
     CHART / "dashboard.json": dashboard.dashboard,

@@ -1,16 +1,20 @@
-"""Draws docs/overload.svg from bench/results/overload.json, which `python -m bench.overload` writes.
+"""Draws docs/overload.svg, and writes the table of docs/overload.md, from bench/results/overload.json, which
+`python -m bench.overload` writes.
 
-Three panels over one axis, the offered load: tokens per second, time to the first token, share of refused
-attempts. No plotting library is in the lock files, and the picture needs none.
+The text around the table is written by hand, in the page itself. The picture has three panels over one axis,
+the offered load: tokens per second, time to the first token, share of refused attempts. No plotting library
+is in the lock files, and it needs none.
 """
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+PAGE = Path(__file__).with_name("overload.md")
 RESULTS = Path(__file__).parents[1] / "bench" / "results" / "overload.json"
 _LEFT, _RIGHT, _WIDTH, _PANEL, _GAP, _TOP = 84, 176, 860, 170, 58, 40
 _BLUE, _ORANGE, _RED, _GREY = "#1b5e8c", "#e0902f", "#b8382f", "#767676"
@@ -25,6 +29,34 @@ class Line(NamedTuple):
     values: Sequence[float]
     colour: str
     is_dashed: bool = False
+
+
+_MARKED = re.compile(r"(<!-- table: overload -->\n).*?(<!-- end -->)", re.DOTALL)
+_COLUMNS = (
+    "offered load",
+    "requests/s",
+    "goodput, tok/s",
+    "of its peak",
+    "TTFT p50, p99, ms",
+    "refused attempts",
+    "p99 until refused, ms",
+    "preemptions, answers",
+)
+_HEAD = f"\n| {' | '.join(_COLUMNS)} |\n|{'---:|' * len(_COLUMNS)}\n"
+
+
+def page() -> str:
+    """docs/overload.md with its table regenerated."""
+    results = json.loads(RESULTS.read_text())
+    peak = max(phase["goodput"] for phase in results["phases"])
+    rows = "".join(
+        f"| {phase['multiple']:g} x | {phase['offered_requests_per_second']:.1f} | {phase['goodput']:.0f} "
+        f"| {phase['goodput'] / peak:.0%} | {phase['ttft_p50_ms']:.0f}, {phase['ttft_p99_ms']:.0f} "
+        f"| {phase['shed_share']:.0%} | {phase['shed_p99_ms']:.0f} "
+        f"| {phase['preemptions']}, {phase['answers']} |\n"
+        for phase in results["phases"]
+    )
+    return _MARKED.sub(lambda found: f"{found[1]}{_HEAD}{rows}\n{found[2]}", PAGE.read_text())
 
 
 def picture() -> str:
