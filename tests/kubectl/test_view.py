@@ -139,7 +139,7 @@ def test_a_replica_without_a_node_is_in_the_table_the_details_and_the_exit_code(
 
 def test_the_terminal_is_redrawn_in_place_within_its_height(monkeypatch: pytest.MonkeyPatch) -> None:
     size = os.terminal_size((40, 10))
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: size)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: size)
     monkeypatch.setenv("TERM", "xterm")
     reader, writer = pty.openpty()
     with os.fdopen(writer, "w") as out:
