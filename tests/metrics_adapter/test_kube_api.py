@@ -163,4 +163,4 @@ async def test_credentials_that_cannot_be_used_are_one_error_that_says_so(
     (tmp_path / "kubeconfig").write_text("clusters: []")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     with pytest.raises(ApiError, match="no credentials for the API server"):
-        await Connection.open()
+        await Connection.open(lambda *_: None)

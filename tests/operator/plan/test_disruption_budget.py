@@ -88,7 +88,7 @@ def test_a_replica_that_a_quota_refuses_for_good_does_not_count_either(
     )
     desired = resources.build(model, Settings(engine_image="engine:1"))
 
-    raised = disruption_budget.with_replicas_that_serve(desired, model, observed, NOW)
+    raised = disruption_budget.with_replicas_that_serve(desired, model, observed, datetime.now(UTC))
 
     (budget,) = [one for one in raised if one["kind"] == "PodDisruptionBudget"]
     assert budget["spec"]["maxUnavailable"] == expected

@@ -54,7 +54,7 @@ class KVCacheMachine(RuleBasedStateMachine):
     def start(self, prompt: list[int], salt: str, ttl: float, client: str) -> None:
         kept = {"cache_salt": salt, "cache_ttl": ttl, "client": client}
         request = Request("r", tuple(prompt), SamplingParams(9), 0.0, **kept)  # type: ignore[arg-type]
-        sequence = Sequence(request, (0, 0), 0, frozenset(), 99, 0, list(prompt), BlockHashChain(salt))
+        sequence = Sequence(request, (0, 0), 0, frozenset(), 99, 0, 99, list(prompt), BlockHashChain(salt))
         match = self.kv.match(sequence)
         assert match is not None
         for place, block_id in match.hits.items():

@@ -26,7 +26,7 @@ class Cache:
     def sequence(self, tokens: list[int], salt: str = "", ttl: float = 0.0, client: str = "") -> Sequence:
         kept = {"cache_salt": salt, "cache_ttl": ttl, "client": client}
         request = Request("r", tuple(tokens), SamplingParams(9), 0.0, **kept)  # type: ignore[arg-type]
-        return Sequence(request, (0, 0), 0, frozenset(), 99, 0, list(tokens), BlockHashChain(salt))
+        return Sequence(request, (0, 0), 0, frozenset(), 99, 0, 99, list(tokens), BlockHashChain(salt))
 
     def cached(self, tokens: list[int], salt: str = "") -> int:
         """The number of cached tokens of a request with this prompt."""
