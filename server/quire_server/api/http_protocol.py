@@ -55,6 +55,7 @@ _TOO_MANY_PIPELINED = ApiError(
 _NO_ROOM = overloaded("too_many_connections", "Every connection that this server can have is in use.", 1)
 _INVALID = ApiError(400, "This is not a valid HTTP/1.1 request.")
 _CODING = ApiError(400, "transfer-encoding: must be chunked, in HTTP/1.1", param="transfer-encoding")
+_HOST = ApiError(400, "host: must be sent once, as HTTP/1.1 has it.", param="host")
 _TUNNEL = ApiError(405, "CONNECT: this server is no proxy.", headers=(("allow", "GET, HEAD, POST"),))
 
 
@@ -256,6 +257,9 @@ class Connection(HttpToolsProtocol):
         self._has_upgrade = self.parser.should_upgrade()
         if self._has_upgrade:
             return  # they are parsed again without it
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() != "1.0"):
+            raise _RefusedError(_HOST)  # RFC 9112, 3.2: a proxy could take another one of them
         codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if codings and (codings != [b"chunked"] or self.parser.get_http_version() != "1.1"):
             raise _RefusedError(_CODING)
@@ -281,11 +285,21 @@ class Connection(HttpToolsProtocol):
         self._reading_headers = True
         self._stop_timer()
         super().on_message_complete()
+        self._end_where_the_parser_ends()
         self._limit.move(self, State.ANSWER if self._is_answering else State.IDLE)
         if not self._is_answering:  # the answer came first, and uvicorn's timer ended with the next data
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
+
+    def _end_where_the_parser_ends(self) -> None:
+        """A trailer can say that the request is the last one, too: what follows is then never parsed, so the
+        connection must not stay open.
+        """
+        if not self.parser.should_keep_alive():
+            self.cycle.keep_alive = False
+            if self.cycle.response_complete and not self.transport.is_closing():
+                self.transport.close()
 
     def on_response_complete(self) -> None:
         """The connection is idle again, unless another request is waiting in it."""

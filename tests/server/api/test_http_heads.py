@@ -34,6 +34,15 @@ SERVED = {
         post(CHUNKED, b"2\r\nab\r\n0\r\nAuthorization: Bearer x\r\n\r\n") + SECOND,
         ["200 POST /first 2", "200 GET /second"],
     ),
+    "a trailer that ends the connection": (
+        post(CHUNKED, b"2\r\nab\r\n0\r\nConnection: close\r\n\r\n") + SECOND,
+        ["200 POST /first 2", "closed"],
+    ),
+    "a trailer that offers another protocol": (
+        post(CHUNKED, b"2\r\nab\r\n0\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n") + SECOND,
+        ["200 POST /first 2", "200 GET /second"],
+    ),
+    "HTTP/1.0 without a host": (b"GET /second HTTP/1.0\r\n\r\n", ["200 GET /second", "closed"]),
     "upgrade": (post(UPGRADE + LENGTH, SECOND) + SECOND, [f"200 POST /first {len(SECOND)}", "closed"]),
     "upgrade, chunks": (
         post(UPGRADE + CHUNKED, b"2\r\nab\r\n0\r\n\r\n") + SECOND,
@@ -68,6 +77,11 @@ REFUSED = {
     "a chunk without its size": post(CHUNKED, b"x\r\nab\r\n0\r\n\r\n" + SECOND),
     "a chunk that is longer than its size": post(CHUNKED, b"1\r\nab\r\n0\r\n\r\n" + SECOND),
     "chunks with bare line feeds": post(CHUNKED, b"2\nab\n0\n\n" + SECOND),
+    "two hosts": post(b"Host: y\r\n"),
+    "the same host twice": post(b"Host: x\r\n"),
+    "no host": b"GET /first HTTP/1.1\r\n\r\n" + SECOND,
+    "two hosts in HTTP/1.0": b"GET /first HTTP/1.0\r\nHost: x\r\nHost: y\r\n\r\n" + SECOND,
+    "two hosts and an upgrade": post(b"Host: y\r\n" + UPGRADE, SECOND),
     "a long header": post(b"A: " + b"b" * MAX_HEADER_BYTES + b"\r\n", SECOND),
 }
 
