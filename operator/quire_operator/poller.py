@@ -2,8 +2,8 @@
 less often while their autoscaler is about to scale down.
 
 All requests are concurrent with short deadlines. Responses are untrusted input: bounded in size and time
-here, validated in `reports`. A pod whose answer changed puts its LLMDeployment into the queue. Writes
-nothing.
+here, validated in `reports`. Only pods that belong to an LLMDeployment by the uids of their owners are asked:
+anyone may set its label. A pod whose answer changed puts its LLMDeployment into the queue. Writes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import aiohttp
 
 from quire_operator import names, reports
 from quire_operator.cluster import Cluster, Key, Object, kinds, owner_key, version_of
-from quire_operator.observed import is_about_to_scale_down
+from quire_operator.observed import controller_uid, is_about_to_scale_down, is_owned, workload
 from quire_operator.reports import Sample
 
 PERIOD_SECONDS = 2.0
@@ -31,7 +31,8 @@ class _PolledPod:
     """What decides whether a pod is polled."""
 
     version: int
-    owner: Key
+    owner: Key  # by its label, which everyone who may create a pod can set
+    controller: str
     address: str  # empty while no container can answer
     ready: bool
 
@@ -69,7 +70,22 @@ class Poller:
         self._rounds += 1
         scaling_down = self._scaling_down() if self._rounds % ROUNDS_PER_LOAD == 0 else set()
         due = [(uid, pod) for uid, pod in self._pods.items() if self._is_due(uid, pod, scaling_down)]
-        await asyncio.gather(*(self._poll_pod(session, uid, pod) for uid, pod in due))
+        makers = {owner: self._makers(owner) for owner in {pod.owner for _, pod in due}}
+        ours = [(uid, pod) for uid, pod in due if pod.controller in makers[pod.owner]]
+        await asyncio.gather(*(self._poll_pod(session, uid, pod) for uid, pod in ours))
+
+    def _makers(self, owner: Key) -> set[str]:
+        """The uids of the ReplicaSets and Jobs of an LLMDeployment: their pods are asked. Others that only
+        carry its label would take the time of a round, which is everyone's.
+        """
+        cache = self._cluster.cache
+        llm = cache.get(names.KIND, *owner)
+        if llm is None:
+            return set()
+        live = [*cache.owned(owner, only="Deployment"), *cache.owned(owner, only="Job")]
+        children = [one for one in live if is_owned(one, str(llm["metadata"]["uid"]))]
+        sets, _, _ = workload(children, list(cache.owned(owner, only="ReplicaSet")))
+        return {str(one["metadata"]["uid"]) for one in (*sets, *children) if one["kind"] != "Deployment"}
 
     def _refresh_pods(self) -> None:
         """Read only the pods that changed since the last round, because there may be thousands."""
@@ -138,6 +154,7 @@ def _read(body: Object) -> _PolledPod:
     return _PolledPod(
         version=version_of(body),
         owner=owner_key(body),
+        controller=controller_uid(body),
         address=str(status.get("podIP") or "") if can_answer else "",
         # A download pod has no readiness probe, so Kubernetes always reports it as ready.
         ready=conditions.get("Ready") == "True" and not _is_download_pod(body),

@@ -11,29 +11,47 @@ from e2e.operator import pods
 from e2e.operator.statusz import HEALTH_PORT, statusz_server
 from e2e.ports import free_port
 from quire_operator import names, poller
-from quire_operator.cluster import Cluster, Key
+from quire_operator.cluster import Cluster, Connection, Key
 from quire_operator.poller import Poller
 from tests.operator.fake_api import FakeApi, connected
 
 SERVING = {"phase": "serving", "effective": None}
 
 
-def pod(ip: str, status: dict[str, Any], version: int = 1) -> dict[str, Any]:
-    metadata = {"name": "m-0", "namespace": "ns", "uid": "p1", "labels": {names.LABEL_NAME: "m"}}
-    return {
-        "kind": "Pod",
-        "metadata": {**metadata, "resourceVersion": str(version)},
-        "status": {**status, "podIP": ip},
-    }
+def owned(kind: str, uid: str, owner: str = "") -> dict[str, Any]:
+    """An object of the LLMDeployment ns/m, with the uid of its controller."""
+    metadata: dict[str, Any] = {"name": uid if kind != names.KIND else "m", "namespace": "ns", "uid": uid}
+    metadata |= {"labels": {names.LABEL_NAME: "m"}, "resourceVersion": "1"}
+    if owner:
+        metadata["ownerReferences"] = [{"uid": owner, "controller": True}]
+    return {"kind": kind, "metadata": metadata}
+
+
+WORKLOAD = (
+    owned(names.KIND, "llm"),
+    owned("Deployment", "deployment", "llm"),
+    owned("ReplicaSet", "set", "deployment"),
+    owned("Job", "job", "llm"),
+)
+
+
+def pod(ip: str, status: dict[str, Any], owner: str = "set", uid: str = "p1") -> dict[str, Any]:
+    return owned("Pod", uid, owner) | {"status": {**status, "podIP": ip}}
+
+
+def cluster_with(connection: Connection, *objects: dict[str, Any]) -> Cluster:
+    cluster = Cluster(connection, fence=lambda: None, instance="op")
+    for body in (*WORKLOAD, *objects):
+        cluster.cache.put(body)
+    return cluster
 
 
 async def test_a_pod_that_was_ready_before_the_operator_started_is_asked_once() -> None:
     changed: list[Key] = []
     with statusz_server(SERVING) as server:
         async with connected(FakeApi()) as connection, aiohttp.ClientSession() as session:
-            cluster = Cluster(connection, fence=lambda: None, instance="op")
+            cluster = cluster_with(connection, pod(server.ip, pods.ready()))
             poller = Poller(cluster, changed.append, port=HEALTH_PORT)
-            cluster.cache.put(pod(server.ip, pods.ready()))
             for _ in range(20):
                 await poller.poll(session)
 
@@ -44,13 +62,28 @@ async def test_a_pod_that_was_ready_before_the_operator_started_is_asked_once() 
 async def test_a_ready_pod_that_does_not_answer_is_not_asked_for_ever() -> None:
     with statusz_server({"phase": "?"}) as server:
         async with connected(FakeApi()) as connection, aiohttp.ClientSession() as session:
-            cluster = Cluster(connection, fence=lambda: None, instance="op")
+            cluster = cluster_with(connection, pod(server.ip, pods.ready()))
             poller = Poller(cluster, lambda key: None, port=HEALTH_PORT)
-            cluster.cache.put(pod(server.ip, pods.ready()))
             for _ in range(20):
                 await poller.poll(session)
 
         assert server.asked == 1
+
+
+@pytest.mark.parametrize("owner", ["", "strange-set", "deployment"])
+async def test_a_pod_that_only_carries_the_labels_is_not_asked(owner: str) -> None:
+    """A thousand such pods that do not answer would delay what is known of everyone's."""
+    strange = (owned("Deployment", "strange", "other-llm"), owned("ReplicaSet", "strange-set", "strange"))
+    with statusz_server(SERVING) as server:
+        async with connected(FakeApi()) as connection, aiohttp.ClientSession() as session:
+            cluster = cluster_with(connection, *strange, pod(server.ip, pods.ready(), owner))
+            poller = Poller(cluster, lambda key: None, port=HEALTH_PORT)
+            await poller.poll(session)
+            assert server.asked == 0
+            cluster.cache.put(pod(server.ip, pods.ready(), "job", "p2"))
+            await poller.poll(session)
+
+        assert server.asked == 1 and set(cluster.samples) == {"p2"}
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "not-an-address"])
