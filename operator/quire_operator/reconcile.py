@@ -25,7 +25,7 @@ from quire_operator.cluster import (
     RejectedError,
 )
 from quire_operator.errors import SpecError
-from quire_operator.observed import Body, Observed, ref
+from quire_operator.observed import Body, Observed, Ref, ref
 from quire_operator.plan import Plan, PlanInput, golden_tokens, make_plan, revisions
 from quire_operator.plan.pacing import ApplyTimes
 from quire_operator.plan.revisions import Revision
@@ -268,15 +268,24 @@ class Reconciler:
         return self._cluster.cache.get("HorizontalPodAutoscaler", model.namespace, name)
 
     async def _execute(self, plan: Plan, key: Key) -> Failure | None:
-        """Execute the plan; a refusal of the API server is returned as a problem for the status."""
+        """Execute the plan; a refusal of the API server is returned as a problem for the status, but for the
+        golden tokens: pods serve without them, so a full quota of ConfigMaps makes none unready.
+        """
+        kept = Ref("ConfigMap", names.golden_tokens(key.name))
+        needed = tuple(manifest for manifest in plan.apply if ref(manifest) != kept)
+        optional = tuple(manifest for manifest in plan.apply if ref(manifest) == kept)
         try:
-            await self._cluster.execute(plan, key.namespace)
+            await self._cluster.execute(replace(plan, apply=needed), key.namespace)
         except QuotaExceededError as error:
             return Failure(reason="QuotaExceeded", detail=printable(str(error)))
         except RejectedError as error:
             return Failure(reason="ApplyRejected", detail=printable(str(error)))
         except FailedError as error:
             return Failure(reason="ApplyFailed", detail=printable(str(error)))
+        try:
+            await self._cluster.execute(Plan(apply=optional), key.namespace)
+        except (RejectedError, FailedError) as error:
+            logger.warning("%s/%s: golden tokens are not kept: %s", key.namespace, key.name, error)
         return None
 
     async def _write_status(

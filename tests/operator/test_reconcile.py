@@ -12,7 +12,7 @@ import pytest
 from quire_operator import names
 from quire_operator.cluster import Cluster, ConflictError, Key
 from quire_operator.reconcile import Reconciler
-from quire_operator.reports import Sample
+from quire_operator.reports import Canary, Sample
 from quire_operator.settings import Settings
 from tests.operator.fake_api import FakeApi, connected
 
@@ -316,3 +316,34 @@ async def test_a_restricted_reference_to_nothing_is_refused_like_one_without_its
 
     assert stored is not None and stored["status"]["lastFailure"]["reason"] == "ReferenceRefused"
     assert "Secret forgotten" in stored["status"]["lastFailure"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (403, "is forbidden: exceeded quota: q, requested: count/configmaps=1"),
+        (422, "is invalid: data: Forbidden: field is immutable when `immutable` is set"),
+        (500, "etcdserver: request timed out"),
+    ],
+)
+async def test_golden_tokens_that_cannot_be_kept_are_logged_and_are_no_failure_of_the_llmdeployment(
+    code: int, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = f"/api/v1/namespaces/ns/configmaps/{names.golden_tokens('m')}"
+    api = FakeApi(answers={("PATCH", path): (code, message)})
+    async with reconciling(api) as (reconcile, cluster):
+        cluster.cache.put(api.put(LLM, model()))
+        await reconcile(KEY)
+        put_pod(api, cluster)
+        serving = cluster.cache.get("Pod", "ns", "p")
+        assert serving is not None
+        ready = {**serving["status"], "conditions": [{"type": "Ready", "status": "True"}]}
+        metadata = {**serving["metadata"], "resourceVersion": "6"}
+        cluster.cache.put({**serving, "metadata": metadata, "status": ready})
+        cluster.samples["p1"] = Sample(phase="serving", canary=Canary(fingerprint="a" * 64, tokens=(1, 2)))
+        await reconcile(KEY)
+        stored = cluster.cache.get(names.KIND, *KEY)
+
+    assert f"PATCH {path}" in api.writes(), "it was not refused"
+    assert stored is not None and "lastFailure" not in stored["status"]
+    assert message in caplog.text
