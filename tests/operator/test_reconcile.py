@@ -330,7 +330,7 @@ async def test_golden_tokens_that_cannot_be_kept_are_logged_and_are_no_failure_o
     code: int, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = f"/api/v1/namespaces/ns/configmaps/{names.golden_tokens('m')}"
-    api = FakeApi(answers={("PATCH", path): (code, message)})
+    api = FakeApi(answers={("GET", path): (404, "not found"), ("PATCH", path): (code, message)})
     async with reconciling(api) as (reconcile, cluster):
         cluster.cache.put(api.put(LLM, model()))
         await reconcile(KEY)
