@@ -1,5 +1,6 @@
 """The health server as a process: it starts quickly, is small, and survives hostile peers."""
 
+import socket
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import pytest
 from quire_server.health import effective_config, model_config
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import Control, SharedState
-from quire_server.health.server import HealthServer
+from quire_server.health.server import MAX_WAITING, HealthServer
 
 
 @pytest.fixture
@@ -52,6 +53,23 @@ def test_the_reason_is_in_the_body(served):
     state, url = served
     state.write_control(Control(failed="LoadStalled"))
     assert b'"reason": "LoadStalled"' in status_of(url + "/readyz")[1]
+
+
+def test_a_connection_that_ended_just_before_it_was_to_make_room_hinders_no_probe(tmp_path):
+    server = HealthServer(("127.0.0.1", 0), SharedState.create(tmp_path), Thresholds(60, 60), "1.2.3")
+    ended = [socket.socket() for _ in range(MAX_WAITING)]  # not connected, as after a reset
+    server._waiting = dict.fromkeys(ended)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        assert status_of(f"http://127.0.0.1:{server.server_address[1]}/livez")[0] == 200
+        assert ended[0] not in server._waiting, "none had to make room"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        for each in ended:
+            each.close()
 
 
 def test_a_fault_of_the_prober_itself_is_in_the_log(served, monkeypatch, caplog):
