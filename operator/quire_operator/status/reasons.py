@@ -128,7 +128,8 @@ _ALL = (
         "corrupt; when it stays so for half of health.stallTimeoutSeconds, its pod is restarted",
         "nothing if the restart repairs it; if it comes back on one node, suspect that node's memory or "
         "device; if on every node new pods have other tokens than the pod that the message names, that one "
-        "is damaged: delete first it, then the ConfigMap NAME-golden-tokens, and the next ready pod's are kept",
+        "is damaged: delete it first, then the ConfigMap NAME-golden-tokens, and the next ready pod's are "
+        "kept",
         exit_code=78,
     ),
     Reason(
