@@ -8,6 +8,7 @@ layers from them. No key selects code: ``auto_map`` with its class paths is neve
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from quire_server.core.topology import Range, Topology
 from quire_server.errors import ConfigError, ModelCorruptError
 from quire_server.layers.quantized.linear import Quantization
 from quire_server.models import quantization_config, rope_config
@@ -28,12 +29,18 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts of the sparse layers."""
+    """The experts of the sparse layers. ``owned``: those whose weights this rank has; None: all."""
 
     count: int
     per_token: int
     intermediate_size: int
     normalises_weights: bool
+    owned: Range | None = None
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the experts that this rank has."""
+        return range(self.count) if self.owned is None else range(*self.owned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,9 @@ class TensorNames:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A checked model: sizes, flags, and tensor names."""
+    """A checked model: sizes, flags, and tensor names. Of a rank of several (see ``models.sharding``) heads and
+    ``intermediate_size`` are the rank's own part, everything else is the whole model's.
+    """
 
     architecture: str
     vocab_size: int
@@ -87,11 +96,17 @@ class ModelConfig:
     experts: Experts | None = None
     names: TensorNames = TensorNames()
     quantization: Quantization | None = None
+    topology: Topology = Topology()
 
     @property
     def num_layers(self) -> int:
         """Attention layers, each with its own cache."""
         return len(self.layers)
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of the embedding and of the head on this rank, padded so that all ranks have equally many."""
+        return self.topology.padded_part(self.vocab_size)
 
     @property
     def windows(self) -> frozenset[int | None]:

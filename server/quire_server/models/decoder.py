@@ -17,6 +17,7 @@ from quire_server.layers.forward_batch import ForwardBatch
 from quire_server.layers.linear import GpuLinear, LinearFactory, LinearLayer, Weights
 from quire_server.layers.norm import RMSNorm
 from quire_server.layers.ops import take_rows
+from quire_server.layers.parallel import Communicator, SingleRank
 from quire_server.models import rope
 from quire_server.models.config import LayerConfig, ModelConfig
 from quire_server.models.config_fields import REMEDY
@@ -51,14 +52,19 @@ class Decoder:
         device: torch.device,
         linear: LinearFactory,
         host_layers: Collection[int] = (),
+        communicator: Communicator | None = None,
     ) -> None:
-        """The matrices of ``host_layers`` are allocated on the host, to be streamed by ``stream``."""
+        """The matrices of ``host_layers`` are allocated on the host, to be streamed by ``stream``.
+        ``communicator``: of the ranks that the configuration is one of.
+        """
         self.config = config
+        self._communicator = communicator or SingleRank()
         self.stream: LayerStream | None = None
         make = partial(linear, dtype=dtype, device=device)
-        self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        # Zeros, because padding stays as it is.
+        self.embedding = torch.zeros(config.vocab_rows, config.hidden_size, dtype=dtype, device=device)
         tied = self.embedding if config.tie_word_embeddings else None
-        self.head = make(["lm_head"], config.hidden_size, [config.vocab_size], bias=False, weight=tied)
+        self.head = make(["lm_head"], config.hidden_size, [config.vocab_rows], bias=False, weight=tied)
         # Rounded to the model's dtype, as in transformers.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         self.norm = _norm_factory(config, dtype, device)(config.hidden_size)
@@ -75,6 +81,7 @@ class Decoder:
                 device=device,
                 linear=linear,
                 kv_scales=self._kv_scales.get(f"model.layers.{index}"),
+                communicator=self._communicator,
                 matrices_on=torch.device("cpu") if index in host_layers else device,
             )
             for index in range(config.num_layers)
@@ -123,7 +130,7 @@ class Decoder:
         """[T, hidden] for every token: the output of the last layer, and the residual stream that it is added
         to.
         """
-        residual = take_rows(self.embedding, batch.token_ids)
+        residual = self._embed(batch.token_ids)
         if self._embedding_scale != 1.0:
             residual *= self._embedding_scale
         rotary = {
@@ -140,12 +147,26 @@ class Decoder:
         assert hidden is not None
         return hidden, residual
 
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        """[T, hidden]. Each rank has the embeddings of a part of the vocabulary, and zeros for other tokens."""
+        topology = self.config.topology
+        if topology.tensor == 1:
+            return take_rows(self.embedding, token_ids)
+        rows = token_ids - topology.rank * self.config.vocab_rows
+        is_own = (rows >= 0) & (rows < self.config.vocab_rows)
+        found = take_rows(self.embedding, rows.where(is_own, 0))
+        return self._communicator.all_reduce(found * is_own[:, None])
+
     def logits(self, states: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
-        """[S, vocab] of rows i64 [S] of the states. If all rows are requested, the states are overwritten."""
+        """[S, vocab] of rows i64 [S] of the states. If all rows are requested, the states are overwritten. Of
+        several ranks the first has the logits, the others those of their part of the vocabulary.
+        """
         hidden, residual = states
         if rows.shape[0] < hidden.shape[0]:
             hidden, residual = hidden[rows], residual[rows]
         logits = self.head(self.norm(hidden, residual))
+        if self.config.topology.tensor > 1:
+            logits = self._communicator.gather_to_leader(logits)[:, : self.config.vocab_size]
         cap = self.config.logit_softcap
         return logits if cap is None else logits.float().div_(cap).tanh_().mul_(cap)
 
@@ -161,11 +182,13 @@ class Layer:
         make: "partial[LinearLayer]",
         norm: "partial[RMSNorm]",
         kv_scales: tuple[Tensor, Tensor] | None,
+        communicator: Communicator,
     ) -> None:
         names, hidden = config.names, config.hidden_size
         q_size, kv_size = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
         qkv_sizes = [q_size, kv_size, kv_size]
         self.rope = layer.rope
+        self._communicator = communicator
         self.norms: dict[str, RMSNorm] = {}
 
         def named_norm(name: str, size: int) -> RMSNorm:
@@ -192,7 +215,9 @@ class Layer:
             norms=head_norms,
             kv_scales=kv_scales,
         )
-        self.output = make([f"{prefix}.{names.output}"], q_size, [hidden], bias=config.output_bias)
+        # Ranks add their parts, so that one of them has the bias.
+        has_bias = config.output_bias and config.topology.is_leader
+        self.output = make([f"{prefix}.{names.output}"], q_size, [hidden], bias=has_bias)
         self.output_norm = self.mlp_output_norm = None
         if names.attention_output_norm is not None:
             self.output_norm = named_norm(names.attention_output_norm, hidden)
@@ -229,10 +254,11 @@ class Layer:
         """
         to_add = (residual, None) if hidden is None else (hidden, residual)
         qkv = self.input_norm.into(self.qkv, *to_add)
-        x = self.output(self.attention(qkv, rotary, batch, kv_cache))
+        all_reduce = self._communicator.all_reduce
+        x = all_reduce(self.output(self.attention(qkv, rotary, batch, kv_cache)))
         if self.output_norm is not None:
             x = self.output_norm(x, None)
-        x = self.mlp_norm.into(self.mlp, x, residual)
+        x = all_reduce(self.mlp_norm.into(self.mlp, x, residual))
         return x if self.mlp_output_norm is None else self.mlp_output_norm(x, None)
 
 
@@ -244,6 +270,7 @@ def build_layer(
     device: torch.device,
     linear: LinearFactory,
     kv_scales: tuple[Tensor, Tensor] | None = None,
+    communicator: Communicator | None = None,
     matrices_on: torch.device | None = None,
 ) -> Layer:
     """One layer, allocated and not filled. A decoder has all of them; ``quantize`` has one at a time."""
@@ -254,6 +281,7 @@ def build_layer(
         partial(linear, dtype=dtype, device=matrices_on or device),
         _norm_factory(config, dtype, device),
         kv_scales,
+        communicator or SingleRank(),
     )
 
 

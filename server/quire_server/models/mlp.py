@@ -46,7 +46,10 @@ class MLP:
     ) -> None:
         sizes = [inner, inner] if len(gate_up) == 2 else [2 * inner]
         self._gate_up = make(gate_up, config.hidden_size, sizes, bias=config.mlp_bias)
-        self._down = make([down], inner, [config.hidden_size], bias=config.mlp_bias)
+        # Ranks add their parts, so that one of them has the bias.
+        self._down = make(
+            [down], inner, [config.hidden_size], bias=config.mlp_bias and config.topology.is_leader
+        )
         self._activate = _ACTIVATIONS[config.activation]
         self._rounds = config.activation == "silu"  # fused into FP8 if the next layer takes it
         self.linears = [self._gate_up, self._down]
@@ -67,7 +70,8 @@ class MLP:
 
 
 class SparseMLP:
-    """The weighted sum of the experts that the router selects (arXiv:1701.06538, softmax over all experts).
+    """The weighted sum of the experts that the router selects (arXiv:1701.06538, softmax over all experts); of
+    several ranks, each sums its own experts' part.
 
     Each selected expert runs once, on the tokens that selected it: a token's result does not depend on the
     rest of the batch.
@@ -79,11 +83,11 @@ class SparseMLP:
     def __init__(self, config: ModelConfig, experts: Experts, prefix: str, make: MakeLinear) -> None:
         self._settings = experts
         self._router = _router(config, experts, prefix, make)
-        self._experts = [
-            MLP(config, gate_up, down, experts.intermediate_size, make)
-            for gate_up, down in _expert_names(config, experts, prefix)
-        ]
-        self.linears = [self._router, *(linear for mlp in self._experts for linear in mlp.linears)]
+        self._experts = {
+            number: MLP(config, gate_up, down, experts.intermediate_size, make)
+            for number, (gate_up, down) in _expert_names(config, experts, prefix).items()
+        }
+        self.linears = [self._router, *(linear for mlp in self._experts.values() for linear in mlp.linears)]
 
     def __call__(self, x: Tensor) -> Tensor:
         probabilities = torch.softmax(self._router(x).float(), dim=-1)
@@ -92,9 +96,11 @@ class SparseMLP:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         out = torch.zeros_like(x)
         for number in chosen.unique().tolist():
-            rows, ranks = torch.where(chosen == number)
-            part = self._experts[number](x[rows])
-            out.index_add_(0, rows, part * weights[rows, ranks, None].to(part.dtype))
+            if (expert := self._experts.get(number)) is None:
+                continue  # another rank's
+            rows, places = torch.where(chosen == number)
+            part = expert(x[rows])
+            out.index_add_(0, rows, part * weights[rows, places, None].to(part.dtype))
         return out
 
 
@@ -116,7 +122,7 @@ class GroupedSparseMLP:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        gate_up, down = zip(*_expert_names(config, experts, prefix), strict=True)
+        gate_up, down = zip(*_expert_names(config, experts, prefix).values(), strict=True)
         sizes = config.hidden_size, experts.intermediate_size
         self._settings = experts
         self._router = _router(config, experts, prefix, make)
@@ -132,13 +138,13 @@ def _router(config: ModelConfig, experts: Experts, prefix: str, make: MakeLinear
     return make([f"{prefix}.{config.names.router}"], config.hidden_size, [experts.count], bias=False)
 
 
-def _expert_names(config: ModelConfig, experts: Experts, prefix: str) -> list[tuple[list[str], str]]:
-    """(names of gate and up, name of down) of each expert in the checkpoint."""
+def _expert_names(config: ModelConfig, experts: Experts, prefix: str) -> dict[int, tuple[list[str], str]]:
+    """(names of gate and up, name of down) in the checkpoint of each expert that this rank has."""
     names = config.names
-    return [
-        (
+    return {
+        number: (
             [f"{prefix}.{name.format(number)}" for name in names.expert_gate_up],
             f"{prefix}.{names.expert_down.format(number)}",
         )
-        for number in range(experts.count)
-    ]
+        for number in experts.numbers
+    }

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire_server.errors import ConfigError, ModelCorruptError
 from quire_server.layers.linear import Linear, LinearFactory
+from quire_server.layers.parallel import Communicator
 from quire_server.layers.quantized import linear as quantized
 from quire_server.model_dir.files import ModelFiles
 from quire_server.model_dir.generation_config import eos_token_ids
@@ -82,6 +83,7 @@ def build(
     device: torch.device,
     linear: LinearFactory = Linear,
     host_layers: Collection[int] = (),
+    communicator: Communicator | None = None,
 ) -> Decoder:
     """The model with its weights allocated and not filled. ``linear`` makes the linear layers, or the dense
     layers behind those of a quantised checkpoint. The matrices of ``host_layers`` are allocated on the host.
@@ -89,5 +91,11 @@ def build(
     if config.quantization is not None:
         linear = quantized.factory(config.quantization, linear)
     return Decoder(
-        config, max_len=max_len, dtype=dtype, device=device, linear=linear, host_layers=host_layers
+        config,
+        max_len=max_len,
+        dtype=dtype,
+        device=device,
+        linear=linear,
+        host_layers=host_layers,
+        communicator=communicator,
     )

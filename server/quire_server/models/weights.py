@@ -7,15 +7,18 @@ after its header was checked, and beyond the model itself there is one buffer. T
 verified over the bytes that are loaded. Pickled checkpoints are refused without reading them.
 """
 
+import itertools
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
+from quire_server.core.topology import Range, Slice
 from quire_server.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from quire_server.model_dir.files import ModelFiles, is_plain_name, parse_json_object
 
@@ -56,6 +59,13 @@ class Shard:
     name: str
     header_size: int
     tensors: tuple[_Tensor, ...]
+
+    def positions(self) -> Iterator[tuple[int, _Tensor]]:
+        """(offset in the file, tensor) of each tensor."""
+        position = self.header_size
+        for tensor in self.tensors:
+            yield position, tensor
+            position += tensor.size
 
     @property
     def size(self) -> int:
@@ -115,8 +125,7 @@ def read(
     on_progress(0, total)
     for shard in shards:
         with files.opened(shard.name) as (file, size, digest):
-            if size != shard.size:
-                raise ModelCorruptError(f"{shard.name} changed while it was read. Try again.")
+            _refuse_changed(shard, size)
             reader = _Reader(file, shard.name, buffer, digest.update)
             for _ in reader.chunks(shard.header_size, "the header"):
                 pass
@@ -127,6 +136,89 @@ def read(
         on_progress(loaded, total)
 
 
+def read_slices(
+    files: ModelFiles,
+    shards: tuple[Shard, ...],
+    targets: Mapping[str, Tensor],
+    slices: Mapping[str, Slice],
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Fill the targets, those with a slice from it alone: no other bytes are read. ``on_progress(loaded,
+    total)`` counts the bytes of tensors that are read. Digests are not checked, as in ``pick``.
+    """
+    wanted = [
+        (shard, begin, tensor, _part(tensor, slices.get(tensor.name)))
+        for shard in shards
+        for begin, tensor in shard.positions()
+        if tensor.name in targets
+    ]
+    total, loaded = sum(part.size for *_, part in wanted), 0
+    buffer = bytearray(_CHUNK)
+    on_progress(0, total)
+    for shard, group in itertools.groupby(wanted, key=operator.itemgetter(0)):
+        with files.opened_unchecked(shard.name) as (file, size):
+            _refuse_changed(shard, size)
+            reader = _Reader(file, shard.name, buffer, _ignore)
+            for _, begin, tensor, part in group:
+                for count in _fill_part(reader, begin, tensor, part, targets[tensor.name]):
+                    loaded += count
+                    on_progress(loaded, total)
+
+
+class _Part(NamedTuple):
+    """A tensor as [outer, split, inner], of which ``ranges`` of the middle dimension are read."""
+
+    outer: int
+    split: int
+    inner: int  # bytes
+    ranges: tuple[Range, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes to read."""
+        return self.outer * self.inner * sum(one.size for one in self.ranges)
+
+
+def _part(tensor: _Tensor, wanted: Slice | None) -> _Part:
+    if wanted is None:
+        return _Part(1, 1, tensor.size, (Range(0, 1),))
+    shape, dimension = tensor.shape, wanted.dimension
+    inner = math.prod(shape[dimension + 1 :]) * tensor.dtype.itemsize
+    return _Part(math.prod(shape[:dimension]), shape[dimension], inner, wanted.ranges)
+
+
+def _fill_part(
+    reader: "_Reader", begin: int, tensor: _Tensor, part: _Part, target: Tensor
+) -> Iterator[int]:
+    """Yields the bytes read after each chunk. The target's dimension may be longer than the ranges: the rest
+    is padding.
+    """
+    rows = target.view(part.outer, -1)
+    each = tensor.dtype.itemsize
+    column = 0
+    for one in part.ranges:
+        run = one.size * part.inner
+        for row in range(part.outer if run else 0):
+            filled = column
+            reader.seek(begin + (row * part.split + one.start) * part.inner)
+            for chunk in reader.chunks(run, f"tensor {tensor.name}"):
+                count = len(chunk) // each
+                rows[row, filled : filled + count].copy_(torch.frombuffer(chunk, dtype=tensor.dtype))
+                filled += count
+            if row % 256 == 255 or row == part.outer - 1:
+                yield (row % 256 + 1) * run
+        column += run // each
+
+
+def verify(files: ModelFiles, shards: Iterable[Shard]) -> None:
+    """Read the files whole, and check their digests."""
+    buffer = bytearray(_CHUNK)
+    for shard in shards:
+        with files.opened(shard.name) as (file, size, digest):
+            for _ in _Reader(file, shard.name, buffer, digest.update).chunks(size, "the file"):
+                pass
+
+
 def pick(files: ModelFiles, shards: tuple[Shard, ...], targets: Mapping[str, Tensor]) -> None:
     """Fill these targets only, wherever they are in the files. Digests are not checked, since they are those
     of whole files: call ``read`` without targets first if the files are not trusted.
@@ -134,16 +226,22 @@ def pick(files: ModelFiles, shards: tuple[Shard, ...], targets: Mapping[str, Ten
     buffer = bytearray(_CHUNK)
     for shard in shards:
         with files.opened_unchecked(shard.name) as (file, size):
-            if size != shard.size:
-                raise ModelCorruptError(f"{shard.name} changed while it was read. Try again.")
-            position = shard.header_size
-            for tensor in shard.tensors:
+            _refuse_changed(shard, size)
+            reader = _Reader(file, shard.name, buffer, _ignore)
+            for position, tensor in shard.positions():
                 if tensor.name in targets:
-                    file.seek(position)
-                    reader = _Reader(file, shard.name, buffer, lambda chunk: None)
+                    reader.seek(position)
                     for _ in _fill(reader, tensor, targets[tensor.name]):
                         pass
-                position += tensor.size
+
+
+def _refuse_changed(shard: Shard, size: int) -> None:
+    if size != shard.size:
+        raise ModelCorruptError(f"{shard.name} changed while it was read. Try again.")
+
+
+def _ignore(chunk: memoryview) -> None:
+    """No digest is computed."""
 
 
 def _fill(reader: "_Reader", tensor: _Tensor, target: Tensor | None) -> Iterator[None]:
@@ -165,6 +263,10 @@ class _Reader:
     ) -> None:
         self._file, self._name, self._view, self._digest = file, name, memoryview(buffer), digest
         self.position = 0
+
+    def seek(self, position: int) -> None:
+        """The next chunk begins here."""
+        self._file.seek(position)
 
     def _read_into(self, view: memoryview) -> int:
         try:

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from quire_server.core import weight_offload
+from quire_server.core.topology import Topology
 from quire_server.errors import ConfigError
 from quire_server.layers.int8_linear import has_native_kernels
 from quire_server.layers.linear import LinearFactory
+from quire_server.layers.parallel import Communicator
 from quire_server.model_dir.files import ModelFiles
-from quire_server.models import registry, weights
+from quire_server.models import registry, sharding, weights
 from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
 from quire_server.runner import kv_cache, quantization
@@ -104,6 +106,26 @@ class Checkpoint:
             host_layers=host_layers,
         )
         weights.read(self.files, self.shards, model.targets(), on_progress)
+        model.finish()
+        return model
+
+    def read_shard(
+        self,
+        topology: Topology,
+        communicator: Communicator,
+        *,
+        max_len: int,
+        device: torch.device,
+        on_progress: Callable[[int, int], None] = lambda loaded, total: None,
+    ) -> Decoder:
+        """Read one rank's part of the weights, and nothing of the others'. Raises ConfigError if the model cannot be divided among so many ranks."""
+        local = sharding.shard(self.config, topology)
+        model = registry.build(
+            local, max_len=max_len, dtype=self.dtype, device=device, linear=self.linear, communicator=communicator
+        )
+        targets = model.targets()
+        slices = sharding.slices(self.config, topology, registry.tensors(self.config, self.linear), targets)
+        weights.read_slices(self.files, self.shards, targets, slices, on_progress)
         model.finish()
         return model
 
