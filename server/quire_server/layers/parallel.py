@@ -1,8 +1,8 @@
 """Communicators: what the ranks of a distributed model exchange in the middle of a forward pass.
 
-A layer computes with its rank's part of the weights and calls ``all_reduce`` where the parts have to be added;
-which ranks there are, and over what they talk, is the communicator's business. After an ``all_reduce`` every
-rank holds the same bits: sums are formed in the order of the ranks.
+A layer computes with its rank's part of the weights and calls ``all_reduce`` where the parts have to be
+added; which ranks there are, and how they are connected, only the communicator knows. After an
+``all_reduce`` every rank holds the same bits: sums are formed in the order of the ranks.
 """
 
 from typing import Protocol
@@ -17,8 +17,8 @@ class Communicator(Protocol):
         """The sum of all ranks' parts, which have one shape and dtype. May overwrite the part."""
 
     def gather_to_leader(self, part: Tensor) -> Tensor:
-        """On rank 0, all ranks' parts [..., n], which have one shape, side by side: [..., ranks * n]. On other
-        ranks the part itself.
+        """On rank 0, all ranks' parts [..., n], which have one shape, side by side: [..., ranks * n]. On
+        other ranks the part itself.
         """
 
 

@@ -66,7 +66,7 @@ class TensorNames:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A checked model: sizes, flags, and tensor names. Of a rank of several (see ``models.sharding``) heads and
+    """A checked model: sizes, flags, and tensor names. Of one rank of several (``models.sharding``) heads and
     ``intermediate_size`` are the rank's own part, everything else is the whole model's.
     """
 

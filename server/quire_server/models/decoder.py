@@ -148,7 +148,7 @@ class Decoder:
         return hidden, residual
 
     def _embed(self, token_ids: Tensor) -> Tensor:
-        """[T, hidden]. Each rank has the embeddings of a part of the vocabulary, and zeros for other tokens."""
+        """[T, hidden]. A rank has the embeddings of its part of the vocabulary, zeros for others."""
         topology = self.config.topology
         if topology.tensor == 1:
             return take_rows(self.embedding, token_ids)

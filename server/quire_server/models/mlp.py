@@ -70,8 +70,8 @@ class MLP:
 
 
 class SparseMLP:
-    """The weighted sum of the experts that the router selects (arXiv:1701.06538, softmax over all experts); of
-    several ranks, each sums its own experts' part.
+    """The weighted sum of the experts that the router selects (arXiv:1701.06538, softmax over all experts).
+    A rank of several sums its own experts.
 
     Each selected expert runs once, on the tokens that selected it: a token's result does not depend on the
     rest of the batch.

@@ -1,11 +1,12 @@
 """One rank's shard of a model: its configuration, and the slice of each checkpoint tensor that it reads.
 
-A model is built twice without content, once whole and once with the rank's sizes, by the same code and for any
-format of weights. The dimension in which a tensor's two shapes differ is the one that is split; how it is split
-follows from the layer that the tensor belongs to. So scales and zeros of quantised weights follow their matrix
-with no rule of their own. Knows names and shapes, no bytes.
+A model is built twice without content, once whole and once with the rank's sizes, by the same code and for
+any format of weights. The dimension in which a tensor's two shapes differ is the one that is split; how it is
+split follows from the layer that the tensor belongs to. So scales and zeros of quantised weights follow their
+matrix without rules of their own. Knows names and shapes, no bytes.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -18,25 +19,29 @@ from quire_server.models.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """How one dimension of a layer is split: consecutive parts of the whole, each with the range that is
-    read.
+    """How the outputs of a layer are split, or its inputs: consecutive parts of the whole, each with the
+    range that is read.
     """
 
     sizes: tuple[int, ...]
     ranges: tuple[Range, ...]  # each within its part
+    is_of_inputs: bool = False
+
+    @property
+    def in_whole(self) -> tuple[Range, ...]:
+        """The ranges within the whole."""
+        starts = itertools.accumulate(self.sizes, initial=0)
+        return tuple(
+            Range(start + each.start, start + each.stop)
+            for start, each in zip(starts, self.ranges, strict=False)
+        )
 
     def scaled(self, size: int) -> tuple[Range, ...]:
-        """The ranges in a tensor whose dimension has ``size`` elements for all parts: packed weights have
+        """The ranges in a tensor whose dimension has ``size`` elements for the whole: packed weights have
         several numbers in one, scales one for several.
         """
-        total, start, found = sum(self.sizes), 0, []
-        for part, wanted in zip(self.sizes, self.ranges, strict=True):
-            bounds = [(start + bound) * size for bound in wanted]
-            if any(bound % total for bound in bounds):
-                raise ValueError("a shard would begin within an element")
-            found.append(Range(bounds[0] // total, bounds[1] // total))
-            start += part
-        return tuple(found)
+        total = sum(self.sizes)
+        return tuple(Range(*(bound * size // total for bound in each)) for each in self.in_whole)
 
 
 def shard(config: ModelConfig, topology: Topology) -> ModelConfig:
@@ -47,9 +52,10 @@ def shard(config: ModelConfig, topology: Topology) -> ModelConfig:
         return config
     working = sizes(config)
     if topology.tensor not in working:
+        stored = "" if config.quantization is None else f", stored in groups ({config.quantization.method})"
         raise ConfigError(
             f"The model cannot be divided among {topology.tensor} ranks: it has {config.num_heads} heads, "
-            f"{config.num_kv_heads} heads of keys and values, and {_dimensions_text(config)}. Set "
+            f"{config.num_kv_heads} heads of keys and values, and {_dimensions_text(config)}{stored}. Set "
             f"--tensor-parallel-size to one of {', '.join(map(str, working))}."
         )
     experts = config.experts
@@ -66,15 +72,29 @@ def shard(config: ModelConfig, topology: Topology) -> ModelConfig:
 
 
 def sizes(config: ModelConfig) -> tuple[int, ...]:
-    """The tensor parallel sizes that divide the model."""
-    return tensor_sizes(config.num_heads, config.num_kv_heads, _dimensions(config))
+    """The tensor parallel sizes that divide the model, and its quantised weights between their groups."""
+    working = tensor_sizes(config.num_heads, config.num_kv_heads, _dimensions(config))
+    return tuple(size for size in working if size == 1 or _divides_groups(config, Topology(size)))
+
+
+def _divides_groups(config: ModelConfig, topology: Topology) -> bool:
+    if (quantization := config.quantization) is None:
+        return True
+    outputs, inputs = quantization.weights.granularity
+    for name, split in _splits(config, topology):
+        if name == "model.embed_tokens" or quantization.ignored.has(name):
+            continue
+        each = inputs if split.is_of_inputs else outputs
+        if each is None or any(bound % each for one in split.in_whole for bound in one):
+            return False
+    return True
 
 
 def slices(
     whole: ModelConfig, topology: Topology, full: Mapping[str, Tensor], local: Mapping[str, Tensor]
 ) -> dict[str, Slice]:
-    """The slice of every tensor that is not read whole. ``full`` and ``local``: the tensors of the whole model
-    and of the rank's shard, by name. Raises ConfigError where a shard would begin within a group of weights.
+    """The slice of every tensor that is not read whole. ``full`` and ``local``: the tensors of the whole
+    model and of the rank's shard, by name.
     """
     splits = dict(_splits(whole, topology))
     found = {}
@@ -87,13 +107,7 @@ def slices(
         if not differing:
             continue
         (dimension,) = differing
-        try:
-            found[name] = Slice(dimension, split.scaled(shape[dimension]))
-        except ValueError:
-            raise ConfigError(
-                f"The model cannot be divided among {topology.tensor} ranks: {name} has {shape[dimension]} "
-                "groups of weights that cannot be divided. Set a smaller --tensor-parallel-size."
-            ) from None
+        found[name] = Slice(dimension, split.scaled(shape[dimension]))
     return found
 
 
@@ -110,7 +124,7 @@ def _splits(config: ModelConfig, topology: Topology) -> Iterator[tuple[str, _Spl
     qkv = _Split(
         (config.num_heads * head, config.num_kv_heads * head, config.num_kv_heads * head), (query, keys, keys)
     )
-    output = _Split((config.num_heads * head,), (query,))
+    output = _Split((config.num_heads * head,), (query,), is_of_inputs=True)
     inner = topology.part(config.intermediate_size)
     names = config.names
     for index, layer in enumerate(config.layers):
@@ -120,7 +134,8 @@ def _splits(config: ModelConfig, topology: Topology) -> Iterator[tuple[str, _Spl
         if not layer.is_sparse:
             gate_up = _Split((config.intermediate_size,) * 2, (inner, inner))
             yield from _parts([f"{prefix}.{name}" for name in names.gate_up], gate_up)
-            yield f"{prefix}.{names.down}", _Split((config.intermediate_size,), (inner,))
+            down = _Split((config.intermediate_size,), (inner,), is_of_inputs=True)
+            yield f"{prefix}.{names.down}", down
 
 
 def _parts(names: list[str], split: _Split) -> Iterator[tuple[str, _Split]]:

@@ -187,9 +187,7 @@ def _part(tensor: _Tensor, wanted: Slice | None) -> _Part:
     return _Part(math.prod(shape[:dimension]), shape[dimension], inner, wanted.ranges)
 
 
-def _fill_part(
-    reader: "_Reader", begin: int, tensor: _Tensor, part: _Part, target: Tensor
-) -> Iterator[int]:
+def _fill_part(reader: "_Reader", begin: int, tensor: _Tensor, part: _Part, target: Tensor) -> Iterator[int]:
     """Yields the bytes read after each chunk. The target's dimension may be longer than the ranges: the rest
     is padding.
     """

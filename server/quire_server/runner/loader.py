@@ -118,10 +118,17 @@ class Checkpoint:
         device: torch.device,
         on_progress: Callable[[int, int], None] = lambda loaded, total: None,
     ) -> Decoder:
-        """Read one rank's part of the weights, and nothing of the others'. Raises ConfigError if the model cannot be divided among so many ranks."""
+        """Read one rank's part of the weights and nothing else. Raises ConfigError if the model cannot be
+        divided among so many ranks.
+        """
         local = sharding.shard(self.config, topology)
         model = registry.build(
-            local, max_len=max_len, dtype=self.dtype, device=device, linear=self.linear, communicator=communicator
+            local,
+            max_len=max_len,
+            dtype=self.dtype,
+            device=device,
+            linear=self.linear,
+            communicator=communicator,
         )
         targets = model.targets()
         slices = sharding.slices(self.config, topology, registry.tensors(self.config, self.linear), targets)

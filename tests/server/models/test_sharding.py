@@ -7,21 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire_server.core.step import StartedRow, Step
 from quire_server.core.sampling_params import SamplingParams
+from quire_server.core.step import StartedRow, Step
 from quire_server.core.topology import Topology
 from quire_server.errors import ConfigError
-from quire_server.layers.linear import Linear
-from quire_server.models import registry, sharding, weights
-from quire_server.models.config import ModelConfig
+from quire_server.layers.parallel import SingleRank
+from quire_server.models import registry
 from quire_server.models.decoder import Decoder
 from quire_server.runner import batch_builder, kv_cache
 from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.input_batch import InputBatch
 from quire_server.runner.loader import Checkpoint
-from tests.server.models import families
+from tests.server.models import families, quantized_directories, quantized_matrix
 from tests.server.models.lockstep import ThreadRanks
-from tests.server.models.variants import SIZES, VARIANTS, VOCAB
+from tests.server.models.variants import SIZES, VARIANTS
 
 PROMPT = tuple(families.PROMPTS[0])
 CPU = torch.device("cpu")
@@ -70,4 +69,64 @@ def test_ranks_together_compute_the_logits_of_the_whole_model(
     ranks = ThreadRanks(size)
     results = ranks.run([partial(forward, model, PROMPT) for model in shards(tmp_path, ranks)])
     torch.testing.assert_close(results[0], expected, atol=2e-4, rtol=1e-3)
-    assert [call for call, _ in ranks.calls] == ["all_reduce"] * (2 * whole.config.num_layers + 1) + ["gather"]
+    assert [call for call, _ in ranks.calls] == ["all_reduce"] * (2 * whole.config.num_layers + 1) + [
+        "gather"
+    ]
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small Llama, Qwen 3 MoE and Phi-3 in every format."""
+    return quantized_directories.write(tmp_path_factory.mktemp("quantised"), ["Llama", "Qwen3Moe", "Phi3"])
+
+
+# Blocks of 64 inputs do not divide these small models.
+@pytest.mark.parametrize("format_", [name for name in quantized_matrix.FORMATS if name != "FP8 by block"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3Moe", "Phi3"])
+def test_ranks_together_compute_the_logits_of_the_whole_quantised_model(
+    quantised: Path, family: str, format_: str
+) -> None:
+    directory = quantised / family / format_
+    checkpoint = Checkpoint.open(directory, dtype="float32", quantization_name="none")
+    expected = forward(checkpoint.read(max_len=256, device=CPU, on_progress=lambda *_: None), PROMPT)
+    ranks = ThreadRanks(2)
+    results = ranks.run([partial(forward, model, PROMPT) for model in shards(directory, ranks)])
+    torch.testing.assert_close(results[0], expected, atol=2e-4, rtol=1e-3)
+
+
+def test_blocks_of_weights_that_a_shard_would_cut_are_refused(quantised: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"2 ranks: .* stored in groups \(fp8\)\. Set --tensor-parallel-size to one of 1\."
+    ):
+        shards(quantised / "Llama" / "FP8 by block", ThreadRanks(2))
+
+
+def test_a_size_that_does_not_divide_the_model_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    families.build(tmp_path, "Llama", {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72,
+                                       "intermediate_size": 96})  # as SmolLM2-135M  # fmt: skip
+    with pytest.raises(
+        ConfigError,
+        match=r"9 heads, 3 heads of keys .* size of 96\. Set --tensor-parallel-size to one of 1, 3\.",
+    ):
+        shards(tmp_path, ThreadRanks(2))
+    ranks = ThreadRanks(3)
+    assert [model.config.num_kv_heads for model in shards(tmp_path, ranks)] == [1, 1, 1]
+
+
+def test_a_rank_reads_its_part_of_the_weights_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    families.build(tmp_path, "Llama", {"intermediate_size": 512, "vocab_size": 4096})
+    checkpoint = Checkpoint.open(tmp_path, dtype="float32", quantization_name="none")
+    replicated = sum(t.nbytes for name, t in registry.tensors(checkpoint.config).items() if "norm" in name)
+    for rank in range(2):
+        read: list[int] = []
+        model = checkpoint.read_shard(
+            Topology(2, rank),
+            SingleRank(),
+            max_len=64,
+            device=CPU,
+            on_progress=lambda done, total, read=read: read.append(done),
+        )
+        held = sum(tensor.nbytes for tensor in model.targets().values())
+        assert read[-1] == held <= (checkpoint.size - replicated) / 2 * 1.02 + replicated

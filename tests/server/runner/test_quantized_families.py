@@ -1,33 +1,21 @@
 """Every family in every format of quantised checkpoints, experts too, over every dtype of the KV cache."""
 
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
-from tests.server.models import families, quantized_matrix
+from tests.server.models import families, quantized_directories, quantized_matrix
 from tests.server.models.quantized_matrix import FAMILIES, FORMATS, KV_DTYPES
 from tests.server.models.variants import VOCAB
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 
-ROOT = Path(__file__).parents[3]
-
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("quantised")
-    for family in FAMILIES:
-        families.build(path / family / "float", family, quantized_matrix.settings(family))
-    program = [sys.executable, "-m", "tests.server.models.quantized_families", str(path)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return path
+    return quantized_directories.write(tmp_path_factory.mktemp("quantised"), FAMILIES)
 
 
 @pytest.mark.timeout(240)

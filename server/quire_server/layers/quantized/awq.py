@@ -34,6 +34,11 @@ class AWQ:
             "scales": TensorSpec((groups, out_size), torch.float32),
         }
 
+    @property
+    def granularity(self) -> tuple[int, int | None]:
+        """A word holds eight outputs."""
+        return 8, self.group_size or 1
+
     def four_bits(self, name: str, tensors: Mapping[str, Tensor]) -> W4Weight:
         """The kernel's form of the matrix."""
         return repack_awq(tensors["qweight"], tensors["qzeros"], tensors["scales"])

@@ -35,6 +35,10 @@ class WeightFormat(Protocol):
         format.
         """
 
+    @property
+    def granularity(self) -> tuple[int, int | None]:
+        """(outputs, inputs): a matrix can be divided between multiples of these. Inputs None: not at all."""
+
     def dequantize(self, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """f32 [out, in], exact except for the rounding of one float32 product per element.
 

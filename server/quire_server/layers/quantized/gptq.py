@@ -8,6 +8,7 @@ For W [in, out], groups of rows share a scale and a zero: W[k, n] = (q[k, n] - z
 * ``g_idx`` i32 [in]: g, which is k // group_size unless the rows were sorted by activation (desc_act).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -38,6 +39,13 @@ class GPTQ:
             "g_idx": TensorSpec((in_size,), torch.int32),
         }
 
+    @property
+    def granularity(self) -> tuple[int, int | None]:
+        """A word holds eight inputs, or the zeros of eight outputs. Inputs that are assigned to groups in any
+        order need the scales of all groups.
+        """
+        return 8, None if self.has_act_order else math.lcm(8, self.group_size or 1)
+
     def four_bits(self, name: str, tensors: Mapping[str, Tensor]) -> W4Weight:
         """The kernel's form of the matrix; ValueError if the groups differ in size."""
         self._groups(name, tensors)
@@ -60,7 +68,7 @@ class GPTQ:
                 raise ModelCorruptError(
                     f"{name}.g_idx names a group beyond the {scales.shape[0]} there are. {REMEDY}"
                 )
-        elif not torch.equal(groups, plain):
+        elif not torch.equal(groups := groups - groups[0], plain):  # a shard begins with a later group
             raise ModelCorruptError(
                 f"{name}.g_idx reorders the groups, and quantization_config says desc_act false. {REMEDY}"
             )

@@ -7,6 +7,7 @@ W [out, in] = (u - z) * s[:, k // group_size], or s [out, 1] for whole rows; z i
 * ``weight_zero_point`` i32 [out * bits / 32, groups], where zeros are stored: z along the outputs, like u.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -40,6 +41,12 @@ class Packed:
             specs["weight_zero_point"] = TensorSpec((rows, groups), torch.int32)
         return specs
 
+    @property
+    def granularity(self) -> tuple[int, int | None]:
+        """A word holds several inputs, or the zeros of several outputs."""
+        each = 32 // self.bits
+        return each if self.has_zeros else 1, math.lcm(each, self.group_size or 1)
+
     def store(self, rounded: Rounded) -> dict[str, Tensor]:
         """The tensors that ``dequantize`` reads; codes and zeros are from 0 to 2^bits - 1."""
         stored = {
@@ -60,7 +67,8 @@ class Packed:
     def _check(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         rows, words = tensors["weight_packed"].shape
         wanted = [rows, words * 32 // self.bits]
-        if (shape := tensors["weight_shape"].tolist()) != wanted:
+        shape = tensors["weight_shape"].tolist()  # of the whole matrix, of which this may be a shard
+        if any(size < 1 or size % own for size, own in zip(shape, wanted, strict=True)):
             raise ModelCorruptError(
                 f"{name}.weight_shape says {shape}; config.json asks for {wanted}. {REMEDY}"
             )

@@ -54,6 +54,12 @@ class Scaled:
             specs[_ZEROS] = TensorSpec((rows, columns), self.dtype)
         return specs
 
+    @property
+    def granularity(self) -> tuple[int, int | None]:
+        """Whole blocks."""
+        rows, columns = self.block
+        return rows or 1, columns or 1
+
     def store(self, rounded: Rounded) -> dict[str, Tensor]:
         """The tensors that ``dequantize`` reads, for a matrix with a scale per row and no zeros."""
         return {"weight": rounded.codes.to(self.dtype), self.scale_name: rounded.scales}

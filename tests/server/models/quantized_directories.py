@@ -1,0 +1,22 @@
+"""Models in every format of quantised checkpoints, written by a program of their own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.server.models import families, quantized_matrix
+
+ROOT = Path(__file__).parents[3]
+
+
+def write(path: Path, names: Iterable[str]) -> Path:
+    """PATH/FAMILY/FORMAT and PATH/FAMILY/FORMAT.float, as ``quantized_families`` has it."""
+    for family in names:
+        families.build(path / family / "float", family, quantized_matrix.settings(family))
+    program = [sys.executable, "-m", "tests.server.models.quantized_families", str(path)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return path
