@@ -10,7 +10,7 @@ import pytest
 
 from e2e.api.client import RefusedError
 from e2e.metrics_adapter.cluster import Cluster
-from e2e.metrics_adapter.engines import says
+from e2e.metrics_adapter.engines import Answer, Engine, says
 from e2e.operator.test_autoscaling import counts, owners
 from e2e.operator.world import Body, World
 from e2e.waiting import eventually
@@ -62,13 +62,19 @@ def conditions_of_keda(world: World, namespace: str) -> dict[str, str]:
     return {c["type"]: c["status"] for c in status.get("conditions", [])}
 
 
+def engine_of(cluster: Cluster, world: World, namespace: str, answer: Answer) -> Engine:
+    """A ready pod of the operator's own Deployment: only pods that an LLMDeployment owns count."""
+    eventually("the Deployment", lambda: world.get("Deployment", namespace, "m"))
+    return cluster.engine(namespace, "m", answer)
+
+
 def test_keda_follows_the_queue_keeps_the_pods_when_it_is_not_known_and_gives_the_number_back(
     cluster: Cluster, world: World, namespace: str
 ) -> None:
-    engine = cluster.engine(namespace, "m", says(queue=5))
     since = world.deploy(
         namespace, "m", autoscaling={**SCALED, "fallback": {"replicas": 2, "failureThreshold": 2}}
     )
+    engine = engine_of(cluster, world, namespace, says(queue=5))
     eventually("all children", lambda: world.has_children(namespace, "m"))
     wait_mirrored(world, namespace)
     eventually(
@@ -99,9 +105,9 @@ def test_keda_follows_the_queue_keeps_the_pods_when_it_is_not_known_and_gives_th
 def test_keda_takes_all_pods_of_an_idle_one_away_and_brings_the_least_back(
     cluster: Cluster, world: World, namespace: str
 ) -> None:
-    engine = cluster.engine(namespace, "m", says(queue=25))
     scaled = {**SCALED, "minReplicas": 2, "backend": "Auto", "idle": {"afterSeconds": 5}}
     world.deploy(namespace, "m", autoscaling=scaled)
+    engine = engine_of(cluster, world, namespace, says(queue=25))
     eventually("all children", lambda: world.has_children(namespace, "m"))
     wait_mirrored(world, namespace)
     wait_replicas(world, namespace, 3)
@@ -121,8 +127,8 @@ def test_keda_takes_all_pods_of_an_idle_one_away_and_brings_the_least_back(
 def test_an_unknown_load_is_an_error_to_keda_and_moves_nothing(
     cluster: Cluster, world: World, namespace: str
 ) -> None:
-    engine = cluster.engine(namespace, "m", says(queue=35))
     world.deploy(namespace, "m", autoscaling=SCALED)
+    engine = engine_of(cluster, world, namespace, says(queue=35))
     eventually("all children", lambda: world.has_children(namespace, "m"))
     wait_replicas(world, namespace, 4)
 

@@ -100,8 +100,10 @@ def _replica_set(world: World, namespace: str, deployment: str) -> Body:
         metadata = {
             "name": deployment, "labels": labels, "ownerReferences": [_controlled_by(*owned_by, owner)]
         }  # fmt: skip
-        if world.get(kind, namespace, deployment) is None:
+        if (found := world.get(kind, namespace, deployment)) is None:
             owner = world.create(kind, namespace, {"metadata": metadata, "spec": spec})
+        elif found["metadata"].get("ownerReferences"):  # an operator's
+            owner = found
         else:
             owner = world.patch(kind, namespace, deployment, {"metadata": metadata})
     return owner
