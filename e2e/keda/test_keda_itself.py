@@ -109,8 +109,8 @@ def test_keda_takes_all_pods_of_an_idle_one_away_and_brings_the_least_back(
     world.deploy(namespace, "m", autoscaling=scaled)
     engine = engine_of(cluster, world, namespace, says(queue=25))
     eventually("all children", lambda: world.has_children(namespace, "m"))
+    wait_replicas(world, namespace, 3)  # KEDA asks again after 30 s, if it asked before the pod was there
     wait_mirrored(world, namespace)
-    wait_replicas(world, namespace, 3)
 
     engine.answer = says(queue=0)
     wait_replicas(world, namespace, 0)
