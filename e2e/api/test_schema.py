@@ -127,7 +127,7 @@ def test_the_scale_subresource_answers_where_the_spec_gives_no_number(
 
 
 def test_the_number_of_an_autoscaler_survives_an_apply_without_one(api: Client) -> None:
-    """Its default belongs to nobody: an apply that leaves the number out does not set it again."""
+    """No field manager owns the default: an apply without the number does not set it again."""
     path = f"{LLM_DEPLOYMENTS}/owned"
     body = specs.merged(specs.minimal(), {"metadata": {"name": "owned"}})
     apply = "application/apply-patch+yaml"

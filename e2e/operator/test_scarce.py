@@ -185,11 +185,11 @@ def test_a_rollout_whose_surge_pod_a_quota_refuses_names_the_quota_and_completes
 
     assert worst >= 1
     world.wait_events(namespace, "m", "Ready", "Ready", "SurgeUnschedulable")
-    told = {
+    copied = {
         each["metadata"]["annotations"].get("serving.quire.dev/refused-beside")
         for each in world.history("ReplicaSet", namespace, edited)
     }
-    assert "2" in told, "the Deployment controller did not copy what makes the ReplicaSet's try again"
+    assert "2" in copied, "the Deployment controller did not copy what makes the ReplicaSet's try again"
 
 
 def test_a_failing_spec_is_rolled_back_without_replacing_the_pods_that_serve(

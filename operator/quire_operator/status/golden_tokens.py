@@ -1,5 +1,5 @@
 """Ready pods whose canary disagrees with the golden tokens: two replicas that started before the first one's
-were kept. One of the two is damaged, and nobody can tell which from here, so both are named. Pure.
+were kept. One of the two is damaged, and the operator cannot see which, so both are named. Pure.
 """
 
 from __future__ import annotations
