@@ -64,6 +64,9 @@ logger = logging.getLogger(__name__)
 # Longer than clients keep idle connections, so that the client is the one who closes.
 _KEEP_ALIVE_SECONDS = 75
 _LAG_PERIOD_SECONDS = 0.1
+# Connections that one round of the event loop accepts. It accepts one of each listening socket, so that a
+# client's would wait for a round for each one that came before: the one socket has several descriptors.
+_ACCEPTS_PER_ROUND = 8
 # A peer that has vanished (a lost node, a pulled cable) says nothing: its connection is closed when it has
 # acknowledged nothing for so long. gRPC waits as long by default.
 _LOST_PEER_SECONDS = 20
@@ -243,7 +246,8 @@ async def _serve(context: ServerContext, listener: socket.socket, *, max_age: fl
             timeout_graceful_shutdown=1,
         )
     )
-    serving = loop.create_task(server.serve(sockets=[listener]))
+    listeners = [listener, *(listener.dup() for _ in range(_ACCEPTS_PER_ROUND - 1))]
+    serving = loop.create_task(server.serve(sockets=listeners))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     beating = loop.create_task(_beat(context.state))

@@ -175,14 +175,22 @@ class Connection(HttpToolsProtocol):
         """Parse a step; whether bytes are left."""
         self._parse_step(max(_STEP_BYTES, min(self._body_left, _BODY_STEP_BYTES)))
         if not self._unparsed and not self.transport.is_closing():
-            self._flow.catch_up()
+            if self._body_left > 0 and self.cycle.response_started:  # it is dropped, see `on_body`
+                self._turns.add_dropping(self, self.loop)
+            else:
+                self._flow.catch_up()
         return bool(self._unparsed)
+
+    def read_more(self) -> None:
+        """All that was read is parsed, and it is the connection's turn."""
+        if not self.transport.is_closing():
+            self._flow.catch_up()
 
     def _parse_step(self, size: int) -> None:
         step, self._unparsed = self._unparsed[:size], self._unparsed[size:]
         self._parse_bounded(step)
-        if self._refusal is not None or self.transport.is_closing():
-            self._unparsed = memoryview(b"")
+        if not self._unparsed or self._refusal is not None or self.transport.is_closing():
+            self._unparsed = memoryview(b"")  # an empty part of what was read would keep all of it
 
     def _parse_bounded(self, data: memoryview) -> None:
         """Parse, with a bound on the bytes of headers: the parser itself would take any amount."""

@@ -1,7 +1,8 @@
 """Connections with many bytes to parse take turns, so that the event loop never parses for long.
 
 A packet of a quarter of a megabyte may hold ten thousand headers, chunks or requests, each of them a call of
-Python. Knows no HTTP.
+Python. What is read only to be dropped, the rest of a refused body, waits until all else is parsed, and waits
+unread: else the connections of one client could fill the memory with it. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import deque
 from typing import Protocol
 
 _TURN_SECONDS = 0.001  # of one round of the event loop, for all connections together
+_DROPS_PER_ROUND = 8  # reads of what is dropped, in one round of the event loop
 
 
 class Parsing(Protocol):
@@ -20,12 +22,16 @@ class Parsing(Protocol):
     def parse_some(self) -> bool:
         """Parse for less than a millisecond; whether bytes are left."""
 
+    def read_more(self) -> None:
+        """Read what comes next."""
+
 
 class ParserTurns:
-    """The connections of one event loop that have bytes left."""
+    """The connections of one event loop that have bytes left, or have bytes to drop that are not read."""
 
     def __init__(self) -> None:
         self._waiting: deque[Parsing] = deque()
+        self._dropping: deque[Parsing] = deque()
         self._is_scheduled = False
 
     def add(self, connection: Parsing, loop: asyncio.AbstractEventLoop) -> None:
@@ -33,8 +39,13 @@ class ParserTurns:
         self._waiting.append(connection)
         self._schedule(loop)
 
+    def add_dropping(self, connection: Parsing, loop: asyncio.AbstractEventLoop) -> None:
+        """Let `connection` read in its turn what will be dropped."""
+        self._dropping.append(connection)
+        self._schedule(loop)
+
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._waiting and not self._is_scheduled:
+        if (self._waiting or self._dropping) and not self._is_scheduled:
             self._is_scheduled = True
             loop.call_soon(self._run, loop)
 
@@ -45,4 +56,6 @@ class ParserTurns:
             connection = self._waiting.popleft()
             if connection.parse_some():
                 self._waiting.append(connection)
+        for _ in range(0 if self._waiting else min(len(self._dropping), _DROPS_PER_ROUND)):
+            self._dropping.popleft().read_more()
         self._schedule(loop)

@@ -28,7 +28,7 @@ from tests.server.serving.hostile_requests import CORPUS
 logger = logging.getLogger(__name__)
 pytestmark = pytest.mark.timeout(400)
 
-BAR_SECONDS = 0.050  # of the lag, and a third of what a ping may take: bodies with one emoji are at 54 ms
+BAR_SECONDS = 0.050
 QUIET_SHARE = 0.15  # of the machine that others may use where it counts as ours
 MAX_FACTOR = 6.0
 BAR_BYTES = 100 << 20
