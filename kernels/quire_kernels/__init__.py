@@ -20,6 +20,7 @@ from quire_kernels.attention.rope_kv_write import kv_cache_rows, rope_kv_write
 from quire_kernels.block_copy import host_pool, load_blocks, save_blocks
 from quire_kernels.cpu.native import NATIVE
 from quire_kernels.cpu.recording import Recording, record
+from quire_kernels.cpu.shm_group import CollectiveError
 from quire_kernels.lora.add_lora import add_lora
 from quire_kernels.moe.group_rows import group_rows
 from quire_kernels.moe.moe import moe
@@ -45,9 +46,11 @@ from quire_kernels.sampling.apply_token_bitmask import apply_token_bitmask
 from quire_kernels.sampling.gumbel_sample import gumbel_sample
 from quire_kernels.sampling.token_logprobs import token_logprobs
 from quire_kernels.sampling.topk_topp_threshold import topk_topp_threshold
-from quire_kernels.take_rows import take_rows
+from quire_kernels.shm_collectives import ShmGroup, create_shm_region, shm_all_reduce, shm_gather
+from quire_kernels.take_rows import take_partial_rows, take_rows
 
 __all__ = [
+    "CollectiveError",
     "DecodeGather",
     "Int8Weight",
     "KVCache",
@@ -57,12 +60,14 @@ __all__ = [
     "PrefillSpan",
     "Recording",
     "RowGroups",
+    "ShmGroup",
     "W4Weight",
     "add_lora",
     "add_rmsnorm",
     "add_rmsnorm_fp8",
     "apply_penalties",
     "apply_token_bitmask",
+    "create_shm_region",
     "decode_gather",
     "fp8_linear",
     "fp8_product",
@@ -92,6 +97,9 @@ __all__ = [
     "save_blocks",
     "silu_mul",
     "silu_mul_fp8",
+    "shm_all_reduce",
+    "shm_gather",
+    "take_partial_rows",
     "take_rows",
     "token_logprobs",
     "topk_topp_threshold",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels.cpu.call_recorder import Call, Recorder
+from quire_kernels.cpu.shm_group import Group
 from quire_kernels.paged_kv_cache import KVCache, PagedKVCache
 
 _LIBRARY = Path(__file__).with_name("libquire_cpu.so")
@@ -42,14 +43,17 @@ _KERNELS = {
     "rope_kv_write": _arguments(
         "qkv cos sin slots k_cache v_cache q", "heads kv_heads head_size block_size dtype"
     ),
-    "take_rows": _arguments("table index y", "size"),
+    "take_rows": _arguments("table index y", "size first count"),
     "token_bitmask": _arguments("logits masks positions", "vocab words"),
     "decode_attention": _arguments(
         "q k_cache v_cache table lengths out",
         "heads kv_heads head_size block_size table_width window dtype",
         "scale",
     ),
+    "shm_all_reduce": _arguments("group x", "size dtype"),
+    "shm_gather": _arguments("group x y", "size"),
 }
+_LACKED_MEMORY = 1
 
 
 class _Call(ctypes.Structure):
@@ -66,6 +70,10 @@ class Native:
         self._library_run = library.quire_run
         self._library_run.argtypes = [_P, _I, _I, ctypes.c_int]
         self._library_run.restype = ctypes.c_int
+        library.quire_shm_create.argtypes = [_P, _I, _I]
+        library.quire_shm_create.restype = _I
+        library.quire_shm_failed_group.restype = ctypes.POINTER(Group)
+        self._library = library
         self._recorder: Recorder | None = None
 
     @contextmanager
@@ -87,8 +95,11 @@ class Native:
         self._run(calls, len(calls), rows, is_large)
 
     def _run(self, calls: object, count: int, rows: int, is_large: bool) -> None:
-        if self._library_run(calls, count, rows, is_large):
+        failures = self._library_run(calls, count, rows, is_large)
+        if failures & _LACKED_MEMORY:
             raise MemoryError("a CPU kernel got no memory to work in")
+        if failures:
+            raise self._library.quire_shm_failed_group().contents.error()
 
     def supports(self, *tensors: Tensor | None) -> bool:
         """Whether all are contiguous CPU tensors of one supported dtype whose rows fill whole registers."""
@@ -173,13 +184,22 @@ class Native:
         self._call("silu_mul", rows, is_large, gate_up.data_ptr(), y.data_ptr(), size, dtype)
         return y
 
-    def take_rows(self, table: Tensor, index: Tensor) -> Tensor:
-        """As ``take_rows_reference``; the index is not checked."""
+    def take_rows(self, table: Tensor, index: Tensor, first: int = 0) -> Tensor:
+        """As ``take_partial_rows_reference``."""
         rows, size = index.shape[0], table.shape[1]
         y = self._empty((rows, size), table.dtype)
         is_large = rows * size > _SMALL_PASS
-        row_bytes = size * table.itemsize
-        self._call("take_rows", rows, is_large, table.data_ptr(), index.data_ptr(), y.data_ptr(), row_bytes)
+        self._call(
+            "take_rows",
+            rows,
+            is_large,
+            table.data_ptr(),
+            index.data_ptr(),
+            y.data_ptr(),
+            size * table.itemsize,
+            first,
+            table.shape[0],
+        )
         return y
 
     def token_bitmask(self, logits: Tensor, bitmask: Tensor, positions: Tensor) -> None:
@@ -258,6 +278,45 @@ class Native:
             scale,
         )
         return out
+
+    def shm_region_bytes(self, ranks: int, slot_bytes: int) -> int:
+        """The size of the memory that ``ranks`` ranks share."""
+        return int(self._library.quire_shm_create(None, ranks, slot_bytes))
+
+    def shm_create(self, address: int, ranks: int, slot_bytes: int) -> None:
+        """Prepare this memory, which is all zeros, for them."""
+        self._library.quire_shm_create(address, ranks, slot_bytes)
+
+    def shm_join(self, group: Group) -> bool:
+        """Take the place of a rank, if nobody has had it."""
+        return bool(self._library.quire_shm_join(ctypes.byref(group)))
+
+    def shm_abort(self, group: Group) -> None:
+        """End the calls of all ranks, from any thread."""
+        self._library.quire_shm_abort(ctypes.byref(group))
+
+    def shm_all_reduce(self, group: Group, x: Tensor) -> None:
+        """As ``all_reduce_reference``, in place, of contiguous [rows, ...]."""
+        rows, size = x.shape[0], x[0].numel()
+        is_large = rows * size > _SMALL_PASS
+        self._call(
+            "shm_all_reduce", rows, is_large, ctypes.addressof(group), x.data_ptr(), size, _DTYPES[x.dtype]
+        )
+
+    def shm_gather(self, group: Group, x: Tensor) -> Tensor:
+        """As ``gather_reference`` on rank 0, x on other ranks; x is contiguous [rows, n]."""
+        rows, size = x.shape
+        y = self._empty((rows, group.ranks * size), x.dtype) if group.rank == 0 else x
+        self._call(
+            "shm_gather",
+            rows,
+            rows * size > _SMALL_PASS,
+            ctypes.addressof(group),
+            x.data_ptr(),
+            y.data_ptr(),
+            size * x.itemsize,
+        )
+        return y
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         if self._recorder is not None:

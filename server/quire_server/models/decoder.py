@@ -16,7 +16,7 @@ from quire_server.layers.attention import Attention
 from quire_server.layers.forward_batch import ForwardBatch
 from quire_server.layers.linear import GpuLinear, LinearFactory, LinearLayer, Weights
 from quire_server.layers.norm import RMSNorm
-from quire_server.layers.ops import take_rows
+from quire_server.layers.ops import take_partial_rows, take_rows
 from quire_server.layers.parallel import Communicator, SingleRank
 from quire_server.models import rope
 from quire_server.models.config import LayerConfig, ModelConfig
@@ -152,10 +152,8 @@ class Decoder:
         topology = self.config.topology
         if topology.tensor == 1:
             return take_rows(self.embedding, token_ids)
-        rows = token_ids - topology.rank * self.config.vocab_rows
-        is_own = (rows >= 0) & (rows < self.config.vocab_rows)
-        found = take_rows(self.embedding, rows.where(is_own, 0))
-        return self._communicator.all_reduce(found * is_own[:, None])
+        first = topology.rank * self.config.vocab_rows
+        return self._communicator.all_reduce(take_partial_rows(self.embedding, token_ids, first))
 
     def logits(self, states: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
         """[S, vocab] of rows i64 [S] of the states. If all rows are requested, the states are overwritten. Of

@@ -167,8 +167,8 @@ INLINE void attend(const struct attention *a, int64_t sequences, int dtype, cons
     const int64_t heads = heads_each * a->heads / a->kv_heads;
     float *memory = malloc((heads * (reach + 2 * size + 1) + a->block_size * size) * sizeof(float));
     if (!memory) {
-#pragma omp atomic write
-        quire_lacked_memory = 1;
+#pragma omp atomic update
+        quire_failures |= LACKED_MEMORY;
     }
     struct scratch work = {.scores = memory, .reach = reach, .q = memory + heads * reach};
     work.sums = work.q + heads * size, work.block = work.sums + heads * size;

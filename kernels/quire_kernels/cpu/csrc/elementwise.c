@@ -117,16 +117,21 @@ EXPORT void quire_rope_kv_write(const struct rope *a, int64_t tokens) {
         rope(a, tokens, FLOAT32);
 }
 
-/* y [rows, size] = table[index]; size in bytes. */
+/* y [rows, size] = table[index - first]; zeros for an index that is not in the table of `count` rows; size in bytes. */
 struct take {
     const char *table;
     const int64_t *index;
     char *y;
-    int64_t size;
+    int64_t size, first, count;
 };
 
 EXPORT void quire_take_rows(const struct take *a, int64_t rows) {
 #pragma omp for schedule(static)
-    for (int64_t row = 0; row < rows; row++)
-        memcpy(a->y + row * a->size, a->table + a->index[row] * a->size, a->size);
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t index = a->index[row] - a->first;
+        if (index >= 0 && index < a->count)
+            memcpy(a->y + row * a->size, a->table + index * a->size, a->size);
+        else
+            memset(a->y + row * a->size, 0, a->size);
+    }
 }

@@ -6,14 +6,18 @@ struct call {
     const void *arguments;
 };
 
-int quire_lacked_memory;
+int quire_failures;
+_Thread_local int quire_stops;
 
 /* Make the calls in order, all over the same number of rows. One team of threads makes all of them, because starting
- * a team takes as long as many a kernel. Returns whether a call could not allocate memory, in which case there is no
- * result. Not reentrant. */
+ * a team takes as long as many a kernel. Returns the flags of what failed; there is a result only without one. Not
+ * reentrant. */
 EXPORT int quire_run(const struct call *calls, int64_t count, int64_t rows, int is_parallel) {
-    quire_lacked_memory = 0;
+    quire_failures = 0;
 #pragma omp parallel if (is_parallel)
-    for (int64_t i = 0; i < count; i++) calls[i].kernel(calls[i].arguments, rows);
-    return quire_lacked_memory;
+    {
+        quire_stops = 0;
+        for (int64_t i = 0; i < count && !quire_stops; i++) calls[i].kernel(calls[i].arguments, rows);
+    }
+    return quire_failures;
 }

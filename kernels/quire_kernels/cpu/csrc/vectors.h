@@ -15,8 +15,11 @@
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
 
-/* Set within a run by a kernel that could not allocate memory (`run_calls.c`). */
-extern int quire_lacked_memory;
+/* Flags that kernels set within a run when they fail (`run_calls.c`). */
+enum run_failure { LACKED_MEMORY = 1, RANK_FAILED = 2 };
+extern int quire_failures;
+/* Set by a kernel in every thread of the team alike: no further call is made. */
+extern _Thread_local int quire_stops;
 
 enum dtype { FLOAT32 = 0, BFLOAT16 = 1 };
 

@@ -1,0 +1,59 @@
+"""The communicator of CPU ranks on one host: they exchange their parts through memory that they share.
+
+One process creates the region and hands its descriptor to all ranks, by inheritance or over a unix socket.
+It has no name, so nothing of it is left when the ranks have ended, however they end. Calls can be recorded
+with the layers around them (``runner.recorded_decode``).
+"""
+
+from torch import Tensor
+
+from quire_kernels import CollectiveError, ShmGroup, create_shm_region, shm_all_reduce, shm_gather
+from quire_server.layers.int8_linear import has_native_kernels
+
+__all__ = ["DEADLINE", "CollectiveError", "SharedMemory"]
+
+#: Seconds until a rank that does not arrive fails the others: shorter than the five after which a stopped
+#: rank has to be noticed, and far longer than one layer of a large step.
+DEADLINE = 4.0
+
+
+class SharedMemory:
+    """A ``Communicator``. A rank that does not arrive in time, makes another call than the others or aborts
+    ends the group: all calls of all ranks raise CollectiveError from then on.
+    """
+
+    def __init__(self, descriptor: int, rank: int, *, deadline: float = DEADLINE) -> None:
+        """Join as this rank. The descriptor may be closed afterwards."""
+        self._group = ShmGroup(descriptor, rank, deadline=deadline)
+
+    @staticmethod
+    def is_supported() -> bool:
+        """Whether this machine has what it takes: the CPU kernels."""
+        return has_native_kernels()
+
+    @staticmethod
+    def create(ranks: int) -> int:
+        """The descriptor of a new region; a program that is started inherits it only if told to."""
+        return create_shm_region(ranks)
+
+    @property
+    def calls(self) -> int:
+        """Calls made, those of replayed recordings included."""
+        return self._group.calls
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the parts that this rank has given."""
+        return self._group.bytes
+
+    def all_reduce(self, part: Tensor) -> Tensor:
+        """As in ``Communicator``."""
+        return shm_all_reduce(self._group, part)
+
+    def gather_to_leader(self, part: Tensor) -> Tensor:
+        """As in ``Communicator``."""
+        return shm_gather(self._group, part)
+
+    def abort(self) -> None:
+        """End the calls of all ranks, from any thread."""
+        self._group.abort()
