@@ -297,7 +297,8 @@ class Native:
 
     def shm_all_reduce(self, group: Group, x: Tensor) -> None:
         """As ``all_reduce_reference``, in place, of contiguous [rows, ...]."""
-        rows, size = x.shape[0], x[0].numel()
+        rows = x.shape[0]
+        size = x.numel() // rows
         is_large = rows * size > _SMALL_PASS
         self._call(
             "shm_all_reduce", rows, is_large, ctypes.addressof(group), x.data_ptr(), size, _DTYPES[x.dtype]
