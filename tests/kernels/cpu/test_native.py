@@ -16,6 +16,7 @@ from quire_kernels.attention.rope_kv_write import rope_kv_write, rope_kv_write_r
 from quire_kernels.cpu.native import NATIVE
 from quire_kernels.cpu.native_build import LIBRARY
 from quire_kernels.norm.add_rmsnorm import add_rmsnorm, add_rmsnorm_reference
+from quire_kernels.take_rows import take_partial_rows, take_partial_rows_reference
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: {"atol": 2e-6, "rtol": 2e-6}, torch.bfloat16: {"atol": 2e-2, "rtol": 1e-2}}
@@ -111,3 +112,11 @@ def test_nan_is_propagated() -> None:
     assert result[0].isnan().all() and result[1].isfinite().all()
     x = torch.full((1, 64), float("nan"))
     assert add_rmsnorm(x, None, torch.ones(64), 1e-5).isnan().all() and silu_mul(x).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_other_ranks_are_zeros(dtype: torch.dtype) -> None:
+    table, index = torch.randn(10, 24).to(dtype), torch.tensor([0, 19, 20, 25, 29, 30, 1 << 40])
+    rows = take_partial_rows(table, index, 20)
+    assert torch.equal(rows, take_partial_rows_reference(table, index, 20))
+    assert torch.equal(rows[2:5], table[[0, 5, 9]]) and not rows[[0, 1, 5, 6]].any()
