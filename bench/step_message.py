@@ -1,0 +1,92 @@
+"""What it costs rank 0 to tell the other ranks of a step: `python -m bench.step_message`.
+
+From the Step to the last acknowledgement: encoding, one unix socket for each peer, and in the peers' processes
+decoding and an echo. Medians over many steps; the time of one peer is that of `ping`, an empty round trip, and
+what the message adds.
+"""
+
+import argparse
+import multiprocessing
+import os
+import socket
+import statistics
+import time
+
+from quire_server.core.rank_step import Echo, RankLimits, RankStep
+from quire_server.core.step import Step
+from quire_server.engine.rank_channel import Channel, ChannelClosedError
+from quire_server.engine.step_codec import MAX_STEP_BYTES, StepDecoder, StepEncoder, encode_echo
+
+LIMITS = RankLimits(512, 1 << 16, 0, 4096, 1 << 17)
+PING = b"ping"
+
+
+def follow(connection: socket.socket) -> None:
+    """Decode what arrives and echo it, as another rank does."""
+    channel, decoder = Channel(connection), StepDecoder(LIMITS)
+    try:
+        while True:
+            body = channel.receive(MAX_STEP_BYTES)
+            if body == PING:
+                channel.send(PING)
+                continue
+            decoder.decode(body)
+            channel.send(encode_echo(Echo(decoder.sequence, decoder.digest)))
+    except ChannelClosedError:
+        return
+
+
+def decode_step(number: int, requests: int) -> RankStep:
+    """A step in which every request gets one token, and every 16th a new block."""
+    rows, ones = tuple(range(requests)), (1,) * requests
+    new_blocks = tuple((row, 100 + row) for row in rows if row % 16 == number % 16)
+    step = Step(number, (), new_blocks, rows, (700 + number % 64,) * requests, ones, ones)
+    return RankStep(step, sampled=(90_000,) * requests)
+
+
+def measure(peers: int, requests: int, rounds: int) -> tuple[float, float, int]:
+    """(microseconds of a step, of an empty round trip, bytes of a message)."""
+    context = multiprocessing.get_context("spawn")
+    pairs = [socket.socketpair() for _ in range(peers)]
+    processes = [context.Process(target=follow, args=(far,)) for _, far in pairs]
+    for process in processes:
+        process.start()
+    channels = [Channel(near) for near, _ in pairs]
+    for _, far in pairs:
+        far.close()
+    encoder, steps, pings, size = StepEncoder(), list[float](), list[float](), 0
+    for number in range(rounds):
+        message = decode_step(number, requests)
+        for times, encode in ((steps, lambda message=message: encoder.encode(message)), (pings, lambda: PING)):
+            began_at = time.perf_counter()
+            body = encode()
+            for channel in channels:
+                channel.send(body)
+            for channel in channels:
+                channel.receive(MAX_STEP_BYTES)
+            times.append(time.perf_counter() - began_at)
+            size = max(size, len(body))
+    for channel in channels:
+        channel.close()
+    for process in processes:
+        process.join()
+    skipped = rounds // 10
+    return 1e6 * statistics.median(steps[skipped:]), 1e6 * statistics.median(pings[skipped:]), size
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2000)
+    rounds = parser.parse_args().rounds
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
+    print(f"{'peers':>5} {'requests':>8} {'step us':>8} {'ping us':>8} {'step - ping':>11} {'bytes/request':>13}")
+    for peers in (1, 3):
+        for requests in (1, 32, 256):
+            step, ping, size = measure(peers, requests, rounds)
+            each = size / requests
+            print(f"{peers:>5} {requests:>8} {step:>8.0f} {ping:>8.0f} {step - ping:>11.0f} {each:>13.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The interface between rank 0 and the other ranks of a distributed model: one RankStep goes out for each
+forward pass, one Echo comes back from each rank.
+
+Rank 0 schedules and samples; the others keep an input batch and a KV cache of their own up to date from what
+they are told, and compute. Nothing here knows tensors or sockets.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire_server.core.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """One forward pass, and what the previous one led to. ``step`` has no sampling parameters, seeds and
+    request ids, which only rank 0 needs.
+
+    A pass is repeated with fewer rows when a rank runs out of memory: then the step has rows and nothing that
+    was applied already.
+    """
+
+    step: Step
+    sampled: Sequence[int] = ()  # tokens, at the positions that the previous pass sampled; all of them or none
+    nan_rows: tuple[int, ...] = ()  # rows whose logits were not finite in the previous pass
+    is_recorded: bool = False  # whether to replay the recorded decode
+
+
+class EchoStatus(enum.IntEnum):
+    """How a pass ended on one rank."""
+
+    DONE = 0
+    OUT_OF_MEMORY = 1
+    LOST_PEER = 2  # another rank did not take part in an exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A rank has executed a pass. ``digest``: of all messages so far, so that ranks which were told different
+    things are found at once.
+    """
+
+    sequence: int
+    digest: int
+    status: EchoStatus = EchoStatus.DONE
+    failed_blocks: tuple[int, ...] = ()  # that a load of this pass could not fill
+
+
+@dataclass(frozen=True, slots=True)
+class RankLimits:
+    """Bounds of what a RankStep may name. A message beyond them is invalid."""
+
+    num_rows: int
+    num_blocks: int
+    num_host_slots: int
+    max_model_len: int
+    vocab_size: int

@@ -1,0 +1,187 @@
+"""A connection between rank 0 and another rank: whole frames over a unix socket, each wait with a deadline.
+
+A frame is a 4-byte length and a body. The first frames are a handshake, in which rank 0 learns who connects
+and the other rank learns how to join; after it there are steps one way and echoes the other
+(``step_codec``). The socket is in the run directory, which only this server's user can enter.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire_server.engine.codec import CodecError, decoder, encode, unpack
+
+SOCKET_NAME = "ranks.sock"
+_LENGTH = struct.Struct(">I")
+_READ_SIZE = 1 << 18
+_RETRY_SECONDS = 0.05
+_MAX_HANDSHAKE_BYTES = 1 << 16
+
+
+class ChannelClosedError(Exception):
+    """The other side has closed the connection, or its process has ended."""
+
+
+class ChannelTimeoutError(Exception):
+    """The other side sent nothing in time."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A rank introduces itself. ``fingerprint``: of its settings, program and protocol."""
+
+    rank: int
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Rank 0 has taken the rank in. ``communicator``: how ranks exchange parts."""
+
+    communicator: str
+
+
+@dataclass(frozen=True)
+class Loading:
+    """The rank loads its weights, and made progress."""
+
+    loaded_bytes: int
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The rank has loaded its weights. ``num_blocks``: how many KV blocks it has room for."""
+
+    num_blocks: int
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """Rank 0 tells the number of KV blocks, the same on every rank."""
+
+    num_blocks: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The rank waits for steps. ``can_replay``: it has a recorded decode."""
+
+    can_replay: bool
+
+
+Handshake = Hello | Welcome | Loading | Loaded | Agreed | Prepared
+_KINDS: tuple[type[Handshake], ...] = (Hello, Welcome, Loading, Loaded, Agreed, Prepared)
+_DECODERS: tuple[Callable[[Any], Handshake], ...] = tuple(decoder(kind) for kind in _KINDS)
+
+
+class Channel:
+    """One connection; sends and receives block."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = bytearray()
+
+    @classmethod
+    def connect(cls, run_dir: Path, timeout: float) -> Channel:
+        """Connect to rank 0, which may not listen yet."""
+        deadline = time.monotonic() + timeout
+        while True:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.connect(str(run_dir / SOCKET_NAME))
+                return cls(connection)
+            except (FileNotFoundError, ConnectionRefusedError):
+                connection.close()
+                if time.monotonic() > deadline:
+                    raise ChannelTimeoutError from None
+                time.sleep(_RETRY_SECONDS)
+
+    def send(self, body: bytes, timeout: float | None = None) -> None:
+        """Send a frame."""
+        self._connection.settimeout(timeout)
+        try:
+            self._connection.sendall(_LENGTH.pack(len(body)) + body)
+        except TimeoutError:
+            raise ChannelTimeoutError from None
+        except OSError:
+            raise ChannelClosedError from None
+
+    def receive(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Wait for the next frame. Raises CodecError for one that is longer than it may be."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (body := self._take(max_bytes)) is None:
+            self._connection.settimeout(None if deadline is None else max(1e-4, deadline - time.monotonic()))
+            try:
+                data = self._connection.recv(_READ_SIZE)
+            except TimeoutError:
+                raise ChannelTimeoutError from None
+            except OSError:
+                raise ChannelClosedError from None
+            if not data:
+                raise ChannelClosedError
+            self._buffer += data
+        return body
+
+    def _take(self, max_bytes: int) -> bytes | None:
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        if length > max_bytes:
+            raise CodecError(f"a frame of {length} bytes is longer than {max_bytes}")
+        end = _LENGTH.size + length
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[_LENGTH.size : end])
+        del self._buffer[:end]
+        return body
+
+    def say(self, message: Handshake, timeout: float | None = None) -> None:
+        """Send a message of the handshake."""
+        self.send(encode((_KINDS.index(type(message)), message)), timeout)
+
+    def hear(self, timeout: float) -> Handshake:
+        """Wait for a message of the handshake."""
+        value = unpack(self.receive(_MAX_HANDSHAKE_BYTES, timeout))
+        if type(value) is not list or len(value) != 2 or type(value[0]) is not int:
+            raise CodecError("expected [tag, fields]")
+        if not 0 <= value[0] < len(_KINDS):
+            raise CodecError(f"unknown message {value[0]}")
+        return _DECODERS[value[0]](value[1])
+
+    def send_descriptor(self, descriptor: int) -> None:
+        """Hand a file descriptor to the other process."""
+        socket.send_fds(self._connection, [b"\0"], [descriptor])
+
+    def receive_descriptor(self, timeout: float) -> int:
+        """Take a file descriptor from the other process."""
+        self._connection.settimeout(timeout)
+        try:
+            _, descriptors, _, _ = socket.recv_fds(self._connection, 1, 1)
+        except OSError:
+            raise ChannelClosedError from None
+        if len(descriptors) != 1:
+            raise CodecError("expected a file descriptor")
+        return descriptors[0]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+def listen(run_dir: Path, backlog: int) -> socket.socket:
+    """The socket to which the other ranks connect. Renamed after listen(), so that who finds it can
+    connect.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    temporary = run_dir / (SOCKET_NAME + ".new")
+    listener.bind(str(temporary))
+    temporary.chmod(0o600)
+    listener.listen(backlog)
+    temporary.rename(run_dir / SOCKET_NAME)
+    return listener

@@ -1,0 +1,265 @@
+"""RankSteps and Echoes as bytes: a fixed header, then blocks of int32.
+
+Columns of plain integers are encoded and decoded in one call each, which is what keeps a step of 256 requests
+to some ten microseconds per peer. Whatever is not a valid message is a CodecError: lengths, bounds and sums
+are checked before anything is used. Pure: knows no sockets. The encoder and the decoders chain a digest over
+all messages, which a rank echoes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from quire_server.core.rank_step import Echo, EchoStatus, RankLimits, RankStep
+from quire_server.core.sampling_params import SamplingParams
+from quire_server.core.step import Copies, StartedRow, Step
+from quire_server.engine.codec import CodecError
+
+VERSION = 1
+MAX_STEP_BYTES = 64 << 20
+MAX_ECHO_BYTES = 1 << 20
+_IS_RECORDED, _HAS_COPIES = 1, 2
+_ITEM = 4  # bytes of an integer
+_STARTED = 5  # integers of a started row: row, prompt tokens, prompt logprobs + 1, tokens, blocks
+
+
+class _Lengths(NamedTuple):
+    """The number of entries of each column, in the order of the columns."""
+
+    rows: int  # four columns
+    sampled: int
+    nan_rows: int
+    new_blocks: int  # pairs
+    drafted: int  # pairs (row, number of tokens)
+    draft_tokens: int
+    started: int
+    started_tokens: int
+    started_blocks: int
+    saves: int  # pairs
+    loads: int  # pairs
+
+    @property
+    def total(self) -> int:
+        """Integers of all columns."""
+        return (
+            4 * self.rows
+            + self.sampled
+            + self.nan_rows
+            + 2 * (self.new_blocks + self.drafted + self.saves + self.loads)
+            + self.draft_tokens
+            + _STARTED * self.started
+            + self.started_tokens
+            + self.started_blocks
+        )
+
+
+_STEP_HEADER = struct.Struct(f"<BBIQ{len(_Lengths._fields)}I")  # version, flags, sequence, step id, lengths
+_ECHO_HEADER = struct.Struct("<BBIII")  # version, status, sequence, digest, failed blocks
+
+
+class StepEncoder:
+    """The messages of rank 0, in order."""
+
+    def __init__(self) -> None:
+        self.sequence = 0  # of the last message
+        self.digest = 0
+
+    def encode(self, message: RankStep) -> bytes:
+        """The bytes of the next message. Raises ValueError where it is larger than any step should be."""
+        step = message.step
+        columns = [
+            *(step.rows, step.starts, step.num_tokens, step.samples),
+            *(message.sampled, message.nan_rows, _flat(step.new_blocks)),
+            [value for row, tokens in step.drafts for value in (row, len(tokens))],
+            _flat(tokens for _, tokens in step.drafts),
+            [value for row in step.started for value in _started_fields(row)],
+            *(row.token_ids for row in step.started),
+            *(row.block_ids for row in step.started),
+        ]
+        copies, flags = step.copies, _IS_RECORDED if message.is_recorded else 0
+        if copies is not None:
+            if copies.spills or copies.fetches:
+                raise ValueError("the disk tier is not for several ranks")
+            flags |= _HAS_COPIES
+            columns += [_flat(copies.saves), _flat(copies.loads)]
+        lengths = _Lengths(
+            len(step.rows),
+            len(message.sampled),
+            len(message.nan_rows),
+            len(step.new_blocks),
+            len(step.drafts),
+            sum(len(tokens) for _, tokens in step.drafts),
+            len(step.started),
+            sum(len(row.token_ids) for row in step.started),
+            sum(len(row.block_ids) for row in step.started),
+            0 if copies is None else len(copies.saves),
+            0 if copies is None else len(copies.loads),
+        )
+        self.sequence += 1
+        header = _STEP_HEADER.pack(VERSION, flags, self.sequence & 0xFFFFFFFF, step.step_id, *lengths)
+        body = header + b"".join([array("i", column).tobytes() for column in columns if column])
+        if len(body) > MAX_STEP_BYTES:
+            raise ValueError(f"a step of {len(body)} bytes")
+        self.digest = zlib.crc32(body, self.digest)
+        return body
+
+
+class StepDecoder:
+    """Decodes the messages of rank 0, in order, on another rank."""
+
+    def __init__(self, limits: RankLimits) -> None:
+        self._limits = limits
+        self.sequence = 0  # of the last message
+        self.digest = 0
+
+    def decode(self, body: bytes) -> RankStep:
+        """The next message; raises CodecError."""
+        if not _STEP_HEADER.size <= len(body) <= MAX_STEP_BYTES:
+            raise CodecError(f"a step of {len(body)} bytes")
+        version, flags, sequence, step_id, *counts = _STEP_HEADER.unpack_from(body)
+        lengths = _Lengths(*counts)
+        if version != VERSION:
+            raise CodecError(f"version {version} of the step protocol; this is version {VERSION}")
+        if flags & ~(_IS_RECORDED | _HAS_COPIES):
+            raise CodecError("unknown flags")
+        if not flags & _HAS_COPIES and (lengths.saves or lengths.loads):
+            raise CodecError("copies without their flag")
+        if sequence != (self.sequence + 1) & 0xFFFFFFFF:
+            raise CodecError(f"step {sequence} follows step {self.sequence}")
+        if len(body) != _STEP_HEADER.size + _ITEM * lengths.total:
+            raise CodecError(f"{len(body)} bytes, and the header describes another number")
+        values = array("i")
+        values.frombytes(memoryview(body)[_STEP_HEADER.size :])
+        if values and min(values) < 0:
+            raise CodecError("a negative number")
+        message = _Columns(values, self._limits).message(lengths, flags, step_id)
+        self.sequence, self.digest = sequence, zlib.crc32(body, self.digest)
+        return message
+
+
+class _Columns:
+    """Takes the columns of one message from the front, each within its bounds."""
+
+    def __init__(self, values: array[int], limits: RankLimits) -> None:
+        self._values, self._limits = values, limits
+        self._position = 0
+
+    def take(self, length: int, bound: int, what: str) -> tuple[int, ...]:
+        """The next column, whose values are below the bound."""
+        end = self._position + length
+        column = tuple(self._values[self._position : end])
+        self._position = end
+        if column and max(column) >= bound:
+            raise CodecError(f"{what} {max(column)} is not below {bound}")
+        return column
+
+    def pairs(self, length: int, first: int, second: int, what: str) -> tuple[tuple[int, int], ...]:
+        """The next column of pairs, each with its own bound."""
+        column = self.take(2 * length, 1 << 31, what)
+        if max(column[::2], default=0) >= first or max(column[1::2], default=0) >= second:
+            raise CodecError(f"{what} out of bounds")
+        return tuple(zip(column[::2], column[1::2], strict=True))
+
+    def message(self, lengths: _Lengths, flags: int, step_id: int) -> RankStep:
+        """All columns, as a message."""
+        limits = self._limits
+        rows = self.take(lengths.rows, limits.num_rows, "row")
+        starts, num_tokens, samples = (
+            self.take(lengths.rows, limits.max_model_len + 1, what) for what in ("position", "count", "count")
+        )
+        sampled = self.take(lengths.sampled, limits.vocab_size, "token")
+        nan_rows = self.take(lengths.nan_rows, limits.num_rows, "row")
+        new_blocks = self.pairs(lengths.new_blocks, limits.num_rows, limits.num_blocks, "new blocks")
+        drafts = self._drafts(lengths)
+        started = self._started(lengths)
+        copies = None
+        if flags & _HAS_COPIES:
+            saves = self.pairs(lengths.saves, limits.num_blocks, limits.num_host_slots, "saves")
+            loads = self.pairs(lengths.loads, limits.num_host_slots, limits.num_blocks, "loads")
+            copies = Copies((), saves, loads, ())
+        step = Step(step_id, started, new_blocks, rows, starts, num_tokens, samples, drafts, (), copies)
+        _check_rows(step, limits)
+        return RankStep(step, sampled, nan_rows, bool(flags & _IS_RECORDED))
+
+    def _drafts(self, lengths: _Lengths) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        limits = self._limits
+        counts = self.pairs(lengths.drafted, limits.num_rows, limits.max_model_len, "drafts")
+        if sum(count for _, count in counts) != lengths.draft_tokens:
+            raise CodecError("the numbers of draft tokens do not add up")
+        return tuple((row, self.take(count, limits.vocab_size, "token")) for row, count in counts)
+
+    def _started(self, lengths: _Lengths) -> tuple[StartedRow, ...]:
+        limits = self._limits
+        fields = self.take(_STARTED * lengths.started, 1 << 31, "started row")
+        each = list(zip(*[iter(fields)] * _STARTED, strict=True))
+        if (
+            sum(fields[3::_STARTED]) != lengths.started_tokens
+            or sum(fields[4::_STARTED]) != lengths.started_blocks
+        ):
+            raise CodecError("the numbers of tokens and blocks of started rows do not add up")
+        tokens = [self.take(one[3], limits.vocab_size, "token") for one in each]
+        blocks = [self.take(one[4], limits.num_blocks, "block") for one in each]
+        return tuple(map(self._started_row, each, tokens, blocks))
+
+    def _started_row(
+        self, fields: Sequence[int], tokens: tuple[int, ...], blocks: tuple[int, ...]
+    ) -> StartedRow:
+        row, num_prompt_tokens, prompt_logprobs, *_ = fields
+        if row >= self._limits.num_rows or not 0 < num_prompt_tokens <= len(tokens):
+            raise CodecError("a started row out of bounds")
+        if len(tokens) > self._limits.max_model_len or not blocks:
+            raise CodecError("a started row that is longer than the context, or without blocks")
+        sampling = SamplingParams(1, prompt_logprobs=prompt_logprobs - 1 if prompt_logprobs else None)
+        return StartedRow(row, "", tokens, num_prompt_tokens, blocks, sampling, 0)
+
+
+def _check_rows(step: Step, limits: RankLimits) -> None:
+    """Check what is true of the rows of any step."""
+    if len(set(step.rows)) != len(step.rows):
+        raise CodecError("a row occurs twice")
+    for start, count, samples in zip(step.starts, step.num_tokens, step.samples, strict=True):
+        if not 0 < count <= limits.max_model_len - start or samples > count:
+            raise CodecError("a row computes tokens beyond the context, or samples more than it computes")
+    starts = dict(zip(step.rows, step.starts, strict=True))
+    for row, tokens in step.drafts:
+        if starts.get(row, limits.max_model_len) + len(tokens) >= limits.max_model_len:
+            raise CodecError("drafts of a row that is not computed, or beyond the context")
+
+
+def _started_fields(row: StartedRow) -> tuple[int, ...]:
+    wanted = row.sampling.prompt_logprobs
+    prompt_logprobs = 0 if wanted is None else wanted + 1
+    return row.row, row.num_prompt_tokens, prompt_logprobs, len(row.token_ids), len(row.block_ids)
+
+
+def _flat(groups: Iterable[Iterable[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(groups))
+
+
+def encode_echo(echo: Echo) -> bytes:
+    """The bytes of an echo."""
+    header = _ECHO_HEADER.pack(
+        VERSION, echo.status, echo.sequence & 0xFFFFFFFF, echo.digest, len(echo.failed_blocks)
+    )
+    return header + array("i", echo.failed_blocks).tobytes()
+
+
+def decode_echo(body: bytes) -> Echo:
+    """The echo of these bytes; raises CodecError."""
+    if not _ECHO_HEADER.size <= len(body) <= MAX_ECHO_BYTES:
+        raise CodecError(f"an echo of {len(body)} bytes")
+    version, status, sequence, digest, count = _ECHO_HEADER.unpack_from(body)
+    if version != VERSION:
+        raise CodecError(f"version {version} of the step protocol; this is version {VERSION}")
+    if len(body) != _ECHO_HEADER.size + _ITEM * count:
+        raise CodecError(f"{len(body)} bytes, and the header describes another number")
+    if status not in list(EchoStatus):
+        raise CodecError(f"status {status} of an echo")
+    blocks = array("i")
+    blocks.frombytes(memoryview(body)[_ECHO_HEADER.size :])
+    return Echo(sequence, digest, EchoStatus(status), tuple(blocks))
