@@ -1,8 +1,7 @@
 """What it costs rank 0 to tell the other ranks of a step: `python -m bench.step_message`.
 
-From the Step to the last acknowledgement: encoding, one unix socket for each peer, and in the peers' processes
-decoding and an echo. Medians over many steps; the time of one peer is that of `ping`, an empty round trip, and
-what the message adds.
+From the Step to the last acknowledgement: encoding, one unix socket for each peer, and in the peers'
+processes decoding and an echo. Medians over many steps, beside those of `ping`, an empty round trip.
 """
 
 import argparse
@@ -48,7 +47,7 @@ def measure(peers: int, requests: int, rounds: int) -> tuple[float, float, int]:
     """(microseconds of a step, of an empty round trip, bytes of a message)."""
     context = multiprocessing.get_context("spawn")
     pairs = [socket.socketpair() for _ in range(peers)]
-    processes = [context.Process(target=follow, args=(far,)) for _, far in pairs]
+    processes = [context.Process(target=follow, args=(far,)) for _, far in pairs]  # type: ignore[no-untyped-call]
     for process in processes:
         process.start()
     channels = [Channel(near) for near, _ in pairs]
@@ -57,7 +56,10 @@ def measure(peers: int, requests: int, rounds: int) -> tuple[float, float, int]:
     encoder, steps, pings, size = StepEncoder(), list[float](), list[float](), 0
     for number in range(rounds):
         message = decode_step(number, requests)
-        for times, encode in ((steps, lambda message=message: encoder.encode(message)), (pings, lambda: PING)):
+        for times, encode in (
+            (steps, lambda message=message: encoder.encode(message)),
+            (pings, lambda: PING),
+        ):
             began_at = time.perf_counter()
             body = encode()
             for channel in channels:
@@ -80,12 +82,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     rounds = parser.parse_args().rounds
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
-    print(f"{'peers':>5} {'requests':>8} {'step us':>8} {'ping us':>8} {'step - ping':>11} {'bytes/request':>13}")
+    print(f"{'peers':>5} {'requests':>8} {'step us':>8} {'ping us':>8} {'difference':>11} {'bytes each':>10}")
     for peers in (1, 3):
         for requests in (1, 32, 256):
             step, ping, size = measure(peers, requests, rounds)
             each = size / requests
-            print(f"{peers:>5} {requests:>8} {step:>8.0f} {ping:>8.0f} {step - ping:>11.0f} {each:>13.1f}")
+            print(f"{peers:>5} {requests:>8} {step:>8.0f} {ping:>8.0f} {step - ping:>11.0f} {each:>10.1f}")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,9 @@ class ServeConfig:
         "names that clients may use in requests, separated by commas (default: the directory's name)",
     )
     device: str = setting("auto", one_of("auto", "cpu", "cuda"), "device that the model runs on")
+    tensor_parallel_size: int = setting(
+        1, integer(1, 14), "number of processes that share each layer of the model; CPU only"
+    )
     dtype: str = setting(
         "auto", one_of("auto", "float32", "bfloat16"), "number format of the computation and of the KV cache"
     )
@@ -242,9 +245,26 @@ def _check(config: ServeConfig) -> None:
             f"--prompt-lookup-min {config.prompt_lookup_min} is more than --prompt-lookup-max "
             f"{config.prompt_lookup_max}: lower the first or raise the second"
         )
+    _check_ranks(config)
     tokens = config.max_num_batched_tokens
     if tokens is not None and tokens < config.max_num_seqs:
         raise ConfigError(
             f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {config.max_num_seqs}: "
             "each running request needs one token of a step; raise the first or lower the second"
         )
+
+
+def _check_ranks(config: ServeConfig) -> None:
+    """Refuse what several ranks cannot do yet."""
+    if config.tensor_parallel_size == 1:
+        return
+    size = f"--tensor-parallel-size {config.tensor_parallel_size}"
+    if config.device == "cuda":
+        raise ConfigError(f"{size} works on CPUs only so far: give --device cpu, or --tensor-parallel-size 1")
+    for flag, is_set in (
+        ("--speculative-method draft-model", config.speculative_model is not None),
+        ("--kv-offload-disk-path", config.kv_offload_disk_path is not None),
+        ("--cpu-offload-gb", config.cpu_offload_gb > 0),
+    ):
+        if is_set:
+            raise ConfigError(f"{flag} does not work with {size} yet: leave one of them out")

@@ -11,6 +11,7 @@
     ├── DownloadError              the network or the source failed; a retry may succeed
     ├── DiskError                  the model does not fit on the disk, or cannot be written there
     ├── CanaryMismatchError        the engine computes other tokens than it should
+    ├── RankLostError              a rank of a distributed model ended, stopped, or did something else
     └── DeviceError                the GPU cannot go on
         └── DeviceMemoryError      its memory does not hold what has to be in it
 
@@ -68,6 +69,10 @@ class DiskError(QuireServerError):
 
 class CanaryMismatchError(QuireServerError):
     """The canary is wrong: weights, device or memory are damaged."""
+
+
+class RankLostError(QuireServerError):
+    """A rank of the model ended, stopped, or executed something else; all ranks have to end."""
 
 
 class DeviceError(QuireServerError):

@@ -22,6 +22,7 @@ from quire_server.errors import (
     DownloadError,
     ModelCorruptError,
     ModelNotFoundError,
+    RankLostError,
 )
 
 logger = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ _REASON_OF_ERROR = {  # the first match counts
     DownloadError: Reason.MODEL_DOWNLOAD_FAILED,
     DiskError: Reason.OUT_OF_DISK,
     CanaryMismatchError: Reason.CANARY_MISMATCH,
+    RankLostError: Reason.ENGINE_CRASHED,
     DeviceMemoryError: Reason.GPU_OUT_OF_MEMORY,
     DeviceError: Reason.ENGINE_CRASHED,
 }

@@ -24,7 +24,9 @@ class RankStep:
     """
 
     step: Step
-    sampled: Sequence[int] = ()  # tokens, at the positions that the previous pass sampled; all of them or none
+    sampled: Sequence[
+        int
+    ] = ()  # tokens, at the positions that the previous pass sampled; all of them or none
     nan_rows: tuple[int, ...] = ()  # rows whose logits were not finite in the previous pass
     is_recorded: bool = False  # whether to replay the recorded decode
 

@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
 
 
 def _serve(settings: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, faults: Faults) -> None:
-    runner = loading.load(settings, heartbeat, faults)
+    runner = loading.load(settings, run_dir, heartbeat, faults)
     effective_config.write(run_dir, loading.effective(settings, runner))
     limits = loading.scheduler_config(settings, runner)
     info = EngineInfo(

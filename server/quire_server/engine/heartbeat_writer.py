@@ -98,6 +98,10 @@ class HeartbeatWriter:
             kv_utilization=kv_utilization,
         )
 
+    def rank_lost(self, rank: int) -> None:
+        """A rank did not echo a step: the server ends."""
+        self._write(lost_rank=rank)
+
     def set_unready_reason(self, reason: str) -> None:
         """Make the engine unready for this reason; an empty one makes it ready again."""
         if reason != self._sample.reason:

@@ -8,35 +8,54 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from quire_server.config import ServeConfig
 from quire_server.core.config import Batching, PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.policy import Policy
 from quire_server.core.scheduler import SchedulerConfig
+from quire_server.core.topology import Topology
 from quire_server.core.watermark import Watermark, read_key
 from quire_server.engine import golden_tokens
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
+from quire_server.engine.rank_group import RankGroup
 from quire_server.fault_injection import Faults
 from quire_server.health.effective_config import EffectiveConfig
 from quire_server.runner import fingerprint
 from quire_server.runner.model_runner import ModelRunner, RunnerConfig, default_block_size
+from quire_server.runner.ranks import Membership
 
 logger = logging.getLogger(__name__)
 
 _DEFAULT_STEP_TOKENS = 512
 
 
-def load(config: ServeConfig, heartbeat: HeartbeatWriter, faults: Faults) -> ModelRunner:
-    """The model runner, with weights loaded and graphs captured. Raises errors of `quire_server.errors`."""
+def load(config: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, faults: Faults) -> ModelRunner:
+    """The model runner, with weights loaded and graphs captured; if there are several ranks, all of them are
+    ready for steps. Raises errors of `quire_server.errors`.
+    """
     if faults.due("crash_on_load", float("inf")):
         raise RuntimeError("the fault crash_on_load")
-    runner = ModelRunner.load(config.model, runner_config(config), _progress_with_faults(heartbeat, faults))
-    runner.capture(lambda captured, wanted: heartbeat.progressed())
+    on_progress = _progress_with_faults(heartbeat, faults)
+    if config.tensor_parallel_size == 1:
+        runner = ModelRunner.load(config.model, runner_config(config), on_progress)
+        runner.capture(lambda captured, wanted: heartbeat.progressed())
+        return runner
+    group, communicator = RankGroup.gather(run_dir, config, heartbeat.rank_lost)
+    timeout = config.startup_timeout_seconds
+    ranks = Membership(
+        Topology(config.tensor_parallel_size),
+        communicator,
+        lambda num_blocks: group.agree_on_blocks(num_blocks, heartbeat.progressed, timeout),
+    )
+    runner = ModelRunner.load(config.model, runner_config(config), on_progress, ranks=ranks, followers=group)
+    if not group.wait_prepared(timeout):
+        runner.disable_replay()
     return runner
 
 
 def runner_config(config: ServeConfig) -> RunnerConfig:
-    """The runner's configuration."""
+    """The runner's options, the same on every rank."""
     return RunnerConfig(
         device=config.device,
         dtype=config.dtype,
@@ -57,6 +76,7 @@ def runner_config(config: ServeConfig) -> RunnerConfig:
         gpu_memory_utilization=config.gpu_memory_utilization,
         enforce_eager=config.enforce_eager,
         cpu_offload_gb=config.cpu_offload_gb,
+        tensor_parallel_size=config.tensor_parallel_size,
     )
 
 

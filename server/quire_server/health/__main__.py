@@ -20,7 +20,9 @@ def main(argv: list[str]) -> int:
     run_dir = Path(argv[0])
     settings = config.parse_args(argv[1:], os.environ)
     log.configure("health", settings.log_level)
-    thresholds = Thresholds(settings.stall_timeout_seconds, settings.canary_interval_seconds)
+    thresholds = Thresholds(
+        settings.stall_timeout_seconds, settings.canary_interval_seconds, settings.tensor_parallel_size
+    )
     try:
         server = HealthServer(
             (settings.host, settings.health_port), SharedState.open(run_dir), thresholds, __version__

@@ -21,6 +21,7 @@ class Thresholds:
 
     stall: float
     canary_interval: float
+    ranks: int = 1  # processes of the engine
 
     @property
     def silence(self) -> float:
@@ -72,6 +73,8 @@ def judge(
         verdict = Verdict(startup=waiting, ready=waiting, live=_OK, phase=phase, reason="")
     else:
         verdict = _judge_serving(sample, beats, now, thresholds)
+    if sample is not None and sample.lost_rank:
+        verdict = replace(verdict, silent=tuple(dict.fromkeys((*verdict.silent, _name(sample.lost_rank)))))
     if control.failed:
         return replace(verdict, ready=ProbeResult(control.failed), phase="failed", reason=control.failed)
     if control.draining:
@@ -81,11 +84,11 @@ def judge(
 
 def _judge_serving(sample: Heartbeat, beats: Beats, now: float, thresholds: Thresholds) -> Verdict:
     waited = seconds_without_progress(sample, now)
-    silent = _silent(beats, now, thresholds.silence)
-    dead = _silent(beats, now, thresholds.stall)
+    silent = _silent(beats, now, thresholds.silence, thresholds.ranks)
+    dead = _silent(beats, now, thresholds.stall, thresholds.ranks)
     if stalled := _stall(waited >= thresholds.stall / 2, silent):
         live = ProbeResult(_stall(waited >= thresholds.stall, dead))
-        names = tuple(process.name.lower() for process in silent)
+        names = tuple(map(_name, silent))
         return Verdict(_OK, ProbeResult(stalled), live, "stalled", stalled, names)
     reason = sample.reason
     if not reason and now - sample.proof_at > thresholds.proof_expiry:
@@ -93,12 +96,17 @@ def _judge_serving(sample: Heartbeat, beats: Beats, now: float, thresholds: Thre
     return Verdict(_OK, ProbeResult(reason), _OK, "serving", reason)
 
 
-def _silent(beats: Beats, now: float, seconds: float) -> tuple[Process, ...]:
+def _silent(beats: Beats, now: float, seconds: float, ranks: int) -> tuple[Process | int, ...]:
     """The processes without a beat for so long, or without any."""
-    return tuple(process for process in Process if now - beats.get(process, 0.0) >= seconds)
+    expected = (*Process, *range(1, ranks))
+    return tuple(process for process in expected if now - beats.get(process, 0.0) >= seconds)
 
 
-def _stall(is_stuck: bool, silent: tuple[Process, ...]) -> str:
+def _name(process: Process | int) -> str:
+    return f"rank {process}" if isinstance(process, int) else process.name.lower()
+
+
+def _stall(is_stuck: bool, silent: tuple[Process | int, ...]) -> str:
     """The reason of a stall, "" for none. `is_stuck`: the engine runs, but makes no step."""
     if is_stuck or Process.ENGINE in silent:
         return "EngineStalled"

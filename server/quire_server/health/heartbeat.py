@@ -24,7 +24,7 @@ _FILE_SIZE = 4096
 _CONTROL_OFFSET = 2048
 _BEATS_OFFSET, _BEAT_SIZE = 3072, 64
 _CHECKSUM = struct.Struct("<I")
-_HEARTBEAT = struct.Struct("<dB?IIQQQddddd32s")
+_HEARTBEAT = struct.Struct("<dB?IIQQQddddd32sB")
 _CONTROL = struct.Struct("<?32s")
 _BEAT = struct.Struct("<d")
 _READ_ATTEMPTS = 50
@@ -49,7 +49,9 @@ class Process(enum.Enum):
     API = 2
 
 
-Beats = Mapping[Process, float]
+#: When each process ran last. A number is another rank of the engine than the first.
+Beats = Mapping["Process | int", float]
+MAX_RANKS = 14  # slots in the file
 
 
 class Heartbeat(NamedTuple):
@@ -69,17 +71,18 @@ class Heartbeat(NamedTuple):
     proof_at: float  # time of the last answered request or right canary
     kv_utilization: float
     reason: str  # why the engine is unready, "" when it is not
+    lost_rank: int = 0  # that did not echo a step; 0: none
 
     def pack(self) -> bytes:
         """The slot's bytes."""
-        return _HEARTBEAT.pack(*self[:-1], self.reason.encode("ascii"))
+        return _HEARTBEAT.pack(*self[:-2], self.reason.encode("ascii"), self.lost_rank)
 
     @classmethod
     def unpack(cls, payload: bytes) -> Heartbeat:
         """The sample in a slot's bytes."""
         fields: list[Any] = list(_HEARTBEAT.unpack(payload))
         fields[1] = Phase(fields[1])
-        fields[-1] = fields[-1].rstrip(b"\0").decode("ascii")
+        fields[-2] = fields[-2].rstrip(b"\0").decode("ascii")
         return cls(*fields)
 
 
@@ -128,11 +131,11 @@ class SharedState:
         """Write the supervisor's slot."""
         self._write(_CONTROL_OFFSET, control.pack())
 
-    def beat(self, process: Process) -> None:
+    def beat(self, process: Process | int) -> None:
         """Write the time as the last at which this process ran."""
         self._write(_beat_offset(process), _BEAT.pack(time.monotonic()))
 
-    def beat_by_thread(self, process: Process) -> None:
+    def beat_by_thread(self, process: Process | int) -> None:
         """Beat until the process ends, for one whose main thread computes for seconds without a pause."""
 
         def run() -> None:
@@ -144,7 +147,8 @@ class SharedState:
 
     def read_beats(self) -> Beats:
         """When each process ran last; a process that has not beaten yet is missing."""
-        payloads = {process: self._read(_beat_offset(process), _BEAT.size) for process in Process}
+        writers = (*Process, *range(1, MAX_RANKS))
+        payloads = {process: self._read(_beat_offset(process), _BEAT.size) for process in writers}
         return {process: _BEAT.unpack(found)[0] for process, found in payloads.items() if found is not None}
 
     def read_heartbeat(self) -> Heartbeat | None:
@@ -173,5 +177,6 @@ class SharedState:
         return self._last_valid.get(offset)
 
 
-def _beat_offset(process: Process) -> int:
-    return _BEATS_OFFSET + process.value * _BEAT_SIZE
+def _beat_offset(process: Process | int) -> int:
+    slot = len(Process) - 1 + process if isinstance(process, int) else process.value
+    return _BEATS_OFFSET + slot * _BEAT_SIZE

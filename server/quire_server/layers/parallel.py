@@ -8,10 +8,10 @@ added; which ranks there are, and how they are connected, only the communicator 
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from quire_server.core.topology import Topology
 
@@ -72,16 +72,16 @@ class Gloo:
 
     def __init__(self, topology: Topology, directory: Path, *, deadline: float = DEADLINE) -> None:
         """Join. All ranks have to do so within the deadline."""
-        from torch import distributed  # takes a while, and one rank needs none of it
-
         self._ranks, self._is_leader = topology.tensor, topology.is_leader
         self._timeout = timedelta(seconds=deadline)
         self.calls = self.bytes = 0
-        options = distributed.ProcessGroupGloo._Options()
+        options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
         options._timeout = self._timeout
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        store = distributed.FileStore(str(directory / "gloo"), topology.tensor)
-        self._group = distributed.ProcessGroupGloo(store, topology.rank, topology.tensor, options)
+        store = distributed.FileStore(  # type: ignore[attr-defined]
+            str(directory / "gloo"), topology.tensor
+        )
+        self._group: Any = distributed.ProcessGroupGloo(store, topology.rank, topology.tensor, options)
         self._to_leader = torch._C._distributed_c10d.GatherOptions()
         self._to_leader.rootRank = 0
 

@@ -28,4 +28,5 @@ class RunnerConfig:
     num_speculative_tokens: int = 0  # at most, per row and step; 0: no speculation
     gpu_memory_utilization: float = 0.9
     enforce_eager: bool = False
+    tensor_parallel_size: int = 1  # bytes of caches are those of all ranks together
     cpu_offload_gb: float = 0.0  # GiB of layer weights kept in the host's memory

@@ -68,6 +68,14 @@ class InputBatch:
                 begin = newest[row] + 1
                 self.tokens[row, begin : begin + len(drafts)] = drafts
 
+    def write(
+        self, rows: NDArray[np.int64], lengths: NDArray[np.int64], tokens: NDArray[np.int64] | int
+    ) -> None:
+        """Write tokens behind their contexts of these lengths, except beyond the longest context."""
+        inside = lengths < self.tokens.shape[1]
+        given = tokens if isinstance(tokens, int) else tokens[inside]
+        self.tokens[rows[inside], lengths[inside]] = given
+
     def request_id(self, row: int) -> str:
         """The request that has this row."""
         started = self.started[row]

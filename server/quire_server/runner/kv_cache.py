@@ -53,27 +53,27 @@ def useful_blocks(options: RunnerConfig, longest: int) -> int:
 def plan(config: ModelConfig, options: RunnerConfig, each: int) -> tuple[int, int]:
     """(number of blocks, longest context). At most as many blocks as all sequences at full length would use.
 
-    ``each``: bytes of a block, including the draft model's, which is stored under the same block id.
+    ``each``: bytes of a block on one rank, including the draft model's, which is stored under the same id.
     """
-    size, wanted_len = options.block_size, options.max_model_len
+    size, wanted_len, ranks = options.block_size, options.max_model_len, options.tensor_parallel_size
     longest = longest_context(config, options)
     useful = useful_blocks(options, longest)
     if options.num_blocks_override is not None:
         num_blocks = options.num_blocks_override
     elif options.kv_cache_memory_bytes is not None:
-        num_blocks = min(useful, options.kv_cache_memory_bytes // each)
+        num_blocks = min(useful, options.kv_cache_memory_bytes // ranks // each)
     else:
         room = max(0, available_bytes() - options.kv_offload_host_bytes)
-        num_blocks = min(useful, min(_CEILING, int(room * _SHARE)) // each)
+        num_blocks = min(useful, min(_CEILING, int(room * _SHARE)) // ranks // each)
     if num_blocks < 1:
         raise ConfigError(
-            f"The KV cache has room for no block: one takes {each} bytes. Give the server more memory, "
-            "or set --kv-cache-memory-bytes."
+            f"The KV cache has room for no block: one takes {each * ranks} bytes. Give the server more "
+            "memory, or set --kv-cache-memory-bytes."
         )
     if wanted_len is not None and num_blocks * size < wanted_len:
         raise ConfigError(
             f"The KV cache holds {num_blocks * size} tokens, less than max-model-len {wanted_len}. "
-            f"Lower max-model-len, or give the cache {-(-wanted_len // size) * each} bytes."
+            f"Lower max-model-len, or give the cache {-(-wanted_len // size) * each * ranks} bytes."
         )
     return num_blocks, min(longest, num_blocks * size)
 
@@ -84,7 +84,7 @@ def offload_slots(
     """The number of blocks that ``size`` bytes of an offload tier hold, up to the number that can be
     tracked.
     """
-    each = block_bytes(config, options.block_size, dtype)
+    each = block_bytes(config, options.block_size, dtype) * options.tensor_parallel_size
     if 0 < size < each:
         raise ConfigError(f"kv-offload-{tier}-bytes {size} holds no block: one takes {each} bytes. Raise it.")
     return min(size // each, _MAX_SLOTS)

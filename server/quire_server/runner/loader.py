@@ -5,7 +5,7 @@ Checks come before the weights are read, so that settings that cannot work fail 
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -27,6 +27,7 @@ from quire_server.runner.gpu import memory_profile
 from quire_server.runner.gpu.device import Device
 from quire_server.runner.gpu.weight_stream import WeightStream
 from quire_server.runner.kv_offload import DiskTier
+from quire_server.runner.ranks import SINGLE, Membership
 from quire_server.text.tokenizer import refuse_other_vocabulary
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -131,6 +132,8 @@ class Checkpoint:
             communicator=communicator,
         )
         targets = model.targets()
+        # Each file is verified whole by one rank.
+        weights.verify(self.files, self.shards[topology.rank :: topology.tensor])
         slices = sharding.slices(self.config, topology, registry.tensors(self.config, self.linear), targets)
         weights.read_slices(self.files, self.shards, targets, slices, on_progress)
         model.finish()
@@ -232,9 +235,20 @@ class LoadedModel:
 
 
 def load_model(
-    model_dir: Path, options: RunnerConfig, on_progress: OnProgress, device: Device | None
+    model_dir: Path,
+    options: RunnerConfig,
+    on_progress: OnProgress,
+    device: Device | None,
+    ranks: Membership = SINGLE,
 ) -> LoadedModel:
-    """Open, check, read and place the model; on_progress(loaded bytes, total bytes) between chunks."""
+    """Open, check, read and place the model, or one rank's part of it; on_progress(loaded bytes, total bytes)
+    between chunks.
+    """
+    if device is not None and ranks.topology.tensor > 1:
+        raise ConfigError(
+            f"--tensor-parallel-size {ranks.topology.tensor} works on CPUs only so far: give --device cpu, "
+            "or --tensor-parallel-size 1."
+        )
     place = torch.device("cpu") if device is None else device.place
     if device is not None:
         options = memory_profile.arithmetic(options, device.capability)
@@ -243,7 +257,7 @@ def load_model(
         model_dir, dtype=options.dtype, quantization_name=options.quantization, capability=capability
     )
     draft = open_draft(found, options, capability)
-    config = found.config
+    config = sharding.shard(found.config, ranks.topology)
     stored = kv_cache.storage_dtype(options.kv_cache_dtype, found.dtype)
     block_bytes = kv_cache.block_bytes(config, options.block_size, stored)
     if draft is not None:
@@ -254,7 +268,7 @@ def load_model(
     num_host_slots = kv_cache.offload_slots(options.kv_offload_host_bytes, "host", config, options, stored)
     disk = _disk(config, options, stored)
     total = found.size + (draft.checkpoint.size if draft is not None else 0)
-    model = _read(found, options, device, longest, lambda n, _: on_progress(n, total))
+    model = _read(found, options, device, longest, ranks, lambda n, _: on_progress(n, total))
     draft_model = None
     if draft is not None:
         draft_model = draft.checkpoint.read(
@@ -266,6 +280,9 @@ def load_model(
         options = memory_profile.sized(options, measured, config, block_bytes)
         gpu_memory = {"weights": measured.weights, "workspace": measured.workspace}
     num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes)
+    if ranks.topology.tensor > 1:
+        options = replace(options, num_blocks_override=ranks.agree_on_blocks(num_blocks))
+        num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes)
     caches = kv_cache.allocate(config, num_blocks, options.block_size, dtype=stored, device=place)
     _log(place, found, model, draft)
     return LoadedModel(
@@ -285,13 +302,22 @@ def load_model(
 
 
 def _read(
-    found: Checkpoint, options: RunnerConfig, device: Device | None, longest: int, on_progress: OnProgress
+    found: Checkpoint,
+    options: RunnerConfig,
+    device: Device | None,
+    longest: int,
+    ranks: Membership,
+    on_progress: OnProgress,
 ) -> Decoder:
-    """Read the model. With --cpu-offload-gb some layers' weights stay on the host and are streamed in each
-    step.
+    """Read the model, or one rank's part of it. With --cpu-offload-gb some layers' weights stay on the host
+    and are streamed in each step.
     """
     if not options.cpu_offload_gb:
         place = torch.device("cpu") if device is None else device.place
+        if ranks.topology.tensor > 1:
+            return found.read_shard(
+                ranks.topology, ranks.communicator, max_len=longest, device=place, on_progress=on_progress
+            )
         return found.read(max_len=longest, device=place, on_progress=on_progress)
     if device is None:
         raise ConfigError("--cpu-offload-gb is for --device cuda: on a CPU all weights are in its memory.")

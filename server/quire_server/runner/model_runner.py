@@ -12,9 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_server.core.step import NOT_FINITE, UNSATISFIABLE, Step, StepResult, TokenLogprobs
+from quire_server.core.step import (
+    NOT_FINITE,
+    UNSATISFIABLE,
+    CopyOutcome,
+    Step,
+    StepResult,
+    TokenLogprobs,
+)
 from quire_server.models.config import ModelConfig
-from quire_server.runner import batch_builder, oom_retry, sampler
+from quire_server.runner import oom_retry, sampler
 from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.config import RunnerConfig
 from quire_server.runner.draft_model import DraftModel
@@ -24,12 +31,14 @@ from quire_server.runner.gpu.cuda_device import CudaDevice
 from quire_server.runner.gpu.device import Device, translate_device_errors
 from quire_server.runner.gpu.executor import ForwardOutput, GpuExecutor
 from quire_server.runner.gpu.input_batch import ON_DEVICE
+from quire_server.runner.host_executor import HostExecutor
 from quire_server.runner.input_batch import InputBatch
 from quire_server.runner.kv_cache import DirtyBlocks
 from quire_server.runner.kv_offload import OffloadWorker
 from quire_server.runner.loader import LoadedModel, load_model
 from quire_server.runner.oom_retry import Pending
-from quire_server.runner.recorded_decode import RecordedDecode
+from quire_server.runner.rank_executor import LeaderExecutor
+from quire_server.runner.ranks import SINGLE, Followers, Membership
 from quire_server.runner.structured_outputs import Grammars
 from quire_server.text.grammar import Vocabulary
 from quire_server.text.tokenizer import Tokenizer
@@ -42,7 +51,15 @@ _BLOCK_SIZE, _GPU_BLOCK_SIZE = 16, 64  # on a GPU one block is one tile of keys
 class ModelRunner:
     """A loaded model, its KV cache, and the input batch of the running requests."""
 
-    def __init__(self, loaded: LoadedModel, options: RunnerConfig, grammars: Grammars) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        options: RunnerConfig,
+        grammars: Grammars,
+        *,
+        ranks: Membership = SINGLE,
+        followers: Followers | None = None,
+    ) -> None:
         model, kv_caches, device = loaded.model, loaded.kv_caches, loaded.device
         self.model_config = model.config
         self.grammars = grammars
@@ -51,15 +68,14 @@ class ModelRunner:
         self.dtype, self.quantization = loaded.dtype, loaded.quantization
         self.kv_cache_bytes = sum(cache.nbytes for cache in (*kv_caches, *loaded.draft_caches))
         self._model = model
-        self._kv_caches = kv_caches
         self._input_batch = InputBatch(options.max_num_seqs, loaded.max_model_len, options.block_size)
         self._dirty_blocks = DirtyBlocks(self._input_batch, kv_caches)
         self._device = None if device is None else GpuExecutor(model, kv_caches, self._input_batch, device)
-        self._recorded_decode = (
-            RecordedDecode.of(model, kv_caches, *self._input_batch.block_table.shape)
-            if device is None
-            else None
-        )
+        self._host = HostExecutor(model, kv_caches, self._input_batch) if device is None else None
+        self._leader: LeaderExecutor | None = None
+        if followers is not None:
+            assert self._host is not None
+            self._leader = LeaderExecutor(loaded, self._input_batch, self._host, ranks, followers)
         self._uses_graphs = device is not None and memory_profile.uses_graphs(model, options)
         self._last_result: Callable[[], object] = bool  # waits for the last step sampled on the device
         self._num_drafts = options.num_speculative_tokens
@@ -88,13 +104,22 @@ class ModelRunner:
 
     @classmethod
     def load(
-        cls, model_dir: Path, options: RunnerConfig, on_progress: Callable[[int, int], None]
+        cls,
+        model_dir: Path,
+        options: RunnerConfig,
+        on_progress: Callable[[int, int], None],
+        *,
+        ranks: Membership = SINGLE,
+        followers: Followers | None = None,
     ) -> "ModelRunner":
-        """Read, check and place the model; on_progress(loaded bytes, total bytes) between chunks."""
+        """Read, check and place the model; on_progress(loaded bytes, total bytes) between chunks.
+        ``followers``: the other ranks, if this is rank 0 of several.
+        """
         with translate_device_errors("while the model is loaded"):
-            loaded = load_model(model_dir, options, on_progress, _device(options.device))
+            loaded = load_model(model_dir, options, on_progress, _device(options.device), ranks)
             config = loaded.model.config
-            return cls(loaded, options, Grammars(lambda: _vocabulary(model_dir, config)))
+            grammars = Grammars(lambda: _vocabulary(model_dir, config))
+            return cls(loaded, options, grammars, ranks=ranks, followers=followers)
 
     @property
     def gpu_memory(self) -> Mapping[str, int]:
@@ -120,6 +145,16 @@ class ModelRunner:
         if self._draft_device is not None and self._captures_draft:
             with translate_device_errors("while graphs are captured"):
                 self._draft_device.capture(0, on_progress)
+
+    @property
+    def can_replay(self) -> bool:
+        """Whether small steps on the host are replays of a recording."""
+        return self._host is not None and self._host.can_replay
+
+    def disable_replay(self) -> None:
+        """Compute every step layer by layer: another rank has no recording."""
+        if self._host is not None:
+            self._host.can_replay = False
 
     def damage_weight(self) -> None:
         """Make one weight NaN: the fault nan_weight."""
@@ -148,6 +183,8 @@ class ModelRunner:
             return self._launch(step)
 
     def _launch(self, step: Step) -> Pending:
+        if self._leader is not None:
+            self._leader.begin()
         self._input_batch.apply(step)
         if self._device is not None:
             self._device.apply(step)
@@ -157,7 +194,12 @@ class ModelRunner:
         copied = self._offload.copy(step) if self._offload is not None else None
         self._dirty_blocks.zero_reused(step)
         if self._draft_model is None:
+            if self._leader is not None and not step.rows:
+                self._leader.apply_only(step)
             wait = oom_retry.launch(step, self._start, self._input_batch.request_id)
+            if self._leader is not None and (failed := self._leader.take_failed_blocks()):
+                mine = copied or CopyOutcome()
+                copied = dataclasses.replace(mine, failed=tuple({*mine.failed, *failed}))
             return wait if copied is None else lambda: dataclasses.replace(wait(), copied=copied)
         self._draft_model.follow(step)
         drafted, seconds = self._draft_model.propose(step, lambda *entries: self._choose(*entries)[0])
@@ -226,22 +268,10 @@ class ModelRunner:
         """The logits f32 of the sampled positions, and the requested log-probabilities of prompts."""
         if self._device is not None:
             return self._device.compute(step, layout)
-        input_batch, config = self._input_batch, self.model_config
-        wants_prompt_logprobs = len(layout.sampled) < step.total_tokens and bool(
-            (input_batch.num_prompt_logprobs[layout.rows] >= 0).any()
-        )
-        if (
-            self._recorded_decode is not None
-            and not wants_prompt_logprobs
-            and self._recorded_decode.takes(step)
-        ):
-            return ForwardOutput(self._recorded_decode(layout, input_batch).float(), None, {})
-        batch = batch_builder.build(step, layout, input_batch, config.num_kv_heads, config.windows)
-        states = self._model.states(batch, self._kv_caches)
-        found = (
-            sampler.prompt_logprobs(self._model, states, layout, input_batch) if wants_prompt_logprobs else {}
-        )
-        return ForwardOutput(self._model.logits(states, batch.sample_rows).float(), None, found)
+        if self._leader is not None:
+            return self._leader.compute(step, layout)
+        assert self._host is not None
+        return self._host.compute(step, layout, is_replay=self._host.replays(step, layout))
 
     def _choose(
         self, logits: Tensor, row_ids: NDArray[np.int64], lengths: NDArray[np.int64]
@@ -275,15 +305,18 @@ class ModelRunner:
 
     def _mark_dirty(self, failures: dict[int, str]) -> None:
         """Mark the KV blocks of rows whose logits contain NaN."""
-        self._dirty_blocks.add(row for row, why in failures.items() if why not in UNSATISFIABLE)
+        rows = {row for row, why in failures.items() if why not in UNSATISFIABLE}
+        self._dirty_blocks.add(rows)
+        if self._leader is not None:
+            self._leader.mark_dirty(rows)
 
     def _write(
         self, row_ids: NDArray[np.int64], lengths: NDArray[np.int64], tokens: NDArray[np.int64] | int
     ) -> None:
         """Write tokens behind their contexts, except beyond the longest context."""
-        inside = lengths < self.max_model_len
-        given = tokens if isinstance(tokens, int) else tokens[inside]
-        self._input_batch.tokens[row_ids[inside], lengths[inside]] = given
+        self._input_batch.write(row_ids, lengths, tokens)
+        if self._leader is not None and not isinstance(tokens, int):
+            self._leader.sampled(tuple(tokens.tolist()))
 
 
 def _vocabulary(model_dir: Path, config: ModelConfig) -> Vocabulary:

@@ -156,13 +156,29 @@ def prompt_logprobs(
     return by_row
 
 
+def prompt_chunks(layout: StepLayout, input_batch: InputBatch, vocab_size: int) -> list[int]:
+    """The numbers of positions for which ``prompt_logprobs`` computes logits, one after the other."""
+    chunks, size = list[int](), _chunk_size(vocab_size)
+    for index in np.flatnonzero(input_batch.num_prompt_logprobs[layout.rows] >= 0):
+        end = min(int(layout.ends[index]), int(input_batch.num_prompt[layout.rows[index]]) - 1)
+        count = max(0, end - int(layout.starts[index]))
+        chunks += [min(size, count - begin) for begin in range(0, count, size)]
+    return chunks
+
+
+def _chunk_size(vocab_size: int) -> int:
+    return max(1, _PROMPT_LOGITS_BYTES // (_LOGITS_COPIES * 4 * vocab_size))
+
+
 def _prompt_logprobs_at(
     model: Decoder, states: tuple[Tensor, Tensor], places: np.ndarray, targets: np.ndarray, wanted: int
 ) -> tuple[TokenLogprobs, ...]:
-    size = max(1, _PROMPT_LOGITS_BYTES // (_LOGITS_COPIES * 4 * model.config.vocab_size))
+    size = _chunk_size(model.config.vocab_size)
     found: list[TokenLogprobs] = []
     for begin in range(0, len(places), size):
         part = slice(begin, begin + size)
         logits = model.logits(states, from_numpy(places[part])).float().cpu()
+        if not model.config.topology.is_leader:
+            continue  # the logits are those of a part of the vocabulary
         found += logprobs(logits, targets[part], np.full(len(logits), wanted)).values()
     return tuple(found)

@@ -8,6 +8,7 @@ log.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import signal
 import tempfile
@@ -43,6 +44,18 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 API, ENGINE, HEALTH = "API", "engine", "health"
 
 
+def rank_name(rank: int) -> str:
+    """The name of the process of another rank than the first."""
+    return f"rank {rank}"
+
+
+def threads_of_rank(ranks: int, environ: Mapping[str, str]) -> int:
+    """Threads of each rank: its share of the CPUs, or of OMP_NUM_THREADS where that is set."""
+    given = environ.get("OMP_NUM_THREADS", "")
+    total = int(given) if given.isdigit() else len(os.sched_getaffinity(0))
+    return max(1, total // ranks)
+
+
 def serve(config: ServeConfig, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a server until it ends; returns the exit code. `arguments` are what the children parse again."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -69,13 +82,21 @@ class Supervisor:
         self._children = children
         self._run_dir = run_dir
         self._limits = LoadLimits(config.startup_timeout_seconds, config.load_stall_timeout_seconds)
-        self._thresholds = Thresholds(config.stall_timeout_seconds, config.canary_interval_seconds)
+        self._thresholds = Thresholds(
+            config.stall_timeout_seconds, config.canary_interval_seconds, config.tensor_parallel_size
+        )
 
     def run(self, arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
         """Start all processes and watch them until the server ends."""
         engine_environ = {"GOMP_SPINCOUNT": _OPENMP_SPINS, **environ}
         self._children.spawn(HEALTH, "quire_server.health", arguments, environ)
+        ranks = self._config.tensor_parallel_size
+        if ranks > 1:
+            engine_environ["OMP_NUM_THREADS"] = str(threads_of_rank(ranks, environ))
         self._children.spawn(ENGINE, "quire_server.engine", arguments, engine_environ)
+        for rank in range(1, ranks):
+            rank_arguments = [str(rank), *arguments]
+            self._children.spawn(rank_name(rank), "quire_server.engine.rank", rank_arguments, engine_environ)
         self._children.spawn(API, "quire_server.api", arguments, environ)
         started_at = time.monotonic()
         while True:
@@ -140,7 +161,8 @@ class Supervisor:
                 ending.killed,
             )
         self._state.write_control(Control(failed="Killed" if failure is None else failure.reason.value))
-        self._children.signal(ENGINE, signal.SIGKILL)  # requests would wait for a stalled one
+        for name in (ENGINE, *map(rank_name, range(1, self._config.tensor_parallel_size))):
+            self._children.signal(name, signal.SIGKILL)  # requests would wait for a stalled one
         self._wait_for_api(_ERROR_RESPONSE_SECONDS)
         for _ in range(2):
             self._children.signal(API, signal.SIGTERM)

@@ -1,0 +1,117 @@
+"""Another rank of the engine than the first: `python -m quire_server.engine.rank RANK RUN_DIR MODEL [flags]`.
+
+Loads its part of the model, then executes what rank 0 tells it, and decides nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from quire_server import config, log, termination
+from quire_server.config import ServeConfig
+from quire_server.core.rank_step import Echo, EchoStatus
+from quire_server.core.topology import Topology
+from quire_server.engine import loading, rank_group, step_codec
+from quire_server.engine.codec import CodecError
+from quire_server.engine.rank_channel import (
+    Agreed,
+    Channel,
+    ChannelClosedError,
+    ChannelTimeoutError,
+    Loaded,
+    Loading,
+    Prepared,
+)
+from quire_server.engine.step_codec import StepDecoder
+from quire_server.errors import RankLostError
+from quire_server.health.heartbeat import SharedState
+from quire_server.runner.rank_executor import FollowerRunner
+from quire_server.runner.ranks import Membership
+
+logger = logging.getLogger(__name__)
+
+_PROGRESS_SECONDS = 1.0
+# Rank 0 has the reason of an end. If it says nothing for so long, it is the one that does not run.
+_LEADER_SECONDS = 1.0
+
+
+def main(argv: list[str]) -> int:
+    """Join, load, follow. A failure is left in the run directory for the supervisor."""
+    rank, run_dir = int(argv[0]), Path(argv[1])
+    settings = config.parse_args(argv[2:], os.environ)
+    log.configure(f"rank {rank}", settings.log_level)
+    SharedState.open(run_dir).beat_by_thread(rank)
+    try:
+        channel, runner = _load(settings, run_dir, rank)
+        gc.collect()
+        gc.freeze()
+        follow(channel, runner)
+    except ChannelClosedError:
+        # Rank 0 has ended: the supervisor knows why, and ends this process too.
+        time.sleep(_LEADER_SECONDS)
+        return 1
+    except Exception as error:  # the process boundary: every error becomes a reason and an exit code
+        failure = termination.failure_of(error)
+        logger.exception("a rank failed", extra={"reason": failure.reason.value, "rank": rank})
+        termination.leave_failure(run_dir, failure)
+        return failure.exit_code
+    return 0
+
+
+def _load(settings: ServeConfig, run_dir: Path, rank: int) -> tuple[Channel, FollowerRunner]:
+    channel, communicator = rank_group.join(run_dir, settings, rank)
+    timeout = settings.startup_timeout_seconds
+
+    def agree(num_blocks: int) -> int:
+        channel.say(Loaded(num_blocks))
+        agreed = channel.hear(timeout)
+        if not isinstance(agreed, Agreed):
+            raise CodecError("expected the number of blocks")
+        return agreed.num_blocks
+
+    ranks = Membership(Topology(settings.tensor_parallel_size, rank), communicator, agree)
+    options = loading.runner_config(settings)
+    runner = FollowerRunner.load(settings.model, options, _progress(channel), ranks)
+    channel.say(Prepared(runner.can_replay))
+    return channel, runner
+
+
+def _progress(channel: Channel) -> Callable[[int, int], None]:
+    """Tells rank 0 now and then that loading goes on."""
+    last = 0.0
+
+    def progress(loaded_bytes: int, total_bytes: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _PROGRESS_SECONDS:
+            last = time.monotonic()
+            channel.say(Loading(loaded_bytes))
+
+    return progress
+
+
+def follow(channel: Channel, runner: FollowerRunner) -> None:
+    """Execute steps until rank 0 has closed the connection (ChannelClosedError)."""
+    decoder = StepDecoder(runner.limits)
+    timeout: float | None = None
+    while True:
+        try:
+            body = channel.receive(step_codec.MAX_STEP_BYTES, timeout)
+        except ChannelTimeoutError:
+            raise RankLostError(
+                f"Rank 0 did not take part in step {decoder.sequence}. The pod restarts; if it comes back, "
+                "look at the node's CPU and memory, and report it with the log."
+            ) from None
+        status, failed = runner.execute(decoder.decode(body))
+        channel.send(step_codec.encode_echo(Echo(decoder.sequence, decoder.digest, status, failed)))
+        if status is EchoStatus.LOST_PEER:
+            timeout = _LEADER_SECONDS
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,167 @@
+"""Rank 0's connections to the other ranks of its model: the handshake, then steps out and echoes in.
+
+All ranks have one fate: one that does not answer in time, answers something else, or has been told something
+else ends the server, by a RankLostError that names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from quire_server import __version__
+from quire_server.config import ServeConfig
+from quire_server.core.rank_step import EchoStatus, RankStep
+from quire_server.core.topology import Topology
+from quire_server.engine import rank_channel, step_codec
+from quire_server.engine.codec import CodecError
+from quire_server.engine.rank_channel import (
+    Agreed,
+    Channel,
+    ChannelClosedError,
+    ChannelTimeoutError,
+    Hello,
+    Loaded,
+    Loading,
+    Prepared,
+    Welcome,
+)
+from quire_server.engine.step_codec import StepEncoder
+from quire_server.errors import RankLostError
+from quire_server.layers import communicators
+from quire_server.layers.parallel import DEADLINE, Communicator
+from quire_server.runner.ranks import PassOutcome
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T", Loaded, Prepared)
+_GRACE_SECONDS = 0.5  # for ranks that noticed the loss of another one a moment later
+
+
+class RankGroup:
+    """The other ranks, as rank 0 sees them."""
+
+    def __init__(self, channels: Mapping[int, Channel], on_lost: Callable[[int], object] = bool) -> None:
+        """``on_lost``: told of the first rank that did not answer, before the error."""
+        self._channels = channels
+        self._on_lost = on_lost
+        self._encoder = StepEncoder()
+
+    @classmethod
+    def gather(
+        cls, run_dir: Path, settings: ServeConfig, on_lost: Callable[[int], None]
+    ) -> tuple[RankGroup, Communicator]:
+        """Wait until all other ranks have connected, and join them."""
+        size, deadline = settings.tensor_parallel_size, time.monotonic() + settings.startup_timeout_seconds
+        topology, own = Topology(size, 0), fingerprint(settings)
+        kind = communicators.choose()
+        channels: dict[int, Channel] = {}
+        listener = rank_channel.listen(run_dir, size)
+        while len(channels) < size - 1:
+            listener.settimeout(max(0.1, deadline - time.monotonic()))
+            connection, _ = listener.accept()
+            channel = Channel(connection)
+            hello = channel.hear(settings.startup_timeout_seconds)
+            if not isinstance(hello, Hello) or hello.fingerprint != own:
+                raise RankLostError(
+                    "A rank has other settings, or is another version. Report it with the log."
+                )
+            if not 0 < hello.rank < size or hello.rank in channels:
+                raise RankLostError(f"There are two ranks {hello.rank}, or {size} ranks have no such one.")
+            channels[hello.rank] = channel
+        listener.close()
+        for channel in channels.values():
+            channel.say(Welcome(kind))
+        group = cls(channels, on_lost)
+        return group, communicators.join(kind, topology, run_dir)
+
+    def agree_on_blocks(self, num_blocks: int, on_progress: Callable[[], None], timeout: float) -> int:
+        """The smallest number of KV blocks that any rank has room for, which all ranks are told."""
+        found = [self._hear(rank, Loaded, timeout, on_progress).num_blocks for rank in self._channels]
+        smallest = min(num_blocks, *found)
+        for channel in self._channels.values():
+            channel.say(Agreed(smallest))
+        return smallest
+
+    def wait_prepared(self, timeout: float) -> bool:
+        """Wait until all ranks can take steps. Whether all have a recorded decode."""
+        prepared = [self._hear(rank, Prepared, timeout) for rank in self._channels]
+        return all(each.can_replay for each in prepared)
+
+    def _hear(self, rank: int, kind: type[T], timeout: float, on_progress: Callable[[], object] = bool) -> T:
+        """The next message of a rank other than its progress."""
+        while True:
+            try:
+                message = self._channels[rank].hear(timeout)
+            except (ChannelClosedError, ChannelTimeoutError, CodecError):
+                raise RankLostError(f"Rank {rank} ended while the model was loaded. {_REMEDY}") from None
+            if isinstance(message, kind):
+                return message
+            if not isinstance(message, Loading):
+                raise RankLostError(f"Rank {rank} sent {type(message).__name__}. {_REMEDY}")
+            on_progress()
+
+    def send(self, message: RankStep) -> None:
+        """Tell all other ranks of the next pass."""
+        body = self._encoder.encode(message)
+        for rank, channel in self._channels.items():
+            try:
+                channel.send(body, DEADLINE)
+            except (ChannelClosedError, ChannelTimeoutError):
+                raise self._lost([rank]) from None
+
+    def collect(self) -> PassOutcome:
+        """Wait until all other ranks have executed the pass."""
+        deadline = time.monotonic() + DEADLINE
+        missing, lost, is_out_of_memory, failed = list[int](), False, False, set[int]()
+        for rank, channel in self._channels.items():
+            grace = _GRACE_SECONDS if missing or lost else DEADLINE
+            try:
+                body = channel.receive(step_codec.MAX_ECHO_BYTES, min(grace, deadline - time.monotonic()))
+                echo = step_codec.decode_echo(body)
+            except (ChannelClosedError, ChannelTimeoutError):
+                missing.append(rank)
+                continue
+            except CodecError as error:
+                raise RankLostError(f"Rank {rank} echoed no step ({error}). {_REMEDY}") from None
+            if (echo.sequence, echo.digest) != (self._encoder.sequence & 0xFFFFFFFF, self._encoder.digest):
+                raise RankLostError(f"Rank {rank} executed another step than it was told. {_REMEDY}")
+            is_out_of_memory |= echo.status is EchoStatus.OUT_OF_MEMORY
+            lost |= echo.status is EchoStatus.LOST_PEER
+            failed.update(echo.failed_blocks)
+        if missing:
+            raise self._lost(missing)
+        return PassOutcome(is_out_of_memory, tuple(sorted(failed)))
+
+    def _lost(self, ranks: list[int]) -> RankLostError:
+        self._on_lost(ranks[0])
+        names = "rank " + ", ".join(map(str, ranks))
+        return RankLostError(
+            f"Step {self._encoder.sequence} was not echoed by {names} of {len(self._channels) + 1} within "
+            f"{DEADLINE:g} s. {_REMEDY}"
+        )
+
+
+_REMEDY = "The pod restarts; if it comes back, look at the node's CPU and memory, and report it with the log."
+
+
+def fingerprint(settings: ServeConfig) -> str:
+    """What all ranks must have in common: version, protocol and settings."""
+    text = f"{__version__} {step_codec.VERSION} {settings}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def join(run_dir: Path, settings: ServeConfig, rank: int) -> tuple[Channel, Communicator]:
+    """As another rank, connect to rank 0 and join."""
+    timeout = settings.startup_timeout_seconds
+    channel = Channel.connect(run_dir, timeout)
+    channel.say(Hello(rank, fingerprint(settings)))
+    welcome = channel.hear(timeout)
+    if not isinstance(welcome, Welcome):
+        raise CodecError("expected a welcome")
+    topology = Topology(settings.tensor_parallel_size, rank)
+    return channel, communicators.join(welcome.communicator, topology, run_dir)

@@ -1,0 +1,42 @@
+"""The ranks of one model, as the runner sees them: which one this is, and how it reaches the others."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire_server.core.rank_step import RankStep
+from quire_server.core.topology import Topology
+from quire_server.layers.parallel import Communicator, SingleRank
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A rank's place among the ranks of a model. ``agree_on_blocks``: from the number of KV blocks that this
+    rank has room for to the number that all ranks have.
+    """
+
+    topology: Topology
+    communicator: Communicator
+    agree_on_blocks: Callable[[int], int]
+
+
+#: One rank has the whole model.
+SINGLE = Membership(Topology(), SingleRank(), lambda num_blocks: num_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class PassOutcome:
+    """How a pass ended on the other ranks."""
+
+    is_out_of_memory: bool = False
+    failed_blocks: tuple[int, ...] = ()  # that a load could not fill on one of them
+
+
+class Followers(Protocol):
+    """The other ranks, from rank 0."""
+
+    def send(self, message: RankStep) -> None:
+        """Tell them of the next pass."""
+
+    def collect(self) -> PassOutcome:
+        """Wait until all of them have executed it. Raises RankLostError, which names those that have not."""
