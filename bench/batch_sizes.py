@@ -94,7 +94,8 @@ class _Recorded:
     @classmethod
     def of(cls, engine: Quire) -> "_Recorded | None":
         """None if the engine computes layer by layer."""
-        static = engine.runner._host and engine.runner._host._recorded_decode
+        host = engine.runner._host
+        static = None if host is None else host._recorded_decode
         return None if static is None or NATIVE is None else cls(NATIVE, static._recording._recorder.calls)
 
     def again(self, rows: int) -> tuple[float, float]:

@@ -41,10 +41,17 @@ class ThreadRanks:
 class _Rank:
     def __init__(self, ranks: ThreadRanks, rank: int) -> None:
         self._ranks, self._rank = ranks, rank
+        self.calls = self.bytes = 0
 
     def all_reduce(self, part: Tensor) -> Tensor:
+        self._count(part)
         return torch.stack(self._ranks.exchange("all_reduce", self._rank, part)).sum(0)
 
     def gather_to_leader(self, part: Tensor) -> Tensor:
+        self._count(part)
         parts = self._ranks.exchange("gather", self._rank, part)
         return torch.cat(parts, -1) if self._rank == 0 else part
+
+    def _count(self, part: Tensor) -> None:
+        self.calls += 1
+        self.bytes += part.nbytes

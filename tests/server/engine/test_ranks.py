@@ -1,0 +1,212 @@
+"""Ranks that divide a model give the answers of one rank, whatever a step has: the runners and the connection
+between them, with ranks as threads.
+"""
+
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
+from quire_server.core.rank_step import Echo, RankStep
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import SamplingParams
+from quire_server.core.step import NOT_FINITE, OUT_OF_MEMORY, Step
+from quire_server.core.topology import Topology
+from quire_server.engine import rank, step_codec
+from quire_server.engine.rank_channel import Channel, ChannelClosedError
+from quire_server.engine.rank_group import RankGroup
+from quire_server.errors import RankLostError
+from quire_server.runner.model_runner import ModelRunner, RunnerConfig
+from quire_server.runner.rank_executor import FollowerRunner
+from quire_server.runner.ranks import Membership
+from tests.server.models.lockstep import ThreadRanks
+from tests.server.runner.in_process import InProcessEngine, greedy, load
+from tests.server.tiny_model import write
+
+PROMPTS = [[(7 * i + 3 * j) % 250 for j in range(20 + 9 * i)] for i in range(5)]
+OPTIONS = {"num_blocks_override": 200, "quantization": "none", "kv_offload_host_bytes": 1 << 20}
+
+
+class Ranks:
+    """Rank 0's runner, and the others following it on threads."""
+
+    def __init__(self, directory, size):
+        options = RunnerConfig(dtype="float32", tensor_parallel_size=size, **OPTIONS)
+        exchange = ThreadRanks(size)
+        pairs = {number: socket.socketpair() for number in range(1, size)}
+        self.followers, self._threads = {}, []
+        for number, (_, far) in pairs.items():
+            place = Membership(Topology(size, number), exchange.communicators[number], int)
+            runner = FollowerRunner.load(directory, options, lambda *_: None, place)
+            self.followers[number] = runner
+            thread = threading.Thread(target=self._follow, args=(Channel(far), runner), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        self.channels = {number: Channel(near) for number, (near, _) in pairs.items()}
+        place = Membership(Topology(size), exchange.communicators[0], int)
+        group = RankGroup(self.channels)
+        self.runner = ModelRunner.load(directory, options, lambda *_: None, ranks=place, followers=group)
+
+    @staticmethod
+    def _follow(channel, runner):
+        try:
+            rank.follow(channel, runner)
+        except ChannelClosedError:
+            channel.close()
+
+    @property
+    def models(self):
+        return [self.runner._model, *(one._rank._model for one in self.followers.values())]
+
+    def close(self):
+        for channel in self.channels.values():
+            channel.close()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def whole(directory):
+    return load(directory, **OPTIONS)
+
+
+@pytest.fixture(params=[2, 4])
+def ranks(directory, request):
+    """The model has 4 heads, and 2 of keys and values."""
+    found = Ranks(directory, request.param)
+    yield found
+    found.close()
+
+
+CONDITIONS = {
+    "alone": {},
+    "chunks of 7": {"max_num_batched_tokens": 16, "max_num_seqs": 3},
+    "preemption": {"num_blocks": 16},
+    "preemption, swapped": {
+        "num_blocks": 16,
+        "num_host_slots": 16,
+        "preemption_mode": PreemptionMode.SWAP,
+    },
+    "drafts": {"speculation": SpeculationConfig(SpeculativeMethod.NGRAM, 4, lookup_min=1)},
+}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_ranks_give_the_tokens_and_logprobs_of_one_rank(whole, ranks, condition):
+    limits = CONDITIONS[condition]
+    sampling = [
+        greedy(20, logprobs=3),
+        greedy(20, prompt_logprobs=2),
+        SamplingParams(20, temperature=1.0, seed=5, ignore_eos=True),
+        greedy(20, logit_bias=((99, 100.0),)),  # one token again and again: drafts are right
+        greedy(20, presence_penalty=1.0),
+    ]
+    reference, divided = InProcessEngine(whole, **limits), InProcessEngine(ranks.runner, **limits)
+    for _ in range(2):  # the second time with prefix hits
+        expected = reference.generate(PROMPTS, sampling)
+        assert divided.generate(PROMPTS, sampling) == expected
+        for kind in ("logprobs", "prompt_logprobs"):
+            ours, theirs = getattr(divided, kind), getattr(reference, kind)
+            for name, entries in theirs.items():
+                assert [one.token_id for one in ours[name]] == [one.token_id for one in entries]
+                assert [one.logprob for one in ours[name]] == pytest.approx(
+                    [one.logprob for one in entries], abs=1e-3
+                )
+    stats = divided.scheduler.stats
+    assert not condition.startswith("preemption") or stats.preemptions > 0
+    assert condition != "preemption, swapped" or divided.scheduler.kv.stats().swaps > 0
+    assert condition != "drafts" or stats.speculation.accepted_tokens > 10
+
+
+def drain(engine):
+    """(tokens by request, errors by request)."""
+    tokens, errors = {}, {}
+    while (step := engine.scheduler.schedule()) is not None:
+        for event in engine.scheduler.commit(step, engine.runner.run(step)):
+            tokens.setdefault(event.request_id, []).extend(event.token_ids)
+            if event.error is not None:
+                errors[event.request_id] = event.error
+    engine.scheduler.check()
+    return tokens, errors
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("place", ["before the pass", "within the pass"])
+def test_when_one_rank_has_no_memory_all_ranks_drop_the_same_request(
+    whole, ranks, monkeypatch, number, place
+):
+    expected = [InProcessEngine(whole).generate([prompt], greedy(12))[0] for prompt in PROMPTS]
+    model = ranks.models[number]
+    states, failed = model.states, []
+    layer = model.layers[1]
+    is_due = False
+
+    def hungry(batch, caches):
+        nonlocal is_due
+        is_due = len(batch.token_ids) > 200
+        if is_due and place == "before the pass":
+            failed.append(len(batch.token_ids))
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return states(batch, caches)
+
+    def hungry_layer(*arguments):
+        if is_due and place == "within the pass":
+            failed.append(1)
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return layer(*arguments)
+
+    hungry_layer.rope = layer.rope
+    monkeypatch.setattr(model, "states", hungry)
+    monkeypatch.setattr(model, "layers", [model.layers[0], hungry_layer])
+    engine = InProcessEngine(ranks.runner)
+    for name, prompt in enumerate([*PROMPTS, [9] * 90]):
+        engine.scheduler.add(Request(str(name), tuple(prompt), greedy(12), 0.0))
+    tokens, errors = drain(engine)
+    assert failed, "the allocation failed for real"
+    assert errors == {"5": OUT_OF_MEMORY}
+    assert [tokens[str(name)] for name in range(5)] == expected
+
+
+def test_blocks_that_held_nan_are_zeroed_on_every_rank(whole, ranks):
+    expected = InProcessEngine(whole).generate(PROMPTS, greedy(12))
+    norms = [model.layers[0].input_norm.weight for model in ranks.models]
+    for weight in norms:
+        weight[0] = float("nan")
+    engine = InProcessEngine(ranks.runner)
+    engine.scheduler.add(Request("nan", tuple(range(90)), greedy(12), 0.0))
+    assert drain(engine)[1] == {"nan": NOT_FINITE}
+    for weight in norms:
+        weight[0] = 1.0
+    assert InProcessEngine(ranks.runner).generate(PROMPTS, greedy(12)) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda echo: replace(echo, digest=echo.digest ^ 1), "executed another step"),
+        (lambda echo: replace(echo, sequence=echo.sequence + 1), "executed another step"),
+        (None, "not echoed by rank 1 of 2"),
+    ],
+)
+def test_a_rank_that_diverges_or_stays_silent_is_named(monkeypatch, answer, message):
+    monkeypatch.setattr("quire_server.engine.rank_group.DEADLINE", 0.1)
+    near, far = socket.socketpair()
+    lost = []
+    group = RankGroup({1: Channel(near)}, lost.append)
+    group.send(RankStep(Step(1, (), (), (), (), (), ())))
+    if answer is not None:
+        right = Echo(group._encoder.sequence, group._encoder.digest)
+        Channel(far).send(step_codec.encode_echo(answer(right)))
+    with pytest.raises(RankLostError, match=message):
+        group.collect()
+    assert lost == ([] if answer else [1])
+    near.close()
+    far.close()
