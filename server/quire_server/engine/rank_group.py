@@ -114,14 +114,13 @@ class RankGroup:
             except (ChannelClosedError, ChannelTimeoutError):
                 raise self._lost([rank]) from None
 
-    def collect(self) -> PassOutcome:
+    def collect(self, *, is_lost: bool = False) -> PassOutcome:
         """Wait until all other ranks have executed the pass."""
-        deadline = time.monotonic() + DEADLINE
-        missing, lost, is_out_of_memory, failed = list[int](), False, False, set[int]()
+        deadline = time.monotonic() + (_GRACE_SECONDS if is_lost else DEADLINE)
+        missing, is_out_of_memory, failed = list[int](), False, set[int]()
         for rank, channel in self._channels.items():
-            grace = _GRACE_SECONDS if missing or lost else DEADLINE
             try:
-                body = channel.receive(step_codec.MAX_ECHO_BYTES, min(grace, deadline - time.monotonic()))
+                body = channel.receive(step_codec.MAX_ECHO_BYTES, deadline - time.monotonic())
                 echo = step_codec.decode_echo(body)
             except (ChannelClosedError, ChannelTimeoutError):
                 missing.append(rank)
@@ -131,7 +130,6 @@ class RankGroup:
             if (echo.sequence, echo.digest) != (self._encoder.sequence & 0xFFFFFFFF, self._encoder.digest):
                 raise RankLostError(f"Rank {rank} executed another step than it was told. {_REMEDY}")
             is_out_of_memory |= echo.status is EchoStatus.OUT_OF_MEMORY
-            lost |= echo.status is EchoStatus.LOST_PEER
             failed.update(echo.failed_blocks)
         if missing:
             raise self._lost(missing)

@@ -94,7 +94,7 @@ class LeaderExecutor:
             output = self._rank.compute(step, layout, is_replay=is_replay)
         except CollectiveError as error:
             lost = error
-        outcome = self._followers.collect()  # names the rank that was missing
+        outcome = self._followers.collect(is_lost=lost is not None)  # names the rank that was missing
         if lost is not None:
             raise lost
         self._failed_blocks.update(outcome.failed_blocks)

@@ -1,0 +1,172 @@
+"""A model divided among processes: the answers of one process over HTTP, and what a rank's end does."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server import tiny_model
+from tests.server.launch import Server
+from tests.server.models import families
+
+EXACT = ("--dtype", "float32", "--quantization", "none")
+FAMILIES = {
+    "Llama": ("Llama", {"tie_word_embeddings": False}),
+    "Qwen3": ("Qwen3", {"head_dim": 24, "num_attention_heads": 8}),
+    "Mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+# Chunks beside decodes, and drafts.
+TIGHT = (
+    *("--max-num-batched-tokens", "24", "--max-num-seqs", "6", "--speculative-method", "ngram"),
+    *("--max-model-len", "400", "--num-gpu-blocks-override", "100"),
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def served(model, directory, ranks, *flags):
+    directory.mkdir(exist_ok=True)
+    return Server(model, directory, *EXACT, "--tensor-parallel-size", str(ranks), *flags)
+
+
+def rank_pids(server):
+    """Pids of the processes that compute, by rank."""
+    pids = {}
+    parent = f"/proc/{server.process.pid}/task/{server.process.pid}/children"
+    for pid in Path(parent).read_text().split():
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"quire_server.engine" in command:
+            pids[0] = int(pid)
+        elif b"quire_server.engine.rank" in command:
+            pids[int(command[command.index(b"quire_server.engine.rank") + 1])] = int(pid)
+    return pids
+
+
+def answers(server, bodies):
+    """Texts and log-probabilities, for all at once and then again, when prefixes are cached."""
+
+    def ask(body):
+        response = server.post("/v1/completions", {"model": "tiny", "temperature": 0, **body})
+        assert response.status_code == 200, response.text
+        (choice,) = response.json()["choices"]
+        probabilities = choice.get("logprobs") or {}
+        return choice["text"], pytest.approx(probabilities.get("token_logprobs") or [], abs=1e-3)
+
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        return [*pool.map(ask, bodies), *pool.map(ask, bodies)]
+
+
+def same(some, others):
+    """Equal texts, and log-probabilities that differ by the order of additions."""
+    return len(some) == len(others) and all(
+        text == other_text and list(probabilities.expected) == other
+        for (text, probabilities), (other_text, other) in zip(some, others, strict=True)
+    )
+
+
+def bodies(prompts):
+    """Different lengths, one with logprobs, one that repeats so that drafts are right."""
+    made = [{"prompt": prompt, "max_tokens": 30, "ignore_eos": True} for prompt in prompts]
+    made[0] |= {"logprobs": 2}
+    made[1] |= {"logit_bias": {"7": 100}}
+    return made
+
+
+def test_greedy_answers_of_ranks_are_those_of_one_process(tiny, tmp_path):
+    wanted = bodies([f"request {i} " * (3 + 3 * i) for i in range(5)])
+    found = {}
+    for ranks in (1, 2, 4):
+        with served(tiny, tmp_path / str(ranks), ranks, *TIGHT).wait_ready(120) as server:
+            assert len(rank_pids(server)) == ranks
+            found[ranks] = answers(server, wanted)
+    assert same(found[2], found[1])
+    assert same(found[4], found[1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_kind_of_layer_is_divided(family, tiny, tmp_path):
+    model = tmp_path / "model"
+    prefix, settings = FAMILIES[family]
+    families.build(model, prefix, settings | {"vocab_size": 258})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny / name, model)
+    wanted = bodies([[(11 * i + 5 * j) % 200 + 2 for j in range(8 + 9 * i)] for i in range(3)])
+    found = {}
+    for ranks in (1, 2):
+        with served(model, tmp_path / str(ranks), ranks).wait_ready(120) as server:
+            found[ranks] = answers(server, wanted)
+    assert same(found[2], found[1])
+
+
+def stream(server, events):
+    """Read a long answer into ``events``."""
+    body = {"model": "tiny", "prompt": "once upon", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
+        events.extend(line for line in response.iter_lines() if line)
+
+
+@pytest.mark.parametrize(
+    ("signum", "victim", "seconds"),
+    [
+        (signal.SIGKILL, 0, 2.0),
+        (signal.SIGKILL, 1, 2.0),
+        (signal.SIGSTOP, 0, 5.0),
+        (signal.SIGSTOP, 1, 5.0),
+    ],
+)
+def test_when_a_rank_ends_or_stops_all_end_and_each_stream_gets_an_error(
+    tiny, tmp_path, signum, victim, seconds
+):
+    with served(tiny, tmp_path / "run", 2).wait_ready(120) as server:
+        pids, run_dir = rank_pids(server), server.run_dir()
+        assert len(pids) == 2
+        events = []
+        reader = threading.Thread(target=stream, args=(server, events))
+        reader.start()
+        server.wait("a stream", lambda: len(events) > 5)
+        os.kill(pids[victim], signum)
+        began_at = time.monotonic()
+        code = server.wait_end(20)
+        took = time.monotonic() - began_at
+        reader.join(10)
+        assert '"error"' in events[-1] or '"error"' in events[-2]
+        assert not run_dir.exists()
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+        assert code == (137 if signum == signal.SIGKILL else 70)
+        assert took < seconds + 2.0, "with room for a busy machine"
+        if signum == signal.SIGSTOP:
+            named = f"rank {victim}" if victim else "Rank 0"
+            assert named in server.failure()["message"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--tensor-parallel-size", "3"), "Set --tensor-parallel-size to one of 1, 2, 4."),
+        (("--tensor-parallel-size", "2", "--device", "cuda"), "works on CPUs only so far"),
+        (
+            ("--tensor-parallel-size", "2", "--kv-offload-host-bytes", "1000000",
+             "--kv-offload-disk-path", "/tmp", "--kv-offload-disk-bytes", "1000000"),
+            "--kv-offload-disk-path does not work with --tensor-parallel-size 2 yet",
+        ),
+        (
+            ("--tensor-parallel-size", "2", "--speculative-method", "draft-model",
+             "--speculative-model", "/tmp"),
+            "--speculative-method draft-model does not work with --tensor-parallel-size 2 yet",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_divided_is_refused_in_a_sentence(tiny, tmp_path, flags, message):
+    with Server(tiny, tmp_path, *flags) as server:
+        assert server.wait_end(60) == 2
+        text = server.log.read_text()
+        assert message in text
