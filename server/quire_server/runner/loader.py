@@ -244,11 +244,7 @@ def load_model(
     """Open, check, read and place the model, or one rank's part of it; on_progress(loaded bytes, total bytes)
     between chunks.
     """
-    if device is not None and ranks.topology.tensor > 1:
-        raise ConfigError(
-            f"--tensor-parallel-size {ranks.topology.tensor} works on CPUs only so far: give --device cpu, "
-            "or --tensor-parallel-size 1."
-        )
+    _refuse_gpu_ranks(device, ranks)
     place = torch.device("cpu") if device is None else device.place
     if device is not None:
         options = memory_profile.arithmetic(options, device.capability)
@@ -279,10 +275,7 @@ def load_model(
         measured = memory_profile.measure(model, options, device, stored, longest, draft=draft_model)
         options = memory_profile.sized(options, measured, config, block_bytes)
         gpu_memory = {"weights": measured.weights, "workspace": measured.workspace}
-    num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes)
-    if ranks.topology.tensor > 1:
-        options = replace(options, num_blocks_override=ranks.agree_on_blocks(num_blocks))
-        num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes)
+    num_blocks, max_model_len = _plan(config, options, block_bytes, ranks)
     caches = kv_cache.allocate(config, num_blocks, options.block_size, dtype=stored, device=place)
     _log(place, found, model, draft)
     return LoadedModel(
@@ -299,6 +292,23 @@ def load_model(
         draft_model,
         () if draft is None else draft.allocate(num_blocks, place),
     )
+
+
+def _refuse_gpu_ranks(device: Device | None, ranks: Membership) -> None:
+    if device is not None and ranks.topology.tensor > 1:
+        raise ConfigError(
+            f"--tensor-parallel-size {ranks.topology.tensor} works on CPUs only so far: give --device cpu, "
+            "or --tensor-parallel-size 1."
+        )
+
+
+def _plan(config: ModelConfig, options: RunnerConfig, block_bytes: int, ranks: Membership) -> tuple[int, int]:
+    """(number of blocks, longest context), the same on every rank."""
+    num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes)
+    if ranks.topology.tensor == 1:
+        return num_blocks, max_model_len
+    agreed = replace(options, num_blocks_override=ranks.agree_on_blocks(num_blocks))
+    return kv_cache.plan(config, agreed, block_bytes)
 
 
 def _read(

@@ -45,7 +45,7 @@ def test_the_default_block_size_of_a_gpu_is_larger_than_that_of_a_cpu(
     )
     config = parse_args([str(Path("m")), *flags], {})
     pulse = HeartbeatWriter(SharedState.create(tmp_path), 0.0)
-    runner = loading.load(config, pulse, Faults({}, tmp_path))
+    runner = loading.load(config, tmp_path, pulse, Faults({}, tmp_path))
     assert runner.block_size == tokens
     assert loading.scheduler_config(config, runner).block_size == tokens
 
