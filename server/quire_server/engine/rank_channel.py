@@ -154,21 +154,6 @@ class Channel:
             raise CodecError(f"unknown message {value[0]}")
         return _DECODERS[value[0]](value[1])
 
-    def send_descriptor(self, descriptor: int) -> None:
-        """Hand a file descriptor to the other process."""
-        socket.send_fds(self._connection, [b"\0"], [descriptor])
-
-    def receive_descriptor(self, timeout: float) -> int:
-        """Take a file descriptor from the other process."""
-        self._connection.settimeout(timeout)
-        try:
-            _, descriptors, _, _ = socket.recv_fds(self._connection, 1, 1)
-        except OSError:
-            raise ChannelClosedError from None
-        if len(descriptors) != 1:
-            raise CodecError("expected a file descriptor")
-        return descriptors[0]
-
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()

@@ -9,11 +9,15 @@ all messages, which a rank echoes.
 from __future__ import annotations
 
 import itertools
+import operator
 import struct
 import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quire_server.core.rank_step import Echo, EchoStatus, RankLimits, RankStep
 from quire_server.core.sampling_params import SamplingParams
@@ -133,9 +137,8 @@ class StepDecoder:
             raise CodecError(f"step {sequence} follows step {self.sequence}")
         if len(body) != _STEP_HEADER.size + _ITEM * lengths.total:
             raise CodecError(f"{len(body)} bytes, and the header describes another number")
-        values = array("i")
-        values.frombytes(memoryview(body)[_STEP_HEADER.size :])
-        if values and min(values) < 0:
+        values = np.frombuffer(body, "<i4", offset=_STEP_HEADER.size)
+        if values.min(initial=0) < 0:
             raise CodecError("a negative number")
         message = _Columns(values, self._limits).message(lengths, flags, step_id)
         self.sequence, self.digest = sequence, zlib.crc32(body, self.digest)
@@ -145,18 +148,18 @@ class StepDecoder:
 class _Columns:
     """Takes the columns of one message from the front, each within its bounds."""
 
-    def __init__(self, values: array[int], limits: RankLimits) -> None:
+    def __init__(self, values: NDArray[np.int32], limits: RankLimits) -> None:
         self._values, self._limits = values, limits
         self._position = 0
 
     def take(self, length: int, bound: int, what: str) -> tuple[int, ...]:
         """The next column, whose values are below the bound."""
         end = self._position + length
-        column = tuple(self._values[self._position : end])
+        column = self._values[self._position : end]
         self._position = end
-        if column and max(column) >= bound:
-            raise CodecError(f"{what} {max(column)} is not below {bound}")
-        return column
+        if (largest := column.max(initial=-1)) >= bound:
+            raise CodecError(f"{what} {largest} is not below {bound}")
+        return tuple(column.tolist())
 
     def pairs(self, length: int, first: int, second: int, what: str) -> tuple[tuple[int, int], ...]:
         """The next column of pairs, each with its own bound."""
@@ -222,10 +225,12 @@ def _check_rows(step: Step, limits: RankLimits) -> None:
     """Check what is true of the rows of any step."""
     if len(set(step.rows)) != len(step.rows):
         raise CodecError("a row occurs twice")
-    for start, count, samples in zip(step.starts, step.num_tokens, step.samples, strict=True):
-        if not 0 < count <= limits.max_model_len - start or samples > count:
-            raise CodecError("a row computes tokens beyond the context, or samples more than it computes")
-    starts = dict(zip(step.rows, step.starts, strict=True))
+    ends = map(operator.add, step.starts, step.num_tokens)
+    if min(step.num_tokens, default=1) < 1 or max(ends, default=0) > limits.max_model_len:
+        raise CodecError("a row computes no token, or tokens beyond the context")
+    if any(map(operator.gt, step.samples, step.num_tokens)):
+        raise CodecError("a row samples more tokens than it computes")
+    starts = dict(zip(step.rows, step.starts, strict=True)) if step.drafts else {}
     for row, tokens in step.drafts:
         if starts.get(row, limits.max_model_len) + len(tokens) >= limits.max_model_len:
             raise CodecError("drafts of a row that is not computed, or beyond the context")

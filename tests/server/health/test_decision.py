@@ -134,3 +134,13 @@ def test_statusz_has_the_same_fields_before_the_first_heartbeat():
     spoken = statusz(IDLE, judge(IDLE, Control(), BEATS, NOW, LIMITS), NOW, "1")
     assert silent.keys() == spoken.keys()
     assert (silent["phase"], silent["totalBytes"], silent["etaSeconds"]) == ("loading", 0, None)
+
+
+def test_a_silent_rank_and_one_that_did_not_echo_a_step_are_named():
+    limits = Thresholds(stall=60.0, canary_interval=60.0, ranks=3)
+    beats = {**BEATS, 1: NOW - 0.5, 2: NOW - 4}
+    verdict = judge(beat(), Control(), beats, NOW, limits)
+    assert (verdict.ready.reason, verdict.live.reason, verdict.silent) == ("ProcessStalled", "", ("rank 2",))
+    assert judge(beat(), Control(), {**beats, 2: NOW}, NOW, limits).ready.reason == ""
+    ending = judge(beat(lost_rank=1), Control(failed="EngineCrashed"), {**beats, 2: NOW}, NOW, limits)
+    assert statusz(beat(), ending, NOW, "1")["silent"] == ["rank 1"]

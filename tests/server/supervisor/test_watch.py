@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from quire_server.health.heartbeat import Heartbeat, Phase
+from quire_server.supervisor.main import threads_of_rank
 from quire_server.supervisor.watch import Ending, LoadLimits, ending_of_child, watch_load
 from quire_server.termination import Failure, Reason
 
@@ -78,3 +79,10 @@ def test_the_signal_that_ended_a_child_is_named():
     assert ending_of_child("health", signal.SIGKILL, None).killed == "health"
     assert "SIGSEGV" in ending_of_child("engine", signal.SIGSEGV, None).failure.message
     assert Ending.of(CORRUPT) == Ending(65, CORRUPT)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "variable", "threads"), [(2, "8", 4), (4, "6", 1), (3, "2", 1), (64, "", 1)]
+)
+def test_ranks_share_the_threads(ranks, variable, threads):
+    assert threads_of_rank(ranks, {"OMP_NUM_THREADS": variable}) == threads
