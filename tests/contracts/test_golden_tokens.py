@@ -12,7 +12,7 @@ from quire_operator import names, reports
 from quire_operator.observed import Observed, Ref
 from quire_operator.reports import MAX_CANARY_TOKENS, MAX_GOLDEN_TOKENS, MAX_TOKEN_ID
 from quire_server.engine.golden_tokens import Golden, GoldenTokens
-from quire_server.health import canary_report
+from quire_server.health import engine_report
 from tests.operator.plan.planning import plan_of
 from tests.operator.status.objects import model_body, pod
 
@@ -27,8 +27,8 @@ def test_tokens_go_from_one_server_through_the_operator_to_another(
 ) -> None:
     stored: dict[str, object] = {}
     for number in range(replicas):
-        canary_report.write(tmp_path, f"{number:064x}", tokens)
-        said = json.dumps({"phase": "serving", "canary": canary_report.read(tmp_path)}).encode()
+        engine_report.write_canary(tmp_path, f"{number:064x}", tokens)
+        said = json.dumps({"phase": "serving", "canary": engine_report.read_canary(tmp_path)}).encode()
         sample = reports.parse_statusz(said)
         assert sample is not None and sample.canary is not None
         reported = kubelet.ready()

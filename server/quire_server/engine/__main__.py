@@ -20,7 +20,7 @@ from quire_server.engine.messages import EngineInfo
 from quire_server.engine.proof import ProofOfInference
 from quire_server.engine.socket_server import EngineSocket
 from quire_server.fault_injection import Faults
-from quire_server.health import canary_report, effective_config
+from quire_server.health import engine_report
 from quire_server.health.heartbeat import Process, SharedState
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 
 def _serve(settings: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, faults: Faults) -> None:
     runner = loading.load(settings, run_dir, heartbeat, faults)
-    effective_config.write(run_dir, loading.effective(settings, runner))
+    engine_report.write_effective_config(run_dir, loading.effective(settings, runner))
     limits = loading.scheduler_config(settings, runner)
     info = EngineInfo(
         max_model_len=limits.max_model_len,
@@ -70,7 +70,7 @@ def _serve(settings: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, fau
         golden=GoldenTokens(settings.canary_golden_path, fingerprint),
     )
     engine.warm_up()
-    canary_report.write(run_dir, fingerprint, engine.canary_tokens)
+    engine_report.write_canary(run_dir, fingerprint, engine.canary_tokens)
     # Objects that exist now live as long as the process: exclude them from garbage collection.
     gc.collect()
     gc.freeze()

@@ -20,7 +20,7 @@ from quire_server.engine import golden_tokens
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
 from quire_server.engine.rank_group import RankGroup
 from quire_server.fault_injection import Faults
-from quire_server.health.effective_config import EffectiveConfig
+from quire_server.health.engine_report import EffectiveConfig
 from quire_server.runner import fingerprint
 from quire_server.runner.model_runner import ModelRunner, RunnerConfig, default_block_size
 from quire_server.runner.ranks import Membership

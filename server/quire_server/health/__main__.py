@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from quire_server import __version__, config, log, termination
-from quire_server.health import canary_report, effective_config
+from quire_server.health import engine_report
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import SharedState
 from quire_server.health.server import HealthServer
@@ -36,8 +36,8 @@ def main(argv: list[str]) -> int:
         termination.leave_failure(run_dir, failure)
         return failure.exit_code
     server.read_model_config(settings.model)
-    server.effective = partial(effective_config.read, run_dir)
-    server.canary = partial(canary_report.read, run_dir)
+    server.effective = partial(engine_report.read_effective_config, run_dir)
+    server.canary = partial(engine_report.read_canary, run_dir)
     server.serve_forever(poll_interval=60)
     return 0
 

@@ -14,6 +14,7 @@ from quire_operator import quota, resources, spec
 from quire_operator.observed import Observed, Ref
 from quire_operator.plan import strategy
 from quire_operator.settings import Settings
+from tests.operator.plan.planning import goes_in_place
 from tests.operator.status.objects import compute, condition, deployment, model_body, pod, replica_set
 
 Body = dict[str, Any]
@@ -36,17 +37,6 @@ def refused(
     return body
 
 
-def goes_in_place(of: Body, *of_pods: Body, **rollout: Any) -> bool:
-    observed = Observed(
-        body=model_body(),
-        children={Ref("Deployment", "m"): of},
-        replica_sets=(replica_set("rs1", 1), replica_set("rs2", 2)),
-        pods=of_pods,
-    )
-    model = spec.parse(model_body(replicas=2, rollout={"surgeWaitSeconds": 60, **rollout}))
-    return strategy.falls_back_to_in_place(model, observed, NOW)
-
-
 @pytest.mark.parametrize(
     ("expected", "of", "rollout"),
     [
@@ -60,12 +50,12 @@ def goes_in_place(of: Body, *of_pods: Body, **rollout: Any) -> bool:
 def test_in_place_starts_when_a_quota_refuses_the_surge_pod_for_surge_wait_seconds(
     expected: bool, of: Body, rollout: Body
 ) -> None:
-    assert goes_in_place(of, OLD_POD, OTHER_OLD_POD, **rollout) is expected
+    assert goes_in_place(of, OLD_POD, OTHER_OLD_POD, now=NOW, **rollout) is expected
 
 
 def test_a_refused_pod_of_a_scale_up_is_no_reason_to_replace_in_place() -> None:
     new = pod(pods.ready(), name="new", of="rs2")
-    assert not goes_in_place(refused(70, replicas=1, updated=1), new)
+    assert not goes_in_place(refused(70, replicas=1, updated=1), new, now=NOW)
 
 
 @pytest.mark.parametrize(

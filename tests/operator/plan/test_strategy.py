@@ -14,6 +14,7 @@ from quire_operator import resources, spec
 from quire_operator.observed import Observed, Ref
 from quire_operator.plan import strategy
 from quire_operator.settings import Settings
+from tests.operator.plan.planning import goes_in_place
 from tests.operator.status.objects import compute, condition, deployment, model_body, pod, replica_set
 
 Body = dict[str, Any]
@@ -37,17 +38,6 @@ def live(*, surge: int = 1, replicas: int = 3, updated: int = 1, ready: int = 2,
     body["spec"]["replicas"] = 2
     body["spec"]["strategy"] = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge}}
     return body
-
-
-def goes_in_place(of: Body, *of_pods: Body, **rollout: Any) -> bool:
-    observed = Observed(
-        body=model_body(),
-        children={Ref("Deployment", "m"): of},
-        replica_sets=(replica_set("rs1", 1), replica_set("rs2", 2)),
-        pods=of_pods,
-    )
-    model = spec.parse(model_body(replicas=2, rollout={"surgeWaitSeconds": 60, **rollout}))
-    return strategy.falls_back_to_in_place(model, observed, NOW)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +71,7 @@ def goes_in_place(of: Body, *of_pods: Body, **rollout: Any) -> bool:
 def test_in_place_starts_when_a_surge_pod_stays_unschedulable_and_ends_with_the_rollout(
     expected: bool, of: Body, of_pods: tuple[Body, ...], rollout: Body
 ) -> None:
-    assert goes_in_place(of, *of_pods, **rollout) is expected
+    assert goes_in_place(of, *of_pods, now=NOW, **rollout) is expected
 
 
 @pytest.mark.parametrize(("ago", "expected"), [(20, False), (600, True)])
@@ -92,7 +82,7 @@ def test_a_surge_pod_that_kueue_holds_falls_back_to_in_place_after_surge_wait_se
     held["spec"] |= {"nodeName": "", "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
     held["metadata"]["creationTimestamp"] = pods.at(-ago)
 
-    assert goes_in_place(live(), OLD_POD, held, surgeWaitSeconds=120) is expected
+    assert goes_in_place(live(), OLD_POD, held, surgeWaitSeconds=120, now=NOW) is expected
 
 
 def test_in_place_replaces_one_pod_at_a_time() -> None:

@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from quire_server.health import effective_config, model_config
+from quire_server.health import engine_report, model_config
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import Control, SharedState
 from quire_server.health.server import MAX_WAITING, HealthServer
@@ -123,4 +123,4 @@ def test_the_config_is_read_beside_the_probes(served, tmp_path, monkeypatch):
 
 
 def test_what_is_effective_is_unknown_until_the_engine_has_said_it(tmp_path):
-    assert effective_config.read(tmp_path) is None
+    assert engine_report.read_effective_config(tmp_path) is None

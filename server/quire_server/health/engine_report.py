@@ -1,0 +1,75 @@
+"""What the engine finds out once, for /statusz: the configuration with which it serves, and the first answer
+of the canary.
+
+Settings leave context, dtype and quantisation open, and the memory and the CPU decide, so only the loaded
+engine knows them. The operator keeps the canary's first answer of the first ready replica, and other replicas
+compare theirs with it. The engine writes each of them into a file of the run directory; the health process
+reads it for each request. Stdlib only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+Document = Mapping[str, object]
+
+_EFFECTIVE_CONFIG = "effective-config.json"
+_CANARY = "canary.json"
+
+
+@dataclass(frozen=True)
+class EffectiveConfig:
+    """`wanted_model_len`: the context that was asked for, else the model's own. `inexact_defaults`: settings
+    left to their defaults that make answers less exact than the model's files would.
+    """
+
+    max_model_len: int
+    wanted_model_len: int
+    dtype: str
+    quantization: str
+    inexact_defaults: tuple[str, ...] = ()
+
+
+def write_effective_config(run_dir: Path, effective: EffectiveConfig) -> None:
+    """Called once, when the model is loaded."""
+    document = {
+        "maxModelLen": effective.max_model_len,
+        "wantedModelLen": effective.wanted_model_len,
+        "dtype": effective.dtype,
+        "quantization": effective.quantization,
+        "inexactDefaults": effective.inexact_defaults,
+    }
+    _write(run_dir / _EFFECTIVE_CONFIG, document)
+
+
+def write_canary(run_dir: Path, fingerprint: str, tokens: Sequence[int]) -> None:
+    """Called once, when the canary has run. `fingerprint`: of all that its answer depends on."""
+    _write(run_dir / _CANARY, {"fingerprint": fingerprint, "tokens": list(tokens)})
+
+
+def read_effective_config(run_dir: Path) -> Document | None:
+    """None while the model loads."""
+    return _read(run_dir / _EFFECTIVE_CONFIG)
+
+
+def read_canary(run_dir: Path) -> Document | None:
+    """None until the canary has run."""
+    return _read(run_dir / _CANARY)
+
+
+def _write(path: Path, document: Document) -> None:
+    """Write the file, so that a reader sees all of it or none."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(json.dumps(document))
+    new.replace(path)
+
+
+def _read(path: Path) -> Document | None:
+    try:
+        document: Document = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    return document
