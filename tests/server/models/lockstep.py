@@ -24,7 +24,7 @@ class ThreadRanks:
 
     def exchange(self, kind: str, rank: int, part: Tensor) -> list[Tensor]:
         """The parts of all ranks, in their order."""
-        self._parts[rank] = part
+        self._parts[rank] = part.clone()  # ends a recording, which would have no exchange in it
         if rank == 0:
             self.calls.append((kind, part.nbytes))
         self._barrier.wait(_SECONDS)
