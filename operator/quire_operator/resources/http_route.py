@@ -12,6 +12,7 @@ from quire_operator.spec.schema import InferencePool, Route
 
 _GATEWAYS = "gateway.networking.k8s.io"
 _POOLS = "inference.networking.k8s.io"
+_API = "/v1"  # the paths that are published: /metrics and /health are for the cluster
 
 
 def build(model: LLMDeployment) -> list[Manifest]:
@@ -26,7 +27,7 @@ def build(model: LLMDeployment) -> list[Manifest]:
 
 
 def _route(model: LLMDeployment, route: Route, *, to_pool: bool) -> Manifest:
-    """A path prefix is removed by the Gateway, because the server only knows /v1."""
+    """Forwards the paths of the API and no others. The Gateway removes a prefix: the server knows none."""
     backend = (
         {"group": _POOLS, "kind": "InferencePool", "name": model.name}
         if to_pool
@@ -34,11 +35,12 @@ def _route(model: LLMDeployment, route: Route, *, to_pool: bool) -> Manifest:
     )
     rewrite = {
         "type": "URLRewrite",
-        "urlRewrite": {"path": {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}},
+        "urlRewrite": {"path": {"type": "ReplacePrefixMatch", "replacePrefixMatch": _API}},
     }
+    prefix = route.path.rstrip("/")
     rule: Manifest = {
-        "matches": [{"path": {"type": "PathPrefix", "value": route.path}}],
-        **({"filters": [rewrite]} if route.path != "/" else {}),
+        "matches": [{"path": {"type": "PathPrefix", "value": prefix + _API}}],
+        **({"filters": [rewrite]} if prefix else {}),
         "backendRefs": [backend],
     }
     parents = [

@@ -34,10 +34,21 @@ def test_no_route_and_no_pool_are_rendered_unless_requested() -> None:
     assert made.keys().isdisjoint({"HTTPRoute", "InferencePool"})
 
 
-def test_a_path_prefix_is_rewritten_to_the_root() -> None:
+def published(**fields: Any) -> str:
+    (match,) = rule(**fields)["matches"]
+    assert match["path"]["type"] == "PathPrefix"
+    return str(match["path"]["value"])
+
+
+def test_a_path_prefix_is_removed_by_the_gateway() -> None:
     assert "filters" not in rule()
     (rewrite,) = rule(path="/team/m")["filters"]
-    assert rewrite["urlRewrite"]["path"] == {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}
+    assert rewrite["urlRewrite"]["path"] == {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/v1"}
+    assert published(path="/team/m") == "/team/m/v1"
+
+
+def test_the_api_is_published_and_metrics_and_health_are_not() -> None:
+    assert published() == "/v1"
 
 
 def test_the_backend_of_the_route_is_the_inference_pool_where_enabled_and_else_the_service() -> None:
