@@ -1,7 +1,7 @@
 """docs/server.md: every flag of `quire-server serve`, and the field of the LLMDeployment that sets it.
 
-The field of a flag is found by removing one field after the other from the example that has all of them, and
-comparing the environment variables of the rendered pod.
+The field of a flag is found by removing one field after the other from the examples that have all of them,
+and comparing the environment variables of the rendered pod.
 """
 
 from __future__ import annotations
@@ -66,10 +66,14 @@ def _row(flag: dataclasses.Field[Any], fields: dict[str, str]) -> str:
 
 def _fields() -> dict[str, str]:
     """Flag -> the field that sets it: the one whose removal changes this flag and the fewest others."""
-    whole = _variables(specs.FULL)
+    return _fields_of(specs.SHARDED) | _fields_of(specs.FULL) | _NEEDED
+
+
+def _fields_of(example: specs.Body) -> dict[str, str]:
+    whole = _variables(example)
     found: dict[str, tuple[int, str]] = {}
-    for path in _paths(specs.FULL["spec"]):
-        body = copy.deepcopy(specs.FULL)
+    for path in _paths(example["spec"]):
+        body = copy.deepcopy(example)
         inner = body["spec"]
         for key in path[:-1]:
             inner = inner[key]
@@ -83,7 +87,7 @@ def _fields() -> dict[str, str]:
             flag = name.removeprefix(ENV_PREFIX).lower()
             best = found.get(flag, (len(whole), ""))
             found[flag] = min(best, (len(changed), ".".join(path)), key=lambda one: (one[0], -len(one[1])))
-    return {flag: path for flag, (_, path) in found.items()} | _NEEDED
+    return {flag: path for flag, (_, path) in found.items()}
 
 
 def _variables(body: dict[str, Any]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 from e2e.api.engine_cases import ENGINE_CASES
 from e2e.api.kv_cases import KV_CASES
 from e2e.api.log_cases import LOG_CASES
+from e2e.api.parallelism_cases import PARALLELISM_CASES
 from e2e.api.rollout_cases import ROLLOUT_CASES
 from e2e.api.scaling_cases import SCALING_CASES
 from e2e.api.source_cases import SOURCE_CASES
@@ -128,6 +129,7 @@ CASES: dict[str, Cases] = (
                 _arguments("--host"),
                 _arguments("-h"),
                 _arguments("--port=1"),
+                _arguments("--tensor-parallel-size=2"),
                 _arguments("--health-port=1\n2"),
                 _arguments("--served-model-name", "x"),
                 _arguments("--scheduling-policy", "sjf", "--watermark=always"),
@@ -297,7 +299,13 @@ CASES: dict[str, Cases] = (
     | {
         case_id: Cases(**arguments)
         for case_id, arguments in (
-            KV_CASES | ENGINE_CASES | LOG_CASES | SCALING_CASES | ROLLOUT_CASES | SOURCE_CASES
+            KV_CASES
+            | ENGINE_CASES
+            | LOG_CASES
+            | PARALLELISM_CASES
+            | SCALING_CASES
+            | ROLLOUT_CASES
+            | SOURCE_CASES
         ).items()
     }
 )

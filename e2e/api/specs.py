@@ -43,7 +43,8 @@ FULL: Body = yaml.safe_load((Path(__file__).parent / "full.yaml").read_text(enco
 AUTOSCALED, IDLING = yaml.safe_load_all(
     (Path(__file__).parent / "autoscaled.yaml").read_text(encoding="utf-8")
 )
-
+#: Nor this beside its GPU: several ranks.
+SHARDED: Body = yaml.safe_load((Path(__file__).parent / "sharded.yaml").read_text(encoding="utf-8"))
 
 #: One for each source of which a model is downloaded.
 DOWNLOADED: tuple[Body, ...] = tuple(
@@ -250,6 +251,13 @@ def _repaired(entry: Body, path: str) -> Body:
 
 def _repair_spec(entry: Body) -> None:
     engine, scaling = entry.get("engine", {}), entry.get("autoscaling", {})
+    if entry.get("parallelism", {}).get("tensor", 1) > 1:
+        entry["resources"] = {**entry["resources"], "cpu": "64"}
+        for accelerator in ("gpu", "profileRef"):
+            entry["resources"].pop(accelerator, None)
+        engine.get("kvCache", {}).pop("diskOffload", None)
+        if engine.get("speculation", {}).get("method") == "DraftModel":
+            del engine["speculation"]
     if "apiKeysSecretRef" not in entry.get("security", {}):
         for limit in PER_KEY:
             engine.pop(limit, None)

@@ -57,7 +57,9 @@ def test_the_status_starts_unobserved(api: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [specs.FULL, specs.AUTOSCALED, specs.IDLING, *specs.DOWNLOADED], ids=specs.name_of
+    "body",
+    [specs.FULL, specs.AUTOSCALED, specs.IDLING, specs.SHARDED, *specs.DOWNLOADED],
+    ids=specs.name_of,
 )
 def test_no_field_is_lost(api: Client, body: specs.Body) -> None:
     assert lost_fields(body, api.try_create(body)) == []

@@ -74,6 +74,11 @@ def test_every_field_reaches_the_server() -> None:
     assert str(config.canary_golden_path) == f"{names.PATH_GOLDEN_TOKENS}/{names.GOLDEN_TOKENS_FILE}"
 
 
+def test_the_ranks_of_a_pod_are_those_of_its_server() -> None:
+    assert configured(specs.SHARDED).tensor_parallel_size == 3
+    assert "QUIRE_TENSOR_PARALLEL_SIZE" not in _command(specs.FULL)[1]
+
+
 @settings(max_examples=150)
 @given(specs.random_bodies())
 def test_whatever_the_api_admits_the_server_can_be_started_with(body: specs.Body) -> None:

@@ -42,6 +42,7 @@ def _data(model: LLMDeployment) -> dict[str, str]:
     gpu = model.spec.resources.accelerator
     tracing, logging = model.spec.observability.tracing, model.spec.observability.request_logging
     block_size, cache = engine.kv_cache.block_size, engine.kv_cache.memory
+    tensor = model.spec.parallelism.tensor
     drafts, draft_path = _METHODS[engine.speculation.method], engine.speculation.draft_model_path
     return compact(
         {
@@ -90,6 +91,7 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_SPECULATIVE_MODEL": names.model_path(draft_path) if draft_path else "",
             "QUIRE_STALL_TIMEOUT_SECONDS": _number(health.stall_timeout_seconds),
             "QUIRE_STARTUP_TIMEOUT_SECONDS": _number(health.startup_timeout_seconds),
+            "QUIRE_TENSOR_PARALLEL_SIZE": _number(tensor) if tensor > 1 else "",
             **_watermark(engine.watermark),
             "QUIRE_TRACE_SAMPLE_RATIO": _ratio(tracing.sampling_rate_per_million) if tracing.endpoint else "",
         }

@@ -223,6 +223,13 @@ class Resources:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Parallelism:
+    """How many ranks of a pod compute the model together."""
+
+    tensor: int = number(1, 14, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Toleration:
     key: str = text(LABEL_KEY, 317)
     operator: str = choice("Equal", "Exists")
@@ -604,6 +611,7 @@ class Spec:
     resources: Resources
     cache: ModelCache | None = None
     engine: Engine = Engine()
+    parallelism: Parallelism = Parallelism()
     replicas: int = number(0, 1000, 1)
     autoscaling: Autoscaling | None = None
     suspend: bool = False

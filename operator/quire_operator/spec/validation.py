@@ -86,6 +86,7 @@ def check_spec(spec: Spec) -> None:
     check_resources(spec.resources)
     _check_kv_cache(spec)
     _check_weight_offload(spec)
+    _check_parallelism(spec)
     if spec.engine.enforce_eager and spec.resources.accelerator is None:
         raise SpecError("spec.engine.enforceEager", "only a GPU has graphs to do without: set resources.gpu")
     _check_limits_per_key(spec)
@@ -317,6 +318,28 @@ def _check_weight_offload(spec: Spec) -> None:
         raise SpecError(
             "spec.engine.weightOffload",
             "give more than 0, and together with kvCache.hostOffload less than resources.memory",
+        )
+
+
+def _check_parallelism(spec: Spec) -> None:
+    """What several ranks need, and what they cannot do yet."""
+    field, tensor = "spec.parallelism.tensor", spec.parallelism.tensor
+    if tensor == 1:
+        return
+    if spec.resources.accelerator is not None:
+        raise SpecError(
+            field, "several ranks run on CPUs only so far: drop resources.gpu and profileRef, or this"
+        )
+    if quantity.parse(spec.resources.cpu) < tensor:
+        raise SpecError(field, "every rank needs a core of its own: lower this, or raise resources.cpu")
+    if spec.engine.speculation.method == "DraftModel":
+        raise SpecError(
+            field,
+            "a draft model works on one rank only so far: drop this, or choose the method NGram or None",
+        )
+    if spec.engine.kv_cache.disk_offload:
+        raise SpecError(
+            field, "the disk tier works on one rank only so far: drop this, or engine.kvCache.diskOffload"
         )
 
 

@@ -24,6 +24,7 @@ BODIES = {
     "full": specs.FULL,
     "autoscaled": specs.AUTOSCALED,
     "idling": specs.IDLING,
+    "sharded": specs.SHARDED,
     "from-a-hub": specs.DOWNLOADED[0],
     "shared": specs.DOWNLOADED[4],
     "smollm2": specs.merged(EXAMPLE, {"metadata": {"uid": "11111111-2222-3333-4444-555555555555"}}),

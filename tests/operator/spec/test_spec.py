@@ -38,7 +38,9 @@ def test_every_field_is_parsed() -> None:
     read = specs.properties(spec.parse(specs.FULL).spec)
     written = copy.deepcopy(specs.FULL["spec"])
     written["engine"]["kvCache"]["memory"] = "1536Mi"  # as the API server spells 1.5Gi
+    written["parallelism"] = {"tensor": 1}  # the default: one GPU is one rank
     assert read == written
+    assert spec.parse(specs.SHARDED).spec.parallelism.tensor == 3
 
 
 def test_the_identity_comes_from_the_metadata() -> None:

@@ -1,0 +1,57 @@
+"""Accepted and refused objects for the rules of `parallelism`. Part of `cases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from e2e.api.specs import Body, minimal
+
+
+def _ranks(tensor: int, *, cpu: str = "8", resources: Body | None = None, **engine: Any) -> Body:
+    return minimal(parallelism={"tensor": tensor}, resources={"cpu": cpu, **(resources or {})}, engine=engine)
+
+
+_DISK = {"hostOffload": "1Gi", "diskOffload": "20Gi"}
+_DRAFTS = {"method": "DraftModel", "draftModelPath": "llama/1b"}
+
+# By rule: the arguments of `cases.Cases`.
+PARALLELISM_CASES: dict[str, dict[str, Any]] = {
+    "spec#11": {
+        "field": "spec.parallelism",
+        "accepted": (
+            _ranks(3),
+            minimal(parallelism={}, resources={"gpu": {}}),
+            _ranks(1, resources={"gpu": {}}),
+            _ranks(1, resources={"profileRef": {"name": "h100"}}),
+        ),
+        "refused": (
+            _ranks(2, resources={"gpu": {}}),
+            _ranks(2, resources={"profileRef": {"name": "h100"}}),
+        ),
+    },
+    "spec#12": {
+        "field": "spec.parallelism",
+        "accepted": (
+            _ranks(1, cpu="100m"),
+            minimal(parallelism={}, resources={"cpu": "100m"}),
+            _ranks(2, cpu="2"),
+            _ranks(3, cpu="3000m"),
+            _ranks(14, cpu="1k"),
+        ),
+        "refused": (_ranks(2, cpu="1"), _ranks(3, cpu="2999m"), _ranks(14, cpu="13.9")),
+    },
+    "spec#13": {
+        "field": "spec.parallelism",
+        "accepted": (
+            _ranks(1, speculation=_DRAFTS),
+            _ranks(2, speculation={"method": "NGram"}),
+            _ranks(2, speculation={}),
+        ),
+        "refused": (_ranks(2, speculation=_DRAFTS),),
+    },
+    "spec#14": {
+        "field": "spec.parallelism",
+        "accepted": (_ranks(1, kvCache=_DISK), _ranks(2, kvCache={"hostOffload": "1Gi"})),
+        "refused": (_ranks(2, kvCache=_DISK),),
+    },
+}
