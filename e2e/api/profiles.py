@@ -27,6 +27,7 @@ FULL: Body = {
         "resourceName": "example.com/h100",
         "memory": "80G",
         "memoryBandwidth": "3350G",
+        "interconnect": "NVLink",
         "nodeSelector": {"example.com/gpu": "h100", "disktype": "hdd"},
         "tolerations": [
             {"key": "example.com/h100", "operator": "Exists", "effect": "NoSchedule"},

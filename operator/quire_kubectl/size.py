@@ -45,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="AcceleratorProfile: the cluster's, or a shipped one such as h100-80gb; several are compared, "
         "and all of them without this and --memory",
     )
+    parser.add_argument(
+        "--tensor",
+        type=int,
+        default=1,
+        help="ranks that share each layer, each with an accelerator (default 1)",
+    )
     parser.add_argument("--bandwidth", type=size, default=0, help="of --memory, such as 3.35TB/s")
     parser.add_argument(
         "--max-model-len", type=int, help="prompt and answer (default: the model's own limit)"
@@ -102,6 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         weight_bits=arguments.weight_bits,
         kv_bits=arguments.kv_bits,
         utilization=arguments.gpu_memory_utilization,
+        tensor=arguments.tensor,
     )
     candidates, notes = _candidates(arguments)
     found = sorted(
@@ -169,7 +176,11 @@ def _of_profile(name: str) -> tuple[Candidate, str]:
 
 def _candidate(name: str, profile: Profile) -> Candidate:
     bandwidth = quantity.whole_bytes(profile.memory_bandwidth) if profile.memory_bandwidth else 0
-    accelerator = Accelerator(memory=quantity.whole_bytes(profile.memory), bandwidth=bandwidth)
+    accelerator = Accelerator(
+        memory=quantity.whole_bytes(profile.memory),
+        bandwidth=bandwidth,
+        interconnect=profile.interconnect,
+    )
     return Candidate(name=name, accelerator=accelerator, cost_per_hour=profile.cost_per_hour)
 
 
@@ -192,7 +203,7 @@ def _text(model: ModelShape, sized: Sized, serving: Serving, notes: Sequence[str
     share = f"{serving.utilization:.0%} of {_gb(accelerator.memory).strip()}"
     tokens = f"{room // budget.kv_per_token:,} tokens of {budget.kv_per_token:,} B"
     lines = [
-        f"{model.parameters / 1e9:.2f} billion parameters, {serving.weight_bits:g} bits each",
+        _head(model, serving),
         "",
         f"  usable            {_gb(budget.usable)}  {share}",
         f"  weights           {_gb(budget.weights)}",
@@ -209,6 +220,11 @@ def _text(model: ModelShape, sized: Sized, serving: Serving, notes: Sequence[str
         lines.append(f"An hour costs {sized.candidate.cost_per_hour}.")
     lines += [f"Note: {line}" for line in notes]
     return "\n".join(lines)
+
+
+def _head(model: ModelShape, serving: Serving) -> str:
+    head = f"{model.parameters / 1e9:.2f} billion parameters, {serving.weight_bits:g} bits each"
+    return head if serving.tensor == 1 else f"{head}; of each of {serving.tensor} accelerators:"
 
 
 def _verdict(serving: Serving, budget: Budget, length: int) -> str:
@@ -269,7 +285,7 @@ def _comparison(model: ModelShape, found: Sequence[Sized], serving: Serving, not
     lines = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join(
         [
-            f"{model.parameters / 1e9:.2f} billion parameters, {serving.weight_bits:g} bits each",
+            _head(model, serving),
             "",
             *lines,
             "",

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from quire_sizing.errors import SizingError
@@ -227,8 +227,8 @@ def _model(config: object) -> ModelShape | None:
         model = from_config(config)
     except (SizingError, TypeError):
         return None
-    numbers = asdict(model).values()
-    return model if min(numbers) > 0 and max(numbers) <= MAX_PARAMETERS else None
+    needed = (getattr(model, item.name) for item in fields(model) if item.default is MISSING)
+    return model if min(needed) > 0 and max(asdict(model).values()) <= MAX_PARAMETERS else None
 
 
 def parse_termination(text: object) -> Termination:

@@ -23,26 +23,28 @@ class Sheet:
     resource_name: str
 
 
-def _sheet(memory: int, bandwidth: int, *, source: str, by: str = "nvidia.com/gpu") -> Sheet:
+def _sheet(
+    memory: int, bandwidth: int, link: str = "NVLink", *, source: str, by: str = "nvidia.com/gpu"
+) -> Sheet:
     """From GB and GB per second."""
     return Sheet(
-        accelerator=Accelerator(memory=memory * _GB, bandwidth=bandwidth * _GB),
+        accelerator=Accelerator(memory=memory * _GB, bandwidth=bandwidth * _GB, interconnect=link),
         source=source,
         resource_name=by,
     )
 
 
 SHEETS = {
-    "t4-16gb": _sheet(16, 320, source="NVIDIA T4 Tensor Core GPU, datasheet (2019)"),
-    "l4-24gb": _sheet(24, 300, source="NVIDIA L4 Tensor Core GPU, datasheet (2023)"),
-    "a10-24gb": _sheet(24, 600, source="NVIDIA A10 Tensor Core GPU, datasheet (2021)"),
+    "t4-16gb": _sheet(16, 320, "PCIe", source="NVIDIA T4 Tensor Core GPU, datasheet (2019)"),
+    "l4-24gb": _sheet(24, 300, "PCIe", source="NVIDIA L4 Tensor Core GPU, datasheet (2023)"),
+    "a10-24gb": _sheet(24, 600, "PCIe", source="NVIDIA A10 Tensor Core GPU, datasheet (2021)"),
     "a100-40gb": _sheet(40, 1555, source="NVIDIA A100, datasheet (2020), SXM4"),
     "a100-80gb": _sheet(80, 2039, source="NVIDIA A100, datasheet (2021), SXM4"),
-    "l40s-48gb": _sheet(48, 864, source="NVIDIA L40S GPU, datasheet (2023)"),
+    "l40s-48gb": _sheet(48, 864, "PCIe", source="NVIDIA L40S GPU, datasheet (2023)"),
     "h100-80gb": _sheet(80, 3350, source="NVIDIA H100 Tensor Core GPU, datasheet (2023), SXM5"),
     "h200-141gb": _sheet(141, 4800, source="NVIDIA H200 Tensor Core GPU, datasheet (2024), SXM5"),
     "b200-180gb": _sheet(180, 8000, source="NVIDIA DGX B200, datasheet (2024), an eighth of it"),
     "mi300x-192gb": _sheet(
-        192, 5300, source="AMD Instinct MI300X, data sheet (2023), a link", by="amd.com/gpu"
+        192, 5300, "InfinityFabric", source="AMD Instinct MI300X, data sheet (2023), a link", by="amd.com/gpu"
     ),
 }

@@ -1,4 +1,5 @@
-"""Whether weights, KV cache and working memory of one replica fit the memory of its accelerator.
+"""Whether weights, KV cache and working memory of one replica fit the memory of its accelerator, or of each
+of several that share its layers.
 
 Weights and KV bytes are exact. The working memory is an estimate (the server measures its own at start and
 uses that). The only statement about speed is ``decode_bound``, an upper bound.
@@ -10,7 +11,7 @@ import enum
 from dataclasses import dataclass
 
 from quire_sizing.errors import SizingError
-from quire_sizing.model import ModelShape
+from quire_sizing.model import ModelShape, check_tensor, rank_kv_heads, rank_parameters
 
 _CUDA = 600 << 20  # memory of a GPU that a process uses before its first tensor
 _FEW, _MANY = 0.85, 0.90  # share of an accelerator's memory
@@ -19,16 +20,17 @@ _SCALE = 4  # bytes, of a key or a value that is kept in numbers of 8 bits
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """Bytes, and bytes per second."""
+    """Bytes, and bytes per second. ``interconnect``: of several in one node, such as PCIe or NVLink."""
 
     memory: int
     bandwidth: int = 0  # 0: unknown
+    interconnect: str = ""  # empty: unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
     """The requested configuration of one replica. ``max_model_len`` None: the model's maximum. Bits: per
-    number.
+    number. ``tensor``: the ranks that share each layer, each with an accelerator.
     """
 
     max_model_len: int | None = None
@@ -38,7 +40,8 @@ class Serving:
     utilization: float = _MANY
     max_num_batched_tokens: int = 2048
     host_weights: int = 0  # bytes of weights that stay in host memory
-    kv_memory: int | None = None  # bytes of the KV cache; None: what remains
+    kv_memory: int | None = None  # bytes of the KV cache, of all ranks; None: what remains
+    tensor: int = 1
 
 
 class Verdict(enum.StrEnum):
@@ -51,7 +54,7 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Bytes of the accelerator's memory."""
+    """Bytes of the accelerator's memory: of each one, where several share the layers."""
 
     verdict: Verdict
     usable: int
@@ -68,10 +71,20 @@ def weight_bytes(parameters: int, bits: float = 16) -> int:
     return round(parameters * bits / 8)
 
 
-def kv_bytes_per_token(model: ModelShape, bits: int = 16) -> int:
-    """Keys and values of one token in all layers."""
+def kv_bytes_per_token(model: ModelShape, bits: int = 16, tensor: int = 1) -> int:
+    """Keys and values of one token in all layers, on one of ``tensor`` ranks."""
     row = model.head_size * bits // 8 + (_SCALE if bits == 8 else 0)
-    return 2 * model.num_layers * model.num_kv_heads * row
+    return 2 * model.num_layers * rank_kv_heads(model, tensor) * row
+
+
+def exchanges(num_layers: int) -> int:
+    """All-reduces of one step: two a layer, and one of the embedding. A gather of the logits follows."""
+    return 2 * num_layers + 1
+
+
+def exchanged_bytes(model: ModelShape, tokens: int, bits: int = 16) -> int:
+    """What each rank gives to the all-reduces of a step of so many tokens."""
+    return exchanges(model.num_layers) * tokens * model.hidden_size * bits // 8
 
 
 def decode_bound(bandwidth: float, weights: float) -> float:
@@ -80,10 +93,11 @@ def decode_bound(bandwidth: float, weights: float) -> float:
 
 
 def workspace(model: ModelShape, serving: Serving) -> int:
-    """An estimate: the process, the activations of a step (about ten rows of the hidden size per token), and
-    float32 logits with their copy for sampling.
+    """An estimate: the process, the activations of a step (about ten rows of the hidden size per token),
+    float32 logits with their copy for sampling, and on several ranks what an all-reduce gives and gets.
     """
-    activations = serving.max_num_batched_tokens * model.hidden_size * 10 * 2
+    rows = 10 if serving.tensor == 1 else 10 + 2
+    activations = serving.max_num_batched_tokens * model.hidden_size * rows * 2
     return _CUDA + activations + 2 * 4 * serving.max_num_seqs * model.vocab_size
 
 
@@ -92,12 +106,12 @@ def budget(model: ModelShape, accelerator: Accelerator, serving: Serving) -> Bud
     _check(model, serving)
     wanted = serving.max_model_len or model.longest
     usable = int(accelerator.memory * serving.utilization)
-    weights = weight_bytes(model.parameters, serving.weight_bits)
+    weights = weight_bytes(rank_parameters(model, serving.tensor), serving.weight_bits)
     weights = max(0, weights - serving.host_weights)
     room = usable - weights - workspace(model, serving)
     if serving.kv_memory is not None:
-        room = min(room, serving.kv_memory)
-    each = kv_bytes_per_token(model, serving.kv_bits)
+        room = min(room, serving.kv_memory // serving.tensor)
+    each = kv_bytes_per_token(model, serving.kv_bits, serving.tensor)
     fitting = max(0, room) // each
     concurrency = fitting // wanted
     if concurrency >= serving.max_num_seqs:
@@ -130,6 +144,12 @@ def advice(serving: Serving, accelerator: Accelerator, *, host_memory: int) -> t
             "maxModelLen is not set, so the model's own limit holds: set the longest prompt and answer that "
             "you serve, and more requests fit."
         )
+    if serving.tensor > 1 and accelerator.interconnect == "PCIe":
+        found.append(
+            f"The {serving.tensor} ranks add up their results twice a layer, and PCIe alone connects their "
+            "accelerators: that is often slower than one of them. Set parallelism.tensor to 1 if the model "
+            "fits one, or choose accelerators that NVLink or the like connects."
+        )
     if host_memory < accelerator.memory:
         found.append(
             "The memory of the container is below that of its accelerator: weights pass through it while "
@@ -143,6 +163,8 @@ def _check(model: ModelShape, serving: Serving) -> None:
         raise SizingError(
             f"maxModelLen is {serving.max_model_len}; give 1 to {model.longest}, what the model was made for."
         )
+    if serving.tensor > 1:
+        check_tensor(model, serving.tensor)
     if serving.max_num_seqs < 1:
         raise SizingError(f"maxNumSeqs is {serving.max_num_seqs}; give 1 or more.")
     if not 0 < serving.utilization <= 1:

@@ -1,6 +1,7 @@
 """ModelShape: the dimensions that memory depends on, read from a checkpoint's config.json.
 
-Counts the parameters of the families that the server runs. Knows no accelerator.
+Counts the parameters of the families that the server runs, of the whole model and of one of several ranks
+that share its layers. Knows no accelerator.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _MOST = 1 << 40
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """``parameters``: the number of weights; ``longest``: the positions that the model was trained for."""
+    """``parameters``: the number of weights; ``longest``: the positions that the model was trained for. The
+    fields with a default tell how ranks share the layers; without ``num_heads`` that is not known.
+    """
 
     parameters: int
     num_layers: int
@@ -29,6 +32,57 @@ class ModelShape:
     hidden_size: int
     vocab_size: int
     longest: int
+    num_heads: int = 0
+    intermediate_size: int = 0  # of the layers that are not sparse; 0: there are none
+    num_experts: int = 0
+    kv_parameters: int = 0  # of the projections to keys and values
+    vocab_parameters: int = 0  # of the embedding and the head
+    whole_parameters: int = 0  # that are not divided: norms, routers, biases after a sum
+
+
+def tensor_sizes(model: ModelShape) -> tuple[int, ...]:
+    """The numbers of ranks that can share the layers: they divide the heads, the heads of keys and values (or
+    those divide them), the feed-forward and the experts. Weights stored in groups may allow fewer.
+    """
+    dimensions = [size for size in (model.intermediate_size, model.num_experts) if size]
+    kv_heads = model.num_kv_heads
+    return tuple(
+        size
+        for size in range(1, model.num_heads + 1)
+        if not model.num_heads % size
+        and (not kv_heads % size or not size % kv_heads)
+        and not any(dimension % size for dimension in dimensions)
+    ) or (1,)
+
+
+def check_tensor(model: ModelShape, tensor: int) -> None:
+    """Raises SizingError if so many ranks cannot share the layers."""
+    working = tensor_sizes(model)
+    if tensor not in working:
+        raise SizingError(
+            f"The model cannot be divided among {tensor} ranks; give one of {', '.join(map(str, working))}."
+        )
+
+
+def rank_parameters(model: ModelShape, tensor: int) -> int:
+    """The weights of rank 0 of so many, which has the most: its part, the heads of keys and values that it
+    shares with others, its rows of the padded vocabulary, and what is not divided.
+    """
+    if tensor == 1:
+        return model.parameters
+    split = model.parameters - model.kv_parameters - model.vocab_parameters - model.whole_parameters
+    rows = -(-model.vocab_size // tensor)
+    return (
+        split // tensor
+        + model.kv_parameters // min(tensor, model.num_kv_heads)
+        + model.vocab_parameters // model.vocab_size * rows
+        + model.whole_parameters
+    )
+
+
+def rank_kv_heads(model: ModelShape, tensor: int) -> int:
+    """The heads of keys and values that one of so many ranks has in its cache."""
+    return max(1, model.num_kv_heads // tensor)
 
 
 def from_config(config: Mapping[str, Any]) -> ModelShape:
@@ -40,48 +94,66 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
     vocab = _whole(config, "vocab_size")
     family = str(config.get("model_type", ""))
     tied = bool(config.get("tie_word_embeddings", family in _TIED))
-    attention = _attention(config, family, (hidden, heads * head_size, kv_heads * head_size), head_size)
-    norms = (4 if family in _FOUR_NORMS else 2) * hidden
-    parameters = layers * (attention + norms) + _feed_forward(config, hidden, layers)
-    parameters += vocab * hidden * (1 if tied else 2) + hidden
+    has_bias = bool(config.get("attention_bias"))
+    input_bias = int(has_bias or family in _BIASED)
+    keys_values = 2 * kv_heads * head_size * (hidden + input_bias)
+    queries = heads * head_size * (2 * hidden + input_bias)
+    whole = (4 if family in _FOUR_NORMS else 2) * hidden  # of one layer, but for its feed-forward
+    whole += (hidden if has_bias else 0) + (2 * head_size if family in _HEAD_NORMS else 0)
+    feed_forward = _feed_forward(config, hidden, layers)
+    vocab_parameters = vocab * hidden * (1 if tied else 2)
     return ModelShape(
-        parameters=parameters,
+        parameters=layers * (queries + keys_values + whole)
+        + feed_forward.parameters
+        + vocab_parameters
+        + hidden,
         num_layers=layers,
         num_kv_heads=kv_heads,
         head_size=head_size,
         hidden_size=hidden,
         vocab_size=vocab,
         longest=_whole(config, "max_position_embeddings"),
+        num_heads=heads,
+        intermediate_size=feed_forward.intermediate_size,
+        num_experts=feed_forward.num_experts,
+        kv_parameters=layers * keys_values,
+        vocab_parameters=vocab_parameters,
+        whole_parameters=layers * whole + feed_forward.whole + hidden,
     )
 
 
-def _attention(config: Mapping[str, Any], family: str, widths: tuple[int, int, int], head_size: int) -> int:
-    """Parameters of one layer; the widths are those of the residual stream, of all queries, and of all
-    keys.
-    """
-    hidden, queries, keys = widths
-    count = 2 * hidden * queries + 2 * hidden * keys
-    if config.get("attention_bias"):
-        count += queries + 2 * keys + hidden
-    elif family in _BIASED:
-        count += queries + 2 * keys
-    return count + (2 * head_size if family in _HEAD_NORMS else 0)
+@dataclass(frozen=True)
+class _FeedForward:
+    """Of all layers. ``whole``: those of ``parameters`` that every rank has."""
+
+    parameters: int
+    whole: int
+    intermediate_size: int
+    num_experts: int
 
 
-def _feed_forward(config: Mapping[str, Any], hidden: int, layers: int) -> int:
-    """Parameters of all layers, sparse ones with all their experts."""
-    dense = 3 * hidden * _whole(config, "intermediate_size")
+def _feed_forward(config: Mapping[str, Any], hidden: int, layers: int) -> _FeedForward:
+    """Sparse layers with all their experts."""
+    width = _whole(config, "intermediate_size")
+    dense, bias = 3 * hidden * width, 0
     if config.get("mlp_bias"):
-        dense += 2 * _whole(config, "intermediate_size") + hidden
+        dense, bias = dense + 2 * width + hidden, hidden
     key = next((key for key in ("num_local_experts", "num_experts") if config.get(key)), "")
     if not key:
-        return layers * dense
+        return _FeedForward(layers * dense, layers * bias, width, 0)
     experts = _whole(config, key)
-    inner = _whole(config, "moe_intermediate_size", _whole(config, "intermediate_size"))
-    sparse = experts * 3 * hidden * inner + hidden * experts
+    inner = _whole(config, "moe_intermediate_size", width)
+    router = hidden * experts
+    sparse = experts * 3 * hidden * inner + router
     every, skipped = _whole(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     num_sparse = sum((layer + 1) % every == 0 and layer not in skipped for layer in range(layers))
-    return num_sparse * sparse + (layers - num_sparse) * dense
+    num_dense = layers - num_sparse
+    return _FeedForward(
+        num_sparse * sparse + num_dense * dense,
+        num_sparse * router + num_dense * bias,
+        width if num_dense else 0,
+        experts,
+    )
 
 
 def _whole(config: Mapping[str, Any], key: str, default: int | None = None) -> int:

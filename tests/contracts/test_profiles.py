@@ -52,6 +52,7 @@ def test_the_chart_ships_the_sheets_that_sizing_counts_with() -> None:
         assert found.resource_name == sheet.resource_name
         assert quantity.whole_bytes(found.memory) == sheet.accelerator.memory
         assert quantity.whole_bytes(found.memory_bandwidth) == sheet.accelerator.bandwidth
+        assert found.interconnect == sheet.accelerator.interconnect
 
 
 def test_the_charts_crd_is_this_crd() -> None:

@@ -67,6 +67,38 @@ def test_json_output_has_the_verdict_the_numbers_and_the_advice(
     assert any("maxModelLen is not set" in line for line in document["advice"])
 
 
+def test_a_model_larger_than_one_accelerator_is_sized_for_several(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["size", llama, "--memory", "16GB", "--max-model-len", "8192", "--max-num-seqs", "8"]
+    assert main(asked) == 3
+    capsys.readouterr()
+
+    assert main([*asked, "--tensor", "4"]) == 0
+
+    out = capsys.readouterr().out
+    assert "16 bits each; of each of 4 accelerators:" in out
+    assert "32,768 B" in out, "two of the eight heads of keys and values"
+    assert "Fits: all 8 requests, each with 8,192 tokens." in out
+    assert re.search(r"weights +4\.0 GB", out)
+
+
+def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused_with_those_that_do(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["size", llama, "--memory", "80GB", "--tensor", "3"]) == 1
+    assert "cannot be divided among 3 ranks; give one of 1, 2, 4, 8, 16, 32." in capsys.readouterr().err
+
+
+def test_ranks_over_pcie_are_advised_against(
+    llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiles(tmp_path, monkeypatch)
+    for name, is_named in (("l4", True), ("h100", False)):
+        main(["size", llama, "--profile", name, "--tensor", "2", "--max-model-len", "4096"])
+        assert ("PCIe alone" in capsys.readouterr().out) is is_named
+
+
 def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *found: dict[str, object]) -> None:
     """A kubectl whose cluster has these AcceleratorProfiles."""
     known = {str(body["name"]): {"metadata": body, "spec": body["spec"]} for body in found}

@@ -1,19 +1,21 @@
 """Sizes agree with transformers, with the server and with known figures; invalid limits are refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from e2e import models
+from quire_server.core.topology import Topology
 from quire_server.health import model_config
-from quire_server.models import registry
+from quire_server.models import registry, sharding
 from quire_server.runner import kv_cache
 from quire_sizing import memory
 from quire_sizing.errors import SizingError
 from quire_sizing.memory import Accelerator, Serving, Verdict
-from quire_sizing.model import ModelShape, from_config
+from quire_sizing.model import ModelShape, from_config, rank_parameters, tensor_sizes
 from tests.server.models import families
 from tests.server.models.variants import VARIANTS
 
@@ -48,6 +50,36 @@ def test_every_family_has_as_many_parameters_as_transformers_counts_and_the_serv
     config = registry.parse(document, ())
     for bits, stored in ((32, torch.float32), (16, torch.bfloat16), (8, torch.int8)):
         assert 16 * memory.kv_bytes_per_token(model, bits) == kv_cache.block_bytes(config, 16, stored)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_family_is_divided_as_the_server_divides_it(variant: str, tmp_path: Path) -> None:
+    families.make(tmp_path, variant)
+    document = json.loads((tmp_path / "config.json").read_text())
+    model, config = from_config(document), registry.parse(document, ())
+
+    assert tensor_sizes(model) == sharding.sizes(config)
+    for size in tensor_sizes(model):
+        local = sharding.shard(config, Topology(size, 0))
+        held = sum(tensor.numel() for tensor in registry.tensors(local).values())
+        assert rank_parameters(model, size) == held
+        assert 16 * memory.kv_bytes_per_token(model, 16, size) == kv_cache.block_bytes(
+            local, 16, torch.bfloat16
+        )
+
+
+def test_smollm2_is_divided_by_three_and_says_so() -> None:
+    model = from_config(json.loads((models.smollm2() / "config.json").read_text()))
+    card = Accelerator(memory=GB)
+
+    assert tensor_sizes(model) == (1, 3)
+    with pytest.raises(SizingError, match=r"among 2 ranks; give one of 1, 3\."):
+        memory.budget(model, card, Serving(tensor=2))
+    whole, third = (memory.budget(model, card, Serving(max_num_seqs=1, tensor=size)) for size in (1, 3))
+    assert 3 * third.kv_per_token == whole.kv_per_token
+    assert third.weights == pytest.approx(whole.weights / 3, rel=2e-3), "but for norms, which all ranks have"
+    assert memory.exchanges(model.num_layers) == 61
+    assert memory.exchanged_bytes(model, 1, bits=32) == 61 * 576 * 4
 
 
 def test_weights_of_a_real_checkpoint_are_its_bytes_on_disk() -> None:
@@ -129,6 +161,18 @@ def test_what_is_likely_a_mistake_is_named_with_its_remedy() -> None:
     ):
         (found,) = memory.advice(serving, card, host_memory=memory_of_host)
         assert words in found
+
+
+def test_several_ranks_over_pcie_alone_are_advised_against() -> None:
+    card, host = Accelerator(memory=80 * GB, interconnect="PCIe"), 128 * GB
+    several = Serving(max_model_len=4096, tensor=2)
+
+    (found,) = memory.advice(several, card, host_memory=host)
+
+    assert "PCIe alone connects their accelerators" in found and "parallelism.tensor to 1" in found
+    assert memory.advice(replace(several, tensor=1), card, host_memory=host) == ()
+    assert memory.advice(several, replace(card, interconnect="NVLink"), host_memory=host) == ()
+    assert memory.advice(several, replace(card, interconnect=""), host_memory=host) == (), "not known"
 
 
 @pytest.mark.parametrize(

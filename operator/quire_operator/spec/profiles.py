@@ -6,7 +6,7 @@ What the CRD has validated is validated again, as for an LLMDeployment. Knows no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire_operator import names, quantity
@@ -28,6 +28,7 @@ class Profile:
     memory: str = required_quantity()
     resource_name: str = default_text("nvidia.com/gpu", RESOURCE_NAME, 253)
     memory_bandwidth: str = optional_quantity()
+    interconnect: str = field(default="", metadata={"enum": ["PCIe", "NVLink", "InfinityFabric"]})
     node_selector: Mapping[str, str] = mapping(LABEL_VALUE, 63)
     tolerations: tuple[Toleration, ...] = items(32)
     runtime_class_name: str = text(DNS_1123_SUBDOMAIN, 253)

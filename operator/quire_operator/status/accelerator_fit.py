@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from quire_operator import quantity
@@ -62,8 +62,10 @@ def condition(
     if requested.error:
         return "Unknown", "ProfileNotFound", reasons.message("ProfileNotFound", requested.error)
     shape = _model(sizes)
+    profile = requested.profile
     accelerator = Accelerator(
-        memory=quantity.whole_bytes(requested.profile.memory) if requested.profile else 0
+        memory=quantity.whole_bytes(profile.memory) if profile else 0,
+        interconnect=profile.interconnect if profile else "",
     )
     serving = _serving(model, shape, status)
     hints = memory.advice(serving, accelerator, host_memory=quantity.whole_bytes(model.spec.resources.memory))
@@ -100,6 +102,7 @@ def _serving(model: LLMDeployment, shape: ModelShape | None, status: Mapping[str
         utilization=asked.memory_percent / 100,
         host_weights=quantity.whole_bytes(engine.weight_offload) if engine.weight_offload else 0,
         kv_memory=quantity.whole_bytes(cache.memory) if cache.memory else None,
+        tensor=model.spec.parallelism.tensor,
     )
 
 
@@ -122,10 +125,14 @@ def _gb(count: int) -> str:
 
 def _model(sizes: Mapping[str, int]) -> ModelShape | None:
     """The stored shape, validated: a user who may write the status can put anything there."""
-    values = {item.name: sizes.get(item.name) for item in fields(ModelShape)}
-    if not all(isinstance(value, int) and 0 < value <= MAX_PARAMETERS for value in values.values()):
-        return None
-    return ModelShape(**values)  # type: ignore[arg-type]  # all of them are int
+    values: dict[str, int] = {}
+    for item in fields(ModelShape):
+        least, default = (1, None) if item.default is MISSING else (0, item.default)
+        value = sizes.get(item.name, default)
+        if not (isinstance(value, int) and least <= value <= MAX_PARAMETERS):
+            return None
+        values[item.name] = value
+    return ModelShape(**values)
 
 
 def _checksum(model: LLMDeployment) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
@@ -12,10 +13,15 @@ from e2e.operator.statusz import LLAMA_2_13B
 from quire_operator import reports, status
 from quire_operator.spec import Profile
 from quire_operator.status import transitions
+from quire_sizing.model import ModelShape
 from tests.operator.status.objects import Body, compute, condition, model_body, pod
 
 H100 = status.RequestedAccelerator(profile=Profile(memory="80G"))
 ON_H100 = {"accelerator": H100}
+
+
+#: What sizes have only since models are divided among ranks.
+_OF_RANKS = {item.name for item in fields(ModelShape) if item.default is not MISSING}
 
 
 def statusz(config: Any = LLAMA_2_13B, **fields: Any) -> bytes:
@@ -99,6 +105,16 @@ def test_the_sizes_follow_quantization_dtype_and_offload_of_the_spec_and_the_rep
 def test_the_message_warns_of_likely_misconfigurations(body: Body, words: str) -> None:
     assert words in message(computed(body))
     assert words not in message(computed(asked(maxModelLen=4096)))
+
+
+def test_sizes_that_an_earlier_version_stored_are_still_used() -> None:
+    before = computed(asked(maxModelLen=4096))
+    sizes = before["model"]["sizes"]
+    earlier = {name: sizes[name] for name in sizes if name not in _OF_RANKS}
+    assert len(earlier) == len(sizes) - len(_OF_RANKS)
+    old = {**before, "model": {"sizes": earlier}}
+
+    assert message(compute(body=asked(maxModelLen=4096), old=old, **ON_H100)) == message(before)
 
 
 def test_reported_sizes_are_kept_without_pods_and_dropped_for_another_model() -> None:
