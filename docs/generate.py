@@ -3,7 +3,8 @@
 docs/reference.md comes from the CRDs, docs/troubleshooting.md from the operator's table of reasons,
 docs/api.md from the server's OpenAPI document, docs/server.md from its flags, docs/matrix.md from the
 parity matrix of the tests, the tables of docs/kernels.md from bench/results/aot.json, docs/overload.svg and a
-table from bench/results/overload.json, and docs/sizing.md from quire_sizing. docs/alerts.md, the chart's
+table from bench/results/overload.json, docs/sizing.md and docs/parallelism.md
+from quire_sizing. docs/alerts.md, the chart's
 alerts and its dashboard come from one table, `docs.alerting`.
 
 `make docs` runs it in the repository's root; with `--check`, which the tests use, it fails if a file is out
@@ -27,6 +28,7 @@ from docs import (
     kernel_tables,
     model_matrix,
     overload_curve,
+    parallelism_tables,
     runbook,
     size_tables,
 )
@@ -146,6 +148,7 @@ PAGES = {
     DOCS / "matrix.md": model_matrix.page,
     DOCS / "kernels.md": kernel_tables.page,
     DOCS / "sizing.md": size_tables.page,
+    DOCS / "parallelism.md": parallelism_tables.page,
     DOCS / "alerts.md": runbook.page,
     DOCS / "overload.md": overload_curve.page,
     DOCS / "overload.svg": overload_curve.picture,

@@ -47,6 +47,9 @@ one such request fits, 3 if none does, and 1 for an invalid file or argument. `-
 and `--gpu-memory-utilization` correspond to fields of an `LLMDeployment`; with `--bandwidth 3.35TB/s` the
 output has the upper bound of tokens per second for one stream.
 
+`--tensor 4` sizes each of four accelerators that [share the layers](parallelism.md): its part of the weights
+and of the cache. A number that does not divide the model is refused with those that do.
+
 `--profile` takes memory and bandwidth from the cluster's AcceleratorProfile of that name. Without a
 cluster, or without such a profile in it, they come from [the shipped profiles](placement.md); the output
 says which was used. The numbers are the same as in the condition `FitsAccelerator`. Several profiles

@@ -66,7 +66,8 @@ _ALL = (
     Reason(
         "ConfigError",
         "the server refused its configuration",
-        "correct spec.engine (the message names the setting), or the Secret that the pod refers to",
+        "correct spec.engine or spec.parallelism (the message names the setting), or the Secret that the pod "
+        "refers to",
         final=True,
         exit_code=2,
     ),

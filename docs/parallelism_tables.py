@@ -1,0 +1,178 @@
+"""docs/parallelism.md: models that several ranks share, with the arithmetic computed by quire_sizing."""
+
+from __future__ import annotations
+
+from quire_sizing import memory
+from quire_sizing.model import ModelShape, from_config, rank_kv_heads, rank_parameters, tensor_sizes
+
+MOST = 14  # the largest size that the API takes
+GB = 10**9
+
+
+def _model(
+    hidden: int, layers: int, heads: tuple[int, int], width: int, vocab: int, **config: object
+) -> ModelShape:
+    return from_config(
+        {
+            "model_type": "llama",
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads[0],
+            "num_key_value_heads": heads[1],
+            "intermediate_size": width,
+            "vocab_size": vocab,
+            "max_position_embeddings": 8192,
+            **config,
+        }
+    )
+
+
+#: From their config.json.
+MODELS = {
+    "SmolLM2 135M": _model(576, 30, (9, 3), 1536, 49152, tie_word_embeddings=True),
+    "Llama 3.1 8B": _model(4096, 32, (32, 8), 14336, 128256),
+    "Qwen3 8B": _model(4096, 36, (32, 8), 12288, 151936, model_type="qwen3", head_dim=128),
+    "Mixtral 8x7B": _model(4096, 32, (32, 8), 14336, 32000, model_type="mixtral", num_local_experts=8),
+    "Llama 3.1 70B": _model(8192, 80, (64, 8), 28672, 128256),
+}
+
+HEAD = """# Models larger than a device
+
+`parallelism.tensor` divides every layer of a model among several processes, the *ranks* of a pod:
+
+```
+kubectl apply -f examples/smollm2-tensor-parallel.yaml
+```
+
+```yaml
+spec:
+  parallelism: {tensor: 3}
+  resources: {cpu: 3, memory: 3Gi}
+```
+
+Each rank reads and keeps its part of the weights and of the KV cache. Rank 0 schedules, samples and
+serves; the others compute what it tells them. The answers are those of one rank but for rounding, since
+parts are added up in another order: in float32 tests hold greedy answers equal, in bfloat16 a close
+choice between two tokens may fall otherwise.
+
+So far ranks are processes of one pod and run on CPUs. The API server refuses `parallelism.tensor` above 1
+beside `resources.gpu` or `profileRef`, `speculation.method: DraftModel` and `kvCache.diskOffload`, and
+with less than one CPU for each rank in `resources.cpu`.
+
+## When it helps, and when not
+
+1. **One device, if the model fits.** Nothing is exchanged. A quantised model or a KV cache of one byte an
+   element often makes it fit: [Does it fit?](sizing.md)
+2. **More replicas** next, for more requests at once: they exchange nothing either, and one that fails
+   leaves the others.
+3. **Tensor parallelism** where one device does not hold the model, or one stream is too slow. Each rank
+   reads its part of the weights in each step, so a stream can become up to that many times faster; the
+   sums that the ranks wait for in every layer take a part of that back. It needs a fast connection:
+   NVLink or the like. Over PCIe alone several GPUs are often slower than one; `FitsAccelerator` and
+   `kubectl quire size --tensor` say so where an AcceleratorProfile has `interconnect: PCIe`.
+
+On CPUs of one machine all ranks share the bandwidth of its memory. Expect about the speed of one process
+with as many threads, not more.
+
+Memory does not become less in sum. In a pod the ranks have the whole model once, plus what each of them
+has whole, plus the memory of a process: measured with SmolLM2 in float32 and a KV cache of 64 MiB, a pod
+takes 1,016 MiB with one rank and 1,622 MiB with three, so about 300 MiB for each further rank.
+`kvCache.memory` and `hostOffload` are for all ranks together. The memory through which ranks exchange
+their parts belongs to the container's; `resources.sharedMemory` need not grow.
+
+## Which sizes work
+
+A size has to divide the query heads, the inner size of the feed-forward and the number of experts. Heads
+of keys and values are divided too; where there are more ranks than such heads, each is kept by several
+ranks, and the size has to be a multiple of them. Weights that are stored in groups (GPTQ, AWQ, FP8 by
+block) allow only sizes that cut no group. The vocabulary needs no divisor: it is padded.
+
+"""
+
+SIZES_TAIL = """
+`kubectl quire size MODEL --tensor 4` checks a size against a local config.json. On a cluster the pod
+checks it before it reads a weight; it then fails with the reason `ConfigError`, whose message lists the
+sizes that work, and replicas of the revision before go on serving:
+
+```
+The model cannot be divided among 2 ranks: it has 9 heads, 3 heads of keys and values, and an intermediate
+size of 1536. Set --tensor-parallel-size to one of 1, 3.
+```
+
+The flag in this message is the field `parallelism.tensor`.
+
+## Bytes of a rank
+
+Weights in 16 bits. A rank has its part of every matrix, its rows of the embedding and of the head, and
+whole what is small: norms, routers of experts. A token in the cache takes 2 x layers x its heads of keys
+and values x head size numbers.
+
+"""
+
+STEP_TAIL = """
+The logits follow in one gather to rank 0: each rank gives vocabulary / tensor numbers for every sampled
+position. Nothing else is exchanged between the layers. Before a step rank 0 sends a message of some 20
+bytes for each running request, and after it gets an answer from each rank.
+
+Multiply by what your connection does: a ring moves up to twice these bytes over every link, and each of
+the sums costs at least one latency. A sum of one token is a few KiB, so for single streams the latency is
+all that counts.
+
+## When a rank fails
+
+The ranks of a model are one fate. If one ends, or does not take part in a step for some seconds, the
+server ends its streams with an error and exits; Kubernetes restarts the container. `/statusz` names a
+rank that does not run. Pods of other replicas go on.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "".join([HEAD, _sizes(), SIZES_TAIL, _ranks(), "\n## Bytes of a step\n\n", _steps(), STEP_TAIL])
+
+
+def sizes_of(model: ModelShape) -> list[int]:
+    """The sizes that the API takes and that divide the model."""
+    return [size for size in tensor_sizes(model) if size <= MOST]
+
+
+def _sizes() -> str:
+    lines = ["| model | heads | of keys and values | sizes that work |", "|---|---:|---:|---|"]
+    for name, model in MODELS.items():
+        sizes = ", ".join(map(str, sizes_of(model)))
+        lines.append(f"| {name} | {model.num_heads} | {model.num_kv_heads} | {sizes} |")
+    return "\n".join(lines) + "\n"
+
+
+def _ranks() -> str:
+    lines = [
+        "| model | tensor | weights of a rank | of all ranks | its KV heads | a token in its cache |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, model in MODELS.items():
+        for size in sizes_of(model):
+            weights = memory.weight_bytes(rank_parameters(model, size))
+            lines.append(
+                f"| {name} | {size} | {weights / GB:.2f} GB | {size * weights / GB:.2f} GB | "
+                f"{rank_kv_heads(model, size)} | {memory.kv_bytes_per_token(model, 16, size):,} B |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _steps() -> str:
+    lines = [
+        "All ranks add up their parts twice in each layer, after the attention and after the feed-forward,",
+        "and once for the embedding: 2 x layers + 1 sums, each of tokens x hidden size numbers, whatever the",
+        "number of ranks. What each rank gives to them in 16 bits:",
+        "",
+        "| model | sums | one token | 64 tokens | 512 tokens |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, model in MODELS.items():
+        given = " | ".join(_mb(memory.exchanged_bytes(model, tokens)) for tokens in (1, 64, 512))
+        lines.append(f"| {name} | {memory.exchanges(model.num_layers)} | {given} |")
+    return "\n".join(lines) + "\n"
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:,.2f} MB"

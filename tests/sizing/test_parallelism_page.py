@@ -1,0 +1,61 @@
+"""The figures of docs/parallelism.md are those of the server: what its ranks exchange, and its example."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+from docs import parallelism_tables
+from e2e import models
+from e2e.api import specs
+from quire_operator import spec
+from quire_sizing import memory
+from quire_sizing.model import from_config, rank_parameters
+from tests.server.models import families
+from tests.server.models.lockstep import ThreadRanks
+from tests.server.models.test_sharding import PROMPT, forward, shards
+
+PAGE = parallelism_tables.page()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_step_exchanges_as_many_bytes_as_the_formula_says(tmp_path: Path, size: int) -> None:
+    families.build(tmp_path, "Llama", {})
+    model = from_config(json.loads((tmp_path / "config.json").read_text()))
+    ranks = ThreadRanks(size)
+
+    ranks.run([partial(forward, shard, PROMPT) for shard in shards(tmp_path, ranks)])
+
+    sums = [count for kind, count in ranks.calls if kind == "all_reduce"]
+    gathers = [count for kind, count in ranks.calls if kind == "gather"]
+    assert len(sums) == memory.exchanges(model.num_layers)
+    assert sum(sums) == memory.exchanged_bytes(model, len(PROMPT), bits=32)
+    assert gathers == [len(PROMPT) * -(-model.vocab_size // size) * 4]
+
+
+def test_the_page_has_the_model_of_the_example_as_it_is() -> None:
+    document = json.loads((models.smollm2() / "config.json").read_text())
+    known = parallelism_tables.MODELS["SmolLM2 135M"]
+
+    assert from_config(document) == known
+    assert "| SmolLM2 135M | 9 | 3 | 1, 3 |" in PAGE
+    third = memory.weight_bytes(rank_parameters(known, 3)) / 1e9
+    assert f"| SmolLM2 135M | 3 | {third:.2f} GB |" in PAGE
+    assert "| SmolLM2 135M | 61 | 0.07 MB |" in PAGE
+
+
+def test_the_example_is_valid_and_divides_its_model() -> None:
+    body = yaml.safe_load((specs.ROOT / "examples" / "smollm2-tensor-parallel.yaml").read_text())
+
+    tensor = spec.parse(body).spec.parallelism.tensor
+
+    assert tensor in parallelism_tables.sizes_of(parallelism_tables.MODELS["SmolLM2 135M"])
+    assert f"parallelism: {{tensor: {tensor}}}" in PAGE
+    assert "examples/smollm2-tensor-parallel.yaml" in PAGE
+
+
+def test_the_largest_size_of_the_page_is_that_of_the_api() -> None:
+    tensor = specs.SPEC_SCHEMA["properties"]["parallelism"]["properties"]["tensor"]
+    assert tensor["maximum"] == parallelism_tables.MOST
