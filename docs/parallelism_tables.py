@@ -47,7 +47,7 @@ kubectl apply -f examples/smollm2-tensor-parallel.yaml
 ```yaml
 spec:
   parallelism: {tensor: 3}
-  resources: {cpu: 3, memory: 3Gi}
+  resources: {cpu: 1500m, memory: 3Gi}
 ```
 
 Each rank reads and keeps its part of the weights and of the KV cache. Rank 0 schedules, samples and
@@ -57,7 +57,8 @@ choice between two tokens may fall otherwise.
 
 So far ranks are processes of one pod and run on CPUs. The API server refuses `parallelism.tensor` above 1
 beside `resources.gpu` or `profileRef`, `speculation.method: DraftModel` and `kvCache.diskOffload`, and
-with less than one CPU for each rank in `resources.cpu`.
+with less than half a CPU for each rank in `resources.cpu`. Give each a whole one where you can: in every
+layer all of them wait for the slowest.
 
 ## When it helps, and when not
 

@@ -34,11 +34,11 @@ PARALLELISM_CASES: dict[str, dict[str, Any]] = {
         "accepted": (
             _ranks(1, cpu="100m"),
             minimal(parallelism={}, resources={"cpu": "100m"}),
-            _ranks(2, cpu="2"),
-            _ranks(3, cpu="3000m"),
+            _ranks(2, cpu="1"),
+            _ranks(3, cpu="1500m"),
             _ranks(14, cpu="1k"),
         ),
-        "refused": (_ranks(2, cpu="1"), _ranks(3, cpu="2999m"), _ranks(14, cpu="13.9")),
+        "refused": (_ranks(2, cpu="0.9"), _ranks(3, cpu="1499m"), _ranks(14, cpu="6.9")),
     },
     "spec#13": {
         "field": "spec.parallelism",

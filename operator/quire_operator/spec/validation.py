@@ -330,8 +330,11 @@ def _check_parallelism(spec: Spec) -> None:
         raise SpecError(
             field, "several ranks run on CPUs only so far: drop resources.gpu and profileRef, or this"
         )
-    if quantity.parse(spec.resources.cpu) < tensor:
-        raise SpecError(field, "every rank needs a core of its own: lower this, or raise resources.cpu")
+    # A rank that gets no CPU for seconds would be given up by the others.
+    if 2 * quantity.parse(spec.resources.cpu) < tensor:
+        raise SpecError(
+            field, "every rank needs half a CPU, better a whole one: lower this, or raise resources.cpu"
+        )
     if spec.engine.speculation.method == "DraftModel":
         raise SpecError(
             field,
