@@ -31,6 +31,7 @@ MAX_CONTEXT = 1 << 24
 MAX_CANARY_TOKENS = 64
 MAX_TOKEN_ID = 1 << 31
 MAX_GOLDEN_TOKENS = 16  # entries of a ConfigMap
+MAX_PROCESSES = 32
 
 FETCHING = frozenset({"resolving", "waiting", "downloading", "verifying", "done"})
 PHASES = frozenset({"loading", "warming", "serving", "draining", "stalled", "failed"}) | FETCHING
@@ -43,6 +44,7 @@ _REVISION = re.compile(r"[0-9A-Za-z:]{1,80}")
 _FILE = re.compile(r"[0-9A-Za-z._-]{1,255}")
 _VERSION = re.compile(r"[0-9A-Za-z.+-]{1,64}")
 _FORMAT = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}(, [a-z0-9]{1,8})?")
+_PROCESS = re.compile(r"api|engine|health|supervisor|rank [0-9]{1,3}")
 _NOT_PRINTABLE = re.compile(r"[^\x20-\x7e\xa0-\ud7ff\ue000-\ufffd]+")
 _INVISIBLE = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]+")
 
@@ -92,6 +94,7 @@ class Sample:
     model: ModelShape | None = None  # the model that it loads or serves
     effective: Effective | None = None  # once the model is loaded
     canary: Canary | None = None  # once it has run
+    silent: tuple[str, ...] = ()  # processes that do not run, and ranks that take no part in a step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +158,7 @@ def parse_statusz(raw: bytes) -> Sample | None:
         model=_model(document.get("config")),
         effective=_effective(document.get("effective")),
         canary=_canary(document.get("canary")),
+        silent=_silent(document.get("silent")),
     )
 
 
@@ -175,6 +179,12 @@ def parse_golden_tokens(text: object) -> tuple[GoldenTokens, ...]:
         if canary is not None and isinstance(pod, str) and _POD.fullmatch(pod):
             found.setdefault(canary.fingerprint, GoldenTokens(canary=canary, pod=pod))
     return tuple(found.values())[:MAX_GOLDEN_TOKENS]
+
+
+def _silent(said: object) -> tuple[str, ...]:
+    """The names that a server can have for its processes."""
+    listed = said[:MAX_PROCESSES] if isinstance(said, list) else ()
+    return tuple(name for name in listed if isinstance(name, str) and _PROCESS.fullmatch(name))
 
 
 def _canary(said: object) -> Canary | None:

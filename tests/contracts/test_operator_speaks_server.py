@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 
 from e2e.api import specs
-from quire_operator import names, resources, spec
+from quire_operator import names, reports, resources, spec
 from quire_operator.errors import SpecError
 from quire_operator.resources import scaling_behavior
 from quire_operator.settings import Settings
 from quire_server.config import ServeConfig, parse_args
 from quire_server.errors import ConfigError
+from quire_server.health.decision import Thresholds, judge, statusz
+from quire_server.health.heartbeat import Control, Heartbeat, Phase, Process
 from tests import kubelet
 
 SETTINGS = Settings(
@@ -77,6 +80,22 @@ def test_every_field_reaches_the_server() -> None:
 def test_the_ranks_of_a_pod_are_those_of_its_server() -> None:
     assert configured(specs.SHARDED).tensor_parallel_size == 3
     assert "QUIRE_TENSOR_PARALLEL_SIZE" not in _command(specs.FULL)[1]
+
+
+def test_the_processes_and_ranks_that_do_not_run_are_named_to_the_operator() -> None:
+    now, thresholds = 100.0, Thresholds(stall=60.0, canary_interval=60.0, ranks=3)
+    serving = Heartbeat(
+        **{**dict.fromkeys(Heartbeat._fields, 0), "phase": Phase.SERVING, "reason": ""}
+        | dict.fromkeys(("written_at", "progress_at", "proof_at"), now)
+    )
+    verdict = judge(serving, Control(), {}, now, thresholds)
+
+    said = statusz(serving, verdict, now, "1")
+    sample = reports.parse_statusz(json.dumps(said).encode())
+
+    assert sample is not None
+    assert list(sample.silent) == said["silent"]
+    assert set(sample.silent) == {process.name.lower() for process in Process} | {"rank 1", "rank 2"}
 
 
 @settings(max_examples=150)

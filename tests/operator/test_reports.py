@@ -86,6 +86,22 @@ def test_loaded_bytes_are_capped_at_total_bytes() -> None:
     assert sample is not None and sample.loaded_bytes == 10
 
 
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (["api", "rank 2", "rank 13"], ("api", "rank 2", "rank 13")),
+        (["rank 2\n", "rank", "Rank 2", "rank 99999", "pod x", 2, None, "engine"], ("engine",)),
+        (["rank 1"] * 1000, ("rank 1",) * 32),
+        ("rank 1", ()),
+        (None, ()),
+    ],
+)
+def test_only_names_of_processes_are_read(said: Any, kept: tuple[str, ...]) -> None:
+    sample = parse_statusz(statusz(silent=said))
+
+    assert sample is not None and sample.silent == kept
+
+
 @pytest.mark.parametrize("reason", ["a b", "canary", "X" * 100, "A\n", "A;B", 5, None])
 def test_an_invalid_reason_becomes_empty(reason: Any) -> None:
     sample = parse_statusz(statusz(reason=reason))

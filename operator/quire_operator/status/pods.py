@@ -25,7 +25,7 @@ from quire_operator.observed import (
     unscheduled_since,
 )
 from quire_operator.reports import Fetched, Sample
-from quire_operator.status import disruption
+from quire_operator.status import disruption, reasons
 from quire_operator.status.reasons import BY_EXIT_CODE, REASONS
 
 # A claim or a Secret that is created just after its pod is mounted at the kubelet's next try.
@@ -136,7 +136,7 @@ def read(
     ready = not terminating and (conditions.get("Ready") or {}).get("status") == "True"
     ended = _disrupted(pod, conditions) or _ended(pod, container)
     is_disrupted = ended is not None and ended.reason in disruption.REASONS
-    said = "" if sample is None else _self_reported(sample)
+    said = None if sample is None else _self_reported(sample, pod)
     if sample is None or sample.phase in _STARTING:
         said = said or _self_reported_before(stored_failure, pod, container)
     failure = ended if is_disrupted else _failure(pod, conditions, container, said, ended, now)
@@ -199,7 +199,7 @@ def _failure(
     pod: Body,
     conditions: Mapping[str, Any],
     container: Mapping[str, Any],
-    said: str,
+    said: Failure | None,
     ended: Failure | None,
     now: datetime,
 ) -> Failure | None:
@@ -207,8 +207,8 @@ def _failure(
     name = pod["metadata"]["name"]
     running = (container.get("state") or {}).get("running")
     if running is not None:
-        if said:
-            return Failure(reason=said, pod=name)
+        if said is not None:
+            return said
         return ended if ended is not None and not _served_since(running, conditions) else None
     if ended is not None:
         return ended
@@ -258,20 +258,29 @@ def _devices(pod: Body) -> set[str]:
     return {str(name) for each in limits for name in each} - _NOT_DEVICES
 
 
-def _self_reported(sample: Sample) -> str:
-    if sample.reason in _SELF_REPORTED:
-        return sample.reason
-    return "EngineStalled" if sample.phase == "stalled" else ""
+def _self_reported(sample: Sample, pod: Body) -> Failure | None:
+    """What the server says of itself, with the processes and ranks that do not run."""
+    reason = sample.reason if sample.reason in _SELF_REPORTED else ""
+    if not reason and sample.phase == "stalled":
+        reason = "EngineStalled"
+    detail = f"not running: {', '.join(sample.silent)}" if sample.silent else ""
+    return Failure(reason=reason, detail=detail, pod=pod["metadata"]["name"]) if reason else None
 
 
-def _self_reported_before(stored_failure: Mapping[str, Any], pod: Body, container: Mapping[str, Any]) -> str:
-    """The reason that the running container reported before the operator was restarted, or before the
-    container ended where the kubelet has not reported that yet.
+def _self_reported_before(
+    stored_failure: Mapping[str, Any], pod: Body, container: Mapping[str, Any]
+) -> Failure | None:
+    """What the running container reported before the operator was restarted, or before the container ended
+    where the kubelet has not reported that yet.
     """
     started = str(((container.get("state") or {}).get("running") or {}).get("startedAt"))
     if stored_failure.get("pod") != pod["metadata"]["name"] or str(stored_failure.get("time")) < started:
-        return ""
-    return str(stored_failure["reason"]) if stored_failure["reason"] in _SELF_REPORTED else ""
+        return None
+    reason = str(stored_failure["reason"])
+    if reason not in _SELF_REPORTED:
+        return None
+    detail = reasons.detail(reason, str(stored_failure.get("message", "")))
+    return Failure(reason=reason, detail=detail, pod=pod["metadata"]["name"])
 
 
 def _served_since(running: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool:

@@ -106,6 +106,17 @@ def test_an_unready_pod_is_reported_with_the_reason_that_it_gives(sample: Sample
     assert condition(computed, "Ready") == ("False", reason)
 
 
+def test_the_rank_that_does_not_run_is_named_also_after_a_restart_of_the_operator() -> None:
+    stalled = Sample(phase="stalled", reason="ProcessStalled", silent=("rank 2",))
+    unready = pod(kubelet.loading())
+    computed = compute(unready, samples={"uid-m-0": stalled})
+
+    assert "(not running: rank 2)" in computed["lastFailure"]["message"]
+    (degraded,) = [c for c in computed["conditions"] if c["type"] == "Degraded"]
+    assert "rank 2" in degraded["message"]
+    assert compute(unready, old=computed)["lastFailure"] == computed["lastFailure"]
+
+
 @pytest.mark.parametrize(
     "claim", ["OwnershipConflict", "QuotaExceeded", "InvalidSpec", "OOMKilled", "Nonsense"]
 )
