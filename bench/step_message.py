@@ -17,7 +17,7 @@ from quire_server.core.step import Step
 from quire_server.engine.rank_channel import Channel, ChannelClosedError
 from quire_server.engine.step_codec import MAX_STEP_BYTES, StepDecoder, StepEncoder, encode_echo
 
-LIMITS = RankLimits(512, 1 << 16, 0, 4096, 1 << 17)
+LIMITS = RankLimits(512, 1 << 16, 0, 0, 4096, 1 << 17)
 PING = b"ping"
 
 

@@ -261,10 +261,5 @@ def _check_ranks(config: ServeConfig) -> None:
     size = f"--tensor-parallel-size {config.tensor_parallel_size}"
     if config.device == "cuda":
         raise ConfigError(f"{size} works on CPUs only so far: give --device cpu, or --tensor-parallel-size 1")
-    for flag, is_set in (
-        ("--speculative-method draft-model", config.speculative_model is not None),
-        ("--kv-offload-disk-path", config.kv_offload_disk_path is not None),
-        ("--cpu-offload-gb", config.cpu_offload_gb > 0),
-    ):
-        if is_set:
-            raise ConfigError(f"{flag} does not work with {size} yet: leave one of them out")
+    if config.cpu_offload_gb > 0:
+        raise ConfigError(f"--cpu-offload-gb does not work with {size} yet: leave one of them out")

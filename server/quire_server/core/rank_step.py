@@ -11,7 +11,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire_server.core.step import Step
+from quire_server.core.step import CopyOutcome, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Echo:
     sequence: int
     digest: int
     status: EchoStatus = EchoStatus.DONE
-    failed_blocks: tuple[int, ...] = ()  # that a load of this pass could not fill
+    copied: CopyOutcome | None = None  # of the rank's own part of the blocks; None: no copy has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +58,6 @@ class RankLimits:
     num_rows: int
     num_blocks: int
     num_host_slots: int
+    num_disk_slots: int
     max_model_len: int
     vocab_size: int

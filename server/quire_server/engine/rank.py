@@ -107,8 +107,8 @@ def follow(channel: Channel, runner: FollowerRunner) -> None:
                 f"Rank 0 did not take part in step {decoder.sequence}. The pod restarts; if it comes back, "
                 "look at the node's CPU and memory, and report it with the log."
             ) from None
-        status, failed = runner.execute(decoder.decode(body))
-        channel.send(step_codec.encode_echo(Echo(decoder.sequence, decoder.digest, status, failed)))
+        status, copied = runner.execute(decoder.decode(body))
+        channel.send(step_codec.encode_echo(Echo(decoder.sequence, decoder.digest, status, copied)))
         if status is EchoStatus.LOST_PEER:
             timeout = _LEADER_SECONDS
 

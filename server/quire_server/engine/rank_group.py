@@ -16,6 +16,7 @@ from typing import TypeVar
 from quire_server import __version__
 from quire_server.config import ServeConfig
 from quire_server.core.rank_step import EchoStatus, RankStep
+from quire_server.core.step import CopyOutcome
 from quire_server.core.topology import Topology
 from quire_server.engine import rank_channel, step_codec
 from quire_server.engine.codec import CodecError
@@ -117,7 +118,7 @@ class RankGroup:
     def collect(self, *, is_lost: bool = False) -> PassOutcome:
         """Wait until all other ranks have executed the pass."""
         deadline = time.monotonic() + (_GRACE_SECONDS if is_lost else DEADLINE)
-        missing, is_out_of_memory, failed = list[int](), False, set[int]()
+        missing, is_out_of_memory, copied = list[int](), False, list[CopyOutcome]()
         for rank, channel in self._channels.items():
             try:
                 body = channel.receive(step_codec.MAX_ECHO_BYTES, deadline - time.monotonic())
@@ -130,10 +131,11 @@ class RankGroup:
             if (echo.sequence, echo.digest) != (self._encoder.sequence & 0xFFFFFFFF, self._encoder.digest):
                 raise RankLostError(f"Rank {rank} executed another step than it was told. {_REMEDY}")
             is_out_of_memory |= echo.status is EchoStatus.OUT_OF_MEMORY
-            failed.update(echo.failed_blocks)
+            if echo.copied is not None:
+                copied.append(echo.copied)
         if missing:
             raise self._lost(missing)
-        return PassOutcome(is_out_of_memory, tuple(sorted(failed)))
+        return PassOutcome(is_out_of_memory, tuple(copied))
 
     def _lost(self, ranks: list[int]) -> RankLostError:
         self._on_lost(ranks[0])

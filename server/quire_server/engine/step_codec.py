@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 
 from quire_server.core.rank_step import Echo, EchoStatus, RankLimits, RankStep
 from quire_server.core.sampling_params import SamplingParams
-from quire_server.core.step import Copies, StartedRow, Step
+from quire_server.core.step import Copies, CopyOutcome, StartedRow, Step
 from quire_server.engine.codec import CodecError
 
-VERSION = 1
+VERSION = 2
 MAX_STEP_BYTES = 64 << 20
 MAX_ECHO_BYTES = 1 << 20
 _IS_RECORDED, _HAS_COPIES = 1, 2
+_HAS_OUTCOME, _DISK_FAILED = 1, 2
 _ITEM = 4  # bytes of an integer
 _STARTED = 5  # integers of a started row: row, prompt tokens, prompt logprobs + 1, tokens, blocks
 
@@ -44,8 +45,15 @@ class _Lengths(NamedTuple):
     started: int
     started_tokens: int
     started_blocks: int
+    spills: int  # pairs
     saves: int  # pairs
     loads: int  # pairs
+    fetches: int  # pairs
+
+    @property
+    def copies(self) -> int:
+        """Blocks that are copied."""
+        return self.spills + self.saves + self.loads + self.fetches
 
     @property
     def total(self) -> int:
@@ -54,7 +62,7 @@ class _Lengths(NamedTuple):
             4 * self.rows
             + self.sampled
             + self.nan_rows
-            + 2 * (self.new_blocks + self.drafted + self.saves + self.loads)
+            + 2 * (self.new_blocks + self.drafted + self.copies)
             + self.draft_tokens
             + _STARTED * self.started
             + self.started_tokens
@@ -63,7 +71,7 @@ class _Lengths(NamedTuple):
 
 
 _STEP_HEADER = struct.Struct(f"<BBIQ{len(_Lengths._fields)}I")  # version, flags, sequence, step id, lengths
-_ECHO_HEADER = struct.Struct("<BBIII")  # version, status, sequence, digest, failed blocks
+_ECHO_HEADER = struct.Struct("<BBBII4I")  # version, status, flags, sequence, digest, lengths of four columns
 
 
 class StepEncoder:
@@ -87,10 +95,8 @@ class StepEncoder:
         ]
         copies, flags = step.copies, _IS_RECORDED if message.is_recorded else 0
         if copies is not None:
-            if copies.spills or copies.fetches:
-                raise ValueError("the disk tier is not for several ranks")
             flags |= _HAS_COPIES
-            columns += [_flat(copies.saves), _flat(copies.loads)]
+            columns += map(_flat, _copy_columns(copies))
         lengths = _Lengths(
             len(step.rows),
             len(message.sampled),
@@ -101,8 +107,7 @@ class StepEncoder:
             len(step.started),
             sum(len(row.token_ids) for row in step.started),
             sum(len(row.block_ids) for row in step.started),
-            0 if copies is None else len(copies.saves),
-            0 if copies is None else len(copies.loads),
+            *(map(len, _copy_columns(copies)) if copies is not None else (0,) * 4),
         )
         self.sequence += 1
         header = _STEP_HEADER.pack(VERSION, flags, self.sequence & 0xFFFFFFFF, step.step_id, *lengths)
@@ -131,7 +136,7 @@ class StepDecoder:
             raise CodecError(f"version {version} of the step protocol; this is version {VERSION}")
         if flags & ~(_IS_RECORDED | _HAS_COPIES):
             raise CodecError("unknown flags")
-        if not flags & _HAS_COPIES and (lengths.saves or lengths.loads):
+        if not flags & _HAS_COPIES and lengths.copies:
             raise CodecError("copies without their flag")
         if sequence != (self.sequence + 1) & 0xFFFFFFFF:
             raise CodecError(f"step {sequence} follows step {self.sequence}")
@@ -164,7 +169,7 @@ class _Columns:
     def pairs(self, length: int, first: int, second: int, what: str) -> tuple[tuple[int, int], ...]:
         """The next column of pairs, each with its own bound."""
         column = self.take(2 * length, 1 << 31, what)
-        if max(column[::2], default=0) >= first or max(column[1::2], default=0) >= second:
+        if max(column[::2], default=-1) >= first or max(column[1::2], default=-1) >= second:
             raise CodecError(f"{what} out of bounds")
         return tuple(zip(column[::2], column[1::2], strict=True))
 
@@ -182,9 +187,13 @@ class _Columns:
         started = self._started(lengths)
         copies = None
         if flags & _HAS_COPIES:
-            saves = self.pairs(lengths.saves, limits.num_blocks, limits.num_host_slots, "saves")
-            loads = self.pairs(lengths.loads, limits.num_host_slots, limits.num_blocks, "loads")
-            copies = Copies((), saves, loads, ())
+            blocks, host, disk = limits.num_blocks, limits.num_host_slots, limits.num_disk_slots
+            copies = Copies(
+                self.pairs(lengths.spills, host, disk, "spills"),
+                self.pairs(lengths.saves, blocks, host, "saves"),
+                self.pairs(lengths.loads, host, blocks, "loads"),
+                self.pairs(lengths.fetches, disk, host, "fetches"),
+            )
         step = Step(step_id, started, new_blocks, rows, starts, num_tokens, samples, drafts, (), copies)
         _check_rows(step, limits)
         return RankStep(step, sampled, nan_rows, bool(flags & _IS_RECORDED))
@@ -246,25 +255,36 @@ def _flat(groups: Iterable[Iterable[int]]) -> list[int]:
     return list(itertools.chain.from_iterable(groups))
 
 
+def _copy_columns(copies: Copies) -> tuple[tuple[tuple[int, int], ...], ...]:
+    return copies.spills, copies.saves, copies.loads, copies.fetches
+
+
 def encode_echo(echo: Echo) -> bytes:
     """The bytes of an echo."""
+    flags, copied = 0, echo.copied or CopyOutcome()
+    if echo.copied is not None:
+        flags = _HAS_OUTCOME | (_DISK_FAILED if copied.disk_failed else 0)
+    columns = (copied.failed, copied.arrived, copied.missed, copied.lost)
     header = _ECHO_HEADER.pack(
-        VERSION, echo.status, echo.sequence & 0xFFFFFFFF, echo.digest, len(echo.failed_blocks)
+        VERSION, echo.status, flags, echo.sequence & 0xFFFFFFFF, echo.digest, *map(len, columns)
     )
-    return header + array("i", echo.failed_blocks).tobytes()
+    return header + b"".join([array("i", column).tobytes() for column in columns if column])
 
 
 def decode_echo(body: bytes) -> Echo:
     """The echo of these bytes; raises CodecError."""
     if not _ECHO_HEADER.size <= len(body) <= MAX_ECHO_BYTES:
         raise CodecError(f"an echo of {len(body)} bytes")
-    version, status, sequence, digest, count = _ECHO_HEADER.unpack_from(body)
+    version, status, flags, sequence, digest, *lengths = _ECHO_HEADER.unpack_from(body)
     if version != VERSION:
         raise CodecError(f"version {version} of the step protocol; this is version {VERSION}")
-    if len(body) != _ECHO_HEADER.size + _ITEM * count:
+    if len(body) != _ECHO_HEADER.size + _ITEM * sum(lengths):
         raise CodecError(f"{len(body)} bytes, and the header describes another number")
     if status not in list(EchoStatus):
         raise CodecError(f"status {status} of an echo")
-    blocks = array("i")
-    blocks.frombytes(memoryview(body)[_ECHO_HEADER.size :])
-    return Echo(sequence, digest, EchoStatus(status), tuple(blocks))
+    if flags not in (0, _HAS_OUTCOME, _HAS_OUTCOME | _DISK_FAILED) or (sum(lengths) and not flags):
+        raise CodecError("unknown flags of an echo")
+    values = iter(np.frombuffer(body, "<i4", offset=_ECHO_HEADER.size).tolist())
+    failed, arrived, missed, lost = (tuple(itertools.islice(values, length)) for length in lengths)
+    copied = CopyOutcome(failed, arrived, missed, lost, bool(flags & _DISK_FAILED)) if flags else None
+    return Echo(sequence, digest, EchoStatus(status), copied)

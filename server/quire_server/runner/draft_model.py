@@ -92,6 +92,8 @@ class DraftModel:
         had to be computed first, since that time does not predict the next one. A row whose context takes
         more than this step gets no drafts yet. If memory runs out no row gets any: drafts only save time.
         """
+        if not step.draft_requests:
+            return step, 0.0
         try:
             return self._propose(step, sample)
         except (RuntimeError, MemoryError) as error:

@@ -252,7 +252,7 @@ def load_model(
     found = Checkpoint.open(
         model_dir, dtype=options.dtype, quantization_name=options.quantization, capability=capability
     )
-    draft = open_draft(found, options, capability)
+    draft = open_draft(found, options, capability) if ranks.topology.is_leader else None  # rank 0 drafts
     config = sharding.shard(found.config, ranks.topology)
     stored = kv_cache.storage_dtype(options.kv_cache_dtype, found.dtype)
     block_bytes = kv_cache.block_bytes(config, options.block_size, stored)

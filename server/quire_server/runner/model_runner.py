@@ -15,7 +15,6 @@ from torch import Tensor
 from quire_server.core.step import (
     NOT_FINITE,
     UNSATISFIABLE,
-    CopyOutcome,
     Step,
     StepResult,
     TokenLogprobs,
@@ -193,17 +192,18 @@ class ModelRunner:
         )
         copied = self._offload.copy(step) if self._offload is not None else None
         self._dirty_blocks.zero_reused(step)
+        if self._leader is not None and not step.rows:
+            self._leader.apply_only(step)
         if self._draft_model is None:
-            if self._leader is not None and not step.rows:
-                self._leader.apply_only(step)
             wait = oom_retry.launch(step, self._start, self._input_batch.request_id)
-            if self._leader is not None and (failed := self._leader.take_failed_blocks()):
-                mine = copied or CopyOutcome()
-                copied = dataclasses.replace(mine, failed=tuple({*mine.failed, *failed}))
+            if self._leader is not None:
+                copied = self._leader.all_copied(copied)
             return wait if copied is None else lambda: dataclasses.replace(wait(), copied=copied)
         self._draft_model.follow(step)
         drafted, seconds = self._draft_model.propose(step, lambda *entries: self._choose(*entries)[0])
         result = oom_retry.launch(drafted, self._start, self._input_batch.request_id)()
+        if self._leader is not None:
+            copied = self._leader.all_copied(copied)
         result = dataclasses.replace(result, drafts=drafted.drafts, draft_seconds=seconds, copied=copied)
         return lambda: result
 
@@ -254,6 +254,8 @@ class ModelRunner:
         wants_logprobs = bool((input_batch.num_logprobs[row_ids] >= 0).any())
         raw = logits.clone() if wants_logprobs else logits  # the sampler changes logits in place
         tokens, failures = self._choose(logits, row_ids, layout.sampled_lengths)
+        if self._leader is not None:
+            self._leader.sampled(tuple(tokens.tolist()))
         self._mark_dirty(failures)
         found = sampler.logprobs(raw, tokens, input_batch.num_logprobs[row_ids]) if wants_logprobs else {}
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
@@ -315,8 +317,6 @@ class ModelRunner:
     ) -> None:
         """Write tokens behind their contexts, except beyond the longest context."""
         self._input_batch.write(row_ids, lengths, tokens)
-        if self._leader is not None and not isinstance(tokens, int):
-            self._leader.sampled(tuple(tokens.tolist()))
 
 
 def _vocabulary(model_dir: Path, config: ModelConfig) -> Vocabulary:

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from quire_server.core.copy_outcomes import CopyOutcomes
 from quire_server.core.rank_step import EchoStatus, RankLimits, RankStep
-from quire_server.core.step import Step
+from quire_server.core.step import CopyOutcome, Step
 from quire_server.layers.parallel import CollectiveError
 from quire_server.models.decoder import Decoder
 from quire_server.runner import exchanges, oom_retry
@@ -70,7 +71,8 @@ class LeaderExecutor:
         self._is_told = False  # the other ranks have applied what this step changes
         self._sampled: tuple[int, ...] = ()
         self._nan_rows: set[int] = set()
-        self._failed_blocks: set[int] = set()
+        self._copied: list[CopyOutcome] = []  # of the other ranks in this step
+        self._copy_outcomes = CopyOutcomes(ranks.topology.tensor)
 
     def begin(self) -> None:
         """A new step begins."""
@@ -97,7 +99,7 @@ class LeaderExecutor:
         outcome = self._followers.collect(is_lost=lost is not None)  # names the rank that was missing
         if lost is not None:
             raise lost
-        self._failed_blocks.update(outcome.failed_blocks)
+        self._copied += outcome.copied
         if output is None or outcome.is_out_of_memory:
             raise OutOfMemoryOnRankError("a rank has no memory for the pass")
         return output
@@ -105,12 +107,12 @@ class LeaderExecutor:
     def apply_only(self, step: Step) -> None:
         """Tell the other ranks of a step that computes nothing."""
         self._send(step, is_replay=False)
-        self._failed_blocks.update(self._followers.collect().failed_blocks)
+        self._copied += self._followers.collect().copied
 
-    def take_failed_blocks(self) -> tuple[int, ...]:
-        """Blocks that loads of this step could not fill on another rank."""
-        failed, self._failed_blocks = tuple(sorted(self._failed_blocks)), set()
-        return failed
+    def all_copied(self, mine: CopyOutcome | None) -> CopyOutcome | None:
+        """What the step's copies came to on all ranks, after its last pass. ``mine``: on rank 0."""
+        theirs, self._copied = self._copied, []
+        return self._copy_outcomes.combine(theirs if mine is None else [mine, *theirs])
 
     def _send(self, step: Step, *, is_replay: bool) -> None:
         """What was applied already is not sent again with a repeated pass."""
@@ -130,12 +132,13 @@ class FollowerRunner:
         self._host = HostExecutor(loaded.model, loaded.kv_caches, self._input_batch)
         self._rank = _Rank(loaded.model, self._host, self._input_batch, ranks)
         slots = loaded.num_host_slots
-        self._offload = OffloadWorker(loaded.kv_caches, slots, None) if slots else None
+        self._offload = OffloadWorker(loaded.kv_caches, slots, loaded.disk) if slots else None
         self._positions: tuple[np.ndarray, np.ndarray] = (np.empty(0, np.int64), np.empty(0, np.int64))
         self.limits = RankLimits(
             options.max_num_seqs,
             loaded.num_blocks,
             slots,
+            0 if loaded.disk is None else loaded.disk.num_slots,
             loaded.max_model_len,
             loaded.model.config.vocab_size,
         )
@@ -157,8 +160,8 @@ class FollowerRunner:
         return self._host.can_replay
 
     @torch.inference_mode()
-    def execute(self, message: RankStep) -> tuple[EchoStatus, tuple[int, ...]]:
-        """(how the pass ended, blocks that its loads could not fill)."""
+    def execute(self, message: RankStep) -> tuple[EchoStatus, CopyOutcome | None]:
+        """(how the pass ended, what copies came to on this rank)."""
         step, (rows, lengths) = message.step, self._positions
         if len(message.sampled) not in (0, len(rows)):
             raise ValueError(f"{len(message.sampled)} tokens for {len(rows)} sampled positions")
@@ -168,13 +171,12 @@ class FollowerRunner:
         self._input_batch.apply(step)
         copied = self._offload.copy(step) if self._offload is not None else None
         self._dirty_blocks.zero_reused(step)
-        failed = () if copied is None else copied.failed
         layout = StepLayout.of(step)
         self._positions = layout.sampled_rows, layout.sampled_lengths
         if not step.rows:
-            return EchoStatus.DONE, failed
+            return EchoStatus.DONE, copied
         try:
             output = self._rank.compute(step, layout, is_replay=message.is_recorded)
         except CollectiveError:
-            return EchoStatus.LOST_PEER, failed
-        return EchoStatus.DONE if output is not None else EchoStatus.OUT_OF_MEMORY, failed
+            return EchoStatus.LOST_PEER, copied
+        return EchoStatus.DONE if output is not None else EchoStatus.OUT_OF_MEMORY, copied

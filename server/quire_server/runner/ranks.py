@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quire_server.core.rank_step import RankStep
+from quire_server.core.step import CopyOutcome
 from quire_server.core.topology import Topology
 from quire_server.layers.parallel import Communicator, SingleRank
 
@@ -29,7 +30,7 @@ class PassOutcome:
     """How a pass ended on the other ranks."""
 
     is_out_of_memory: bool = False
-    failed_blocks: tuple[int, ...] = ()  # that a load could not fill on one of them
+    copied: tuple[CopyOutcome, ...] = ()  # of each of them that has one
 
 
 class Followers(Protocol):

@@ -3,69 +3,37 @@ between them, with ranks as threads.
 """
 
 import socket
-import threading
 from dataclasses import replace
 
 import pytest
 import torch
 
-from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
+from quire_server.core.config import Batching, PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.rank_step import Echo, RankStep
 from quire_server.core.request import Request
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import NOT_FINITE, OUT_OF_MEMORY, Step
-from quire_server.core.topology import Topology
-from quire_server.engine import rank, step_codec
-from quire_server.engine.rank_channel import Channel, ChannelClosedError
+from quire_server.engine import step_codec
+from quire_server.engine.rank_channel import Channel
 from quire_server.engine.rank_group import RankGroup
 from quire_server.errors import RankLostError
-from quire_server.runner.model_runner import ModelRunner, RunnerConfig
-from quire_server.runner.rank_executor import FollowerRunner
-from quire_server.runner.ranks import Membership
-from tests.server.models.lockstep import ThreadRanks
 from tests.server.runner.in_process import InProcessEngine, greedy, load
+from tests.server.runner.ranks_in_process import Ranks
 from tests.server.tiny_model import write
 
 PROMPTS = [[(7 * i + 3 * j) % 250 for j in range(20 + 9 * i)] for i in range(5)]
-OPTIONS = {"num_blocks_override": 200, "quantization": "none", "kv_offload_host_bytes": 1 << 20}
 
 
-class Ranks:
-    """Rank 0's runner, and the others following it on threads."""
-
-    def __init__(self, directory, size):
-        options = RunnerConfig(dtype="float32", tensor_parallel_size=size, **OPTIONS)
-        exchange = ThreadRanks(size)
-        pairs = {number: socket.socketpair() for number in range(1, size)}
-        self.followers, self._threads = {}, []
-        for number, (_, far) in pairs.items():
-            place = Membership(Topology(size, number), exchange.communicators[number], int)
-            runner = FollowerRunner.load(directory, options, lambda *_: None, place)
-            self.followers[number] = runner
-            thread = threading.Thread(target=self._follow, args=(Channel(far), runner), daemon=True)
-            thread.start()
-            self._threads.append(thread)
-        self.channels = {number: Channel(near) for number, (near, _) in pairs.items()}
-        place = Membership(Topology(size), exchange.communicators[0], int)
-        group = RankGroup(self.channels)
-        self.runner = ModelRunner.load(directory, options, lambda *_: None, ranks=place, followers=group)
-
-    @staticmethod
-    def _follow(channel, runner):
-        try:
-            rank.follow(channel, runner)
-        except ChannelClosedError:
-            channel.close()
-
-    @property
-    def models(self):
-        return [self.runner._model, *(one._rank._model for one in self.followers.values())]
-
-    def close(self):
-        for channel in self.channels.values():
-            channel.close()
-        for thread in self._threads:
-            thread.join()
+def options(directory):
+    """All tiers, and a draft model that is the model itself, so that its drafts are right."""
+    return {
+        "num_blocks_override": 200,
+        "quantization": "none",
+        "kv_offload_host_bytes": 1 << 20,
+        "kv_offload_disk_path": directory,
+        "kv_offload_disk_bytes": 1 << 20,
+        "speculative_model": directory,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +43,15 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(directory):
-    return load(directory, **OPTIONS)
+    runner = load(directory, **options(directory))
+    yield runner
+    runner.close()
 
 
-@pytest.fixture(params=[2, 4])
+@pytest.fixture(scope="module", params=[2, 4])
 def ranks(directory, request):
     """The model has 4 heads, and 2 of keys and values."""
-    found = Ranks(directory, request.param)
+    found = Ranks(directory, request.param, **options(directory))
     yield found
     found.close()
 
@@ -95,7 +65,17 @@ CONDITIONS = {
         "num_host_slots": 16,
         "preemption_mode": PreemptionMode.SWAP,
     },
-    "drafts": {"speculation": SpeculationConfig(SpeculativeMethod.NGRAM, 4, lookup_min=1)},
+    "static batches": {"batching": Batching.STATIC, "max_num_seqs": 2},
+    "drafts from the prompt": {"speculation": SpeculationConfig(SpeculativeMethod.NGRAM, 4, lookup_min=1)},
+    "drafts of a draft model": {"speculation": SpeculationConfig(SpeculativeMethod.DRAFT_MODEL, 3)},
+    "drafts of a draft model, in chunks, swapped": {
+        "speculation": SpeculationConfig(SpeculativeMethod.DRAFT_MODEL, 3),
+        "max_num_batched_tokens": 32,
+        "max_num_seqs": 4,
+        "num_blocks": 12,
+        "num_host_slots": 16,
+        "preemption_mode": PreemptionMode.SWAP,
+    },
 }
 
 
@@ -120,10 +100,10 @@ def test_ranks_give_the_tokens_and_logprobs_of_one_rank(whole, ranks, condition)
                 assert [one.logprob for one in ours[name]] == pytest.approx(
                     [one.logprob for one in entries], abs=1e-3
                 )
-    stats = divided.scheduler.stats
-    assert not condition.startswith("preemption") or stats.preemptions > 0
-    assert condition != "preemption, swapped" or divided.scheduler.kv.stats().swaps > 0
-    assert condition != "drafts" or stats.speculation.accepted_tokens > 10
+    stats, kv = divided.scheduler.stats, divided.scheduler.kv.stats()
+    assert ("num_blocks" in limits) == (stats.preemptions > 0)
+    assert ("preemption_mode" in limits) == (kv.swaps > 0)
+    assert ("speculation" in limits) == (stats.speculation.accepted_tokens > 10)
 
 
 def drain(engine):

@@ -9,15 +9,21 @@ from hypothesis import strategies as st
 
 from quire_server.core.rank_step import Echo, EchoStatus, RankLimits, RankStep
 from quire_server.core.sampling_params import SamplingParams
-from quire_server.core.step import Copies, StartedRow, Step
+from quire_server.core.step import Copies, CopyOutcome, StartedRow, Step
 from quire_server.engine.codec import CodecError
 from quire_server.engine.step_codec import StepDecoder, StepEncoder, decode_echo, encode_echo
 
-LIMITS = RankLimits(num_rows=300, num_blocks=500, num_host_slots=40, max_model_len=1000, vocab_size=2000)
+LIMITS = RankLimits(
+    num_rows=300, num_blocks=500, num_host_slots=40, num_disk_slots=70, max_model_len=1000, vocab_size=2000
+)
 
 tokens = st.lists(st.integers(0, 1999), min_size=1, max_size=9).map(tuple)
 blocks = st.lists(st.integers(0, 499), min_size=1, max_size=5).map(tuple)
 row_ids = st.integers(0, 299)
+
+
+def pairs_below(first, second):
+    return st.lists(st.tuples(st.integers(0, first - 1), st.integers(0, second - 1)), max_size=3).map(tuple)
 
 
 @st.composite
@@ -37,8 +43,9 @@ def steps(draw):
         )
         for _ in range(draw(st.integers(0, 3)))
     )
-    pairs = st.lists(st.tuples(st.integers(0, 499), st.integers(0, 39)), max_size=3).map(tuple)
-    saves, loads = draw(pairs), tuple((slot, block) for block, slot in draw(pairs))
+    copies = st.builds(
+        Copies, pairs_below(40, 70), pairs_below(500, 40), pairs_below(40, 500), pairs_below(70, 40)
+    )
     step = Step(
         draw(st.integers(0, 2**63)),
         started,
@@ -49,7 +56,7 @@ def steps(draw):
         tuple(draw(st.integers(0, count)) for count in num_tokens),
         tuple((row, draw(tokens)) for row in rows if draw(st.booleans())),
         (),
-        draw(st.sampled_from([None, Copies((), saves, loads, ())])),
+        draw(st.none() | copies),
     )
     nan_rows = draw(st.lists(row_ids, max_size=3).map(tuple))
     return RankStep(step, draw(st.just(()) | tokens), nan_rows, draw(st.booleans()))
@@ -70,13 +77,16 @@ def test_what_only_rank_0_needs_stays_there():
     assert arrived == replace(row, request_id="", seed=0, sampling=SamplingParams(1, prompt_logprobs=2))
 
 
+numbers = st.lists(st.integers(0, 2**31 - 1), max_size=4).map(tuple)
+
+
 @given(
     st.builds(
         Echo,
         st.integers(0, 2**32 - 1),
         st.integers(0, 2**32 - 1),
         st.sampled_from(EchoStatus),
-        st.lists(st.integers(0, 2**31 - 1), max_size=4).map(tuple),
+        st.none() | st.builds(CopyOutcome, numbers, numbers, numbers, numbers, st.booleans()),
     )
 )
 def test_echoes_arrive_unchanged(echo):

@@ -154,17 +154,11 @@ def test_when_a_rank_ends_or_stops_all_end_and_each_stream_gets_an_error(
         (("--tensor-parallel-size", "3"), "Set --tensor-parallel-size to one of 1, 2, 4."),
         (("--tensor-parallel-size", "2", "--device", "cuda"), "works on CPUs only so far"),
         (
-            ("--tensor-parallel-size", "2", "--kv-offload-host-bytes", "1000000",
-             "--kv-offload-disk-path", "/tmp", "--kv-offload-disk-bytes", "1000000"),
-            "--kv-offload-disk-path does not work with --tensor-parallel-size 2 yet",
-        ),
-        (
-            ("--tensor-parallel-size", "2", "--speculative-method", "draft-model",
-             "--speculative-model", "/tmp"),
-            "--speculative-method draft-model does not work with --tensor-parallel-size 2 yet",
+            ("--tensor-parallel-size", "2", "--cpu-offload-gb", "1"),
+            "--cpu-offload-gb does not work with --tensor-parallel-size 2 yet",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_divided_is_refused_in_a_sentence(tiny, tmp_path, flags, message):
     with Server(tiny, tmp_path, *flags) as server:
         assert server.wait_end(60) == 2

@@ -1,0 +1,69 @@
+"""A model divided among ranks in one process: rank 0's runner, and the others that follow it on threads."""
+
+import socket
+import threading
+from pathlib import Path
+
+from quire_server.core.topology import Topology
+from quire_server.engine import rank
+from quire_server.engine.rank_channel import Channel, ChannelClosedError
+from quire_server.engine.rank_group import RankGroup
+from quire_server.models.decoder import Decoder
+from quire_server.runner.kv_offload import OffloadWorker
+from quire_server.runner.model_runner import ModelRunner, RunnerConfig
+from quire_server.runner.rank_executor import FollowerRunner
+from quire_server.runner.ranks import Membership
+from tests.server.models.lockstep import ThreadRanks
+
+_DEFAULTS = {"dtype": "float32", "quantization": "none", "num_blocks_override": 200}
+
+
+class Ranks:
+    """``runner`` is rank 0's, to be used as any other. ``exchange``: what the ranks have exchanged."""
+
+    def __init__(self, directory: Path, size: int, **options: object) -> None:
+        settings = RunnerConfig(**(_DEFAULTS | options), tensor_parallel_size=size)  # type: ignore[arg-type]  # mixed values
+        self.exchange = ThreadRanks(size)
+        pairs = {number: socket.socketpair() for number in range(1, size)}
+        self._followers: list[FollowerRunner] = []
+        self._threads = []
+        for number, (_, far) in pairs.items():
+            follower = FollowerRunner.load(directory, settings, lambda *_: None, self._place(number))
+            self._followers.append(follower)
+            thread = threading.Thread(target=_follow, args=(Channel(far), follower), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        self._channels = {number: Channel(near) for number, (near, _) in pairs.items()}
+        group = RankGroup(self._channels)
+        self.runner = ModelRunner.load(
+            directory, settings, lambda *_: None, ranks=self._place(0), followers=group
+        )
+
+    def _place(self, number: int) -> Membership:
+        return Membership(Topology(self.exchange.size, number), self.exchange.communicators[number], int)
+
+    @property
+    def models(self) -> list[Decoder]:
+        """Each rank's part."""
+        return [self.runner._model, *(follower._rank._model for follower in self._followers)]
+
+    @property
+    def tiers(self) -> list[OffloadWorker]:
+        """Each rank's copies of its part of the KV blocks."""
+        workers = [self.runner._offload, *(follower._offload for follower in self._followers)]
+        return [worker for worker in workers if worker is not None]
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+        for thread in self._threads:
+            thread.join()
+        for worker in self.tiers:
+            worker.close()
+
+
+def _follow(channel: Channel, follower: FollowerRunner) -> None:
+    try:
+        rank.follow(channel, follower)
+    except ChannelClosedError:
+        channel.close()
