@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
-from tests.server.models.variants import VARIANTS
+from quire_server.core.topology import tensor_sizes
+from tests.server.models.variants import SIZES, VARIANTS
 
 Case = Mapping[str, str]
 
@@ -39,6 +40,7 @@ SPECULATION: dict[str, dict[str, object]] = {
     "drafts from the prompt": {"speculation": SpeculationConfig(SpeculativeMethod.NGRAM, 4, lookup_min=1)},
     "drafts of a draft model": {"speculation": SpeculationConfig(SpeculativeMethod.DRAFT_MODEL, 3)},
 }
+RANKS: dict[str, int] = {"1 rank": 1, "2 ranks": 2, "4 ranks": 4}
 
 AXES: dict[str, tuple[str, ...]] = {
     "family": tuple(VARIANTS),
@@ -47,12 +49,23 @@ AXES: dict[str, tuple[str, ...]] = {
     "preemption": tuple(PREEMPTION),
     "batch": tuple(BATCH),
     "speculation": tuple(SPECULATION),
+    "ranks": tuple(RANKS),
 }
 
 
 def is_possible(case: Case) -> bool:
-    """A single request is never preempted."""
+    """A single request is never preempted, and a family's heads and experts divide among few ranks."""
+    if "family" in case and "ranks" in case and RANKS[case["ranks"]] not in ranks_of(case["family"]):
+        return False
     return case.get("preemption", "no preemption") == "no preemption" or case.get("batch") != "1 request"
+
+
+def ranks_of(variant: str) -> tuple[int, ...]:
+    """The numbers of ranks that a variant can be divided among."""
+    sizes = SIZES | VARIANTS[variant][1]
+    experts = [sizes[name] for name in ("num_experts", "num_local_experts") if name in sizes]
+    dimensions = [sizes["intermediate_size"], *experts]
+    return tensor_sizes(sizes["num_attention_heads"], sizes["num_key_value_heads"], dimensions)
 
 
 def settings(case: Case) -> dict[str, object]:

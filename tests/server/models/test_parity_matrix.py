@@ -2,8 +2,8 @@
 
 import copy
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import combinations, product
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from quire_server.runner.model_runner import ModelRunner
 from tests.server.models import families, matrix
 from tests.server.models.variants import VARIANTS, VOCAB, WINDOW
 from tests.server.runner.in_process import InProcessEngine, greedy, load
+from tests.server.runner.ranks_in_process import Ranks
 
 LENGTH = 20
 
@@ -27,6 +28,19 @@ class Tiny:
     runner: ModelRunner
     model: transformers.PreTrainedModel
     answers: dict[tuple[int, ...], list[int]]
+    divided: dict[int, Ranks] = field(default_factory=dict)
+
+    def runner_of(self, ranks: int) -> ModelRunner:
+        """Rank 0's runner of so many."""
+        if ranks == 1:
+            return self.runner
+        if ranks not in self.divided:
+            self.divided[ranks] = Ranks(self.directory, ranks, **_options(self.directory))
+        return self.divided[ranks].runner
+
+
+def _options(directory: Path) -> dict[str, object]:
+    return {"kv_offload_host_bytes": 4 << 20, "speculative_model": directory}
 
 
 def _prompt(seed: int, length: int) -> list[int]:
@@ -41,7 +55,7 @@ ALIKE = [SHARED[:cut] + DISTINCT[index][:14] for index, cut in enumerate((48, 48
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Tiny]]:
     """Each variant is made, loaded and run once."""
     made: dict[str, Tiny] = {}
 
@@ -55,17 +69,20 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
                 "too uniform to prove anything"
             )
             by_prompt = dict(zip(map(tuple, prompts), answers, strict=True))
-            runner = load(directory, kv_offload_host_bytes=4 << 20, speculative_model=directory)
+            runner = load(directory, **_options(directory))
             made[variant] = Tiny(directory, runner, model, by_prompt)
         return made[variant]
 
-    return get
+    yield get
+    for one in made.values():
+        for ranks in one.divided.values():
+            ranks.close()
 
 
 @pytest.mark.parametrize("case", matrix.pairwise(), ids=lambda case: " - ".join(case.values()))
 def test_the_answers_are_those_of_transformers(tiny: Callable[[str], Tiny], case: matrix.Case) -> None:
     ours = tiny(case["family"])
-    engine = InProcessEngine(ours.runner, **matrix.settings(case))
+    engine = InProcessEngine(ours.runner_of(matrix.RANKS[case["ranks"]]), **matrix.settings(case))
     is_hit = case["prefix"] == "prefix hit"
     prompts = ALIKE if is_hit else DISTINCT
     if is_hit:
