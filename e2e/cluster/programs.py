@@ -40,6 +40,7 @@ class Program:
     package: str = "."
     ldflags: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
+    oldest_go: tuple[int, int] = field(default=OLDEST_GO, repr=False)
     # How many packages there are to compile. Not part of the key: it is only shown.
     steps: int = field(default=1000, repr=False)
 
@@ -79,6 +80,14 @@ PROGRAMS = (
         module="kubeconform",
         package="github.com/yannh/kubeconform/cmd/kubeconform",
         ldflags=("-X main.version=v0.7.0",),
+    ),
+    Program(
+        name="lws",
+        module="lws",
+        package="sigs.k8s.io/lws/cmd",
+        ldflags=("-X sigs.k8s.io/lws/pkg/version.GitVersion=v0.9.0",),
+        oldest_go=(1, 26),
+        steps=830,
     ),
     Program(
         name="helm",
@@ -124,7 +133,7 @@ def build(bin_dir: Path, names: tuple[str, ...] = ()) -> None:
 
 def unbuilt(bin_dir: Path) -> dict[str, str]:
     """The programs that are missing or made from something else, with the key that they would have."""
-    go_version = _go_version()
+    go_version, _ = _go()
     keys = {program: key(program, SOURCES, go_version) for program in PROGRAMS}
     return {
         program.name: wanted
@@ -139,18 +148,29 @@ def _stamp(program: Program, bin_dir: Path) -> Path:
     return bin_dir / f".{program.name}.key"
 
 
-def _go_version() -> str:
+def _go() -> tuple[str, tuple[int, int]]:
+    """The release of Go, as text and as numbers."""
     if shutil.which("go") is None:
-        raise HostError("Go is not installed: install Go >= 1.24 and put it on PATH")
+        raise HostError(f"Go is not installed: install Go >= {_written(OLDEST_GO)} and put it on PATH")
     run = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, check=True, cwd="/")
     version = run.stdout.strip()
     found = re.match(r"go(\d+)\.(\d+)", version)
-    if found is None or (int(found[1]), int(found[2])) < OLDEST_GO:
-        raise HostError(f"{version} is too old: install Go >= 1.24 and put it on PATH")
-    return version
+    return version, (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _written(release: tuple[int, int]) -> str:
+    return ".".join(map(str, release))
+
+
+def check_go(program: Program, version: str, release: tuple[int, int]) -> None:
+    """Raises HostError where this release of Go is too old for the program."""
+    if release < program.oldest_go:
+        wanted = _written(program.oldest_go)
+        raise HostError(f"{version} is too old for {program.name}: install Go >= {wanted} and put it on PATH")
 
 
 def _compile(program: Program, bin_dir: Path) -> None:
+    check_go(program, *_go())
     print(f"building {program.name} (Go modules are fetched and compiled once)", flush=True)
     began, status = time.monotonic(), Progress()
     new = bin_dir / f".{program.name}.new"

@@ -39,6 +39,8 @@ PATHS = {
     "HTTPRoute": "/apis/gateway.networking.k8s.io/v1/namespaces/{}/httproutes",
     "InferencePool": "/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools",
     "ScaledObject": "/apis/keda.sh/v1alpha1/namespaces/{}/scaledobjects",
+    "LeaderWorkerSet": "/apis/leaderworkerset.x-k8s.io/v1/namespaces/{}/leaderworkersets",
+    "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
     "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
     "Lease": "/apis/coordination.k8s.io/v1/namespaces/{}/leases",

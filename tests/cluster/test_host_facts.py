@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import cgroups, mounts, network, pause, programs, teardown
+from e2e.cluster.errors import HostError
 from e2e.cluster.layout import Checkout
 
 HYBRID = """\
@@ -82,7 +83,21 @@ def test_a_program_is_built_again_exactly_when_what_it_is_made_of_changes(tmp_pa
 @pytest.mark.parametrize("program", programs.PROGRAMS, ids=lambda program: program.name)
 def test_every_program_builds_with_the_oldest_go_that_is_promised(program: programs.Program) -> None:
     lines = (programs.SOURCES / program.module / "go.mod").read_text().splitlines()
-    assert [line for line in lines if line.startswith(("go ", "toolchain "))] == ["go 1.24.0"]
+    promised = ".".join(map(str, program.oldest_go))
+    assert [line for line in lines if line.startswith(("go ", "toolchain "))] == [f"go {promised}.0"]
+
+
+def test_what_make_up_compiles_builds_with_the_go_that_the_readme_asks_for() -> None:
+    needed = [program for program in programs.PROGRAMS if program.name in programs.OF_UP]
+    assert {program.oldest_go for program in needed} == {programs.OLDEST_GO}
+    assert f"Go >= {'.'.join(map(str, programs.OLDEST_GO))}" in Path("README.md").read_text()
+
+
+def test_a_go_that_is_too_old_for_a_program_is_refused_by_name() -> None:
+    program = programs.Program("tool", module="module", oldest_go=(1, 26))
+    programs.check_go(program, "go1.26.0", (1, 26))
+    with pytest.raises(HostError, match="go1.25.9 is too old for tool: install Go >= 1.26"):
+        programs.check_go(program, "go1.25.9", (1, 25))
 
 
 def test_the_pause_image_holds_the_program_and_its_name(tmp_path: Path) -> None:
