@@ -7,12 +7,9 @@ from typing import Any
 from e2e.api.specs import Body, minimal
 
 
-def _ranks(tensor: int, *, cpu: str = "8", resources: Body | None = None, **engine: Any) -> Body:
-    return minimal(parallelism={"tensor": tensor}, resources={"cpu": cpu, **(resources or {})}, engine=engine)
+def _ranks(tensor: int, *, cpu: str = "8", resources: Body | None = None) -> Body:
+    return minimal(parallelism={"tensor": tensor}, resources={"cpu": cpu, **(resources or {})})
 
-
-_DISK = {"hostOffload": "1Gi", "diskOffload": "20Gi"}
-_DRAFTS = {"method": "DraftModel", "draftModelPath": "llama/1b"}
 
 # By rule: the arguments of `cases.Cases`.
 PARALLELISM_CASES: dict[str, dict[str, Any]] = {
@@ -39,19 +36,5 @@ PARALLELISM_CASES: dict[str, dict[str, Any]] = {
             _ranks(14, cpu="1k"),
         ),
         "refused": (_ranks(2, cpu="0.9"), _ranks(3, cpu="1499m"), _ranks(14, cpu="6.9")),
-    },
-    "spec#13": {
-        "field": "spec.parallelism",
-        "accepted": (
-            _ranks(1, speculation=_DRAFTS),
-            _ranks(2, speculation={"method": "NGram"}),
-            _ranks(2, speculation={}),
-        ),
-        "refused": (_ranks(2, speculation=_DRAFTS),),
-    },
-    "spec#14": {
-        "field": "spec.parallelism",
-        "accepted": (_ranks(1, kvCache=_DISK), _ranks(2, kvCache={"hostOffload": "1Gi"})),
-        "refused": (_ranks(2, kvCache=_DISK),),
     },
 }

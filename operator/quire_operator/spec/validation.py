@@ -335,15 +335,6 @@ def _check_parallelism(spec: Spec) -> None:
         raise SpecError(
             field, "every rank needs half a CPU, better a whole one: lower this, or raise resources.cpu"
         )
-    if spec.engine.speculation.method == "DraftModel":
-        raise SpecError(
-            field,
-            "a draft model works on one rank only so far: drop this, or choose the method NGram or None",
-        )
-    if spec.engine.kv_cache.disk_offload:
-        raise SpecError(
-            field, "the disk tier works on one rank only so far: drop this, or engine.kvCache.diskOffload"
-        )
 
 
 def check_autoscaling(spec: Spec) -> None:
