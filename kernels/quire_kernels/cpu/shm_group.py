@@ -8,11 +8,11 @@ _ABORTED, _LATE, _DIFFERS = 1, 2, 3
 
 
 class CollectiveError(RuntimeError):
-    """The ranks cannot go on together: ``rank`` did not arrive in time, made another call than the others, or
-    gave up. All calls of all ranks fail from then on.
+    """The ranks cannot go on together: ``rank``, where it is known, did not arrive in time, made another call
+    than the others, or gave up. All calls of all ranks fail from then on.
     """
 
-    def __init__(self, message: str, rank: int, call: int) -> None:
+    def __init__(self, message: str, rank: int | None = None, call: int = 0) -> None:
         super().__init__(message)
         self.rank, self.call = rank, call
 

@@ -1,8 +1,9 @@
 """A connection between rank 0 and another rank: whole frames over a unix socket, each wait with a deadline.
 
 A frame is a 4-byte length and a body. The first frames are a handshake, in which rank 0 learns who connects
-and the other rank learns how to join; after it there are steps one way and echoes the other
-(``step_codec``). The socket is in the run directory, which only this server's user can enter.
+and the other rank learns how to join, and gets the descriptor of what they share; after it there are steps
+one way and echoes the other (``step_codec``). The socket is in the run directory, which only this server's
+user can enter.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from quire_server.engine.codec import CodecError, decoder, encode, unpack
 
@@ -76,6 +77,7 @@ class Prepared:
 
 
 Handshake = Hello | Welcome | Loading | Loaded | Agreed | Prepared
+T = TypeVar("T")
 _KINDS: tuple[type[Handshake], ...] = (Hello, Welcome, Loading, Loaded, Agreed, Prepared)
 _DECODERS: tuple[Callable[[Any], Handshake], ...] = tuple(decoder(kind) for kind in _KINDS)
 
@@ -116,17 +118,20 @@ class Channel:
         """Wait for the next frame. Raises CodecError for one that is longer than it may be."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (body := self._take(max_bytes)) is None:
-            self._connection.settimeout(None if deadline is None else max(1e-4, deadline - time.monotonic()))
-            try:
-                data = self._connection.recv(_READ_SIZE)
-            except TimeoutError:
-                raise ChannelTimeoutError from None
-            except OSError:
-                raise ChannelClosedError from None
+            data = self._read(self._connection.recv, deadline)
             if not data:
                 raise ChannelClosedError
             self._buffer += data
         return body
+
+    def _read(self, read: Callable[[int], T], deadline: float | None) -> T:
+        self._connection.settimeout(None if deadline is None else max(1e-4, deadline - time.monotonic()))
+        try:
+            return read(_READ_SIZE)
+        except TimeoutError:
+            raise ChannelTimeoutError from None
+        except OSError:
+            raise ChannelClosedError from None
 
     def _take(self, max_bytes: int) -> bytes | None:
         if len(self._buffer) < _LENGTH.size:
@@ -141,9 +146,13 @@ class Channel:
         del self._buffer[:end]
         return body
 
-    def say(self, message: Handshake, timeout: float | None = None) -> None:
-        """Send a message of the handshake."""
-        self.send(encode((_KINDS.index(type(message)), message)), timeout)
+    def say(self, message: Handshake, timeout: float | None = None, *, descriptor: int | None = None) -> None:
+        """Send a message of the handshake, and a descriptor with it."""
+        body = encode((_KINDS.index(type(message)), message))
+        if descriptor is None:
+            self.send(body, timeout)
+        else:  # so small a frame is sent whole or not at all
+            socket.send_fds(self._connection, [_LENGTH.pack(len(body)) + body], [descriptor])
 
     def hear(self, timeout: float) -> Handshake:
         """Wait for a message of the handshake."""
@@ -153,6 +162,18 @@ class Channel:
         if not 0 <= value[0] < len(_KINDS):
             raise CodecError(f"unknown message {value[0]}")
         return _DECODERS[value[0]](value[1])
+
+    def hear_with_descriptor(self, timeout: float) -> tuple[Handshake, int | None]:
+        """Wait for a message, and the descriptor that was sent with it, which the caller closes. Of what was
+        sent before, everything has to be heard.
+        """
+
+        def read(size: int) -> tuple[bytes, list[int]]:
+            return socket.recv_fds(self._connection, size, 1, socket.MSG_CMSG_CLOEXEC)[:2]
+
+        data, descriptors = self._read(read, time.monotonic() + timeout)
+        self._buffer += data
+        return self.hear(timeout), descriptors[0] if descriptors else None
 
     def close(self) -> None:
         """Close the connection."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -75,10 +76,10 @@ class RankGroup:
                 raise RankLostError(f"There are two ranks {hello.rank}, or {size} ranks have no such one.")
             channels[hello.rank] = channel
         listener.close()
-        for channel in channels.values():
-            channel.say(Welcome(kind))
-        group = cls(channels, on_lost)
-        return group, communicators.join(kind, topology, run_dir)
+        with communicators.shared(kind, topology) as descriptor:
+            for channel in channels.values():
+                channel.say(Welcome(kind), descriptor=descriptor)
+            return cls(channels, on_lost), communicators.join(kind, topology, run_dir, descriptor)
 
     def agree_on_blocks(self, num_blocks: int, on_progress: Callable[[], None], timeout: float) -> int:
         """The smallest number of KV blocks that any rank has room for, which all ranks are told."""
@@ -160,8 +161,11 @@ def join(run_dir: Path, settings: ServeConfig, rank: int) -> tuple[Channel, Comm
     timeout = settings.startup_timeout_seconds
     channel = Channel.connect(run_dir, timeout)
     channel.say(Hello(rank, fingerprint(settings)))
-    welcome = channel.hear(timeout)
+    welcome, descriptor = channel.hear_with_descriptor(timeout)
     if not isinstance(welcome, Welcome):
         raise CodecError("expected a welcome")
     topology = Topology(settings.tensor_parallel_size, rank)
-    return channel, communicators.join(welcome.communicator, topology, run_dir)
+    communicator = communicators.join(welcome.communicator, topology, run_dir, descriptor)
+    if descriptor is not None:
+        os.close(descriptor)
+    return channel, communicator

@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, distributed
 
+from quire_kernels import CollectiveError
 from quire_server.core.topology import Topology
 
 if TYPE_CHECKING:
     from torch.distributed import Work
 
+__all__ = ["DEADLINE", "CollectiveError", "Communicator", "Gloo", "SingleRank"]
+
 #: Seconds until a rank that does not take part fails the others: shorter than the five after which a stopped
 #: rank has to be noticed, and far longer than one layer of a large step.
 DEADLINE = 3.0
-
-
-class CollectiveError(RuntimeError):
-    """Another rank did not take part in an exchange in time, or has ended."""
 
 
 class Communicator(Protocol):

@@ -7,14 +7,9 @@ with the layers around them (``runner.recorded_decode``).
 
 from torch import Tensor
 
-from quire_kernels import CollectiveError, ShmGroup, create_shm_region, shm_all_reduce, shm_gather
+from quire_kernels import ShmGroup, create_shm_region, shm_all_reduce, shm_gather
 from quire_server.layers.int8_linear import has_native_kernels
-
-__all__ = ["DEADLINE", "CollectiveError", "SharedMemory"]
-
-#: Seconds until a rank that does not arrive fails the others: shorter than the five after which a stopped
-#: rank has to be noticed, and far longer than one layer of a large step.
-DEADLINE = 4.0
+from quire_server.layers.parallel import DEADLINE
 
 
 class SharedMemory:

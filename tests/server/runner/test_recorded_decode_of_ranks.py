@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from quire_server.core.topology import Topology
-from quire_server.layers.shared_memory import CollectiveError, SharedMemory
+from quire_server.layers.parallel import CollectiveError
+from quire_server.layers.shared_memory import SharedMemory
 from quire_server.models.decoder import Decoder
 from quire_server.runner import batch_builder
 from quire_server.runner.batch_builder import StepLayout
