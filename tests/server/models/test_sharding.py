@@ -1,5 +1,6 @@
 """A model that is divided among ranks computes what the whole model computes, in every family and format."""
 
+import math
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from quire_server.core.step import StartedRow, Step
 from quire_server.core.topology import Topology
 from quire_server.errors import ConfigError
 from quire_server.layers.parallel import SingleRank
-from quire_server.models import registry
+from quire_server.models import weights
 from quire_server.models.decoder import Decoder
 from quire_server.runner import batch_builder, kv_cache
 from quire_server.runner.batch_builder import StepLayout
@@ -113,20 +114,64 @@ def test_a_size_that_does_not_divide_the_model_is_refused_with_those_that_do(tmp
     assert [model.config.num_kv_heads for model in shards(tmp_path, ranks)] == [1, 1, 1]
 
 
-def test_a_rank_reads_its_part_of_the_weights_and_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    families.build(tmp_path, "Llama", {"intermediate_size": 512, "vocab_size": 4096})
-    checkpoint = Checkpoint.open(tmp_path, dtype="float32", quantization_name="none")
-    replicated = sum(t.nbytes for name, t in registry.tensors(checkpoint.config).items() if "norm" in name)
-    for rank in range(2):
+def allowed(checkpoint: Checkpoint, ranks: int) -> float:
+    """Bytes that one of so many ranks may read and hold: its share with 2 % more, and what every rank needs:
+    vectors, routers, and keys' and values' heads that are fewer than the ranks.
+    """
+    config = checkpoint.config
+    sizes = {one.name: (one.size, one.shape) for shard in checkpoint.shards for one in shard.tensors}
+    replicated = sum(
+        size
+        for name, (size, shape) in sizes.items()
+        if math.prod(shape) == max(shape, default=1) or name.endswith(".gate.weight")
+    )
+    total = sum(size for size, _ in sizes.values())
+    keys = sum(size for name, (size, _) in sizes.items() if "k_proj." in name or "v_proj." in name)
+    fused = sum(size for name, (size, _) in sizes.items() if "qkv_proj." in name)
+    keys += fused * 2 * config.num_kv_heads // (config.num_heads + 2 * config.num_kv_heads)
+    again = keys * max(0.0, 1 / config.num_kv_heads - 1 / ranks)
+    return 1.02 * (total - replicated) / ranks + replicated + again
+
+
+def read_and_held(directory: Path, ranks: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(bytes that a rank reads of tensors, bytes of its weights) by rank."""
+    fill = weights._Reader._read_into
+    found = []
+    checkpoint = Checkpoint.open(directory, dtype="float32", quantization_name="none")
+    for rank in range(ranks):
         read: list[int] = []
-        model = checkpoint.read_shard(
-            Topology(2, rank),
-            SingleRank(),
-            max_len=64,
-            device=CPU,
-            on_progress=lambda done, total, read=read: read.append(done),
-        )
-        held = sum(tensor.nbytes for tensor in model.targets().values())
-        assert read[-1] == held <= (checkpoint.size - replicated) / 2 * 1.02 + replicated
+
+        def counted(reader: weights._Reader, view: memoryview, read: list[int] = read) -> int:
+            read.append(fill(reader, view))
+            return read[-1]
+
+        monkeypatch.setattr(weights._Reader, "_read_into", counted)
+        model = checkpoint.read_shard(Topology(ranks, rank), SingleRank(), max_len=64, device=CPU)
+        found.append((sum(read), sum(tensor.nbytes for tensor in model.targets().values())))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("variant", "size"), [(variant, size) for variant in VARIANTS for size in divided(variant)]
+)
+def test_a_rank_reads_and_holds_its_part_of_the_weights_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str, size: int
+) -> None:
+    families.make(tmp_path, variant)
+    checkpoint = Checkpoint.open(tmp_path, dtype="float32", quantization_name="none")
+    bound = allowed(checkpoint, size)
+    assert bound < 0.8 * checkpoint.size
+    for read, held in read_and_held(tmp_path, size, monkeypatch):
+        assert read <= bound
+        assert held <= bound
+
+
+@pytest.mark.parametrize("format_", [name for name in quantized_matrix.FORMATS if name != "FP8 by block"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3Moe", "Phi3"])
+def test_a_rank_reads_its_part_of_quantised_weights_and_no_more(
+    quantised: Path, monkeypatch: pytest.MonkeyPatch, family: str, format_: str
+) -> None:
+    directory = quantised / family / format_
+    bound = allowed(Checkpoint.open(directory, dtype="float32", quantization_name="none"), 2)
+    for read, _ in read_and_held(directory, 2, monkeypatch):
+        assert read <= bound
