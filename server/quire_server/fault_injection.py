@@ -1,4 +1,4 @@
-"""Fault injection: `QUIRE_FAULT=name[:after=N][,once][;...]` makes the server fail on purpose, to test how
+"""Fault injection: `QUIRE_FAULT=name[:after=N][,option][;...]` makes the server fail on purpose, to test how
 failures are detected and handled.
 
 Refused unless `QUIRE_ALLOW_FAULTS=1`. Without faults, each injection point is one dictionary look-up. When a
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire_server.errors import ConfigError
@@ -31,6 +31,11 @@ NAMES = frozenset(
         "flapping_readiness",  # after = seconds per half period
         "wrong_canary",  # after = reruns that are still right
         "nan_weight",  # after = steps before a weight becomes NaN
+        # Of a rank of a divided model; after = passes that work. Options: `rank=K` (1 unless told), and
+        # `late`: when the exchanges of the pass are made, instead of before them.
+        "rank_exit",
+        "rank_freeze",
+        "rank_delay",  # by `seconds=S`, at one pass in ten, by chance early or late
     }
 )
 
@@ -42,6 +47,9 @@ class Fault:
     name: str
     after: float
     once: bool
+    rank: int = 1
+    late: bool = False
+    seconds: float = 0.3
 
 
 class Faults:
@@ -98,27 +106,34 @@ def parse(environ: Mapping[str, str], marker_dir: Path = Path("/tmp")) -> Faults
 def _parse_one(text: str) -> Fault:
     head, *flags = text.split(",")
     name, _, argument = head.partition(":")
-    after, once = 0.0, False
+    if name not in NAMES:
+        raise ConfigError(f"QUIRE_FAULT: unknown fault {name!r}; known are {', '.join(sorted(NAMES))}")
+    fault = Fault(name, 0.0, False)
     for option in [argument, *flags]:
         key, _, value = option.strip().partition("=")
         if key == "once" and not value:
-            once = True
+            fault = replace(fault, once=True)
+        elif key == "late" and not value:
+            fault = replace(fault, late=True)
         elif key == "after":
-            after = _number(text, value)
+            fault = replace(fault, after=_number(text, key, value))
+        elif key == "seconds":
+            fault = replace(fault, seconds=_number(text, key, value))
+        elif key == "rank":
+            fault = replace(fault, rank=int(_number(text, key, value)))
         elif key:
             raise ConfigError(
-                f"QUIRE_FAULT: {text!r} has an unknown option {key!r}; known are after=N and once"
+                f"QUIRE_FAULT: {text!r} has an unknown option {key!r}; known are after=N, once, rank=K, late "
+                "and seconds=S"
             )
-    if name not in NAMES:
-        raise ConfigError(f"QUIRE_FAULT: unknown fault {name!r}; known are {', '.join(sorted(NAMES))}")
-    return Fault(name, after, once)
+    return fault
 
 
-def _number(text: str, value: str) -> float:
+def _number(text: str, key: str, value: str) -> float:
     try:
         number = float(value)
     except ValueError:
         number = -1.0
     if not 0 <= number < 1e9:
-        raise ConfigError(f"QUIRE_FAULT: {text!r} needs a number >= 0 after `after=`")
+        raise ConfigError(f"QUIRE_FAULT: {text!r} needs a number >= 0 after `{key}=`")
     return number

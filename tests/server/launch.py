@@ -160,8 +160,18 @@ class Server:
         for pid in pids:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if len(command) > 3:
-                named[command[3].decode().removeprefix("quire_server.")] = int(pid)
+                name = command[3].decode().removeprefix("quire_server.")
+                named[f"rank {command[4].decode()}" if name == "engine.rank" else name] = int(pid)
         return named
+
+    def ranks(self):
+        """Pids of the processes that compute, by rank."""
+        return {
+            int(rank) if rank else 0: pid
+            for name, pid in self.children().items()
+            for kind, _, rank in [name.partition(" ")]
+            if kind in ("engine", "rank")
+        }
 
     def run_dir(self):
         """The directory that the processes of this server share."""

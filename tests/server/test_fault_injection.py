@@ -42,6 +42,12 @@ def test_several_faults_are_separated_by_semicolons(tmp_path):
     assert switched.get("slow_load") == fault_injection.Fault("slow_load", 0.5, True)
 
 
+def test_a_fault_of_a_rank_names_the_rank_and_its_place_in_the_pass(tmp_path):
+    fault = switch("rank_delay:after=7,rank=2,late,seconds=0.01", tmp_path).get("rank_delay")
+    assert (fault.after, fault.rank, fault.late, fault.seconds) == (7, 2, True, 0.01)
+    assert switch("rank_exit", tmp_path).get("rank_exit").rank == 1
+
+
 @pytest.mark.parametrize(
     "text", ["nope", "stuck_step:after", "stuck_step:after=-1", "stuck_step,twice", "x:after=nan"]
 )

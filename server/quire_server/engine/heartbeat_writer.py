@@ -98,6 +98,10 @@ class HeartbeatWriter:
             kv_utilization=kv_utilization,
         )
 
+    def rank_stepped(self, number: int) -> None:
+        """Rank 0 has sent a step to the other ranks."""
+        self._state.write_step(0, number)
+
     def rank_lost(self, rank: int) -> None:
         """A rank did not echo a step: the server ends."""
         self._write(lost_rank=rank)

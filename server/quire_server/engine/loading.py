@@ -18,6 +18,7 @@ from quire_server.core.topology import Topology
 from quire_server.core.watermark import Watermark, read_key
 from quire_server.engine import golden_tokens
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
+from quire_server.engine.rank_faults import RankFaults
 from quire_server.engine.rank_group import RankGroup
 from quire_server.fault_injection import Faults
 from quire_server.health.engine_report import EffectiveConfig
@@ -41,7 +42,9 @@ def load(config: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, faults:
         runner = ModelRunner.load(config.model, runner_config(config), on_progress)
         runner.capture(lambda captured, wanted: heartbeat.progressed())
         return runner
-    group, communicator = RankGroup.gather(run_dir, config, heartbeat.rank_lost)
+    group, communicator = RankGroup.gather(
+        run_dir, config, heartbeat.rank_lost, heartbeat.rank_stepped, RankFaults(faults, 0)
+    )
     timeout = config.startup_timeout_seconds
     ranks = Membership(
         Topology(config.tensor_parallel_size),

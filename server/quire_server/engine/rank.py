@@ -11,9 +11,10 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from quire_server import config, log, termination
+from quire_server import config, fault_injection, log, termination
 from quire_server.config import ServeConfig
 from quire_server.core.rank_step import Echo, EchoStatus
 from quire_server.core.topology import Topology
@@ -28,6 +29,7 @@ from quire_server.engine.rank_channel import (
     Loading,
     Prepared,
 )
+from quire_server.engine.rank_faults import RankFaults
 from quire_server.engine.step_codec import StepDecoder
 from quire_server.errors import RankLostError
 from quire_server.health.heartbeat import SharedState
@@ -46,12 +48,14 @@ def main(argv: list[str]) -> int:
     rank, run_dir = int(argv[0]), Path(argv[1])
     settings = config.parse_args(argv[2:], os.environ)
     log.configure(f"rank {rank}", settings.log_level)
-    SharedState.open(run_dir).beat_by_thread(rank)
+    state = SharedState.open(run_dir)
+    state.beat_by_thread(rank)
     try:
         channel, runner = _load(settings, run_dir, rank)
         gc.collect()
         gc.freeze()
-        follow(channel, runner)
+        faults = RankFaults(fault_injection.parse(os.environ), rank)
+        follow(channel, runner, partial(state.write_step, rank), faults)
     except ChannelClosedError:
         # Rank 0 has ended: the supervisor knows why, and ends this process too.
         time.sleep(_LEADER_SECONDS)
@@ -95,8 +99,15 @@ def _progress(channel: Channel) -> Callable[[int, int], None]:
     return progress
 
 
-def follow(channel: Channel, runner: FollowerRunner) -> None:
-    """Execute steps until rank 0 has closed the connection (ChannelClosedError)."""
+def follow(
+    channel: Channel,
+    runner: FollowerRunner,
+    on_step: Callable[[int], object] = bool,
+    faults: RankFaults | None = None,
+) -> None:
+    """Execute steps until rank 0 has closed the connection (ChannelClosedError). ``on_step``: told the number
+    of each step that was executed.
+    """
     decoder = StepDecoder(runner.limits)
     timeout: float | None = None
     while True:
@@ -107,7 +118,13 @@ def follow(channel: Channel, runner: FollowerRunner) -> None:
                 f"Rank 0 did not take part in step {decoder.sequence}. The pod restarts; if it comes back, "
                 "look at the node's CPU and memory, and report it with the log."
             ) from None
-        status, copied = runner.execute(decoder.decode(body))
+        message = decoder.decode(body)
+        if faults is not None:
+            faults.before_exchanges(decoder.sequence)
+        status, copied = runner.execute(message)
+        if faults is not None:
+            faults.after_exchanges(decoder.sequence)
+        on_step(decoder.sequence)
         channel.send(step_codec.encode_echo(Echo(decoder.sequence, decoder.digest, status, copied)))
         if status is EchoStatus.LOST_PEER:
             timeout = _LEADER_SECONDS

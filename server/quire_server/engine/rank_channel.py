@@ -109,10 +109,8 @@ class Channel:
         self._connection.settimeout(timeout)
         try:
             self._connection.sendall(_LENGTH.pack(len(body)) + body)
-        except TimeoutError:
-            raise ChannelTimeoutError from None
-        except OSError:
-            raise ChannelClosedError from None
+        except OSError as error:
+            raise _failure(error) from None
 
     def receive(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """Wait for the next frame. Raises CodecError for one that is longer than it may be."""
@@ -128,10 +126,8 @@ class Channel:
         self._connection.settimeout(None if deadline is None else max(1e-4, deadline - time.monotonic()))
         try:
             return read(_READ_SIZE)
-        except TimeoutError:
-            raise ChannelTimeoutError from None
-        except OSError:
-            raise ChannelClosedError from None
+        except OSError as error:
+            raise _failure(error) from None
 
     def _take(self, max_bytes: int) -> bytes | None:
         if len(self._buffer) < _LENGTH.size:
@@ -178,6 +174,10 @@ class Channel:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+
+def _failure(error: OSError) -> ChannelClosedError | ChannelTimeoutError:
+    return ChannelTimeoutError() if isinstance(error, TimeoutError) else ChannelClosedError()
 
 
 def listen(run_dir: Path, backlog: int) -> socket.socket:

@@ -32,6 +32,7 @@ from quire_server.engine.rank_channel import (
     Prepared,
     Welcome,
 )
+from quire_server.engine.rank_faults import RankFaults
 from quire_server.engine.step_codec import StepEncoder
 from quire_server.errors import RankLostError
 from quire_server.layers import communicators
@@ -47,15 +48,29 @@ _GRACE_SECONDS = 0.5  # for ranks that noticed the loss of another one a moment 
 class RankGroup:
     """The other ranks, as rank 0 sees them."""
 
-    def __init__(self, channels: Mapping[int, Channel], on_lost: Callable[[int], object] = bool) -> None:
-        """``on_lost``: told of the first rank that did not answer, before the error."""
+    def __init__(
+        self,
+        channels: Mapping[int, Channel],
+        on_lost: Callable[[int], object] = bool,
+        on_step: Callable[[int], object] = bool,
+        faults: RankFaults | None = None,
+    ) -> None:
+        """``on_lost``: told of the first rank that did not answer, before the error. ``on_step``: told the
+        number of each step that was sent.
+        """
         self._channels = channels
-        self._on_lost = on_lost
+        self._on_lost, self._on_step = on_lost, on_step
+        self._faults = faults
         self._encoder = StepEncoder()
 
     @classmethod
     def gather(
-        cls, run_dir: Path, settings: ServeConfig, on_lost: Callable[[int], None]
+        cls,
+        run_dir: Path,
+        settings: ServeConfig,
+        on_lost: Callable[[int], None],
+        on_step: Callable[[int], None],
+        faults: RankFaults,
     ) -> tuple[RankGroup, Communicator]:
         """Wait until all other ranks have connected, and join them."""
         size, deadline = settings.tensor_parallel_size, time.monotonic() + settings.startup_timeout_seconds
@@ -79,7 +94,8 @@ class RankGroup:
         with communicators.shared(kind, topology) as descriptor:
             for channel in channels.values():
                 channel.say(Welcome(kind), descriptor=descriptor)
-            return cls(channels, on_lost), communicators.join(kind, topology, run_dir, descriptor)
+            group = cls(channels, on_lost, on_step, faults)
+            return group, communicators.join(kind, topology, run_dir, descriptor)
 
     def agree_on_blocks(self, num_blocks: int, on_progress: Callable[[], None], timeout: float) -> int:
         """The smallest number of KV blocks that any rank has room for, which all ranks are told."""
@@ -115,9 +131,14 @@ class RankGroup:
                 channel.send(body, DEADLINE)
             except (ChannelClosedError, ChannelTimeoutError):
                 raise self._lost([rank]) from None
+        self._on_step(self._encoder.sequence)
+        if self._faults is not None:
+            self._faults.before_exchanges(self._encoder.sequence)
 
     def collect(self, *, is_lost: bool = False) -> PassOutcome:
         """Wait until all other ranks have executed the pass."""
+        if self._faults is not None:
+            self._faults.after_exchanges(self._encoder.sequence)
         deadline = time.monotonic() + (_GRACE_SECONDS if is_lost else DEADLINE)
         missing, is_out_of_memory, copied = list[int](), False, list[CopyOutcome]()
         for rank, channel in self._channels.items():

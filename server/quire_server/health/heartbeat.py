@@ -1,9 +1,9 @@
 """The shared memory between the processes of one server: a few small slots in a file, each with one writer.
 
-The engine writes `Heartbeat`, the supervisor writes `Control`, and each `Process` the time at which it last
-ran (a beat); the health process and the supervisor read. A slot has a checksum, so a reader never uses a
-half-written sample: it uses the previous one, whose age shows how current it is. All times are
-CLOCK_MONOTONIC, which the processes of a machine share.
+The engine writes `Heartbeat`, the supervisor writes `Control`, each `Process` the time at which it last ran
+(a beat), and each rank of the engine the number of its last step; the health process and the supervisor read.
+A slot has a checksum, so a reader never uses a half-written sample: it uses the previous one, whose age shows
+how current it is. All times are CLOCK_MONOTONIC, which the processes of a machine share.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _FILE = "heartbeat"
-_FILE_SIZE = 4096
+_FILE_SIZE = 8192
 _CONTROL_OFFSET = 2048
 _BEATS_OFFSET, _BEAT_SIZE = 3072, 64
+_STEPS_OFFSET, _STEP_SIZE = 4096, 64
 _CHECKSUM = struct.Struct("<I")
 _HEARTBEAT = struct.Struct("<dB?IIQQQddddd32sB")
 _CONTROL = struct.Struct("<?32s")
 _BEAT = struct.Struct("<d")
+_STEP = struct.Struct("<Q")
 _READ_ATTEMPTS = 50
 BEAT_SECONDS = 0.5  # between two beats of a process
 
@@ -150,6 +152,17 @@ class SharedState:
         writers = (*Process, *range(1, MAX_RANKS))
         payloads = {process: self._read(_beat_offset(process), _BEAT.size) for process in writers}
         return {process: _BEAT.unpack(found)[0] for process, found in payloads.items() if found is not None}
+
+    def write_step(self, rank: int, number: int) -> None:
+        """Write the number of the last step of a rank."""
+        self._write(_STEPS_OFFSET + rank * _STEP_SIZE, _STEP.pack(number))
+
+    def read_steps(self) -> Mapping[int, int]:
+        """The last step of each rank that has taken one."""
+        payloads = {
+            rank: self._read(_STEPS_OFFSET + rank * _STEP_SIZE, _STEP.size) for rank in range(MAX_RANKS)
+        }
+        return {rank: _STEP.unpack(found)[0] for rank, found in payloads.items() if found is not None}
 
     def read_heartbeat(self) -> Heartbeat | None:
         """The last valid sample, None before the first one."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from quire_server.health import decision, model_config
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import SharedState
+from quire_server.health.rank_states import rank_states
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,10 @@ class HealthServer(ThreadingHTTPServer):
         if path == "/statusz":
             body = decision.statusz(sample, verdict, now, self.version)
             loaded = {"effective": self.effective(), "canary": self.canary()}
-            return 200, {**body, "config": dict(self.model), **loaded}
+            lost_rank = 0 if sample is None else sample.lost_rank
+            states = rank_states(beats, self.state.read_steps(), lost_rank, now, self.thresholds.ranks)
+            ranks = {"ranks": [state.document() for state in states]}
+            return 200, {**body, "config": dict(self.model), **loaded, **ranks}
         probes = {"/startupz": verdict.startup, "/readyz": verdict.ready, "/livez": verdict.live}
         probe = probes[path]
         return probe.status, {"ok": probe.status == 200, "reason": probe.reason, "phase": verdict.phase}

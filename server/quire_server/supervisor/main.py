@@ -21,13 +21,15 @@ from quire_server.config import ServeConfig
 from quire_server.health import decision
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import Control, Process, SharedState
+from quire_server.health.rank_states import rank_states
 from quire_server.supervisor.children import Children
-from quire_server.supervisor.watch import Ending, LoadLimits, ending_of_child, watch_load
+from quire_server.supervisor.watch import Ending, LoadLimits, ending_of_child, watch_load, watch_ranks
 from quire_server.termination import Failure, Reason
 
 logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.25
+_PAUSE_SECONDS = 1.0  # between two ticks: this process was paused, and likely the others too
 _DRAIN_MARGIN_SECONDS = 3.0  # the pod's grace period leaves 5 s after the drain timeout
 _BETWEEN_SIGNALS_SECONDS = 0.05  # two pending SIGTERMs would be merged into one
 # OpenMP threads of the engine wait for each other some 250 times a step, mostly for microseconds. Sleeping
@@ -81,6 +83,7 @@ class Supervisor:
         self._state = state
         self._children = children
         self._run_dir = run_dir
+        self._ticked_at = self._watched_since = time.monotonic()
         self._limits = LoadLimits(config.startup_timeout_seconds, config.load_stall_timeout_seconds)
         self._thresholds = Thresholds(
             config.stall_timeout_seconds, config.canary_interval_seconds, config.tensor_parallel_size
@@ -103,7 +106,7 @@ class Supervisor:
             self._state.beat(Process.SUPERVISOR)
             if self._wait_for_signal(_TICK_SECONDS):
                 return self._drain()
-            ending = self._look_at_children()
+            ending = self._look_at_children() or self._look_at_ranks()
             if ending is None:
                 sample = self._state.read_heartbeat()
                 failure = watch_load(sample, started_at, time.monotonic(), self._limits)
@@ -136,6 +139,8 @@ class Supervisor:
                 if exited.name != API or exited.wait_status != 0:
                     left_behind = termination.find_failure(self._run_dir)
                     return self._end(ending_of_child(exited.name, exited.wait_status, left_behind))
+            if (ending := self._look_at_ranks()) is not None:
+                return self._end(ending)
         return Ending(0, None)
 
     def _look_at_children(self) -> Ending | None:
@@ -146,6 +151,22 @@ class Supervisor:
         left_behind = termination.find_failure(self._run_dir) if exited else None
         endings = [ending_of_child(child.name, child.wait_status, left_behind) for child in exited]
         return max(endings, key=lambda ending: ending.failure is None, default=None)
+
+    def _look_at_ranks(self) -> Ending | None:
+        """The ending of the server if a rank of its model has stopped."""
+        now = time.monotonic()
+        if now - self._ticked_at > _PAUSE_SECONDS:
+            self._watched_since = now
+        self._ticked_at = now
+        sample, beats, steps = (
+            self._state.read_heartbeat(),
+            self._state.read_beats(),
+            self._state.read_steps(),
+        )
+        lost_rank = 0 if sample is None else sample.lost_rank
+        states = rank_states(beats, steps, lost_rank, now, self._config.tensor_parallel_size)
+        failure = watch_ranks(sample, states, now - self._watched_since)
+        return None if failure is None else Ending.of(failure)
 
     def _end(self, ending: Ending) -> Ending:
         """Write the reason at once (the kubelet may kill the pod within two seconds), and become unready. The

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire_server.health.heartbeat import Heartbeat, Phase
+from quire_server.health.rank_states import SILENCE_SECONDS, RankState
 from quire_server.termination import KILLED_EXIT_CODE, Failure, Reason
 
 # Before its first heartbeat the engine imports gigabytes of libraries; loading has not begun yet.
@@ -61,6 +63,24 @@ def watch_load(sample: Heartbeat | None, started_at: float, now: float, limits: 
             "model, or raise loadStallTimeoutSeconds.",
         )
     return None
+
+
+def watch_ranks(sample: Heartbeat | None, states: Sequence[RankState], watched: float) -> Failure | None:
+    """The failure of a server one of whose ranks has stopped while it serves, or None. ``watched``: seconds
+    for which the supervisor has run itself without a pause. Where all processes of a pod were paused, none
+    beat, and none is lost.
+    """
+    if sample is None or sample.phase is not Phase.SERVING or watched < SILENCE_SECONDS:
+        return None
+    silent = [state for state in states if state.missing == "Silent"]
+    if not silent:
+        return None
+    names = ", ".join(f"rank {state.rank} (last step {state.last_step})" for state in silent)
+    return Failure(
+        Reason.PROCESS_STALLED,
+        f"Of the {len(states)} ranks of the model, this did not run for {SILENCE_SECONDS:g} s: {names}. The "
+        "pod restarts; if it comes back, look at the node's CPU and memory.",
+    )
 
 
 def ending_of_child(name: str, wait_status: int, left_behind: Failure | None) -> Ending:

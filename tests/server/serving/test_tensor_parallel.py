@@ -1,14 +1,8 @@
-"""A model divided among processes: the answers of one process over HTTP, and what a rank's end does."""
+"""A model divided among processes: the answers of one process over HTTP."""
 
-import os
 import shutil
-import signal
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.server import tiny_model
@@ -36,19 +30,6 @@ def tiny(tmp_path_factory):
 def served(model, directory, ranks, *flags):
     directory.mkdir(exist_ok=True)
     return Server(model, directory, *EXACT, "--tensor-parallel-size", str(ranks), *flags)
-
-
-def rank_pids(server):
-    """Pids of the processes that compute, by rank."""
-    pids = {}
-    parent = f"/proc/{server.process.pid}/task/{server.process.pid}/children"
-    for pid in Path(parent).read_text().split():
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"quire_server.engine" in command:
-            pids[0] = int(pid)
-        elif b"quire_server.engine.rank" in command:
-            pids[int(command[command.index(b"quire_server.engine.rank") + 1])] = int(pid)
-    return pids
 
 
 def answers(server, bodies):
@@ -86,7 +67,7 @@ def test_greedy_answers_of_ranks_are_those_of_one_process(tiny, tmp_path):
     found = {}
     for ranks in (1, 2, 4):
         with served(tiny, tmp_path / str(ranks), ranks, *TIGHT).wait_ready(120) as server:
-            assert len(rank_pids(server)) == ranks
+            assert len(server.ranks()) == ranks
             found[ranks] = answers(server, wanted)
     assert same(found[2], found[1])
     assert same(found[4], found[1])
@@ -105,47 +86,6 @@ def test_every_kind_of_layer_is_divided(family, tiny, tmp_path):
         with served(model, tmp_path / str(ranks), ranks).wait_ready(120) as server:
             found[ranks] = answers(server, wanted)
     assert same(found[2], found[1])
-
-
-def stream(server, events):
-    """Read a long answer into ``events``."""
-    body = {"model": "tiny", "prompt": "once upon", "max_tokens": 1900, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
-        events.extend(line for line in response.iter_lines() if line)
-
-
-@pytest.mark.parametrize(
-    ("signum", "victim", "seconds"),
-    [
-        (signal.SIGKILL, 0, 2.0),
-        (signal.SIGKILL, 1, 2.0),
-        (signal.SIGSTOP, 0, 5.0),
-        (signal.SIGSTOP, 1, 5.0),
-    ],
-)
-def test_when_a_rank_ends_or_stops_all_end_and_each_stream_gets_an_error(
-    tiny, tmp_path, signum, victim, seconds
-):
-    with served(tiny, tmp_path / "run", 2).wait_ready(120) as server:
-        pids, run_dir = rank_pids(server), server.run_dir()
-        assert len(pids) == 2
-        events = []
-        reader = threading.Thread(target=stream, args=(server, events))
-        reader.start()
-        server.wait("a stream", lambda: len(events) > 5)
-        os.kill(pids[victim], signum)
-        began_at = time.monotonic()
-        code = server.wait_end(20)
-        took = time.monotonic() - began_at
-        reader.join(10)
-        assert '"error"' in events[-1] or '"error"' in events[-2]
-        assert not run_dir.exists()
-        assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
-        assert code == (137 if signum == signal.SIGKILL else 70)
-        assert took < seconds + 2.0, "with room for a busy machine"
-        if signum == signal.SIGSTOP:
-            named = f"rank {victim}" if victim else "Rank 0"
-            assert named in server.failure()["message"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""The ranks of one model as their beats and steps show them: who runs, and who has to be given up.
+
+For /statusz, and for the supervisor, which ends a server one of whose ranks is stopped: the ranks themselves
+notice that only while one of them waits for the stopped one. Pure functions: knows no clock, file or process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quire_server.health.heartbeat import Beats, Process
+
+#: A rank without a beat for so long is lost: five beats, and with the time to end streams less than the five
+#: seconds after which a stopped rank has to be gone.
+SILENCE_SECONDS = 2.5
+
+
+@dataclass(frozen=True)
+class RankState:
+    """``last_step``: the last that rank 0 has sent, or that another rank has executed. ``missing``: why the
+    rank does not take part, "" where it does.
+    """
+
+    rank: int
+    beat_age: float | None
+    last_step: int
+    missing: str = ""
+
+    def document(self) -> Mapping[str, object]:
+        """The entry of /statusz."""
+        age = None if self.beat_age is None else round(max(0.0, self.beat_age), 3)
+        return {"rank": self.rank, "beatAge": age, "lastStep": self.last_step, "missing": self.missing}
+
+
+def rank_states(
+    beats: Beats, steps: Mapping[int, int], lost_rank: int, now: float, ranks: int
+) -> tuple[RankState, ...]:
+    """The state of each rank; none where one process has the whole model. ``lost_rank``: the first that did
+    not echo a step, 0 for none.
+    """
+    if ranks == 1:
+        return ()
+    return tuple(_state(rank, beats, steps.get(rank, 0), lost_rank, now) for rank in range(ranks))
+
+
+def _state(rank: int, beats: Beats, last_step: int, lost_rank: int, now: float) -> RankState:
+    beat = beats.get(Process.ENGINE if rank == 0 else rank)
+    if beat is None:
+        return RankState(rank, None, last_step, "NotStarted")
+    missing = "NotEchoed" if rank and rank == lost_rank else ""
+    if now - beat >= SILENCE_SECONDS:
+        missing = "Silent"
+    return RankState(rank, now - beat, last_step, missing)

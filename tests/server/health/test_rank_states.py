@@ -1,0 +1,74 @@
+"""Which ranks take part, as /statusz shows it, and when the supervisor gives one up."""
+
+import threading
+
+import httpx
+import pytest
+
+from quire_server.health.decision import Thresholds
+from quire_server.health.heartbeat import Phase, Process, SharedState
+from quire_server.health.rank_states import RankState, rank_states
+from quire_server.health.server import HealthServer
+from quire_server.supervisor.watch import watch_ranks
+from quire_server.termination import Reason
+from tests.server.health.test_decision import IDLE
+
+NOW = 1000.0
+
+
+@pytest.mark.parametrize(
+    ("beats", "lost_rank", "missing"),
+    [
+        ({Process.ENGINE: NOW - 0.4, 1: NOW - 0.4}, 0, ["", ""]),
+        ({Process.ENGINE: NOW - 0.4}, 0, ["", "NotStarted"]),
+        ({Process.ENGINE: NOW - 0.4, 1: NOW - 2.5}, 0, ["", "Silent"]),
+        ({Process.ENGINE: NOW - 9, 1: NOW - 0.4}, 0, ["Silent", ""]),
+        ({Process.ENGINE: NOW - 0.4, 1: NOW - 0.4}, 1, ["", "NotEchoed"]),
+    ],
+)
+def test_a_rank_is_missing_when_it_does_not_run_or_does_not_echo(beats, lost_rank, missing):
+    states = rank_states(beats, {0: 8, 1: 7}, lost_rank, NOW, 2)
+    assert [state.missing for state in states] == missing
+    assert [state.last_step for state in states] == [8, 7]
+
+
+def test_one_process_that_has_the_whole_model_has_no_ranks():
+    assert rank_states({Process.ENGINE: NOW}, {}, 0, NOW, 1) == ()
+
+
+SILENT = (RankState(0, 0.1, 8), RankState(1, 2.6, 7, "Silent"))
+
+
+def test_a_silent_rank_ends_a_server_that_serves_and_is_named_with_its_last_step():
+    failure = watch_ranks(IDLE, SILENT, 60.0)
+    assert failure.reason is Reason.PROCESS_STALLED
+    assert "rank 1 (last step 7)" in failure.message
+    assert watch_ranks(IDLE, (SILENT[0], RankState(1, 0.1, 7, "NotEchoed")), 60.0) is None, "rank 0 says it"
+
+
+def test_while_the_model_loads_or_all_were_paused_no_rank_is_lost():
+    assert watch_ranks(None, SILENT, 60.0) is None
+    assert watch_ranks(IDLE._replace(phase=Phase.LOADING), SILENT, 60.0) is None
+    assert watch_ranks(IDLE, SILENT, 2.4) is None, "the supervisor itself was paused until then"
+
+
+def test_statusz_shows_age_and_step_of_each_rank(tmp_path):
+    state = SharedState.create(tmp_path)
+    state.beat(Process.ENGINE)
+    state.beat(1)
+    state.write_step(0, 12)
+    state.write_step(1, 11)
+    server = HealthServer(("127.0.0.1", 0), state, Thresholds(60.0, 60.0, ranks=3), "1")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}/statusz"
+        first, second, third = httpx.get(url).json()["ranks"]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert (first["lastStep"], second["lastStep"], third["lastStep"]) == (12, 11, 0)
+    assert (first["missing"], second["missing"], third["missing"]) == ("", "", "NotStarted")
+    assert 0 <= second["beatAge"] < 60
+    assert third["beatAge"] is None
