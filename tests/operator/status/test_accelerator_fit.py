@@ -114,6 +114,7 @@ def test_sizes_that_an_earlier_version_stored_are_still_used() -> None:
     assert len(earlier) == len(sizes) - len(_OF_RANKS)
     old = {**before, "model": {"sizes": earlier}}
 
+    assert "weights 26.0 GB" in message(before)
     assert message(compute(body=asked(maxModelLen=4096), old=old, **ON_H100)) == message(before)
 
 
