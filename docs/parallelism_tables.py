@@ -56,9 +56,8 @@ parts are added up in another order: in float32 tests hold greedy answers equal,
 choice between two tokens may fall otherwise.
 
 So far ranks are processes of one pod and run on CPUs. The API server refuses `parallelism.tensor` above 1
-beside `resources.gpu` or `profileRef`, `speculation.method: DraftModel` and `kvCache.diskOffload`, and
-with less than half a CPU for each rank in `resources.cpu`. Give each a whole one where you can: in every
-layer all of them wait for the slowest.
+beside `resources.gpu` or `profileRef`, and with less than half a CPU for each rank in `resources.cpu`.
+Give each a whole one where you can: in every layer all of them wait for the slowest.
 
 ## When it helps, and when not
 
@@ -122,8 +121,9 @@ all that counts.
 ## When a rank fails
 
 The ranks of a model are one fate. If one ends, or does not take part in a step for some seconds, the
-server ends its streams with an error and exits; Kubernetes restarts the container. `/statusz` names a
-rank that does not run. Pods of other replicas go on.
+server ends its streams with an error and exits; Kubernetes restarts the container. `ranks` of `/statusz`
+shows for each the age of its last sign of life, its last step, and why it is missing; the LLMDeployment's
+status names the rank that is missing or behind. Pods of other replicas go on.
 """
 
 

@@ -32,6 +32,7 @@ MAX_CANARY_TOKENS = 64
 MAX_TOKEN_ID = 1 << 31
 MAX_GOLDEN_TOKENS = 16  # entries of a ConfigMap
 MAX_PROCESSES = 32
+MAX_STEPS = 1 << 63
 
 FETCHING = frozenset({"resolving", "waiting", "downloading", "verifying", "done"})
 PHASES = frozenset({"loading", "warming", "serving", "draining", "stalled", "failed"}) | FETCHING
@@ -79,6 +80,15 @@ class GoldenTokens:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """One of the processes that share a model. `missing`: why it does not take part, empty where it does."""
+
+    rank: int
+    last_step: int
+    missing: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sample:
     """One valid answer of /statusz."""
 
@@ -95,6 +105,7 @@ class Sample:
     effective: Effective | None = None  # once the model is loaded
     canary: Canary | None = None  # once it has run
     silent: tuple[str, ...] = ()  # processes that do not run, and ranks that take no part in a step
+    ranks: tuple[RankReport, ...] = ()  # where several share the model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +170,7 @@ def parse_statusz(raw: bytes) -> Sample | None:
         effective=_effective(document.get("effective")),
         canary=_canary(document.get("canary")),
         silent=_silent(document.get("silent")),
+        ranks=_ranks(document.get("ranks")),
     )
 
 
@@ -185,6 +197,19 @@ def _silent(said: object) -> tuple[str, ...]:
     """The names that a server can have for its processes."""
     listed = said[:MAX_PROCESSES] if isinstance(said, list) else ()
     return tuple(name for name in listed if isinstance(name, str) and _PROCESS.fullmatch(name))
+
+
+def _ranks(said: object) -> tuple[RankReport, ...]:
+    """All of them, in their order, or none."""
+    if not isinstance(said, list) or not 1 < len(said) <= MAX_PROCESSES:
+        return ()
+    found = []
+    for rank, entry in enumerate(said):
+        step = _whole(entry.get("lastStep"), MAX_STEPS) if isinstance(entry, dict) else None
+        if step is None or entry.get("rank") != rank:
+            return ()
+        found.append(RankReport(rank=rank, last_step=step, missing=_reason(entry.get("missing"))))
+    return tuple(found)
 
 
 def _canary(said: object) -> Canary | None:

@@ -18,6 +18,7 @@ from quire_server.config import ServeConfig, parse_args
 from quire_server.errors import ConfigError
 from quire_server.health.decision import Thresholds, judge, statusz
 from quire_server.health.heartbeat import Control, Heartbeat, Phase, Process
+from quire_server.health.rank_states import rank_states
 from tests import kubelet
 
 SETTINGS = Settings(
@@ -96,6 +97,21 @@ def test_the_processes_and_ranks_that_do_not_run_are_named_to_the_operator() -> 
     assert sample is not None
     assert list(sample.silent) == said["silent"]
     assert set(sample.silent) == {process.name.lower() for process in Process} | {"rank 1", "rank 2"}
+
+
+def test_the_state_of_each_rank_is_read_by_the_operator() -> None:
+    now = 100.0
+    states = rank_states({Process.ENGINE: now, 1: now - 9}, {0: 7, 1: 6}, 0, now, 3)
+
+    said = json.dumps({"phase": "stalled", "ranks": [state.document() for state in states]})
+    sample = reports.parse_statusz(said.encode())
+
+    assert sample is not None
+    assert [(one.rank, one.last_step, one.missing) for one in sample.ranks] == [
+        (0, 7, ""),
+        (1, 6, "Silent"),
+        (2, 0, "NotStarted"),
+    ]
 
 
 @settings(max_examples=150)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from quire_operator import reports
 from quire_operator.reports import (
     Canary,
+    RankReport,
     Sample,
     Termination,
     parse_golden_tokens,
@@ -100,6 +101,25 @@ def test_only_names_of_processes_are_read(said: Any, kept: tuple[str, ...]) -> N
     sample = parse_statusz(statusz(silent=said))
 
     assert sample is not None and sample.silent == kept
+
+
+def test_the_ranks_of_a_model_are_read_all_or_none() -> None:
+    said = [{"rank": 0, "beatAge": 0.1, "lastStep": 7, "missing": ""}, {"rank": 1, "lastStep": 6}]
+    sample = parse_statusz(statusz(ranks=said))
+
+    assert sample is not None
+    assert sample.ranks == (RankReport(rank=0, last_step=7), RankReport(rank=1, last_step=6))
+    for broken in (
+        said[:1],
+        said[::-1],
+        [*said, 3],
+        [said[0], {"rank": 1, "lastStep": -1}],
+        said * 99,
+        "x",
+        None,
+    ):
+        sample = parse_statusz(statusz(ranks=broken))
+        assert sample is not None and sample.ranks == ()
 
 
 @pytest.mark.parametrize("reason", ["a b", "canary", "X" * 100, "A\n", "A;B", 5, None])

@@ -259,12 +259,29 @@ def _devices(pod: Body) -> set[str]:
 
 
 def _self_reported(sample: Sample, pod: Body) -> Failure | None:
-    """What the server says of itself, with the processes and ranks that do not run."""
+    """What the server says of itself, with the processes that do not run and the ranks that hold it up."""
     reason = sample.reason if sample.reason in _SELF_REPORTED else ""
     if not reason and sample.phase == "stalled":
         reason = "EngineStalled"
-    detail = f"not running: {', '.join(sample.silent)}" if sample.silent else ""
+    detail = "; ".join(filter(None, (_not_running(sample), _slowest_rank(sample))))
     return Failure(reason=reason, detail=detail, pod=pod["metadata"]["name"]) if reason else None
+
+
+def _not_running(sample: Sample) -> str:
+    """But for ranks, of which `_slowest_rank` says more where the server does."""
+    names = [name for name in sample.silent if not (sample.ranks and name.startswith("rank "))]
+    return f"not running: {', '.join(names)}" if names else ""
+
+
+def _slowest_rank(sample: Sample) -> str:
+    """The rank that is missing, else the one whose last step is the oldest; empty where all are alike."""
+    ranks = sample.ranks
+    newest = max((one.last_step for one in ranks), default=0)
+    slowest = min(ranks, key=lambda one: (not one.missing, one.last_step), default=None)
+    if slowest is None or not slowest.missing and slowest.last_step == newest:
+        return ""
+    why = f"{slowest.missing}, " if slowest.missing else ""
+    return f"rank {slowest.rank} of {len(ranks)} is behind: {why}step {slowest.last_step} of {newest}"
 
 
 def _self_reported_before(

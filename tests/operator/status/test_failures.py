@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from e2e.operator import pods as kubelet
-from quire_operator.reports import Sample
+from quire_operator.reports import RankReport, Sample
 from quire_operator.status import reasons, transitions
 from tests.operator.status.objects import FAILURES, Body, compute, condition, deployment, pod
 
@@ -115,6 +115,28 @@ def test_the_rank_that_does_not_run_is_named_also_after_a_restart_of_the_operato
     (degraded,) = [c for c in computed["conditions"] if c["type"] == "Degraded"]
     assert "rank 2" in degraded["message"]
     assert compute(unready, old=computed)["lastFailure"] == computed["lastFailure"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "missing", "expected"),
+    [
+        ((9, 9, 7), ("", "", ""), "rank 2 of 3 is behind: step 7 of 9"),
+        ((9, 8, 8), ("", "", "NotEchoed"), "rank 2 of 3 is behind: NotEchoed, step 8 of 9"),
+        ((0, 0, 0), ("", "NotStarted", ""), "rank 1 of 3 is behind: NotStarted, step 0 of 0"),
+        ((9, 9, 9), ("", "", ""), ""),
+    ],
+)
+def test_the_rank_that_holds_up_the_others_is_named(
+    steps: tuple[int, ...], missing: tuple[str, ...], expected: str
+) -> None:
+    ranks = tuple(
+        RankReport(rank=rank, last_step=step, missing=why)
+        for rank, (step, why) in enumerate(zip(steps, missing, strict=True))
+    )
+    computed = compute(pod(kubelet.loading()), samples={"uid-m-0": Sample(phase="stalled", ranks=ranks)})
+
+    message = computed["lastFailure"]["message"]
+    assert f"({expected})" in message if expected else "rank" not in message
 
 
 @pytest.mark.parametrize(
