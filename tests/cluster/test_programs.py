@@ -6,7 +6,7 @@ from e2e.cluster import programs
 def test_up_builds_no_program_that_only_tests_need() -> None:
     tests_only = {p.name for p in programs.PROGRAMS} - {*programs.OF_UP}
 
-    assert tests_only == {"otelcol", "verdicts", "reachability", "versitygw", "fakegcs", "kubeconform"}
+    assert tests_only == {"otelcol", "verdicts", "reachability", "versitygw", "fakegcs", "kubeconform", "lws"}
     assert {*programs.OF_THE_NODE} < {*programs.OF_UP}
 
 

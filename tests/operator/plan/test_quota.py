@@ -55,7 +55,7 @@ def test_in_place_starts_when_a_quota_refuses_the_surge_pod_for_surge_wait_secon
 
 def test_a_refused_pod_of_a_scale_up_is_no_reason_to_replace_in_place() -> None:
     new = pod(pods.ready(), name="new", of="rs2")
-    assert not goes_in_place(refused(70, replicas=1, updated=1), new, now=NOW)
+    assert not goes_in_place(refused(70, replicas=1, updated=1), new, now=datetime.now(UTC))
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,8 @@ def test_a_surge_pod_that_kueue_holds_falls_back_to_in_place_after_surge_wait_se
     held["spec"] |= {"nodeName": "", "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
     held["metadata"]["creationTimestamp"] = pods.at(-ago)
 
-    assert goes_in_place(live(), OLD_POD, held, surgeWaitSeconds=120, now=NOW) is expected
+    now = datetime.now(UTC)  # the pod is as old as it says from here on
+    assert goes_in_place(live(), OLD_POD, held, surgeWaitSeconds=120, now=now) is expected
 
 
 def test_in_place_replaces_one_pod_at_a_time() -> None:
