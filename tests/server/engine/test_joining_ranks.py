@@ -11,7 +11,7 @@ from quire_server.core.topology import Topology
 from quire_server.engine.rank_channel import Channel, ChannelClosedError, Welcome
 from quire_server.errors import ConfigError
 from quire_server.layers import communicators
-from quire_server.layers.parallel import Gloo
+from quire_server.layers.parallel import CollectiveError, Gloo
 from quire_server.layers.shared_memory import SharedMemory
 
 RANKS = 3
@@ -79,3 +79,10 @@ def test_a_rank_that_waits_to_be_told_learns_that_rank_0_has_ended(channels):
     near[0].close()
     with pytest.raises(ChannelClosedError):
         far[0].hear_with_descriptor(60)
+
+
+def test_a_rank_that_takes_no_part_in_an_exchange_over_gloo_fails_the_others(tmp_path):
+    with ThreadPoolExecutor(2) as pool:
+        ranks = list(pool.map(lambda rank: Gloo(Topology(2, rank), tmp_path, deadline=2.0), range(2)))
+    with pytest.raises(CollectiveError, match="did not take part in an exchange"):
+        ranks[0].all_reduce(torch.ones(2))

@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from quire_server.core.config import Batching, PreemptionMode, SpeculationConfig, SpeculativeMethod
-from quire_server.core.rank_step import Echo, RankStep
+from quire_server.core.rank_step import Echo, EchoStatus, RankLimits, RankStep
 from quire_server.core.request import Request
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import NOT_FINITE, OUT_OF_MEMORY, Step
-from quire_server.engine import step_codec
+from quire_server.engine import rank, step_codec
 from quire_server.engine.rank_channel import Channel
 from quire_server.engine.rank_group import RankGroup
 from quire_server.errors import RankLostError
+from quire_server.layers.parallel import CollectiveError
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 from tests.server.runner.ranks_in_process import Ranks
 from tests.server.tiny_model import write
@@ -190,3 +191,29 @@ def test_a_rank_that_diverges_or_stays_silent_is_named(monkeypatch, answer, mess
     assert lost == ([] if answer else [1])
     near.close()
     far.close()
+
+
+def test_an_exchange_that_fails_on_all_ranks_is_an_error_of_rank_0(ranks, monkeypatch):
+    def lost(part):
+        raise CollectiveError("the other rank did not arrive")
+
+    for communicator in ranks.exchange.communicators:
+        monkeypatch.setattr(communicator, "all_reduce", lost)
+    with pytest.raises(CollectiveError, match="did not arrive"):
+        InProcessEngine(ranks.runner).generate(PROMPTS[:1], greedy(2))
+
+
+def test_a_rank_that_lost_an_exchange_and_hears_nothing_more_names_rank_0(monkeypatch):
+    monkeypatch.setattr(rank, "_LEADER_SECONDS", 0.05)
+
+    class Lost:
+        limits = RankLimits(1, 1, 0, 0, 8, 8)
+
+        def execute(self, message):
+            return EchoStatus.LOST_PEER, None
+
+    near, far = socket.socketpair()
+    with near, far:
+        RankGroup({1: Channel(near)}).send(RankStep(Step(1, (), (), (), (), (), ())))
+        with pytest.raises(RankLostError, match="Rank 0 did not take part in step"):
+            rank.follow(Channel(far), Lost())
