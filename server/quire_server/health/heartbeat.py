@@ -183,6 +183,8 @@ class SharedState:
         for _ in range(_READ_ATTEMPTS):
             slot = self._memory[offset : offset + size + _CHECKSUM.size]
             payload = slot[:size]
+            if not any(slot):
+                break  # it was never written: a valid one has a checksum other than zero
             if _CHECKSUM.unpack(slot[size:])[0] == (zlib.crc32(payload) + 1) & 0xFFFFFFFF:
                 self._last_valid[offset] = payload
                 break

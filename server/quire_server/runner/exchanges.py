@@ -1,6 +1,6 @@
-"""What a forward pass exchanges between ranks, known before it: so that a rank which runs out of memory
-within the pass can take part in the rest of it, with parts of no meaning, and no rank waits for it. Then
-rank 0 repeats the pass with fewer rows on all of them.
+"""What a forward pass exchanges between ranks, which follows from its step alone: a rank that runs out of
+memory within the pass takes part in the rest of it, with parts of no meaning, so that no rank waits for it.
+Then rank 0 repeats the pass with fewer rows on all of them.
 """
 
 from collections.abc import Sequence

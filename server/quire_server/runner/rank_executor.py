@@ -42,7 +42,6 @@ class _Rank:
 
     def compute(self, step: Step, layout: StepLayout, *, is_replay: bool) -> ForwardOutput | None:
         """None: this rank ran out of memory, and took part in the exchanges that were left."""
-        plan = exchanges.planned(step, layout, self._input_batch, self._model.config, is_replay=is_replay)
         before = self._communicator.calls
         try:
             return self._host.compute(step, layout, is_replay=is_replay)
@@ -51,12 +50,13 @@ class _Rank:
                 raise
         # Outside the except block: until it ends, the traceback keeps the failed pass's tensors alive.
         made = self._communicator.calls - before
+        plan = exchanges.planned(step, layout, self._input_batch, self._model.config, is_replay=is_replay)
         exchanges.take_part(self._communicator, plan[made:], self._model.embedding.dtype)
         return None
 
 
 class LeaderExecutor:
-    """Rank 0: tells the other ranks of each pass, computes its own part, and waits for theirs."""
+    """Rank 0: sends each pass to the other ranks, computes its own part, and waits for theirs."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class LeaderExecutor:
     ) -> None:
         self._host, self._followers = host, followers
         self._rank = _Rank(loaded.model, host, input_batch, ranks)
-        self._is_told = False  # the other ranks have applied what this step changes
+        self._is_sent = False  # the other ranks have applied what this step changes
         self._sampled: tuple[int, ...] = ()
         self._nan_rows: set[int] = set()
         self._copied: list[CopyOutcome] = []  # of the other ranks in this step
@@ -76,7 +76,7 @@ class LeaderExecutor:
 
     def begin(self) -> None:
         """A new step begins."""
-        self._is_told = False
+        self._is_sent = False
 
     def sampled(self, tokens: tuple[int, ...]) -> None:
         """The tokens at the sampled positions of the last pass, which the next message has."""
@@ -105,7 +105,7 @@ class LeaderExecutor:
         return output
 
     def apply_only(self, step: Step) -> None:
-        """Tell the other ranks of a step that computes nothing."""
+        """Send a step that computes nothing to the other ranks."""
         self._send(step, is_replay=False)
         self._copied += self._followers.collect().copied
 
@@ -116,15 +116,15 @@ class LeaderExecutor:
 
     def _send(self, step: Step, *, is_replay: bool) -> None:
         """What was applied already is not sent again with a repeated pass."""
-        if self._is_told:
+        if self._is_sent:
             step = Step(step.step_id, (), (), step.rows, step.starts, step.num_tokens, step.samples)
-        self._is_told = True
+        self._is_sent = True
         self._followers.send(RankStep(step, self._sampled, tuple(sorted(self._nan_rows)), is_replay))
         self._sampled, self._nan_rows = (), set()
 
 
 class FollowerRunner:
-    """A rank other than the first: applies what it is told and computes; samples and decides nothing."""
+    """A rank other than the first: executes the passes that rank 0 sends; samples and decides nothing."""
 
     def __init__(self, loaded: LoadedModel, options: RunnerConfig, ranks: Membership) -> None:
         self._input_batch = InputBatch(options.max_num_seqs, loaded.max_model_len, options.block_size)

@@ -154,6 +154,8 @@ class Supervisor:
 
     def _look_at_ranks(self) -> Ending | None:
         """The ending of the server if a rank of its model has stopped."""
+        if self._config.tensor_parallel_size == 1:
+            return None
         now = time.monotonic()
         if now - self._ticked_at > _PAUSE_SECONDS:
             self._watched_since = now
