@@ -1,4 +1,4 @@
-"""What it costs rank 0 to tell the other ranks of a step: `python -m bench.step_message`.
+"""What it costs rank 0 to send a step to the other ranks: `python -m bench.step_message`.
 
 From the Step to the last acknowledgement: encoding, one unix socket for each peer, and in the peers'
 processes decoding and an echo. `sent` is rank 0's part, until it computes; `ping` an empty
@@ -11,6 +11,8 @@ import os
 import socket
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 
 from quire_server.core.rank_step import Echo, RankLimits, RankStep
 from quire_server.core.step import Step
@@ -57,12 +59,13 @@ def measure(peers: int, requests: int, rounds: int) -> tuple[float, float, float
     encoder, steps, sent, pings, size = StepEncoder(), list[float](), list[float](), list[float](), 0
     for number in range(rounds):
         message = decode_step(number, requests)
-        for times, encode in (
-            (steps, lambda message=message: encoder.encode(message)),
+        kinds: tuple[tuple[list[float], Callable[[], bytes]], ...] = (
+            (steps, partial(encoder.encode, message)),
             (pings, lambda: PING),
-        ):
+        )
+        for times, encode in kinds:
             began_at = time.perf_counter()
-            body = encode()  # type: ignore[no-untyped-call]  # a lambda
+            body = encode()
             for channel in channels:
                 channel.send(body)
             if body != PING:

@@ -1,7 +1,7 @@
 """All-reduce and gather among processes of one host, through memory that they share.
 
 For messages as small as a decode step's a socket costs more than the step's matrix products. A group fails as
-a whole: a rank that does not arrive in time ends it, and nobody can join it again. Needs the CPU kernels;
+a whole: a rank that does not arrive in time ends it, and no rank can join it again. Needs the CPU kernels;
 knows nothing of who starts the processes.
 """
 
@@ -56,7 +56,7 @@ class ShmGroup:
         if not 0 <= rank < ranks:
             raise ValueError(f"there is no rank {rank} in a group of {ranks}")
         if not self._native.shm_join(self.state):
-            raise ValueError(f"rank {rank} has joined this group before, and nobody can do so twice")
+            raise ValueError(f"a process has joined this group as rank {rank} before: make a new group")
 
     @property
     def rank(self) -> int:

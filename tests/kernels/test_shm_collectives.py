@@ -110,7 +110,7 @@ def many_calls(group: ShmGroup, _: Connection, count: int) -> tuple[int, int, in
     for call in range(count):
         size = rng.choice([1, 7, 576, 576, 5000])
         if group.rank == 1 and delays.random() < 0.02:
-            time.sleep(delays.random() * 0.003)
+            time.sleep(delays.random() * 0.003)  # the fault: a rank that is late
         part = torch.arange(size, dtype=torch.float32)[None] + call % 1000 * (group.rank + 1)
         given += part.nbytes
         weights = [call % 1000 * (rank + 1) for rank in range(group.ranks)]
@@ -274,7 +274,7 @@ def test_what_a_rank_computed_without_memory_reaches_no_other(pair: RankProcesse
 def test_a_place_is_taken_once_and_only_if_there_is_one() -> None:
     descriptor = create_shm_region(2)
     ShmGroup(descriptor, 1, deadline=DEADLINE)
-    with pytest.raises(ValueError, match="rank 1 has joined this group before"):
+    with pytest.raises(ValueError, match="has joined this group as rank 1 before"):
         ShmGroup(descriptor, 1, deadline=DEADLINE)
     for rank in (2, -1):
         with pytest.raises(ValueError, match=f"there is no rank {rank} in a group of 2"):

@@ -288,7 +288,7 @@ class Native:
         self._library.quire_shm_create(address, ranks, slot_bytes)
 
     def shm_join(self, group: Group) -> bool:
-        """Take the place of a rank, if nobody has had it."""
+        """Join as a rank. False where a process has joined as that rank before."""
         return bool(self._library.quire_shm_join(ctypes.byref(group)))
 
     def shm_abort(self, group: Group) -> None:

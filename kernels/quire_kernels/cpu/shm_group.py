@@ -1,4 +1,4 @@
-"""What the C code of csrc/shm_collectives.c knows of one rank, and how its failures are told."""
+"""One rank's state in a group of csrc/shm_collectives.c, and the errors for the failures that it records."""
 
 import ctypes
 

@@ -1,8 +1,8 @@
 """The interface between rank 0 and the other ranks of a distributed model: one RankStep goes out for each
 forward pass, one Echo comes back from each rank.
 
-Rank 0 schedules and samples; the others keep an input batch and a KV cache of their own up to date from what
-they are told, and compute. Nothing here knows tensors or sockets.
+Rank 0 schedules and samples; the others keep an input batch and a KV cache of their own up to date from its
+messages, and compute. Nothing here knows tensors or sockets.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class EchoStatus(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A rank has executed a pass. ``digest``: of all messages so far, so that ranks which were told different
-    things are found at once.
+    """A rank has executed a pass. ``digest``: of all messages so far, so that ranks which received different
+    ones are found at once.
     """
 
     sequence: int

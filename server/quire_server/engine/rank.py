@@ -1,6 +1,6 @@
 """Another rank of the engine than the first: `python -m quire_server.engine.rank RANK RUN_DIR MODEL [flags]`.
 
-Loads its part of the model, then executes what rank 0 tells it, and decides nothing.
+Loads its part of the model, then executes the steps that rank 0 sends, and decides nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def main(argv: list[str]) -> int:
         faults = RankFaults(fault_injection.parse(os.environ), rank)
         follow(channel, runner, partial(state.write_step, rank), faults)
     except ChannelClosedError:
-        # Rank 0 has ended: the supervisor knows why, and ends this process too.
+        # Rank 0 has ended, and the supervisor will end this process. It reports the child that ends first,
+        # which has to be rank 0: that one has the reason.
         time.sleep(_LEADER_SECONDS)
         return 1
     except Exception as error:  # the process boundary: every error becomes a reason and an exit code
@@ -105,8 +106,8 @@ def follow(
     on_step: Callable[[int], object] = bool,
     faults: RankFaults | None = None,
 ) -> None:
-    """Execute steps until rank 0 has closed the connection (ChannelClosedError). ``on_step``: told the number
-    of each step that was executed.
+    """Execute steps until rank 0 has closed the connection (ChannelClosedError). ``on_step``: called with the
+    number of each step that was executed.
     """
     decoder = StepDecoder(runner.limits)
     timeout: float | None = None

@@ -102,7 +102,7 @@ class Channel:
                 connection.close()
                 if time.monotonic() > deadline:
                     raise ChannelTimeoutError from None
-                time.sleep(_RETRY_SECONDS)
+                time.sleep(_RETRY_SECONDS)  # nothing tells when rank 0 listens; this is once, at the start
 
     def send(self, body: bytes, timeout: float | None = None) -> None:
         """Send a frame."""

@@ -1,7 +1,7 @@
 """Rank 0's connections to the other ranks of its model: the handshake, then steps out and echoes in.
 
-All ranks have one fate: one that does not answer in time, answers something else, or has been told something
-else ends the server, by a RankLostError that names it.
+The ranks fail together: one that does not echo a step in time, or echoes another one, ends the server by a
+RankLostError that names it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class RankGroup:
         on_step: Callable[[int], object] = bool,
         faults: RankFaults | None = None,
     ) -> None:
-        """``on_lost``: told of the first rank that did not answer, before the error. ``on_step``: told the
-        number of each step that was sent.
+        """``on_lost``: called with the first rank that did not answer, before the error. ``on_step``: called
+        with the number of each step that was sent.
         """
         self._channels = channels
         self._on_lost, self._on_step = on_lost, on_step
@@ -98,7 +98,7 @@ class RankGroup:
             return group, communicators.join(kind, topology, run_dir, descriptor)
 
     def agree_on_blocks(self, num_blocks: int, on_progress: Callable[[], None], timeout: float) -> int:
-        """The smallest number of KV blocks that any rank has room for, which all ranks are told."""
+        """The smallest number of KV blocks that any rank has room for, which all ranks are sent."""
         found = [self._hear(rank, Loaded, timeout, on_progress).num_blocks for rank in self._channels]
         smallest = min(num_blocks, *found)
         for channel in self._channels.values():
@@ -151,7 +151,7 @@ class RankGroup:
             except CodecError as error:
                 raise RankLostError(f"Rank {rank} echoed no step ({error}). {_REMEDY}") from None
             if (echo.sequence, echo.digest) != (self._encoder.sequence & 0xFFFFFFFF, self._encoder.digest):
-                raise RankLostError(f"Rank {rank} executed another step than it was told. {_REMEDY}")
+                raise RankLostError(f"Rank {rank} executed another step than rank 0 sent. {_REMEDY}")
             is_out_of_memory |= echo.status is EchoStatus.OUT_OF_MEMORY
             if echo.copied is not None:
                 copied.append(echo.copied)

@@ -1,5 +1,5 @@
-"""Which communicator the ranks of a model use: rank 0 chooses, and the others are told its name and given
-what they share.
+"""Which communicator the ranks of a model use: rank 0 chooses, and sends the others its name and the
+descriptor of what they share.
 """
 
 import os

@@ -77,9 +77,8 @@ class Gloo:
         options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
         options._timeout = self._timeout
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        store = distributed.FileStore(  # type: ignore[attr-defined]
-            str(directory / "gloo"), topology.tensor
-        )
+        path = str(directory / "gloo")
+        store = distributed.FileStore(path, topology.tensor)  # type: ignore[attr-defined]  # not in the stubs
         self._group: Any = distributed.ProcessGroupGloo(store, topology.rank, topology.tensor, options)
         self._to_leader = torch._C._distributed_c10d.GatherOptions()
         self._to_leader.rootRank = 0

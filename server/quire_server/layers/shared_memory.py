@@ -28,7 +28,7 @@ class SharedMemory:
 
     @staticmethod
     def create(ranks: int) -> int:
-        """The descriptor of a new region; a program that is started inherits it only if told to."""
+        """The descriptor of a new region; child processes do not inherit it."""
         return create_shm_region(ranks)
 
     @property

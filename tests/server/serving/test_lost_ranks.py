@@ -81,7 +81,7 @@ class LastStatus(threading.Thread):
         try:
             while True:
                 self.document = httpx.get(self._url, timeout=5, verify=NO_TLS).json()
-                time.sleep(0.05)
+                time.sleep(0.05)  # between polls: the last answer before the end is wanted
         except httpx.TransportError:
             return
 
