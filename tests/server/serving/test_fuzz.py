@@ -99,6 +99,24 @@ def test_every_response_conforms_to_the_openapi_document(fuzzed, method, path, m
     assert 200 in statuses if mode is GenerationMode.POSITIVE else statuses
 
 
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+def test_every_event_of_a_stream_conforms_to_the_openapi_document(fuzzed, path, prompt):
+    server, _ = fuzzed
+    operation = schemathesis.openapi.from_dict(document(server))[path]["post"]
+    body = {"model": "tiny", "stream": True, "max_tokens": 4, "logprobs": 1 if "prompt" in prompt else True}
+    for more in ({}, {"n": 2, "stream_options": {"include_usage": True}}):
+        case = operation.Case(body=prompt | body | more, media_type="application/json")
+        response = case.call(base_url=server.url, headers=HEADERS, timeout=20)
+        assert response.status_code == 200 and response.text.endswith("data: [DONE]\n\n"), response.text
+        case.validate_response(response, checks=CHECKS[:4])
+
+
 NASTY = [
     b'{"model": "tiny", "prompt": "\\u0000"}',
     b'{"model": "tiny", "prompt": "a\x00b"}',
