@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -18,16 +17,19 @@ from pathlib import Path
 
 from quire_server import termination
 from quire_server.config import ServeConfig
+from quire_server.errors import DiskError
 from quire_server.health import decision
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import Control, Process, SharedState
 from quire_server.health.rank_states import rank_states
 from quire_server.supervisor.children import Children
+from quire_server.supervisor.run_dir import run_dir
 from quire_server.supervisor.watch import Ending, LoadLimits, ending_of_child, watch_load, watch_ranks
 from quire_server.termination import Failure, Reason
 
 logger = logging.getLogger(__name__)
 
+_MEMORY = Path("/dev/shm")
 _TICK_SECONDS = 0.25
 _PAUSE_SECONDS = 1.0  # between two ticks: this process was paused, and likely the others too
 _DRAIN_MARGIN_SECONDS = 3.0  # the pod's grace period leaves 5 s after the drain timeout
@@ -60,19 +62,30 @@ def threads_of_rank(ranks: int, environ: Mapping[str, str]) -> int:
 
 def serve(config: ServeConfig, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a server until it ends; returns the exit code. `arguments` are what the children parse again."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    # In memory where possible, so that a heartbeat never waits for a disk.
-    shm = Path("/dev/shm")
-    run_dir = Path(tempfile.mkdtemp(prefix="quire-", dir=shm if shm.is_dir() else None))
-    children = Children()
     try:
-        supervisor = Supervisor(config, SharedState.create(run_dir), children, run_dir)
-        ending = supervisor.run([str(run_dir), *arguments], environ)
-    finally:
-        children.kill_all()
-        shutil.rmtree(run_dir, ignore_errors=True)
+        with run_dir((_MEMORY, Path(tempfile.gettempdir()))) as (directory, state):
+            ending = _run(config, arguments, environ, directory, state)
+    except DiskError as error:
+        ending = Ending.of(termination.failure_of(error))
+        termination.write_termination_log(config.termination_log, termination.failure_of(error))
+        logger.error("%s", error)
     logger.info("ended", extra={"exit_code": ending.exit_code})
     return ending.exit_code
+
+
+def _run(
+    config: ServeConfig,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    directory: Path,
+    state: SharedState,
+) -> Ending:
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    children = Children()
+    try:
+        return Supervisor(config, state, children, directory).run([str(directory), *arguments], environ)
+    finally:
+        children.kill_all()
 
 
 class Supervisor:
