@@ -4,9 +4,11 @@ import socket
 import threading
 from pathlib import Path
 
+from quire_server import fault_injection
 from quire_server.core.topology import Topology
 from quire_server.engine import rank
 from quire_server.engine.rank_channel import Channel, ChannelClosedError
+from quire_server.engine.rank_faults import RankFaults
 from quire_server.engine.rank_group import RankGroup
 from quire_server.models.decoder import Decoder
 from quire_server.runner.kv_offload import OffloadWorker
@@ -19,9 +21,11 @@ _DEFAULTS = {"dtype": "float32", "quantization": "none", "num_blocks_override": 
 
 
 class Ranks:
-    """``runner`` is rank 0's, to be used as any other. ``exchange``: what the ranks have exchanged."""
+    """``runner`` is rank 0's, to be used as any other. ``exchange``: what the ranks have exchanged.
+    ``fault``: injected into ranks, as in QUIRE_FAULT.
+    """
 
-    def __init__(self, directory: Path, size: int, **options: object) -> None:
+    def __init__(self, directory: Path, size: int, fault: str = "", **options: object) -> None:
         settings = RunnerConfig(**(_DEFAULTS | options), tensor_parallel_size=size)  # type: ignore[arg-type]  # mixed values
         self.exchange = ThreadRanks(size)
         pairs = {number: socket.socketpair() for number in range(1, size)}
@@ -30,11 +34,12 @@ class Ranks:
         for number, (_, far) in pairs.items():
             follower = FollowerRunner.load(directory, settings, lambda *_: None, self._place(number))
             self._followers.append(follower)
-            thread = threading.Thread(target=_follow, args=(Channel(far), follower), daemon=True)
+            arguments = (Channel(far), follower, _faults(fault, number))
+            thread = threading.Thread(target=_follow, args=arguments, daemon=True)
             thread.start()
             self._threads.append(thread)
         self._channels = {number: Channel(near) for number, (near, _) in pairs.items()}
-        group = RankGroup(self._channels)
+        group = RankGroup(self._channels, faults=_faults(fault, 0))
         self.runner = ModelRunner.load(
             directory, settings, lambda *_: None, ranks=self._place(0), followers=group
         )
@@ -62,8 +67,12 @@ class Ranks:
             worker.close()
 
 
-def _follow(channel: Channel, follower: FollowerRunner) -> None:
+def _faults(fault: str, number: int) -> RankFaults:
+    return RankFaults(fault_injection.parse({"QUIRE_FAULT": fault, "QUIRE_ALLOW_FAULTS": "1"}), number)
+
+
+def _follow(channel: Channel, follower: FollowerRunner, faults: RankFaults) -> None:
     try:
-        rank.follow(channel, follower)
+        rank.follow(channel, follower, faults=faults)
     except ChannelClosedError:
         channel.close()
