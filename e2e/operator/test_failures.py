@@ -29,6 +29,7 @@ FAILURES: dict[str, Callable[[], dict[str, Any]]] = {
     "EngineStalled": lambda: pods.terminated(71, "EngineStalled"),
     "ProcessStalled": lambda: pods.terminated(72, "ProcessStalled"),
     "CanaryMismatch": lambda: pods.terminated(78, "CanaryMismatch"),
+    "MixedRevision": lambda: pods.terminated(79, "MixedRevision"),
     "ServerExited": pods.ended_well,
     "ImagePullFailed": lambda: pods.waiting("ErrImagePull", "not found"),
     "WaitingForNode": lambda: pods.unschedulable("0/3 nodes are available: 3 Insufficient memory."),

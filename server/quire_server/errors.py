@@ -12,6 +12,7 @@
     ├── DiskError                  the model does not fit on the disk, or cannot be written there
     ├── CanaryMismatchError        the engine computes other tokens than it should
     ├── RankLostError              a rank of a distributed model ended, stopped, or did something else
+    ├── MixedRevisionError         ranks of one model have other programs, models or settings
     └── DeviceError                the GPU cannot go on
         └── DeviceMemoryError      its memory does not hold what has to be in it
 
@@ -73,6 +74,10 @@ class CanaryMismatchError(QuireServerError):
 
 class RankLostError(QuireServerError):
     """A rank of the model ended, stopped, or executed something else; all ranks have to end."""
+
+
+class MixedRevisionError(QuireServerError):
+    """The ranks of the model do not run the same program with the same model and settings."""
 
 
 class DeviceError(QuireServerError):

@@ -35,6 +35,7 @@ NAMES = frozenset(
         # `late`: when the exchanges of the pass are made, instead of before them.
         "rank_exit",
         "rank_freeze",
+        "rank_revision",  # it says that it is of another revision when it joins
         "rank_delay",  # by `seconds=S`, at one pass in ten, by chance early or late
     }
 )

@@ -20,6 +20,7 @@ from quire_server.errors import (
     DeviceMemoryError,
     DiskError,
     DownloadError,
+    MixedRevisionError,
     ModelCorruptError,
     ModelNotFoundError,
     RankLostError,
@@ -50,6 +51,7 @@ class Reason(enum.Enum):
     ENGINE_STALLED = "EngineStalled"
     PROCESS_STALLED = "ProcessStalled"
     CANARY_MISMATCH = "CanaryMismatch"
+    MIXED_REVISION = "MixedRevision"
 
 
 EXIT_CODES = {
@@ -66,6 +68,7 @@ EXIT_CODES = {
     Reason.GPU_OUT_OF_MEMORY: 76,
     Reason.MODEL_ACCESS_DENIED: 77,
     Reason.CANARY_MISMATCH: 78,
+    Reason.MIXED_REVISION: 79,
 }
 
 
@@ -101,6 +104,7 @@ _REASON_OF_ERROR = {  # the first match counts
     DiskError: Reason.OUT_OF_DISK,
     CanaryMismatchError: Reason.CANARY_MISMATCH,
     RankLostError: Reason.ENGINE_CRASHED,
+    MixedRevisionError: Reason.MIXED_REVISION,
     DeviceMemoryError: Reason.GPU_OUT_OF_MEMORY,
     DeviceError: Reason.ENGINE_CRASHED,
 }
@@ -130,8 +134,13 @@ def write_termination_log(path: Path, failure: Failure) -> None:
 
 
 def leave_failure(run_dir: Path, failure: Failure) -> None:
-    """Leave a child's failure in the run directory for the supervisor."""
-    (run_dir / _FAILURE_FILE).write_text(failure.to_json(), encoding="utf-8")
+    """Leave a child's failure in the run directory for the supervisor. An error, such as a full disk, is only
+    logged: the exit code is left.
+    """
+    try:
+        (run_dir / _FAILURE_FILE).write_text(failure.to_json(), encoding="utf-8")
+    except OSError:
+        logger.exception("cannot leave the failure", extra={"reason": failure.reason.value})
 
 
 def find_failure(run_dir: Path) -> Failure | None:

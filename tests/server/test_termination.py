@@ -43,6 +43,11 @@ def test_a_child_s_failure_reaches_the_supervisor(tmp_path):
     assert termination.find_failure(tmp_path) == failure
 
 
+def test_a_failure_that_cannot_be_left_ends_nothing_else(tmp_path, caplog):
+    termination.leave_failure(tmp_path / "gone", Failure(Reason.MODEL_NOT_FOUND, "m"))
+    assert "cannot leave the failure" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [

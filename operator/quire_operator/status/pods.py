@@ -63,6 +63,7 @@ _SELF_TERMINATED = frozenset(
         "EngineStalled",
         "ProcessStalled",
         "CanaryMismatch",
+        "MixedRevision",
     }
 )
 # The kubelet alternates between the error and a back-off that quotes it. Both are reduced to the same text.

@@ -134,6 +134,13 @@ _ALL = (
         exit_code=78,
     ),
     Reason(
+        "MixedRevision",
+        "the processes that divide a model do not run the same program with the same model and settings",
+        "nothing if the restart repairs it; if it comes back, look whether something writes to the model's "
+        "volume while pods start",
+        exit_code=79,
+    ),
+    Reason(
         "CanaryStale",
         "the engine has neither answered a request nor completed the canary for too long",
         "read the pod's log; an overloaded node can cause it",

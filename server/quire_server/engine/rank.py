@@ -30,6 +30,7 @@ from quire_server.engine.rank_channel import (
     Prepared,
 )
 from quire_server.engine.rank_faults import RankFaults
+from quire_server.engine.rank_group import Joined
 from quire_server.engine.step_codec import StepDecoder
 from quire_server.errors import RankLostError
 from quire_server.health.heartbeat import SharedState
@@ -51,11 +52,11 @@ def main(argv: list[str]) -> int:
     state = SharedState.open(run_dir)
     state.beat_by_thread(rank)
     try:
-        channel, runner = _load(settings, run_dir, rank)
+        faults = RankFaults(fault_injection.parse(os.environ), rank)
+        joined, runner = _load(settings, run_dir, rank, faults)
         gc.collect()
         gc.freeze()
-        faults = RankFaults(fault_injection.parse(os.environ), rank)
-        follow(channel, runner, partial(state.write_step, rank), faults)
+        follow(joined.channel, runner, partial(state.write_step, rank), faults, joined.incarnation)
     except ChannelClosedError:
         # Rank 0 has ended, and the supervisor will end this process. It reports the child that ends first,
         # which has to be rank 0: that one has the reason.
@@ -69,9 +70,12 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _load(settings: ServeConfig, run_dir: Path, rank: int) -> tuple[Channel, FollowerRunner]:
-    channel, communicator = rank_group.join(run_dir, settings, rank)
-    timeout = settings.startup_timeout_seconds
+def _load(
+    settings: ServeConfig, run_dir: Path, rank: int, faults: RankFaults
+) -> tuple[Joined, FollowerRunner]:
+    own = faults.identity(rank_group.identity(settings, os.environ))
+    joined = rank_group.join(run_dir, settings, rank, own)
+    channel, timeout = joined.channel, settings.startup_timeout_seconds
 
     def agree(num_blocks: int) -> int:
         channel.say(Loaded(num_blocks))
@@ -80,11 +84,11 @@ def _load(settings: ServeConfig, run_dir: Path, rank: int) -> tuple[Channel, Fol
             raise CodecError("expected the number of blocks")
         return agreed.num_blocks
 
-    ranks = Membership(Topology(settings.tensor_parallel_size, rank), communicator, agree)
+    ranks = Membership(Topology(settings.tensor_parallel_size, rank), joined.communicator, agree)
     options = loading.runner_config(settings)
     runner = FollowerRunner.load(settings.model, options, _progress(channel), ranks)
     channel.say(Prepared(runner.can_replay))
-    return channel, runner
+    return joined, runner
 
 
 def _progress(channel: Channel) -> Callable[[int, int], None]:
@@ -105,11 +109,12 @@ def follow(
     runner: FollowerRunner,
     on_step: Callable[[int], object] = bool,
     faults: RankFaults | None = None,
+    incarnation: str = "",
 ) -> None:
     """Execute steps until rank 0 has closed the connection (ChannelClosedError). ``on_step``: called with the
     number of each step that was executed.
     """
-    decoder = StepDecoder(runner.limits)
+    decoder = StepDecoder(runner.limits, incarnation)
     timeout: float | None = None
     while True:
         try:

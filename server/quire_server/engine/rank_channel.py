@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ _LENGTH = struct.Struct(">I")
 _READ_SIZE = 1 << 18
 _RETRY_SECONDS = 0.05
 _MAX_HANDSHAKE_BYTES = 1 << 16
+_SLICE_SECONDS = 0.2
 
 
 class ChannelClosedError(Exception):
@@ -34,18 +35,50 @@ class ChannelTimeoutError(Exception):
 
 
 @dataclass(frozen=True)
+class Identity:
+    """What all ranks of a group have in common. ``revision``: of the pod's template, "" where all ranks are
+    in one pod; the others are digests. Of the image, the code that it runs is what counts.
+    """
+
+    protocol: int
+    revision: str
+    image: str
+    model: str
+    arguments: str
+
+    def differences(self, other: Identity) -> tuple[str, ...]:
+        """The names of the fields that differ."""
+        names = (field.name for field in fields(self))
+        return tuple(name for name in names if getattr(self, name) != getattr(other, name))
+
+
+@dataclass(frozen=True)
 class Hello:
-    """A rank introduces itself. ``fingerprint``: of its settings, program and protocol."""
+    """A rank introduces itself. ``incarnation``: of the group to which it belongs, "" for a rank that starts
+    and belongs to none.
+    """
 
     rank: int
-    fingerprint: str
+    incarnation: str
+    identity: Identity
 
 
 @dataclass(frozen=True)
 class Welcome:
-    """Rank 0 has taken the rank in. ``communicator``: how ranks exchange parts."""
+    """Rank 0 has taken the rank in. ``communicator``: how ranks exchange parts. ``incarnation``: the name of
+    the group, drawn by rank 0 when it started.
+    """
 
     communicator: str
+    incarnation: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Rank 0 does not take the other side in. ``reason``: one word, as in the termination log."""
+
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -76,10 +109,34 @@ class Prepared:
     can_replay: bool
 
 
-Handshake = Hello | Welcome | Loading | Loaded | Agreed | Prepared
+Handshake = Hello | Welcome | Refused | Loading | Loaded | Agreed | Prepared
 T = TypeVar("T")
-_KINDS: tuple[type[Handshake], ...] = (Hello, Welcome, Loading, Loaded, Agreed, Prepared)
+_KINDS: tuple[type[Handshake], ...] = (Hello, Welcome, Refused, Loading, Loaded, Agreed, Prepared)
 _DECODERS: tuple[Callable[[Any], Handshake], ...] = tuple(decoder(kind) for kind in _KINDS)
+
+
+class Patience:
+    """Seconds that may be waited in all. A pause of this process, during which the other side did not run
+    either, uses up no more than a moment of them.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._began_at = 0.0
+
+    def begin(self) -> float:
+        """The seconds to wait next."""
+        self._began_at = time.monotonic()
+        return min(max(self._left, 1e-4), _SLICE_SECONDS)
+
+    def end(self) -> None:
+        """That wait is over."""
+        self._left -= min(time.monotonic() - self._began_at, _SLICE_SECONDS)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left."""
+        return self._left <= 0
 
 
 class Channel:
@@ -109,25 +166,38 @@ class Channel:
         self._connection.settimeout(timeout)
         try:
             self._connection.sendall(_LENGTH.pack(len(body)) + body)
+        except TimeoutError:
+            raise ChannelTimeoutError("nothing was read in time") from None
         except OSError as error:
-            raise _failure(error) from None
+            raise ChannelClosedError(str(error)) from None
 
-    def receive(self, max_bytes: int, timeout: float | None = None) -> bytes:
+    def receive(self, max_bytes: int, timeout: float | Patience | None = None) -> bytes:
         """Wait for the next frame. Raises CodecError for one that is longer than it may be."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        patience = Patience(timeout) if isinstance(timeout, int | float) else timeout
         while (body := self._take(max_bytes)) is None:
-            data = self._read(self._connection.recv, deadline)
-            if not data:
-                raise ChannelClosedError
-            self._buffer += data
+            self._fill(patience)
         return body
 
-    def _read(self, read: Callable[[int], T], deadline: float | None) -> T:
-        self._connection.settimeout(None if deadline is None else max(1e-4, deadline - time.monotonic()))
-        try:
-            return read(_READ_SIZE)
-        except OSError as error:
-            raise _failure(error) from None
+    def _fill(self, patience: Patience | None) -> None:
+        """Wait until a part of a frame has come."""
+        data = self._read(self._connection.recv, patience)
+        if not data:
+            raise ChannelClosedError("the connection was closed")
+        self._buffer += data
+
+    def _read(self, read: Callable[[int], T], patience: Patience | None) -> T:
+        while True:
+            self._connection.settimeout(None if patience is None else patience.begin())
+            try:
+                return read(_READ_SIZE)
+            except TimeoutError:
+                if patience is None or patience.is_over:
+                    raise ChannelTimeoutError("nothing came in time") from None
+            except OSError as error:
+                raise ChannelClosedError(str(error)) from None
+            finally:
+                if patience is not None:
+                    patience.end()
 
     def _take(self, max_bytes: int) -> bytes | None:
         if len(self._buffer) < _LENGTH.size:
@@ -152,12 +222,15 @@ class Channel:
 
     def hear(self, timeout: float) -> Handshake:
         """Wait for a message of the handshake."""
-        value = unpack(self.receive(_MAX_HANDSHAKE_BYTES, timeout))
-        if type(value) is not list or len(value) != 2 or type(value[0]) is not int:
-            raise CodecError("expected [tag, fields]")
-        if not 0 <= value[0] < len(_KINDS):
-            raise CodecError(f"unknown message {value[0]}")
-        return _DECODERS[value[0]](value[1])
+        return _decode(self.receive(_MAX_HANDSHAKE_BYTES, timeout))
+
+    def poll(self) -> Handshake | None:
+        """Of a connection from which something can be read: the next message, None where not all of it has
+        come.
+        """
+        self._fill(Patience(0))
+        body = self._take(_MAX_HANDSHAKE_BYTES)
+        return None if body is None else _decode(body)
 
     def hear_with_descriptor(self, timeout: float) -> tuple[Handshake, int | None]:
         """Wait for a message, and the descriptor that was sent with it, which the caller closes. Of what was
@@ -167,17 +240,26 @@ class Channel:
         def read(size: int) -> tuple[bytes, list[int]]:
             return socket.recv_fds(self._connection, size, 1, socket.MSG_CMSG_CLOEXEC)[:2]
 
-        data, descriptors = self._read(read, time.monotonic() + timeout)
+        data, descriptors = self._read(read, Patience(timeout))
         self._buffer += data
         return self.hear(timeout), descriptors[0] if descriptors else None
+
+    def fileno(self) -> int:
+        """The descriptor, for a selector."""
+        return self._connection.fileno()
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
 
 
-def _failure(error: OSError) -> ChannelClosedError | ChannelTimeoutError:
-    return ChannelTimeoutError() if isinstance(error, TimeoutError) else ChannelClosedError()
+def _decode(body: bytes) -> Handshake:
+    value = unpack(body)
+    if type(value) is not list or len(value) != 2 or type(value[0]) is not int:
+        raise CodecError("expected [tag, fields]")
+    if not 0 <= value[0] < len(_KINDS):
+        raise CodecError(f"unknown message {value[0]}")
+    return _DECODERS[value[0]](value[1])
 
 
 def listen(run_dir: Path, backlog: int) -> socket.socket:
@@ -191,3 +273,9 @@ def listen(run_dir: Path, backlog: int) -> socket.socket:
     listener.listen(backlog)
     temporary.rename(run_dir / SOCKET_NAME)
     return listener
+
+
+def stop_listening(listener: socket.socket, run_dir: Path) -> None:
+    """Take no more connections: a group never takes in a rank later."""
+    listener.close()
+    (run_dir / SOCKET_NAME).unlink()

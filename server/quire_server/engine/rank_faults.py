@@ -8,7 +8,9 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 
+from quire_server.engine.rank_channel import Identity
 from quire_server.fault_injection import Faults
 
 _EXIT_CODE = 3
@@ -21,6 +23,14 @@ class RankFaults:
     def __init__(self, faults: Faults, rank: int) -> None:
         self._faults, self._rank = faults, rank
         self._dice = random.Random(rank)
+
+    def identity(self, own: Identity) -> Identity:
+        """What the rank says of itself when it joins."""
+        fault = self._faults.get("rank_revision")
+        if fault is None or fault.rank != self._rank:
+            return own
+        self._faults.mark_injected("rank_revision")
+        return replace(own, revision=f"not {own.revision}")
 
     def before_exchanges(self, number: int) -> None:
         """The pass of this number is known, and nothing is exchanged yet."""

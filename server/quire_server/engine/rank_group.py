@@ -9,34 +9,37 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from quire_server import __version__
 from quire_server.config import ServeConfig
 from quire_server.core.rank_step import EchoStatus, RankStep
 from quire_server.core.step import CopyOutcome
 from quire_server.core.topology import Topology
-from quire_server.engine import rank_channel, step_codec
+from quire_server.engine import rank_admission, rank_channel, step_codec
 from quire_server.engine.codec import CodecError
+from quire_server.engine.rank_admission import Admission
 from quire_server.engine.rank_channel import (
     Agreed,
     Channel,
     ChannelClosedError,
     ChannelTimeoutError,
     Hello,
+    Identity,
     Loaded,
     Loading,
+    Patience,
     Prepared,
+    Refused,
     Welcome,
 )
 from quire_server.engine.rank_faults import RankFaults
 from quire_server.engine.step_codec import StepEncoder
-from quire_server.errors import RankLostError
+from quire_server.errors import MixedRevisionError, RankLostError
 from quire_server.layers import communicators
 from quire_server.layers.parallel import DEADLINE, Communicator
+from quire_server.runner import fingerprint
 from quire_server.runner.ranks import PassOutcome
 
 logger = logging.getLogger(__name__)
@@ -54,6 +57,7 @@ class RankGroup:
         on_lost: Callable[[int], object] = bool,
         on_step: Callable[[int], object] = bool,
         faults: RankFaults | None = None,
+        incarnation: str = "",
     ) -> None:
         """``on_lost``: called with the first rank that did not answer, before the error. ``on_step``: called
         with the number of each step that was sent.
@@ -61,7 +65,7 @@ class RankGroup:
         self._channels = channels
         self._on_lost, self._on_step = on_lost, on_step
         self._faults = faults
-        self._encoder = StepEncoder()
+        self._encoder = StepEncoder(incarnation)
 
     @classmethod
     def gather(
@@ -73,28 +77,14 @@ class RankGroup:
         faults: RankFaults,
     ) -> tuple[RankGroup, Communicator]:
         """Wait until all other ranks have connected, and join them."""
-        size, deadline = settings.tensor_parallel_size, time.monotonic() + settings.startup_timeout_seconds
-        topology, own = Topology(size, 0), fingerprint(settings)
-        kind = communicators.choose()
-        channels: dict[int, Channel] = {}
-        listener = rank_channel.listen(run_dir, size)
-        while len(channels) < size - 1:
-            listener.settimeout(max(0.1, deadline - time.monotonic()))
-            connection, _ = listener.accept()
-            channel = Channel(connection)
-            hello = channel.hear(settings.startup_timeout_seconds)
-            if not isinstance(hello, Hello) or hello.fingerprint != own:
-                raise RankLostError(
-                    "A rank has other settings, or is another version. Report it with the log."
-                )
-            if not 0 < hello.rank < size or hello.rank in channels:
-                raise RankLostError(f"There are two ranks {hello.rank}, or {size} ranks have no such one.")
-            channels[hello.rank] = channel
-        listener.close()
+        topology, kind = Topology(settings.tensor_parallel_size, 0), communicators.choose()
+        listener = rank_channel.listen(run_dir, topology.tensor)
+        admission = Admission(listener, identity(settings, os.environ), topology.tensor)
+        channels = admission.admit(settings.startup_timeout_seconds)
+        rank_channel.stop_listening(listener, run_dir)
         with communicators.shared(kind, topology) as descriptor:
-            for channel in channels.values():
-                channel.say(Welcome(kind), descriptor=descriptor)
-            group = cls(channels, on_lost, on_step, faults)
+            rank_admission.welcome(channels, kind, admission.incarnation, descriptor)
+            group = cls(channels, on_lost, on_step, faults, admission.incarnation)
             return group, communicators.join(kind, topology, run_dir, descriptor)
 
     def agree_on_blocks(self, num_blocks: int, on_progress: Callable[[], None], timeout: float) -> int:
@@ -139,11 +129,11 @@ class RankGroup:
         """Wait until all other ranks have executed the pass."""
         if self._faults is not None:
             self._faults.after_exchanges(self._encoder.sequence)
-        deadline = time.monotonic() + (_GRACE_SECONDS if is_lost else DEADLINE)
+        patience = Patience(_GRACE_SECONDS if is_lost else DEADLINE)
         missing, is_out_of_memory, copied = list[int](), False, list[CopyOutcome]()
         for rank, channel in self._channels.items():
             try:
-                body = channel.receive(step_codec.MAX_ECHO_BYTES, deadline - time.monotonic())
+                body = channel.receive(step_codec.MAX_ECHO_BYTES, patience)
                 echo = step_codec.decode_echo(body)
             except (ChannelClosedError, ChannelTimeoutError):
                 missing.append(rank)
@@ -171,22 +161,45 @@ class RankGroup:
 _REMEDY = "The pod restarts; if it comes back, look at the node's CPU and memory, and report it with the log."
 
 
-def fingerprint(settings: ServeConfig) -> str:
-    """What all ranks must have in common: version, protocol and settings."""
-    text = f"{__version__} {step_codec.VERSION} {settings}"
-    return hashlib.sha256(text.encode()).hexdigest()
+def identity(settings: ServeConfig, environ: Mapping[str, str]) -> Identity:
+    """This process's, which those of all ranks have to equal."""
+    return Identity(
+        protocol=step_codec.VERSION,
+        revision=environ.get("QUIRE_REVISION", ""),
+        image=fingerprint.code_digest(),
+        model=fingerprint.model_digest(settings.model),
+        arguments=hashlib.sha256(str(settings).encode()).hexdigest(),
+    )
 
 
-def join(run_dir: Path, settings: ServeConfig, rank: int) -> tuple[Channel, Communicator]:
+class Joined(NamedTuple):
+    """What another rank has when it was taken in."""
+
+    channel: Channel
+    communicator: Communicator
+    incarnation: str
+
+
+def join(run_dir: Path, settings: ServeConfig, rank: int, own: Identity) -> Joined:
     """As another rank, connect to rank 0 and join."""
     timeout = settings.startup_timeout_seconds
     channel = Channel.connect(run_dir, timeout)
-    channel.say(Hello(rank, fingerprint(settings)))
-    welcome, descriptor = channel.hear_with_descriptor(timeout)
-    if not isinstance(welcome, Welcome):
-        raise CodecError("expected a welcome")
+    channel.say(Hello(rank, "", own))
+    answer, descriptor = channel.hear_with_descriptor(timeout)
+    if not isinstance(answer, Welcome):
+        channel.close()
+        raise _refused(answer) if isinstance(answer, Refused) else CodecError("expected a welcome")
     topology = Topology(settings.tensor_parallel_size, rank)
-    communicator = communicators.join(welcome.communicator, topology, run_dir, descriptor)
+    communicator = communicators.join(answer.communicator, topology, run_dir, descriptor)
     if descriptor is not None:
         os.close(descriptor)
-    return channel, communicator
+    return Joined(channel, communicator, answer.incarnation)
+
+
+def _refused(answer: Refused) -> MixedRevisionError | RankLostError:
+    if answer.reason == rank_admission.MIXED_REVISION:
+        return MixedRevisionError(
+            f"The ranks of the model are not of one revision: {answer.message}. The pod restarts; if it "
+            "comes back, look whether the image or the model changes while the server starts."
+        )
+    return RankLostError(f"Rank 0 refused a rank ({answer.reason}): {answer.message}. {_REMEDY}")

@@ -75,11 +75,13 @@ _ECHO_HEADER = struct.Struct("<BBBII4I")  # version, status, flags, sequence, di
 
 
 class StepEncoder:
-    """The messages of rank 0, in order."""
+    """The messages of rank 0, in order. The digest begins with the incarnation of the group, so that steps of
+    another group are found.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, incarnation: str = "") -> None:
         self.sequence = 0  # of the last message
-        self.digest = 0
+        self.digest = zlib.crc32(incarnation.encode())
 
     def encode(self, message: RankStep) -> bytes:
         """The bytes of the next message. Raises ValueError where it is larger than any step should be."""
@@ -121,10 +123,10 @@ class StepEncoder:
 class StepDecoder:
     """Decodes the messages of rank 0, in order, on another rank."""
 
-    def __init__(self, limits: RankLimits) -> None:
+    def __init__(self, limits: RankLimits, incarnation: str = "") -> None:
         self._limits = limits
         self.sequence = 0  # of the last message
-        self.digest = 0
+        self.digest = zlib.crc32(incarnation.encode())
 
     def decode(self, body: bytes) -> RankStep:
         """The next message; raises CodecError."""

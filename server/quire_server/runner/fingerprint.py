@@ -32,12 +32,12 @@ def facts(
         if field.name not in _WITHOUT_EFFECT
     }
     return {
-        "model": _model(model_dir),
+        "model": model_digest(model_dir),
         "settings": settings,
         "effective": effective,
         "device": _gpu() if is_gpu else _cpu(),
         "torch": torch.__version__,
-        "code": _code(),
+        "code": code_digest(),
     }
 
 
@@ -45,7 +45,7 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
-def _model(directory: Path) -> str:
+def model_digest(directory: Path) -> str:
     """A digest of the content: of the manifest, which loading has checked. Without one, of names, sizes and
     times of change: other weights in the same place are another model, and so is a copy elsewhere.
     """
@@ -77,7 +77,7 @@ def _cpu() -> Mapping[str, object]:
     }
 
 
-def _code() -> str:
+def code_digest() -> str:
     """A digest of the code itself: two builds may have one version."""
     return _digest(_code_files())
 

@@ -118,6 +118,7 @@ FAILURES: dict[str, Body] = {
     "EngineStalled": kubelet.terminated(71, "EngineStalled"),
     "ProcessStalled": kubelet.terminated(72, "ProcessStalled"),
     "CanaryMismatch": kubelet.terminated(78, "CanaryMismatch"),
+    "MixedRevision": kubelet.terminated(79, "MixedRevision"),
     "ServerExited": kubelet.ended_well(),
     "ImagePullFailed": kubelet.waiting("ImagePullBackOff", 'Back-off pulling image "engine:1"'),
     "WaitingForGPU": kubelet.unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."),

@@ -3,16 +3,27 @@
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
+from quire_server.config import ServeConfig
+from quire_server.core.rank_step import Echo, RankLimits, RankStep
+from quire_server.core.step import Step
 from quire_server.core.topology import Topology
-from quire_server.engine.rank_channel import Channel, ChannelClosedError, Welcome
-from quire_server.errors import ConfigError
+from quire_server.engine import rank_channel, rank_group
+from quire_server.engine.codec import CodecError
+from quire_server.engine.rank_channel import Channel, ChannelClosedError, Prepared, Refused, Welcome
+from quire_server.engine.rank_faults import RankFaults
+from quire_server.engine.rank_group import RankGroup
+from quire_server.engine.step_codec import StepDecoder, encode_echo
+from quire_server.errors import ConfigError, MixedRevisionError, RankLostError
+from quire_server.fault_injection import parse
 from quire_server.layers import communicators
 from quire_server.layers.parallel import CollectiveError, Gloo
 from quire_server.layers.shared_memory import SharedMemory
+from tests.server import tiny_model
 
 RANKS = 3
 KINDS = {communicators.GLOO: Gloo}
@@ -40,7 +51,7 @@ def lead(kind, near, directory):
     topology = Topology(RANKS)
     with communicators.shared(kind, topology) as descriptor:
         for channel in near:
-            channel.say(Welcome(kind), descriptor=descriptor)
+            channel.say(Welcome(kind, ""), descriptor=descriptor)
         communicator = communicators.join(kind, topology, directory, descriptor)
     assert type(communicator) is KINDS[kind]
     return exchange(communicator, 0)
@@ -86,3 +97,83 @@ def test_a_rank_that_takes_no_part_in_an_exchange_over_gloo_fails_the_others(tmp
         ranks = list(pool.map(lambda rank: Gloo(Topology(2, rank), tmp_path, deadline=2.0), range(2)))
     with pytest.raises(CollectiveError, match="did not take part in an exchange"):
         ranks[0].all_reduce(torch.ones(2))
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    return ServeConfig(
+        model=tiny_model.write(tmp_path_factory.mktemp("models") / "tiny"), tensor_parallel_size=2
+    )
+
+
+EMPTY = RankStep(Step(1, (), (), (), (), (), ()))
+
+
+def take_part(settings, directory):
+    """As rank 1: join, and echo one step."""
+    own = rank_group.identity(settings, {})
+    joined = rank_group.join(directory, settings, 1, own)
+    decoder = StepDecoder(RankLimits(1, 1, 0, 0, 1, 1), joined.incarnation)
+    decoder.decode(joined.channel.receive(1 << 16, 60))
+    joined.channel.send(encode_echo(Echo(decoder.sequence, decoder.digest)))
+    return joined
+
+
+def test_a_rank_that_rank_0_has_taken_in_follows_its_steps(settings, tmp_path):
+    steps = []
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(take_part, settings, tmp_path)
+        group, _ = RankGroup.gather(tmp_path, settings, bool, steps.append, RankFaults(parse({}), 0))
+        group.send(EMPTY)
+        group.collect()
+        joined = other.result(60)
+    assert steps == [1]
+    assert len(joined.incarnation) == 16
+    joined.channel.close()
+    for channel in group._channels.values():
+        channel.close()
+
+
+def test_steps_of_another_group_are_found():
+    near, far = socket.socketpair()
+    with near, far:
+        group = RankGroup({1: Channel(near)}, incarnation="this")
+        group.send(EMPTY)
+        decoder = StepDecoder(RankLimits(1, 1, 0, 0, 1, 1), "that")
+        decoder.decode(Channel(far).receive(1 << 16, 60))
+        Channel(far).send(encode_echo(Echo(decoder.sequence, decoder.digest)))
+        with pytest.raises(RankLostError, match="Rank 1 executed another step"):
+            group.collect()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        (
+            Refused("MixedRevision", "rank 1 has another image than rank 0"),
+            MixedRevisionError,
+            "another image",
+        ),
+        (Refused("OldIncarnation", "rank 1 belongs to group x"), RankLostError, "OldIncarnation"),
+        (Prepared(True), CodecError, "expected a welcome"),
+    ],
+)
+def test_a_rank_that_is_not_taken_in_says_why(settings, tmp_path, answer, error, message):
+    def refuse(listener):
+        channel = Channel(listener.accept()[0])
+        channel.hear(60)
+        channel.say(answer)
+        return channel
+
+    with rank_channel.listen(tmp_path, 1) as listener, ThreadPoolExecutor(1) as pool:
+        leader = pool.submit(refuse, listener)
+        with pytest.raises(error, match=message):
+            rank_group.join(tmp_path, settings, 1, rank_group.identity(settings, {}))
+        leader.result(60).close()
+
+
+def test_ranks_of_another_model_revision_or_setting_have_another_identity(settings, tmp_path):
+    own = rank_group.identity(settings, {"QUIRE_REVISION": "r1"})
+    assert own.revision == "r1"
+    other = tiny_model.write(tmp_path / "other", seed=5)
+    changed = replace(settings, model=other)
+    assert rank_group.identity(changed, {}).differences(own) == ("revision", "model", "arguments")
+    assert rank_group.identity(settings, {"QUIRE_REVISION": "r1"}) == own

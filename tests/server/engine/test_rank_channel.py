@@ -14,6 +14,7 @@ from quire_server.engine.rank_channel import (
     ChannelClosedError,
     ChannelTimeoutError,
     Loaded,
+    Patience,
     Prepared,
 )
 from quire_server.engine.rank_group import RankGroup
@@ -56,6 +57,22 @@ def test_a_side_that_neither_reads_nor_writes_is_waited_for_no_longer_than_told(
         Channel(near).receive(100, 0.05)
     with pytest.raises(ChannelTimeoutError):
         Channel(near).send(bytes(32 << 20), 0.05)
+
+
+def test_a_pause_of_this_process_uses_up_no_patience(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(rank_channel.time, "monotonic", lambda: now)
+    patience = Patience(1.0)
+    for seconds in (60.0, 60.0, 0.1, 0.1):
+        patience.begin()
+        now += seconds
+        patience.end()
+    assert not patience.is_over
+    for _ in range(3):
+        assert patience.begin() <= 0.2
+        now += 0.2
+        patience.end()
+    assert patience.is_over
 
 
 def test_nobody_is_found_where_nobody_listens(tmp_path):

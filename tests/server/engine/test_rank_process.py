@@ -7,15 +7,16 @@ import sys
 from quire_server.engine import rank_channel
 from quire_server.engine.rank_channel import Channel, Hello
 from quire_server.health.heartbeat import SharedState
+from tests.server import tiny_model
 
 
 def test_a_rank_ends_when_rank_0_has_ended_and_leaves_no_reason_of_its_own(tmp_path):
-    SharedState.create(tmp_path)
-    arguments = [str(tmp_path), str(tmp_path / "model"), "--tensor-parallel-size", "2"]
-    with rank_channel.listen(tmp_path, 1) as listener:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "quire_server.engine.rank", "1", *arguments], env=os.environ
-        )
+    model, run_dir = tiny_model.write(tmp_path / "model"), tmp_path / "run"
+    run_dir.mkdir()
+    SharedState.create(run_dir)
+    command = [sys.executable, "-m", "quire_server.engine.rank", "1", str(run_dir), str(model)]
+    with rank_channel.listen(run_dir, 1) as listener:
+        process = subprocess.Popen([*command, "--tensor-parallel-size", "2"], env=os.environ)
         try:
             listener.settimeout(60)
             channel = Channel(listener.accept()[0])
@@ -25,4 +26,4 @@ def test_a_rank_ends_when_rank_0_has_ended_and_leaves_no_reason_of_its_own(tmp_p
         finally:
             process.kill()
             process.wait()
-    assert not (tmp_path / "failure.json").exists()
+    assert not (run_dir / "failure.json").exists()

@@ -202,3 +202,44 @@ def test_a_slow_rank_changes_no_answer(tiny, tmp_path):
         with Server(tiny, tmp_path, *FLAGS, fault=fault).wait_ready(120) as server:
             found.append(server.post("/v1/completions", fixed).json()["choices"][0]["text"])
     assert found[0] == found[1]
+
+
+def test_a_pause_of_all_processes_ends_nothing(tiny, tmp_path):
+    """As a node or a virtual machine is paused: afterwards no process has beaten for as long."""
+    with Server(tiny, tmp_path, *FLAGS).wait_ready(120) as server:
+        pids = [*server.children().values(), server.process.pid]
+        stream = Stream(server)
+        server.wait("a stream", lambda: len(stream.lines) > 5)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        threading.Event().wait(5.0)
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGCONT)
+        assert stream.error is None
+        assert server.post("/v1/completions", FIXED).status_code == 200
+
+
+def test_a_rank_of_another_revision_is_refused_by_that_reason(tiny, tmp_path):
+    with Server(tiny, tmp_path, *FLAGS, fault="rank_revision:rank=1") as server:
+        assert server.wait_end(60) == 79
+        failure = server.failure()
+        assert failure["reason"] == "MixedRevision"
+        assert "rank 1 has another revision than rank 0" in failure["message"]
+
+
+def test_random_bytes_to_the_socket_of_the_ranks_are_refused_and_the_server_lives(tiny, tmp_path):
+    """While the server waits for its ranks; afterwards there is no such socket."""
+    with Server(tiny, tmp_path, *FLAGS) as server:
+        server.wait("all processes", lambda: len(server.ranks()) == RANKS)
+        other, path = server.ranks()[1], server.run_dir() / "ranks.sock"
+        os.kill(other, signal.SIGSTOP)
+        server.wait("rank 0 listens", path.exists, 60)
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(str(path))
+                stranger.sendall(os.urandom(4096))
+        os.kill(other, signal.SIGCONT)
+        server.wait_ready(120)
+        assert "a connection to the ranks' socket is refused" in server.log.read_text()
+        assert not path.exists()
+        assert server.post("/v1/completions", FIXED).status_code == 200
