@@ -134,11 +134,14 @@ def write_termination_log(path: Path, failure: Failure) -> None:
 
 
 def leave_failure(run_dir: Path, failure: Failure) -> None:
-    """Leave a child's failure in the run directory for the supervisor. An error, such as a full disk, is only
-    logged: the exit code is left.
+    """Leave a child's failure in the run directory for the supervisor, unless another child has left one: the
+    first is the cause of the others. An error, such as a full disk, is only logged: the exit code is left.
     """
     try:
-        (run_dir / _FAILURE_FILE).write_text(failure.to_json(), encoding="utf-8")
+        with (run_dir / _FAILURE_FILE).open("x", encoding="utf-8") as file:
+            file.write(failure.to_json())
+    except FileExistsError:
+        logger.info("another process has left its failure", extra={"reason": failure.reason.value})
     except OSError:
         logger.exception("cannot leave the failure", extra={"reason": failure.reason.value})
 

@@ -43,6 +43,13 @@ def test_a_child_s_failure_reaches_the_supervisor(tmp_path):
     assert termination.find_failure(tmp_path) == failure
 
 
+def test_the_first_failure_is_the_cause_of_the_others(tmp_path):
+    first = Failure(Reason.MODEL_CORRUPT, "the file of rank 1 is damaged")
+    termination.leave_failure(tmp_path, first)
+    termination.leave_failure(tmp_path, Failure(Reason.ENGINE_CRASHED, "rank 1 ended"))
+    assert termination.find_failure(tmp_path) == first
+
+
 def test_a_failure_that_cannot_be_left_ends_nothing_else(tmp_path, caplog):
     termination.leave_failure(tmp_path / "gone", Failure(Reason.MODEL_NOT_FOUND, "m"))
     assert "cannot leave the failure" in caplog.text

@@ -66,11 +66,11 @@ def watch_load(sample: Heartbeat | None, started_at: float, now: float, limits: 
 
 
 def watch_ranks(sample: Heartbeat | None, states: Sequence[RankState], watched: float) -> Failure | None:
-    """The failure of a server one of whose ranks has stopped while it serves, or None. ``watched``: seconds
+    """The failure of a server one of whose ranks has stopped after the load, or None. ``watched``: seconds
     for which the supervisor has run itself without a pause. Where all processes of a pod were paused, none
     beat, and none is lost.
     """
-    if sample is None or sample.phase is not Phase.SERVING or watched < SILENCE_SECONDS:
+    if sample is None or sample.phase is Phase.LOADING or watched < SILENCE_SECONDS:
         return None
     silent = [state for state in states if state.missing == "Silent"]
     if not silent:

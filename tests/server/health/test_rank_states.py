@@ -49,6 +49,7 @@ def test_a_silent_rank_ends_a_server_that_serves_and_is_named_with_its_last_step
 def test_while_the_model_loads_or_all_were_paused_no_rank_is_lost():
     assert watch_ranks(None, SILENT, 60.0) is None
     assert watch_ranks(IDLE._replace(phase=Phase.LOADING), SILENT, 60.0) is None
+    assert watch_ranks(IDLE._replace(phase=Phase.WARMING), SILENT, 60.0) is not None
     assert watch_ranks(IDLE, SILENT, 2.4) is None, "the supervisor itself was paused until then"
 
 
