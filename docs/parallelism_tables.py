@@ -120,10 +120,21 @@ all that counts.
 
 ## When a rank fails
 
-The ranks of a model are one fate. If one ends, or does not take part in a step for some seconds, the
-server ends its streams with an error and exits; Kubernetes restarts the container. `ranks` of `/statusz`
-shows for each the age of its last sign of life, its last step, and why it is missing; the LLMDeployment's
-status names the rank that is missing or behind. Pods of other replicas go on.
+The ranks of a model are one fate. The server ends its streams with an error and exits, and Kubernetes
+restarts the container: within two seconds when a process was killed, within five when it is stopped or
+does not take part in a step. A rank beats twice a second; after 2.5 s without a beat it is given up,
+unless the whole pod was paused. The log, the termination message and `/statusz` say which rank it was:
+
+| entry of `ranks` in `/statusz` | |
+|---|---|
+| `rank` | its number; rank 0 schedules and samples |
+| `beatAge` | seconds since it ran last |
+| `lastStep` | the last step that rank 0 has sent, or that another rank has executed |
+| `missing` | empty, or `NotStarted`, `Silent` (no beat), `NotEchoed` (a step without an answer) |
+
+The LLMDeployment's status names the rank that is missing or behind, with its step. Ranks are told apart by
+what they run: one of another version, model, setting or revision is refused by rank 0, and the server
+ends with the reason `MixedRevision`. Pods of other replicas go on.
 """
 
 
