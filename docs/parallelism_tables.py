@@ -130,7 +130,7 @@ unless the whole pod was paused. The log, the termination message and `/statusz`
 | `rank` | its number; rank 0 schedules and samples |
 | `beatAge` | seconds since it ran last |
 | `lastStep` | the last step that rank 0 has sent, or that another rank has executed |
-| `missing` | empty, or `NotStarted`, `Silent` (no beat), `NotEchoed` (a step without an answer) |
+| `missing` | empty, or `NotStarted`, `Silent` (no beat), `NotEchoed` (a step without an answer), `Killed` |
 
 The LLMDeployment's status names the rank that is missing or behind, with its step. Ranks are told apart by
 what they run: one of another version, model, setting or revision is refused by rank 0, and the server

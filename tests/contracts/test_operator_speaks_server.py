@@ -101,7 +101,7 @@ def test_the_processes_and_ranks_that_do_not_run_are_named_to_the_operator() -> 
 
 def test_the_state_of_each_rank_is_read_by_the_operator() -> None:
     now = 100.0
-    states = rank_states({Process.ENGINE: now, 1: now - 9}, {0: 7, 1: 6}, 0, now, 3)
+    states = rank_states({Process.ENGINE: now, 1: now - 9}, {0: 7, 1: 6}, now, 3)
 
     said = json.dumps({"phase": "stalled", "ranks": [state.document() for state in states]})
     sample = reports.parse_statusz(said.encode())

@@ -73,8 +73,10 @@ def judge(
         verdict = Verdict(startup=waiting, ready=waiting, live=_OK, phase=phase, reason="")
     else:
         verdict = _judge_serving(sample, beats, now, thresholds)
-    if sample is not None and sample.lost_rank:
-        verdict = replace(verdict, silent=tuple(dict.fromkeys((*verdict.silent, _name(sample.lost_rank)))))
+    lost = [_name(sample.lost_rank)] if sample is not None and sample.lost_rank else []
+    lost += [control.killed] if control.killed else []
+    if lost:
+        verdict = replace(verdict, silent=tuple(dict.fromkeys((*verdict.silent, *lost))))
     if control.failed:
         return replace(verdict, ready=ProbeResult(control.failed), phase="failed", reason=control.failed)
     if control.draining:

@@ -26,7 +26,7 @@ _BEATS_OFFSET, _BEAT_SIZE = 3072, 64
 _STEPS_OFFSET, _STEP_SIZE = 4096, 64
 _CHECKSUM = struct.Struct("<I")
 _HEARTBEAT = struct.Struct("<dB?IIQQQddddd32sB")
-_CONTROL = struct.Struct("<?32s")
+_CONTROL = struct.Struct("<?32s16s")
 _BEAT = struct.Struct("<d")
 _STEP = struct.Struct("<Q")
 _READ_ATTEMPTS = 50
@@ -94,16 +94,17 @@ class Control:
 
     draining: bool = False
     failed: str = ""  # the reason why the server is ending
+    killed: str = ""  # the process whose end by SIGKILL is that reason
 
     def pack(self) -> bytes:
         """The slot's bytes."""
-        return _CONTROL.pack(self.draining, self.failed.encode("ascii"))
+        return _CONTROL.pack(self.draining, self.failed.encode("ascii"), self.killed.encode("ascii"))
 
     @classmethod
     def unpack(cls, payload: bytes) -> Control:
         """The control in a slot's bytes."""
-        draining, failed = _CONTROL.unpack(payload)
-        return cls(draining, failed.rstrip(b"\0").decode("ascii"))
+        draining, *texts = _CONTROL.unpack(payload)
+        return cls(draining, *(text.rstrip(b"\0").decode("ascii") for text in texts))
 
 
 class SharedState:

@@ -34,21 +34,30 @@ class RankState:
 
 
 def rank_states(
-    beats: Beats, steps: Mapping[int, int], lost_rank: int, now: float, ranks: int
+    beats: Beats,
+    steps: Mapping[int, int],
+    now: float,
+    ranks: int,
+    *,
+    lost_rank: int = 0,
+    killed: str = "",
 ) -> tuple[RankState, ...]:
     """The state of each rank; none where one process has the whole model. ``lost_rank``: the first that did
-    not echo a step, 0 for none.
+    not echo a step, 0 for none. ``killed``: the process that was ended by SIGKILL.
     """
     if ranks == 1:
         return ()
-    return tuple(_state(rank, beats, steps.get(rank, 0), lost_rank, now) for rank in range(ranks))
+    known = {lost_rank: "NotEchoed"} if lost_rank else {}
+    known |= {rank: "Killed" for rank in range(ranks) if killed == (f"rank {rank}" if rank else "engine")}
+    return tuple(
+        _state(rank, beats.get(rank or Process.ENGINE), steps.get(rank, 0), known.get(rank, ""), now)
+        for rank in range(ranks)
+    )
 
 
-def _state(rank: int, beats: Beats, last_step: int, lost_rank: int, now: float) -> RankState:
-    beat = beats.get(Process.ENGINE if rank == 0 else rank)
+def _state(rank: int, beat: float | None, last_step: int, known: str, now: float) -> RankState:
     if beat is None:
-        return RankState(rank, None, last_step, "NotStarted")
-    missing = "NotEchoed" if rank and rank == lost_rank else ""
-    if now - beat >= SILENCE_SECONDS:
-        missing = "Silent"
-    return RankState(rank, now - beat, last_step, missing)
+        return RankState(rank, None, last_step, known or "NotStarted")
+    return RankState(
+        rank, now - beat, last_step, known or ("Silent" if now - beat >= SILENCE_SECONDS else "")
+    )

@@ -106,8 +106,14 @@ class HealthServer(ThreadingHTTPServer):
         if path == "/statusz":
             body = decision.statusz(sample, verdict, now, self.version)
             loaded = {"effective": self.effective(), "canary": self.canary()}
-            lost_rank = 0 if sample is None else sample.lost_rank
-            states = rank_states(beats, self.state.read_steps(), lost_rank, now, self.thresholds.ranks)
+            states = rank_states(
+                beats,
+                self.state.read_steps(),
+                now,
+                self.thresholds.ranks,
+                lost_rank=0 if sample is None else sample.lost_rank,
+                killed=control.killed,
+            )
             ranks = {"ranks": [state.document() for state in states]}
             return 200, {**body, "config": dict(self.model), **loaded, **ranks}
         probes = {"/startupz": verdict.startup, "/readyz": verdict.ready, "/livez": verdict.live}

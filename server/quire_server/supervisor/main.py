@@ -178,8 +178,7 @@ class Supervisor:
             self._state.read_beats(),
             self._state.read_steps(),
         )
-        lost_rank = 0 if sample is None else sample.lost_rank
-        states = rank_states(beats, steps, lost_rank, now, self._config.tensor_parallel_size)
+        states = rank_states(beats, steps, now, self._config.tensor_parallel_size)
         failure = watch_ranks(sample, states, now - self._watched_since)
         return None if failure is None else Ending.of(failure)
 
@@ -196,7 +195,8 @@ class Supervisor:
                 "the %s process was ended by SIGKILL: most likely the container is out of memory",
                 ending.killed,
             )
-        self._state.write_control(Control(failed="Killed" if failure is None else failure.reason.value))
+        reason = "Killed" if failure is None else failure.reason.value
+        self._state.write_control(Control(failed=reason, killed=ending.killed.lower()))
         for name in (ENGINE, *map(rank_name, range(1, self._config.tensor_parallel_size))):
             self._children.signal(name, signal.SIGKILL)  # requests would wait for a stalled one
         self._wait_for_api(_ERROR_RESPONSE_SECONDS)

@@ -5,8 +5,8 @@ import threading
 import httpx
 import pytest
 
-from quire_server.health.decision import Thresholds
-from quire_server.health.heartbeat import Phase, Process, SharedState
+from quire_server.health.decision import Thresholds, judge
+from quire_server.health.heartbeat import Control, Phase, Process, SharedState
 from quire_server.health.rank_states import RankState, rank_states
 from quire_server.health.server import HealthServer
 from quire_server.supervisor.watch import watch_ranks
@@ -24,16 +24,28 @@ NOW = 1000.0
         ({Process.ENGINE: NOW - 0.4, 1: NOW - 2.5}, 0, ["", "Silent"]),
         ({Process.ENGINE: NOW - 9, 1: NOW - 0.4}, 0, ["Silent", ""]),
         ({Process.ENGINE: NOW - 0.4, 1: NOW - 0.4}, 1, ["", "NotEchoed"]),
+        ({Process.ENGINE: NOW - 0.4, 1: NOW - 9.0}, 1, ["", "NotEchoed"]),
     ],
 )
 def test_a_rank_is_missing_when_it_does_not_run_or_does_not_echo(beats, lost_rank, missing):
-    states = rank_states(beats, {0: 8, 1: 7}, lost_rank, NOW, 2)
+    states = rank_states(beats, {0: 8, 1: 7}, NOW, 2, lost_rank=lost_rank)
     assert [state.missing for state in states] == missing
     assert [state.last_step for state in states] == [8, 7]
 
 
 def test_one_process_that_has_the_whole_model_has_no_ranks():
-    assert rank_states({Process.ENGINE: NOW}, {}, 0, NOW, 1) == ()
+    assert rank_states({Process.ENGINE: NOW}, {}, NOW, 1) == ()
+
+
+@pytest.mark.parametrize(
+    ("killed", "missing"),
+    [("rank 1", ["", "Killed"]), ("engine", ["Killed", ""]), ("api", ["", ""]), ("rank 12", ["", ""])],
+)
+def test_a_rank_that_was_killed_is_missing_at_once(killed, missing):
+    states = rank_states({Process.ENGINE: NOW, 1: NOW}, {}, NOW, 2, killed=killed)
+    assert [state.missing for state in states] == missing
+    verdict = judge(IDLE, Control(failed="Killed", killed=killed), {}, NOW, Thresholds(60.0, 60.0))
+    assert killed in verdict.silent
 
 
 SILENT = (RankState(0, 0.1, 8), RankState(1, 2.6, 7, "Silent"))
