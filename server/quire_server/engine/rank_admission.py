@@ -23,7 +23,6 @@ from quire_server.engine.rank_channel import (
     Hello,
     Identity,
     Refused,
-    Welcome,
 )
 from quire_server.errors import RankLostError
 
@@ -128,11 +127,3 @@ class Admission:
             f"Rank {ranks} of {self._size} did not join within {timeout:g} s.{self._last_refusal} The pod "
             "restarts; if it comes back, raise startupTimeoutSeconds, or report it with the log."
         )
-
-
-def welcome(
-    channels: dict[int, Channel], communicator: str, incarnation: str, descriptor: int | None
-) -> None:
-    """Tell all ranks that they are taken in, and how to join."""
-    for channel in channels.values():
-        channel.say(Welcome(communicator, incarnation), descriptor=descriptor)

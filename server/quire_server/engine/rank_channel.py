@@ -163,9 +163,12 @@ class Channel:
 
     def send(self, body: bytes, timeout: float | None = None) -> None:
         """Send a frame."""
+        self._send(lambda: self._connection.sendall(_LENGTH.pack(len(body)) + body), timeout)
+
+    def _send(self, send: Callable[[], object], timeout: float | None) -> None:
         self._connection.settimeout(timeout)
         try:
-            self._connection.sendall(_LENGTH.pack(len(body)) + body)
+            send()
         except TimeoutError:
             raise ChannelTimeoutError("nothing was read in time") from None
         except OSError as error:
@@ -215,10 +218,11 @@ class Channel:
     def say(self, message: Handshake, timeout: float | None = None, *, descriptor: int | None = None) -> None:
         """Send a message of the handshake, and a descriptor with it."""
         body = encode((_KINDS.index(type(message)), message))
+        frame = _LENGTH.pack(len(body)) + body
         if descriptor is None:
-            self.send(body, timeout)
+            self._send(lambda: self._connection.sendall(frame), timeout)
         else:  # so small a frame is sent whole or not at all
-            socket.send_fds(self._connection, [_LENGTH.pack(len(body)) + body], [descriptor])
+            self._send(lambda: socket.send_fds(self._connection, [frame], [descriptor]), timeout)
 
     def hear(self, timeout: float) -> Handshake:
         """Wait for a message of the handshake."""

@@ -25,6 +25,7 @@ from quire_server.engine.rank_channel import (
     Channel,
     ChannelClosedError,
     ChannelTimeoutError,
+    Handshake,
     Hello,
     Identity,
     Loaded,
@@ -83,22 +84,31 @@ class RankGroup:
         channels = admission.admit(settings.startup_timeout_seconds)
         rank_channel.stop_listening(listener, run_dir)
         with communicators.shared(kind, topology) as descriptor:
-            rank_admission.welcome(channels, kind, admission.incarnation, descriptor)
             group = cls(channels, on_lost, on_step, faults, admission.incarnation)
+            group._say(Welcome(kind, admission.incarnation), descriptor)
             return group, communicators.join(kind, topology, run_dir, descriptor)
 
     def agree_on_blocks(self, num_blocks: int, on_progress: Callable[[], None], timeout: float) -> int:
         """The smallest number of KV blocks that any rank has room for, which all ranks are sent."""
         found = [self._hear(rank, Loaded, timeout, on_progress).num_blocks for rank in self._channels]
         smallest = min(num_blocks, *found)
-        for channel in self._channels.values():
-            channel.say(Agreed(smallest))
+        self._say(Agreed(smallest))
         return smallest
 
     def wait_prepared(self, timeout: float) -> bool:
         """Wait until all ranks can take steps. Whether all have a recorded decode."""
         prepared = [self._hear(rank, Prepared, timeout) for rank in self._channels]
         return all(each.can_replay for each in prepared)
+
+    def _say(self, message: Handshake, descriptor: int | None = None) -> None:
+        """Tell all other ranks. Where one has ended, the others learn it by the end of their connection."""
+        for rank, channel in self._channels.items():
+            try:
+                channel.say(message, DEADLINE, descriptor=descriptor)
+            except (ChannelClosedError, ChannelTimeoutError):
+                for each in self._channels.values():
+                    each.close()
+                raise RankLostError(f"Rank {rank} ended while the ranks joined. {_REMEDY}") from None
 
     def _hear(self, rank: int, kind: type[T], timeout: float, on_progress: Callable[[], object] = bool) -> T:
         """The next message of a rank other than its progress."""

@@ -1,5 +1,6 @@
 """Ranks join by what rank 0 tells them over their connection, and then add their parts."""
 
+import contextlib
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,15 @@ from quire_server.core.step import Step
 from quire_server.core.topology import Topology
 from quire_server.engine import rank_channel, rank_group
 from quire_server.engine.codec import CodecError
-from quire_server.engine.rank_channel import Channel, ChannelClosedError, Prepared, Refused, Welcome
+from quire_server.engine.rank_channel import (
+    Channel,
+    ChannelClosedError,
+    Hello,
+    Loaded,
+    Prepared,
+    Refused,
+    Welcome,
+)
 from quire_server.engine.rank_faults import RankFaults
 from quire_server.engine.rank_group import RankGroup
 from quire_server.engine.step_codec import StepDecoder, encode_echo
@@ -130,6 +139,33 @@ def test_a_rank_that_rank_0_has_taken_in_follows_its_steps(settings, tmp_path):
     joined.channel.close()
     for channel in group._channels.values():
         channel.close()
+
+
+def test_a_rank_that_ends_while_the_ranks_join_is_named(settings, tmp_path):
+    def come_and_go():
+        with contextlib.closing(Channel.connect(tmp_path, 60)) as channel:
+            channel.say(Hello(1, "", rank_group.identity(settings, {})))
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(come_and_go)
+        original = rank_channel.stop_listening
+
+        def stop_when_it_has_gone(listener, run_dir):
+            other.result(60)
+            original(listener, run_dir)
+
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(RankLostError, match="Rank 1 ended"):
+            patch.setattr(rank_channel, "stop_listening", stop_when_it_has_gone)
+            RankGroup.gather(tmp_path, settings, bool, bool, RankFaults(parse({}), 0))
+
+
+def test_a_rank_that_ends_before_it_is_told_the_number_of_blocks_is_named():
+    near, far = socket.socketpair()
+    with near, far:
+        Channel(far).say(Loaded(5))
+        far.shutdown(socket.SHUT_RD)
+        with pytest.raises(RankLostError, match="Rank 1 ended while the ranks joined"):
+            RankGroup({1: Channel(near)}).agree_on_blocks(5, bool, 5.0)
 
 
 def test_steps_of_another_group_are_found():
