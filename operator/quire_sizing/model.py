@@ -16,6 +16,7 @@ _BIASED = {"qwen2"}  # families whose QKV biases are not in config.json
 _HEAD_NORMS = {"qwen3", "qwen3_moe", "gemma3_text"}
 _FOUR_NORMS = {"gemma2", "gemma3_text"}  # before and after attention and MLP
 _TIED = {"gemma", "gemma2", "gemma3_text"}  # transformers' default where config.json has none
+_VOCAB_PADDED_TO = 16  # of each rank, for the server's CPU kernels
 _MOST = 1 << 40
 
 
@@ -71,13 +72,19 @@ def rank_parameters(model: ModelShape, tensor: int) -> int:
     if tensor == 1:
         return model.parameters
     split = model.parameters - model.kv_parameters - model.vocab_parameters - model.whole_parameters
-    rows = -(-model.vocab_size // tensor)
     return (
         split // tensor
         + model.kv_parameters // min(tensor, model.num_kv_heads)
-        + model.vocab_parameters // model.vocab_size * rows
+        + model.vocab_parameters // model.vocab_size * rank_vocab(model, tensor)
         + model.whole_parameters
     )
+
+
+def rank_vocab(model: ModelShape, tensor: int) -> int:
+    """The rows of the embedding, and of the head, that one of so many ranks has."""
+    if tensor == 1:
+        return model.vocab_size
+    return -(-model.vocab_size // (tensor * _VOCAB_PADDED_TO)) * _VOCAB_PADDED_TO
 
 
 def rank_kv_heads(model: ModelShape, tensor: int) -> int:

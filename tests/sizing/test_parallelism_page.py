@@ -12,7 +12,7 @@ from e2e import models
 from e2e.api import specs
 from quire_operator import spec
 from quire_sizing import memory
-from quire_sizing.model import from_config, rank_parameters
+from quire_sizing.model import from_config, rank_parameters, rank_vocab
 from tests.server.models import families
 from tests.server.models.lockstep import ThreadRanks
 from tests.server.models.test_sharding import PROMPT, forward, shards
@@ -32,7 +32,7 @@ def test_a_step_exchanges_as_many_bytes_as_the_formula_says(tmp_path: Path, size
     gathers = [count for kind, count in ranks.calls if kind == "gather"]
     assert len(sums) == memory.exchanges(model.num_layers)
     assert sum(sums) == memory.exchanged_bytes(model, len(PROMPT), bits=32)
-    assert gathers == [len(PROMPT) * -(-model.vocab_size // size) * 4]
+    assert gathers == [len(PROMPT) * rank_vocab(model, size) * 4]
 
 
 def test_the_page_has_the_model_of_the_example_as_it_is() -> None:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+_PADDED_TO = 16
+
 
 class Range(NamedTuple):
     """The half-open range [start, stop)."""
@@ -57,8 +59,12 @@ class Topology:
         return Range(head, head + 1)
 
     def padded_part(self, total: int) -> int:
-        """The size of every rank's part of a dimension that is padded at its end."""
-        return -(-total // self.tensor)
+        """The size of every rank's part of a dimension that is padded at its end: whole groups of the rows
+        that the CPU's kernel for int8 computes at once. One rank has no padding.
+        """
+        if self.tensor == 1:
+            return total
+        return -(-total // (self.tensor * _PADDED_TO)) * _PADDED_TO
 
 
 def tensor_sizes(num_heads: int, num_kv_heads: int, dimensions: Sequence[int]) -> tuple[int, ...]:

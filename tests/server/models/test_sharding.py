@@ -115,8 +115,9 @@ def test_a_size_that_does_not_divide_the_model_is_refused_with_those_that_do(tmp
 
 
 def allowed(checkpoint: Checkpoint, ranks: int) -> float:
-    """Bytes that one of so many ranks may read and hold: its share with 2 % more, and what every rank needs:
-    vectors, routers, and keys' and values' heads that are fewer than the ranks.
+    """Bytes that one of so many ranks may read and hold: its share with 2 % more, the rows by which the first
+    ranks have more of the vocabulary than the last one, and what every rank needs: vectors, routers, and
+    keys' and values' heads that are fewer than the ranks.
     """
     config = checkpoint.config
     sizes = {one.name: (one.size, one.shape) for shard in checkpoint.shards for one in shard.tensors}
@@ -130,7 +131,9 @@ def allowed(checkpoint: Checkpoint, ranks: int) -> float:
     fused = sum(size for name, (size, _) in sizes.items() if "qkv_proj." in name)
     keys += fused * 2 * config.num_kv_heads // (config.num_heads + 2 * config.num_kv_heads)
     again = keys * max(0.0, 1 / config.num_kv_heads - 1 / ranks)
-    return 1.02 * (total - replicated) / ranks + replicated + again
+    vocab = sum(size for name, (size, _) in sizes.items() if "embed_tokens." in name or "lm_head." in name)
+    uneven = vocab * (Topology(ranks).padded_part(config.vocab_size) / config.vocab_size - 1 / ranks)
+    return 1.02 * (total - replicated) / ranks + replicated + again + uneven
 
 
 def read_and_held(directory: Path, ranks: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
