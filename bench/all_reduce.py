@@ -1,4 +1,4 @@
-"""What an all-reduce of CPU ranks costs, by shared memory and by gloo, in one run: python -m bench.all_reduce
+"""What an all-reduce of CPU ranks costs, by shared memory and by gloo (used by ``bench.distributed``).
 
 The ranks are processes with one thread each, and take the ways in turns, so that a disturbance of the machine
 affects all of them. Sizes: one token of SmolLM2 in float32, and up to 256 tokens.
@@ -6,13 +6,11 @@ affects all of them. Sizes: one token of SmolLM2 in float32, and up to 256 token
 
 import multiprocessing
 import os
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import torch
 from torch import Tensor, distributed
@@ -103,17 +101,7 @@ def table(ranks: int) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    processor = next(line for line in lines if line.startswith("model name")).split(":")[1].strip()
-    for ranks in RANKS:
-        print(table(ranks), end="\n\n", flush=True)
-    print(
-        f"float32, {ROUNDS} rounds of {CALLS} calls in turns; {processor}, {len(os.sched_getaffinity(0))} "
-        f"cores, load average {os.getloadavg()[0]:.1f}; Python {platform.python_version()}, torch "
-        f"{torch.__version__}. Command: `python -m bench.all_reduce`."
-    )
-
-
-if __name__ == "__main__":
-    main()
+def tables() -> str:
+    """For each number of ranks."""
+    notes = f"Rounds of {CALLS} calls, {ROUNDS} of them, in turns."
+    return "\n\n".join([*map(table, RANKS), notes])

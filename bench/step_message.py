@@ -1,13 +1,11 @@
-"""What it costs rank 0 to send a step to the other ranks: `python -m bench.step_message`.
+"""What it costs rank 0 to send a step to the other ranks (used by ``bench.distributed``).
 
 From the Step to the last acknowledgement: encoding, one unix socket for each peer, and in the peers'
 processes decoding and an echo. `sent` is rank 0's part, until it computes; `ping` an empty
 round trip. Medians over many steps.
 """
 
-import argparse
 import multiprocessing
-import os
 import socket
 import statistics
 import time
@@ -83,19 +81,15 @@ def measure(peers: int, requests: int, rounds: int) -> tuple[float, float, float
     return medians[0], medians[1], medians[2], size
 
 
-def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2000)
-    rounds = parser.parse_args().rounds
-    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
-    print(f"{'peers':>5} {'requests':>8} {'step us':>8} {'sent us':>8} {'ping us':>8} {'bytes each':>10}")
+HEADS = ["peers", "requests", "step, us", "sent, us", "ping, us", "bytes a request"]
+
+
+def rows(rounds: int = 2000) -> list[list[str]]:
+    """One for each number of peers and of requests."""
+    found = []
     for peers in (1, 3):
         for requests in (1, 32, 256):
             step, sent, ping, size = measure(peers, requests, rounds)
-            each = size / requests
-            print(f"{peers:>5} {requests:>8} {step:>8.0f} {sent:>8.0f} {ping:>8.0f} {each:>10.1f}")
-
-
-if __name__ == "__main__":
-    main()
+            figures = (f"{figure:.0f}" for figure in (requests, step, sent, ping))
+            found.append([str(peers), *figures, f"{size / requests:.1f}"])
+    return found

@@ -111,7 +111,7 @@ and values x head size numbers.
 
 STEP_TAIL = """
 The logits follow in one gather to rank 0: each rank gives vocabulary / tensor numbers for every sampled
-position. Nothing else is exchanged between the layers. Before a step rank 0 sends a message of some 20
+position. Nothing else is exchanged between the layers. Before a step rank 0 sends a message of some 13
 bytes for each running request, and after it gets an answer from each rank.
 
 Multiply by what your connection does: a ring moves up to twice these bytes over every link, and each of

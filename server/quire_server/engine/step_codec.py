@@ -1,7 +1,8 @@
 """RankSteps and Echoes as bytes: a fixed header, then blocks of int32.
 
-Columns of plain integers are encoded and decoded in one call each, which is what keeps a step of 256 requests
-to some ten microseconds per peer. Whatever is not a valid message is a CodecError: lengths, bounds and sums
+Columns of plain integers are encoded and decoded in one call each, and of rows that compute and sample one
+token nothing is sent that says so: that is what keeps a step of 256 requests to some ten microseconds on
+either side. Whatever is not a valid message is a CodecError: lengths, bounds and sums
 are checked before anything is used. Pure: knows no sockets. The encoder and the decoders chain a digest over
 all messages, which a rank echoes.
 """
@@ -12,7 +13,6 @@ import itertools
 import operator
 import struct
 import zlib
-from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import Copies, CopyOutcome, StartedRow, Step
 from quire_server.engine.codec import CodecError
 
-VERSION = 2
+VERSION = 3
 MAX_STEP_BYTES = 64 << 20
 MAX_ECHO_BYTES = 1 << 20
 _IS_RECORDED, _HAS_COPIES = 1, 2
@@ -36,7 +36,8 @@ _STARTED = 5  # integers of a started row: row, prompt tokens, prompt logprobs +
 class _Lengths(NamedTuple):
     """The number of entries of each column, in the order of the columns."""
 
-    rows: int  # four columns
+    rows: int  # two columns
+    chunks: int  # two columns of the last rows; the rows before them compute and sample one token each
     sampled: int
     nan_rows: int
     new_blocks: int  # pairs
@@ -59,7 +60,7 @@ class _Lengths(NamedTuple):
     def total(self) -> int:
         """Integers of all columns."""
         return (
-            4 * self.rows
+            2 * (self.rows + self.chunks)
             + self.sampled
             + self.nan_rows
             + 2 * (self.new_blocks + self.drafted + self.copies)
@@ -85,9 +86,9 @@ class StepEncoder:
 
     def encode(self, message: RankStep) -> bytes:
         """The bytes of the next message. Raises ValueError where it is larger than any step should be."""
-        step = message.step
+        step, decodes = message.step, _leading_decodes(message.step)
         columns = [
-            *(step.rows, step.starts, step.num_tokens, step.samples),
+            *(step.rows, step.starts, step.num_tokens[decodes:], step.samples[decodes:]),
             *(message.sampled, message.nan_rows, _flat(step.new_blocks)),
             [value for row, tokens in step.drafts for value in (row, len(tokens))],
             _flat(tokens for _, tokens in step.drafts),
@@ -101,6 +102,7 @@ class StepEncoder:
             columns += map(_flat, _copy_columns(copies))
         lengths = _Lengths(
             len(step.rows),
+            len(step.rows) - decodes,
             len(message.sampled),
             len(message.nan_rows),
             len(step.new_blocks),
@@ -113,7 +115,7 @@ class StepEncoder:
         )
         self.sequence += 1
         header = _STEP_HEADER.pack(VERSION, flags, self.sequence & 0xFFFFFFFF, step.step_id, *lengths)
-        body = header + b"".join([array("i", column).tobytes() for column in columns if column])
+        body = header + _packed(columns)
         if len(body) > MAX_STEP_BYTES:
             raise ValueError(f"a step of {len(body)} bytes")
         self.digest = zlib.crc32(body, self.digest)
@@ -161,32 +163,41 @@ class _Columns:
 
     def take(self, length: int, bound: int, what: str) -> tuple[int, ...]:
         """The next column, whose values are below the bound."""
+        if not length:
+            return ()
         end = self._position + length
         column = self._values[self._position : end]
         self._position = end
-        if (largest := column.max(initial=-1)) >= bound:
+        if (largest := column.max()) >= bound:
             raise CodecError(f"{what} {largest} is not below {bound}")
         return tuple(column.tolist())
 
     def pairs(self, length: int, first: int, second: int, what: str) -> tuple[tuple[int, int], ...]:
         """The next column of pairs, each with its own bound."""
+        if not length:
+            return ()
         column = self.take(2 * length, 1 << 31, what)
-        if max(column[::2], default=-1) >= first or max(column[1::2], default=-1) >= second:
+        if max(column[::2]) >= first or max(column[1::2]) >= second:
             raise CodecError(f"{what} out of bounds")
         return tuple(zip(column[::2], column[1::2], strict=True))
 
     def message(self, lengths: _Lengths, flags: int, step_id: int) -> RankStep:
         """All columns, as a message."""
-        limits = self._limits
+        limits, longest = self._limits, self._limits.max_model_len + 1
+        if lengths.chunks > lengths.rows:
+            raise CodecError("more rows with numbers of tokens than rows")
         rows = self.take(lengths.rows, limits.num_rows, "row")
-        starts, num_tokens, samples = (
-            self.take(lengths.rows, limits.max_model_len + 1, what) for what in ("position", "count", "count")
-        )
+        starts = self.take(lengths.rows, longest, "position")
+        decodes = (1,) * (lengths.rows - lengths.chunks)
+        num_tokens = decodes + self.take(lengths.chunks, longest, "count")
+        samples = decodes + self.take(lengths.chunks, longest, "count")
         sampled = self.take(lengths.sampled, limits.vocab_size, "token")
         nan_rows = self.take(lengths.nan_rows, limits.num_rows, "row")
         new_blocks = self.pairs(lengths.new_blocks, limits.num_rows, limits.num_blocks, "new blocks")
-        drafts = self._drafts(lengths)
-        started = self._started(lengths)
+        drafts = self._drafts(lengths) if lengths.drafted or lengths.draft_tokens else ()
+        started: tuple[StartedRow, ...] = ()
+        if lengths.started or lengths.started_tokens or lengths.started_blocks:
+            started = self._started(lengths)
         copies = None
         if flags & _HAS_COPIES:
             blocks, host, disk = limits.num_blocks, limits.num_host_slots, limits.num_disk_slots
@@ -197,7 +208,7 @@ class _Columns:
                 self.pairs(lengths.fetches, disk, host, "fetches"),
             )
         step = Step(step_id, started, new_blocks, rows, starts, num_tokens, samples, drafts, (), copies)
-        _check_rows(step, limits)
+        _check_rows(step, lengths.chunks, limits)
         return RankStep(step, sampled, nan_rows, bool(flags & _IS_RECORDED))
 
     def _drafts(self, lengths: _Lengths) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -232,14 +243,17 @@ class _Columns:
         return StartedRow(row, "", tokens, num_prompt_tokens, blocks, sampling, 0)
 
 
-def _check_rows(step: Step, limits: RankLimits) -> None:
-    """Check what is true of the rows of any step."""
+def _check_rows(step: Step, chunks: int, limits: RankLimits) -> None:
+    """Check what is true of the rows of any step; before the last ``chunks`` of them are decodes."""
     if len(set(step.rows)) != len(step.rows):
         raise CodecError("a row occurs twice")
-    ends = map(operator.add, step.starts, step.num_tokens)
-    if min(step.num_tokens, default=1) < 1 or max(ends, default=0) > limits.max_model_len:
+    decodes = len(step.rows) - chunks
+    num_tokens = step.num_tokens[decodes:]
+    ends = map(operator.add, step.starts[decodes:], num_tokens)
+    last = max(step.starts[:decodes], default=0) + 1
+    if min(num_tokens, default=1) < 1 or max(last, *ends, 0) > limits.max_model_len:
         raise CodecError("a row computes no token, or tokens beyond the context")
-    if any(map(operator.gt, step.samples, step.num_tokens)):
+    if any(map(operator.gt, step.samples[decodes:], num_tokens)):
         raise CodecError("a row samples more tokens than it computes")
     starts = dict(zip(step.rows, step.starts, strict=True)) if step.drafts else {}
     for row, tokens in step.drafts:
@@ -251,6 +265,20 @@ def _started_fields(row: StartedRow) -> tuple[int, ...]:
     wanted = row.sampling.prompt_logprobs
     prompt_logprobs = 0 if wanted is None else wanted + 1
     return row.row, row.num_prompt_tokens, prompt_logprobs, len(row.token_ids), len(row.block_ids)
+
+
+def _leading_decodes(step: Step) -> int:
+    """The number of rows at the beginning that compute and sample one token each."""
+    ones = (1,) * len(step.rows)
+    if step.num_tokens == ones == step.samples:
+        return len(ones)
+    pairs = zip(step.num_tokens, step.samples, strict=True)
+    return next(index for index, pair in enumerate(pairs) if pair != (1, 1))
+
+
+def _packed(columns: Iterable[Sequence[int]]) -> bytes:
+    """Columns of integers as bytes."""
+    return b"".join([struct.pack(f"<{len(column)}i", *column) for column in columns if column])
 
 
 def _flat(groups: Iterable[Iterable[int]]) -> list[int]:
@@ -270,7 +298,7 @@ def encode_echo(echo: Echo) -> bytes:
     header = _ECHO_HEADER.pack(
         VERSION, echo.status, flags, echo.sequence & 0xFFFFFFFF, echo.digest, *map(len, columns)
     )
-    return header + b"".join([array("i", column).tobytes() for column in columns if column])
+    return header + _packed(columns)
 
 
 def decode_echo(body: bytes) -> Echo:

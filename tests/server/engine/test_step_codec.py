@@ -1,6 +1,7 @@
 """Steps that rank 0 sends to other ranks arrive unchanged, and hostile bytes are refused."""
 
 import contextlib
+import struct
 from dataclasses import replace
 
 import pytest
@@ -143,4 +144,23 @@ def test_a_decode_step_takes_at_most_24_bytes_per_running_request():
     ones, starts = (1,) * 256, (700,) * 256
     new_blocks = tuple((row, row) for row in rows[::16])  # every 16th token begins a block
     message = RankStep(Step(1, (), new_blocks, rows, starts, ones, ones), sampled=(1500,) * 256)
-    assert len(StepEncoder().encode(message)) <= 24 * 256
+    body = StepEncoder().encode(message)
+    assert len(body) <= 24 * 256
+    assert StepDecoder(LIMITS).decode(body) == message
+
+
+def test_a_step_of_decodes_and_a_chunk_arrives_unchanged_whichever_comes_first():
+    for num_tokens, samples in (((1, 1, 5), (1, 1, 0)), ((5, 1, 1), (1, 1, 1)), ((1, 1, 1), (1, 0, 1))):
+        message = RankStep(Step(1, (), (), (3, 4, 5), (8, 9, 10), num_tokens, samples))
+        assert StepDecoder(LIMITS).decode(StepEncoder().encode(message)) == message
+
+
+def test_rows_that_say_they_are_no_decodes_are_not_more_than_all_rows():
+    message = RankStep(Step(1, (), (), (1,), (0,), (2,), (1,)))
+    body = bytearray(StepEncoder().encode(message))
+    assert StepDecoder(LIMITS).decode(bytes(body)) == message
+    rows = struct.calcsize("<BBIQ")
+    assert struct.unpack_from("<2I", body, rows) == (1, 1)
+    struct.pack_into("<2I", body, rows, 0, 2)
+    with pytest.raises(CodecError, match="more rows with numbers of tokens than rows"):
+        StepDecoder(LIMITS).decode(bytes(body))
