@@ -59,6 +59,10 @@ So far ranks are processes of one pod and run on CPUs. The API server refuses `p
 beside `resources.gpu` or `profileRef`, and with less than half a CPU for each rank in `resources.cpu`.
 Give each a whole one where you can: in every layer all of them wait for the slowest.
 
+Every other feature works with any number of ranks ([what works together](matrix.md)). Each rank moves its
+own heads of a KV block to host memory, to disk and back. A draft model is not divided: rank 0 has all of it
+and drafts while the others wait, so take one that is small beside the model's part on a rank.
+
 ## When it helps, and when not
 
 1. **One device, if the model fits.** Nothing is exchanged. A quantised model or a KV cache of one byte an

@@ -25,6 +25,7 @@ FEATURES = (
     "priorities",
     "shortest job first",
     "static batching",
+    "several ranks",
 )
 #: Pairs of values of one setting.
 EXCLUSIVE = (
@@ -72,6 +73,24 @@ _ALL_AT_ONCE = (
 )
 _REQUEST_FEATURES = ("grammar", "penalties, biases, bans", "prompt_logprobs")
 
+_RANKS = ("tests/server/engine/test_ranks.py", "test_ranks_give_the_tokens_and_logprobs_of_one_rank")
+_TIERS_OF_RANKS = (
+    _RUNNER + "test_kv_offload_of_ranks.py",
+    "test_ranks_keep_their_heads_in_their_tiers",
+)
+_CACHES_OF_RANKS = (
+    _RUNNER + "test_kv_cache_dtypes.py",
+    "test_ranks_answer_nearly_as_one_over_the_same_cache",
+)
+_FORMATS_OF_RANKS = (
+    "tests/server/models/test_sharding.py",
+    "test_ranks_together_compute_the_logits_of_the_whole_quantised_model",
+)
+_INT8_OF_RANKS = (
+    _RUNNER + "test_recorded_decode_of_ranks.py",
+    "test_a_replay_of_ranks_equals_the_layers_one_by_one_and_the_whole_model",
+)
+
 #: Tests of the whole engine with a model.
 WORKS: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = (
     (_OFFLOAD_AND_CACHE, ("FP8 or int8 KV cache", "host tier", "disk tier", _RECOMPUTED)),
@@ -90,6 +109,29 @@ WORKS: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = (
         for mode in (_RECOMPUTED, _SWAPPED)
     ),
     (_DETECTOR, ("watermark", "penalties, biases, bans")),
+    *(
+        (_RANKS, ("several ranks", "watermark", "prompt_logprobs", "penalties, biases, bans", *more))
+        for more in (
+            (_NGRAM,),
+            (_DRAFT_MODEL,),
+            (_RECOMPUTED,),
+            ("static batching",),
+            ("shortest job first",),
+        )
+    ),
+    (_RANKS, ("several ranks", _DRAFT_MODEL, "host tier", _SWAPPED)),
+    *(
+        (_ALL_AT_ONCE, (*_REQUEST_FEATURES, "several ranks", method, "host tier", mode))
+        for method in (_NGRAM, _DRAFT_MODEL)
+        for mode in (_RECOMPUTED, _SWAPPED)
+    ),
+    *(
+        (_TIERS_OF_RANKS, ("several ranks", "host tier", "disk tier", mode))
+        for mode in (_RECOMPUTED, _SWAPPED)
+    ),
+    (_CACHES_OF_RANKS, ("several ranks", "FP8 or int8 KV cache", "host tier", _SWAPPED)),
+    (_FORMATS_OF_RANKS, ("several ranks", "quantised checkpoint")),
+    (_INT8_OF_RANKS, ("several ranks", "int8 arithmetic")),
 )
 
 _SCHEDULER_MACHINE = (_CORE + "test_scheduler_machine.py", "SchedulerMachine")

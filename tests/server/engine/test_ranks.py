@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from quire_server.core.config import Batching, PreemptionMode, SpeculationConfig, SpeculativeMethod
+from quire_server.core.policy import Policy
 from quire_server.core.rank_step import Echo, EchoStatus, RankLimits, RankStep
 from quire_server.core.request import Request
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import NOT_FINITE, OUT_OF_MEMORY, Step
+from quire_server.core.watermark import Watermark
 from quire_server.engine import rank, step_codec
 from quire_server.engine.rank_channel import Channel
 from quire_server.engine.rank_group import RankGroup
@@ -34,6 +36,7 @@ def options(directory):
         "kv_offload_disk_path": directory,
         "kv_offload_disk_bytes": 1 << 20,
         "speculative_model": directory,
+        "watermark": Watermark(b"a key of some length"),
     }
 
 
@@ -66,6 +69,7 @@ CONDITIONS = {
         "num_host_slots": 16,
         "preemption_mode": PreemptionMode.SWAP,
     },
+    "shortest job first": {"policy": Policy.SJF, "max_num_seqs": 2},
     "static batches": {"batching": Batching.STATIC, "max_num_seqs": 2},
     "drafts from the prompt": {"speculation": SpeculationConfig(SpeculativeMethod.NGRAM, 4, lookup_min=1)},
     "drafts of a draft model": {"speculation": SpeculationConfig(SpeculativeMethod.DRAFT_MODEL, 3)},
@@ -88,7 +92,7 @@ def test_ranks_give_the_tokens_and_logprobs_of_one_rank(whole, ranks, condition)
         greedy(20, prompt_logprobs=2),
         SamplingParams(20, temperature=1.0, seed=5, ignore_eos=True),
         greedy(20, logit_bias=((99, 100.0),)),  # one token again and again: drafts are right
-        greedy(20, presence_penalty=1.0),
+        greedy(20, presence_penalty=1.0, bad_words=((97,), (5, 6)), watermark=True),
     ]
     reference, divided = InProcessEngine(whole, **limits), InProcessEngine(ranks.runner, **limits)
     for _ in range(2):  # the second time with prefix hits

@@ -80,7 +80,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Mixtral, one kv head": (
         "Mixtral",
-        {"num_local_experts": 5, "num_experts_per_tok": 3, "num_key_value_heads": 1},
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "num_key_value_heads": 1},
     ),
     "Gemma 2, soft caps, local layers": (
         "Gemma2",

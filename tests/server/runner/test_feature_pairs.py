@@ -5,6 +5,7 @@ import pytest
 from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
 from tests.server import tiny_model
 from tests.server.runner.in_process import InProcessEngine, load
+from tests.server.runner.ranks_in_process import Ranks
 from tests.server.runner.test_structured_outputs import params
 from tests.server.runner.test_structured_outputs_with_drafts import FORMS
 
@@ -23,14 +24,29 @@ def sampling(index, **more):
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    model = tiny_model.write(tmp_path_factory.mktemp("features") / "tiny")
+def model(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("features") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def runner(model):
     return load(model, speculative_model=model, kv_offload_host_bytes=2 << 20)
 
 
+@pytest.fixture(scope="module")
+def runners(model, runner):
+    """By the number of ranks."""
+    ranks = Ranks(model, 2, speculative_model=model, kv_offload_host_bytes=2 << 20)
+    yield {1: runner, 2: ranks.runner}
+    ranks.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("mode", list(PreemptionMode))
 @pytest.mark.parametrize("method", [SpeculativeMethod.NGRAM, SpeculativeMethod.DRAFT_MODEL])
-def test_grammars_penalties_and_scored_prompts_survive_drafts_and_preemption(runner, method, mode):
+def test_grammars_penalties_and_scored_prompts_survive_drafts_and_preemption(
+    runner, runners, method, mode, ranks
+):
     each = [sampling(index, **ASKED) for index in range(10)]
     alone, scores = [], []
     for prompt, one in zip(PROMPTS, each, strict=True):
@@ -38,7 +54,7 @@ def test_grammars_penalties_and_scored_prompts_survive_drafts_and_preemption(run
         alone += engine.generate([prompt], [one])
         scores += [engine.prompt_logprobs["0"]]
     crowd = InProcessEngine(
-        runner,
+        runners[ranks],
         num_blocks=12,
         free_block_reserve=0.0,
         num_host_slots=60,

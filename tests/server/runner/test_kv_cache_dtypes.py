@@ -14,6 +14,7 @@ from tests.server.models import compressed_tensors_oracle as compressed
 from tests.server.models import families
 from tests.server.models.variants import VARIANTS
 from tests.server.runner.in_process import InProcessEngine, greedy, load
+from tests.server.runner.ranks_in_process import Ranks
 from tests.server.runner.test_parity import CONDITIONS, prompts
 from tests.server.runner.test_quantized_parity import assert_same_answers, tiny_llama
 
@@ -89,6 +90,21 @@ def test_every_family_answers_nearly_the_same_in_all_circumstances_and_over_a_fu
         first[dtype] = _distributions(alone, "0")[0].exp()
     for dtype, bound in (("int8", 0.2), ("fp8", 0.8)):
         assert float((first[dtype] - first["auto"]).abs().sum()) <= bound
+
+
+@BYTES
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_answer_nearly_as_one_over_the_same_cache(ranks: int, dtype: str, directory: Path) -> None:
+    options: dict[str, object] = {"kv_cache_dtype": dtype, "kv_offload_host_bytes": 4 << 20}
+    whole = InProcessEngine(load(directory, quantization="none", **options), max_num_seqs=1)
+    expected = whole.generate(families.PROMPTS, greedy(LENGTH, logprobs=211))
+    divided = Ranks(directory, ranks, **options)
+    engine = InProcessEngine(divided.runner, **families.HARD)
+    answers = engine.generate(families.PROMPTS, greedy(LENGTH, logprobs=211))
+    assert engine.scheduler.kv.stats().swaps > 0
+    for name, *pair in zip(whole.logprobs, answers, expected, strict=True):
+        _assert_same_up_to_a_tie(*(_distributions(e, name) for e in (engine, whole)), *pair)
+    divided.close()
 
 
 def _distributions(engine: InProcessEngine, name: str) -> torch.Tensor:

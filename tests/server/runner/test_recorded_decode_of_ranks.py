@@ -75,8 +75,8 @@ def empty_caches(model: Decoder, dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 def steps_of_a_rank(
     communicator: SharedMemory, pipe: Connection, rank_directory: Path, dtype: str
-) -> tuple[list[Tensor], list[int]]:
-    """The logits of each step by a replay, and how many calls it makes; each is compared with the layers'."""
+) -> tuple[list[Tensor], list[tuple[int, int]]]:
+    """The logits of each step by a replay, compared with the layers', and its exchanges: calls and bytes."""
     model = shard(communicator, pipe.recv(), rank_directory, dtype)
     mine = empty_caches(model, DTYPES[dtype])
     static = RecordedDecode.of(model, mine, MAX_ROWS, MAX_LEN // BLOCK)
@@ -86,11 +86,11 @@ def steps_of_a_rank(
     for number, lengths in enumerate(STEPS):
         theirs = tuple(cache.clone() for cache in mine)
         expected = by_layers(model, theirs, number)
-        before = communicator.calls
+        before = communicator.calls, communicator.bytes
         torch.manual_seed(number)
         step, rows = step_of(*lengths)
         results.append(static(StepLayout.of(step), rows).clone())
-        calls.append(communicator.calls - before)
+        calls.append((communicator.calls - before[0], communicator.bytes - before[1]))
         assert torch.equal(results[-1], expected)
         assert all(torch.equal(*caches) for caches in zip(mine, theirs, strict=True))
     return results, calls
@@ -111,7 +111,9 @@ def test_a_replay_of_ranks_equals_the_layers_one_by_one_and_the_whole_model(
         for number, result in enumerate(results):
             expected = by_layers(whole, caches, number).float()
             assert (result - expected).std() < TOLERANCE * expected.std()
-    assert calls == others == [2 * SIZES["num_hidden_layers"] + 2] * len(STEPS)
+    sums, item = 2 * SIZES["num_hidden_layers"] + 1, DTYPES[dtype].itemsize
+    each = (sums * SIZES["hidden_size"] + SIZES["vocab_size"] // 2) * item
+    assert calls == others == [(sums + 1, sum(counts) * each) for _, counts, _ in STEPS]
 
 
 def lonely_replay(communicator: SharedMemory, pipe: Connection, directory: Path) -> None:
