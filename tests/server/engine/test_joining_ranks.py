@@ -106,6 +106,8 @@ def test_a_rank_that_takes_no_part_in_an_exchange_over_gloo_fails_the_others(tmp
         ranks = list(pool.map(lambda rank: Gloo(Topology(2, rank), tmp_path, deadline=2.0), range(2)))
     with pytest.raises(CollectiveError, match="did not take part in an exchange"):
         ranks[0].all_reduce(torch.ones(2))
+
+
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
     return ServeConfig(
