@@ -82,6 +82,10 @@ _CACHES_OF_RANKS = (
     _RUNNER + "test_kv_cache_dtypes.py",
     "test_ranks_answer_nearly_as_one_over_the_same_cache",
 )
+_REQUESTS_OF_RANKS = (
+    "tests/server/serving/test_features_of_ranks.py",
+    "test_every_kind_of_request_gets_the_answer_of_one_process",
+)
 _FORMATS_OF_RANKS = (
     "tests/server/models/test_sharding.py",
     "test_ranks_together_compute_the_logits_of_the_whole_quantised_model",
@@ -130,6 +134,7 @@ WORKS: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = (
         for mode in (_RECOMPUTED, _SWAPPED)
     ),
     (_CACHES_OF_RANKS, ("several ranks", "FP8 or int8 KV cache", "host tier", _SWAPPED)),
+    (_REQUESTS_OF_RANKS, ("several ranks", "priorities", _DRAFT_MODEL)),
     (_FORMATS_OF_RANKS, ("several ranks", "quantised checkpoint")),
     (_INT8_OF_RANKS, ("several ranks", "int8 arithmetic")),
 )
