@@ -13,7 +13,19 @@ from pathlib import Path
 
 from quire_server import fault_injection, flags
 from quire_server.errors import ConfigError
-from quire_server.flags import boolean, integer, names, nonempty, number, one_of, path, seconds, setting, url
+from quire_server.flags import (
+    addresses,
+    boolean,
+    integer,
+    names,
+    nonempty,
+    number,
+    one_of,
+    path,
+    seconds,
+    setting,
+    url,
+)
 
 _NOT_SETTINGS = frozenset({"QUIRE_FAULT", "QUIRE_ALLOW_FAULTS"})
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -111,6 +123,25 @@ class ServeConfig:
     )
     prompt_lookup_min: int = setting(2, integer(1, 32), "shortest n-gram that is looked up for a draft")
     prompt_lookup_max: int = setting(4, integer(1, 32), "longest n-gram that is looked up for a draft")
+    kv_role: str = setting(
+        "none",
+        one_of("none", "kv_producer", "kv_consumer"),
+        "kv_producer: computes prefixes for others; kv_consumer: has those of long prompts computed",
+    )
+    kv_transfer_port: int = setting(
+        7602, integer(1, 65535), "port on which a kv_producer listens for consumers"
+    )
+    kv_producers: tuple[tuple[str, int], ...] = setting(
+        (), addresses, "HOST:PORT of each kv_producer, separated by commas; a name may stand for several"
+    )
+    kv_lease_seconds: float = setting(
+        30.0, seconds(1), "longest time for which a kv_producer keeps blocks that nobody reads"
+    )
+    local_prefill_below_tokens: int = setting(
+        512,
+        integer(1),
+        "fewest tokens of a prompt, without its cached prefix, that a kv_consumer has computed",
+    )
     max_num_queued_reqs: int = setting(
         512, integer(0, 10**6), "most requests in the queue; more are answered 503"
     )
@@ -246,6 +277,7 @@ def _check(config: ServeConfig) -> None:
             f"{config.prompt_lookup_max}: lower the first or raise the second"
         )
     _check_ranks(config)
+    _check_kv_transfer(config)
     tokens = config.max_num_batched_tokens
     if tokens is not None and tokens < config.max_num_seqs:
         raise ConfigError(
@@ -263,3 +295,27 @@ def _check_ranks(config: ServeConfig) -> None:
         raise ConfigError(f"{size} works on CPUs only so far: give --device cpu, or --tensor-parallel-size 1")
     if config.cpu_offload_gb > 0:
         raise ConfigError(f"--cpu-offload-gb does not work with {size} yet: leave one of them out")
+
+
+def _check_kv_transfer(config: ServeConfig) -> None:
+    """Refuse roles without their addresses, and what transfers of KV blocks cannot do yet."""
+    role = f"--kv-role {config.kv_role}"
+    if (config.kv_role == "kv_consumer") != bool(config.kv_producers):
+        raise ConfigError("--kv-role kv_consumer and --kv-producers need each other: give both, or neither")
+    if config.kv_role == "kv_producer" and config.kv_transfer_port in (config.port, config.health_port):
+        raise ConfigError(
+            f"--kv-transfer-port {config.kv_transfer_port} is taken by another port of this server: "
+            "choose a different one"
+        )
+    if config.kv_role == "none":
+        return
+    if not config.enable_prefix_caching:
+        raise ConfigError(f"{role} needs the prefix cache: leave out --no-enable-prefix-caching")
+    for flag, is_set in (
+        ("--device cuda", config.device == "cuda"),
+        ("--tensor-parallel-size", config.tensor_parallel_size > 1),
+        ("--kv-offload-host-bytes", config.kv_offload_host_bytes > 0),
+        ("--speculative-method draft-model", config.speculative_model is not None),
+    ):
+        if is_set:
+            raise ConfigError(f"{flag} does not work with {role} yet: leave one of them out")

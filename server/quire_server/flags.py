@@ -98,6 +98,17 @@ def path(text: str) -> Path:
     return Path(nonempty(text))
 
 
+def addresses(text: str) -> tuple[tuple[str, int], ...]:
+    """One or more of HOST:PORT, separated by commas; a host of colons is in brackets."""
+    found = []
+    for part in text.split(","):
+        host, _, port = part.strip().rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError("must be like HOST:PORT, separated by commas")
+        found.append((host.strip("[]"), int(port)))
+    return tuple(found)
+
+
 def url(text: str) -> str:
     """The address of an HTTP server, without a query."""
     parts = urlsplit(text)

@@ -8,9 +8,11 @@ which sequence goes first and which one is preempted; nothing here knows an orde
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from quire_server.core.block_hash import ROOT, Content
+from quire_server.core.block_hash import ROOT, BlockHashChain, Content
 from quire_server.core.block_pool import BlockPool
 from quire_server.core.config import PreemptionMode, SchedulerConfig
 from quire_server.core.kv_offload import OffloadManager
@@ -27,6 +29,19 @@ class PrefixMatch(NamedTuple):
     numbers: list[int]  # of the contents in the leading hits
     num_new: int
     num_cached: int  # tokens that need not be computed
+
+
+@dataclass(slots=True, eq=False)
+class PrefixBlocks:
+    """The blocks of a prefix that is read by or from another server; no sequence uses them because of it.
+
+    The first ``num_cached`` hold their content; the others get theirs while the prefix is transferred.
+    """
+
+    tokens: tuple[int, ...]  # of whole blocks
+    hashes: BlockHashChain
+    block_ids: list[int]
+    num_cached: int
 
 
 class KVCacheManager:
@@ -46,6 +61,7 @@ class KVCacheManager:
             on_evict=self._offload.demote,
         )
         self._last_number = ROOT
+        self._transferred: set[PrefixBlocks] = set()  # what ``hold`` and ``reserve`` returned
         self._queries = self._hits = self._pins_refused = self._swaps = 0
 
     @property
@@ -185,20 +201,89 @@ class KVCacheManager:
             return
         for index in range(sequence.num_published, num_full):
             tokens = tuple(sequence.tokens[index * size : (index + 1) * size])
-            key = hashes.digest_of(index, tokens)
-            content = Content(hashes.numbers[-1] if index else ROOT, tokens, hashes.salt)
-            found = self._pool.find(key)
-            if (
-                found is not None and found[1] == content
-            ):  # computed twice at the same time: the first one stays
-                hashes.numbers.append(found[2])
-                continue
-            number = self._offload.number_of(key, content) if self._has_offload else None
-            if number is None:
-                number = self._last_number = self._last_number + 1
-            self._pool.publish(sequence.block_ids[index], key, content, number)
-            hashes.numbers.append(number)
+            self._publish_block(sequence.block_ids[index], hashes, index, tokens)
         sequence.num_published = num_full
+
+    # ---------------------------------------------------------------- transfers
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether blocks are kept for transfers, all of which come back within a bounded time."""
+        return bool(self._transferred)
+
+    def num_cached_tokens(self, tokens: Tokens[int], salt: str) -> int:
+        """How many of these tokens, in whole blocks, the device has."""
+        return len(self._cached_blocks(tokens, BlockHashChain(salt))) * self._block_size
+
+    def hold(self, tokens: tuple[int, ...], salt: str) -> PrefixBlocks | None:
+        """Keep the cached blocks of a prefix from being overwritten; None unless all of them are cached."""
+        hashes = BlockHashChain(salt)
+        block_ids = self._cached_blocks(tokens, hashes)
+        if len(block_ids) * self._block_size < len(tokens):
+            return None
+        self._pool.share(block_ids)
+        held = PrefixBlocks(tokens, hashes, block_ids, len(block_ids))
+        self._transferred.add(held)
+        return held
+
+    def reserve(self, tokens: tuple[int, ...], salt: str) -> PrefixBlocks | None:
+        """Blocks for a prefix: cached ones, and new ones for the rest; None where there is no room beyond the
+        reserve.
+        """
+        hashes = BlockHashChain(salt)
+        hits = self._cached_blocks(tokens, hashes)
+        num_new = len(tokens) // self._block_size - len(hits)
+        self.expire_pins()
+        if self._pool.num_free_after(hits, num_new) < self._free_block_reserve:
+            return None
+        self._pool.share(hits)
+        allocated = [self._pool.allocate() for _ in range(num_new)]
+        new = [block_id for block_id in allocated if block_id is not None]
+        reserved = PrefixBlocks(tokens, hashes, [*hits, *new], len(hits))
+        self._transferred.add(reserved)
+        return reserved
+
+    def publish_reserved(self, reserved: PrefixBlocks) -> None:
+        """The reserved blocks have got their contents: enter them into the prefix cache."""
+        size = self._block_size
+        for index in range(reserved.num_cached, len(reserved.block_ids)):
+            tokens = reserved.tokens[index * size : (index + 1) * size]
+            self._publish_block(reserved.block_ids[index], reserved.hashes, index, tokens)
+        reserved.num_cached = len(reserved.block_ids)
+
+    def release_transferred(self, blocks: PrefixBlocks) -> None:
+        """The transfer is over. What is published stays in the cache."""
+        self._transferred.remove(blocks)
+        self._pool.release(blocks.block_ids)
+
+    def _cached_blocks(self, tokens: Tokens[int], hashes: BlockHashChain) -> list[int]:
+        """The leading blocks of a prefix that the device has; their numbers go to ``hashes``."""
+        num_blocks, found = len(tokens) // self._block_size, list[int]()
+        hashes.extend(tokens, num_blocks, self._block_size)
+        for index in range(num_blocks if self._caching else 0):
+            on_device = self._pool.find(hashes.digests[index])
+            parent = hashes.numbers[-1] if index else ROOT
+            if on_device is None or on_device[1] != hashes.content(parent, tokens, index, self._block_size):
+                break
+            found.append(on_device[0])
+            hashes.numbers.append(on_device[2])
+        return found
+
+    def _publish_block(
+        self, block_id: int, hashes: BlockHashChain, index: int, tokens: tuple[int, ...]
+    ) -> None:
+        """Enter one full block into the prefix cache; those before it have their numbers."""
+        key = hashes.digest_of(index, tokens)
+        content = Content(hashes.numbers[-1] if index else ROOT, tokens, hashes.salt)
+        found = self._pool.find(key)
+        if found is not None and found[1] == content:  # computed twice at the same time: the first one stays
+            hashes.numbers.append(found[2])
+            return
+        number = self._offload.number_of(key, content) if self._has_offload else None
+        if number is None:
+            number = self._last_number = self._last_number + 1
+        self._pool.publish(block_id, key, content, number)
+        hashes.numbers.append(number)
 
     # ---------------------------------------------------------------- release
 
@@ -249,13 +334,17 @@ class KVCacheManager:
 
     def num_unaccounted(self, sequences: Iterable[Sequence]) -> int:
         """Leaked blocks. Cheaper than ``check``, and never raises."""
-        return self._pool.num_unaccounted(sequence.block_ids for sequence in sequences)
+        return self._pool.num_unaccounted(self._tables(sequences))
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Raise AssertionError unless free + cached + pinned + used blocks are all blocks, in every tier."""
         all_sequences = list(sequences)
-        self._pool.check(sequence.block_ids for sequence in all_sequences)
+        self._pool.check(self._tables(all_sequences))
         self._offload.check(slot for sequence in all_sequences for slot in sequence.swap_slots)
+
+    def _tables(self, sequences: Iterable[Sequence]) -> list[list[int]]:
+        tables = [sequence.block_ids for sequence in sequences]
+        return tables + [blocks.block_ids for blocks in self._transferred]
 
     def _find_prefix(self, sequence: Sequence) -> tuple[dict[int, int], dict[int, int], list[int]] | None:
         """Hits, loads, and the numbers of the leading hits; None while a part is being read from the disk."""

@@ -26,7 +26,7 @@ from itertools import islice
 
 from quire_server.core import preemption
 from quire_server.core.config import Batching, SchedulerConfig, rejection_reason, too_long_reason
-from quire_server.core.kv_cache_manager import KVCacheManager
+from quire_server.core.kv_cache_manager import KVCacheManager, PrefixBlocks
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.request_queue import RequestQueue
 from quire_server.core.sequence import Sequence, Status
@@ -179,6 +179,17 @@ class Scheduler:
             self._queue.learn_output_length(sequence)
         self.abort(request_id)
 
+    # ---------------------------------------------------------------- transfers
+
+    def reserve_prefix(self, tokens: tuple[int, ...], salt: str) -> PrefixBlocks | None:
+        """Blocks for a prefix that another server has computed; None while sequences wait for blocks."""
+        return None if self._queue.is_blocked else self.kv.reserve(tokens, salt)
+
+    def release_prefix(self, blocks: PrefixBlocks) -> None:
+        """The blocks of a prefix are no longer read by or from another server."""
+        self.kv.release_transferred(blocks)
+        self._queue.is_blocked = False
+
     # ---------------------------------------------------------------- schedule
 
     def schedule(self) -> Step | None:
@@ -271,7 +282,7 @@ class Scheduler:
         running = self._queue.running.sequences
         while (block_id := self.kv.append_block(sequence)) is None:
             victim = running[-1]
-            if victim is sequence and len(running) == 1:
+            if victim is sequence and len(running) == 1 and not self.kv.has_transfers:
                 if self.kv.release_pins():
                     continue
                 self._queue.preemptions += 1
@@ -352,7 +363,7 @@ class Scheduler:
             if num_missing > budget and not self.config.enable_chunked_prefill:
                 budget = 0
                 break
-            is_alone = not (running.sequences or fetching)
+            is_alone = not (running.sequences or fetching or self.kv.has_transfers)
             num_reserved = sum(map(self._num_blocks, fetching))
             if not self.kv.fits(match, is_alone=is_alone, num_reclaimed=-num_reserved):
                 if is_alone:

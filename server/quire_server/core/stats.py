@@ -68,6 +68,15 @@ class SpeculationStats(NamedTuple):
     pauses: int = 0  # times that a request stopped drafting for a while, because it did not pay
 
 
+class TransferStats(NamedTuple):
+    """KV blocks from or for other servers: gauges, and counters since the start."""
+
+    succeeded: int = 0  # prefixes that were read from a producer
+    failed: int = 0  # prefixes that were computed here in place of that
+    blocks: int = 0  # that were read
+    held: int = 0  # prefixes that wait to be read here
+
+
 class SchedulerStats(NamedTuple):
     """The scheduler: counters since the start."""
 
@@ -90,3 +99,4 @@ class EngineStats(NamedTuple):
     deferred: int = 0  # requests that wait until their grammar is compiled
     growth_blocks: int = 0  # KV blocks that running requests are expected to need beside those they hold
     waiting_blocks: int = 0  # KV blocks that waiting and deferred requests are expected to need
+    transfers: TransferStats = TransferStats()

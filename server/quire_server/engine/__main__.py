@@ -12,7 +12,7 @@ from pathlib import Path
 from quire_server import config, fault_injection, log, termination
 from quire_server.config import ServeConfig
 from quire_server.core.scheduler import Scheduler
-from quire_server.engine import loading
+from quire_server.engine import kv_roles, loading
 from quire_server.engine.engine_core import EngineCore
 from quire_server.engine.golden_tokens import GoldenTokens
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
@@ -58,8 +58,9 @@ def _serve(settings: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, fau
         load_seconds=time.monotonic() - heartbeat.sample.started_at,
     )
     fingerprint = loading.canary_fingerprint(settings, runner)
+    scheduler = Scheduler(limits, eos_token_ids=runner.model_config.eos_token_ids)
     engine = EngineCore(
-        Scheduler(limits, eos_token_ids=runner.model_config.eos_token_ids),
+        scheduler,
         runner,
         info=info,
         heartbeat=heartbeat,
@@ -68,6 +69,7 @@ def _serve(settings: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, fau
             settings.canary_interval_seconds, settings.stall_timeout_seconds, time.monotonic()
         ),
         golden=GoldenTokens(settings.canary_golden_path, fingerprint),
+        connector=kv_roles.connector(settings, scheduler, runner, faults),
     )
     engine.warm_up()
     engine_report.write_canary(run_dir, fingerprint, engine.canary_tokens)

@@ -33,6 +33,7 @@ from quire_server.engine.canary import Canary, CanaryRun
 from quire_server.engine.golden_tokens import Golden, GoldenTokens
 from quire_server.engine.grammar_queue import POLL_SECONDS, GrammarQueue
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
+from quire_server.engine.kv_connector import KVConnector
 from quire_server.engine.messages import EngineInfo, EngineOutputs
 from quire_server.engine.proof import MAX_WRONG, Outcome, ProofOfInference
 from quire_server.engine.socket_server import EngineSocket, Peer, PolledInputs
@@ -103,11 +104,13 @@ class EngineCore:
         faults: Faults,
         proof: ProofOfInference,
         golden: GoldenTokens,
+        connector: KVConnector | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._pipeline = StepPipeline(scheduler, runner)
         self._grammar_queue = GrammarQueue(runner.grammars)
+        self._connector = connector or KVConnector()
         self._info = info
         self._heartbeat = heartbeat
         self._faults = faults
@@ -142,6 +145,7 @@ class EngineCore:
         while not socket.peers:
             socket.poll(_IDLE_POLL_SECONDS)
         self._heartbeat.serving()
+        self._connector.start(socket.wake)
         try:
             while True:
                 self._iterate(socket)
@@ -158,6 +162,8 @@ class EngineCore:
         self._process_inputs(inputs, socket)
         if self._grammar_queue:
             self._add_compiled_requests(socket)
+        for request in self._connector.advance():
+            self._scheduler.add(request)
         self._check_blocks()
         if self._canary_run is None and self._proof.is_due(time.monotonic()):
             self._start_canary()
@@ -177,7 +183,7 @@ class EngineCore:
             try:
                 self._validate(request)
                 if (grammar := request.sampling.grammar) is None:
-                    self._scheduler.add(request)
+                    self._add(request)
                 else:
                     self._grammar_queue.add(request, grammar)
             except RequestError as error:
@@ -208,11 +214,16 @@ class EngineCore:
         """Schedule requests whose grammar is compiled now; those whose grammar failed get an error."""
         for request, error in self._grammar_queue.pop_ready():
             if not error:
-                self._scheduler.add(request)
+                self._add(request)
             elif (peer := self._peers.get(request.request_id)) is not None:
                 _log_failure(self._log_facts(request.request_id), error)
                 self._forget(request.request_id)
                 self._send(socket, peer, self._stats(), (failure_event(request.request_id, error),))
+
+    def _add(self, request: Request) -> None:
+        """Schedule a request, once its prefix is there if that is fetched from another server."""
+        if not self._connector.add(request):
+            self._scheduler.add(request)
 
     def _validate(self, request: Request) -> None:
         """Check again what the API process has checked already: the engine does not trust its peers."""
@@ -233,6 +244,7 @@ class EngineCore:
 
     def _forget(self, request_id: str) -> None:
         self._grammar_queue.remove(request_id)
+        self._connector.remove(request_id)
         peer = self._peers.pop(request_id, None)
         if peer is not None:
             peer.requests.discard(request_id)
@@ -281,6 +293,7 @@ class EngineCore:
             time.sleep(_RETRY_SECONDS)
             return StepEvents([], [], [])
         step, events = advanced
+        self._connector.take(events)
         self._num_steps += 1
         self._batch_size = len(step.rows)
         self._step_tokens = step.total_tokens
@@ -401,6 +414,7 @@ class EngineCore:
 
     def _stats(self) -> EngineStats:
         counters = self._scheduler.stats
+        deferred = [*self._grammar_queue.requests(), *self._connector.requests()]
         return EngineStats(
             running=self._scheduler.num_running,
             waiting=self._queue_depth,
@@ -411,9 +425,10 @@ class EngineCore:
             blocks_unaccounted=self._unaccounted_blocks,
             speculation=counters.speculation,
             step_tokens=self._step_tokens,
-            deferred=len(self._grammar_queue),
+            deferred=len(deferred),
             growth_blocks=self._scheduler.growth_blocks,
-            waiting_blocks=self._scheduler.expected_waiting_blocks(self._grammar_queue.requests()),
+            waiting_blocks=self._scheduler.expected_waiting_blocks(deferred),
+            transfers=self._connector.stats(),
         )
 
 

@@ -67,6 +67,17 @@ class EngineSocket:
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         temporary.rename(run_dir / SOCKET_NAME)
+        self._is_woken = False
+        self._wake_reader, self._waker = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, self._wake_reader)
+
+    def wake(self) -> None:
+        """End the wait of ``poll``; from any thread."""
+        if not self._is_woken:
+            self._is_woken = True
+            self._waker.send(b"w")
 
     def poll(self, timeout: float) -> PolledInputs:
         """Wait up to `timeout` seconds for an event on any connection; returns the inputs that arrived."""
@@ -80,6 +91,10 @@ class EngineSocket:
         for key, mask in self._selector.select(timeout):
             if key.data is None:
                 self._accept()
+                continue
+            if key.data is self._wake_reader:
+                self._is_woken = False  # before the read, or a wake between the two would be lost
+                self._wake_reader.recv(_READ_SIZE)
                 continue
             peer = key.data
             if mask & selectors.EVENT_WRITE:
@@ -110,7 +125,8 @@ class EngineSocket:
         for peer in self.peers:
             self._drop(peer, "")
         self._selector.close()
-        self._listener.close()
+        for each in (self._listener, self._wake_reader, self._waker):
+            each.close()
 
     @property
     def peers(self) -> tuple[Peer, ...]:

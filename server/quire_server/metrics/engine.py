@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import INF, floatToGoString
 
-from quire_server.core.stats import EngineStats, KVStats, SpeculationStats
+from quire_server.core.stats import EngineStats, KVStats, SpeculationStats, TransferStats
 
 _INTER_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -248,6 +248,28 @@ class SpeculationCollector(Collector):
         for position, value in enumerate(self.stats.accepted_per_position):
             family.add_metric([*labels.values(), str(position)], value)
         return family
+
+
+class TransferCollector(Collector):
+    """KV blocks from and for other servers, from ``stats``, which is replaced with each report."""
+
+    def __init__(self, ours: Mapping[str, str]) -> None:
+        self.stats = TransferStats()
+        self._ours = ours
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, zeros included."""
+        stats = self.stats
+        about = "Prefixes of prompts whose KV blocks came from a kv_producer."
+        yield _counter("llm_kv_transfers", about, self._ours, stats.succeeded)
+        about = "Prefixes of prompts that were computed here, because no kv_producer gave them in time."
+        yield _counter("llm_kv_transfer_failures", about, self._ours, stats.failed)
+        about = "KV blocks that came from a kv_producer."
+        yield _counter("llm_kv_transfer_blocks", about, self._ours, stats.blocks)
+        about = "Prefixes whose KV blocks wait here for a kv_consumer to read them."
+        held = GaugeMetricFamily("llm_kv_transfer_held", about, labels=list(self._ours))
+        held.add_metric(list(self._ours.values()), stats.held)
+        yield held
 
 
 def _counter(name: str, about: str, labels: Mapping[str, str], value: int) -> Metric:

@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from quire_server.core.stats import EngineStats, Timing
-from quire_server.metrics.engine import KVCollector, SpeculationCollector, StepCollector
+from quire_server.metrics.engine import KVCollector, SpeculationCollector, StepCollector, TransferCollector
 from quire_server.metrics.gpu import GpuCollector
 from quire_server.metrics.labelled import VLLM_REQUEST_SECONDS, Exemplar, Labelled, one_two_five
 
@@ -114,6 +114,8 @@ class Metrics:
         self._registry.register(self._kv_cache)
         self._speculation = SpeculationCollector(self._ours.values, self._vllm.values)
         self._registry.register(self._speculation)
+        self._transfers = TransferCollector(self._ours.values)
+        self._registry.register(self._transfers)
         self.steps = StepCollector(self._ours.values, self._vllm.values)
         self._registry.register(self.steps)
         self.gpus = GpuCollector(self._ours.values)
@@ -263,4 +265,5 @@ class Metrics:
         """The engine reported."""
         self._kv_cache.stats = stats.kv
         self._speculation.stats = stats.speculation
+        self._transfers.stats = stats.transfers
         self.steps.report(stats)

@@ -41,6 +41,14 @@ def facts(
     }
 
 
+def kv_layout(model_dir: Path, layout: Mapping[str, object]) -> bytes:
+    """A digest of all that the bytes of KV blocks depend on, without the CPU: blocks from another one are as
+    good. Servers with other digests exchange none.
+    """
+    facts = [f"{name}={value}" for name, value in sorted(layout.items())]
+    return bytes.fromhex(_digest([model_digest(model_dir), torch.__version__, code_digest(), *facts]))
+
+
 def _plain(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 

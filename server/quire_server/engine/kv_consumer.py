@@ -1,0 +1,213 @@
+"""The role of a consumer: fetches the KV blocks of long prompts from a producer, before they are scheduled.
+
+A thread a transfer waits for the network; the engine's thread owns the blocks and the state. A request whose
+transfer fails in any way, or takes too long, is scheduled as if there were no producer: it is computed here,
+and never fetched again. Blocks of a transfer stay reserved until its thread has stopped writing to them.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from quire_server.core.config import rejection_reason
+from quire_server.core.kv_cache_manager import PrefixBlocks
+from quire_server.core.request import Request
+from quire_server.core.scheduler import Scheduler
+from quire_server.core.stats import TransferStats
+from quire_server.core.transfer import (
+    Reference,
+    RefusedError,
+    TransferError,
+    TransferState,
+    changed,
+    prefix_blocks,
+    prefix_digest,
+)
+from quire_server.engine.kv_connector import KVConnector
+from quire_server.kv_transfer import client
+from quire_server.kv_transfer.blocks import KVBlocks
+from quire_server.kv_transfer.channel import Channel
+from quire_server.kv_transfer.client import Producers
+from quire_server.kv_transfer.frames import Prefill
+
+logger = logging.getLogger(__name__)
+
+MAX_TRANSFERS = 16  # at a time; further prompts are computed here
+PREFILL_SECONDS = 30.0  # within which a producer has to have computed a prefix
+_ROOM_SECONDS = 5.0  # within which this side has to have room for it
+
+_OPEN = {TransferState.QUEUED, TransferState.RESERVED, TransferState.READING}  # not cancelled
+
+
+@dataclass(eq=False)
+class Transfer:
+    """One request whose prefix is fetched. Its thread sets only ``channel``."""
+
+    request: Request
+    tokens: tuple[int, ...]  # of the prefix, whole blocks
+    give_up_at: float
+    state: TransferState = TransferState.QUEUED
+    reference: Reference | None = None
+    blocks: PrefixBlocks | None = None
+    channel: Channel | None = None
+    reserved: queue.SimpleQueue[PrefixBlocks | None] = field(default_factory=queue.SimpleQueue)
+
+
+class KVConsumer(KVConnector):
+    """Used by the engine's thread; only ``_run`` is on threads of its own."""
+
+    def __init__(
+        self, scheduler: Scheduler, producers: Producers, blocks: KVBlocks, local_prefill_below: int
+    ) -> None:
+        self._scheduler = scheduler
+        self._producers = producers
+        self._blocks = blocks
+        self._local_prefill_below = local_prefill_below
+        self._transfers: dict[str, Transfer] = {}  # whose requests are kept here
+        self._threads: set[Transfer] = set()  # whose thread has not ended
+        self._inbox: queue.SimpleQueue[tuple[Transfer, Reference | str | None]] = queue.SimpleQueue()
+        self._wake: Callable[[], None] = lambda: None
+        self._succeeded = self._failed = self._num_blocks = 0
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Threads wake the engine when something has come."""
+        self._wake = wake
+
+    def add(self, request: Request) -> bool:
+        """Fetch the prefix of a long prompt that is not cached here."""
+        prompt, config = request.prompt_token_ids, self._scheduler.config
+        num_blocks = prefix_blocks(len(prompt), config.block_size)
+        if len(prompt) < self._local_prefill_below or not num_blocks:
+            return False
+        if len(self._threads) >= MAX_TRANSFERS or request.sampling.prompt_logprobs is not None:
+            return False
+        tokens = prompt[: num_blocks * config.block_size]
+        num_missing = len(prompt) - self._scheduler.kv.num_cached_tokens(tokens, request.cache_salt)
+        if num_missing < self._local_prefill_below or rejection_reason(request, config):
+            return False
+        transfer = Transfer(request, tokens, time.monotonic() + PREFILL_SECONDS + _ROOM_SECONDS)
+        self._transfers[request.request_id] = transfer
+        self._threads.add(transfer)
+        threading.Thread(target=self._run, args=(transfer,), name="kv-read", daemon=True).start()
+        return True
+
+    def remove(self, request_id: str) -> None:
+        """Stop the transfer of a request whose client is gone. Blocks are freed when its thread has ended."""
+        transfer = self._transfers.pop(request_id, None)
+        if transfer is not None:
+            is_reading = transfer.state is TransferState.READING
+            self._end(transfer, TransferState.CANCELLING if is_reading else TransferState.FREED)
+
+    def requests(self) -> Sequence[Request]:
+        """Those whose prefix is being fetched."""
+        return [transfer.request for transfer in self._transfers.values()]
+
+    def advance(self) -> Iterator[Request]:
+        """Take in what the threads report; yields requests whose prefix is here, or has to be computed."""
+        while not self._inbox.empty():
+            transfer, report = self._inbox.get()
+            if isinstance(report, Reference):
+                transfer.reference = report
+                transfer.give_up_at = time.monotonic() + _ROOM_SECONDS
+            elif (request := self._ended(transfer, report)) is not None:
+                yield request
+        now = time.monotonic()
+        for transfer in list(self._transfers.values()):
+            if transfer.state is not TransferState.QUEUED:
+                continue
+            if transfer.reference is not None:
+                self._reserve(transfer)
+            if transfer.state is TransferState.QUEUED and now >= transfer.give_up_at:
+                yield self._compute_here(transfer, "it took too long")
+
+    def stats(self) -> TransferStats:
+        """Gauges and counters."""
+        return TransferStats(self._succeeded, self._failed, self._num_blocks)
+
+    # ---------------------------------------------------------------- the engine's thread
+
+    def _reserve(self, transfer: Transfer) -> None:
+        """Let the thread read, if there is room."""
+        transfer.blocks = self._scheduler.reserve_prefix(transfer.tokens, transfer.request.cache_salt)
+        if transfer.blocks is not None:
+            transfer.state = changed(transfer.state, TransferState.RESERVED)
+            transfer.state = changed(transfer.state, TransferState.READING)
+            transfer.reserved.put(transfer.blocks)
+
+    def _ended(self, transfer: Transfer, failure: str | None) -> Request | None:
+        """The thread of a transfer has ended; returns the request if it is to be scheduled now."""
+        self._threads.remove(transfer)
+        was_reading = transfer.state is TransferState.READING
+        if failure is None and was_reading:
+            assert transfer.blocks is not None
+            transfer.state = changed(transfer.state, TransferState.VERIFIED)
+            self._num_blocks += len(transfer.blocks.block_ids) - transfer.blocks.num_cached
+            self._scheduler.kv.publish_reserved(transfer.blocks)
+        if transfer.blocks is not None:
+            self._scheduler.release_prefix(transfer.blocks)
+        if transfer.state is TransferState.VERIFIED:
+            transfer.state = changed(transfer.state, TransferState.RUNNING)
+            self._succeeded += 1
+            del self._transfers[transfer.request.request_id]
+            return transfer.request
+        if transfer.state is TransferState.CANCELLING:
+            transfer.state = changed(transfer.state, TransferState.FREED)
+        if transfer.state in (TransferState.QUEUED, TransferState.READING):
+            return self._compute_here(transfer, failure or "it ended")
+        return None
+
+    def _compute_here(self, transfer: Transfer, why: str) -> Request:
+        self._end(transfer, TransferState.LOCAL_PREFILL)
+        self._failed += 1
+        del self._transfers[transfer.request.request_id]
+        facts = {"request_id": transfer.request.external_id, "why": why}
+        logger.warning("a prefix is computed here: no producer gave it", extra=facts)
+        return transfer.request
+
+    def _end(self, transfer: Transfer, state: TransferState) -> None:
+        """Change the state, and make the thread stop."""
+        transfer.state = changed(transfer.state, state)
+        transfer.reserved.put(None)
+        if (channel := transfer.channel) is not None:
+            channel.interrupt()
+
+    # ---------------------------------------------------------------- a transfer's thread
+
+    def _run(self, transfer: Transfer) -> None:
+        failure: str | None = None
+        try:
+            self._fetch(transfer)
+        except TransferError as error:
+            failure = str(error)
+        self._inbox.put((transfer, failure))
+        self._wake()
+
+    def _fetch(self, transfer: Transfer) -> None:
+        request, size = transfer.request, self._scheduler.config.block_size
+        channel, address = self._producers.connect()
+        transfer.channel = channel
+        blocks: PrefixBlocks | None = None
+        try:
+            wanted = Prefill(request.priority, request.cache_salt, transfer.tokens)
+            prefix = prefix_digest(transfer.tokens, request.cache_salt, size)
+            reference = client.prefill(channel, wanted, prefix, PREFILL_SECONDS)
+            self._inbox.put((transfer, reference))
+            self._wake()
+            blocks = transfer.reserved.get()
+            if blocks is None:
+                raise RefusedError("this side had no room, or the client is gone")
+            first = blocks.num_cached
+            client.read(channel, reference, first, self._blocks, blocks.block_ids[first:])
+        except TransferError as error:
+            if blocks is not None:
+                self._blocks.clear(blocks.block_ids[blocks.num_cached :])
+            if not isinstance(error, RefusedError) and transfer.state in _OPEN:
+                self._producers.failed(address)
+            raise
+        finally:
+            channel.close()

@@ -1,0 +1,45 @@
+"""The connector of a server's ``--kv-role``, made from its settings and the loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire_server.config import ServeConfig
+from quire_server.core.scheduler import Scheduler
+from quire_server.engine.kv_connector import KVConnector
+from quire_server.engine.kv_consumer import KVConsumer
+from quire_server.engine.kv_producer import KVProducer
+from quire_server.errors import ConfigError
+from quire_server.fault_injection import Faults
+from quire_server.kv_transfer.client import Producers
+from quire_server.kv_transfer.holds import SharedHolds
+from quire_server.kv_transfer.server import PrefillJob, TransferServer
+from quire_server.runner import fingerprint
+from quire_server.runner.model_runner import ModelRunner
+
+
+def connector(config: ServeConfig, scheduler: Scheduler, runner: ModelRunner, faults: Faults) -> KVConnector:
+    """For a server without a role, one that does nothing."""
+    if config.kv_role == "none":
+        return KVConnector()
+    if (blocks := runner.host_kv_blocks()) is None:
+        raise ConfigError(f"--kv-role {config.kv_role} works on CPUs only so far: give --device cpu")
+    layout = fingerprint.kv_layout(config.model, runner.kv_layout())
+    if config.kv_role == "kv_consumer":
+        producers = Producers(config.kv_producers, config.api_keys_dir, layout)
+        return KVConsumer(scheduler, producers, blocks, config.local_prefill_below_tokens)
+    holds = SharedHolds(config.kv_lease_seconds)
+
+    def listen(submit: Callable[[PrefillJob], None], wake: Callable[[], None]) -> TransferServer:
+        return TransferServer(
+            (config.host, config.kv_transfer_port),
+            keys_dir=config.api_keys_dir,
+            layout=layout,
+            blocks=blocks,
+            holds=holds,
+            submit=submit,
+            wake=wake,
+            faults=faults,
+        )
+
+    return KVProducer(scheduler, holds, runner.model_config.vocab_size, listen)

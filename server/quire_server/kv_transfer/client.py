@@ -1,0 +1,114 @@
+"""The consumer's end of a transfer: choose a producer, have a prefix computed there, read its blocks."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire_server.core.transfer import Reference, TransferError, read_seconds
+from quire_server.kv_transfer import frames, handshake
+from quire_server.kv_transfer.blocks import KVBlocks
+from quire_server.kv_transfer.channel import Channel
+from quire_server.kv_transfer.frames import Kind, Prefill
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 0.5
+_RETRY_SECONDS = 5.0  # a producer that failed is left alone for so long
+_SILENCE_SECONDS = 1.5  # a producer that computes gives signs of life more often than this
+_SEND_SECONDS = 2.0
+
+Address = tuple[str, int]
+
+
+class Producers:
+    """The producers of one consumer. Names are resolved for each connection: replicas come and go."""
+
+    def __init__(self, addresses: Sequence[Address], keys_dir: Path | None, layout: bytes) -> None:
+        self._addresses = addresses
+        self._keys_dir = keys_dir
+        self._layout = layout
+        self._avoided: dict[Address, float] = {}  # until when
+
+    def connect(self) -> tuple[Channel, Address]:
+        """A connection to the producer with the fewest requests. Raises TransferError."""
+        key, why = handshake.read_key(self._keys_dir), "every producer has just failed"
+        best: tuple[Channel, Address, int] | None = None
+        for address in self._resolved():
+            if self._avoided.get(address, 0.0) > time.monotonic():
+                continue
+            try:
+                channel, load = self._introduce(address, key)
+            except TransferError as error:
+                why = f"{address[0]} port {address[1]}: {error}"
+                self.failed(address)
+                continue
+            closed: Channel | None = channel
+            if best is None or load < best[2]:
+                closed, best = best[0] if best else None, (channel, address, load)
+            if closed is not None:
+                closed.close()
+        if best is None:
+            raise TransferError(why)
+        return best[:2]
+
+    def failed(self, address: Address) -> None:
+        """Leave a producer alone for a while."""
+        self._avoided[address] = time.monotonic() + _RETRY_SECONDS
+
+    def _resolved(self) -> list[Address]:
+        """The addresses of all names that are known."""
+        found: list[Address] = []
+        for address in self._addresses:
+            try:
+                entries = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+            except OSError as error:
+                logger.warning("no producer has this name", extra={"host": address[0], "why": str(error)})
+                continue
+            found += [(str(entry[4][0]), int(entry[4][1])) for entry in entries]
+        return found
+
+    def _introduce(self, address: Address, key: bytes) -> tuple[Channel, int]:
+        try:
+            connection = socket.create_connection(address, _CONNECT_SECONDS)
+        except OSError as error:
+            raise TransferError(f"no connection: {error.strerror or 'it took too long'}") from None
+        channel = Channel(connection)
+        try:
+            return channel, handshake.introduce(channel, key, self._layout)
+        except TransferError:
+            channel.close()
+            raise
+
+
+def prefill(channel: Channel, wanted: Prefill, prefix: bytes, seconds: float) -> Reference:
+    """Have a prefix computed within a time; ``prefix`` is its digest. Raises TransferError."""
+    end = time.monotonic() + seconds
+    channel.send(Kind.PREFILL, frames.pack_prefill(wanted), deadline=time.monotonic() + _SEND_SECONDS)
+    while True:
+        deadline = min(end, time.monotonic() + _SILENCE_SECONDS)
+        kind, body = channel.receive(Kind.WAIT, Kind.HELD, deadline=deadline)
+        if kind is Kind.HELD:
+            break
+    reference = frames.parse_reference(body)
+    if reference.prefix != prefix:
+        raise TransferError("the producer holds another prefix than was asked for")
+    return reference
+
+
+def read(
+    channel: Channel, reference: Reference, first: int, blocks: KVBlocks, block_ids: Sequence[int]
+) -> None:
+    """Read held blocks from an index on to these blocks. They are right when this returns, and of no use when
+    it raises TransferError.
+    """
+    if first + len(block_ids) != reference.num_blocks:
+        raise TransferError(f"the producer holds {reference.num_blocks} blocks")
+    deadline = time.monotonic() + read_seconds(len(block_ids) * blocks.block_bytes)
+    channel.send(Kind.READ, frames.pack_read(reference, first), deadline=deadline)
+    for index, block_id in enumerate(block_ids, start=first):
+        channel.receive_block(index, blocks.pieces(block_id), deadline=deadline)
+    channel.receive(Kind.CONFIRMED, deadline=deadline)

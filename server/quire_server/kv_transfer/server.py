@@ -1,0 +1,167 @@
+"""The producer's listener: prefixes to compute go to the engine, held blocks go out to their readers.
+
+A thread a connection, and few of them: each is one transfer. It reads blocks while the engine computes
+others, which is safe as long as they are held, and so it asks again after the last byte.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from quire_server.core.transfer import Reference, TransferError, read_seconds
+from quire_server.fault_injection import Faults
+from quire_server.kv_transfer import frames, handshake
+from quire_server.kv_transfer.blocks import KVBlocks
+from quire_server.kv_transfer.channel import Channel, Pieces
+from quire_server.kv_transfer.frames import Kind, Prefill
+from quire_server.kv_transfer.holds import SharedHolds
+
+logger = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 32
+_WAIT_SECONDS = 0.25  # between two signs of life
+_SEND_SECONDS = 2.0  # for a small frame
+
+
+class PrefillJob:
+    """A prefix that the engine has to compute and hold. ``is_abandoned``: nobody waits for it any more."""
+
+    def __init__(self, prefill: Prefill, wake: Callable[[], None]) -> None:
+        self.prefill = prefill
+        self.is_abandoned = False
+        self._wake = wake
+        self._result: queue.SimpleQueue[Reference | str] = queue.SimpleQueue()
+
+    def finish(self, result: Reference | str) -> None:
+        """By the engine: the reference, or why there is none."""
+        self._result.put(result)
+
+    def wait(self, seconds: float) -> Reference | None:
+        """The reference; None if there is none yet. Raises TransferError if there will be none."""
+        try:
+            result = self._result.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        if isinstance(result, str):
+            raise TransferError(result)
+        return result
+
+    def abandon(self) -> None:
+        """Its consumer is gone."""
+        self.is_abandoned = True
+        self._wake()
+
+
+class TransferServer:
+    """Listens for consumers until the process ends. ``submit`` gives a job to the engine's thread."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        *,
+        keys_dir: Path | None,
+        layout: bytes,
+        blocks: KVBlocks,
+        holds: SharedHolds,
+        submit: Callable[[PrefillJob], None],
+        wake: Callable[[], None],
+        faults: Faults,
+    ) -> None:
+        """Raises OSError where the address cannot be listened on."""
+        self.load = 0  # requests of this server
+        self._keys_dir = keys_dir
+        self._layout = layout
+        self._blocks = blocks
+        self._holds = holds
+        self._submit = submit
+        self._wake = wake
+        self._faults = faults
+        self._num_sent = 0
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._listener = socket.create_server(address, family=family)
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, name="kv-transfer", daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while self._listener.fileno() >= 0:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # it was closed
+            if not self._free.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        channel, jobs = Channel(connection), list[PrefillJob]()
+        generations: list[bytes] = []
+        try:
+            key = handshake.read_key(self._keys_dir)
+            handshake.accept(channel, key, self._layout, self._holds.incarnation, self.load)
+            while True:
+                deadline = time.monotonic() + self._holds.lease_seconds
+                kind, body = channel.receive(Kind.PREFILL, Kind.READ, deadline=deadline)
+                if kind is Kind.PREFILL:
+                    jobs.append(PrefillJob(frames.parse_prefill(body), self._wake))
+                    generations.append(self._prefill(channel, jobs[-1]).generation)
+                else:
+                    self._send_blocks(channel, *frames.parse_read(body))
+        except TransferError as error:
+            self._refuse(channel, str(error))
+        finally:
+            for job in jobs:
+                job.abandon()
+            for generation in generations:
+                self._holds.cancel(generation)
+            channel.close()
+            self._free.release()
+
+    def _prefill(self, channel: Channel, job: PrefillJob) -> Reference:
+        """Let the engine compute a prefix, and tell the consumer where it is."""
+        self._submit(job)
+        while (reference := job.wait(_WAIT_SECONDS)) is None:
+            channel.send(Kind.WAIT, deadline=time.monotonic() + _SEND_SECONDS)
+        body = frames.pack_reference(reference)
+        channel.send(Kind.HELD, body, deadline=time.monotonic() + _SEND_SECONDS)
+        return reference
+
+    def _send_blocks(self, channel: Channel, reference: Reference, first: int) -> None:
+        block_ids = self._holds.readable(reference, first)
+        deadline = time.monotonic() + read_seconds(len(block_ids) * self._blocks.block_bytes)
+        for index, block_id in enumerate(block_ids, start=first):
+            pieces = self._blocks.pieces(block_id)
+            self._num_sent += 1
+            if self._faults.due("corrupt_kv_transfer", self._num_sent):
+                channel.send_block(index, _damaged(pieces), deadline=deadline, of=pieces)
+            else:
+                channel.send_block(index, pieces, deadline=deadline)
+        self._holds.confirm(reference)
+        channel.send(Kind.CONFIRMED, deadline=deadline)
+
+    @staticmethod
+    def _refuse(channel: Channel, why: str) -> None:
+        """Tell the peer, if it is still there."""
+        try:
+            deadline = time.monotonic() + _SEND_SECONDS
+            channel.send(Kind.FAILED, why[: frames.MAX_FAILURE].encode(), deadline=deadline)
+        except TransferError:
+            logger.debug("a consumer of KV blocks is gone", extra={"why": why})
+
+
+def _damaged(pieces: Pieces) -> list[memoryview]:
+    """The same bytes but for one bit."""
+    last = bytearray(pieces[-1])
+    last[-1] ^= 1
+    return [*pieces[:-1], memoryview(last)]

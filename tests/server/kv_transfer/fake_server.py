@@ -1,0 +1,73 @@
+"""Blocks in plain memory, and a producer that serves them without an engine."""
+
+import itertools
+import queue
+import threading
+
+from quire_server.core.transfer import prefix_digest
+from quire_server.fault_injection import Faults
+from quire_server.kv_transfer.holds import SharedHolds
+from quire_server.kv_transfer.server import TransferServer
+
+BLOCK_SIZE, PIECES, PIECE_BYTES = 8, 6, 500
+LAYOUT = b"l" * 32
+
+
+class FakeBlocks:
+    """Each block in several pieces that do not lie one after the other."""
+
+    block_bytes = PIECES * PIECE_BYTES
+
+    def __init__(self, num_blocks, seed):
+        self.num_blocks = num_blocks
+        self._memory = [
+            bytearray((seed * 31 + piece * 7 + at * 13) % 251 for at in range(num_blocks * PIECE_BYTES))
+            for piece in range(PIECES)
+        ]
+
+    def pieces(self, block_id):
+        first = block_id * PIECE_BYTES
+        return [memoryview(memory)[first : first + PIECE_BYTES] for memory in self._memory]
+
+    def content(self, block_id):
+        return b"".join(self.pieces(block_id))
+
+    def clear(self, block_ids):
+        for block_id in block_ids:
+            for piece in self.pieces(block_id):
+                piece[:] = bytes(PIECE_BYTES)
+
+
+class FakeProducer:
+    """Holds blocks 1, 2, ... for every prefix, at once or when a test lets it."""
+
+    def __init__(self, tmp_path, *, keys_dir=None, layout=LAYOUT, lease=30.0, faults=None, answers=True):
+        self.now = 0.0
+        self.blocks = FakeBlocks(16, seed=1)
+        self.holds = SharedHolds(lease, clock=lambda: self.now)
+        self.jobs = queue.SimpleQueue()
+        self.answers = answers
+        self.woken = threading.Event()
+        self.server = TransferServer(
+            ("127.0.0.1", 0),
+            keys_dir=keys_dir,
+            layout=layout,
+            blocks=self.blocks,
+            holds=self.holds,
+            submit=self.submit,
+            wake=self.woken.set,
+            faults=faults or Faults({}, tmp_path),
+        )
+        self.address = ("127.0.0.1", self.server.port)
+        self.confirmed = itertools.count()
+
+    def submit(self, job):
+        self.jobs.put(job)
+        if self.answers:
+            self.finish(job)
+
+    def finish(self, job):
+        prefill = job.prefill
+        digest = prefix_digest(prefill.tokens, prefill.salt, BLOCK_SIZE)
+        num_blocks = len(prefill.tokens) // BLOCK_SIZE
+        job.finish(self.holds.add(digest, range(1, 1 + num_blocks)))

@@ -1,0 +1,334 @@
+"""A transfer over a real socket: what arrives is what was held, or nothing is used."""
+
+import contextlib
+import os
+import pickle
+import socket
+import time
+
+import pytest
+
+from quire_server.core.transfer import RefusedError, TransferError, prefix_digest
+from quire_server.fault_injection import Fault, Faults
+from quire_server.kv_transfer import client, frames, handshake
+from quire_server.kv_transfer.channel import Channel
+from quire_server.kv_transfer.client import Producers
+from quire_server.kv_transfer.frames import Kind, Prefill
+from tests.server.kv_transfer.fake_server import BLOCK_SIZE, LAYOUT, FakeBlocks, FakeProducer
+
+TOKENS = tuple(range(3 * BLOCK_SIZE))
+PREFIX = prefix_digest(TOKENS, "salt", BLOCK_SIZE)
+WANTED = Prefill(0, "salt", TOKENS)
+
+
+@pytest.fixture
+def producer(tmp_path):
+    made = []
+
+    def make(**options):
+        made.append(FakeProducer(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.server.close()
+
+
+@contextlib.contextmanager
+def connected(producer, keys_dir=None, layout=LAYOUT):
+    channel, _ = Producers([producer.address], keys_dir, layout).connect()
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+def keys(directory, **entries):
+    directory.mkdir()
+    for client_name, entry in entries.items():
+        (directory / client_name).write_text(entry)
+    return directory
+
+
+def wait(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_blocks_arrive_where_they_belong(producer, first):
+    source, target = producer(), FakeBlocks(16, seed=2)
+    untouched = target.content(9)
+    with connected(source) as channel:
+        reference = client.prefill(channel, WANTED, PREFIX, 5.0)
+        places = [5, 3, 8][first:]
+        client.read(channel, reference, first, target, places)
+    assert [target.content(place) for place in places] == [
+        source.blocks.content(block) for block in (1, 2, 3)[first:]
+    ]
+    assert target.content(9) == untouched
+
+
+def test_a_block_is_freed_once_it_was_read(producer):
+    source = producer()
+    with connected(source) as channel:
+        reference = client.prefill(channel, WANTED, PREFIX, 5.0)
+        assert source.holds.take_ended() == []
+        client.read(channel, reference, 0, FakeBlocks(4, 2), [0, 1, 2])
+        assert [hold.block_ids for hold in source.holds.take_ended()] == [(1, 2, 3)]
+
+
+def test_one_flipped_bit_is_found(producer, tmp_path):
+    faults = Faults({"corrupt_kv_transfer": Fault("corrupt_kv_transfer", 2, once=False)}, tmp_path)
+    source = producer(faults=faults)
+    with connected(source) as channel:
+        reference = client.prefill(channel, WANTED, PREFIX, 5.0)
+        with pytest.raises(TransferError, match="block 1 has another checksum"):
+            client.read(channel, reference, 0, FakeBlocks(4, 2), [0, 1, 2])
+
+
+def forged(source, reference, case):
+    """A reference as it comes back wrong, and the index from which it is read."""
+    if case == "consumed":
+        source.holds.confirm(reference)
+    elif case == "expired":
+        source.now += 31.0
+    elif case == "cancelled":
+        source.holds.cancel(reference.generation)
+    elif case == "freed":
+        source.now += 31.0
+        source.holds.take_ended()
+    elif case == "another incarnation":
+        reference = reference._replace(incarnation=os.urandom(16))
+    elif case == "another hold":
+        reference = reference._replace(generation=os.urandom(16))
+    elif case == "another salt":
+        reference = reference._replace(prefix=prefix_digest(TOKENS, "other", BLOCK_SIZE))
+    return reference, 3 if case == "out of range" else 0
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["consumed", "expired", "cancelled", "freed", "another incarnation", "another hold", "another salt",
+     "out of range"],
+)  # fmt: skip
+def test_a_reference_that_names_nothing_is_refused_and_no_byte_of_a_block_is_sent(producer, case):
+    source, target = producer(), FakeBlocks(16, seed=2)
+    before = [target.content(block) for block in range(16)]
+    with connected(source) as channel:
+        reference, first = forged(source, client.prefill(channel, WANTED, PREFIX, 5.0), case)
+        deadline = time.monotonic() + 5
+        channel.send(Kind.READ, frames.pack_read(reference, first), deadline=deadline)
+        with pytest.raises(RefusedError):
+            channel.receive_block(first, target.pieces(0), deadline=deadline)
+    assert [target.content(block) for block in range(16)] == before
+
+
+def test_a_lease_that_ends_during_the_read_makes_it_fail(producer):
+    source = producer()
+    with connected(source) as channel:
+        reference = client.prefill(channel, WANTED, PREFIX, 5.0)
+        pieces_of = source.blocks.pieces
+
+        def late(block_id):
+            source.now = 31.0
+            return pieces_of(block_id)
+
+        source.blocks.pieces = late
+        with pytest.raises(RefusedError, match="no longer held"):
+            client.read(channel, reference, 0, FakeBlocks(4, 2), [0, 1, 2])
+
+
+def test_a_reference_for_another_prefix_or_of_another_length_is_not_used(producer):
+    source = producer()
+    with connected(source) as channel, pytest.raises(TransferError, match="another prefix"):
+        client.prefill(channel, WANTED, prefix_digest(TOKENS, "other", BLOCK_SIZE), 5.0)
+    with connected(source) as channel:
+        reference = client.prefill(channel, WANTED, PREFIX, 5.0)
+        with pytest.raises(TransferError, match="holds 3 blocks"):
+            client.read(channel, reference, 0, FakeBlocks(4, 2), [0, 1])
+
+
+def test_blocks_are_freed_when_the_consumer_goes(producer):
+    source = producer()
+    with connected(source) as channel:
+        client.prefill(channel, WANTED, PREFIX, 5.0)
+    wait(source.holds.take_ended)
+
+
+def test_a_consumer_that_goes_while_it_waits_abandons_its_job(producer):
+    source = producer(answers=False)
+    with connected(source) as channel:
+        channel.send(Kind.PREFILL, frames.pack_prefill(WANTED), deadline=time.monotonic() + 5)
+        job = source.jobs.get(timeout=5)
+    wait(lambda: job.is_abandoned)
+    assert source.woken.is_set()
+
+
+def test_signs_of_life_keep_a_consumer_waiting_for_a_slow_prefill_and_end_with_its_time(
+    producer, monkeypatch
+):
+    monkeypatch.setattr(client, "_SILENCE_SECONDS", 0.6)
+    source = producer(answers=False)
+    with connected(source) as channel:
+        began_at = time.monotonic()
+        with pytest.raises(TransferError, match="too long"):
+            client.prefill(channel, WANTED, PREFIX, 1.5)
+        assert time.monotonic() - began_at >= 1.5
+
+
+@pytest.mark.parametrize("why", ["the engine failed"])
+def test_the_reason_of_a_prefill_that_failed_reaches_the_consumer(producer, why):
+    source = producer(answers=False)
+    source.finish = None
+    with connected(source) as channel:
+        channel.send(Kind.PREFILL, frames.pack_prefill(WANTED), deadline=time.monotonic() + 5)
+        source.jobs.get(timeout=5).finish(why)
+        with pytest.raises(RefusedError, match=why):
+            channel.receive(Kind.WAIT, Kind.HELD, deadline=time.monotonic() + 5)
+
+
+def test_a_frozen_producer_is_given_up_by_the_deadline(monkeypatch):
+    monkeypatch.setattr(client, "_SILENCE_SECONDS", 0.2)
+    ours, theirs = socket.socketpair()
+    frozen = Channel.__new__(Channel)
+    frozen._connection = ours
+    with theirs, ours:
+        with pytest.raises(TransferError, match="too long"):
+            client.prefill(frozen, WANTED, PREFIX, 5.0)
+        with pytest.raises(TransferError, match="too long"):
+            frozen.receive(Kind.WAIT, deadline=time.monotonic())
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        os.urandom(64),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 3,
+        pickle.dumps({"a": 1}),
+        frames.header(Kind.READ, 72) + bytes(72),
+        frames.header(Kind.PROOF, 96) + bytes(96),
+        frames.HEADER.pack(b"QKV\x01", Kind.PROOF, 1 << 31),
+        frames.HEADER.pack(b"QKV\x01", 99, 0),
+        b"",
+    ],
+    ids=["random", "http", "pickle", "a read", "no key", "too long", "no kind", "nothing"],
+)
+def test_who_sends_noise_is_disconnected_and_others_are_served(producer, noise, tmp_path):
+    source = producer(keys_dir=keys(tmp_path / "keys", a="secret"))
+    with socket.create_connection(source.address, 5) as stranger:
+        stranger.sendall(noise)
+        if not noise:
+            stranger.shutdown(socket.SHUT_WR)
+        stranger.settimeout(5)
+        with contextlib.suppress(ConnectionError):  # closed with bytes of ours unread
+            while stranger.recv(4096):
+                pass
+    with connected(source, keys_dir=tmp_path / "keys") as channel:
+        client.prefill(channel, WANTED, PREFIX, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "is_same"),
+    [
+        ({"a": "one", "b": "two"}, {"x": "two\nadmin: true", "y": "one"}, True),
+        ({"a": "one", "b": "two"}, {"a": "one"}, False),
+        ({"a": "one"}, {"a": "other"}, False),
+        ({"a": "one"}, None, False),
+        (None, None, True),
+    ],
+)
+def test_both_sides_need_all_keys_of_the_secret(producer, tmp_path, ours, theirs, is_same):
+    source = producer(keys_dir=ours and keys(tmp_path / "ours", **ours))
+    directory = theirs and keys(tmp_path / "theirs", **theirs)
+    if is_same:
+        with connected(source, keys_dir=directory):
+            return
+    with pytest.raises(TransferError, match="does not have the same API keys"):
+        Producers([source.address], directory, LAYOUT).connect()
+
+
+def test_a_producer_that_cannot_prove_the_key_is_not_used(tmp_path):
+    """It accepts everybody, and would send KV blocks of its own choice."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname(), 5)
+        theirs, liar = Channel(ours), Channel(listener.accept()[0])
+        end = time.monotonic() + 5
+        challenge = frames.Challenge(bytes(32), bytes(16))
+        liar.send(Kind.CHALLENGE, frames.pack_challenge(challenge), deadline=end)
+        liar.send(Kind.WELCOME, frames.pack_welcome(frames.Welcome(bytes(32), 0)), deadline=end)
+        with pytest.raises(TransferError, match="producer does not have the same API keys"):
+            handshake.introduce(theirs, b"key", LAYOUT)
+        for channel in (theirs, liar):
+            channel.close()
+
+
+@pytest.mark.parametrize("make", [lambda path: path / "none", lambda path: keys(path / "empty")])
+def test_without_a_key_in_the_secret_nothing_is_transferred(producer, tmp_path, make):
+    with pytest.raises(TransferError, match="API keys"):
+        Producers([producer().address], make(tmp_path), LAYOUT).connect()
+
+
+def test_servers_of_another_layout_exchange_nothing(producer):
+    with pytest.raises(TransferError, match="model, settings or version differ"):
+        Producers([producer().address], None, b"m" * 32).connect()
+
+
+def test_the_producer_with_the_fewest_requests_is_asked_and_a_failed_one_is_left_alone(producer):
+    busy, idle = producer(), producer()
+    busy.server.load = 3
+    producers = Producers([busy.address, idle.address], None, LAYOUT)
+    found = []
+    for _ in range(2):
+        channel, address = producers.connect()
+        channel.close()
+        found.append(address)
+        producers.failed(address)
+    assert found == [idle.address, busy.address]
+    with pytest.raises(TransferError, match="just failed"):
+        producers.connect()
+
+
+def test_producers_that_are_not_there_are_named(producer):
+    unknown = Producers([("no-such-host.invalid", 1)], None, LAYOUT)
+    with pytest.raises(TransferError):
+        unknown.connect()
+    source = producer()
+    source.server.close()
+    with pytest.raises(TransferError, match=rf"port {source.address[1]}: no connection"):
+        Producers([source.address], None, LAYOUT).connect()
+
+
+def test_more_connections_than_threads_are_closed_at_once(producer, monkeypatch):
+    monkeypatch.setattr("quire_server.kv_transfer.server.MAX_CONNECTIONS", 1)
+    source = producer()
+    with connected(source), pytest.raises(TransferError), connected(source):
+        pass
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", frames._PREFILL.pack(0, 5) + b"salt", frames._PREFILL.pack(0, 1) + b"\xff" + bytes(4),
+     frames._PREFILL.pack(0, 0) + bytes(3)],
+)  # fmt: skip
+def test_a_prompt_that_is_none_is_refused(body):
+    with pytest.raises(TransferError):
+        frames.parse_prefill(body)
+
+
+def test_a_salt_too_long_to_be_sent_is_not_sent():
+    with pytest.raises(TransferError, match="too long to be sent"):
+        frames.pack_prefill(Prefill(0, "s" * (1 << 17), TOKENS))
+
+
+def test_a_closed_channel_can_be_interrupted():
+    ours, theirs = socket.socketpair()
+    channel = Channel.__new__(Channel)
+    channel._connection = ours
+    theirs.close()
+    channel.close()
+    channel.interrupt()
+    with pytest.raises(TransferError, match="connection failed"):
+        channel.receive(Kind.WAIT, deadline=time.monotonic() + 1)
