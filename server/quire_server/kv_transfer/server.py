@@ -32,15 +32,21 @@ _SEND_SECONDS = 2.0  # for a small frame
 class PrefillJob:
     """A prefix that the engine has to compute and hold. ``is_abandoned``: nobody waits for it any more."""
 
-    def __init__(self, prefill: Prefill, wake: Callable[[], None]) -> None:
+    def __init__(self, prefill: Prefill, holds: SharedHolds, wake: Callable[[], None]) -> None:
         self.prefill = prefill
         self.is_abandoned = False
+        self._holds = holds
         self._wake = wake
+        self._generation = b""
         self._result: queue.SimpleQueue[Reference | str] = queue.SimpleQueue()
 
     def finish(self, result: Reference | str) -> None:
         """By the engine: the reference, or why there is none."""
+        if isinstance(result, Reference):
+            self._generation = result.generation
         self._result.put(result)
+        if self.is_abandoned:  # meanwhile: whichever comes second gives the blocks up
+            self._holds.cancel(self._generation)
 
     def wait(self, seconds: float) -> Reference | None:
         """The reference; None if there is none yet. Raises TransferError if there will be none."""
@@ -53,8 +59,9 @@ class PrefillJob:
         return result
 
     def abandon(self) -> None:
-        """Its consumer is gone."""
+        """Its consumer is gone, or has read all that it wants."""
         self.is_abandoned = True
+        self._holds.cancel(self._generation)
         self._wake()
 
 
@@ -91,14 +98,15 @@ class TransferServer:
 
     def close(self) -> None:
         """Take no more connections."""
-        self._listener.close()
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
 
     def _accept(self) -> None:
-        while self._listener.fileno() >= 0:
+        while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return  # it was closed
+            except OSError:  # it was shut down
+                self._listener.close()
+                return
             if not self._free.acquire(blocking=False):
                 connection.close()
                 continue
@@ -106,7 +114,6 @@ class TransferServer:
 
     def _serve(self, connection: socket.socket) -> None:
         channel, jobs = Channel(connection), list[PrefillJob]()
-        generations: list[bytes] = []
         try:
             key = handshake.read_key(self._keys_dir)
             handshake.accept(channel, key, self._layout, self._holds.incarnation, self.load)
@@ -114,8 +121,8 @@ class TransferServer:
                 deadline = time.monotonic() + self._holds.lease_seconds
                 kind, body = channel.receive(Kind.PREFILL, Kind.READ, deadline=deadline)
                 if kind is Kind.PREFILL:
-                    jobs.append(PrefillJob(frames.parse_prefill(body), self._wake))
-                    generations.append(self._prefill(channel, jobs[-1]).generation)
+                    jobs.append(PrefillJob(frames.parse_prefill(body), self._holds, self._wake))
+                    self._prefill(channel, jobs[-1])
                 else:
                     self._send_blocks(channel, *frames.parse_read(body))
         except TransferError as error:
@@ -123,19 +130,16 @@ class TransferServer:
         finally:
             for job in jobs:
                 job.abandon()
-            for generation in generations:
-                self._holds.cancel(generation)
             channel.close()
             self._free.release()
 
-    def _prefill(self, channel: Channel, job: PrefillJob) -> Reference:
+    def _prefill(self, channel: Channel, job: PrefillJob) -> None:
         """Let the engine compute a prefix, and tell the consumer where it is."""
         self._submit(job)
         while (reference := job.wait(_WAIT_SECONDS)) is None:
             channel.send(Kind.WAIT, deadline=time.monotonic() + _SEND_SECONDS)
         body = frames.pack_reference(reference)
         channel.send(Kind.HELD, body, deadline=time.monotonic() + _SEND_SECONDS)
-        return reference
 
     def _send_blocks(self, channel: Channel, reference: Reference, first: int) -> None:
         block_ids = self._holds.readable(reference, first)

@@ -101,7 +101,7 @@ class StepCollector(Collector):
         yield from self._gauge("llm_kv_blocks_unaccounted", None, about, stats.blocks_unaccounted)
 
     def _waiting_by_reason(self) -> Metric:
-        """vLLM's reasons: `capacity` waits for room, `deferred` for something else, here for its grammar."""
+        """vLLM's reasons: `capacity` waits for room, `deferred` for its grammar or its prefix."""
         name = "vllm:num_requests_waiting_by_reason"
         family = GaugeMetricFamily(name, "Requests that wait, by what for.", labels=[*self._vllm, "reason"])
         for reason, value in (("capacity", self._stats.waiting), ("deferred", self._stats.deferred)):

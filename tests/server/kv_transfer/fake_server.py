@@ -1,6 +1,5 @@
 """Blocks in plain memory, and a producer that serves them without an engine."""
 
-import itertools
 import queue
 import threading
 
@@ -59,7 +58,12 @@ class FakeProducer:
             faults=faults or Faults({}, tmp_path),
         )
         self.address = ("127.0.0.1", self.server.port)
-        self.confirmed = itertools.count()
+        self._is_closed = False
+
+    def close(self):
+        if not self._is_closed:
+            self._is_closed = True
+            self.server.close()
 
     def submit(self, job):
         self.jobs.put(job)

@@ -31,7 +31,7 @@ def producer(tmp_path):
 
     yield make
     for each in made:
-        each.server.close()
+        each.close()
 
 
 @contextlib.contextmanager
@@ -167,6 +167,21 @@ def test_a_consumer_that_goes_while_it_waits_abandons_its_job(producer):
     assert source.woken.is_set()
 
 
+@pytest.mark.parametrize("is_first", [True, False], ids=["before it has gone", "after it has gone"])
+def test_blocks_held_for_a_consumer_that_goes_are_freed_at_once(producer, is_first):
+    source = producer(answers=False)
+    with connected(source) as channel:
+        channel.send(Kind.PREFILL, frames.pack_prefill(WANTED), deadline=time.monotonic() + 5)
+        job = source.jobs.get(timeout=5)
+        if is_first:
+            source.finish(job)
+    if not is_first:
+        wait(lambda: job.is_abandoned)
+        source.finish(job)
+    wait(source.holds.take_ended)
+    assert len(source.holds) == 0
+
+
 def test_signs_of_life_keep_a_consumer_waiting_for_a_slow_prefill_and_end_with_its_time(
     producer, monkeypatch
 ):
@@ -296,7 +311,7 @@ def test_producers_that_are_not_there_are_named(producer):
     with pytest.raises(TransferError):
         unknown.connect()
     source = producer()
-    source.server.close()
+    source.close()
     with pytest.raises(TransferError, match=rf"port {source.address[1]}: no connection"):
         Producers([source.address], None, LAYOUT).connect()
 

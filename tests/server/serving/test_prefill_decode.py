@@ -1,0 +1,190 @@
+"""Prefill and decode on different servers: the answers of one server, whatever happens to the other one."""
+
+import contextlib
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from e2e.ports import free_ports
+from tests.server import tiny_model
+from tests.server.launch import NO_TLS, Server
+
+EXACT = ("--dtype", "float32", "--quantization", "none", "--max-num-batched-tokens", "128")
+LONG = 64  # tokens from which a prefix is fetched
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@contextlib.contextmanager
+def servers(model, directory, *flags, prefill=(), decode=(), fault=""):
+    """(producer, consumer), both ready."""
+    (port,) = free_ports(1)
+    for name in ("prefill", "decode"):
+        (directory / name).mkdir(parents=True)
+    roles = (
+        (*EXACT, *flags, "--kv-role", "kv_producer", "--kv-transfer-port", str(port), *prefill),
+        (*EXACT, *flags, "--kv-role", "kv_consumer", "--kv-producers", f"127.0.0.1:{port}",
+         "--local-prefill-below-tokens", str(LONG), *decode),
+    )  # fmt: skip
+    with (
+        Server(model, directory / "prefill", *roles[0], fault=fault) as producer,
+        Server(model, directory / "decode", *roles[1]) as consumer,
+    ):
+        yield producer.wait_ready(120), consumer.wait_ready(120)
+
+
+@pytest.fixture(scope="module")
+def local(tiny, tmp_path_factory):
+    with Server(tiny, tmp_path_factory.mktemp("local"), *EXACT).wait_ready(120) as server:
+        yield server
+
+
+def body(number, **more):
+    prompt = f"request {number} " * (8 + 3 * (number % 9))
+    return {"model": "tiny", "prompt": prompt, "max_tokens": 24, "ignore_eos": True, "temperature": 0, **more}
+
+
+def answer(server, wanted):
+    response = server.post("/v1/completions", wanted)
+    assert response.status_code == 200, response.text
+    (choice,) = response.json()["choices"]
+    return choice["text"], (choice.get("logprobs") or {}).get("token_logprobs")
+
+
+def same(found, wanted):
+    return found[0] == wanted[0] and found[1] == (wanted[1] and pytest.approx(wanted[1], abs=1e-3))
+
+
+def transfers(server):
+    return server.metric("llm_kv_transfers_total"), server.metric("llm_kv_transfer_failures_total")
+
+
+def assert_all_blocks_are_free(*each, seconds=10.0):
+    for server in each:
+        server.wait(
+            "blocks are free", lambda one=server: one.metric("llm_kv_cache_utilization") == 0, seconds
+        )
+        assert server.metric("llm_kv_blocks_unaccounted") == 0
+
+
+def test_answers_are_those_of_one_server(tiny, local, tmp_path):
+    bodies = [
+        body(0),
+        body(1, logprobs=2),
+        body(2, temperature=1.0, seed=7),
+        body(3, cache_salt="a"),
+        body(3, cache_salt="b"),
+        body(4, structured_outputs={"regex": "[a-z ]{10,20}"}, ignore_eos=False),
+        *(body(number) for number in range(5, 12)),
+    ]
+    wanted = [answer(local, each) for each in bodies]
+    with servers(tiny, tmp_path) as (producer, consumer):
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            found = list(pool.map(lambda each: answer(consumer, each), bodies))
+        assert all(map(same, found, wanted))
+        assert transfers(consumer) == (len(bodies), 0)
+        again = [answer(consumer, each) for each in bodies]
+        assert all(map(same, again, wanted))
+        assert transfers(consumer) == (len(bodies), 0), "a prefix that is cached is not fetched"
+        assert answer(consumer, body(0, prompt="short"))[0] == answer(local, body(0, prompt="short"))[0]
+        assert transfers(consumer) == (len(bodies), 0)
+        assert_all_blocks_are_free(producer, consumer)
+
+
+def test_a_flipped_bit_is_found_and_the_prompt_computed_here(tiny, local, tmp_path):
+    with servers(tiny, tmp_path, fault="corrupt_kv_transfer:after=3") as (producer, consumer):
+        assert answer(consumer, body(8)) == answer(local, body(8))
+        producer.wait_fault("corrupt_kv_transfer")
+        assert transfers(consumer) == (0, 1)
+        assert "another checksum" in consumer.log.read_text()
+        assert answer(consumer, body(8)) == answer(local, body(8))
+        assert_all_blocks_are_free(producer, consumer)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_producer_that_dies_or_freezes_costs_time_and_no_answer(tiny, local, tmp_path, signum):
+    bodies = [body(number) for number in range(30, 70)]
+    wanted = [answer(local, each) for each in bodies]
+    with servers(tiny, tmp_path) as (producer, consumer):
+        with ThreadPoolExecutor(8) as pool:
+            found = pool.map(lambda each: answer(consumer, each), bodies)
+            consumer.wait("a transfer", lambda: transfers(consumer)[0] > 2)
+            engine = producer.children()["engine"]
+            os.kill(engine, signum)
+            assert list(found) == wanted
+        assert answer(consumer, body(90)) == answer(local, body(90))
+        succeeded, failed = transfers(consumer)
+        assert succeeded + failed == len(bodies) + 1
+        assert failed >= 1
+        assert consumer.probe("readyz") == consumer.probe("livez") == 200, (
+            "a lost peer is no failure of its own"
+        )
+        assert_all_blocks_are_free(consumer)
+        if signum == signal.SIGSTOP:
+            os.kill(engine, signal.SIGCONT)
+            assert_all_blocks_are_free(producer)
+
+
+def test_clients_that_go_leave_nothing_on_either_side(tiny, local, tmp_path):
+    with servers(tiny, tmp_path) as (producer, consumer):
+
+        def leave(number):
+            with contextlib.suppress(httpx.TimeoutException):
+                seconds = 0.002 * (number % 20) + 0.002
+                url = consumer.url + "/v1/completions"
+                httpx.post(url, json=body(number, max_tokens=200), timeout=seconds, verify=NO_TLS)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(leave, range(100, 180)))
+        assert answer(consumer, body(99)) == answer(local, body(99))
+        consumer.wait("idle", lambda: consumer.metric("llm_running_requests") == 0)
+        assert_all_blocks_are_free(producer, consumer)
+
+
+def test_servers_with_other_settings_exchange_nothing(tiny, local, tmp_path):
+    with servers(tiny, tmp_path, prefill=("--block-size", "32")) as (producer, consumer):
+        assert answer(consumer, body(5)) == answer(local, body(5))
+        assert transfers(consumer) == (0, 1)
+        assert "differ" in consumer.log.read_text()
+        assert_all_blocks_are_free(producer, consumer)
+
+
+def test_held_blocks_that_nobody_reads_are_freed_when_their_lease_ends(tiny, tmp_path):
+    """A consumer that freezes after it got its reference."""
+    flags = ("--kv-lease-seconds", "2")
+    with servers(tiny, tmp_path, prefill=flags) as (producer, consumer), ThreadPoolExecutor(4) as pool:
+        bodies = [body(number, max_tokens=4) for number in range(200, 260)]
+        found = [pool.submit(answer, consumer, each) for each in bodies]
+        consumer.wait("a transfer", lambda: transfers(consumer)[0] > 1)
+        engine = consumer.children()["engine"]
+        os.kill(engine, signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        assert_all_blocks_are_free(producer, seconds=20)
+        assert producer.metric("llm_kv_transfer_held") == 0
+        assert time.monotonic() - stopped_at < 2 + 5
+        os.kill(engine, signal.SIGCONT)
+        assert all(each.result()[0] for each in found)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--kv-role", "kv_consumer"), "--kv-role kv_consumer and --kv-producers need each other"),
+        (("--kv-producers", "a:1"), "--kv-role kv_consumer and --kv-producers need each other"),
+        (("--kv-role", "kv_consumer", "--kv-producers", "host"), "must be like HOST:PORT"),
+        (("--kv-role", "kv_producer", "--no-enable-prefix-caching"), "needs the prefix cache"),
+        (("--kv-role", "kv_producer", "--tensor-parallel-size", "2"), "does not work with --kv-role"),
+        (("--kv-role", "kv_producer", "--kv-offload-host-bytes", "1000000"), "does not work with --kv-role"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_in_a_sentence(tiny, tmp_path, flags, message):
+    with Server(tiny, tmp_path, *flags) as server:
+        assert server.wait_end(60) == 2
+        assert message in server.log.read_text()
