@@ -27,6 +27,7 @@ PACKAGES = (
     "quire_server.engine",
     "quire_server.fault_injection",
     "quire_server.health",
+    "quire_server.kv_transfer",
     "quire_server.layers",
     "quire_server.model_dir",
     "quire_server.models",
