@@ -181,6 +181,12 @@ class Scheduler:
 
     # ---------------------------------------------------------------- transfers
 
+    def hold_prefix(self, tokens: tuple[int, ...], salt: str) -> PrefixBlocks | None:
+        """The blocks of a prefix that is cached already; None while sequences wait for blocks, which
+        transfers must not keep from them for ever.
+        """
+        return None if self._queue.is_blocked else self.kv.hold(tokens, salt)
+
     def reserve_prefix(self, tokens: tuple[int, ...], salt: str) -> PrefixBlocks | None:
         """Blocks for a prefix that another server has computed; None while sequences wait for blocks."""
         return None if self._queue.is_blocked else self.kv.reserve(tokens, salt)

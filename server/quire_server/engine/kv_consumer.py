@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 MAX_TRANSFERS = 16  # at a time; further prompts are computed here
 PREFILL_SECONDS = 30.0  # within which a producer has to have computed a prefix
 _ROOM_SECONDS = 5.0  # within which this side has to have room for it
+_CONNECT_SECONDS = 3.0  # within which a producer has to be found
 
 _OPEN = {TransferState.QUEUED, TransferState.RESERVED, TransferState.READING}  # not cancelled
 
@@ -50,6 +51,7 @@ class Transfer:
 
     request: Request
     tokens: tuple[int, ...]  # of the prefix, whole blocks
+    began_at: float
     give_up_at: float
     state: TransferState = TransferState.QUEUED
     reference: Reference | None = None
@@ -90,7 +92,8 @@ class KVConsumer(KVConnector):
         num_missing = len(prompt) - self._scheduler.kv.num_cached_tokens(tokens, request.cache_salt)
         if num_missing < self._local_prefill_below or rejection_reason(request, config):
             return False
-        transfer = Transfer(request, tokens, time.monotonic() + PREFILL_SECONDS + _ROOM_SECONDS)
+        now = time.monotonic()
+        transfer = Transfer(request, tokens, now, now + PREFILL_SECONDS + _ROOM_SECONDS)
         self._transfers[request.request_id] = transfer
         self._threads.add(transfer)
         threading.Thread(target=self._run, args=(transfer,), name="kv-read", daemon=True).start()
@@ -122,7 +125,10 @@ class KVConsumer(KVConnector):
                 continue
             if transfer.reference is not None:
                 self._reserve(transfer)
-            if transfer.state is TransferState.QUEUED and now >= transfer.give_up_at:
+            is_late = now >= transfer.give_up_at or (
+                transfer.channel is None and now >= transfer.began_at + _CONNECT_SECONDS
+            )
+            if transfer.state is TransferState.QUEUED and is_late:
                 yield self._compute_here(transfer, "it took too long")
 
     def stats(self) -> TransferStats:
@@ -166,7 +172,7 @@ class KVConsumer(KVConnector):
         self._failed += 1
         del self._transfers[transfer.request.request_id]
         facts = {"request_id": transfer.request.external_id, "why": why}
-        logger.warning("a prefix is computed here: no producer gave it", extra=facts)
+        logger.info("a prefix is computed here: no producer gave it", extra=facts)
         return transfer.request
 
     def _end(self, transfer: Transfer, state: TransferState) -> None:
@@ -179,20 +185,24 @@ class KVConsumer(KVConnector):
     # ---------------------------------------------------------------- a transfer's thread
 
     def _run(self, transfer: Transfer) -> None:
-        failure: str | None = None
+        failure: str | None = "the thread of the transfer failed"
         try:
             self._fetch(transfer)
+            failure = None
         except TransferError as error:
             failure = str(error)
-        self._inbox.put((transfer, failure))
-        self._wake()
+        finally:
+            self._inbox.put((transfer, failure))
+            self._wake()
 
     def _fetch(self, transfer: Transfer) -> None:
         request, size = transfer.request, self._scheduler.config.block_size
         channel, address = self._producers.connect()
         transfer.channel = channel
-        blocks: PrefixBlocks | None = None
+        unread: list[int] = []
         try:
+            if transfer.state not in _OPEN:
+                raise RefusedError("the client is gone, or waits no longer")
             wanted = Prefill(request.priority, request.cache_salt, transfer.tokens)
             prefix = prefix_digest(transfer.tokens, request.cache_salt, size)
             reference = client.prefill(channel, wanted, prefix, PREFILL_SECONDS)
@@ -202,12 +212,13 @@ class KVConsumer(KVConnector):
             if blocks is None:
                 raise RefusedError("this side had no room, or the client is gone")
             first = blocks.num_cached
-            client.read(channel, reference, first, self._blocks, blocks.block_ids[first:])
+            unread = blocks.block_ids[first:]
+            client.read(channel, reference, first, self._blocks, unread)
+            unread = []
         except TransferError as error:
-            if blocks is not None:
-                self._blocks.clear(blocks.block_ids[blocks.num_cached :])
             if not isinstance(error, RefusedError) and transfer.state in _OPEN:
-                self._producers.failed(address)
+                self._producers.failed(address, str(error))
             raise
         finally:
+            self._blocks.clear(unread)
             channel.close()

@@ -77,8 +77,10 @@ class KVProducer(KVConnector):
                 continue
             if event.error is not None:
                 job.finish(event.error)
-            elif not (job.is_abandoned or self._hold(job)):
-                job.finish(_LOST)
+            elif not job.is_abandoned:
+                blocks = self._scheduler.kv.hold(job.prefill.tokens, job.prefill.salt)
+                if not self._hold(job, blocks):
+                    job.finish(_LOST)
 
     def stats(self) -> TransferStats:
         """Gauges and counters."""
@@ -92,7 +94,7 @@ class KVProducer(KVConnector):
     def _take(self, job: PrefillJob) -> Request | None:
         """The request that computes a prefix; None if it is cached, or not to be computed."""
         prefill, size = job.prefill, self._scheduler.config.block_size
-        if job.is_abandoned or self._hold(job):
+        if job.is_abandoned or self._hold(job, self._scheduler.hold_prefix(prefill.tokens, prefill.salt)):
             return None
         self._num_jobs += 1
         request = Request(
@@ -112,9 +114,8 @@ class KVProducer(KVConnector):
         self._jobs[request.request_id] = job
         return request
 
-    def _hold(self, job: PrefillJob) -> bool:
-        """Hold the blocks of a prefix, if all of them are cached."""
-        blocks = self._scheduler.kv.hold(job.prefill.tokens, job.prefill.salt)
+    def _hold(self, job: PrefillJob, blocks: PrefixBlocks | None) -> bool:
+        """Give a job its blocks, if there are any."""
         if blocks is None:
             return False
         reference = self._holds.add(blocks.hashes.digests[-1], blocks.block_ids)

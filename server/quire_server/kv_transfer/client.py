@@ -44,7 +44,7 @@ class Producers:
                 channel, load = self._introduce(address, key)
             except TransferError as error:
                 why = f"{address[0]} port {address[1]}: {error}"
-                self.failed(address)
+                self.failed(address, str(error))
                 continue
             closed: Channel | None = channel
             if best is None or load < best[2]:
@@ -55,9 +55,12 @@ class Producers:
             raise TransferError(why)
         return best[:2]
 
-    def failed(self, address: Address) -> None:
+    def failed(self, address: Address, why: str) -> None:
         """Leave a producer alone for a while."""
-        self._avoided[address] = time.monotonic() + _RETRY_SECONDS
+        logger.warning("a kv_producer failed", extra={"address": f"{address[0]}:{address[1]}", "why": why})
+        now = time.monotonic()
+        still = {other: until for other, until in self._avoided.items() if until > now}
+        self._avoided = {**still, address: now + _RETRY_SECONDS}
 
     def _resolved(self) -> list[Address]:
         """The addresses of all names that are known."""

@@ -300,7 +300,7 @@ def test_the_producer_with_the_fewest_requests_is_asked_and_a_failed_one_is_left
         channel, address = producers.connect()
         channel.close()
         found.append(address)
-        producers.failed(address)
+        producers.failed(address, "")
     assert found == [idle.address, busy.address]
     with pytest.raises(TransferError, match="just failed"):
         producers.connect()

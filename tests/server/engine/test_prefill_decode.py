@@ -1,0 +1,322 @@
+"""Producer and consumer of KV blocks with real engine cores, and a model whose answer depends on every byte
+of the KV cache: what a transfer leaves there is right, or it is not used.
+"""
+
+import random
+import struct
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from quire_server.core import transfer
+from quire_server.core.scheduler import Scheduler, SchedulerConfig
+from quire_server.core.step import StepResult
+from quire_server.engine import kv_consumer
+from quire_server.engine.engine_core import EngineCore
+from quire_server.engine.golden_tokens import GoldenTokens
+from quire_server.engine.heartbeat_writer import HeartbeatWriter
+from quire_server.engine.kv_consumer import KVConsumer
+from quire_server.engine.kv_producer import KVProducer
+from quire_server.engine.messages import EngineInfo
+from quire_server.engine.proof import ProofOfInference
+from quire_server.fault_injection import Faults
+from quire_server.health.heartbeat import SharedState
+from quire_server.kv_transfer import client, handshake
+from quire_server.kv_transfer.client import Producers
+from quire_server.kv_transfer.holds import SharedHolds
+from quire_server.kv_transfer.server import TransferServer
+from tests.server.core.fake_runner import VOCAB_SIZE, answer, next_token
+from tests.server.engine.conftest import FakeGrammars, Stop, StoppableSocket
+from tests.server.engine.faulty_link import FaultyLink
+from tests.server.engine.peer import Peer, make_request
+
+SIZE, NUM_BLOCKS, ROWS, LENGTH = 4, 64, 8, 120
+LIMITS = SchedulerConfig(
+    max_num_seqs=ROWS,
+    max_num_batched_tokens=48,
+    max_model_len=LENGTH,
+    num_blocks=NUM_BLOCKS,
+    block_size=SIZE,
+)
+INFO = EngineInfo(LENGTH, VOCAB_SIZE, NUM_BLOCKS, SIZE, ROWS)
+LAYOUT = b"l" * 32
+LEASE = 1.0
+SLOT = struct.Struct("<i")
+
+
+class ByteRunner:
+    """Writes each token to its slot of the KV cache, and answers what follows from the slots that it reads. A
+    block has two pieces, for the first and the second half of its slots.
+    """
+
+    is_asynchronous = False
+
+    def __init__(self):
+        self.grammars = FakeGrammars()
+        self.block_bytes = SIZE * SLOT.size
+        self.num_computed = 0
+        self._memory = [bytearray(NUM_BLOCKS * self.block_bytes // 2) for _ in range(2)]
+        self._tokens = {}
+        self._tables = {}
+
+    def pieces(self, block_id):
+        half = self.block_bytes // 2
+        return [memoryview(memory)[block_id * half : (block_id + 1) * half] for memory in self._memory]
+
+    def clear(self, block_ids):
+        for block_id in block_ids:
+            for piece in self.pieces(block_id):
+                piece[:] = bytes(len(piece))
+
+    def launch(self, step):
+        for started in step.started:
+            self._tokens[started.row] = list(started.token_ids)
+            self._tables[started.row] = list(started.block_ids)
+        for row, block_id in step.new_blocks:
+            self._tables[row].append(block_id)
+        sampled = []
+        for row, start, count, samples in zip(
+            step.rows, step.starts, step.num_tokens, step.samples, strict=True
+        ):
+            self.num_computed += count
+            for position in range(start, start + count):
+                self._slot(row, position, self._tokens[row][position])
+            if samples:
+                sampled.append(next_token(self._slot(row, at) for at in range(start + count)))
+                self._tokens[row].append(sampled[-1])
+        result = StepResult(step.step_id, tuple(sampled))
+        return lambda: result
+
+    def _slot(self, row, position, token=None):
+        at = position % SIZE
+        piece = self.pieces(self._tables[row][position // SIZE])[at * 2 // SIZE]
+        offset = at % (SIZE // 2) * SLOT.size
+        if token is not None:
+            SLOT.pack_into(piece, offset, token)
+        return SLOT.unpack_from(piece, offset)[0]
+
+
+class RunningEngine:
+    """An engine core of one role, in its thread."""
+
+    def __init__(self, directory, make_connector):
+        self.run_dir = directory
+        directory.mkdir()
+        self.runner = ByteRunner()
+        self.scheduler = Scheduler(LIMITS, eos_token_ids=())
+        self.connector = make_connector(self)
+        self.core = EngineCore(
+            self.scheduler,
+            self.runner,
+            info=INFO,
+            heartbeat=HeartbeatWriter(SharedState.create(directory), time.monotonic()),
+            faults=Faults({}, directory),
+            proof=ProofOfInference(3600.0, 60.0, time.monotonic()),
+            golden=GoldenTokens(None, "f" * 64),
+            connector=self.connector,
+        )
+        self.core.warm_up()
+        self.socket = StoppableSocket(directory, INFO)
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self):
+        try:
+            self.core.serve(self.socket)
+        except Stop:
+            return
+
+    def stop(self):
+        self.socket.stopped = True
+        self.thread.join(10)
+        self.socket.close()
+
+    @property
+    def is_free(self):
+        return not (self.scheduler.has_work or self.scheduler.kv.has_transfers or self.connector.requests())
+
+
+class Pair:
+    """A producer and a consumer; connections between them may fail."""
+
+    def __init__(self, directory, next_fault=lambda: None):
+        self.producer = RunningEngine(directory / "producer", self._producer)
+        self._peer = Peer(self.producer)
+        wait(lambda: hasattr(self, "server"))
+        self.link = FaultyLink(("127.0.0.1", self.server.port), next_fault)
+        self.consumer = RunningEngine(directory / "consumer", self._consumer)
+
+    def _producer(self, engine):
+        def listen(submit, wake):
+            self.server = TransferServer(
+                ("127.0.0.1", 0),
+                keys_dir=None,
+                layout=LAYOUT,
+                blocks=engine.runner,
+                holds=holds,
+                submit=submit,
+                wake=wake,
+                faults=Faults({}, engine.run_dir),
+            )
+            return self.server
+
+        holds = SharedHolds(LEASE)
+        return KVProducer(engine.scheduler, holds, VOCAB_SIZE, listen)
+
+    def _consumer(self, engine):
+        producers = Producers([self.link.address], None, LAYOUT)
+        return KVConsumer(engine.scheduler, producers, engine.runner, 3 * SIZE)
+
+    def ask(self, prompt, number=0, length=12, abort_after=None, **more):
+        """The answer of the consumer; None where it is aborted after so many seconds."""
+        name = f"request {number}"
+        with Peer(self.consumer) as peer:
+            peer.connection.settimeout(30)
+            peer.send(make_request(name, prompt, length, **more))
+            if abort_after is None:
+                tokens, event = peer.answer(name)
+                assert event.error is None
+                return tokens
+            time.sleep(abort_after)
+            peer.send(aborts=(name,))
+            return None
+
+    def assert_free(self, seconds):
+        """Both sides have all their blocks within a time."""
+        wait(lambda: self.producer.is_free and self.consumer.is_free, seconds)
+        for engine in (self.producer, self.consumer):
+            engine.scheduler.check()
+            assert engine.scheduler.num_unaccounted_blocks == 0
+            assert engine.scheduler.kv.num_free == NUM_BLOCKS
+
+    def close(self):
+        self.link.close()
+        self._peer.connection.close()
+        self.server.close()
+        for engine in (self.consumer, self.producer):
+            engine.stop()
+
+
+def wait(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def start(tmp_path):
+    pairs = []
+
+    def make(**options):
+        pairs.append(Pair(tmp_path, **options))
+        return pairs[-1]
+
+    yield make
+    for pair in pairs:
+        pair.close()
+
+
+def prompts(seed, count):
+    """Some begin alike."""
+    draw = random.Random(seed)
+    made = []
+    for _ in range(count):
+        first = draw.choice(made)[: draw.randrange(1, 40)] if made and draw.random() < 0.4 else []
+        made.append([*first, *(draw.randrange(VOCAB_SIZE) for _ in range(draw.randrange(3, 60)))])
+    return made
+
+
+def test_a_long_prompt_is_computed_by_the_producer_but_for_its_end(start):
+    pair = start()
+    before = pair.consumer.runner.num_computed
+    prompt = prompts(1, 1)[0] + [7] * 40
+    assert pair.ask(prompt) == answer(prompt, 12)
+    computed_here = pair.consumer.runner.num_computed - before
+    assert computed_here <= SIZE + 12
+    assert pair.consumer.connector.stats()[:2] == (1, 0)
+    pair.assert_free(5)
+
+
+def test_short_prompts_and_cached_prefixes_are_not_fetched(start):
+    pair = start()
+    long = list(range(40))
+    assert pair.ask(long, 1) == answer(long, 12)
+    assert pair.ask(long, 2) == answer(long, 12)
+    assert pair.ask([5] * (3 * SIZE - 1), 3) == answer([5] * (3 * SIZE - 1), 12)
+    assert pair.ask([*long, *range(3 * SIZE - 1)], 4) == answer([*long, *range(3 * SIZE - 1)], 12)
+    assert pair.consumer.connector.stats()[:2] == (1, 0)
+    assert pair.ask(long, 5, cache_salt="another") == answer(long, 12)
+    assert pair.consumer.connector.stats()[:2] == (2, 0), "another salt shares nothing"
+
+
+def test_only_what_is_missing_of_a_prefix_is_read(start):
+    pair = start()
+    assert pair.ask(list(range(40)), 1) == answer(range(40), 12)
+    read = pair.consumer.connector.stats().blocks
+    longer = [*range(40), *range(20)]
+    assert pair.ask(longer, 2) == answer(longer, 12)
+    assert pair.consumer.connector.stats().blocks - read <= 20 // SIZE + 1
+
+
+def test_what_a_producer_refuses_is_computed_here_and_other_prompts_are_still_fetched(start, monkeypatch):
+    pair = start()
+    monkeypatch.setattr(pair.producer.connector, "_vocab_size", 10)
+    assert pair.ask([11] * 30, 1) == answer([11] * 30, 12)
+    assert pair.ask([1] * 30, 2) == answer([1] * 30, 12)
+    assert pair.consumer.connector.stats()[:2] == (1, 1)
+    pair.assert_free(5)
+
+
+def test_requests_beyond_the_threads_are_computed_here(start, monkeypatch):
+    monkeypatch.setattr(kv_consumer, "MAX_TRANSFERS", 0)
+    pair = start()
+    assert pair.ask(list(range(40))) == answer(range(40), 12)
+    assert pair.consumer.connector.stats()[:2] == (0, 0)
+
+
+def test_a_bug_in_the_thread_of_a_transfer_hangs_no_request(start, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+    monkeypatch.setattr(client, "read", None)
+    pair = start()
+    assert pair.ask(list(range(40))) == answer(range(40), 12)
+    assert pair.consumer.connector.stats()[:2] == (0, 1)
+    pair.assert_free(5)
+
+
+FAULTS = ("kill", "freeze", "corrupt", "corrupt_request", "reject")
+
+
+def test_200_faults_at_random_points_give_no_wrong_token_no_hang_and_no_lost_block(start, monkeypatch):
+    for module, name, seconds in (
+        (transfer, "_SETUP_SECONDS", 0.3),
+        (client, "_SILENCE_SECONDS", 0.5),
+        (client, "_RETRY_SECONDS", 0.0),
+        (handshake, "SECONDS", 0.3),
+    ):
+        monkeypatch.setattr(module, name, seconds)
+    draw = random.Random(1)
+
+    def next_fault():
+        return (draw.choice(FAULTS), draw.randrange(700)) if draw.random() < 0.8 else None
+
+    pair = start(next_fault=next_fault)
+    wanted = prompts(1, 330)
+    aborts = [draw.random() * 0.05 if draw.random() < 0.3 else None for _ in wanted]
+    salts = [draw.choice("ab") for _ in wanted]
+
+    def ask(number):
+        found = pair.ask(wanted[number], number, abort_after=aborts[number], cache_salt=salts[number])
+        return found is None or found == answer(wanted[number], 12)
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(ask, range(len(wanted))))
+    pair.assert_free(LEASE + 5)
+    happened = Counter(pair.link.happened)
+    assert happened.keys() == set(FAULTS), happened
+    succeeded, failed = pair.consumer.connector.stats()[:2]
+    assert succeeded > 5 and failed > 20, (succeeded, failed, happened)
+    assert sum(happened.values()) + sum(one is not None for one in aborts) >= 200
