@@ -22,6 +22,7 @@ from quire_server.engine.kv_consumer import KVConsumer
 from quire_server.engine.kv_producer import KVProducer
 from quire_server.engine.messages import EngineInfo
 from quire_server.engine.proof import ProofOfInference
+from quire_server.engine.socket_server import EngineSocket
 from quire_server.fault_injection import Faults
 from quire_server.health.heartbeat import SharedState
 from quire_server.kv_transfer import client, handshake
@@ -285,6 +286,46 @@ def test_a_bug_in_the_thread_of_a_transfer_hangs_no_request(start, monkeypatch):
     assert pair.ask(list(range(40))) == answer(range(40), 12)
     assert pair.consumer.connector.stats()[:2] == (0, 1)
     pair.assert_free(5)
+
+
+def test_a_prefix_for_which_there_is_no_room_for_long_is_computed_here(start, monkeypatch):
+    monkeypatch.setattr(kv_consumer, "_ROOM_SECONDS", 0.2)
+    pair = start()
+    monkeypatch.setattr(pair.consumer.scheduler, "reserve_prefix", lambda tokens, salt: None)
+    assert pair.ask(list(range(40))) == answer(range(40), 12)
+    assert pair.consumer.connector.stats()[:2] == (0, 1)
+    pair.assert_free(5)
+
+
+def test_a_name_that_is_resolved_for_ever_delays_no_request_for_ever(start, monkeypatch):
+    monkeypatch.setattr(kv_consumer, "_CONNECT_SECONDS", 0.2)
+    resolved, pair = threading.Event(), start()
+    connect = pair.consumer.connector._producers.connect
+
+    def connect_late():
+        assert resolved.wait(10)
+        return connect()
+
+    monkeypatch.setattr(pair.consumer.connector._producers, "connect", connect_late)
+    assert pair.ask(list(range(40))) == answer(range(40), 12)
+    assert pair.consumer.connector.stats()[:2] == (0, 1)
+    resolved.set()
+    wait(lambda: not pair.consumer.connector._threads)
+    assert pair.consumer.connector.stats()[:2] == (0, 1), "what comes too late counts for nothing"
+    pair.assert_free(5)
+
+
+def test_a_transfer_wakes_an_engine_that_waits_for_its_clients(tmp_path):
+    waiting, ended = EngineSocket(tmp_path, INFO), threading.Event()
+    thread = threading.Thread(target=lambda: (waiting.poll(60.0), ended.set()))
+    thread.start()
+    waiting.wake()
+    assert ended.wait(10)
+    thread.join()
+    waiting.wake()
+    waiting.wake()
+    waiting.poll(60.0)
+    waiting.close()
 
 
 FAULTS = ("kill", "freeze", "corrupt", "corrupt_request", "reject")
