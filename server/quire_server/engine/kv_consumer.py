@@ -213,7 +213,8 @@ class KVConsumer(KVConnector):
                 raise RefusedError("this side had no room, or the client is gone")
             first = blocks.num_cached
             unread = blocks.block_ids[first:]
-            client.read(channel, reference, first, self._blocks, unread)
+            if unread:  # else an equal prompt was faster
+                client.read(channel, reference, first, self._blocks, unread)
             unread = []
         except TransferError as error:
             if not isinstance(error, RefusedError) and transfer.state in _OPEN:

@@ -263,6 +263,15 @@ def test_only_what_is_missing_of_a_prefix_is_read(start):
     assert pair.consumer.connector.stats().blocks - read <= 20 // SIZE + 1
 
 
+def test_equal_prompts_at_the_same_time_are_no_failure(start):
+    pair, prompt = start(), list(range(40))
+    with ThreadPoolExecutor(6) as pool:
+        found = pool.map(lambda number: pair.ask(prompt, number), range(12))
+        assert all(each == answer(prompt, 12) for each in found)
+    assert pair.consumer.connector.stats().failed == 0
+    pair.assert_free(5)
+
+
 def test_what_a_producer_refuses_is_computed_here_and_other_prompts_are_still_fetched(start, monkeypatch):
     pair = start()
     monkeypatch.setattr(pair.producer.connector, "_vocab_size", 10)
