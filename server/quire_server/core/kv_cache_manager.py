@@ -138,9 +138,10 @@ class KVCacheManager:
     def start(self, sequence: Sequence, match: PrefixMatch) -> None:
         """Build the block table. ``match`` must be current, and must fit."""
         if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = match.num_cached
+            # What was fetched for this very request was computed for it, only elsewhere.
+            sequence.num_cached_tokens = max(match.num_cached - sequence.num_fetched_tokens, 0)
             self._queries += len(sequence.tokens)
-            self._hits += match.num_cached
+            self._hits += sequence.num_cached_tokens
         self._pool.share(match.hits.values())  # before any allocation, which might evict them
         for slot in match.loads.values():  # before any eviction, which might use these slots
             self._offload.lock(slot)

@@ -150,12 +150,13 @@ class Scheduler:
 
     # ---------------------------------------------------------------- requests
 
-    def add(self, request: Request, *, is_exclusive: bool = False) -> None:
+    def add(self, request: Request, *, is_exclusive: bool = False, num_fetched_tokens: int = 0) -> None:
         """Queue a request. One that can never fit gets an error event from the next commit.
 
         ``is_exclusive``: it shares no step with others, which keep their rows and wait: for the canary, whose
         logits the other rows of a batch could change in the last bits. There is one such request at a time,
-        and its priority has to be the highest.
+        and its priority has to be the highest. ``num_fetched_tokens``: of its prompt, computed by another
+        server; they do not count as cached.
         """
         if request.request_id in self._queue.sequences:
             raise ValueError(f"request id {request.request_id!r} is in use")
@@ -163,8 +164,10 @@ class Scheduler:
             self._failures.append(failure_event(request.request_id, reason))
             return
         self._queue.add(request)
+        sequence = self._queue.sequences[request.request_id]
+        sequence.num_fetched_tokens = num_fetched_tokens
         if is_exclusive:
-            self._exclusive = self._queue.sequences[request.request_id]
+            self._exclusive = sequence
 
     def abort(self, request_id: str) -> None:
         """Drop a request without an event. An unknown id is fine: the request may have just finished."""

@@ -59,6 +59,7 @@ class Sequence:
     num_cached_tokens: int | None = (
         None  # prefix hits of the first start; later ones also find its own blocks
     )
+    num_fetched_tokens: int = 0  # of the prompt, computed by another server for this request
     swap_slots: list[int] = field(default_factory=list)  # host slots with its blocks while it is swapped out
     num_swapped_tokens: int = 0
     has_waited_for_disk: bool = False  # for a prefix on the disk: once is enough

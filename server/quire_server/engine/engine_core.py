@@ -162,8 +162,8 @@ class EngineCore:
         self._process_inputs(inputs, socket)
         if self._grammar_queue:
             self._add_compiled_requests(socket)
-        for request in self._connector.advance():
-            self._scheduler.add(request)
+        for request, num_fetched_tokens in self._connector.advance():
+            self._scheduler.add(request, num_fetched_tokens=num_fetched_tokens)
         self._check_blocks()
         if self._canary_run is None and self._proof.is_due(time.monotonic()):
             self._start_canary()

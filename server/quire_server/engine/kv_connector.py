@@ -28,8 +28,10 @@ class KVConnector:
         """Those that are kept here."""
         return ()
 
-    def advance(self) -> Iterator[Request]:
-        """Go on with every transfer; yields requests to be scheduled now."""
+    def advance(self) -> Iterator[tuple[Request, int]]:
+        """Go on with every transfer; yields requests to be scheduled now, each with how many tokens of its
+        prompt were fetched.
+        """
         return iter(())
 
     def take(self, events: StepEvents) -> None:

@@ -56,6 +56,7 @@ class Transfer:
     state: TransferState = TransferState.QUEUED
     reference: Reference | None = None
     blocks: PrefixBlocks | None = None
+    num_fetched_tokens: int = 0
     channel: Channel | None = None
     reserved: queue.SimpleQueue[PrefixBlocks | None] = field(default_factory=queue.SimpleQueue)
 
@@ -110,7 +111,7 @@ class KVConsumer(KVConnector):
         """Those whose prefix is being fetched."""
         return [transfer.request for transfer in self._transfers.values()]
 
-    def advance(self) -> Iterator[Request]:
+    def advance(self) -> Iterator[tuple[Request, int]]:
         """Take in what the threads report; yields requests whose prefix is here, or has to be computed."""
         while not self._inbox.empty():
             transfer, report = self._inbox.get()
@@ -118,7 +119,7 @@ class KVConsumer(KVConnector):
                 transfer.reference = report
                 transfer.give_up_at = time.monotonic() + _ROOM_SECONDS
             elif (request := self._ended(transfer, report)) is not None:
-                yield request
+                yield request, transfer.num_fetched_tokens
         now = time.monotonic()
         for transfer in list(self._transfers.values()):
             if transfer.state is not TransferState.QUEUED:
@@ -129,7 +130,7 @@ class KVConsumer(KVConnector):
                 transfer.channel is None and now >= transfer.began_at + _CONNECT_SECONDS
             )
             if transfer.state is TransferState.QUEUED and is_late:
-                yield self._compute_here(transfer, "it took too long")
+                yield self._compute_here(transfer, "it took too long"), 0
 
     def stats(self) -> TransferStats:
         """Gauges and counters."""
@@ -152,7 +153,9 @@ class KVConsumer(KVConnector):
         if failure is None and was_reading:
             assert transfer.blocks is not None
             transfer.state = changed(transfer.state, TransferState.VERIFIED)
-            self._num_blocks += len(transfer.blocks.block_ids) - transfer.blocks.num_cached
+            num_fetched = len(transfer.blocks.block_ids) - transfer.blocks.num_cached
+            transfer.num_fetched_tokens = num_fetched * self._scheduler.config.block_size
+            self._num_blocks += num_fetched
             self._scheduler.kv.publish_reserved(transfer.blocks)
         if transfer.blocks is not None:
             self._scheduler.release_prefix(transfer.blocks)

@@ -56,7 +56,7 @@ class KVProducer(KVConnector):
         self._server = self._listen(self._submit, wake)
         logger.info("listening for consumers of KV blocks", extra={"port": self._server.port})
 
-    def advance(self) -> Iterator[Request]:
+    def advance(self) -> Iterator[tuple[Request, int]]:
         """Take new jobs, drop abandoned ones, free the blocks of holds that have ended."""
         for hold in self._holds.take_ended():
             self._scheduler.release_prefix(self._held.pop(hold.reference.generation))
@@ -66,7 +66,7 @@ class KVProducer(KVConnector):
             self._scheduler.abort(request_id)
         while not self._inbox.empty():
             if (request := self._take(self._inbox.get())) is not None:
-                yield request
+                yield request, 0
         if self._server is not None:
             self._server.load = self._scheduler.num_running + self._scheduler.num_waiting
 

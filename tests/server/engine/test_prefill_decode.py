@@ -254,6 +254,20 @@ def test_short_prompts_and_cached_prefixes_are_not_fetched(start):
     assert pair.consumer.connector.stats()[:2] == (2, 0), "another salt shares nothing"
 
 
+def test_fetched_tokens_are_not_counted_as_cached_until_another_request_finds_them(start):
+    pair, prompt = start(), list(range(41))
+
+    def cached(number, tokens):
+        with Peer(pair.consumer) as peer:
+            peer.send(make_request(f"request {number}", tokens))
+            return peer.answer(f"request {number}")[1].num_cached_tokens
+
+    assert cached(1, prompt) == 0
+    assert cached(2, prompt) == 40
+    assert cached(3, prompt[:20] + [7] * 20) == 20
+    assert pair.consumer.connector.stats()[:2] == (2, 0)
+
+
 def test_only_what_is_missing_of_a_prefix_is_read(start):
     pair = start()
     assert pair.ask(list(range(40)), 1) == answer(range(40), 12)
