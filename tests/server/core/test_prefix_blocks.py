@@ -124,11 +124,14 @@ def test_a_reservation_that_is_given_up_leaves_nothing(engine):
 
 
 def test_a_request_waits_for_blocks_of_a_transfer_and_does_not_fail(engine):
+    engine.add("cached", [9] * 4).run()
+    engine.events.clear()
     reserved = engine.scheduler.reserve_prefix(tuple(range(100, 116)), "s")
     engine.add("a", range(1, 24)).run(5)
     assert engine.scheduler.num_waiting == 1
     assert not engine.errors()
     assert engine.scheduler.reserve_prefix((1,) * 8, "s") is None, "requests that wait for blocks go first"
+    assert engine.scheduler.hold_prefix((9,) * 4, "s") is None
     engine.scheduler.release_prefix(reserved)
     engine.run()
     assert [event.finish_reason.value for event in engine.events] == ["length"]

@@ -351,6 +351,21 @@ def test_a_transfer_wakes_an_engine_that_waits_for_its_clients(tmp_path):
     waiting.close()
 
 
+def test_blocks_of_a_transfer_that_failed_are_cleared_before_they_are_free(start, monkeypatch):
+    pair = start(next_fault=lambda: ("corrupt", 400))
+    cleared, clear = [], pair.consumer.runner.clear
+
+    def recorded(block_ids):
+        cleared.append((len(block_ids), pair.consumer.scheduler.kv.has_transfers))
+        clear(block_ids)
+
+    monkeypatch.setattr(pair.consumer.runner, "clear", recorded)
+    assert pair.ask(list(range(40))) == answer(range(40), 12)
+    assert pair.consumer.connector.stats()[:2] == (0, 1)
+    assert pair.link.happened == ["corrupt"]
+    assert cleared == [(9, True)]
+
+
 FAULTS = ("kill", "freeze", "corrupt", "corrupt_request", "reject")
 
 
