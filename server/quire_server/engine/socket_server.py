@@ -7,6 +7,7 @@ requests.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import selectors
 import socket
@@ -74,10 +75,11 @@ class EngineSocket:
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._wake_reader)
 
     def wake(self) -> None:
-        """End the wait of ``poll``; from any thread."""
+        """End the wait of ``poll``; from any thread, also of one that ends after the engine."""
         if not self._is_woken:
             self._is_woken = True
-            self._waker.send(b"w")
+            with contextlib.suppress(OSError):  # the sockets are closed: there is no poll to wake
+                self._waker.send(b"w")
 
     def poll(self, timeout: float) -> PolledInputs:
         """Wait up to `timeout` seconds for an event on any connection; returns the inputs that arrived."""

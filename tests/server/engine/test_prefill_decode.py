@@ -338,6 +338,12 @@ def test_a_name_that_is_resolved_for_ever_delays_no_request_for_ever(start, monk
     pair.assert_free(5)
 
 
+def test_a_transfer_that_ends_after_the_engine_ends_without_an_error(tmp_path):
+    socket = EngineSocket(tmp_path, INFO)
+    socket.close()
+    socket.wake()
+
+
 def test_a_transfer_wakes_an_engine_that_waits_for_its_clients(tmp_path):
     waiting, ended = EngineSocket(tmp_path, INFO), threading.Event()
     thread = threading.Thread(target=lambda: (waiting.poll(60.0), ended.set()))
