@@ -24,9 +24,9 @@ class Timed:
         self.seconds: list[float] = []
 
     @property
-    def is_asynchronous(self) -> bool:
-        """As the runner, or never."""
-        return self._ahead and self._runner.is_asynchronous
+    def max_steps_in_flight(self) -> int:
+        """As the runner, or one."""
+        return self._runner.max_steps_in_flight if self._ahead else 1
 
     def launch(self, step: Step) -> Callable[[], StepResult]:
         """The runner's."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire_server import fault_injection, flags
+from quire_server.core.topology import MAX_RANKS, Topology
 from quire_server.errors import ConfigError
 from quire_server.flags import (
     addresses,
@@ -47,6 +48,11 @@ class ServeConfig:
     device: str = setting("auto", one_of("auto", "cpu", "cuda"), "device that the model runs on")
     tensor_parallel_size: int = setting(
         1, integer(1, 14), "number of processes that share each layer of the model; CPU only"
+    )
+    pipeline_parallel_size: int = setting(
+        1,
+        integer(1, 14),
+        "number of stages of consecutive layers, each with as many processes as share a layer; CPU only",
     )
     dtype: str = setting(
         "auto", one_of("auto", "float32", "bfloat16"), "number format of the computation and of the KV cache"
@@ -230,6 +236,15 @@ class ServeConfig:
     log_level: str = setting("info", one_of(*_LOG_LEVELS), "lowest level that is logged")
 
     @property
+    def num_ranks(self) -> int:
+        """Processes that compute the model."""
+        return self.topology(0).size
+
+    def topology(self, rank: int) -> Topology:
+        """A rank's place among these processes."""
+        return Topology(self.tensor_parallel_size, rank, self.pipeline_parallel_size)
+
+    @property
     def served_names(self) -> tuple[str, ...]:
         """The names that clients may ask for; the first one labels metrics and answers."""
         return self.served_model_name or (self.model.resolve().name,)
@@ -288,11 +303,18 @@ def _check(config: ServeConfig) -> None:
 
 def _check_ranks(config: ServeConfig) -> None:
     """Refuse what several ranks cannot do yet."""
-    if config.tensor_parallel_size == 1:
+    if config.num_ranks == 1:
         return
-    size = f"--tensor-parallel-size {config.tensor_parallel_size}"
+    tensor, stages = config.tensor_parallel_size, config.pipeline_parallel_size
+    name = "--tensor-parallel-size" if tensor > 1 else "--pipeline-parallel-size"
+    size = f"{name} {tensor if tensor > 1 else stages}"
+    if config.num_ranks > MAX_RANKS:
+        raise ConfigError(
+            f"--tensor-parallel-size times --pipeline-parallel-size is {config.num_ranks}, more than "
+            f"{MAX_RANKS} processes: lower one of them"
+        )
     if config.device == "cuda":
-        raise ConfigError(f"{size} works on CPUs only so far: give --device cpu, or --tensor-parallel-size 1")
+        raise ConfigError(f"{size} works on CPUs only so far: give --device cpu, or {name} 1")
     if config.cpu_offload_gb > 0:
         raise ConfigError(f"--cpu-offload-gb does not work with {size} yet: leave one of them out")
 
@@ -314,6 +336,7 @@ def _check_kv_transfer(config: ServeConfig) -> None:
     for flag, is_set in (
         ("--device cuda", config.device == "cuda"),
         ("--tensor-parallel-size", config.tensor_parallel_size > 1),
+        ("--pipeline-parallel-size", config.pipeline_parallel_size > 1),
         ("--kv-offload-host-bytes", config.kv_offload_host_bytes > 0),
         ("--speculative-method draft-model", config.speculative_model is not None),
     ):

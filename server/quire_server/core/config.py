@@ -70,6 +70,7 @@ class SchedulerConfig:
     policy: Policy = Policy.FCFS
     batching: Batching = Batching.CONTINUOUS
     speculation: SpeculationConfig | None = None
+    pipeline_size: int = 1  # stages that compute the model one after the other
 
     @property
     def allows_async_scheduling(self) -> bool:
@@ -77,6 +78,12 @@ class SchedulerConfig:
         the result for the number of tokens, KV offload for whether a prefix could be loaded.
         """
         return self.speculation is None and not self.num_host_slots
+
+    @property
+    def num_slots(self) -> int:
+        """Steps in flight that have requests of their own: one for each stage of a pipeline."""
+        is_continuous = self.batching is Batching.CONTINUOUS
+        return self.pipeline_size if self.allows_async_scheduling and is_continuous else 1
 
     @property
     def token_budget(self) -> int:

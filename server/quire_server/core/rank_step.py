@@ -13,21 +13,23 @@ from dataclasses import dataclass
 
 from quire_server.core.step import CopyOutcome, Step
 
+#: The part of a step's id by which later messages name it.
+STEP_MASK = (1 << 31) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """One forward pass, and what the previous one led to. ``step`` has no sampling parameters, seeds and
-    request ids, which only rank 0 needs.
+    """One forward pass, and what earlier ones led to since the last message. ``step`` has no sampling
+    parameters, seeds and request ids, which only rank 0 needs.
 
-    A pass is repeated with fewer rows when a rank runs out of memory: then the step has rows and nothing that
-    was applied already.
+    A pass is repeated with fewer rows when a rank runs out of memory: then the step has the same id, rows,
+    and nothing that was applied already.
     """
 
     step: Step
-    sampled: Sequence[
-        int
-    ] = ()  # tokens, at the positions that the previous pass sampled; all of them or none
-    nan_rows: tuple[int, ...] = ()  # rows whose logits were not finite in the previous pass
+    sampled_steps: tuple[int, ...] = ()  # the steps (STEP_MASK) whose tokens are known now, in order
+    sampled: Sequence[int] = ()  # the tokens of these steps, at all positions that each one sampled
+    nan_rows: tuple[int, ...] = ()  # rows whose logits were not finite
     is_recorded: bool = False  # whether to replay the recorded decode
 
 

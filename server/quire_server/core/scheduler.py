@@ -24,9 +24,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 
-from quire_server.core import preemption
+from quire_server.core import pipeline, preemption
 from quire_server.core.config import Batching, SchedulerConfig, rejection_reason, too_long_reason
 from quire_server.core.kv_cache_manager import KVCacheManager, PrefixBlocks
+from quire_server.core.pipeline import SlotLoad
 from quire_server.core.request import FinishReason, Request
 from quire_server.core.request_queue import RequestQueue
 from quire_server.core.sequence import Sequence, Status
@@ -61,6 +62,8 @@ class StepPlan:
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # with the number of tokens
     started: list[StartedRow] = field(default_factory=list)
     new_blocks: list[tuple[int, int]] = field(default_factory=list)  # (row, block id)
+    slot: int = 0
+    admission_floor: int = 0  # nothing is admitted when no more is left of the token budget
 
     def in_order(self) -> list[Sequence]:
         """Every sequence, in the order of the step's rows."""
@@ -78,11 +81,14 @@ class InFlightStep:
     step: Step
     sequences: list[Sequence]
     num_continuing: int
+    slot: int = 0
     has_finished_rows: bool = False  # a sequence finished or was aborted since: its result is to be dropped
 
 
 class Scheduler:
-    """``schedule`` may be one step ahead of ``commit``; ``add`` and ``abort`` are allowed at any time."""
+    """``schedule`` may be ahead of ``commit``: by one step, or in a pipeline by one for each further stage.
+    ``add`` and ``abort`` are allowed at any time.
+    """
 
     def __init__(
         self,
@@ -95,7 +101,8 @@ class Scheduler:
         self.kv = KVCacheManager(config, clock)
         self._queue = RequestQueue(config, self.kv, eos_token_ids)
         self._speculator = Speculator(config.speculation, clock) if config.speculation else None
-        self._in_flight: list[InFlightStep] = []  # at most two, the older one first
+        self._in_flight: list[InFlightStep] = []  # the oldest one first
+        self._slot = 0  # of the last step
         self._failures: list[TokenEvent] = []  # returned by the next commit
         self._exclusive: Sequence | None = None  # shares no step with other sequences
         self._num_steps = 0
@@ -216,6 +223,8 @@ class Scheduler:
             queue.preempt(victim)
         if (step := self._schedule_exclusive()) is not None:
             return step
+        if self.config.num_slots > 1:
+            return self._schedule_slots()
         num_preemptions = queue.preemptions
         plan = StepPlan()
         prompts = self._schedule_decodes(queue.running.sequences, plan)
@@ -240,13 +249,16 @@ class Scheduler:
         return self._exclusive
 
     def _schedule_ahead(self) -> Step | None:
-        """Async scheduling: the step after the one in flight. Preempts nothing, so that the result of the
-        step in flight finds the rows and blocks of its sequences unchanged.
+        """Async scheduling: the step after those in flight. Preempts nothing, so that the result of a step in
+        flight finds the rows and blocks of its sequences unchanged.
         """
-        if len(self._in_flight) > 1 or not self.config.allows_async_scheduling or self._priority_victims():
+        num_slots = self.config.num_slots
+        if len(self._in_flight) >= max(2, num_slots) or not self.config.allows_async_scheduling:
             return None
-        if self._find_exclusive() is not None:
+        if self._priority_victims() or self._find_exclusive() is not None:
             return None
+        if num_slots > 1:
+            return self._schedule_slots()
         with _assume_committed(self._in_flight[0]):
             running = _unfinished(self._queue.running.sequences)
             if _num_blocks_to_append(running) > self.kv.num_free:
@@ -254,6 +266,41 @@ class Scheduler:
             plan = StepPlan()
             prompts = self._schedule_decodes(running, plan)
             return self._complete_step(plan, prompts, admits=True, may_be_empty=False)
+
+    def _schedule_slots(self) -> Step | None:
+        """The step of a slot whose last step is committed. Preempts only while no step is in flight."""
+        running = self._queue.running.sequences
+        loads = self._slot_loads()
+        for slot in pipeline.candidates(loads, self._slot):
+            own = [sequence for sequence in running if sequence.slot == slot]
+            for sequence, target in zip(
+                reversed(list(filter(_lacks_one_token, own))), pipeline.moves(loads, slot), strict=False
+            ):
+                own.remove(sequence)
+                sequence.slot = target
+            if self._in_flight and _num_blocks_to_append(own) > self.kv.num_free:
+                return None
+            num_preemptions = self._queue.preemptions
+            limit = pipeline.admission_limit(loads, slot)
+            plan = StepPlan(slot=slot, admission_floor=max(0, self.config.token_budget - limit - 1))
+            prompts = self._schedule_decodes(own, plan)
+            admits = self._queue.preemptions == num_preemptions
+            step = self._complete_step(plan, prompts, admits=admits, may_be_empty=False)
+            if step is not None:
+                return step
+        if self._in_flight:
+            return None
+        return self._complete_step(StepPlan(), [], admits=True, may_be_empty=True)
+
+    def _slot_loads(self) -> list[SlotLoad]:
+        count = self.config.num_slots
+        decodes, tokens = [0] * count, [0] * count
+        for sequence in self._queue.running.sequences:
+            decodes[sequence.slot] += (is_decode := _lacks_one_token(sequence))
+            missing = len(sequence.tokens) - sequence.num_computed
+            tokens[sequence.slot] += 1 if is_decode else min(missing, self.config.token_budget)
+        busy = {in_flight.slot for in_flight in self._in_flight}
+        return [SlotLoad(*load, slot in busy) for slot, load in enumerate(zip(decodes, tokens, strict=True))]
 
     def _priority_victims(self) -> list[Sequence]:
         """Running sequences to preempt for the first waiting one."""
@@ -269,7 +316,9 @@ class Scheduler:
         decodes, new_blocks, prompts = plan.decodes, plan.new_blocks, list[Sequence]()
         budget = self.config.token_budget
         is_tight = len(running) > budget
-        for sequence in running:  # preemption in _append_block shortens this list from its end
+        for sequence in running:  # preemption in _append_block takes sequences from its end
+            if sequence.status is not Status.RUNNING:
+                break
             num_computed = sequence.num_computed
             if num_computed + 1 < len(sequence.tokens):
                 prompts.append(sequence)
@@ -326,7 +375,8 @@ class Scheduler:
         if self._speculator is not None:
             self._speculator.begin_step(len(sequences), len(plan.drafts), has_prompts=bool(plan.chunks))
         step = _build_step(self._num_steps, plan, sequences, self.kv.take_copies())
-        self._in_flight.append(InFlightStep(step, sequences, num_continuing))
+        self._in_flight.append(InFlightStep(step, sequences, num_continuing, plan.slot))
+        self._slot = plan.slot
         return step
 
     # ---------------------------------------------------------------- admission
@@ -353,7 +403,7 @@ class Scheduler:
         queue, running = self._queue, self._queue.running
         fetching: list[Sequence] = []
         self._batch_is_closed &= bool(running.sequences)
-        while budget > 0 and not (queue.is_blocked or self._batch_is_closed):
+        while budget > plan.admission_floor and not (queue.is_blocked or self._batch_is_closed):
             sequence = queue.waiting.first()
             if sequence is None or running.num_free_rows <= len(fetching):
                 break
@@ -382,6 +432,7 @@ class Scheduler:
                 queue.is_blocked = not fetching
                 break
             plan.started.append(queue.start(sequence, match))
+            sequence.slot = plan.slot
             budget -= self._plan_first_tokens(sequence, min(budget, num_missing), plan)
             if sequence is self._exclusive:
                 break
@@ -567,6 +618,11 @@ def _assume_committed(in_flight: InFlightStep) -> Iterator[None]:
             sequence.num_computed -= num_tokens
             if samples:
                 sequence.tokens.pop()
+
+
+def _lacks_one_token(sequence: Sequence) -> bool:
+    """Whether the next step of a running sequence is a decode."""
+    return sequence.num_computed + 1 >= len(sequence.tokens)
 
 
 def _unfinished(sequences: list[Sequence]) -> list[Sequence]:

@@ -53,6 +53,7 @@ class Sequence:
     block_ids: list[int] = field(default_factory=list)
     capacity: int = 0  # len(block_ids) * block_size
     row: int = -1  # the runner's row; valid only while RUNNING
+    slot: int = 0  # of a pipeline, in whose steps it runs
     check_from: int = 0  # value of num_computed from which a commit has to do more than append the token
     num_prompt_logprobs: int = 0  # prompt positions whose logprobs the client asked for
     num_prompt_logprobs_sent: int = 0

@@ -1,17 +1,20 @@
 """Topology: how many ranks compute one model, and which part of it each of them owns.
 
 Tensor parallelism splits every layer (Megatron-LM, arXiv:1909.08053): attention by heads, feed-forward by its
-inner dimension, experts whole, embedding and head by the vocabulary. Ranks are numbered stage by stage. Pure
-arithmetic: knows no tensors, files or processes.
+inner dimension, experts whole, embedding and head by the vocabulary. Pipeline parallelism gives each stage
+consecutive layers, the first one the embedding and the last one the head. Ranks are numbered stage by stage.
+Pure arithmetic: knows no tensors, files or processes.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 _PADDED_TO = 16
+MAX_RANKS = 14  # of one model
 
 
 class Range(NamedTuple):
@@ -36,26 +39,67 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """``tensor`` ranks share each layer; ``rank`` is this process."""
+    """``tensor`` ranks share each layer, in each of ``pipeline`` stages; ``rank`` is this process."""
 
     tensor: int = 1
     rank: int = 0
+    pipeline: int = 1
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.tensor * self.pipeline
 
     @property
     def is_leader(self) -> bool:
         """Whether this rank decides and samples: rank 0."""
         return self.rank == 0
 
+    @property
+    def tensor_rank(self) -> int:
+        """This rank's number among those that share its layers."""
+        return self.rank % self.tensor
+
+    @property
+    def stage(self) -> int:
+        """The stage that this rank is in."""
+        return self.rank // self.tensor
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank has the embedding."""
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank has the head."""
+        return self.stage == self.pipeline - 1
+
+    @property
+    def previous(self) -> int:
+        """The rank whose hidden states this one computes with."""
+        return self.rank - self.tensor
+
+    @property
+    def next(self) -> int:
+        """The rank that computes with this one's hidden states."""
+        return self.rank + self.tensor
+
+    @property
+    def head_rank(self) -> int:
+        """The rank to which the last stage gathers its logits."""
+        return self.tensor * (self.pipeline - 1)
+
     def part(self, total: int) -> Range:
         """This rank's part of a dimension that the ranks divide evenly."""
         each = total // self.tensor
-        return Range(self.rank * each, (self.rank + 1) * each)
+        return Range(self.tensor_rank * each, (self.tensor_rank + 1) * each)
 
     def kv_heads(self, total: int) -> Range:
         """This rank's key and value heads: an even part, or one head that several ranks have."""
         if total >= self.tensor:
             return self.part(total)
-        head = self.rank * total // self.tensor
+        head = self.tensor_rank * total // self.tensor
         return Range(head, head + 1)
 
     def padded_part(self, total: int) -> int:
@@ -78,3 +122,35 @@ def tensor_sizes(num_heads: int, num_kv_heads: int, dimensions: Sequence[int]) -
         and (not num_kv_heads % size or not size % num_kv_heads)
         and not any(dimension % size for dimension in dimensions)
     )
+
+
+def stage_layers(layer_bytes: Sequence[int], head_bytes: int, stages: int) -> tuple[Range, ...]:
+    """The layers of each stage, at least one. Balanced by the bytes that a step reads, because these are what
+    a small step takes time for: the head counts like the layers that are as large, the embedding does not
+    count, since a step reads one row of it for each token. ``stages``: at most the number of layers.
+
+    Minimises the sum of squares of the stages' bytes and, among equals, the distance of the borders from
+    equal parts.
+    """
+    starts = list(itertools.accumulate(layer_bytes, initial=0))
+    num_layers, total = len(layer_bytes), starts[-1] + head_bytes
+    # By number of layers: (squares, distance), and the borders of the stages so far.
+    found: dict[int, tuple[tuple[int, int], tuple[int, ...]]] = {0: ((0, 0), (0,))}
+    for stage in range(1, stages + 1):
+        is_last = stage == stages
+        ends = [num_layers] if is_last else range(stage, num_layers - stages + stage + 1)
+        found = {
+            end: min(
+                (
+                    (
+                        squares + (starts[end] - starts[begin] + head_bytes * is_last) ** 2,
+                        distance + abs(stages * starts[end] - stage * total) * (not is_last),
+                    ),
+                    (*borders, end),
+                )
+                for begin, ((squares, distance), borders) in found.items()
+                if begin < end
+            )
+            for end in ends
+        }
+    return tuple(itertools.starmap(Range, itertools.pairwise(found[num_layers][1])))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Protocol
@@ -54,13 +55,13 @@ LaunchedStep = tuple[Step, Callable[[], StepResult]]
 
 
 class StepExecutor(Protocol):
-    """What executes steps: the model runner. ``launch`` returns a function that waits for the result. Where
-    it ``is_asynchronous``, ``launch`` returns before the result exists. Results are read in the order of the
-    launches.
+    """What executes steps: the model runner. ``launch`` returns a function that waits for the result. Results
+    are read in the order of the launches, and at most ``max_steps_in_flight`` have been launched and not
+    been read: more than one where ``launch`` returns before the result exists.
     """
 
     @property
-    def is_asynchronous(self) -> bool: ...
+    def max_steps_in_flight(self) -> int: ...
 
     def launch(self, step: Step) -> Callable[[], StepResult]: ...
 
@@ -68,27 +69,29 @@ class StepExecutor(Protocol):
 class StepPipeline:
     """Takes steps from the scheduler to the executor and results back.
 
-    With an asynchronous executor two steps overlap: the next one is scheduled and launched while the device
-    computes the one before. Whether a step can be scheduled ahead of a result is the scheduler's decision.
+    With an asynchronous executor steps overlap: the next one is scheduled and launched while a device
+    computes the one before, or while the further stages of a pipeline do. Whether a step can be scheduled
+    ahead of a result is the scheduler's decision.
     """
 
     def __init__(self, scheduler: Scheduler, executor: StepExecutor) -> None:
         self._scheduler = scheduler
         self._executor = executor
-        self._launched: LaunchedStep | None = None  # not committed yet
+        self._launched: deque[LaunchedStep] = deque()  # not committed yet
 
     def advance(self) -> tuple[Step, StepEvents] | None:
-        """Commit one step. None: there is work, but it cannot be scheduled now."""
-        launched = self._launched or self._launch()
-        if launched is None:
+        """Commit the oldest step, once no further one can be launched. None: there is work, but it cannot be
+        scheduled now.
+        """
+        while len(self._launched) < self._executor.max_steps_in_flight:
+            step = self._scheduler.schedule()
+            if step is None:
+                break
+            self._launched.append((step, self._executor.launch(step)))
+        if not self._launched:
             return None
-        self._launched = self._launch() if self._executor.is_asynchronous else None
-        step, wait = launched
+        step, wait = self._launched.popleft()
         return step, self._scheduler.commit(step, wait())
-
-    def _launch(self) -> LaunchedStep | None:
-        step = self._scheduler.schedule()
-        return None if step is None else (step, self._executor.launch(step))
 
 
 class EngineCore:

@@ -14,7 +14,6 @@ from quire_server.config import ServeConfig
 from quire_server.core.config import Batching, PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.policy import Policy
 from quire_server.core.scheduler import SchedulerConfig
-from quire_server.core.topology import Topology
 from quire_server.core.watermark import Watermark, read_key
 from quire_server.engine import golden_tokens
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
@@ -38,7 +37,7 @@ def load(config: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, faults:
     if faults.due("crash_on_load", float("inf")):
         raise RuntimeError("the fault crash_on_load")
     on_progress = _progress_with_faults(heartbeat, faults)
-    if config.tensor_parallel_size == 1:
+    if config.num_ranks == 1:
         runner = ModelRunner.load(config.model, runner_config(config), on_progress)
         runner.capture(lambda captured, wanted: heartbeat.progressed())
         return runner
@@ -47,7 +46,7 @@ def load(config: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, faults:
     )
     timeout = config.startup_timeout_seconds
     ranks = Membership(
-        Topology(config.tensor_parallel_size),
+        config.topology(0),
         communicator,
         lambda num_blocks: group.agree_on_blocks(num_blocks, heartbeat.progressed, timeout),
     )
@@ -80,6 +79,7 @@ def runner_config(config: ServeConfig) -> RunnerConfig:
         enforce_eager=config.enforce_eager,
         cpu_offload_gb=config.cpu_offload_gb,
         tensor_parallel_size=config.tensor_parallel_size,
+        pipeline_parallel_size=config.pipeline_parallel_size,
     )
 
 
@@ -100,6 +100,7 @@ def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfi
         policy=Policy(config.scheduling_policy),
         batching=Batching(config.batching),
         speculation=_speculation(config),
+        pipeline_size=config.pipeline_parallel_size,
     )
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from quire_server import config, fault_injection, log, termination
 from quire_server.config import ServeConfig
 from quire_server.core.rank_step import Echo, EchoStatus
-from quire_server.core.topology import Topology
 from quire_server.engine import loading, rank_group, step_codec
 from quire_server.engine.codec import CodecError
 from quire_server.engine.rank_channel import (
@@ -84,7 +83,7 @@ def _load(
             raise CodecError("expected the number of blocks")
         return agreed.num_blocks
 
-    ranks = Membership(Topology(settings.tensor_parallel_size, rank), joined.communicator, agree)
+    ranks = Membership(settings.topology(rank), joined.communicator, agree)
     options = loading.runner_config(settings)
     runner = FollowerRunner.load(settings.model, options, _progress(channel), ranks)
     channel.say(Prepared(runner.can_replay))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -16,7 +17,6 @@ from typing import NamedTuple, TypeVar
 from quire_server.config import ServeConfig
 from quire_server.core.rank_step import EchoStatus, RankStep
 from quire_server.core.step import CopyOutcome
-from quire_server.core.topology import Topology
 from quire_server.engine import rank_admission, rank_channel, step_codec
 from quire_server.engine.codec import CodecError
 from quire_server.engine.rank_admission import Admission
@@ -39,7 +39,7 @@ from quire_server.engine.rank_faults import RankFaults
 from quire_server.engine.step_codec import StepEncoder
 from quire_server.errors import MixedRevisionError, RankLostError
 from quire_server.layers import communicators
-from quire_server.layers.parallel import DEADLINE, Communicator
+from quire_server.layers.parallel import DEADLINE, STAGE_DEADLINE, Communicator
 from quire_server.runner import fingerprint
 from quire_server.runner.ranks import PassOutcome
 
@@ -59,14 +59,16 @@ class RankGroup:
         on_step: Callable[[int], object] = bool,
         faults: RankFaults | None = None,
         incarnation: str = "",
+        deadline: float = DEADLINE,
     ) -> None:
         """``on_lost``: called with the first rank that did not answer, before the error. ``on_step``: called
-        with the number of each step that was sent.
+        with the number of each step that was sent. ``deadline``: seconds for a rank to echo a pass.
         """
         self._channels = channels
         self._on_lost, self._on_step = on_lost, on_step
-        self._faults = faults
+        self._faults, self._deadline = faults, deadline
         self._encoder = StepEncoder(incarnation)
+        self._sent: deque[tuple[int, int]] = deque()  # (sequence, digest) of each pass without echoes
 
     @classmethod
     def gather(
@@ -78,15 +80,19 @@ class RankGroup:
         faults: RankFaults,
     ) -> tuple[RankGroup, Communicator]:
         """Wait until all other ranks have connected, and join them."""
-        topology, kind = Topology(settings.tensor_parallel_size, 0), communicators.choose()
-        listener = rank_channel.listen(run_dir, topology.tensor)
-        admission = Admission(listener, identity(settings, os.environ), topology.tensor)
+        topology, kind = settings.topology(0), communicators.choose()
+        listener = rank_channel.listen(run_dir, topology.size)
+        admission = Admission(listener, identity(settings, os.environ), topology.size)
         channels = admission.admit(settings.startup_timeout_seconds)
         rank_channel.stop_listening(listener, run_dir)
-        with communicators.shared(kind, topology) as descriptor:
-            group = cls(channels, on_lost, on_step, faults, admission.incarnation)
-            group._say(Welcome(kind, admission.incarnation), descriptor)
-            return group, communicators.join(kind, topology, run_dir, descriptor)
+        deadline = DEADLINE if topology.pipeline == 1 else STAGE_DEADLINE
+        with communicators.shared(kind, topology) as descriptors:
+            group = cls(channels, on_lost, on_step, faults, admission.incarnation, deadline)
+            group._say(
+                Welcome(kind, admission.incarnation),
+                lambda rank: descriptors[settings.topology(rank).stage],
+            )
+            return group, communicators.join(kind, topology, run_dir, descriptors[0])
 
     def agree_on_blocks(self, num_blocks: int, on_progress: Callable[[], None], timeout: float) -> int:
         """The smallest number of KV blocks that any rank has room for, which all ranks are sent."""
@@ -100,11 +106,13 @@ class RankGroup:
         prepared = [self._hear(rank, Prepared, timeout) for rank in self._channels]
         return all(each.can_replay for each in prepared)
 
-    def _say(self, message: Handshake, descriptor: int | None = None) -> None:
-        """Tell all other ranks. Where one has ended, the others learn it by the end of their connection."""
+    def _say(self, message: Handshake, descriptor_of: Callable[[int], int | None] = lambda _: None) -> None:
+        """Tell all other ranks, each with its descriptor. Where one has ended, the others learn it by the end
+        of their connection.
+        """
         for rank, channel in self._channels.items():
             try:
-                channel.say(message, DEADLINE, descriptor=descriptor)
+                channel.say(message, DEADLINE, descriptor=descriptor_of(rank))
             except (ChannelClosedError, ChannelTimeoutError):
                 for each in self._channels.values():
                     each.close()
@@ -126,20 +134,22 @@ class RankGroup:
     def send(self, message: RankStep) -> None:
         """Tell all other ranks of the next pass."""
         body = self._encoder.encode(message)
+        self._sent.append((self._encoder.sequence, self._encoder.digest))
         for rank, channel in self._channels.items():
             try:
-                channel.send(body, DEADLINE)
+                channel.send(body, self._deadline)
             except (ChannelClosedError, ChannelTimeoutError):
-                raise self._lost([rank]) from None
+                raise self._lost(self._encoder.sequence, [rank]) from None
         self._on_step(self._encoder.sequence)
         if self._faults is not None:
             self._faults.before_exchanges(self._encoder.sequence)
 
     def collect(self, *, is_lost: bool = False) -> PassOutcome:
-        """Wait until all other ranks have executed the pass."""
+        """Wait until all other ranks have executed the oldest pass without echoes."""
+        sequence, digest = self._sent.popleft()
         if self._faults is not None:
-            self._faults.after_exchanges(self._encoder.sequence)
-        patience = Patience(_GRACE_SECONDS if is_lost else DEADLINE)
+            self._faults.after_exchanges(sequence)
+        patience = Patience(_GRACE_SECONDS if is_lost else self._deadline)
         missing, is_out_of_memory, copied = list[int](), False, list[CopyOutcome]()
         for rank, channel in self._channels.items():
             try:
@@ -150,21 +160,21 @@ class RankGroup:
                 continue
             except CodecError as error:
                 raise RankLostError(f"Rank {rank} echoed no step ({error}). {_REMEDY}") from None
-            if (echo.sequence, echo.digest) != (self._encoder.sequence & 0xFFFFFFFF, self._encoder.digest):
+            if (echo.sequence, echo.digest) != (sequence & 0xFFFFFFFF, digest):
                 raise RankLostError(f"Rank {rank} executed another step than rank 0 sent. {_REMEDY}")
             is_out_of_memory |= echo.status is EchoStatus.OUT_OF_MEMORY
             if echo.copied is not None:
                 copied.append(echo.copied)
         if missing:
-            raise self._lost(missing)
+            raise self._lost(sequence, missing)
         return PassOutcome(is_out_of_memory, tuple(copied))
 
-    def _lost(self, ranks: list[int]) -> RankLostError:
+    def _lost(self, sequence: int, ranks: list[int]) -> RankLostError:
         self._on_lost(ranks[0])
         names = "rank " + ", ".join(map(str, ranks))
         return RankLostError(
-            f"Step {self._encoder.sequence} was not echoed by {names} of {len(self._channels) + 1} within "
-            f"{DEADLINE:g} s. {_REMEDY}"
+            f"Step {sequence} was not echoed by {names} of {len(self._channels) + 1} within "
+            f"{self._deadline:g} s. {_REMEDY}"
         )
 
 
@@ -199,8 +209,7 @@ def join(run_dir: Path, settings: ServeConfig, rank: int, own: Identity) -> Join
     if not isinstance(answer, Welcome):
         channel.close()
         raise _refused(answer) if isinstance(answer, Refused) else CodecError("expected a welcome")
-    topology = Topology(settings.tensor_parallel_size, rank)
-    communicator = communicators.join(answer.communicator, topology, run_dir, descriptor)
+    communicator = communicators.join(answer.communicator, settings.topology(rank), run_dir, descriptor)
     if descriptor is not None:
         os.close(descriptor)
     return Joined(channel, communicator, answer.incarnation)

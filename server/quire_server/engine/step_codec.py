@@ -24,7 +24,7 @@ from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import Copies, CopyOutcome, StartedRow, Step
 from quire_server.engine.codec import CodecError
 
-VERSION = 3
+VERSION = 4
 MAX_STEP_BYTES = 64 << 20
 MAX_ECHO_BYTES = 1 << 20
 _IS_RECORDED, _HAS_COPIES = 1, 2
@@ -38,6 +38,7 @@ class _Lengths(NamedTuple):
 
     rows: int  # two columns
     chunks: int  # two columns of the last rows; the rows before them compute and sample one token each
+    sampled_steps: int
     sampled: int
     nan_rows: int
     new_blocks: int  # pairs
@@ -61,6 +62,7 @@ class _Lengths(NamedTuple):
         """Integers of all columns."""
         return (
             2 * (self.rows + self.chunks)
+            + self.sampled_steps
             + self.sampled
             + self.nan_rows
             + 2 * (self.new_blocks + self.drafted + self.copies)
@@ -89,7 +91,7 @@ class StepEncoder:
         step, decodes = message.step, _leading_decodes(message.step)
         columns = [
             *(step.rows, step.starts, step.num_tokens[decodes:], step.samples[decodes:]),
-            *(message.sampled, message.nan_rows, _flat(step.new_blocks)),
+            *(message.sampled_steps, message.sampled, message.nan_rows, _flat(step.new_blocks)),
             [value for row, tokens in step.drafts for value in (row, len(tokens))],
             _flat(tokens for _, tokens in step.drafts),
             [value for row in step.started for value in _started_fields(row)],
@@ -103,6 +105,7 @@ class StepEncoder:
         lengths = _Lengths(
             len(step.rows),
             len(step.rows) - decodes,
+            len(message.sampled_steps),
             len(message.sampled),
             len(message.nan_rows),
             len(step.new_blocks),
@@ -191,6 +194,7 @@ class _Columns:
         decodes = (1,) * (lengths.rows - lengths.chunks)
         num_tokens = decodes + self.take(lengths.chunks, longest, "count")
         samples = decodes + self.take(lengths.chunks, longest, "count")
+        sampled_steps = self.take(lengths.sampled_steps, 1 << 31, "sampled step")
         sampled = self.take(lengths.sampled, limits.vocab_size, "token")
         nan_rows = self.take(lengths.nan_rows, limits.num_rows, "row")
         new_blocks = self.pairs(lengths.new_blocks, limits.num_rows, limits.num_blocks, "new blocks")
@@ -209,7 +213,7 @@ class _Columns:
             )
         step = Step(step_id, started, new_blocks, rows, starts, num_tokens, samples, drafts, (), copies)
         _check_rows(step, lengths.chunks, limits)
-        return RankStep(step, sampled, nan_rows, bool(flags & _IS_RECORDED))
+        return RankStep(step, sampled_steps, sampled, nan_rows, bool(flags & _IS_RECORDED))
 
     def _drafts(self, lengths: _Lengths) -> tuple[tuple[int, tuple[int, ...]], ...]:
         limits = self._limits

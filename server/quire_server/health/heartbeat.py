@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quire_server.core.topology import MAX_RANKS
+
 _FILE = "heartbeat"
 _FILE_SIZE = 8192
 _CONTROL_OFFSET = 2048
@@ -53,7 +55,6 @@ class Process(enum.Enum):
 
 #: When each process ran last. A number is another rank of the engine than the first.
 Beats = Mapping["Process | int", float]
-MAX_RANKS = 14  # slots in the file
 
 
 class Heartbeat(NamedTuple):

@@ -4,12 +4,12 @@ descriptor of what they share.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from quire_server.core.topology import Topology
 from quire_server.errors import ConfigError
-from quire_server.layers.parallel import Communicator, Gloo
+from quire_server.layers.parallel import Communicator, Gloo, SingleRank, Stages
 from quire_server.layers.shared_memory import SharedMemory
 
 SHARED_MEMORY, GLOO = "shared-memory", "gloo"
@@ -21,22 +21,32 @@ def choose() -> str:
 
 
 @contextmanager
-def shared(name: str, topology: Topology) -> Iterator[int | None]:
-    """The descriptor that every rank needs to join, if it does need one. Open within the context."""
-    if name != SHARED_MEMORY:
-        yield None
+def shared(name: str, topology: Topology) -> Iterator[tuple[int | None, ...]]:
+    """For each stage, the descriptor that its ranks need to join, if they do need one. Open within the
+    context.
+    """
+    if name != SHARED_MEMORY or topology.tensor == 1:
+        yield (None,) * topology.pipeline
         return
-    descriptor = SharedMemory.create(topology.tensor)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with ExitStack() as opened:
+        descriptors = []
+        for _ in range(topology.pipeline):
+            descriptors.append(SharedMemory.create(topology.tensor))
+            opened.callback(os.close, descriptors[-1])
+        yield tuple(descriptors)
 
 
 def join(name: str, topology: Topology, directory: Path, descriptor: int | None) -> Communicator:
-    """Join the other ranks, which share the directory and the descriptor of ``shared``."""
+    """Join the other ranks, which share the directory, and the descriptor of their stage from ``shared``."""
+    of_stage: Communicator = SingleRank()
+    if topology.tensor > 1:
+        of_stage = _join_stage(name, topology, directory, descriptor)
+    return of_stage if topology.pipeline == 1 else Stages(of_stage, topology, directory)
+
+
+def _join_stage(name: str, topology: Topology, directory: Path, descriptor: int | None) -> Communicator:
     if name == GLOO:
         return Gloo(topology, directory)
     if name == SHARED_MEMORY and descriptor is not None:
-        return SharedMemory(descriptor, topology.rank)
+        return SharedMemory(descriptor, topology.tensor_rank)
     raise ConfigError(f"There is no communicator {name!r}.")

@@ -5,10 +5,11 @@ added; which ranks there are, and how they are connected, only the communicator 
 ``all_reduce`` every rank holds the same bits. The only module that knows ``torch.distributed``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, distributed
@@ -19,11 +20,22 @@ from quire_server.core.topology import Topology
 if TYPE_CHECKING:
     from torch.distributed import Work
 
-__all__ = ["DEADLINE", "CollectiveError", "Communicator", "Gloo", "SingleRank"]
+__all__ = [
+    "DEADLINE",
+    "STAGE_DEADLINE",
+    "CollectiveError",
+    "Communicator",
+    "Gloo",
+    "OneStage",
+    "SingleRank",
+    "Stages",
+]
 
 #: Seconds until a rank that does not take part fails the others: shorter than the five after which a stopped
 #: rank has to be noticed, and far longer than one layer of a large step.
 DEADLINE = 3.0
+#: The same for another stage, which may have other passes to compute first, or a long prompt.
+STAGE_DEADLINE = 300.0
 
 
 class Communicator(Protocol):
@@ -47,9 +59,29 @@ class Communicator(Protocol):
         other ranks the part itself.
         """
 
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """Send to a rank of another stage, and do not wait until it has received. The tensor must not be
+        changed afterwards.
+        """
 
-class SingleRank:
-    """One rank has the whole model: nothing is exchanged."""
+    def recv(self, shape: Sequence[int], dtype: torch.dtype, rank: int) -> Tensor:
+        """What a rank of another stage has sent, in the order in which it did."""
+
+
+class OneStage:
+    """The part of a communicator that ranks which share all layers do not need."""
+
+    def send(self, tensor: Tensor, rank: int) -> NoReturn:
+        """There is no other stage."""
+        raise AssertionError(f"one stage sends to rank {rank}")
+
+    def recv(self, shape: Sequence[int], dtype: torch.dtype, rank: int) -> NoReturn:
+        """There is no other stage."""
+        raise AssertionError(f"one stage receives from rank {rank}")
+
+
+class SingleRank(OneStage):
+    """One rank has whole layers: nothing of them is exchanged."""
 
     calls = bytes = 0
 
@@ -62,7 +94,7 @@ class SingleRank:
         return part
 
 
-class Gloo:
+class Gloo(OneStage):
     """Ranks on CPUs, connected by gloo over the loopback interface. Some hundred microseconds a call: the
     reference, and what there is where ranks cannot share memory.
 
@@ -70,16 +102,12 @@ class Gloo:
     """
 
     def __init__(self, topology: Topology, directory: Path, *, deadline: float = DEADLINE) -> None:
-        """Join. All ranks have to do so within the deadline."""
-        self._ranks, self._is_leader = topology.tensor, topology.is_leader
+        """Join the ranks of the same stage. All of them have to do so within the deadline."""
+        self._ranks, self._is_leader = topology.tensor, topology.tensor_rank == 0
         self._timeout = timedelta(seconds=deadline)
         self.calls = self.bytes = 0
-        options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
-        options._timeout = self._timeout
-        options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        path = str(directory / "gloo")
-        store = distributed.FileStore(path, topology.tensor)  # type: ignore[attr-defined]  # not in the stubs
-        self._group: Any = distributed.ProcessGroupGloo(store, topology.rank, topology.tensor, options)
+        path = directory / f"gloo-{topology.stage}"
+        self._group = _join_gloo(path, topology.tensor_rank, topology.tensor, self._timeout)
         self._to_leader = torch._C._distributed_c10d.GatherOptions()
         self._to_leader.rootRank = 0
 
@@ -99,7 +127,82 @@ class Gloo:
     def _wait(self, start: Callable[[], "Work"], part: Tensor) -> None:
         self.calls += 1
         self.bytes += part.nbytes
-        try:
+        with _lost_peers_named():
             start().wait(self._timeout)
-        except RuntimeError as error:
-            raise CollectiveError(f"Another rank did not take part in an exchange: {error}") from None
+
+
+class Stages:
+    """All ranks of a pipeline: those of each stage connected as ``of_stage`` is, stages by gloo, which takes
+    some hundred microseconds for each border and step.
+    """
+
+    def __init__(
+        self,
+        of_stage: Communicator,
+        topology: Topology,
+        directory: Path,
+        *,
+        deadline: float = STAGE_DEADLINE,
+    ) -> None:
+        """Join. All ranks have to do so within the deadline of a pass."""
+        self._of_stage = of_stage
+        self._timeout = timedelta(seconds=deadline)
+        self._group = _join_gloo(directory / "gloo-all", topology.rank, topology.size, self._timeout)
+        self._sending: list[tuple[Work, Tensor]] = []  # tensors are kept until they are sent
+        self._calls = self._bytes = 0
+
+    @property
+    def calls(self) -> int:
+        """Calls that were made, within the stage and between stages."""
+        return self._calls + self._of_stage.calls
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of what this rank has given and received."""
+        return self._bytes + self._of_stage.bytes
+
+    def all_reduce(self, part: Tensor) -> Tensor:
+        """The sum of the parts of this stage's ranks."""
+        return self._of_stage.all_reduce(part)
+
+    def gather_to_leader(self, part: Tensor) -> Tensor:
+        """The parts of this stage's ranks, on its first one."""
+        return self._of_stage.gather_to_leader(part)
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """As in ``Communicator``."""
+        tensor = tensor.contiguous()
+        self._sending = [(work, kept) for work, kept in self._sending if not work.is_completed()]
+        with _lost_peers_named():
+            self._sending.append((self._group.send([tensor], rank, 0), tensor))
+        self._count(tensor)
+
+    def recv(self, shape: Sequence[int], dtype: torch.dtype, rank: int) -> Tensor:
+        """As in ``Communicator``."""
+        tensor = torch.empty(tuple(shape), dtype=dtype)
+        with _lost_peers_named():
+            self._group.recv([tensor], rank, 0).wait(self._timeout)
+        self._count(tensor)
+        return tensor
+
+    def _count(self, tensor: Tensor) -> None:
+        self._calls += 1
+        self._bytes += tensor.nbytes
+
+
+def _join_gloo(path: Path, rank: int, size: int, timeout: timedelta) -> Any:
+    """``path``: of a file by which the ranks find each other."""
+    options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
+    options._timeout = timeout
+    options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    store = distributed.FileStore(str(path), size)  # type: ignore[attr-defined]  # not in the stubs
+    return distributed.ProcessGroupGloo(store, rank, size, options)
+
+
+@contextmanager
+def _lost_peers_named() -> Iterator[None]:
+    """An error of gloo is another rank's end, or its absence."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise CollectiveError(f"Another rank did not take part in an exchange: {error}") from None

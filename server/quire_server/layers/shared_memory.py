@@ -9,10 +9,10 @@ from torch import Tensor
 
 from quire_kernels import ShmGroup, create_shm_region, shm_all_reduce, shm_gather
 from quire_server.layers.int8_linear import has_native_kernels
-from quire_server.layers.parallel import DEADLINE
+from quire_server.layers.parallel import DEADLINE, OneStage
 
 
-class SharedMemory:
+class SharedMemory(OneStage):
     """A ``Communicator``. A rank that does not arrive in time, makes another call than the others or aborts
     ends the group: all calls of all ranks raise CollectiveError from then on.
     """

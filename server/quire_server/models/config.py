@@ -66,8 +66,8 @@ class TensorNames:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A checked model: sizes, flags, and tensor names. Of one rank of several (``models.sharding``) heads and
-    ``intermediate_size`` are the rank's own part, everything else is the whole model's.
+    """A checked model: sizes, flags, and tensor names. Of one rank of several (``models.sharding``) layers,
+    heads and ``intermediate_size`` are the rank's own part, everything else is the whole model's.
     """
 
     architecture: str
@@ -97,6 +97,7 @@ class ModelConfig:
     names: TensorNames = TensorNames()
     quantization: Quantization | None = None
     topology: Topology = Topology()
+    first_layer: int = 0  # the number that the first one of ``layers`` has in the checkpoint
 
     @property
     def num_layers(self) -> int:
@@ -107,6 +108,12 @@ class ModelConfig:
     def vocab_rows(self) -> int:
         """Rows of the embedding and of the head on this rank, padded so that all ranks have equally many."""
         return self.topology.padded_part(self.vocab_size)
+
+    @property
+    def has_embedding(self) -> bool:
+        """Whether this rank has the embedding: in the first stage, and where the head is the same matrix."""
+        topology = self.topology
+        return topology.is_first_stage or (topology.is_last_stage and self.tie_word_embeddings)
 
     @property
     def windows(self) -> frozenset[int | None]:

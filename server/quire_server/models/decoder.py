@@ -62,9 +62,12 @@ class Decoder:
         self.stream: LayerStream | None = None
         make = partial(linear, dtype=dtype, device=device)
         # Zeros, because padding stays as it is.
-        self.embedding = torch.zeros(config.vocab_rows, config.hidden_size, dtype=dtype, device=device)
+        rows = config.vocab_rows if config.has_embedding else 0
+        self.embedding = torch.zeros(rows, config.hidden_size, dtype=dtype, device=device)
         tied = self.embedding if config.tie_word_embeddings else None
-        self.head = make(["lm_head"], config.hidden_size, [config.vocab_rows], bias=False, weight=tied)
+        self.head: LinearLayer | None = None
+        if config.topology.is_last_stage:
+            self.head = make(["lm_head"], config.hidden_size, [config.vocab_rows], bias=False, weight=tied)
         # Rounded to the model's dtype, as in transformers.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         self.norm = _norm_factory(config, dtype, device)(config.hidden_size)
@@ -72,7 +75,7 @@ class Decoder:
         if config.quantization is not None and config.quantization.has_kv_scales:
             for index in range(config.num_layers):
                 scales = torch.empty(2, dtype=torch.float32, device=device)
-                self._kv_scales[f"model.layers.{index}"] = (scales[0], scales[1])
+                self._kv_scales[layer_name(config, index)] = (scales[0], scales[1])
         self.layers = [
             build_layer(
                 config,
@@ -80,7 +83,7 @@ class Decoder:
                 dtype=dtype,
                 device=device,
                 linear=linear,
-                kv_scales=self._kv_scales.get(f"model.layers.{index}"),
+                kv_scales=self._kv_scales.get(layer_name(config, index)),
                 communicator=self._communicator,
                 matrices_on=torch.device("cpu") if index in host_layers else device,
             )
@@ -103,17 +106,20 @@ class Decoder:
 
     def targets(self) -> dict[str, Tensor]:
         """Name in the checkpoint -> the tensor or view to fill."""
-        named = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm.weight}
+        named = {"model.embed_tokens.weight": self.embedding} if self.config.has_embedding else {}
         for layer in self.layers:
             named |= layer.targets()
         for prefix, (k_scale, v_scale) in self._kv_scales.items():
             named |= {f"{prefix}.self_attn.k_scale": k_scale, f"{prefix}.self_attn.v_scale": v_scale}
-        return named | self.head.targets()
+        if self.head is None:
+            return named
+        return named | {"model.norm.weight": self.norm.weight} | self.head.targets()
 
     def finish(self) -> None:
         """Convert the loaded weights to the form that each layer computes with."""
-        self.norm.finish()
-        self.head.finish()
+        if self.head is not None:
+            self.norm.finish()
+            self.head.finish()
         for layer in self.layers:
             layer.finish()
         for prefix, scales in self._kv_scales.items():
@@ -128,16 +134,13 @@ class Decoder:
 
     def states(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """[T, hidden] for every token: the output of the last layer, and the residual stream that it is added
-        to.
+        to. With several stages those of this stage, which the next one has then received.
         """
-        residual = self._embed(batch.token_ids)
-        if self._embedding_scale != 1.0:
-            residual *= self._embedding_scale
+        hidden, residual = self._inputs(batch.token_ids)
         rotary = {
             kind: (take_rows(cos, batch.positions), take_rows(sin, batch.positions))
             for kind, (cos, sin) in self._tables.items()
         }
-        hidden: Tensor | None = None
         for index, (layer, kv_cache) in enumerate(zip(self.layers, kv_caches, strict=True)):
             if self.stream is not None:
                 self.stream.before(index)
@@ -145,28 +148,58 @@ class Decoder:
             if self.stream is not None:
                 self.stream.after(index)
         assert hidden is not None
+        if not self.config.topology.is_last_stage:
+            self._communicator.send(torch.stack((hidden, residual)), self.config.topology.next)
         return hidden, residual
+
+    def _inputs(self, token_ids: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The states that the first layer computes with: of the stage before, or the embeddings."""
+        topology = self.config.topology
+        if not topology.is_first_stage:
+            shape = (2, len(token_ids), self.config.hidden_size)
+            hidden, residual = self._communicator.recv(shape, self.embedding.dtype, topology.previous)
+            return hidden, residual
+        residual = self._embed(token_ids)
+        if self._embedding_scale != 1.0:
+            residual *= self._embedding_scale
+        return None, residual
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """[T, hidden]. A rank has the embeddings of its part of the vocabulary, zeros for others."""
         topology = self.config.topology
         if topology.tensor == 1:
             return take_rows(self.embedding, token_ids)
-        first = topology.rank * self.config.vocab_rows
+        first = topology.tensor_rank * self.config.vocab_rows
         return self._communicator.all_reduce(take_partial_rows(self.embedding, token_ids, first))
 
-    def logits(self, states: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
+    def logits(self, states: tuple[Tensor, Tensor] | None, rows: Tensor) -> Tensor:
         """[S, vocab] of rows i64 [S] of the states. If all rows are requested, the states are overwritten. Of
-        several ranks the first has the logits, the others those of their part of the vocabulary.
+        several ranks the first has the logits, the others those of their part of the vocabulary. With several
+        stages only the last one computes logits; the first rank receives them, and needs no states for it.
         """
+        topology = self.config.topology
+        if self.head is None:
+            shape = (rows.shape[0], self.config.vocab_size)
+            if not shape[0]:
+                return torch.empty(shape, dtype=self.logits_dtype)
+            return self._communicator.recv(shape, self.logits_dtype, topology.head_rank)
+        assert states is not None
         hidden, residual = states
         if rows.shape[0] < hidden.shape[0]:
             hidden, residual = hidden[rows], residual[rows]
         logits = self.head(self.norm(hidden, residual))
-        if self.config.topology.tensor > 1:
+        if topology.tensor > 1:
             logits = self._communicator.gather_to_leader(logits)[:, : self.config.vocab_size]
         cap = self.config.logit_softcap
-        return logits if cap is None else logits.float().div_(cap).tanh_().mul_(cap)
+        logits = logits if cap is None else logits.float().div_(cap).tanh_().mul_(cap)
+        if topology.rank == topology.head_rank != 0 and rows.shape[0]:
+            self._communicator.send(logits, 0)
+        return logits
+
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """The type of logits."""
+        return self.embedding.dtype if self.config.logit_softcap is None else torch.float32
 
 
 class Layer:
@@ -214,7 +247,7 @@ class Layer:
             kv_scales=kv_scales,
         )
         # Ranks add their parts, so that one of them has the bias.
-        has_bias = config.output_bias and config.topology.is_leader
+        has_bias = config.output_bias and config.topology.tensor_rank == 0
         self.output = make([f"{prefix}.{names.output}"], q_size, [hidden], bias=has_bias)
         self.output_norm = self.mlp_output_norm = None
         if names.attention_output_norm is not None:
@@ -275,12 +308,17 @@ def build_layer(
     return Layer(
         config,
         config.layers[index],
-        f"model.layers.{index}",
+        layer_name(config, index),
         partial(linear, dtype=dtype, device=matrices_on or device),
         _norm_factory(config, dtype, device),
         kv_scales,
         communicator or SingleRank(),
     )
+
+
+def layer_name(config: ModelConfig, index: int) -> str:
+    """The name in the checkpoint of the layer with this index in the configuration."""
+    return f"model.layers.{config.first_layer + index}"
 
 
 def _feed_forward(

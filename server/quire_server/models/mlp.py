@@ -48,7 +48,7 @@ class MLP:
         self._gate_up = make(gate_up, config.hidden_size, sizes, bias=config.mlp_bias)
         # Ranks add their parts, so that one of them has the bias.
         self._down = make(
-            [down], inner, [config.hidden_size], bias=config.mlp_bias and config.topology.is_leader
+            [down], inner, [config.hidden_size], bias=config.mlp_bias and config.topology.tensor_rank == 0
         )
         self._activate = _ACTIVATIONS[config.activation]
         self._rounds = config.activation == "silu"  # fused into FP8 if the next layer takes it

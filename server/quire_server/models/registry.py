@@ -75,6 +75,13 @@ def layer_bytes(config: ModelConfig, dtype: torch.dtype, linear: LinearFactory) 
     )
 
 
+def head_bytes(config: ModelConfig, dtype: torch.dtype, linear: LinearFactory) -> int:
+    """Bytes of the head in the form that it computes with."""
+    skeleton = build(config, max_len=1, dtype=dtype, device=torch.device("meta"), linear=linear)
+    assert skeleton.head is not None
+    return sum(tensor.nbytes for tensor in skeleton.head.weights())
+
+
 def build(
     config: ModelConfig,
     *,

@@ -7,12 +7,12 @@ matrix without rules of their own. Knows names and shapes, no bytes.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from quire_server.core.topology import Range, Slice, Topology, tensor_sizes
+from quire_server.core.topology import Range, Slice, Topology, stage_layers, tensor_sizes
 from quire_server.errors import ConfigError
 from quire_server.models.config import ModelConfig
 
@@ -44,12 +44,15 @@ class _Split:
         return tuple(Range(*(bound * size // total for bound in each)) for each in self.in_whole)
 
 
-def shard(config: ModelConfig, topology: Topology) -> ModelConfig:
+def shard(config: ModelConfig, topology: Topology, layers: Range | None = None) -> ModelConfig:
     """The configuration of one rank: heads, inner sizes and experts are its own, everything else is the whole
-    model's. Raises ConfigError if the model cannot be divided among so many ranks.
+    model's. ``layers``: those of the rank's stage, if there are several stages. Raises ConfigError if the
+    model cannot be divided among so many ranks.
     """
+    if layers is not None:
+        config = replace(config, layers=config.layers[slice(*layers)], first_layer=layers.start)
     if topology.tensor == 1:
-        return config
+        return replace(config, topology=topology)
     working = sizes(config)
     if topology.tensor not in working:
         stored = "" if config.quantization is None else f", stored in groups ({config.quantization.method})"
@@ -69,6 +72,16 @@ def shard(config: ModelConfig, topology: Topology) -> ModelConfig:
         experts=experts,
         topology=topology,
     )
+
+
+def stages(config: ModelConfig, topology: Topology, layer_bytes: Sequence[int], head_bytes: int) -> Range:
+    """The layers of this rank's stage. Raises ConfigError if there are more stages than layers."""
+    if topology.pipeline > config.num_layers:
+        raise ConfigError(
+            f"The model cannot be divided among {topology.pipeline} stages: it has {config.num_layers} "
+            f"layers. Set --pipeline-parallel-size to {config.num_layers} or less."
+        )
+    return stage_layers(layer_bytes, head_bytes, topology.pipeline)[topology.stage]
 
 
 def sizes(config: ModelConfig) -> tuple[int, ...]:
@@ -114,7 +127,7 @@ def slices(
 def _splits(config: ModelConfig, topology: Topology) -> Iterator[tuple[str, _Split]]:
     """(the layer's name in the checkpoint, how it is split) for every layer that is."""
     vocab = Range(0, config.vocab_size)
-    start = min(topology.rank * topology.padded_part(config.vocab_size), config.vocab_size)
+    start = min(topology.tensor_rank * topology.padded_part(config.vocab_size), config.vocab_size)
     rows = Range(start, min(start + topology.padded_part(config.vocab_size), config.vocab_size))
     for name in ("model.embed_tokens", "lm_head"):
         yield name, _Split((vocab.size,), (rows,))

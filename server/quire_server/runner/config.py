@@ -29,4 +29,5 @@ class RunnerConfig:
     gpu_memory_utilization: float = 0.9
     enforce_eager: bool = False
     tensor_parallel_size: int = 1  # bytes of caches are those of all ranks together
+    pipeline_parallel_size: int = 1
     cpu_offload_gb: float = 0.0  # GiB of layer weights kept in the host's memory

@@ -2,6 +2,9 @@
 model has one.
 """
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
 
 from quire_server.core.step import Step
@@ -20,7 +23,9 @@ class HostExecutor:
 
     def __init__(self, model: Decoder, kv_caches: tuple[Tensor, ...], input_batch: InputBatch) -> None:
         self._model, self._kv_caches, self._input_batch = model, kv_caches, input_batch
-        self._recorded_decode = RecordedDecode.of(model, kv_caches, *input_batch.block_table.shape)
+        self._recorded_decode: RecordedDecode | None = None
+        if model.config.topology.pipeline == 1:
+            self._recorded_decode = RecordedDecode.of(model, kv_caches, *input_batch.block_table.shape)
         self.can_replay = self._recorded_decode is not None
 
     def replays(self, step: Step, layout: StepLayout) -> bool:
@@ -32,20 +37,39 @@ class HostExecutor:
             and self._recorded_decode.takes(step)
         )
 
-    def compute(self, step: Step, layout: StepLayout, *, is_replay: bool) -> ForwardOutput:
-        """The logits f32 of the sampled positions, and the requested log-probabilities of prompts. On other
+    def compute(self, step: Step, layout: StepLayout, *, is_replay: bool) -> Callable[[], ForwardOutput]:
+        """Compute this rank's layers. The function returns the logits f32 of the sampled positions, and the
+        requested log-probabilities of prompts; in the first of several stages it waits for them. On other
         ranks than the first, of no use.
         """
         if is_replay:
             assert self._recorded_decode is not None
-            return ForwardOutput(self._recorded_decode(layout, self._input_batch).float(), None, {})
+            output = ForwardOutput(self._recorded_decode(layout, self._input_batch).float(), None, {})
+            return lambda: output
         model, config = self._model, self._model.config
+        finish = self.output(step, layout)
         batch = batch_builder.build(step, layout, self._input_batch, config.num_kv_heads, config.windows)
         states = model.states(batch, self._kv_caches)
-        found = {}
+        if not config.topology.is_last_stage:
+            return lambda: finish(None)
+        output = finish(states)
+        return lambda: output
+
+    def output(
+        self, step: Step, layout: StepLayout
+    ) -> Callable[[tuple[Tensor, Tensor] | None], ForwardOutput]:
+        """A function from the states of the last layer to the output, which may be called when rows have
+        changed. Without states it receives what the last stage computes.
+        """
+        model, positions = self._model, list[sampler.PromptPositions]()
         if self._wants_prompt_logprobs(step, layout):
-            found = sampler.prompt_logprobs(model, states, layout, self._input_batch)
-        return ForwardOutput(model.logits(states, batch.sample_rows).float(), None, found)
+            positions = sampler.prompt_positions(layout, self._input_batch)
+
+        def finish(states: tuple[Tensor, Tensor] | None) -> ForwardOutput:
+            found = sampler.prompt_logprobs(model, states, positions)
+            return ForwardOutput(model.logits(states, torch.from_numpy(layout.sampled)).float(), None, found)
+
+        return finish
 
     def _wants_prompt_logprobs(self, step: Step, layout: StepLayout) -> bool:
         wanted = self._input_batch.num_prompt_logprobs[layout.rows]

@@ -5,6 +5,7 @@ parameters; ``gpu.input_batch`` holds the part of them that a GPU needs. Must no
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,27 @@ PENALTY_COLUMNS: dict[str, tuple[type, float]] = {
     "presence_penalty": (np.float64, 0.0),
     "frequency_penalty": (np.float64, 0.0),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class SampledPositions:
+    """Positions at which a step samples, while it is in flight. A row may get another request meanwhile,
+    which must not get the tokens.
+    """
+
+    rows: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    _epochs: NDArray[np.int64]
+
+    def are_current(self, input_batch: "InputBatch") -> NDArray[np.bool_]:
+        """Which rows have the same request as before."""
+        current: NDArray[np.bool_] = input_batch.epoch[self.rows] == self._epochs
+        return current
+
+    def write(self, tokens: NDArray[np.int64], input_batch: "InputBatch") -> None:
+        """Write one token for each position behind its context."""
+        is_same = self.are_current(input_batch)
+        input_batch.write(self.rows[is_same], self.lengths[is_same], tokens[is_same])
 
 
 class InputBatch:
@@ -75,6 +97,10 @@ class InputBatch:
         inside = lengths < self.tokens.shape[1]
         given = tokens if isinstance(tokens, int) else tokens[inside]
         self.tokens[rows[inside], lengths[inside]] = given
+
+    def positions(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> SampledPositions:
+        """Remember sampled positions for the time when their tokens are known."""
+        return SampledPositions(rows, lengths, self.epoch[rows])
 
     def request_id(self, row: int) -> str:
         """The request that has this row."""

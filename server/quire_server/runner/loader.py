@@ -87,6 +87,16 @@ class Checkpoint:
         """Bytes of each layer's matrices in the form that the kernels use."""
         return registry.layer_bytes(self.config, self.dtype, self.linear)
 
+    def shard(self, topology: Topology) -> ModelConfig:
+        """The configuration of one rank. Raises ConfigError if the model cannot be divided among so many
+        ranks.
+        """
+        layers = None
+        if topology.pipeline > 1:
+            head = registry.head_bytes(self.config, self.dtype, self.linear)
+            layers = sharding.stages(self.config, topology, self.layer_bytes, head)
+        return sharding.shard(self.config, topology, layers)
+
     def read(
         self,
         *,
@@ -122,9 +132,8 @@ class Checkpoint:
         """Read one rank's part of the weights and nothing else. Raises ConfigError if the model cannot be
         divided among so many ranks.
         """
-        local = sharding.shard(self.config, topology)
         model = registry.build(
-            local,
+            self.shard(topology),
             max_len=max_len,
             dtype=self.dtype,
             device=device,
@@ -133,7 +142,7 @@ class Checkpoint:
         )
         targets = model.targets()
         # Each file is verified whole by one rank.
-        weights.verify(self.files, self.shards[topology.rank :: topology.tensor])
+        weights.verify(self.files, self.shards[topology.rank :: topology.size])
         slices = sharding.slices(self.config, topology, registry.tensors(self.config, self.linear), targets)
         weights.read_slices(self.files, self.shards, targets, slices, on_progress)
         model.finish()
@@ -253,16 +262,18 @@ def load_model(
         model_dir, dtype=options.dtype, quantization_name=options.quantization, capability=capability
     )
     draft = open_draft(found, options, capability) if ranks.topology.is_leader else None  # rank 0 drafts
-    config = sharding.shard(found.config, ranks.topology)
+    config = found.shard(ranks.topology)
     stored = kv_cache.storage_dtype(options.kv_cache_dtype, found.dtype)
-    block_bytes = kv_cache.block_bytes(config, options.block_size, stored)
-    if draft is not None:
-        block_bytes += draft.block_bytes
+    all_stages = replace(config, layers=found.config.layers)  # every rank counts the same blocks
+    block_bytes = kv_cache.block_bytes(all_stages, options.block_size, stored)
+    block_bytes += 0 if draft is None else draft.block_bytes
     longest = kv_cache.longest_context(config, options)
     if device is None or memory_profile.is_size_given(options):
         _, longest = kv_cache.plan(config, options, block_bytes)  # else the memory left after loading decides
-    num_host_slots = kv_cache.offload_slots(options.kv_offload_host_bytes, "host", config, options, stored)
-    disk = _disk(config, options, stored)
+    num_host_slots = kv_cache.offload_slots(
+        options.kv_offload_host_bytes, "host", all_stages, options, stored
+    )
+    disk = _disk(config, all_stages, options, stored)
     total = found.size + (draft.checkpoint.size if draft is not None else 0)
     model = _read(found, options, device, longest, ranks, lambda n, _: on_progress(n, total))
     draft_model = None
@@ -295,17 +306,17 @@ def load_model(
 
 
 def _refuse_gpu_ranks(device: Device | None, ranks: Membership) -> None:
-    if device is not None and ranks.topology.tensor > 1:
+    if device is not None and ranks.topology.size > 1:
         raise ConfigError(
-            f"--tensor-parallel-size {ranks.topology.tensor} works on CPUs only so far: give --device cpu, "
-            "or --tensor-parallel-size 1."
+            f"A model divided among {ranks.topology.size} ranks works on CPUs only so far: give --device "
+            "cpu, or --tensor-parallel-size 1 and --pipeline-parallel-size 1."
         )
 
 
 def _plan(config: ModelConfig, options: RunnerConfig, block_bytes: int, ranks: Membership) -> tuple[int, int]:
     """(number of blocks, longest context), the same on every rank."""
     num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes)
-    if ranks.topology.tensor == 1:
+    if ranks.topology.size == 1:
         return num_blocks, max_model_len
     agreed = replace(options, num_blocks_override=ranks.agree_on_blocks(num_blocks))
     return kv_cache.plan(config, agreed, block_bytes)
@@ -324,7 +335,7 @@ def _read(
     """
     if not options.cpu_offload_gb:
         place = torch.device("cpu") if device is None else device.place
-        if ranks.topology.tensor > 1:
+        if ranks.topology.size > 1:
             return found.read_shard(
                 ranks.topology, ranks.communicator, max_len=longest, device=place, on_progress=on_progress
             )
@@ -352,10 +363,13 @@ def _log(place: torch.device, found: Checkpoint, model: Decoder, draft: DraftChe
     )
 
 
-def _disk(config: ModelConfig, options: RunnerConfig, dtype: torch.dtype) -> DiskTier | None:
+def _disk(
+    config: ModelConfig, all_stages: ModelConfig, options: RunnerConfig, dtype: torch.dtype
+) -> DiskTier | None:
+    """``config``: of the layers whose blocks this rank stores."""
     if (path := options.kv_offload_disk_path) is None:
         return None
-    num_slots = kv_cache.offload_slots(options.kv_offload_disk_bytes, "disk", config, options, dtype)
+    num_slots = kv_cache.offload_slots(options.kv_offload_disk_bytes, "disk", all_stages, options, dtype)
     try:
         return DiskTier(path, num_slots, kv_cache.block_bytes(config, options.block_size, dtype))
     except OSError as error:

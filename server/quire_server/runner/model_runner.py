@@ -31,7 +31,7 @@ from quire_server.runner.gpu.device import Device, translate_device_errors
 from quire_server.runner.gpu.executor import ForwardOutput, GpuExecutor
 from quire_server.runner.gpu.input_batch import ON_DEVICE
 from quire_server.runner.host_executor import HostExecutor
-from quire_server.runner.input_batch import InputBatch
+from quire_server.runner.input_batch import InputBatch, SampledPositions
 from quire_server.runner.kv_blocks import HostKVBlocks
 from quire_server.runner.kv_cache import DirtyBlocks
 from quire_server.runner.kv_offload import OffloadWorker
@@ -184,6 +184,11 @@ class ModelRunner:
         """Whether ``launch`` returns before the step is computed."""
         return self._device is not None
 
+    @property
+    def max_steps_in_flight(self) -> int:
+        """Steps that may be launched before the result of the first one is awaited."""
+        return 2 if self._device is not None else self.model_config.topology.pipeline
+
     def run(self, step: Step) -> StepResult:
         """One forward pass, and the sampled tokens of each row that gets some."""
         return self.launch(step)()
@@ -191,14 +196,14 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, step: Step) -> Pending:
         """Start a forward pass, after the drafts that rows want. Results must be awaited in the order of the
-        launches, and at most one step may be launched before the previous one's result was awaited.
+        launches, and at most ``max_steps_in_flight`` may be launched and not awaited.
         """
         with translate_device_errors():
             return self._launch(step)
 
     def _launch(self, step: Step) -> Pending:
         if self._leader is not None:
-            self._leader.begin()
+            self._leader.begin(step)
         self._input_batch.apply(step)
         if self._device is not None:
             self._device.apply(step)
@@ -212,25 +217,28 @@ class ModelRunner:
         if self._draft_model is None:
             wait = oom_retry.launch(step, self._start, self._input_batch.request_id)
             if self._leader is not None:
-                copied = self._leader.all_copied(copied)
+                leader = self._leader
+                return lambda: leader.with_copied(wait(), copied)
             return wait if copied is None else lambda: dataclasses.replace(wait(), copied=copied)
         self._draft_model.follow(step)
         drafted, seconds = self._draft_model.propose(step, lambda *entries: self._choose(*entries)[0])
         result = oom_retry.launch(drafted, self._start, self._input_batch.request_id)()
-        if self._leader is not None:
-            copied = self._leader.all_copied(copied)
         result = dataclasses.replace(result, drafts=drafted.drafts, draft_seconds=seconds, copied=copied)
+        if self._leader is not None:
+            result = self._leader.with_copied(result, copied)
         return lambda: result
 
     def _start(self, step: Step) -> Pending:
         input_batch, layout = self._input_batch, StepLayout.of(step)
+        if self._leader is not None:
+            return self._start_ranks(step, layout, self._leader)
         computed = self._forward(step, layout)
         row_ids, lengths = layout.sampled_rows, layout.sampled_lengths
         if not row_ids.size:
             result = StepResult(step.step_id, (), prompt_logprobs=computed.prompt_logprobs)
             return lambda: result
         if self._device is None or not gpu_sampler.can_choose(input_batch, row_ids, lengths):
-            result = self._sampled(step, layout, computed)
+            result = self._sampled(step, row_ids, lengths, computed)
             return lambda: result
         forbidden: dict[int, str] = {}
         if input_batch.has_grammar[row_ids].any():
@@ -261,16 +269,54 @@ class ModelRunner:
         self._last_result = result_of
         return result_of
 
-    def _sampled(self, step: Step, layout: StepLayout, computed: ForwardOutput) -> StepResult:
+    def _start_ranks(self, step: Step, layout: StepLayout, leader: LeaderExecutor) -> Pending:
+        """As ``_start``, on several ranks. Further stages compute while the result is not awaited."""
+        wait = leader.launch(step, layout)
+        positions = self._input_batch.positions(layout.sampled_rows, layout.sampled_lengths)
+
+        @torch.inference_mode()
+        def result_of() -> StepResult:
+            computed = wait()
+            if not positions.rows.size:
+                return StepResult(step.step_id, (), prompt_logprobs=computed.prompt_logprobs)
+            result = self._sampled_where_current(step, positions, computed)
+            leader.sampled(step.step_id, result.token_ids)
+            return result
+
+        if leader.is_pipelined:
+            return result_of
+        result = result_of()
+        return lambda: result
+
+    def _sampled_where_current(
+        self, step: Step, positions: SampledPositions, computed: ForwardOutput
+    ) -> StepResult:
+        """Sample those rows that still have the request of the step; others get the token 0, which nobody
+        reads.
+        """
+        rows, lengths, current = positions.rows, positions.lengths, positions.are_current(self._input_batch)
+        if current.all():
+            return self._sampled(step, rows, lengths, computed)
+        kept = computed._replace(logits=computed.logits[torch.from_numpy(np.flatnonzero(current))])
+        result = self._sampled(step, rows[current], lengths[current], kept)
+        tokens = np.zeros(len(rows), np.int64)
+        tokens[current] = result.token_ids
+        return dataclasses.replace(result, token_ids=tuple(tokens.tolist()))
+
+    def _sampled(
+        self,
+        step: Step,
+        row_ids: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        computed: ForwardOutput,
+    ) -> StepResult:
         """Sample on the host, where every sampling parameter is supported."""
-        input_batch, row_ids = self._input_batch, layout.sampled_rows
+        input_batch = self._input_batch
         self._last_result()  # the sampler reads the contexts
         logits = computed.logits.cpu()
         wants_logprobs = bool((input_batch.num_logprobs[row_ids] >= 0).any())
         raw = logits.clone() if wants_logprobs else logits  # the sampler changes logits in place
-        tokens, failures = self._choose(logits, row_ids, layout.sampled_lengths)
-        if self._leader is not None:
-            self._leader.sampled(tuple(tokens.tolist()))
+        tokens, failures = self._choose(logits, row_ids, lengths)
         self._mark_dirty(failures)
         found = sampler.logprobs(raw, tokens, input_batch.num_logprobs[row_ids]) if wants_logprobs else {}
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
@@ -285,10 +331,8 @@ class ModelRunner:
         """The logits f32 of the sampled positions, and the requested log-probabilities of prompts."""
         if self._device is not None:
             return self._device.compute(step, layout)
-        if self._leader is not None:
-            return self._leader.compute(step, layout)
         assert self._host is not None
-        return self._host.compute(step, layout, is_replay=self._host.replays(step, layout))
+        return self._host.compute(step, layout, is_replay=self._host.replays(step, layout))()
 
     def _choose(
         self, logits: Tensor, row_ids: NDArray[np.int64], lengths: NDArray[np.int64]

@@ -16,22 +16,44 @@ from quire_server.core.step import OUT_OF_MEMORY, Step, StepResult
 logger = logging.getLogger(__name__)
 
 
+class OutOfMemoryOnRankError(MemoryError):
+    """A rank had no memory for a pass; all ranks have ended it."""
+
+
 Pending = Callable[[], StepResult]  # returns the result, and waits for the device if it is still computing
 
 
 def launch(step: Step, start: Callable[[Step], Pending], request_id_of: Callable[[int], str]) -> Pending:
     """Start a step; on out of memory, drop its largest row and start again, as often as needed. Dropped rows
-    are failures in the result. Memory is allocated when a step starts, not while the device computes it.
-    ``request_id_of`` a row, for the log.
+    are failures in the result. Memory is allocated when a step starts, not while the device computes it; what
+    other ranks lacked is known when its result is awaited. ``request_id_of`` a row, for the log.
     """
     if not step.rows:
         return lambda: StepResult(step.step_id, ())
     try:
-        return start(step)
+        pending = start(step)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
+    else:
+        return lambda: _awaited(step, pending, start, request_id_of)
     # Retry outside the except block: until it ends, the traceback keeps the failed step's tensors alive.
+    return _without_largest(step, start, request_id_of)
+
+
+def _awaited(
+    step: Step, pending: Pending, start: Callable[[Step], Pending], request_id_of: Callable[[int], str]
+) -> StepResult:
+    try:
+        return pending()
+    except OutOfMemoryOnRankError:
+        retried = _without_largest(step, start, request_id_of)
+    return retried()
+
+
+def _without_largest(
+    step: Step, start: Callable[[Step], Pending], request_id_of: Callable[[int], str]
+) -> Pending:
     index = largest(step)
     facts = {"rows": len(step.rows), "tokens": step.total_tokens, "dropped": request_id_of(step.rows[index])}
     logger.error("out of memory in a step", extra=facts)

@@ -4,15 +4,17 @@
 keep the exchanges of a pass complete when memory runs out on one rank, so that all repeat the pass alike.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from quire_server.core.copy_outcomes import CopyOutcomes
-from quire_server.core.rank_step import EchoStatus, RankLimits, RankStep
-from quire_server.core.step import CopyOutcome, Step
+from quire_server.core.rank_step import STEP_MASK, EchoStatus, RankLimits, RankStep
+from quire_server.core.step import CopyOutcome, Step, StepResult
 from quire_server.layers.parallel import CollectiveError
 from quire_server.models.decoder import Decoder
 from quire_server.runner import exchanges, oom_retry
@@ -20,15 +22,11 @@ from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.config import RunnerConfig
 from quire_server.runner.gpu.executor import ForwardOutput
 from quire_server.runner.host_executor import HostExecutor
-from quire_server.runner.input_batch import InputBatch
+from quire_server.runner.input_batch import InputBatch, SampledPositions
 from quire_server.runner.kv_cache import DirtyBlocks
 from quire_server.runner.kv_offload import OffloadWorker
 from quire_server.runner.loader import LoadedModel, load_model
 from quire_server.runner.ranks import Followers, Membership
-
-
-class OutOfMemoryOnRankError(MemoryError):
-    """A rank had no memory for a pass; all ranks have ended it."""
 
 
 class _Rank:
@@ -40,8 +38,12 @@ class _Rank:
         self._model, self._host, self._input_batch = model, host, input_batch
         self._communicator = ranks.communicator
 
-    def compute(self, step: Step, layout: StepLayout, *, is_replay: bool) -> ForwardOutput | None:
-        """None: this rank ran out of memory, and took part in the exchanges that were left."""
+    def compute(
+        self, step: Step, layout: StepLayout, *, is_replay: bool
+    ) -> Callable[[], ForwardOutput] | None:
+        """As HostExecutor's. None: this rank ran out of memory, and took part in the exchanges that were
+        left.
+        """
         before = self._communicator.calls
         try:
             return self._host.compute(step, layout, is_replay=is_replay)
@@ -50,9 +52,26 @@ class _Rank:
                 raise
         # Outside the except block: until it ends, the traceback keeps the failed pass's tensors alive.
         made = self._communicator.calls - before
-        plan = exchanges.planned(step, layout, self._input_batch, self._model.config, is_replay=is_replay)
-        exchanges.take_part(self._communicator, plan[made:], self._model.embedding.dtype)
+        config, dtype = self._model.config, self._model.embedding.dtype
+        plan = exchanges.planned(step, layout, self._input_batch, config, is_replay=is_replay)
+        exchanges.take_part(self._communicator, plan[made:], dtype, self._model.logits_dtype)
         return None
+
+    def receive_only(self, step: Step, layout: StepLayout) -> Callable[[], ForwardOutput]:
+        """What the last of several stages sends to rank 0, which ran out of memory before."""
+        finish = self._host.output(step, layout)
+        return lambda: finish(None)
+
+
+@dataclass(eq=False)
+class _Pass:
+    """A pass that rank 0 has begun. ``finish``: waits for the output; None where rank 0 has ended."""
+
+    finish: Callable[[], ForwardOutput] | None = None
+    is_out_of_memory: bool = False
+    is_done: bool = False
+    output: ForwardOutput | None = None  # None when it is done: a rank had no memory
+    lost: CollectiveError | None = None
 
 
 class LeaderExecutor:
@@ -68,59 +87,92 @@ class LeaderExecutor:
     ) -> None:
         self._host, self._followers = host, followers
         self._rank = _Rank(loaded.model, host, input_batch, ranks)
-        self._is_sent = False  # the other ranks have applied what this step changes
-        self._sampled: tuple[int, ...] = ()
+        self.is_pipelined = ranks.topology.pipeline > 1
+        self._passes: deque[_Pass] = deque()  # in flight
+        self._unsent: set[int] = set()  # steps of which the other ranks have not applied what they change
+        self._sampled_steps: list[int] = []
+        self._sampled: list[int] = []
         self._nan_rows: set[int] = set()
         self._copied: list[CopyOutcome] = []  # of the other ranks in this step
-        self._copy_outcomes = CopyOutcomes(ranks.topology.tensor)
+        self._copy_outcomes = CopyOutcomes(ranks.topology.size)
 
-    def begin(self) -> None:
-        """A new step begins."""
-        self._is_sent = False
+    def begin(self, step: Step) -> None:
+        """A new step begins; its passes follow, one or, where memory runs out, several."""
+        self._unsent.add(step.step_id)
 
-    def sampled(self, tokens: tuple[int, ...]) -> None:
-        """The tokens at the sampled positions of the last pass, which the next message has."""
-        self._sampled = tokens
+    def sampled(self, step_id: int, tokens: Sequence[int]) -> None:
+        """The tokens at the sampled positions of a step, which the next message has."""
+        self._sampled_steps.append(step_id & STEP_MASK)
+        self._sampled += tokens
 
     def mark_dirty(self, rows: set[int]) -> None:
         """Rows whose logits are not finite, which the next message has."""
         self._nan_rows |= rows
 
-    def compute(self, step: Step, layout: StepLayout) -> ForwardOutput:
-        """As HostExecutor's. Raises MemoryError if any rank ran out of memory."""
+    def launch(self, step: Step, layout: StepLayout) -> Callable[[], ForwardOutput]:
+        """Begin a pass; the function waits for its output, and raises MemoryError if any rank ran out of
+        memory. With one stage the pass is done before. Passes end in the order in which they begin.
+        """
         is_replay = self._host.replays(step, layout)
         self._send(step, is_replay=is_replay)
-        lost: CollectiveError | None = None
+        begun = _Pass()
+        self._passes.append(begun)
+        try:
+            begun.finish = self._rank.compute(step, layout, is_replay=is_replay)
+        except CollectiveError as error:
+            begun.lost = error
+        else:
+            begun.is_out_of_memory = begun.finish is None
+            if begun.finish is None and self.is_pipelined:
+                begun.finish = self._rank.receive_only(step, layout)
+        if self.is_pipelined:
+            return lambda: self._wait(begun)
+        output = self._wait(begun)
+        return lambda: output
+
+    def _wait(self, begun: _Pass) -> ForwardOutput:
+        while not begun.is_done:
+            self._end(self._passes.popleft())
+        if begun.output is None:
+            raise oom_retry.OutOfMemoryOnRankError("a rank has no memory for the pass")
+        return begun.output
+
+    def _end(self, begun: _Pass) -> None:
+        """Take in the output of the oldest pass, and the echoes of it."""
         output = None
         try:
-            output = self._rank.compute(step, layout, is_replay=is_replay)
+            if begun.finish is not None:
+                output = begun.finish()
         except CollectiveError as error:
-            lost = error
+            begun.lost = error
+        lost = begun.lost
         outcome = self._followers.collect(is_lost=lost is not None)  # names the rank that was missing
         if lost is not None:
             raise lost
         self._copied += outcome.copied
-        if output is None or outcome.is_out_of_memory:
-            raise OutOfMemoryOnRankError("a rank has no memory for the pass")
-        return output
+        begun.is_done = True
+        if not (begun.is_out_of_memory or outcome.is_out_of_memory):
+            begun.output = output
 
     def apply_only(self, step: Step) -> None:
         """Send a step that computes nothing to the other ranks."""
         self._send(step, is_replay=False)
         self._copied += self._followers.collect().copied
 
-    def all_copied(self, mine: CopyOutcome | None) -> CopyOutcome | None:
-        """What the step's copies came to on all ranks, after its last pass. ``mine``: on rank 0."""
+    def with_copied(self, result: StepResult, mine: CopyOutcome | None) -> StepResult:
+        """The result of a step with what its copies came to on all ranks. ``mine``: on rank 0."""
         theirs, self._copied = self._copied, []
-        return self._copy_outcomes.combine(theirs if mine is None else [mine, *theirs])
+        copied = self._copy_outcomes.combine(theirs if mine is None else [mine, *theirs])
+        return result if copied is None else replace(result, copied=copied)
 
     def _send(self, step: Step, *, is_replay: bool) -> None:
         """What was applied already is not sent again with a repeated pass."""
-        if self._is_sent:
+        if step.step_id not in self._unsent:
             step = Step(step.step_id, (), (), step.rows, step.starts, step.num_tokens, step.samples)
-        self._is_sent = True
-        self._followers.send(RankStep(step, self._sampled, tuple(sorted(self._nan_rows)), is_replay))
-        self._sampled, self._nan_rows = (), set()
+        self._unsent.discard(step.step_id)
+        nan_rows = tuple(sorted(self._nan_rows))
+        self._followers.send(RankStep(step, tuple(self._sampled_steps), self._sampled, nan_rows, is_replay))
+        self._sampled_steps, self._sampled, self._nan_rows = [], [], set()
 
 
 class FollowerRunner:
@@ -133,7 +185,7 @@ class FollowerRunner:
         self._rank = _Rank(loaded.model, self._host, self._input_batch, ranks)
         slots = loaded.num_host_slots
         self._offload = OffloadWorker(loaded.kv_caches, slots, loaded.disk) if slots else None
-        self._positions: tuple[np.ndarray, np.ndarray] = (np.empty(0, np.int64), np.empty(0, np.int64))
+        self._sampled: dict[int, SampledPositions] = {}  # by step, of those whose tokens are not known yet
         self.limits = RankLimits(
             options.max_num_seqs,
             loaded.num_blocks,
@@ -162,17 +214,15 @@ class FollowerRunner:
     @torch.inference_mode()
     def execute(self, message: RankStep) -> tuple[EchoStatus, CopyOutcome | None]:
         """(how the pass ended, what copies came to on this rank)."""
-        step, (rows, lengths) = message.step, self._positions
-        if len(message.sampled) not in (0, len(rows)):
-            raise ValueError(f"{len(message.sampled)} tokens for {len(rows)} sampled positions")
-        if message.sampled:
-            self._input_batch.write(rows, lengths, np.array(message.sampled, np.int64))
+        step = message.step
+        self._write_sampled(message)
         self._dirty_blocks.add(message.nan_rows)
         self._input_batch.apply(step)
         copied = self._offload.copy(step) if self._offload is not None else None
         self._dirty_blocks.zero_reused(step)
         layout = StepLayout.of(step)
-        self._positions = layout.sampled_rows, layout.sampled_lengths
+        positions = self._input_batch.positions(layout.sampled_rows, layout.sampled_lengths)
+        self._sampled[step.step_id & STEP_MASK] = positions
         if not step.rows:
             return EchoStatus.DONE, copied
         try:
@@ -180,3 +230,20 @@ class FollowerRunner:
         except CollectiveError:
             return EchoStatus.LOST_PEER, copied
         return EchoStatus.DONE if output is not None else EchoStatus.OUT_OF_MEMORY, copied
+
+    def _write_sampled(self, message: RankStep) -> None:
+        """Write the tokens of earlier steps. A step before them whose tokens did not come has failed."""
+        tokens = np.array(message.sampled, np.int64)
+        for step_id in message.sampled_steps:
+            if step_id not in self._sampled:
+                raise ValueError(f"tokens of step {step_id}, which is not in flight")
+            while (oldest := next(iter(self._sampled))) != step_id:
+                del self._sampled[oldest]
+            positions = self._sampled.pop(step_id)
+            count = len(positions.rows)
+            if len(tokens) < count:
+                raise ValueError(f"{len(tokens)} tokens for {count} sampled positions")
+            positions.write(tokens[:count], self._input_batch)
+            tokens = tokens[count:]
+        if len(tokens):
+            raise ValueError(f"{len(tokens)} tokens more than the steps sampled")

@@ -2,7 +2,8 @@
 log-probabilities of output and prompt tokens.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -132,16 +133,21 @@ _PROMPT_LOGITS_BYTES = 48 << 20
 _LOGITS_COPIES = 3  # logits in the model's dtype, in float32, and their softmax
 
 
-def prompt_logprobs(
-    model: Decoder, states: tuple[Tensor, Tensor], layout: StepLayout, input_batch: InputBatch
-) -> dict[int, tuple[TokenLogprobs, ...]]:
-    """Log-probabilities of prompt tokens, for rows that request them: by row, of the prompt token after each
-    position of the step from ``start`` on.
+class PromptPositions(NamedTuple):
+    """The positions of a prompt in a step of which log-probabilities are requested."""
 
-    The logits of all positions of a prompt would be gigabytes, so a few positions are computed at a time.
+    row: int
+    places: NDArray[np.int64]  # indices into the step's tokens
+    targets: NDArray[np.int64]  # the prompt token after each position
+    wanted: int  # most likely tokens to report
+
+
+def prompt_positions(layout: StepLayout, input_batch: InputBatch) -> list[PromptPositions]:
+    """The prompt positions of a step that have a next prompt token, of rows that request log-probabilities
+    of prompts.
     """
     wanted = input_batch.num_prompt_logprobs[layout.rows]
-    by_row: dict[int, tuple[TokenLogprobs, ...]] = {}
+    found: list[PromptPositions] = []
     offsets = np.cumsum(layout.ends - layout.starts) - (layout.ends - layout.starts)
     for index in np.flatnonzero(wanted >= 0):
         row, start = int(layout.rows[index]), int(layout.starts[index])
@@ -150,20 +156,25 @@ def prompt_logprobs(
         end = min(int(layout.ends[index]), started.num_prompt_tokens - 1)
         if end > start:
             places = offsets[index] + np.arange(end - start)
-            by_row[row] = _prompt_logprobs_at(
-                model, states, places, input_batch.tokens[row, start + 1 : end + 1], wanted[index]
-            )
-    return by_row
+            targets = input_batch.tokens[row, start + 1 : end + 1].copy()
+            found.append(PromptPositions(row, places, targets, int(wanted[index])))
+    return found
 
 
-def prompt_chunks(layout: StepLayout, input_batch: InputBatch, vocab_size: int) -> list[int]:
+def prompt_logprobs(
+    model: Decoder, states: tuple[Tensor, Tensor] | None, positions: Sequence[PromptPositions]
+) -> dict[int, tuple[TokenLogprobs, ...]]:
+    """Log-probabilities by row. The logits of all positions of a prompt would be gigabytes, so a few
+    positions are computed at a time.
+    """
+    return {one.row: _prompt_logprobs_at(model, states, one) for one in positions}
+
+
+def prompt_chunks(positions: Sequence[PromptPositions], vocab_size: int) -> list[int]:
     """The numbers of positions for which ``prompt_logprobs`` computes logits, one after the other."""
-    chunks, size = list[int](), _chunk_size(vocab_size)
-    for index in np.flatnonzero(input_batch.num_prompt_logprobs[layout.rows] >= 0):
-        end = min(int(layout.ends[index]), int(input_batch.num_prompt[layout.rows[index]]) - 1)
-        count = max(0, end - int(layout.starts[index]))
-        chunks += [min(size, count - begin) for begin in range(0, count, size)]
-    return chunks
+    size = _chunk_size(vocab_size)
+    counts = [len(one.places) for one in positions]
+    return [min(size, count - begin) for count in counts for begin in range(0, count, size)]
 
 
 def _chunk_size(vocab_size: int) -> int:
@@ -171,8 +182,9 @@ def _chunk_size(vocab_size: int) -> int:
 
 
 def _prompt_logprobs_at(
-    model: Decoder, states: tuple[Tensor, Tensor], places: np.ndarray, targets: np.ndarray, wanted: int
+    model: Decoder, states: tuple[Tensor, Tensor] | None, positions: PromptPositions
 ) -> tuple[TokenLogprobs, ...]:
+    _, places, targets, wanted = positions
     size = _chunk_size(model.config.vocab_size)
     found: list[TokenLogprobs] = []
     for begin in range(0, len(places), size):

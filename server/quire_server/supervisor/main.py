@@ -99,14 +99,14 @@ class Supervisor:
         self._ticked_at = self._watched_since = time.monotonic()
         self._limits = LoadLimits(config.startup_timeout_seconds, config.load_stall_timeout_seconds)
         self._thresholds = Thresholds(
-            config.stall_timeout_seconds, config.canary_interval_seconds, config.tensor_parallel_size
+            config.stall_timeout_seconds, config.canary_interval_seconds, config.num_ranks
         )
 
     def run(self, arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
         """Start all processes and watch them until the server ends."""
         engine_environ = {"GOMP_SPINCOUNT": _OPENMP_SPINS, **environ}
         self._children.spawn(HEALTH, "quire_server.health", arguments, environ)
-        ranks = self._config.tensor_parallel_size
+        ranks = self._config.num_ranks
         if ranks > 1:
             engine_environ["OMP_NUM_THREADS"] = str(threads_of_rank(ranks, environ))
         self._children.spawn(ENGINE, "quire_server.engine", arguments, engine_environ)
@@ -167,7 +167,7 @@ class Supervisor:
 
     def _look_at_ranks(self) -> Ending | None:
         """The ending of the server if a rank of its model has stopped."""
-        if self._config.tensor_parallel_size == 1:
+        if self._config.num_ranks == 1:
             return None
         now = time.monotonic()
         if now - self._ticked_at > _PAUSE_SECONDS:
@@ -178,7 +178,7 @@ class Supervisor:
             self._state.read_beats(),
             self._state.read_steps(),
         )
-        states = rank_states(beats, steps, now, self._config.tensor_parallel_size)
+        states = rank_states(beats, steps, now, self._config.num_ranks)
         failure = watch_ranks(sample, states, now - self._watched_since)
         return None if failure is None else Ending.of(failure)
 
@@ -197,7 +197,7 @@ class Supervisor:
             )
         reason = "Killed" if failure is None else failure.reason.value
         self._state.write_control(Control(failed=reason, killed=ending.killed.lower()))
-        for name in (ENGINE, *map(rank_name, range(1, self._config.tensor_parallel_size))):
+        for name in (ENGINE, *map(rank_name, range(1, self._config.num_ranks))):
             self._children.signal(name, signal.SIGKILL)  # requests would wait for a stalled one
         self._wait_for_api(_ERROR_RESPONSE_SECONDS)
         for _ in range(2):

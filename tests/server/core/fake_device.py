@@ -11,16 +11,17 @@ from tests.server.core.fake_runner import FakeRunner
 class FakeDevice:
     """Steps are computed in the order of their launches, as late as possible."""
 
-    is_asynchronous = True
-
-    def __init__(self, runner: FakeRunner) -> None:
+    def __init__(self, runner: FakeRunner, max_steps_in_flight: int = 2) -> None:
+        self.max_steps_in_flight = max_steps_in_flight
         self._runner = runner
         self._launched: list[Step] = []
+        self.steps: list[Step] = []
         self._results: dict[int, StepResult] = {}
         self.depths: list[int] = []  # after each launch: steps launched and not computed
 
     def launch(self, step: Step) -> Callable[[], StepResult]:
         self._launched.append(step)
+        self.steps.append(step)
         self.depths.append(len(self._launched))
         return lambda: self._wait(step.step_id)
 
@@ -34,7 +35,7 @@ class FakeDevice:
 class FakeHost:
     """The same runner, one step at a time."""
 
-    is_asynchronous = False
+    max_steps_in_flight = 1
 
     def __init__(self, runner: FakeRunner) -> None:
         self._runner = runner

@@ -33,7 +33,7 @@ class PipelineRun:
 
     def __init__(self, limits: SchedulerConfig, *, ahead: bool) -> None:
         self.scheduler = Scheduler(limits, eos_token_ids=[EOS])
-        self.device = FakeDevice(FakeRunner(limits))
+        self.device = FakeDevice(FakeRunner(limits), max(2, limits.pipeline_size))
         self.pipeline = StepPipeline(self.scheduler, self.device if ahead else FakeHost(FakeRunner(limits)))
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, TokenEvent] = {}

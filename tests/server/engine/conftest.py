@@ -51,7 +51,7 @@ class CountingRunner:
     """Samples the last token plus one for each row; a test simulates a faulty device by `skew`."""
 
     def __init__(self, *, is_asynchronous):
-        self.is_asynchronous = is_asynchronous
+        self.max_steps_in_flight = 2 if is_asynchronous else 1
         self.launched = []  # and not computed yet: a device computes as late as possible
         self.results = {}
         self.tokens = {}
@@ -63,7 +63,7 @@ class CountingRunner:
 
     def launch(self, step):
         self.launched.append(step)
-        if not self.is_asynchronous:
+        if self.max_steps_in_flight == 1:
             self._compute(step)
         return lambda: self._compute(step)
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -58,7 +59,7 @@ def exchange(communicator, rank):
 
 def lead(kind, near, directory):
     topology = Topology(RANKS)
-    with communicators.shared(kind, topology) as descriptor:
+    with communicators.shared(kind, topology) as (descriptor,):
         for channel in near:
             channel.say(Welcome(kind, ""), descriptor=descriptor)
         communicator = communicators.join(kind, topology, directory, descriptor)
@@ -83,6 +84,58 @@ def test_ranks_join_by_what_they_are_told_and_add_their_parts(kind, channels, tm
         results = [one.result(60) for one in (leader, *others)]
     assert all(torch.equal(total, torch.full((2, 4), 6.0)) for total, _ in results)
     assert torch.equal(results[0][1], torch.tensor([[1.0] * 4 + [2.0] * 4 + [3.0] * 4] * 2))
+
+
+def staged(kind, directory, descriptors, rank, done):
+    """What a rank of two stages of two ranks receives and adds."""
+    topology = Topology(2, rank, 2)
+    communicator = communicators.join(kind, topology, directory, descriptors[topology.stage])
+    part = torch.full((2, 4), float(rank))
+    found = [communicator.all_reduce(part.clone())]
+    if topology.is_first_stage:
+        for number in range(3):  # more than are received yet
+            communicator.send(part + 10 * number, topology.next)
+    else:
+        found += [communicator.recv((2, 4), torch.float32, topology.previous) for _ in range(3)]
+        found.append(communicator.gather_to_leader(part))
+    if rank == topology.head_rank:
+        communicator.send(found[-1], 0)
+    if topology.is_leader:
+        found.append(communicator.recv((2, 8), torch.float32, topology.head_rank))
+    done.wait(60)  # what was sent arrives while its sender lives
+    return found, communicator.calls, communicator.bytes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stages_hand_on_what_they_computed_in_order(kind, tmp_path):
+    with communicators.shared(kind, Topology(2, 0, 2)) as descriptors, ThreadPoolExecutor(4) as pool:
+        done = threading.Barrier(4)
+        ranks = [pool.submit(staged, kind, tmp_path, descriptors, rank, done) for rank in range(4)]
+        results = [one.result(60) for one in ranks]
+    sums = [found[0][0, 0].item() for found, _, _ in results]
+    assert sums == [1.0, 1.0, 5.0, 5.0], "of each stage's own ranks"
+    received = [[tensor[0, 0].item() for tensor in found[1:4]] for found, _, _ in results[2:]]
+    assert received == [[0.0, 10.0, 20.0], [1.0, 11.0, 21.0]]
+    assert torch.equal(results[0][0][-1], torch.tensor([[2.0] * 4 + [3.0] * 4] * 2))
+    each = 2 * 4 * 4  # bytes
+    assert [calls for _, calls, _ in results] == [5, 4, 6, 5]
+    assert [size for _, _, size in results] == [6 * each, 4 * each, 7 * each, 5 * each]
+
+
+def test_a_stage_learns_that_another_one_has_ended(tmp_path):
+    def end(rank):
+        communicators.join(communicators.GLOO, Topology(1, rank, 2), tmp_path, None)
+
+    def wait(rank):
+        communicator = communicators.join(communicators.GLOO, Topology(1, rank, 2), tmp_path, None)
+        with pytest.raises(CollectiveError, match="did not take part"):
+            communicator.recv((2, 4), torch.float32, 1)
+        with pytest.raises(CollectiveError, match="did not take part"):
+            communicator.send(torch.zeros(4), 1)
+
+    with ThreadPoolExecutor(2) as pool:
+        for one in [pool.submit(wait, 0), pool.submit(end, 1)]:
+            one.result(60)
 
 
 def test_the_fastest_kind_is_chosen():

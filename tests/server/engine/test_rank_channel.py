@@ -114,11 +114,10 @@ def test_bytes_that_are_no_message_are_refused(pair, data, message):
 EMPTY = RankStep(Step(1, (), (), (), (), (), ()))
 
 
-def test_a_rank_that_takes_no_step_is_named(pair, monkeypatch):
-    monkeypatch.setattr("quire_server.engine.rank_group.DEADLINE", 0.1)
+def test_a_rank_that_takes_no_step_is_named(pair):
     near, far = pair
     lost = []
-    group = RankGroup({2: Channel(near)}, lost.append)
+    group = RankGroup({2: Channel(near)}, lost.append, deadline=0.1)
     far.close()
     with pytest.raises(RankLostError, match="not echoed by rank 2 of 2"):
         group.send(EMPTY)

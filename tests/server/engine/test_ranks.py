@@ -181,11 +181,10 @@ def test_blocks_that_held_nan_are_zeroed_on_every_rank(whole, ranks):
         (None, "not echoed by rank 1 of 2"),
     ],
 )
-def test_a_rank_that_diverges_or_stays_silent_is_named(monkeypatch, answer, message):
-    monkeypatch.setattr("quire_server.engine.rank_group.DEADLINE", 0.1)
+def test_a_rank_that_diverges_or_stays_silent_is_named(answer, message):
     near, far = socket.socketpair()
     lost = []
-    group = RankGroup({1: Channel(near)}, lost.append)
+    group = RankGroup({1: Channel(near)}, lost.append, deadline=0.1)
     group.send(RankStep(Step(1, (), (), (), (), (), ())))
     if answer is not None:
         right = Echo(group._encoder.sequence, group._encoder.digest)

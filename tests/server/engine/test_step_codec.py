@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_server.core.rank_step import Echo, EchoStatus, RankLimits, RankStep
+from quire_server.core.rank_step import STEP_MASK, Echo, EchoStatus, RankLimits, RankStep
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import Copies, CopyOutcome, StartedRow, Step
 from quire_server.engine.codec import CodecError
@@ -60,7 +60,8 @@ def steps(draw):
         draw(st.none() | copies),
     )
     nan_rows = draw(st.lists(row_ids, max_size=3).map(tuple))
-    return RankStep(step, draw(st.just(()) | tokens), nan_rows, draw(st.booleans()))
+    steps = tuple(draw(st.lists(st.integers(0, STEP_MASK), max_size=3)))
+    return RankStep(step, steps, draw(st.just(()) | tokens), nan_rows, draw(st.booleans()))
 
 
 @given(st.lists(steps(), min_size=1, max_size=4))
@@ -143,7 +144,9 @@ def test_a_decode_step_takes_at_most_24_bytes_per_running_request():
     rows = tuple(range(256))
     ones, starts = (1,) * 256, (700,) * 256
     new_blocks = tuple((row, row) for row in rows[::16])  # every 16th token begins a block
-    message = RankStep(Step(1, (), new_blocks, rows, starts, ones, ones), sampled=(1500,) * 256)
+    message = RankStep(
+        Step(1, (), new_blocks, rows, starts, ones, ones), sampled_steps=(7,), sampled=(1500,) * 256
+    )
     body = StepEncoder().encode(message)
     assert len(body) <= 24 * 256
     assert StepDecoder(LIMITS).decode(body) == message

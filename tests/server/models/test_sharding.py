@@ -14,7 +14,7 @@ from quire_server.core.topology import Topology
 from quire_server.errors import ConfigError, ModelCorruptError
 from quire_server.layers.parallel import SingleRank
 from quire_server.model_dir.files import write_manifest
-from quire_server.models import weights
+from quire_server.models import registry, weights
 from quire_server.models.decoder import Decoder
 from quire_server.runner import batch_builder, kv_cache
 from quire_server.runner.batch_builder import StepLayout
@@ -30,6 +30,13 @@ CPU = torch.device("cpu")
 
 def forward(model: Decoder, prompt: tuple[int, ...]) -> Tensor:
     """The logits at every position of a prompt."""
+    states = forward_states(model, prompt)
+    with torch.inference_mode():
+        return model.logits(states, torch.arange(len(prompt)))
+
+
+def forward_states(model: Decoder, prompt: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The states at every position of a prompt."""
     config = model.config
     batch = InputBatch(1, 64, 16)
     blocks = -(-len(prompt) // 16)
@@ -39,7 +46,7 @@ def forward(model: Decoder, prompt: tuple[int, ...]) -> Tensor:
     caches = kv_cache.allocate(config, blocks, 16, dtype=torch.float32, device=CPU)
     built = batch_builder.build(step, StepLayout.of(step), batch, config.num_kv_heads, config.windows)
     with torch.inference_mode():
-        return model.logits(model.states(built, caches), torch.arange(len(prompt)))
+        return model.states(built, caches)
 
 
 def shards(directory: Path, ranks: ThreadRanks) -> list[Decoder]:
@@ -208,3 +215,79 @@ def test_a_rank_reads_and_holds_its_part_of_quantised_weights_and_no_more(
     most = 1.02 * (sum(tensor.nbytes for tensor in held) - vectors) / 2 + vectors
     for shard in shards(directory, ThreadRanks(2)):
         assert 0 < sum(tensor.nbytes for tensor in matrices(shard)) <= most
+
+
+def stages(
+    directory: Path, ranks: ThreadRanks, tensor: int, pipeline: int, **options: object
+) -> list[Decoder]:
+    checkpoint = Checkpoint.open(
+        directory,
+        **({"dtype": "float32", "quantization_name": "none"} | options),  # type: ignore[arg-type]
+    )
+    return [
+        checkpoint.read_shard(Topology(tensor, rank, pipeline), communicator, max_len=256, device=CPU)
+        for rank, communicator in enumerate(ranks.communicators)
+    ]
+
+
+def take_part(model: Decoder) -> Tensor | None:
+    """A rank's part in the forward pass of a prompt: the logits, on rank 0."""
+    topology = model.config.topology
+    if topology.is_leader or topology.is_last_stage:
+        return forward(model, PROMPT)
+    forward_states(model, PROMPT)
+    return None
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS])
+def test_stages_compute_the_same_bits_as_the_whole_model(tmp_path: Path, variant: str) -> None:
+    families.make(tmp_path, variant)
+    checkpoint = Checkpoint.open(tmp_path, dtype="float32", quantization_name="none")
+    whole = checkpoint.read(max_len=256, device=CPU, on_progress=lambda *_: None)
+    expected = forward(whole, PROMPT)
+    ranks = ThreadRanks(1, pipeline=2)
+    results = ranks.run([partial(take_part, model) for model in stages(tmp_path, ranks, 1, 2)])
+    assert results[0] is not None
+    assert torch.equal(results[0], expected)
+
+
+def test_ranks_of_stages_compute_the_same_bits_as_the_ranks_of_one_stage(tmp_path: Path) -> None:
+    families.build(tmp_path, "Qwen3", {"num_hidden_layers": 3})
+    ranks = ThreadRanks(2)
+    expected = ranks.run([partial(forward, model, PROMPT) for model in shards(tmp_path, ranks)])[0]
+    ranks = ThreadRanks(2, pipeline=3)
+    results = ranks.run([partial(take_part, model) for model in stages(tmp_path, ranks, 2, 3)])
+    assert results[0] is not None
+    assert torch.equal(results[0], expected)
+
+
+def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
+    families.build(tmp_path, "Llama", {"num_hidden_layers": 2})
+    with pytest.raises(
+        ConfigError, match=r"3 stages: it has 2 layers\. Set --pipeline-parallel-size to 2 or"
+    ):
+        stages(tmp_path, ThreadRanks(1, 3), 1, 3)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_stage_reads_its_layers_and_no_more(tmp_path: Path, is_tied: bool) -> None:
+    families.build(
+        tmp_path, "Llama", {"num_hidden_layers": 4, "vocab_size": 4096, "tie_word_embeddings": is_tied}
+    )
+    checkpoint = Checkpoint.open(tmp_path, dtype="float32", quantization_name="none")
+    tensors = registry.tensors(checkpoint.config)
+    held: list[str] = []
+    for rank in range(3):
+        read: list[int] = []
+        model = checkpoint.read_shard(
+            Topology(1, rank, 3),
+            SingleRank(),
+            max_len=64,
+            device=CPU,
+            on_progress=lambda done, total, read=read: read.append(done),
+        )
+        targets = model.targets()
+        assert read[-1] == sum(tensors[name].nbytes for name in targets)
+        assert model.embedding.nbytes == targets.get("model.embed_tokens.weight", torch.empty(0)).nbytes
+        held += targets
+    assert sorted(held) == sorted([*tensors, *["model.embed_tokens.weight"] * is_tied])

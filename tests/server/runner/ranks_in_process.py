@@ -25,15 +25,18 @@ class Ranks:
     ``fault``: injected into ranks, as in QUIRE_FAULT.
     """
 
-    def __init__(self, directory: Path, size: int, fault: str = "", **options: object) -> None:
-        settings = RunnerConfig(**(_DEFAULTS | options), tensor_parallel_size=size)  # type: ignore[arg-type]  # mixed values
-        self.exchange = ThreadRanks(size)
-        pairs = {number: socket.socketpair() for number in range(1, size)}
-        self._followers: list[FollowerRunner] = []
+    def __init__(
+        self, directory: Path, tensor: int, pipeline: int = 1, fault: str = "", **options: object
+    ) -> None:
+        sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+        settings = RunnerConfig(**(_DEFAULTS | sizes | options))  # type: ignore[arg-type]  # mixed values
+        self.exchange, self.pipeline = ThreadRanks(tensor, pipeline), pipeline
+        pairs = {number: socket.socketpair() for number in range(1, tensor * pipeline)}
+        self.followers: list[FollowerRunner] = []
         self._threads = []
         for number, (_, far) in pairs.items():
             follower = FollowerRunner.load(directory, settings, lambda *_: None, self._place(number))
-            self._followers.append(follower)
+            self.followers.append(follower)
             arguments = (Channel(far), follower, _faults(fault, number))
             thread = threading.Thread(target=_follow, args=arguments, daemon=True)
             thread.start()
@@ -45,17 +48,18 @@ class Ranks:
         )
 
     def _place(self, number: int) -> Membership:
-        return Membership(Topology(self.exchange.size, number), self.exchange.communicators[number], int)
+        topology = Topology(self.exchange.size, number, self.pipeline)
+        return Membership(topology, self.exchange.communicators[number], int)
 
     @property
     def models(self) -> list[Decoder]:
         """Each rank's part."""
-        return [self.runner._model, *(follower._rank._model for follower in self._followers)]
+        return [self.runner._model, *(follower._rank._model for follower in self.followers)]
 
     @property
     def tiers(self) -> list[OffloadWorker]:
         """Each rank's copies of its part of the KV blocks."""
-        workers = [self.runner._offload, *(follower._offload for follower in self._followers)]
+        workers = [self.runner._offload, *(follower._offload for follower in self.followers)]
         return [worker for worker in workers if worker is not None]
 
     def close(self) -> None:

@@ -83,10 +83,10 @@ def test_a_late_rank_diverges_from_no_other_one(tmp_path, caplog):
     directory = write(tmp_path / "tiny")
     expected = Drive(load(directory, **OPTIONS)).run()
     fault = f"rank_delay:rank=1,seconds={SECONDS}"
-    ranks = Ranks(directory, 2, fault, **OPTIONS)
+    ranks = Ranks(directory, 2, fault=fault, **OPTIONS)
     try:
         found = Drive(ranks.runner).run()
-        batches = [ranks.runner._input_batch, *(one._input_batch for one in ranks._followers)]
+        batches = [ranks.runner._input_batch, *(one._input_batch for one in ranks.followers)]
     finally:
         ranks.close()
     assert [record.fault for record in caplog.records if record.message == INJECTED] == ["rank_delay"]

@@ -193,6 +193,7 @@ def test_held_blocks_that_nobody_reads_are_freed_when_their_lease_ends(tiny, tmp
         (("--kv-role", "kv_producer", "--kv-transfer-port", "8001"), "is taken by another port"),
         (("--kv-role", "kv_producer", "--device", "cuda"), "does not work with --kv-role"),
         (("--kv-role", "kv_producer", "--tensor-parallel-size", "2"), "does not work with --kv-role"),
+        (("--kv-role", "kv_producer", "--pipeline-parallel-size", "2"), "does not work with --kv-role"),
         (("--kv-role", "kv_producer", "--kv-offload-host-bytes", "1000000"), "does not work with --kv-role"),
     ],
 )  # fmt: skip

@@ -25,7 +25,7 @@ from quire_server.runner.gpu.cuda_graphs import CudaGraphs
 from quire_server.runner.gpu.device import Device, Outputs
 from quire_server.runner.gpu.input_batch import GpuInputBatch
 from quire_server.runner.input_batch import InputBatch
-from quire_server.runner.sampler import prompt_logprobs
+from quire_server.runner.sampler import prompt_logprobs, prompt_positions
 
 
 class ForwardOutput(NamedTuple):
@@ -87,7 +87,9 @@ class GpuExecutor:
             (self._input_batch.num_prompt_logprobs[layout.rows] >= 0).any()
         )
         found = (
-            prompt_logprobs(self._model, states, layout, self._input_batch) if wants_prompt_logprobs else {}
+            prompt_logprobs(self._model, states, prompt_positions(layout, self._input_batch))
+            if wants_prompt_logprobs
+            else {}
         )
         return ForwardOutput(self._model.logits(states, uploaded.sample_rows).float(), None, found)
 

@@ -1,0 +1,228 @@
+"""Stages of a pipeline give the answers of one stage, with several steps in flight: the runners and the
+connection between them, with ranks as threads.
+"""
+
+import pytest
+import torch
+
+from quire_server.core.config import PreemptionMode, SchedulerConfig, SpeculationConfig, SpeculativeMethod
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import SamplingParams
+from quire_server.core.scheduler import Scheduler
+from quire_server.core.step import NOT_FINITE, OUT_OF_MEMORY
+from quire_server.engine.engine_core import StepPipeline
+from tests.server.engine.test_ranks import PROMPTS
+from tests.server.models import families
+from tests.server.runner.in_process import InProcessEngine, greedy, load
+from tests.server.runner.ranks_in_process import Ranks
+
+OPTIONS = {"num_blocks_override": 200, "quantization": "none", "kv_offload_host_bytes": 1 << 20}
+SAMPLING = [
+    greedy(20, logprobs=3),
+    greedy(20, prompt_logprobs=2),
+    SamplingParams(20, temperature=1.0, seed=5, ignore_eos=True),
+    greedy(20, logit_bias=((99, 100.0),)),  # one token again and again: drafts are right
+    greedy(20, presence_penalty=1.0),
+]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "layers"
+    families.build(path, "Llama", {"num_hidden_layers": 5, "vocab_size": 260, "max_position_embeddings": 512})
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(directory):
+    return load(directory, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def pair(directory):
+    found = Ranks(directory, 2, **OPTIONS)
+    yield found
+    found.close()
+
+
+@pytest.fixture(params=[(1, 2), (1, 3), (2, 3)], ids=["2 stages", "3 stages", "2 ranks in 3 stages"])
+def ranks(directory, request):
+    found = Ranks(directory, *request.param, **OPTIONS)
+    found.tensor, found.stages = request.param
+    yield found
+    found.close()
+
+
+class Engine:
+    """A scheduler and a runner with as many steps in flight as there are stages."""
+
+    def __init__(self, runner, stages, **limits):
+        settings = {
+            "max_num_seqs": 16,
+            "max_num_batched_tokens": 512,
+            "max_model_len": runner.max_model_len,
+            "num_blocks": runner.num_blocks,
+            "block_size": 16,
+            "pipeline_size": stages,
+        } | limits
+        eos = runner.model_config.eos_token_ids
+        self.scheduler = Scheduler(SchedulerConfig(**settings), eos_token_ids=eos, clock=lambda: 0.0)
+        self._runner = runner
+        self._pipeline = StepPipeline(self.scheduler, self)
+        self.tokens, self.errors, self.logprobs, self.prompt_logprobs = {}, {}, {}, {}
+        self.num_in_flight = self.most_in_flight = 0
+
+    max_steps_in_flight = property(lambda self: self._runner.max_steps_in_flight)
+
+    def launch(self, step):
+        self.num_in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.num_in_flight)
+        wait = self._runner.launch(step)
+
+        def waited():
+            self.num_in_flight -= 1
+            return wait()
+
+        return waited
+
+    def add(self, name, prompt, sampling):
+        self.tokens[name], self.logprobs[name], self.prompt_logprobs[name] = [], [], []
+        self.scheduler.add(Request(name, tuple(prompt), sampling, 0.0))
+
+    def step(self):
+        advanced = self._pipeline.advance()
+        self.scheduler.check()
+        for event in advanced[1] if advanced else ():
+            self.tokens[event.request_id] += event.token_ids
+            self.logprobs[event.request_id] += event.logprobs or ()
+            self.prompt_logprobs[event.request_id] += event.prompt_logprobs
+            if event.error is not None:
+                self.errors[event.request_id] = event.error
+
+    def drain(self):
+        while self.scheduler.has_work:
+            self.step()
+        assert self.scheduler.num_unaccounted_blocks == 0
+
+    def generate(self, prompts, sampling):
+        for number, prompt in enumerate(prompts):
+            self.add(str(number), prompt, sampling[number] if isinstance(sampling, list) else sampling)
+        self.drain()
+        return [self.tokens[str(number)] for number in range(len(prompts))]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"max_num_batched_tokens": 16, "max_num_seqs": 3},
+        {"num_blocks": 16},
+        {"num_blocks": 16, "num_host_slots": 16, "preemption_mode": PreemptionMode.SWAP},
+        {"speculation": SpeculationConfig(SpeculativeMethod.NGRAM, 4, lookup_min=1)},
+    ],
+    ids=["alone", "chunks", "preemption", "swapped", "drafts"],
+)
+def test_equal_batches_have_equal_bits(whole, pair, ranks, limits):
+    """One step at a time, so that all steps are the same as with one stage."""
+    reference = InProcessEngine(whole if ranks.tensor == 1 else pair.runner, **limits)
+    divided = InProcessEngine(ranks.runner, **limits)
+    for _ in range(2):  # the second time with prefix hits
+        assert divided.generate(PROMPTS, SAMPLING) == reference.generate(PROMPTS, SAMPLING)
+        assert divided.logprobs == reference.logprobs
+        assert divided.prompt_logprobs == reference.prompt_logprobs
+    assert "num_blocks" not in limits or divided.scheduler.stats.preemptions > 0
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"max_num_batched_tokens": 16, "max_num_seqs": 6}, {"num_blocks": 16}],
+    ids=["alone", "chunks", "preemption"],
+)
+def test_steps_in_flight_change_no_answer(whole, ranks, limits):
+    expected = [
+        InProcessEngine(whole).generate([prompt], one)[0]
+        for prompt, one in zip(PROMPTS, SAMPLING, strict=True)
+    ]
+    engine = Engine(ranks.runner, ranks.stages, **limits)
+    for _ in range(2):
+        assert engine.generate(PROMPTS, SAMPLING) == expected
+    assert engine.most_in_flight == ranks.stages
+    assert len(engine.prompt_logprobs["1"]) == len(PROMPTS[1]) - 1 or engine.prompt_logprobs["1"]
+    assert "num_blocks" not in limits or engine.scheduler.stats.preemptions > 0
+
+
+def test_a_row_that_is_aborted_in_flight_gives_nothing_to_the_next_request(whole, ranks):
+    expected = [InProcessEngine(whole).generate([prompt], greedy(12))[0] for prompt in PROMPTS]
+    engine = Engine(ranks.runner, ranks.stages, max_num_seqs=4)
+    for number, prompt in enumerate(PROMPTS[:3]):
+        engine.add(str(number), prompt, greedy(12))
+    for round_ in range(6):
+        engine.step()
+        engine.scheduler.abort(f"a{round_ - 1}" if round_ else "2")
+        engine.add(f"a{round_}", PROMPTS[3], greedy(12, presence_penalty=1.0))
+    assert engine.num_in_flight == ranks.stages - 1
+    engine.add("4", PROMPTS[4], greedy(12))
+    engine.drain()
+    assert [engine.tokens[name] for name in ("0", "1", "4")] == [expected[0], expected[1], expected[4]]
+
+
+@pytest.mark.parametrize("place", ["before the pass", "within the pass"])
+@pytest.mark.parametrize("stage", [0, -1])
+def test_a_stage_without_memory_fails_one_request_and_no_other_step(whole, ranks, monkeypatch, stage, place):
+    expected = [InProcessEngine(whole).generate([prompt], greedy(12))[0] for prompt in PROMPTS]
+    model = ranks.models[0 if stage == 0 else ranks.tensor * (ranks.stages - 1)]
+    states, layer, failed, is_due = model.states, model.layers[0], [], False
+
+    def hungry(batch, caches):
+        nonlocal is_due
+        is_due = len(batch.token_ids) > 85
+        if is_due and place == "before the pass":
+            failed.append(len(batch.token_ids))
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return states(batch, caches)
+
+    def hungry_layer(*arguments):
+        if is_due and place == "within the pass":
+            failed.append(1)
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return layer(*arguments)
+
+    hungry_layer.rope = layer.rope
+    monkeypatch.setattr(model, "states", hungry)
+    monkeypatch.setattr(model, "layers", [hungry_layer, *model.layers[1:]])
+    engine = Engine(ranks.runner, ranks.stages)
+    for name, prompt in enumerate(PROMPTS):
+        engine.add(str(name), prompt, greedy(12))
+    engine.step()
+    engine.add("5", [9] * 90, greedy(12))
+    engine.drain()
+    assert failed, "the allocation failed for real"
+    assert engine.errors == {"5": OUT_OF_MEMORY}
+    assert [engine.tokens[str(name)] for name in range(5)] == expected
+
+
+def test_blocks_that_held_nan_are_zeroed_on_every_rank(whole, ranks):
+    expected = InProcessEngine(whole).generate(PROMPTS, greedy(12))
+    norms = [model.layers[0].input_norm.weight for model in ranks.models]
+    saved = [weight[0].item() for weight in norms]
+    for weight in norms:
+        weight[0] = float("nan")
+    engine = Engine(ranks.runner, ranks.stages)
+    engine.add("nan", range(90), greedy(12))
+    engine.drain()
+    assert engine.errors == {"nan": NOT_FINITE}
+    for weight, value in zip(norms, saved, strict=True):
+        weight[0] = value
+    assert Engine(ranks.runner, ranks.stages).generate(PROMPTS, greedy(12)) == expected
+
+
+def test_the_cache_has_the_same_number_of_blocks_on_every_stage_and_the_bytes_that_were_given(directory):
+    found = Ranks(directory, 1, 3, num_blocks_override=None, kv_cache_memory_bytes=1 << 20, max_num_seqs=256)
+    try:
+        one = load(directory, quantization="none", kv_cache_memory_bytes=1 << 20, max_num_seqs=256)
+        held = [found.runner.kv_cache_bytes]
+        held += [sum(cache.nbytes for cache in each._host._kv_caches) for each in found.followers]
+        assert found.runner.num_blocks == one.num_blocks
+        assert sum(held) == one.kv_cache_bytes <= 1 << 20
+    finally:
+        found.close()
