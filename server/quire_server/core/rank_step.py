@@ -31,6 +31,7 @@ class RankStep:
     sampled: Sequence[int] = ()  # the tokens of these steps, at all positions that each one sampled
     nan_rows: tuple[int, ...] = ()  # rows whose logits were not finite
     is_recorded: bool = False  # whether to replay the recorded decode
+    only_largest: bool = False  # whether rank 0 needs only the largest logit of each position, and its token
 
 
 class EchoStatus(enum.IntEnum):

@@ -27,7 +27,7 @@ from quire_server.engine.codec import CodecError
 VERSION = 4
 MAX_STEP_BYTES = 64 << 20
 MAX_ECHO_BYTES = 1 << 20
-_IS_RECORDED, _HAS_COPIES = 1, 2
+_IS_RECORDED, _HAS_COPIES, _ONLY_LARGEST = 1, 2, 4
 _HAS_OUTCOME, _DISK_FAILED = 1, 2
 _ITEM = 4  # bytes of an integer
 _STARTED = 5  # integers of a started row: row, prompt tokens, prompt logprobs + 1, tokens, blocks
@@ -98,7 +98,8 @@ class StepEncoder:
             *(row.token_ids for row in step.started),
             *(row.block_ids for row in step.started),
         ]
-        copies, flags = step.copies, _IS_RECORDED if message.is_recorded else 0
+        copies = step.copies
+        flags = _IS_RECORDED * message.is_recorded | _ONLY_LARGEST * message.only_largest
         if copies is not None:
             flags |= _HAS_COPIES
             columns += map(_flat, _copy_columns(copies))
@@ -141,7 +142,7 @@ class StepDecoder:
         lengths = _Lengths(*counts)
         if version != VERSION:
             raise CodecError(f"version {version} of the step protocol; this is version {VERSION}")
-        if flags & ~(_IS_RECORDED | _HAS_COPIES):
+        if flags & ~(_IS_RECORDED | _HAS_COPIES | _ONLY_LARGEST):
             raise CodecError("unknown flags")
         if not flags & _HAS_COPIES and lengths.copies:
             raise CodecError("copies without their flag")
@@ -213,7 +214,8 @@ class _Columns:
             )
         step = Step(step_id, started, new_blocks, rows, starts, num_tokens, samples, drafts, (), copies)
         _check_rows(step, lengths.chunks, limits)
-        return RankStep(step, sampled_steps, sampled, nan_rows, bool(flags & _IS_RECORDED))
+        is_recorded, only_largest = bool(flags & _IS_RECORDED), bool(flags & _ONLY_LARGEST)
+        return RankStep(step, sampled_steps, sampled, nan_rows, is_recorded, only_largest)
 
     def _drafts(self, lengths: _Lengths) -> tuple[tuple[int, tuple[int, ...]], ...]:
         limits = self._limits

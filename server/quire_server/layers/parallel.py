@@ -29,6 +29,7 @@ __all__ = [
     "OneStage",
     "SingleRank",
     "Stages",
+    "argmax",
 ]
 
 #: Seconds until a rank that does not take part fails the others: shorter than the five after which a stopped
@@ -66,6 +67,25 @@ class Communicator(Protocol):
 
     def recv(self, shape: Sequence[int], dtype: torch.dtype, rank: int) -> Tensor:
         """What a rank of another stage has sent, in the order in which it did."""
+
+
+def argmax(communicator: Communicator, logits: Tensor, first: int) -> Tensor:
+    """f32 [S, 2] on rank 0: the largest logit of each row of all ranks' [S, n], NaN if there is one, and its
+    number, the smallest of equals; on other ranks those of their own. ``first``: number of this rank's first
+    logit. Moves 8 bytes for each row and rank.
+    """
+    pairs = torch.full((logits.shape[0], 2), float("-inf"))
+    pairs[:, 1] = first
+    if logits.shape[1]:
+        pairs = _largest(logits.float(), torch.arange(first, first + logits.shape[1]).expand(logits.shape))
+    by_rank = communicator.gather_to_leader(pairs).unflatten(1, (-1, 2))
+    return _largest(by_rank[..., 0], by_rank[..., 1])
+
+
+def _largest(values: Tensor, numbers: Tensor) -> Tensor:
+    """f32 [S, 2]. A float32 has all numbers of tokens exactly."""
+    places = torch.from_numpy(values.numpy().argmax(axis=1))[:, None]  # ten times faster than torch's
+    return torch.cat((values.gather(1, places), numbers.gather(1, places).float()), 1)
 
 
 class OneStage:

@@ -17,7 +17,7 @@ from quire_server.layers.forward_batch import ForwardBatch
 from quire_server.layers.linear import GpuLinear, LinearFactory, LinearLayer, Weights
 from quire_server.layers.norm import RMSNorm
 from quire_server.layers.ops import take_partial_rows, take_rows
-from quire_server.layers.parallel import Communicator, SingleRank
+from quire_server.layers.parallel import Communicator, SingleRank, argmax
 from quire_server.models import rope
 from quire_server.models.config import LayerConfig, ModelConfig
 from quire_server.models.config_fields import REMEDY
@@ -172,27 +172,45 @@ class Decoder:
         first = topology.tensor_rank * self.config.vocab_rows
         return self._communicator.all_reduce(take_partial_rows(self.embedding, token_ids, first))
 
-    def logits(self, states: tuple[Tensor, Tensor] | None, rows: Tensor) -> Tensor:
+    def logits(
+        self, states: tuple[Tensor, Tensor] | None, rows: Tensor, *, only_largest: bool = False
+    ) -> Tensor:
         """[S, vocab] of rows i64 [S] of the states. If all rows are requested, the states are overwritten. Of
         several ranks the first has the logits, the others those of their part of the vocabulary. With several
         stages only the last one computes logits; the first rank receives them, and needs no states for it.
+        ``only_largest``: as ``parallel.argmax``.
         """
-        topology = self.config.topology
-        if self.head is None:
-            shape = (rows.shape[0], self.config.vocab_size)
-            if not shape[0]:
-                return torch.empty(shape, dtype=self.logits_dtype)
-            return self._communicator.recv(shape, self.logits_dtype, topology.head_rank)
-        assert states is not None
+        if self.head is not None:
+            assert states is not None
+            return self.whole_logits(self.own_logits(states, rows), only_largest=only_largest)
+        shape, dtype = (rows.shape[0], self.config.vocab_size), self.logits_dtype
+        if only_largest:
+            shape, dtype = (rows.shape[0], 2), torch.float32
+        if not shape[0]:
+            return torch.empty(shape, dtype=dtype)
+        return self._communicator.recv(shape, dtype, self.config.topology.head_rank)
+
+    def own_logits(self, states: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
+        """[S, vocab_rows]: this rank's part of ``logits``, with its padding."""
+        assert self.head is not None
         hidden, residual = states
         if rows.shape[0] < hidden.shape[0]:
             hidden, residual = hidden[rows], residual[rows]
-        logits = self.head(self.norm(hidden, residual))
-        if topology.tensor > 1:
-            logits = self._communicator.gather_to_leader(logits)[:, : self.config.vocab_size]
+        return self.head(self.norm(hidden, residual))
+
+    def whole_logits(self, own: Tensor, *, only_largest: bool = False) -> Tensor:
+        """``logits`` from this rank's part of them."""
+        topology, vocab_size = self.config.topology, self.config.vocab_size
+        first = topology.tensor_rank * self.config.vocab_rows
+        if only_largest:
+            own = own[:, : max(0, vocab_size - first)]
+        elif topology.tensor > 1:
+            own = self._communicator.gather_to_leader(own)[:, :vocab_size]
         cap = self.config.logit_softcap
-        logits = logits if cap is None else logits.float().div_(cap).tanh_().mul_(cap)
-        if topology.rank == topology.head_rank != 0 and rows.shape[0]:
+        logits = own if cap is None else own.float().div_(cap).tanh_().mul_(cap)
+        if only_largest:
+            logits = argmax(self._communicator, logits, first)
+        if topology.rank == topology.head_rank != 0 and own.shape[0]:
             self._communicator.send(logits, 0)
         return logits
 

@@ -37,17 +37,20 @@ class HostExecutor:
             and self._recorded_decode.takes(step)
         )
 
-    def compute(self, step: Step, layout: StepLayout, *, is_replay: bool) -> Callable[[], ForwardOutput]:
+    def compute(
+        self, step: Step, layout: StepLayout, *, is_replay: bool, only_largest: bool = False
+    ) -> Callable[[], ForwardOutput]:
         """Compute this rank's layers. The function returns the logits f32 of the sampled positions, and the
         requested log-probabilities of prompts; in the first of several stages it waits for them. On other
-        ranks than the first, of no use.
+        ranks than the first, of no use. ``only_largest``: of the logits only the largest of each position.
         """
         if is_replay:
             assert self._recorded_decode is not None
-            output = ForwardOutput(self._recorded_decode(layout, self._input_batch).float(), None, {})
+            logits = self._recorded_decode(layout, self._input_batch, only_largest=only_largest)
+            output = ForwardOutput(logits.float(), None, {}, only_largest)
             return lambda: output
         model, config = self._model, self._model.config
-        finish = self.output(step, layout)
+        finish = self.output(step, layout, only_largest=only_largest)
         batch = batch_builder.build(step, layout, self._input_batch, config.num_kv_heads, config.windows)
         states = model.states(batch, self._kv_caches)
         if not config.topology.is_last_stage:
@@ -56,7 +59,7 @@ class HostExecutor:
         return lambda: output
 
     def output(
-        self, step: Step, layout: StepLayout
+        self, step: Step, layout: StepLayout, *, only_largest: bool
     ) -> Callable[[tuple[Tensor, Tensor] | None], ForwardOutput]:
         """A function from the states of the last layer to the output, which may be called when rows have
         changed. Without states it receives what the last stage computes.
@@ -67,7 +70,8 @@ class HostExecutor:
 
         def finish(states: tuple[Tensor, Tensor] | None) -> ForwardOutput:
             found = sampler.prompt_logprobs(model, states, positions)
-            return ForwardOutput(model.logits(states, torch.from_numpy(layout.sampled)).float(), None, found)
+            logits = model.logits(states, torch.from_numpy(layout.sampled), only_largest=only_largest)
+            return ForwardOutput(logits.float(), None, found, only_largest)
 
         return finish
 

@@ -314,6 +314,14 @@ class ModelRunner:
         input_batch = self._input_batch
         self._last_result()  # the sampler reads the contexts
         logits = computed.logits.cpu()
+        if computed.has_largest:
+            tokens, failed = sampler.likeliest(logits)
+            failures = self._failures(failed, row_ids, lengths, tokens)
+            self._write(row_ids, lengths, tokens)
+            self._mark_dirty(failures)
+            return StepResult(
+                step.step_id, tuple(tokens.tolist()), {}, failures, prompt_logprobs=computed.prompt_logprobs
+            )
         wants_logprobs = bool((input_batch.num_logprobs[row_ids] >= 0).any())
         raw = logits.clone() if wants_logprobs else logits  # the sampler changes logits in place
         tokens, failures = self._choose(logits, row_ids, lengths)

@@ -17,7 +17,7 @@ from quire_server.core.rank_step import STEP_MASK, EchoStatus, RankLimits, RankS
 from quire_server.core.step import CopyOutcome, Step, StepResult
 from quire_server.layers.parallel import CollectiveError
 from quire_server.models.decoder import Decoder
-from quire_server.runner import exchanges, oom_retry
+from quire_server.runner import exchanges, oom_retry, sampler
 from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.config import RunnerConfig
 from quire_server.runner.gpu.executor import ForwardOutput
@@ -39,27 +39,28 @@ class _Rank:
         self._communicator = ranks.communicator
 
     def compute(
-        self, step: Step, layout: StepLayout, *, is_replay: bool
+        self, step: Step, layout: StepLayout, *, is_replay: bool, only_largest: bool
     ) -> Callable[[], ForwardOutput] | None:
         """As HostExecutor's. None: this rank ran out of memory, and took part in the exchanges that were
         left.
         """
         before = self._communicator.calls
         try:
-            return self._host.compute(step, layout, is_replay=is_replay)
+            return self._host.compute(step, layout, is_replay=is_replay, only_largest=only_largest)
         except (RuntimeError, MemoryError) as error:
             if not oom_retry.is_out_of_memory(error):
                 raise
         # Outside the except block: until it ends, the traceback keeps the failed pass's tensors alive.
         made = self._communicator.calls - before
-        config, dtype = self._model.config, self._model.embedding.dtype
-        plan = exchanges.planned(step, layout, self._input_batch, config, is_replay=is_replay)
-        exchanges.take_part(self._communicator, plan[made:], dtype, self._model.logits_dtype)
+        plan = exchanges.planned(step, layout, self._input_batch, self._model, only_largest=only_largest)
+        exchanges.take_part(self._communicator, plan[made:])
         return None
 
-    def receive_only(self, step: Step, layout: StepLayout) -> Callable[[], ForwardOutput]:
+    def receive_only(
+        self, step: Step, layout: StepLayout, *, only_largest: bool
+    ) -> Callable[[], ForwardOutput]:
         """What the last of several stages sends to rank 0, which ran out of memory before."""
-        finish = self._host.output(step, layout)
+        finish = self._host.output(step, layout, only_largest=only_largest)
         return lambda: finish(None)
 
 
@@ -85,7 +86,7 @@ class LeaderExecutor:
         ranks: Membership,
         followers: Followers,
     ) -> None:
-        self._host, self._followers = host, followers
+        self._host, self._followers, self._input_batch = host, followers, input_batch
         self._rank = _Rank(loaded.model, host, input_batch, ranks)
         self.is_pipelined = ranks.topology.pipeline > 1
         self._passes: deque[_Pass] = deque()  # in flight
@@ -114,17 +115,20 @@ class LeaderExecutor:
         memory. With one stage the pass is done before. Passes end in the order in which they begin.
         """
         is_replay = self._host.replays(step, layout)
-        self._send(step, is_replay=is_replay)
+        only_largest = sampler.needs_only_largest(
+            self._input_batch, layout.sampled_rows, layout.sampled_lengths
+        )
+        self._send(step, is_replay=is_replay, only_largest=only_largest)
         begun = _Pass()
         self._passes.append(begun)
         try:
-            begun.finish = self._rank.compute(step, layout, is_replay=is_replay)
+            begun.finish = self._rank.compute(step, layout, is_replay=is_replay, only_largest=only_largest)
         except CollectiveError as error:
             begun.lost = error
         else:
             begun.is_out_of_memory = begun.finish is None
             if begun.finish is None and self.is_pipelined:
-                begun.finish = self._rank.receive_only(step, layout)
+                begun.finish = self._rank.receive_only(step, layout, only_largest=only_largest)
         if self.is_pipelined:
             return lambda: self._wait(begun)
         output = self._wait(begun)
@@ -156,7 +160,7 @@ class LeaderExecutor:
 
     def apply_only(self, step: Step) -> None:
         """Send a step that computes nothing to the other ranks."""
-        self._send(step, is_replay=False)
+        self._send(step, is_replay=False, only_largest=False)
         self._copied += self._followers.collect().copied
 
     def with_copied(self, result: StepResult, mine: CopyOutcome | None) -> StepResult:
@@ -165,13 +169,14 @@ class LeaderExecutor:
         copied = self._copy_outcomes.combine(theirs if mine is None else [mine, *theirs])
         return result if copied is None else replace(result, copied=copied)
 
-    def _send(self, step: Step, *, is_replay: bool) -> None:
+    def _send(self, step: Step, *, is_replay: bool, only_largest: bool) -> None:
         """What was applied already is not sent again with a repeated pass."""
         if step.step_id not in self._unsent:
             step = Step(step.step_id, (), (), step.rows, step.starts, step.num_tokens, step.samples)
         self._unsent.discard(step.step_id)
         nan_rows = tuple(sorted(self._nan_rows))
-        self._followers.send(RankStep(step, tuple(self._sampled_steps), self._sampled, nan_rows, is_replay))
+        steps, sampled = tuple(self._sampled_steps), self._sampled
+        self._followers.send(RankStep(step, steps, sampled, nan_rows, is_replay, only_largest))
         self._sampled_steps, self._sampled, self._nan_rows = [], [], set()
 
 
@@ -226,7 +231,9 @@ class FollowerRunner:
         if not step.rows:
             return EchoStatus.DONE, copied
         try:
-            output = self._rank.compute(step, layout, is_replay=message.is_recorded)
+            output = self._rank.compute(
+                step, layout, is_replay=message.is_recorded, only_largest=message.only_largest
+            )
         except CollectiveError:
             return EchoStatus.LOST_PEER, copied
         return EchoStatus.DONE if output is not None else EchoStatus.OUT_OF_MEMORY, copied

@@ -24,9 +24,10 @@ _DRAFTED = 64  # at least this many tokens fit, for drafts of few rows
 class RecordedDecode:
     """The recording of a batch of the maximum size; a step fills its leading rows."""
 
-    def __init__(self, batch: ForwardBatch, recording: Recording, vocab_size: int) -> None:
+    def __init__(self, model: Decoder, batch: ForwardBatch, recording: Recording) -> None:
+        self._model = model
         self._recording = recording
-        self._vocab_size = vocab_size
+        self._vocab_size = model.config.vocab_size
         self._token_ids, self._positions, self._slots, self._lengths, self._table = (
             tensor.numpy()
             for tensor in (
@@ -46,17 +47,18 @@ class RecordedDecode:
         if kv_caches[0].device.type != "cpu":
             return None
         batch = _batch(model, max(max_rows, _DRAFTED), max_blocks)
-        recording = record(lambda: model(batch, kv_caches))
-        return None if recording is None else cls(batch, recording, model.config.vocab_size)
+        recording = record(lambda: model.own_logits(model.states(batch, kv_caches), batch.sample_rows))
+        return None if recording is None else cls(model, batch, recording)
 
     def takes(self, step: Step) -> bool:
         """Whether the step fits, and most of its tokens are sampled: a replay computes the logits of all."""
         return step.total_tokens <= min(len(self._token_ids), 2 * sum(step.samples))
 
-    def __call__(self, layout: StepLayout, input_batch: InputBatch) -> Tensor:
+    def __call__(self, layout: StepLayout, input_batch: InputBatch, *, only_largest: bool = False) -> Tensor:
         """Logits [sampled, vocab], valid until the next call and bit-identical to the model's for the same
-        step. Token ids beyond the vocabulary, which drafts for another model may contain, are clamped to the
-        last id.
+        step; several ranks exchange those of the sampled positions after the replay. ``only_largest``: as
+        ``parallel.argmax``. Token ids beyond the vocabulary, which drafts for another model may contain, are
+        clamped to the last id.
         """
         row_ids, positions = layout.tokens()
         count, lengths = len(row_ids), positions + 1
@@ -67,8 +69,10 @@ class RecordedDecode:
         self._lengths[:count] = lengths
         self._table[:count, : table.shape[1]] = table
         self._recording.replay(count)
-        logits = self._recording.result[:count]
-        return logits if len(layout.sampled) == count else logits[torch.from_numpy(layout.sampled)]
+        own = self._recording.result[:count]
+        if len(layout.sampled) != count:
+            own = own[torch.from_numpy(layout.sampled)]
+        return self._model.whole_logits(own, only_largest=only_largest)
 
 
 def _batch(model: Decoder, rows: int, blocks: int) -> ForwardBatch:

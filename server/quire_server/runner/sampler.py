@@ -50,13 +50,38 @@ def sample(
     if is_drawn.any():
         drawn = np.flatnonzero(is_drawn)
         tokens[drawn] = _draw(logits[drawn], input_batch, row_ids[drawn], lengths[drawn]).numpy()
+    return tokens, _failures(tokens, best)
+
+
+def needs_only_largest(
+    input_batch: InputBatch, row_ids: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> bool:
+    """Whether ``likeliest`` gives the tokens that ``sample`` would, and nothing else of the logits is
+    needed.
+    """
+    needs_all = input_batch.adjusts[row_ids] | input_batch.has_grammar[row_ids]
+    needs_all |= input_batch.sampling["temperature"][row_ids] >= GREEDY_BELOW
+    needs_all |= input_batch.num_logprobs[row_ids] >= 0
+    needs_all |= lengths < input_batch.min_total[row_ids]
+    return not needs_all.any()
+
+
+def likeliest(largest: Tensor) -> tuple[NDArray[np.int64], dict[int, str]]:
+    """As ``sample``, from the largest logit of each position and its token, f32 [S, 2]."""
+    best, tokens = largest.numpy().T
+    chosen = tokens.astype(np.int64)
+    return chosen, _failures(chosen, best)
+
+
+def _failures(tokens: NDArray[np.int64], best: NDArray[np.float32]) -> dict[int, str]:
+    """By position whose largest logit is no finite number; its token becomes 0."""
     failures = {}
     is_sound = np.isfinite(best)
     if not is_sound.all():
         for index in np.flatnonzero(~is_sound):
             failures[int(index)] = NOTHING_ALLOWED if best[index] == float("-inf") else NOT_FINITE
             tokens[index] = 0
-    return tokens, failures
+    return failures
 
 
 def logprobs(

@@ -61,7 +61,9 @@ def steps(draw):
     )
     nan_rows = draw(st.lists(row_ids, max_size=3).map(tuple))
     steps = tuple(draw(st.lists(st.integers(0, STEP_MASK), max_size=3)))
-    return RankStep(step, steps, draw(st.just(()) | tokens), nan_rows, draw(st.booleans()))
+    return RankStep(
+        step, steps, draw(st.just(()) | tokens), nan_rows, draw(st.booleans()), draw(st.booleans())
+    )
 
 
 @given(st.lists(steps(), min_size=1, max_size=4))

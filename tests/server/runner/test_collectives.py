@@ -1,13 +1,19 @@
-"""What ranks exchange for a step, whatever is in it: 2 sums a layer, 1 for the embedding, and 1 gather."""
+"""What ranks exchange for a step, whatever is in it: 2 sums a layer, 1 for the embedding, and 1 gather: of
+logits, or of 8 bytes for each position where all of them want the likeliest token.
+"""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import Step, StepResult
+from quire_server.layers.parallel import argmax
+from tests.server.models.lockstep import ThreadRanks
 from tests.server.runner.in_process import InProcessEngine, greedy
 from tests.server.runner.ranks_in_process import Ranks
 
@@ -24,27 +30,33 @@ def ranks(directory: Path, request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 
 @pytest.fixture
-def steps(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Step, StepResult, Calls]]:
-    """Every step that the runner computes, with what the ranks exchanged for it."""
-    seen: list[tuple[Step, StepResult, Calls]] = []
+def steps(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Step, StepResult, Calls, bool]]:
+    """Every step that the runner computes, with what the ranks exchanged for it, and whether it is greedy."""
+    seen: list[tuple[Step, StepResult, Calls, bool]] = []
+    started = ranks.runner._input_batch.started
     run: Callable[[Step], StepResult] = ranks.runner.run
 
     def counted(step: Step) -> StepResult:
         before = len(ranks.exchange.calls)
         result = run(step)
-        seen.append((step, result, ranks.exchange.calls[before:]))
+        sampling = [started[row] for row, count in zip(step.rows, step.samples, strict=True) if count]
+        is_greedy = all(
+            row and row.sampling in (greedy(24), greedy(3, prompt_logprobs=1)) for row in sampling
+        )
+        seen.append((step, result, ranks.exchange.calls[before:], is_greedy))
         return result
 
     monkeypatch.setattr(ranks.runner, "run", counted)
     return seen
 
 
-def formula(ranks: Ranks, num_tokens: int, num_sampled: int) -> Calls:
+def formula(ranks: Ranks, num_tokens: int, num_sampled: int, *, is_greedy: bool) -> Calls:
     """Of a step that computes and samples so many tokens."""
     config = ranks.models[0].config
     sums = ("all_reduce", num_tokens * config.hidden_size * ITEM)
     part = -(-config.vocab_size // (16 * ranks.exchange.size)) * 16  # padded for the CPU's kernels
-    return [sums] * (2 * config.num_layers + 1) + [("gather", num_sampled * part * ITEM)]
+    gathered = 8 if is_greedy else part * ITEM
+    return [sums] * (2 * config.num_layers + 1) + [("gather", num_sampled * gathered)]
 
 
 def kind(step: Step) -> str:
@@ -65,13 +77,14 @@ def kind(step: Step) -> str:
     {"speculation": SpeculationConfig(SpeculativeMethod.DRAFT_MODEL, 3)},
 ])  # fmt: skip
 def test_a_step_takes_two_sums_a_layer_one_more_and_one_gather(
-    ranks: Ranks, steps: list[tuple[Step, StepResult, Calls]], limits: dict[str, object]
+    ranks: Ranks, steps: list[tuple[Step, StepResult, Calls, bool]], limits: dict[str, object]
 ) -> None:
     engine = InProcessEngine(ranks.runner, **limits)
     sampling = [greedy(24), greedy(24, logit_bias=((99, 100.0),)), SamplingParams(24, seed=3), greedy(24)]
     engine.generate(PROMPTS, sampling)
     engine.generate(PROMPTS, sampling)  # prefix hits
-    for step, result, calls in steps:
+    engine.generate(PROMPTS[:1], greedy(24))
+    for step, result, calls, is_greedy in steps:
         drafted = (
             dict(result.drafts) if step.draft_requests else {}
         )  # by the draft model: as many as it likes
@@ -82,8 +95,9 @@ def test_a_step_takes_two_sums_a_layer_one_more_and_one_gather(
             )
             for numbers in (step.num_tokens, step.samples)
         )
-        assert calls == formula(ranks, num_tokens, num_sampled)
-    kinds = {kind(step) for step, _, _ in steps}
+        assert calls == formula(ranks, num_tokens, num_sampled, is_greedy=is_greedy)
+    assert {is_greedy for *_, is_greedy in steps} == {True, False}
+    kinds = {kind(step) for step, *_ in steps}
     if "speculation" in limits:
         assert "drafts" in kinds and engine.scheduler.stats.speculation.accepted_tokens > 0
     elif "num_blocks" in limits:
@@ -93,16 +107,58 @@ def test_a_step_takes_two_sums_a_layer_one_more_and_one_gather(
 
 
 def test_scored_prompts_add_gathers_of_their_positions_and_no_sums(
-    ranks: Ranks, steps: list[tuple[Step, StepResult, Calls]]
+    ranks: Ranks, steps: list[tuple[Step, StepResult, Calls, bool]]
 ) -> None:
     InProcessEngine(ranks.runner).generate([PROMPTS[3]], greedy(3, prompt_logprobs=1))
-    (first, _, calls), *decodes = steps
-    plain = formula(ranks, first.total_tokens, 1)
+    (first, _, calls, is_greedy), *decodes = steps
+    assert is_greedy
+    plain = formula(ranks, first.total_tokens, 1, is_greedy=True)
     assert calls[: len(plain) - 1] == plain[:-1] and calls[-1] == plain[-1]
     extra = calls[len(plain) - 1 : -1]
     assert {name for name, _ in extra} == {"gather"}
-    assert sum(size for _, size in extra) == (len(PROMPTS[3]) - 1) * plain[-1][1]
-    assert [calls for _, _, calls in decodes] == [formula(ranks, 1, 1)] * 2
+    _, each = formula(ranks, 1, 1, is_greedy=False)[-1]
+    assert sum(size for _, size in extra) == (len(PROMPTS[3]) - 1) * each
+    assert [calls for _, _, calls, _ in decodes] == [formula(ranks, 1, 1, is_greedy=True)] * 2
+
+
+@pytest.mark.parametrize("sampling", [
+    SamplingParams(9, temperature=0.7, seed=1, ignore_eos=True),
+    greedy(9, logprobs=0),
+    greedy(9, logit_bias=((5, 2.0),)),
+    greedy(9, repetition_penalty=1.2),
+    greedy(9, min_tokens=9, stop_token_ids=(7,)),
+], ids=["temperature", "logprobs", "bias", "penalty", "min_tokens"])  # fmt: skip
+def test_one_request_that_needs_more_than_the_likeliest_token_makes_its_steps_gather_logits(
+    ranks: Ranks, steps: list[tuple[Step, StepResult, Calls, bool]], sampling: SamplingParams
+) -> None:
+    InProcessEngine(ranks.runner).generate(PROMPTS[:2], [greedy(24), sampling])
+    *_, both = (calls for step, _, calls, _ in steps if len(step.rows) == 2)
+    assert both == formula(ranks, 2, 2, is_greedy=False)
+    assert steps[-1][2] == formula(ranks, 1, 1, is_greedy=True), "when the other one is left alone"
+
+
+@pytest.mark.parametrize("values", [
+    [[1.0, 3.0, 2.0], [3.0, 0.0, 3.0], [-1.0, -2.0]],
+    [[-5.0, -3.0, -4.0], [-3.5, -9.0, -3.5], []],
+    [[float("-inf")] * 3, [float("-inf")] * 3, [float("-inf"), -1e30]],
+])  # fmt: skip
+def test_the_largest_logit_of_all_ranks_is_the_first_of_equals(values: list[list[float]]) -> None:
+    whole = torch.tensor([number for part in values for number in part])
+    exchange = ThreadRanks(3)
+    parts = [
+        partial(argmax, communicator, torch.tensor([part]), first)
+        for communicator, part, first in zip(exchange.communicators, values, (0, 3, 6), strict=True)
+    ]
+    assert exchange.run(parts)[0].tolist() == [[float(whole.max()), float(whole.numpy().argmax())]]
+    assert exchange.calls == [("gather", 8)]
+
+
+def test_a_rank_whose_logits_are_not_finite_makes_the_largest_one_not_finite() -> None:
+    exchange = ThreadRanks(2)
+    rows = torch.tensor([[1.0, 2.0], [float("nan"), 5.0]])
+    parts = [partial(argmax, exchange.communicators[rank], rows.roll(rank, 0), 2 * rank) for rank in range(2)]
+    (first, _), (second, _) = exchange.run(parts)[0].tolist()
+    assert first != first and second != second
 
 
 def test_a_step_that_computes_nothing_exchanges_nothing(ranks: Ranks) -> None:

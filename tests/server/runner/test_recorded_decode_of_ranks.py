@@ -112,8 +112,12 @@ def test_a_replay_of_ranks_equals_the_layers_one_by_one_and_the_whole_model(
             expected = by_layers(whole, caches, number).float()
             assert (result - expected).std() < TOLERANCE * expected.std()
     sums, item = 2 * SIZES["num_hidden_layers"] + 1, DTYPES[dtype].itemsize
-    each = (sums * SIZES["hidden_size"] + SIZES["vocab_size"] // 2) * item
-    assert calls == others == [(sums + 1, sum(counts) * each) for _, counts, _ in STEPS]
+    summed, gathered = sums * SIZES["hidden_size"] * item, SIZES["vocab_size"] // 2 * item
+    assert (
+        calls
+        == others
+        == [(sums + 1, sum(counts) * summed + sum(samples) * gathered) for _, counts, samples in STEPS]
+    )
 
 
 def lonely_replay(communicator: SharedMemory, pipe: Connection, directory: Path) -> None:

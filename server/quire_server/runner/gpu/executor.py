@@ -34,6 +34,7 @@ class ForwardOutput(NamedTuple):
     logits: Tensor  # f32 [S, vocab]
     tokens: Tensor | None  # i64 [S] sampled by temperature alone, if the pass did
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]  # by row, where requested
+    has_largest: bool = False  # instead of all logits f32 [S, 2]: the largest one, and its token
 
 
 class GpuExecutor:
