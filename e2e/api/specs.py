@@ -251,7 +251,10 @@ def _repaired(entry: Body, path: str) -> Body:
 
 def _repair_spec(entry: Body) -> None:
     engine, scaling = entry.get("engine", {}), entry.get("autoscaling", {})
-    if entry.get("parallelism", {}).get("tensor", 1) > 1:
+    parallelism = entry.get("parallelism", {})
+    if parallelism.get("tensor", 1) * parallelism.get("pipeline", 1) > 14:
+        parallelism["pipeline"] = 1
+    if parallelism.get("tensor", 1) * parallelism.get("pipeline", 1) > 1:
         entry["resources"] = {**entry["resources"], "cpu": "64"}
         for accelerator in ("gpu", "profileRef"):
             entry["resources"].pop(accelerator, None)

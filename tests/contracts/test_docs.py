@@ -56,11 +56,9 @@ def test_every_page_is_in_the_navigation_and_on_the_first_page():
 def test_every_flag_that_a_field_sets_has_that_field_on_the_page():
     page = (ROOT / "docs" / "server.md").read_text()
     rows = re.findall(r"^\| `--([\w-]+)` \|.*\| ([^|]*) \|$", page, flags=re.M)
-    # No field sets pipeline-parallel-size yet: the model of an LLMDeployment has one stage. No field sets the
-    # role in transfers yet: all pods of an LLMDeployment have the same one.
+    # No field sets the role in transfers yet: all pods of an LLMDeployment have the same one.
     operator_only = {"canary-golden-path", "device", "health-port", "host", "port", "termination-log"} | {
         *("kv-lease-seconds", "kv-producers", "kv-role", "kv-transfer-port", "local-prefill-below-tokens"),
-        "pipeline-parallel-size",
     }
     assert {flag for flag, field in rows if field == "*operator*"} == operator_only
     fields = {path.removeprefix("spec.") for path, _ in specs.schemas() if path.startswith("spec.")}

@@ -79,8 +79,10 @@ def test_every_field_reaches_the_server() -> None:
 
 
 def test_the_ranks_of_a_pod_are_those_of_its_server() -> None:
-    assert configured(specs.SHARDED).tensor_parallel_size == 3
-    assert "QUIRE_TENSOR_PARALLEL_SIZE" not in _command(specs.FULL)[1]
+    config = configured(specs.SHARDED)
+    assert (config.tensor_parallel_size, config.pipeline_parallel_size) == (3, 2)
+    variables = _command(specs.FULL)[1]
+    assert not {"QUIRE_TENSOR_PARALLEL_SIZE", "QUIRE_PIPELINE_PARALLEL_SIZE"} & {*variables}
 
 
 def test_the_processes_and_ranks_that_do_not_run_are_named_to_the_operator() -> None:

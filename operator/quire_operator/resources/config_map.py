@@ -13,7 +13,7 @@ import json
 from quire_operator import names, quantity
 from quire_operator.resources.manifest import Manifest, compact, metadata
 from quire_operator.spec import LLMDeployment
-from quire_operator.spec.schema import Watermark
+from quire_operator.spec.schema import Parallelism, Watermark
 
 _HASH_LENGTH = 10
 
@@ -42,7 +42,6 @@ def _data(model: LLMDeployment) -> dict[str, str]:
     gpu = model.spec.resources.accelerator
     tracing, logging = model.spec.observability.tracing, model.spec.observability.request_logging
     block_size, cache = engine.kv_cache.block_size, engine.kv_cache.memory
-    tensor = model.spec.parallelism.tensor
     drafts, draft_path = _METHODS[engine.speculation.method], engine.speculation.draft_model_path
     return compact(
         {
@@ -91,7 +90,7 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_SPECULATIVE_MODEL": names.model_path(draft_path) if draft_path else "",
             "QUIRE_STALL_TIMEOUT_SECONDS": _number(health.stall_timeout_seconds),
             "QUIRE_STARTUP_TIMEOUT_SECONDS": _number(health.startup_timeout_seconds),
-            "QUIRE_TENSOR_PARALLEL_SIZE": _number(tensor) if tensor > 1 else "",
+            **_parallelism(model.spec.parallelism),
             **_watermark(engine.watermark),
             "QUIRE_TRACE_SAMPLE_RATIO": _ratio(tracing.sampling_rate_per_million) if tracing.endpoint else "",
         }
@@ -105,6 +104,14 @@ def _chat_template(model: LLMDeployment) -> str:
     if template.config_map_ref is not None:
         return f"{names.PATH_CHAT_TEMPLATE}/{names.CHAT_TEMPLATE_FILE}"
     return f"{names.model_path(model.model_dir)}/{template.file}"
+
+
+def _parallelism(sizes: Parallelism) -> dict[str, str]:
+    """One rank renders as nothing, so that pods of earlier versions are not replaced."""
+    return {
+        "QUIRE_PIPELINE_PARALLEL_SIZE": _number(sizes.pipeline) if sizes.pipeline > 1 else "",
+        "QUIRE_TENSOR_PARALLEL_SIZE": _number(sizes.tensor) if sizes.tensor > 1 else "",
+    }
 
 
 def _watermark(watermark: Watermark) -> dict[str, str]:

@@ -227,6 +227,12 @@ class Parallelism:
     """How many ranks of a pod compute the model together."""
 
     tensor: int = number(1, 14, 1)
+    pipeline: int = number(1, 14, 1)
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute the model."""
+        return self.tensor * self.pipeline
 
 
 @dataclass(frozen=True, kw_only=True)

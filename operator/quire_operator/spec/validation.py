@@ -323,15 +323,17 @@ def _check_weight_offload(spec: Spec) -> None:
 
 def _check_parallelism(spec: Spec) -> None:
     """What several ranks need, and what they cannot do yet."""
-    field, tensor = "spec.parallelism.tensor", spec.parallelism.tensor
-    if tensor == 1:
+    field, ranks = "spec.parallelism", spec.parallelism.ranks
+    if ranks == 1:
         return
+    if ranks > 14:
+        raise SpecError(field, "a pod has 14 ranks at most: lower tensor or pipeline")
     if spec.resources.accelerator is not None:
         raise SpecError(
             field, "several ranks run on CPUs only so far: drop resources.gpu and profileRef, or this"
         )
     # A rank that gets no CPU for seconds would be given up by the others.
-    if 2 * quantity.parse(spec.resources.cpu) < tensor:
+    if 2 * quantity.parse(spec.resources.cpu) < ranks:
         raise SpecError(
             field, "every rank needs half a CPU, better a whole one: lower this, or raise resources.cpu"
         )
