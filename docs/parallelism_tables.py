@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire_server.core.topology import stage_layers
 from quire_sizing import memory
 from quire_sizing.model import ModelShape, from_config, rank_kv_heads, rank_parameters, tensor_sizes
 
@@ -55,8 +56,8 @@ serves; the others compute what it tells them. The answers are those of one rank
 parts are added up in another order: in float32 tests hold greedy answers equal, in bfloat16 a close
 choice between two tokens may fall otherwise.
 
-So far ranks are processes of one pod and run on CPUs. The API server refuses `parallelism.tensor` above 1
-beside `resources.gpu` or `profileRef`, and with less than half a CPU for each rank in `resources.cpu`.
+So far ranks are processes of one pod and run on CPUs. The API server refuses more than one beside
+`resources.gpu` or `profileRef`, and with less than half a CPU for each rank in `resources.cpu`.
 Give each a whole one where you can: in every layer all of them wait for the slowest.
 
 Every other feature works with any number of ranks ([what works together](matrix.md)). Each rank moves its
@@ -74,6 +75,8 @@ and drafts while the others wait, so take one that is small beside the model's p
    sums that the ranks wait for in every layer take a part of that back. It needs a fast connection:
    NVLink or the like. Over PCIe alone several GPUs are often slower than one; `FitsAccelerator` and
    `kubectl quire size --tensor` say so where an AcceleratorProfile has `interconnect: PCIe`.
+4. **Pipeline parallelism** where ranks cannot exchange fast enough for that, or where no size divides the
+   heads: [stages of layers](#stages-of-layers). It makes no single stream faster.
 
 On CPUs of one machine all ranks share the bandwidth of its memory. Expect about the speed of one process
 with as many threads, not more.
@@ -122,6 +125,35 @@ Multiply by what your connection does: a ring moves up to twice these bytes over
 the sums costs at least one latency. A sum of one token is a few KiB, so for single streams the latency is
 all that counts.
 
+## Stages of layers
+
+`parallelism.pipeline` gives each of so many stages consecutive layers; with `tensor` too, the ranks of a
+stage share each of its layers, and the pod has tensor x pipeline ranks. The first stage has the embedding,
+the last one the head; a matrix that is both is on both.
+
+```yaml
+spec:
+  parallelism: {tensor: 3, pipeline: 2}
+  resources: {cpu: "6", memory: 6Gi}
+```
+
+Stages are balanced by the bytes that a step reads, not by layers: the head counts like the layers that are
+as large, of the embedding a step reads one row for each token. Any number of stages works up to the number
+of layers.
+
+"""
+
+STAGES_TAIL = """
+One step of other requests is in flight for each stage. A request is in one of them at a time, so with m
+streams on p stages the stages are busy for min(1, m / p) of the time, times mean / max of their times where
+they are uneven: one stream keeps a third of three stages busy, three keep all of them busy. A token takes as
+long as on one device that had all layers, plus p - 1 transfers of two rows of hidden states and one of the
+logits. For the same requests in one step a pipeline is not faster than one device; it has p times the memory.
+A prompt is computed in one stage after the other, its chunks one by one.
+
+With drafts, with `hostOffload`, and while the canary runs, one step is in flight and the stages take turns.
+Greedy answers are those of one stage, and with the same batches to the last bit.
+
 ## When a rank fails
 
 The ranks of a model are one fate. The server ends its streams with an error and exits, and Kubernetes
@@ -144,7 +176,8 @@ ends with the reason `MixedRevision`. Pods of other replicas go on.
 
 def page() -> str:
     """The whole page."""
-    return "".join([HEAD, _sizes(), SIZES_TAIL, _ranks(), "\n## Bytes of a step\n\n", _steps(), STEP_TAIL])
+    parts = [HEAD, _sizes(), SIZES_TAIL, _ranks(), "\n## Bytes of a step\n\n", _steps(), STEP_TAIL]
+    return "".join([*parts, _stages(), STAGES_TAIL])
 
 
 def sizes_of(model: ModelShape) -> list[int]:
@@ -187,6 +220,23 @@ def _steps() -> str:
     for name, model in MODELS.items():
         given = " | ".join(_mb(memory.exchanged_bytes(model, tokens)) for tokens in (1, 64, 512))
         lines.append(f"| {name} | {memory.exchanges(model.num_layers)} | {given} |")
+    return "\n".join(lines) + "\n"
+
+
+def stages_of(model: ModelShape, pipeline: int) -> list[int]:
+    """The numbers of layers of each stage."""
+    head = model.vocab_size * model.hidden_size
+    layer = (model.parameters - model.vocab_parameters) // model.num_layers
+    return [layers.size for layers in stage_layers([layer] * model.num_layers, head, pipeline)]
+
+
+def _stages() -> str:
+    lines = ["| model | layers | the head is as large as | 2 stages | 3 stages |", "|---|---:|---:|---|---|"]
+    for name, model in MODELS.items():
+        layer = (model.parameters - model.vocab_parameters) / model.num_layers
+        heads = model.vocab_size * model.hidden_size / layer
+        columns = [" + ".join(map(str, stages_of(model, size))) for size in (2, 3)]
+        lines.append(f"| {name} | {model.num_layers} | {heads:.1f} layers | {' | '.join(columns)} |")
     return "\n".join(lines) + "\n"
 
 

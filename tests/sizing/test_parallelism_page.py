@@ -44,6 +44,7 @@ def test_the_page_has_the_model_of_the_example_as_it_is() -> None:
     third = memory.weight_bytes(rank_parameters(known, 3)) / 1e9
     assert f"| SmolLM2 135M | 3 | {third:.2f} GB |" in PAGE
     assert "| SmolLM2 135M | 61 | 0.07 MB |" in PAGE
+    assert "| SmolLM2 135M | 30 | 8.0 layers | 19 + 11 | 13 + 12 + 5 |" in PAGE
 
 
 def test_the_example_is_valid_and_divides_its_model() -> None:
