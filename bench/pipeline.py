@@ -1,0 +1,189 @@
+"""How busy the stages of a pipeline are, beside the formula: `python -m bench.pipeline`.
+
+Scheduler, messages, connections and processes are the server's own. The layers of each stage take a fixed
+time, by sleeping: so the figure is that of stages with a device each, whatever else this machine does, and
+shows what the pipeline itself loses. Decoding takes utilisation min(1, streams / stages) * mean / max of the
+stages' times.
+"""
+
+import argparse
+import multiprocessing
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import SamplingParams
+from quire_server.core.scheduler import Scheduler, SchedulerConfig
+from quire_server.core.topology import Topology
+from quire_server.engine import rank
+from quire_server.engine.engine_core import StepPipeline
+from quire_server.engine.rank_channel import Channel, ChannelClosedError
+from quire_server.engine.rank_group import RankGroup
+from quire_server.layers import communicators
+from quire_server.layers.parallel import STAGE_DEADLINE
+from quire_server.models.decoder import Decoder
+from quire_server.runner.config import RunnerConfig
+from quire_server.runner.model_runner import ModelRunner
+from quire_server.runner.rank_executor import FollowerRunner
+from quire_server.runner.ranks import Membership
+from tests.server.models import families
+
+Span = tuple[float, float]
+STREAMS = (1, 2, 3, 7)
+BLOCKS, WARM_TOKENS = 400, 4
+
+
+class PacedLayer:
+    """A layer that does nothing; the last one of a stage takes what is left of the stage's time."""
+
+    def __init__(self, layer: object, wait: Callable[[], object]) -> None:
+        self.rope = layer.rope  # type: ignore[attr-defined]
+        self._wait = wait
+
+    def __call__(self, hidden: Tensor | None, residual: Tensor, *rest: object) -> Tensor:
+        self._wait()
+        return residual if hidden is None else hidden
+
+
+class Pace:
+    """Makes each pass of a stage take the same time, and notes when it was."""
+
+    def __init__(self, model: Decoder, seconds: float) -> None:
+        self.busy: list[Span] = []
+        self._seconds = seconds
+        layers = [PacedLayer(layer, bool) for layer in model.layers[:-1]]
+        model.layers = [*layers, PacedLayer(model.layers[-1], self._take)]  # type: ignore[list-item]
+
+    def _take(self) -> None:
+        begin = time.monotonic()
+        time.sleep(self._seconds)
+        self.busy.append((begin, time.monotonic()))
+
+
+def options(stages: int) -> RunnerConfig:
+    """The runner's, on every rank."""
+    return RunnerConfig(
+        dtype="float32",
+        quantization="none",
+        max_num_seqs=max(STREAMS),
+        num_blocks_override=BLOCKS,
+        pipeline_parallel_size=stages,
+    )
+
+
+def membership(directory: Path, number: int, stages: int) -> Membership:
+    """A rank's place."""
+    topology = Topology(1, number, stages)
+    communicator = communicators.join(communicators.choose(), topology, directory, None)
+    return Membership(topology, communicator, int)
+
+
+def follow(
+    directory: Path, number: int, seconds: Sequence[float], near: socket.socket, done: Connection
+) -> None:
+    """Another rank: follows rank 0, and tells when it was busy."""
+    torch.set_num_threads(1)
+    place = membership(directory, number, len(seconds))
+    runner = FollowerRunner.load(directory / "model", options(len(seconds)), lambda *_: None, place)
+    pace = Pace(runner._rank._model, seconds[number])
+    try:
+        rank.follow(Channel(near), runner)
+    except ChannelClosedError:
+        done.send(pace.busy)
+
+
+def decode(runner: ModelRunner, streams: int, stages: int, num_tokens: int) -> Span:
+    """Decode so many streams; the time in which all of them did."""
+    limits = SchedulerConfig(
+        max_num_seqs=max(STREAMS),
+        max_num_batched_tokens=512,
+        max_model_len=runner.max_model_len,
+        num_blocks=BLOCKS,
+        block_size=16,
+        pipeline_size=stages,
+    )
+    scheduler = Scheduler(limits, eos_token_ids=())
+    pipeline = StepPipeline(scheduler, runner)
+    counts = dict.fromkeys(map(str, range(streams)), 0)
+    for name in counts:
+        sampling = SamplingParams(num_tokens, temperature=0.0, ignore_eos=True)
+        scheduler.add(Request(name, (1 + int(name),), sampling, 0.0))
+    began = ended = 0.0
+    while scheduler.has_work:
+        advanced = pipeline.advance()
+        for event in advanced[1] if advanced is not None else ():
+            counts[event.request_id] += len(event.token_ids)
+        if not began and min(counts.values()) >= WARM_TOKENS:
+            began = time.monotonic()
+        if not ended and max(counts.values()) >= num_tokens - WARM_TOKENS:
+            ended = time.monotonic()
+    return began, ended
+
+
+def utilisation(busy: Sequence[Sequence[Span]], span: Span) -> float:
+    """The share of the time that a stage was busy, the mean of all stages."""
+    begin, end = span
+    shares = [sum(max(0.0, min(end, b) - max(begin, a)) for a, b in spans) for spans in busy]
+    return statistics.mean(shares) / (end - begin)
+
+
+def measure(seconds: Sequence[float], num_tokens: int) -> list[tuple[int, float, float]]:
+    """(streams, utilisation, by the formula)."""
+    stages, context = len(seconds), multiprocessing.get_context("spawn")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        families.build(directory / "model", "Llama", {"num_hidden_layers": 2 * stages})
+        pairs = {number: socket.socketpair() for number in range(1, stages)}
+        pipes = {number: context.Pipe() for number in pairs}
+        processes = [
+            context.Process(target=follow, args=(directory, number, seconds, far, pipes[number][1]))
+            for number, (_, far) in pairs.items()
+        ]
+        for process in processes:
+            process.start()
+        channels = {number: Channel(near) for number, (near, _) in pairs.items()}
+        for _, far in pairs.values():
+            far.close()
+        place = membership(directory, 0, stages)
+        group = RankGroup(channels, deadline=STAGE_DEADLINE)
+        runner = ModelRunner.load(
+            directory / "model", options(stages), lambda *_: None, ranks=place, followers=group
+        )
+        pace = Pace(runner._model, seconds[0])
+        spans = [decode(runner, streams, stages, num_tokens) for streams in STREAMS]
+        for channel in channels.values():
+            channel.close()
+        busy = [pace.busy, *(near.recv() for near, _ in pipes.values())]
+        for process in processes:
+            process.join()
+    balance = statistics.mean(seconds) / max(seconds)
+    return [
+        (streams, utilisation(busy, span), min(1.0, streams / stages) * balance)
+        for streams, span in zip(STREAMS, spans, strict=True)
+    ]
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--milliseconds", type=float, nargs="+", default=[100.0] * 3, help="of each stage")
+    parser.add_argument("--tokens", type=int, default=40, help="of each stream")
+    arguments = parser.parse_args()
+    print("| streams | measured | formula | difference in points |\n|---|---|---|---|")
+    for streams, measured, formula in measure(
+        [one / 1000 for one in arguments.milliseconds], arguments.tokens
+    ):
+        print(f"| {streams} | {measured:.1%} | {formula:.1%} | {100 * (measured - formula):+.1f} |")
+
+
+if __name__ == "__main__":
+    main()
