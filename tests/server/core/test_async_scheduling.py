@@ -14,7 +14,7 @@ from quire_server.core.request import FinishReason, Request
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import TokenEvent
-from quire_server.engine.engine_core import StepPipeline
+from quire_server.engine.engine_core import StepExecutor, StepPipeline
 from tests.server.core.fake_device import FakeDevice, FakeHost
 from tests.server.core.fake_runner import EOS, FakeRunner, answer, config, request
 
@@ -31,10 +31,11 @@ SCRIPTS = st.lists(st.one_of(ARRIVALS, st.integers(0, 9), st.just("step"), st.ju
 class PipelineRun:
     """A step pipeline on a fake device or a fake host, with the answers so far."""
 
-    def __init__(self, limits: SchedulerConfig, *, ahead: bool) -> None:
+    def __init__(self, limits: SchedulerConfig, *, ahead: bool, executor: StepExecutor | None = None) -> None:
         self.scheduler = Scheduler(limits, eos_token_ids=[EOS])
         self.device = FakeDevice(FakeRunner(limits), max(2, limits.pipeline_size))
-        self.pipeline = StepPipeline(self.scheduler, self.device if ahead else FakeHost(FakeRunner(limits)))
+        default = self.device if ahead else FakeHost(FakeRunner(limits))
+        self.pipeline = StepPipeline(self.scheduler, executor or default)
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, TokenEvent] = {}
 

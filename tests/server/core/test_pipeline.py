@@ -1,5 +1,7 @@
 """Steps of a pipeline: several in flight, each with requests of its own, change no answer."""
 
+import statistics
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,8 @@ from quire_server.core.config import SpeculationConfig, SpeculativeMethod
 from quire_server.core.pipeline import SlotLoad
 from quire_server.core.policy import CLASSES, Policy
 from quire_server.core.scheduler import SchedulerConfig
-from tests.server.core.fake_runner import answer, config, request
+from tests.server.core.fake_runner import FakeRunner, answer, config, request
+from tests.server.core.fake_stages import FakeStages
 from tests.server.core.test_async_scheduling import SCRIPTS, PipelineRun, scheduler_configs
 
 
@@ -59,6 +62,25 @@ def test_decodes_are_spread_evenly_over_as_many_steps_as_there_are_stages(stream
     assert max(counts) - min(counts) <= 1
     run.drain()
     assert run.tokens == {str(number): answer([number], 20) for number in range(streams)}
+
+
+@pytest.mark.parametrize("streams", [1, 2, 3, 7])
+@pytest.mark.parametrize("seconds", [(1.0, 1.0, 1.0), (2.0, 1.0, 1.0), (1.0, 2.0, 3.0)])
+def test_stages_are_as_busy_as_the_formula_says(streams: int, seconds: tuple[float, ...]) -> None:
+    limits = config(pipeline_size=3, max_num_seqs=8, num_blocks=200)
+    stages = FakeStages(FakeRunner(limits), seconds)
+    run = PipelineRun(limits, ahead=True, executor=stages)
+    for number in range(streams):
+        run.add(request(str(number), [number], max_tokens=60))
+    for _ in range(10):
+        run.step()
+    began = stages.now
+    for _ in range(30 * min(streams, 3)):
+        run.step()
+    # With stages of equal times it is min(1, streams / stages).
+    balance = statistics.mean(seconds) / max(seconds)
+    formula = min(1.0, streams * max(seconds) / sum(seconds)) * balance
+    assert stages.utilisation(began, stages.now) == pytest.approx(formula, abs=0.01)
 
 
 def test_when_the_requests_of_a_slot_end_the_others_are_spread_again() -> None:
