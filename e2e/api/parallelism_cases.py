@@ -12,6 +12,16 @@ def _ranks(tensor: int, pipeline: int = 1, *, cpu: str = "8", resources: Body | 
     return minimal(parallelism=sizes, resources={"cpu": cpu, **(resources or {})})
 
 
+def _nodes(tensor: int, nodes: int, pipeline: int = 1, *, cpu: str = "8", **spec: Any) -> Body:
+    sizes = {"tensor": tensor, "pipeline": pipeline, "nodes": nodes}
+    return minimal(parallelism=sizes, resources={"cpu": cpu}, **spec)
+
+
+def _downloaded(mode: str) -> Body:
+    source = {"huggingFace": {"repo": "org/model"}, "pvc": None}
+    return {"model": {"source": source}, "cache": {"mode": "SharedPVC", "accessMode": mode, "size": "1Gi"}}
+
+
 # By rule: the arguments of `cases.Cases`.
 PARALLELISM_CASES: dict[str, dict[str, Any]] = {
     "spec.parallelism#0": {
@@ -47,6 +57,7 @@ PARALLELISM_CASES: dict[str, dict[str, Any]] = {
             _ranks(3, cpu="1500m"),
             _ranks(14, cpu="1k"),
             _ranks(3, 2, cpu="3"),
+            _nodes(4, 2, cpu="1"),
         ),
         "refused": (
             _ranks(2, cpu="0.9"),
@@ -54,6 +65,33 @@ PARALLELISM_CASES: dict[str, dict[str, Any]] = {
             _ranks(3, 2, cpu="2.9"),
             _ranks(3, cpu="1499m"),
             _ranks(14, cpu="6.9"),
+            _nodes(4, 2, cpu="900m"),
         ),
+    },
+    "spec#13": {
+        "field": "spec.parallelism",
+        "accepted": (
+            _nodes(2, 2, **_downloaded("ReadWriteMany")),
+            _nodes(2, 1, **_downloaded("ReadWriteOnce")),
+        ),
+        "refused": (_nodes(2, 2, **_downloaded("ReadWriteOnce")),),
+    },
+    "spec#14": {
+        "field": "spec.parallelism",
+        "accepted": (
+            _nodes(2, 2),
+            _nodes(2, 2, rollout={"strategy": "InPlace"}),
+            _nodes(2, 1, rollout={"strategy": "Surge", "minReadySeconds": 5}),
+        ),
+        "refused": (
+            _nodes(2, 2, rollout={"strategy": "Surge"}),
+            _nodes(2, 2, rollout={"strategy": "Recreate"}),
+            _nodes(2, 2, rollout={"minReadySeconds": 5}),
+        ),
+    },
+    "spec.parallelism#1": {
+        "field": "spec.parallelism.nodes",
+        "accepted": (_nodes(2, 2), _nodes(6, 3), _nodes(1, 1), _nodes(3, 2, 2), _nodes(1, 2, 2)),
+        "refused": (_nodes(3, 2), _nodes(1, 2), _nodes(2, 4), _nodes(3, 4, 2)),
     },
 }

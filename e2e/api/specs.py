@@ -7,7 +7,7 @@ schema itself, so that a new field is drawn without a line here.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ AUTOSCALED, IDLING = yaml.safe_load_all(
 )
 #: Nor this beside its GPU: several ranks.
 SHARDED: Body = yaml.safe_load((Path(__file__).parent / "sharded.yaml").read_text(encoding="utf-8"))
+GROUPED: Body = yaml.safe_load((Path(__file__).parent / "grouped.yaml").read_text(encoding="utf-8"))
 
 #: One for each source of which a model is downloaded.
 DOWNLOADED: tuple[Body, ...] = tuple(
@@ -189,6 +190,17 @@ def _objects(schema: Body, path: str) -> st.SearchStrategy[Any]:
     ).map(lambda entry: _repaired(entry, path))
 
 
+def pod_templates(children: Iterable[Body]) -> list[Body]:
+    """The templates of the serving pods, and of their workers where replicas are groups."""
+    for child in children:
+        if child["kind"] == "Deployment":
+            return [child["spec"]["template"]]
+        if child["kind"] == "LeaderWorkerSet":
+            group = child["spec"]["leaderWorkerTemplate"]
+            return [group["leaderTemplate"], group["workerTemplate"]]
+    raise AssertionError("no child runs the pods")
+
+
 def _repaired(entry: Body, path: str) -> Body:
     """The entry without what a rule across its fields forbids."""
     match path.removeprefix("spec."):
@@ -251,10 +263,17 @@ def _repaired(entry: Body, path: str) -> Body:
 
 def _repair_spec(entry: Body) -> None:
     engine, scaling = entry.get("engine", {}), entry.get("autoscaling", {})
-    parallelism = entry.get("parallelism", {})
-    if parallelism.get("tensor", 1) * parallelism.get("pipeline", 1) > 14:
-        parallelism["pipeline"] = 1
-    if parallelism.get("tensor", 1) * parallelism.get("pipeline", 1) > 1:
+    sizes = entry.get("parallelism", {})
+    if sizes.get("tensor", 1) * sizes.get("pipeline", 1) > 14:
+        sizes["pipeline"] = 1
+    ranks = sizes.get("tensor", 1) * sizes.get("pipeline", 1)
+    if ranks % sizes.get("nodes", 1):
+        sizes["nodes"] = 1
+    if sizes.get("nodes", 1) > 1:
+        entry.get("rollout", {}).pop("strategy", None)
+        entry.get("rollout", {}).pop("minReadySeconds", None)
+        entry.get("cache", {}).pop("accessMode", None)
+    if ranks > 1:
         entry["resources"] = {**entry["resources"], "cpu": "64"}
         for accelerator in ("gpu", "profileRef"):
             entry["resources"].pop(accelerator, None)

@@ -94,5 +94,5 @@ def test_whatever_the_schema_admits_becomes_children_that_are_accepted_and_kept_
     assert plan.lost_fields(body, admitted) == []
     _assert_children_are_kept(api, admitted)
     children = resources.build(spec.parse(admitted), SETTINGS)
-    (deployment,) = (child for child in children if child["kind"] == "Deployment")
-    _try_pod(api, restricted, deployment["spec"]["template"])
+    for template in specs.pod_templates(children):
+        _try_pod(api, restricted, template)

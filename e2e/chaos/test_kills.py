@@ -72,7 +72,7 @@ def test_a_kill_after_any_write_is_completed_by_the_next_process(
     assert not (killed and k == MOST_WRITES), "every write was the last one once"
     operator.kill()
     world.delete("LLMDeployment", namespace, "m")
-    others = {"LeaderWorkerSet", *(kind.kind for kind in CHILDREN if kind.optional)}  # not installed here
+    others = {kind.kind for kind in CHILDREN if kind.optional}  # not installed here
     operator.start().wait_leading(world)
     kinds = PATHS.keys() - {"LLMDeployment", "Lease", "Event", *others}
     eventually(

@@ -1,14 +1,19 @@
-"""Groups of pods that LeaderWorkerSet itself creates: what the operator's objects rely on."""
+"""Groups of pods that LeaderWorkerSet itself creates: what the operator relies on, and what it makes of
+them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from e2e.cluster.apiserver import ApiServer
-from e2e.operator import groups
+from e2e.operator import groups, rights
 from e2e.operator.audited import audited
+from e2e.operator.process import OperatorProcess
 from e2e.operator.world import Body, World
 from e2e.waiting import eventually
 
@@ -23,6 +28,13 @@ def audited_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ap
     directory = tmp_path_factory.mktemp("lws")
     with audited() as (server, world), groups.running(server, world, directory):
         yield server, world
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(audited_world: tuple[ApiServer, World], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    server, world = audited_world
+    path = tmp_path_factory.mktemp("operator") / "kubeconfig"
+    return rights.token_kubeconfig(server, world, "quire-operator", path)
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +92,119 @@ def test_a_restarted_container_of_a_worker_replaces_the_whole_group(world: World
         return len(now) == 2 and not kept
 
     eventually("another group", replaced)
+
+
+def deploy(world: World, namespace: str, **spec: Any) -> dict[str, Body]:
+    """An LLMDeployment on two nodes, and the pods of its first group."""
+    world.deploy(namespace, "m", parallelism={"tensor": 2, "nodes": 2}, **spec)
+    return groups.wait_group_pods(world, namespace, "m", 2)
+
+
+def settle_all(world: World, namespace: str, pods: dict[str, Body], **reported: Any) -> None:
+    for pod in pods.values():
+        groups.settle(world, namespace, pod, **reported)
+
+
+def uids(pods: dict[str, Body]) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in pods.values()}
+
+
+def wait_other_pods(world: World, namespace: str, before: dict[str, Body], count: int = 2) -> dict[str, Body]:
+    def others() -> dict[str, Body] | None:
+        found = groups.group_pods(world, namespace, "m")
+        return found if len(found) == count and not uids(found) & uids(before) else None
+
+    return eventually("pods of another group", others, seconds=40)
+
+
+def wait_told(world: World, namespace: str, leader: Body) -> None:
+    """Waits until the status is about the group of this leader."""
+    eventually(
+        "the group in the status",
+        lambda: world.status(namespace, "m")["groups"][0]["leader"] == leader["metadata"]["uid"],
+    )
+
+
+def test_an_llm_deployment_on_two_nodes_is_ready_with_all_pods_and_then_nothing_is_written(
+    operator: OperatorProcess, world: World, namespace: str
+) -> None:
+    pods = deploy(world, namespace)
+    groups.settle(world, namespace, pods["m-0"])
+    world.wait_condition(namespace, "m", "Ready", "False")
+    groups.settle(world, namespace, pods["m-0-1"])
+    world.wait_condition(namespace, "m", "Ready", "True", "AllReplicasReady")
+
+    (group,) = world.status(namespace, "m")["groups"]
+    assert (group["phase"], group["readyPods"]) == ("Serving", 2)
+    selector = world.read("Service", namespace, "m")["spec"]["selector"]
+    chosen = world.find("Pod", namespace, ",".join(f"{key}={value}" for key, value in selector.items()))
+    assert [pod["metadata"]["name"] for pod in chosen] == ["m-0"]
+    assert world.get("Deployment", namespace, "m") is None
+    applies = [key for key in world.writes().elements() if key.endswith(f"leaderworkersets {namespace}/m")]
+    assert len(applies) == 1
+
+
+def test_a_recreated_group_is_counted_and_five_are_a_crash_loop_with_a_delay(
+    operator: OperatorProcess, world: World, namespace: str
+) -> None:
+    pods = deploy(world, namespace)
+    for life in range(1, 6):
+        settle_all(world, namespace, pods)
+        wait_told(world, namespace, pods["m-0"])
+        groups.settle(world, namespace, pods["m-0-1"], restarts=1)
+        pods = wait_other_pods(world, namespace, pods)
+        wait_told(world, namespace, pods["m-0"])
+        assert len(world.status(namespace, "m")["groups"][0]["recreations"]) == life
+    settle_all(world, namespace, pods, ready=False)
+    world.wait_condition(namespace, "m", "Stalled", "True", "GroupCrashLoop")
+    delay = eventually("the delay", lambda: world.get("ConfigMap", namespace, "m-start-delay"))
+    assert delay["data"] == {"seconds": "10"}
+    assert uids(groups.group_pods(world, namespace, "m")) == uids(pods), "a delay replaces no pod"
+
+
+def test_a_rollout_replaces_whole_groups_one_after_the_other_and_mixes_no_revisions(
+    operator: OperatorProcess, world: World, namespace: str
+) -> None:
+    before = deploy(world, namespace, replicas=1)
+    settle_all(world, namespace, before)
+    world.wait_condition(namespace, "m", "Ready", "True")
+    world.patch("LLMDeployment", namespace, "m", {"spec": {"engine": {"maxNumSeqs": 7}}})
+
+    after = wait_other_pods(world, namespace, before)
+    hashes = {pod["metadata"]["annotations"]["serving.quire.dev/template-hash"] for pod in after.values()}
+    assert len(hashes) == 1
+    world.wait_condition(namespace, "m", "RolloutComplete", "False")
+    settle_all(world, namespace, after)
+    world.wait_condition(namespace, "m", "Ready", "True", "AllReplicasReady")
+    assert "recreations" not in world.status(namespace, "m")["groups"][0]
+
+
+def test_an_autoscalers_number_of_groups_is_kept(
+    operator: OperatorProcess, world: World, namespace: str
+) -> None:
+    pods = deploy(world, namespace, autoscaling={"minReplicas": 1, "maxReplicas": 3})
+    settle_all(world, namespace, pods)
+    world.wait_condition(namespace, "m", "Ready", "True")
+    scaler = world.read("HorizontalPodAutoscaler", namespace, "m")
+    assert scaler["spec"]["scaleTargetRef"]["kind"] == "LeaderWorkerSet"
+    world.scale(namespace, "m", 2, kind="LeaderWorkerSet")
+
+    settle_all(world, namespace, groups.wait_group_pods(world, namespace, "m", 4))
+    eventually(
+        "both groups are told", lambda: world.status(namespace, "m").get("readyReplicas") == 2, seconds=40
+    )
+    assert world.read("LeaderWorkerSet", namespace, "m")["spec"]["replicas"] == 2
+
+
+def test_groups_of_another_size_are_made_anew(
+    operator: OperatorProcess, world: World, namespace: str
+) -> None:
+    before = deploy(world, namespace, resources={"cpu": "4", "memory": "2Gi"})
+    settle_all(world, namespace, before)
+    world.patch("LLMDeployment", namespace, "m", {"spec": {"parallelism": {"tensor": 3, "nodes": 3}}})
+
+    after = wait_other_pods(world, namespace, before, count=3)
+    assert world.read("LeaderWorkerSet", namespace, "m")["spec"]["leaderWorkerTemplate"]["size"] == 3
+    assert {pod["metadata"]["annotations"]["leaderworkerset.sigs.k8s.io/size"] for pod in after.values()} == {
+        "3"
+    }

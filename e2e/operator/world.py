@@ -95,9 +95,9 @@ class World:
         path = f"{PATHS[kind].format(namespace)}?watch=true&timeoutSeconds=1&resourceVersion={version}"
         return [event["object"] for event in self.client.lines(path)]
 
-    def scale(self, namespace: str, name: str, replicas: int) -> None:
+    def scale(self, namespace: str, name: str, replicas: int, *, kind: str = "Deployment") -> None:
         """As the HorizontalPodAutoscaler controller does it."""
-        path = f"{PATHS['Deployment'].format(namespace)}/{name}/scale"
+        path = f"{PATHS[kind].format(namespace)}/{name}/scale"
         while True:
             scale = self.client.request("GET", path)
             scale["spec"]["replicas"] = replicas

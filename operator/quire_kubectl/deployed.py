@@ -16,7 +16,16 @@ from quire_kubectl import kubectl
 from quire_kubectl.kubectl import Document, KubectlError
 from quire_operator import names, resources, spec, status
 from quire_operator.errors import SettingsError
-from quire_operator.observed import Observed, is_keda_autoscaler, is_owned, ref, scales_deployment, workload
+from quire_operator.observed import (
+    WORKLOAD_KINDS,
+    Observed,
+    find_workload,
+    is_keda_autoscaler,
+    is_owned,
+    pod_template,
+    ref,
+    scales_workload,
+)
 from quire_operator.plan import revisions
 from quire_operator.resources import Manifest, RenderedRevision
 from quire_operator.settings import Settings
@@ -30,6 +39,7 @@ _OPTIONAL = {
     "ScaledObject": "scaledobjects.keda.sh",
     "HTTPRoute": "httproutes.gateway.networking.k8s.io",
     "InferencePool": "inferencepools.inference.networking.k8s.io",
+    names.GROUP_KIND: "leaderworkersets.leaderworkerset.x-k8s.io",
 }
 _NOT_INSTALLED = "the server doesn't have a resource type"
 _OPERATORS = "app.kubernetes.io/name=quire-operator"
@@ -118,17 +128,18 @@ def live(body: Document, model: LLMDeployment) -> Live:
     uid = str(body["metadata"]["uid"])
     wanted = {*resources.REVISIONED_KINDS, *_OPTIONAL, "HorizontalPodAutoscaler"}
     children = [one for one in related if one["kind"] in wanted and is_owned(one, uid)]
-    scalers = [one for one in others if scales_deployment(one, model.name) and not is_owned(one, uid)]
-    sets, pods, download_pods = workload(children, related)
+    scalers = [one for one in others if scales_workload(one, model.name) and not is_owned(one, uid)]
+    found = find_workload(children, related)
     observed = Observed(
         body=body,
         children={ref(one): one for one in children},
         foreign_autoscalers=tuple(one for one in scalers if not is_keda_autoscaler(one, model.name)),
         keda_autoscaler=next((one for one in scalers if is_keda_autoscaler(one, model.name)), None),
         missing=frozenset(missing),
-        replica_sets=tuple(sets),
-        pods=tuple(pods),
-        download_pods=tuple(download_pods),
+        replica_sets=found.replica_sets,
+        pods=found.pods,
+        workers=found.workers,
+        download_pods=found.download_pods,
     )
     stored = [one for one in related if one["kind"] == "ControllerRevision" and is_owned(one, uid)]
     return Live(observed=observed, revisions=tuple(stored))
@@ -234,13 +245,14 @@ def _from_operator(deployment: Document) -> Settings | None:
 def _from_children(children: Iterable[Mapping[str, Any]]) -> tuple[Settings, str]:
     """The settings that the live children show; the others are assumed to be the chart's defaults."""
     by_kind = {str(child["kind"]): child for child in children}
-    if "Deployment" not in by_kind:
+    workload = next((by_kind[kind] for kind in WORKLOAD_KINDS if kind in by_kind), None)
+    if workload is None:
         return (
             Settings(engine_image=_UNKNOWN_IMAGE),
             "The operator's Deployment cannot be read here: the engine's image is left open, and all other "
             "settings are assumed to be the chart's defaults.",
         )
-    pod = by_kind["Deployment"]["spec"]["template"]["spec"]
+    pod = pod_template(workload)["spec"]
     server = pod["containers"][0]
     read = Settings(
         engine_image=str(server["image"]),
@@ -258,7 +270,7 @@ def _from_children(children: Iterable[Mapping[str, Any]]) -> tuple[Settings, str
         "The operator's Deployment cannot be read here: image and pull policy are those of the pods' template"
     )
     try:
-        watchers = by_kind["NetworkPolicy"]["spec"]["ingress"][1]["from"]
+        watchers = by_kind["NetworkPolicy"]["spec"]["ingress"][-1]["from"]
         labels = [dict(peer["namespaceSelector"]["matchLabels"]) for peer in watchers]
         read = replace(
             read,

@@ -21,7 +21,15 @@ from quire_kubectl.kubectl import Document
 from quire_kubectl.terminal import Look
 from quire_kubectl.view import span
 from quire_operator import names, spec, status
-from quire_operator.observed import NEED_A_POD, Observed, Ref, ref
+from quire_operator.observed import (
+    NEED_A_POD,
+    WORKLOAD_KINDS,
+    Observed,
+    Ref,
+    as_deployment,
+    pod_template,
+    ref,
+)
 from quire_operator.plan import (
     Plan,
     PlanInput,
@@ -49,7 +57,7 @@ class _Edit:
 
     @property
     def deployment(self) -> Mapping[str, Any] | None:
-        return None if self.before is None else self.before.observed.child("Deployment")
+        return None if self.before is None else self.before.observed.workload
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -160,7 +168,7 @@ def _children(edit: _Edit) -> Iterator[str]:
 def _last_applied(before: Live) -> dict[Ref, tuple[Mapping[str, Any], bool]]:
     """Each child as its revision stores it (True) or, where it is not stored, as the live object (False)."""
     found = {target: (live, False) for target, live in before.observed.children.items()}
-    name = _revision(before.observed.child("Deployment"))
+    name = _revision(before.observed.workload)
     stored = (before.revision_data.get(name) or {}).get("children", ()) if name else ()
     return found | {ref(child): (child, True) for child in stored if ref(child) in found}
 
@@ -177,7 +185,7 @@ def _differences(old: tuple[Mapping[str, Any], bool], manifest: Mapping[str, Any
         return
     for key in ("spec", "data"):
         before, after = body.get(key) or {}, manifest.get(key) or {}
-        if manifest["kind"] == "Deployment":  # its other fields are not stored in the revision
+        if manifest["kind"] in WORKLOAD_KINDS:  # its other fields are not stored in the revision
             after = {part: after[part] for part in before if part in after}
         yield from changes.between(before, after, key)
 
@@ -188,12 +196,12 @@ def _without_metadata(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pods(edit: _Edit, model: LLMDeployment, body: Document) -> Iterator[str]:
     live = edit.deployment
-    (wanted,) = [child for child in edit.after.children if child["kind"] == "Deployment"]
+    (wanted,) = [as_deployment(child) for child in edit.after.children if child["kind"] in WORKLOAD_KINDS]
     if live is None:
         yield f"start {_count(int(wanted['spec']['replicas']))}"
         return
     now = replica_owner.live_replicas(live)
-    applied = next((m for m in edit.plan.apply if m["kind"] == "Deployment"), None)
+    applied = next((m for m in edit.plan.apply if m["kind"] in WORKLOAD_KINDS), None)
     then = now if applied is None else int(applied["spec"].get("replicas", now))
     if not _is_replaced(edit, wanted):
         if then != now:
@@ -211,11 +219,13 @@ def _is_replaced(edit: _Edit, wanted: Mapping[str, Any]) -> bool:
     """
     if edit.before is None:
         return True
-    old, is_stored = _last_applied(edit.before)[ref(wanted)]
-    new = wanted["spec"]["template"]
+    last = _last_applied(edit.before).get(ref(wanted))
+    if last is None:
+        return True  # one pod becomes a group of pods, or the other way round
+    (old, is_stored), new = last, pod_template(wanted)
     if is_stored:
-        return bool(old["spec"]["template"] != new)
-    return bool(lost_fields(new, old["spec"]["template"]))
+        return bool(pod_template(old) != new)
+    return bool(lost_fields(new, pod_template(old)))
 
 
 def _rollout(
@@ -271,7 +281,7 @@ def _autoscaler(edit: _Edit, model: LLMDeployment) -> Iterator[str]:
 
 
 def _warnings(edit: _Edit, model: LLMDeployment) -> Iterator[str]:
-    (deployment,) = [child for child in edit.after.children if child["kind"] == "Deployment"]
+    (deployment,) = [child for child in edit.after.children if child["kind"] in WORKLOAD_KINDS]
     drain = status.drain_fits_notice(model, edit.after.accelerator, deployment)
     if drain is not None and drain[0] == "False":
         yield drain[2]

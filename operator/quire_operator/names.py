@@ -30,12 +30,24 @@ MANAGED_BY = "quire-operator"
 APP = "quire-server"
 ROLE_LEADER = "leader"
 ROLE_FETCHER = "fetcher"
+ROLE_WORKER = "worker"
+
+# LeaderWorkerSet: groups of pods, of which the leader serves.
+GROUP_API_VERSION = "leaderworkerset.x-k8s.io/v1"
+GROUP_KIND = "LeaderWorkerSet"
+_GROUP_PREFIX = "leaderworkerset.sigs.k8s.io"
+LABEL_GROUP_SET = f"{_GROUP_PREFIX}/name"
+LABEL_GROUP_INDEX = f"{_GROUP_PREFIX}/group-index"
+LABEL_GROUP_KEY = f"{_GROUP_PREFIX}/group-key"
+LABEL_GROUP_REVISION = f"{_GROUP_PREFIX}/template-revision-hash"
+LABEL_WORKER_INDEX = f"{_GROUP_PREFIX}/worker-index"
 
 ANNOTATION_APPLIED_HASH = f"{GROUP}/applied-hash"
 ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 ANNOTATION_RESTART_ID = f"{GROUP}/restart-id"
 ANNOTATION_REFUSED_BESIDE = f"{GROUP}/refused-beside"
 ANNOTATION_RENDER_REVISION = f"{GROUP}/render-revision"
+ANNOTATION_TEMPLATE_HASH = f"{GROUP}/template-hash"
 ANNOTATION_ROLLBACK_TO = f"{GROUP}/rollback-to"
 ANNOTATION_ROLLOUT_FAILED = f"{GROUP}/rollout-failed"
 
@@ -52,6 +64,8 @@ PORT_HTTP = 8000
 PORT_HTTP_NAME = "http"
 PORT_HEALTH = 8001
 PORT_HEALTH_NAME = "health"
+PORT_RANKS = 7600
+PORT_RANKS_NAME = "ranks"
 
 PATH_LOG_REDACT = "/etc/quire/redact"
 PATH_MODELS = "/models"
@@ -63,6 +77,7 @@ PATH_CHAT_TEMPLATE = "/etc/quire/chat-template"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 PATH_GOLDEN_TOKENS = "/etc/quire/golden-tokens"
 GOLDEN_TOKENS_FILE = "golden.json"
+START_DELAY_KEY = "seconds"
 PATH_HOME = "/home/quire"
 PATH_KV_OFFLOAD = "/var/cache/quire/kv"
 PATH_SHARED_MEMORY = "/dev/shm"
@@ -104,6 +119,16 @@ def child_labels(name: str) -> dict[str, str]:
 def selector_labels(name: str) -> dict[str, str]:
     """Selector of the serving pods of `name`. Immutable in a Deployment, so it must never change."""
     return {LABEL_NAME: name, LABEL_ROLE: ROLE_LEADER}
+
+
+def worker_labels(name: str) -> dict[str, str]:
+    """Selector of the pods of a group that do not serve, which matches no leader."""
+    return {LABEL_NAME: name, LABEL_ROLE: ROLE_WORKER}
+
+
+def start_delay(name: str) -> str:
+    """The ConfigMap that tells groups of `name` that crash over and over how long to wait at their start."""
+    return f"{name}-start-delay"
 
 
 def fetcher_labels(name: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ read from them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -19,6 +19,8 @@ Body = Mapping[str, Any]
 
 # What the scheduler reports where another pod occupies what the pod needs: resources, ports, or
 # anti-affinity.
+# Kinds of which one runs the pods.
+WORKLOAD_KINDS = frozenset({"Deployment", names.GROUP_KIND})
 # Kinds that are applied with the first pod: Kubernetes records an Event, NoPods, for a budget without pods.
 NEED_A_POD = frozenset({"PodDisruptionBudget"})
 _LACKS_RESOURCES = re.compile(r"insufficient|too many pods|free ports|anti-affinity", re.IGNORECASE)
@@ -54,7 +56,8 @@ class Observed:
         default_factory=dict
     )  # kinds that we need and may not read: the error
     replica_sets: tuple[Body, ...] = ()
-    pods: tuple[Body, ...] = ()
+    pods: tuple[Body, ...] = ()  # those that serve: of a group the leader
+    workers: tuple[Body, ...] = ()  # the other pods of groups
     download_pods: tuple[Body, ...] = ()  # pods of the Job that downloads the model
     samples: Mapping[str, Sample] = field(default_factory=dict)  # pod uid -> its last /statusz
     job_error: str = ""  # why the download Job gets no pod
@@ -82,6 +85,14 @@ class Observed:
         """The one child of `kind` that has the LLMDeployment's own name."""
         return self.children.get(Ref(kind, self.name))
 
+    @property
+    def workload(self) -> Body | None:
+        """What runs the pods, in the terms of a Deployment: a Deployment, or the LeaderWorkerSet whose groups
+        are the replicas.
+        """
+        found = self.child(names.GROUP_KIND) or self.child("Deployment")
+        return None if found is None else as_deployment(found, self.pods, self.workers)
+
 
 def ref(body: Body) -> Ref:
     """The Ref of a manifest or of a live object."""
@@ -100,24 +111,53 @@ def is_owned(live: Body, uid: str) -> bool:
     return made_by_us and (metadata.get("labels") or {}).get(names.LABEL_MANAGED_BY) == names.MANAGED_BY
 
 
-def workload(children: Iterable[Body], related: Sequence[Body]) -> tuple[list[Body], list[Body], list[Body]]:
-    """Among the `related` objects: the ReplicaSets of these children, the ReplicaSets' pods, and the Jobs'
-    pods.
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """The objects of an LLMDeployment that others make for it."""
+
+    replica_sets: tuple[Body, ...]
+    pods: tuple[Body, ...]
+    workers: tuple[Body, ...]
+    download_pods: tuple[Body, ...]
+
+
+def find_workload(children: Sequence[Body], related: Sequence[Body]) -> Workload:
+    """Among the `related` objects: the ReplicaSets of these children, the ReplicaSets' pods, those of the
+    LeaderWorkerSet's groups, and the Jobs' pods.
+
+    The pods of groups are made by StatefulSets, which are not read: their names, which LeaderWorkerSet gives,
+    stand for them. The leader's is that of the set; the workers' that of their leader.
     """
     owners = {str(live["metadata"]["uid"]) for live in children}
     sets = [one for one in related if one["kind"] == "ReplicaSet" and controller_uid(one) in owners]
     makers = {str(one["metadata"]["uid"]) for one in sets}
     pods = [one for one in related if one["kind"] == "Pod"]
     served = [pod for pod in pods if controller_uid(pod) in makers]
-    return sets, served, [pod for pod in pods if controller_uid(pod) in owners]
+    group_sets = {str(live["metadata"]["name"]) for live in children if live["kind"] == names.GROUP_KIND}
+    leaders = [pod for pod in pods if stateful_set(pod) in group_sets]
+    leader_names = {str(pod["metadata"]["name"]) for pod in leaders}
+    return Workload(
+        replica_sets=tuple(sets),
+        pods=(*served, *leaders),
+        workers=tuple(pod for pod in pods if stateful_set(pod) in leader_names),
+        download_pods=tuple(pod for pod in pods if controller_uid(pod) in owners),
+    )
 
 
-def scales_deployment(body: Body, name: str) -> bool:
-    """Whether this is an autoscaler of the Deployment `name`."""
+def stateful_set(pod: Body) -> str:
+    """The name of the StatefulSet that made the pod; empty for other pods."""
+    for owner in pod["metadata"].get("ownerReferences") or ():
+        if owner.get("controller") and owner.get("kind") == "StatefulSet":
+            return str(owner.get("name", ""))
+    return ""
+
+
+def scales_workload(body: Body, name: str) -> bool:
+    """Whether this is an autoscaler of the Deployment or LeaderWorkerSet `name`."""
     if body["kind"] != "HorizontalPodAutoscaler":
         return False
     target = (body.get("spec") or {}).get("scaleTargetRef") or {}
-    return (target.get("kind"), target.get("name")) == ("Deployment", name)
+    return target.get("kind") in WORKLOAD_KINDS and target.get("name") == name
 
 
 def is_keda_autoscaler(autoscaler: Body, name: str) -> bool:
@@ -178,20 +218,88 @@ def newest_replica_set(replica_sets: Sequence[Body]) -> Body | None:
 
 def surge_pods(observed: Observed) -> list[Body]:
     """Pods of the newest revision while there are older ones, terminating or not."""
-    uid = _newest_uid(observed)
-    current = [pod for pod in observed.pods if controller_uid(pod) == uid]
+    newest = newest_revision(observed)
+    current = [pod for pod in observed.pods if revision_of(pod) == newest]
     return current if len(current) < len(observed.pods) else []
 
 
 def old_pods(observed: Observed) -> list[Body]:
     """Pods of earlier revisions, terminating or not."""
-    uid = _newest_uid(observed)
-    return [pod for pod in observed.pods if controller_uid(pod) != uid]
+    newest = newest_revision(observed)
+    return [pod for pod in observed.pods if revision_of(pod) != newest]
 
 
-def _newest_uid(observed: Observed) -> str:
+def newest_revision(observed: Observed) -> str:
+    """What `revision_of` says of the newest pods; empty where none is known."""
+    group_set = observed.child(names.GROUP_KIND)
+    if group_set is not None:
+        return _template_hash(pod_template(group_set))
     newest = newest_replica_set(observed.replica_sets)
     return "" if newest is None else str(newest["metadata"]["uid"])
+
+
+def revision_of(pod: Body) -> str:
+    """The uid of the pod's ReplicaSet; of a pod of a group, the hash of its group's templates."""
+    return _template_hash(pod) or controller_uid(pod)
+
+
+def _template_hash(body: Body) -> str:
+    annotations = (body.get("metadata") or {}).get("annotations") or {}
+    return str(annotations.get(names.ANNOTATION_TEMPLATE_HASH, ""))
+
+
+def group_index(pod: Body) -> int:
+    """Which group of its LeaderWorkerSet the pod belongs to; -1 for other pods."""
+    text = str((pod["metadata"].get("labels") or {}).get(names.LABEL_GROUP_INDEX, ""))
+    return int(text) if text.isdecimal() else -1
+
+
+def group_size(group_set: Body) -> int:
+    """How many pods a group has."""
+    return int((group_set["spec"].get("leaderWorkerTemplate") or {}).get("size", 1))
+
+
+def as_deployment(workload: Body, leaders: Sequence[Body] = (), workers: Sequence[Body] = ()) -> Body:
+    """A Deployment as it is, a LeaderWorkerSet in the terms of a Deployment.
+
+    The numbers follow from the pods, which are watched: LeaderWorkerSet's own status comes later, and no
+    event tells of it. A group is as ready as its last pod.
+    """
+    if workload.get("kind") != names.GROUP_KIND:
+        return workload
+    spec, size, template = workload["spec"], group_size(workload), pod_template(workload)
+    newest = _template_hash(template)
+    groups = [[pod, *(one for one in workers if group_index(one) == group_index(pod))] for pod in leaders]
+    ready = sum(
+        len(group) == size and all(is_ready(pod) for pod in group)
+        for group in groups
+        if "deletionTimestamp" not in group[0]["metadata"]
+    )
+    updated = sum(all(revision_of(pod) == newest for pod in group) for group in groups)
+    is_complete = ready == updated == len(groups) == int(spec.get("replicas", 1))
+    update = (spec.get("rolloutStrategy") or {}).get("rollingUpdateConfiguration") or {}
+    progressing = {
+        "type": "Progressing",
+        "status": "True",
+        "reason": "NewReplicaSetAvailable" if is_complete else "ReplicaSetUpdated",
+    }
+    return {
+        **workload,
+        "spec": {
+            "replicas": spec.get("replicas", 1),
+            "template": template,
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            **({"paused": True} if update.get("partition") else {}),
+        },
+        "status": {
+            "observedGeneration": workload["metadata"].get("generation", 0),
+            "replicas": len(groups),
+            "updatedReplicas": updated,
+            "readyReplicas": ready,
+            "availableReplicas": ready,
+            "conditions": [progressing],
+        },
+    }
 
 
 def replica_failure(deployment: Body | None) -> Body:
@@ -261,9 +369,15 @@ def is_replaced_in_place(deployment: Body) -> bool:
     return (strategy.get("rollingUpdate") or {}).get("maxSurge") == 0
 
 
-def served_model(deployment: Body) -> tuple[str, str]:
+def pod_template(workload: Body) -> Body:
+    """The template of the pods that serve, of a Deployment or a LeaderWorkerSet; empty where it has none."""
+    spec = workload.get("spec") or {}
+    return spec.get("template") or (spec.get("leaderWorkerTemplate") or {}).get("leaderTemplate") or {}
+
+
+def served_model(workload: Body) -> tuple[str, str]:
     """The claim and the directory from which its pods serve the model; empty where they have none."""
-    spec = ((deployment.get("spec") or {}).get("template") or {}).get("spec") or {}
+    spec = pod_template(workload).get("spec") or {}
     volumes = {one.get("name"): one for one in spec.get("volumes") or ()}
     claim = (volumes.get("model") or {}).get("persistentVolumeClaim") or {}
     servers = [one for one in spec.get("containers") or () if one.get("name") == names.CONTAINER]

@@ -17,7 +17,13 @@ import aiohttp
 
 from quire_operator import names, reports
 from quire_operator.cluster import Cluster, Key, Object, kinds, owner_key, version_of
-from quire_operator.observed import controller_uid, is_about_to_scale_down, is_owned, workload
+from quire_operator.observed import (
+    WORKLOAD_KINDS,
+    controller_uid,
+    find_workload,
+    is_about_to_scale_down,
+    is_owned,
+)
 from quire_operator.reports import Sample
 
 PERIOD_SECONDS = 2.0
@@ -75,17 +81,21 @@ class Poller:
         await asyncio.gather(*(self._poll_pod(session, uid, pod) for uid, pod in ours))
 
     def _makers(self, owner: Key) -> set[str]:
-        """The uids of the ReplicaSets and Jobs of an LLMDeployment: their pods are asked. Others that only
-        carry its label would take the time of a round, which is everyone's.
+        """The uids of the ReplicaSets, Jobs and groups' StatefulSets of an LLMDeployment: their pods are
+        asked. Others that only carry its label would take the time of a round, which is everyone's.
         """
         cache = self._cluster.cache
         llm = cache.get(names.KIND, *owner)
         if llm is None:
             return set()
-        live = [*cache.owned(owner, only="Deployment"), *cache.owned(owner, only="Job")]
+        live = [one for kind in (*WORKLOAD_KINDS, "Job") for one in cache.owned(owner, only=kind)]
         children = [one for one in live if is_owned(one, str(llm["metadata"]["uid"]))]
-        sets, _, _ = workload(children, list(cache.owned(owner, only="ReplicaSet")))
-        return {str(one["metadata"]["uid"]) for one in (*sets, *children) if one["kind"] != "Deployment"}
+        has_groups = any(one["kind"] == names.GROUP_KIND for one in children)
+        kinds_made = ("ReplicaSet", "Pod") if has_groups else ("ReplicaSet",)
+        found = find_workload(children, [one for kind in kinds_made for one in cache.owned(owner, only=kind)])
+        jobs = [one for one in children if one["kind"] == "Job"]
+        makers = {str(one["metadata"]["uid"]) for one in (*found.replica_sets, *jobs)}
+        return makers | {controller_uid(pod) for pod in (*found.pods, *found.workers)}
 
     def _refresh_pods(self) -> None:
         """Read only the pods that changed since the last round, because there may be thousands."""

@@ -27,7 +27,7 @@ def refused_surge(observed: Observed) -> Body:
     """The condition ReplicaFailure where it reports that a quota refuses a pod of the newest revision, for
     which the end of an old pod would make room; empty otherwise.
     """
-    failure = replica_failure(observed.child("Deployment"))
+    failure = replica_failure(observed.workload)
     message = str(failure.get("message", ""))
     has_room = is_exceeded(message) and any(makes_room(pod, message) for pod in old_pods(observed))
     return failure if has_room else {}

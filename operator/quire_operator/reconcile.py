@@ -120,7 +120,11 @@ class Reconciler:
         observed = await self._cluster.observe(body, wanted)
         if (awaited := golden_tokens.awaited(observed)) is not None:
             observed = await self._cluster.observe(body, [*wanted, awaited])
-        problem = status.ownership_conflict(observed) or status.missing_rights(observed)
+        problem = (
+            status.ownership_conflict(observed)
+            or status.missing_workload(model, observed)
+            or status.missing_rights(observed)
+        )
         returns_to = await self._may_return_to(model, desired, selected, observed)
         result = make_plan(self._plan_input(key, model, desired, selected, observed, returns_to))
         self._remember_applies(key, result.apply_times)

@@ -150,7 +150,7 @@ def test_the_crd_is_small_enough_for_client_side_apply() -> None:
 
 
 def test_the_full_examples_use_every_field() -> None:
-    examples = (specs.FULL, specs.AUTOSCALED, specs.IDLING, specs.SHARDED, *specs.DOWNLOADED)
+    examples = (specs.FULL, specs.AUTOSCALED, specs.IDLING, specs.SHARDED, specs.GROUPED, *specs.DOWNLOADED)
     paths = [path for body in examples for path in _paths(body["spec"], "spec")]
     used = {re.sub(r"\[\d+\]", "[]", path) for path in paths}
     assert set(FIELDS) - used == set()

@@ -27,6 +27,7 @@ from quire_operator.reports import (
 )
 from quire_operator.status import Failure, reasons
 from quire_sizing.model import ModelShape
+from tests.operator.status import group_objects
 
 NOW = datetime.now(UTC)
 BODY = specs.merged(specs.MINIMAL, {"metadata": {"uid": "u", "generation": 3}})
@@ -103,6 +104,7 @@ def statuses() -> dict[str, status.Status]:
         ),
         "downloaded": status.compute_status(DOWNLOADED, observed(pods.fetched()), now=NOW),
         "scaled": status.compute_status(SCALED, scaled(), now=NOW),
+        "grouped": group_objects.recreated(5),
         "invalid": status.compute_refused_status(
             observed(), Failure(reason="InvalidSpec", detail=long), now=NOW
         ),

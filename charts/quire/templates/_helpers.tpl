@@ -100,6 +100,10 @@ references to them are restricted by their labels. */ -}}
 - apiGroups: [keda.sh]
   resources: [scaledobjects]
   verbs: [get, list, create, patch, delete]
+# Where LeaderWorkerSet is installed, and an LLMDeployment asks for several nodes.
+- apiGroups: [leaderworkerset.x-k8s.io]
+  resources: [leaderworkersets]
+  verbs: [get, list, create, patch, delete]
 # Where the Gateway API and its inference extension are installed, and an LLMDeployment asks for a route.
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]

@@ -2,7 +2,7 @@
 
 Filled by watch events, re-lists and the responses to our own writes; an older version never replaces a newer
 one. Objects are stored as compressed JSON, which takes a fraction of the memory of dicts, without
-managedFields (except the owners of a Deployment's replicas) and without the data of ControllerRevisions.
+managedFields (except the owners of the number of replicas) and without the data of ControllerRevisions.
 Deleted objects are remembered for as long as an older event or list may still arrive. Sends no request.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from quire_operator import names
 from quire_operator.json_decoder import Report
-from quire_operator.observed import managers_of_replicas
+from quire_operator.observed import WORKLOAD_KINDS, managers_of_replicas
 
 Object = dict[str, Any]
 
@@ -82,7 +82,7 @@ class Cache:
             self._drop(kind, place)
         kept = {**body, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}}
         kept.pop("data" if kind == "ControllerRevision" else "", None)
-        if kind == "Deployment" and (claims := managers_of_replicas(body)):
+        if kind in WORKLOAD_KINDS and (claims := managers_of_replicas(body)):
             kept["metadata"]["managedFields"] = claims
         packed = zlib.compress(json.dumps(kept, separators=(",", ":")).encode(), level=1)
         self._entries[kind][place] = _Entry(version, uid, owner, packed)

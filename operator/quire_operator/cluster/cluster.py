@@ -25,11 +25,11 @@ from quire_operator.observed import (
     Observed,
     Ref,
     controller_uid,
+    find_workload,
     is_keda_autoscaler,
     is_owned,
     ref,
-    scales_deployment,
-    workload,
+    scales_workload,
 )
 from quire_operator.plan import FieldPath, Plan, managed_fields
 from quire_operator.reports import Sample
@@ -129,7 +129,7 @@ class Cluster:
         for live in related:
             if live["kind"] in mine and is_owned(live, uid):
                 children[ref(live)] = live
-            elif scales_deployment(live, key.name):
+            elif scales_workload(live, key.name):
                 autoscalers.append(live)
         has_pods = any(live["kind"] == "Pod" for live in related)
         for target in wanted:
@@ -156,8 +156,9 @@ class Cluster:
             elif found is not None:
                 _raise_if_predecessor(found, key)
                 foreign.append(target)
-        sets, pods, download_pods = workload(children.values(), related)
-        all_pods = (*pods, *download_pods)
+        found_pods = find_workload(list(children.values()), related)
+        download_pods = found_pods.download_pods
+        all_pods = (*found_pods.pods, *found_pods.workers, *download_pods)
         return Observed(
             body=body,
             children=children,
@@ -166,9 +167,10 @@ class Cluster:
             keda_autoscaler=next((live for live in autoscalers if is_keda_autoscaler(live, key.name)), None),
             missing=frozenset(missing),
             forbidden=forbidden,
-            replica_sets=tuple(sets),
-            pods=tuple(pods),
-            download_pods=tuple(download_pods),
+            replica_sets=found_pods.replica_sets,
+            pods=found_pods.pods,
+            workers=found_pods.workers,
+            download_pods=download_pods,
             samples={uid: self.samples[uid] for pod in all_pods if (uid := _uid(pod)) in self.samples},
             job_error=await self._job_error(children.values(), download_pods, key.namespace),
             mount_errors=await self._mount_errors(all_pods, key.namespace),

@@ -77,6 +77,8 @@ SCALED_OBJECT = _others("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 HTTP_ROUTE = _others("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
 INFERENCE_POOL = _others("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 
+LEADER_WORKER_SET = _others(names.GROUP_API_VERSION, names.GROUP_KIND, "leaderworkersets")
+
 CHILDREN = (
     Kind("v1", "ServiceAccount", "serviceaccounts"),
     Kind("v1", "ConfigMap", "configmaps"),
@@ -90,6 +92,7 @@ CHILDREN = (
     HTTP_ROUTE,
     INFERENCE_POOL,
     DEPLOYMENT,
+    LEADER_WORKER_SET,
 )
 
 # All cached kinds, LLMDeployments first.

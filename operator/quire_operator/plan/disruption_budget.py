@@ -14,7 +14,7 @@ from datetime import datetime
 from quire_operator.observed import (
     SCHEDULING_GRACE_SECONDS,
     Observed,
-    newest_replica_set,
+    newest_revision,
     old_pods,
     replica_failure,
     scheduler_message,
@@ -39,11 +39,11 @@ def with_replicas_that_serve(
 
 def _without_place(observed: Observed, now: datetime) -> int:
     """Pods that have no node."""
-    if newest_replica_set(observed.replica_sets) is None or old_pods(observed):
+    if not newest_revision(observed) or old_pods(observed):
         return 0
     waiting = [
         pod
-        for pod in observed.pods
+        for pod in (*observed.pods, *observed.workers)
         if seconds_since(unscheduled_since(pod), now) >= SCHEDULING_GRACE_SECONDS
         and _CORDONED not in scheduler_message(pod)
     ]
@@ -55,7 +55,7 @@ def _refused(model: LLMDeployment, observed: Observed, now: datetime) -> int:
     """Replicas whose pods cannot be created, and have not been for longer than the successor of an evicted
     pod may take.
     """
-    deployment = observed.child("Deployment")
+    deployment = observed.workload
     if deployment is None or old_pods(observed):
         return 0
     since = str(replica_failure(deployment).get("lastTransitionTime", ""))

@@ -11,7 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from quire_operator import names
-from quire_operator.observed import Body, Observed, Ref, ended, ref, seconds_since, served_model
+from quire_operator.observed import (
+    WORKLOAD_KINDS,
+    Body,
+    Observed,
+    Ref,
+    ended,
+    ref,
+    seconds_since,
+    served_model,
+)
 from quire_operator.resources import Manifest, RenderedRevision
 
 # A download that failed for good is tried again after this: what it lacked may exist by now, without an
@@ -20,7 +29,7 @@ RETRY_SECONDS = 300.0
 # A pod that downloads for itself fetches everything again, so a model that is corrupt at its source is tried
 # rarely.
 OWN_RETRY_SECONDS = 600.0
-_POD_KINDS = ("Deployment", "HorizontalPodAutoscaler", "ScaledObject")
+_POD_KINDS = (*WORKLOAD_KINDS, "HorizontalPodAutoscaler", "ScaledObject")
 
 
 def blocked_by_download(desired: Iterable[Body], observed: Observed) -> frozenset[Ref]:
@@ -28,19 +37,23 @@ def blocked_by_download(desired: Iterable[Body], observed: Observed) -> frozense
     model, and its autoscaler as long as there is no Deployment.
     """
     by_kind = {str(manifest["kind"]): manifest for manifest in desired}
-    job, deployment, live = by_kind.get("Job"), by_kind.get("Deployment"), observed.child("Deployment")
+    job, deployment, live = (
+        by_kind.get("Job"),
+        next((by_kind[kind] for kind in WORKLOAD_KINDS if kind in by_kind), None),
+        observed.workload,
+    )
     if job is None or deployment is None or _is_done(observed.children.get(ref(job))):
         return frozenset()
     if live is not None and served_model(live) == served_model(deployment):
         return frozenset()  # it was downloaded before, and is only verified again
-    late = _POD_KINDS if live is None else _POD_KINDS[:1]
+    late = _POD_KINDS if live is None else tuple(WORKLOAD_KINDS)
     return frozenset(ref(by_kind[kind]) for kind in late if kind in by_kind)
 
 
 def is_claim_in_use(claim: Body, observed: Observed) -> bool:
     """Whether the claim must stay: it is retained, or pods use it or may soon."""
-    deployment = observed.child("Deployment")
-    specs = [pod["spec"] for pod in (*observed.pods, *observed.download_pods)]
+    deployment = observed.workload
+    specs = [pod["spec"] for pod in (*observed.pods, *observed.workers, *observed.download_pods)]
     templates = [one["spec"] for one in observed.replica_sets if one["spec"].get("replicas")]
     templates += [deployment["spec"]] if deployment is not None else []
     specs += [spec["template"]["spec"] for spec in templates]

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from quire_operator import names
-from quire_operator.observed import NEED_A_POD, Body, Observed, Ref, is_ready, ref
+from quire_operator.observed import NEED_A_POD, WORKLOAD_KINDS, Body, Observed, Ref, is_ready, ref
 from quire_operator.plan import (
     deletion_cost,
     disruption_budget,
     drift,
     golden_tokens,
+    groups,
     model_cache,
     replica_owner,
     revisions,
@@ -93,6 +94,7 @@ def make_plan(given: PlanInput) -> PlanResult:
                 apply_times=given.apply_times,
             )
     desired = golden_tokens.with_golden_tokens(desired, model, observed)
+    desired = groups.with_start_delay(desired, model, observed)
     children = _plan_children(desired, given)
     recorded = Plan() if update is None else revisions.record(model, update, given.history, observed)
     full = Plan(
@@ -127,6 +129,8 @@ def _plan_children(desired: tuple[Manifest, ...], given: PlanInput) -> Plan:
     for target, manifest in wanted.items():
         if target in observed.foreign or target in blocked or _must_wait(target, observed):
             continue
+        if groups.must_be_made_anew(manifest, observed.children.get(target)):
+            continue
         why, to_take = _why_apply(manifest, observed.children.get(target))
         if why:
             apply.append(manifest)
@@ -135,6 +139,14 @@ def _plan_children(desired: tuple[Manifest, ...], given: PlanInput) -> Plan:
                 taken[target] = to_take
             if why.startswith(("lost", "has")):
                 repairs.append(target)
+    replaced = tuple(
+        (target, str(live["metadata"]["uid"]))
+        for target, manifest in wanted.items()
+        if (live := observed.children.get(target)) is not None
+        and groups.must_be_made_anew(manifest, live)
+        and not _is_terminating(live)
+    )
+    details += [f"delete {target}: its groups get another size" for target, _ in replaced]
     kept = wanted.keys() | model_cache.downloaded_by(given.may_return_to)
     unwanted = tuple(
         (target, str(live["metadata"]["uid"]))
@@ -153,6 +165,7 @@ def _plan_children(desired: tuple[Manifest, ...], given: PlanInput) -> Plan:
         delete=(
             *(pair for pair in unwanted if pair[0].kind not in _AUTOSCALERS),
             *((target, uid) for target, uid, _ in restarts),
+            *replaced,
         ),
         pod_patches=pod_patches,
         repairs=tuple(repairs),
@@ -175,7 +188,7 @@ def _to_apply(manifest: Body, observed: Observed, owner: ReplicaOwner) -> Manife
     """The manifest with its applied hash. Where another owner decides the number of replicas, that number is
     no part of the hash, or each decision of an autoscaler would look like a change of ours.
     """
-    if manifest["kind"] != "Deployment" or owner is ReplicaOwner.SPEC:
+    if manifest["kind"] not in WORKLOAD_KINDS or owner is ReplicaOwner.SPEC:
         return drift.with_applied_hash(manifest)
     result = replica_owner.with_replicas(dict(manifest), owner, observed.children.get(ref(manifest)))
     hashed = drift.with_applied_hash(_without_replicas(result))
@@ -217,7 +230,7 @@ def _is_used(live: Body, observed: Observed) -> bool:
     if target.kind != "ConfigMap":
         return False
     specs = [rs["spec"]["template"]["spec"] for rs in observed.replica_sets]
-    specs += [pod["spec"] for pod in observed.pods]
+    specs += [pod["spec"] for pod in (*observed.pods, *observed.workers)]
     return any(target.name in _config_maps(spec) for spec in specs)
 
 

@@ -120,7 +120,7 @@ def is_rolled_out(observed: Observed) -> bool:
     """Whether all pods of the Deployment's template were available once: its condition Progressing records
     that.
     """
-    deployment = observed.child("Deployment") or {}
+    deployment = observed.workload or {}
     status = deployment.get("status") or {}
     reasons = {c["type"]: c.get("reason") for c in status.get("conditions") or ()}
     return (
@@ -144,7 +144,7 @@ def _last_ready(update: str, history: Sequence[Revision], observed: Observed) ->
 
 def _applied_revision(observed: Observed) -> str:
     """The revision that the Deployment was applied from."""
-    metadata = (observed.child("Deployment") or {}).get("metadata") or {}
+    metadata = (observed.workload or {}).get("metadata") or {}
     return str((metadata.get("annotations") or {}).get(names.ANNOTATION_RENDER_REVISION, ""))
 
 

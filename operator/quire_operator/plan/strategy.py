@@ -41,7 +41,7 @@ def _in_place(deployment: Manifest, observed: Observed) -> Manifest:
     """
     in_place = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
     metadata = deployment["metadata"]
-    if quota.is_exceeded(str(replica_failure(observed.child("Deployment")).get("message", ""))):
+    if quota.is_exceeded(str(replica_failure(observed.workload).get("message", ""))):
         count = {names.ANNOTATION_REFUSED_BESIDE: str(len(observed.pods))}
         metadata = {**metadata, "annotations": {**metadata.get("annotations", {}), **count}}
     return {**deployment, "metadata": metadata, "spec": {**deployment["spec"], "strategy": in_place}}
@@ -51,7 +51,7 @@ def falls_back_to_in_place(model: LLMDeployment, observed: Observed, now: dateti
     """Whether Auto has stopped surging in the current rollout. It does not surge again before every pod is of
     the newest template and available.
     """
-    rollout, deployment = model.spec.rollout, observed.child("Deployment")
+    rollout, deployment = model.spec.rollout, observed.workload
     if rollout.strategy != "Auto" or not rollout.max_surge or deployment is None:
         return False
     if _is_rollout_complete(deployment):

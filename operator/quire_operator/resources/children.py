@@ -6,6 +6,7 @@ needs of another is passed in here. Pure; knows nothing of the live cluster.
 
 from __future__ import annotations
 
+from quire_operator import names
 from quire_operator.resources import (
     config_map,
     credentials,
@@ -13,6 +14,7 @@ from quire_operator.resources import (
     disruption_budget,
     hpa,
     http_route,
+    leader_worker_set,
     model_files,
     network_policy,
     pod,
@@ -46,13 +48,12 @@ def build(
     own_account = not model.spec.security.service_account_name
     restricted = model.spec.networking.network_policy.mode == "Restricted"
     environment = config_map.build(model)
-    template = pod.build(
-        model,
-        settings,
+    parts = pod.Parts(
         config_map=environment["metadata"]["name"],
-        model_parts=model_files.build(model, settings),
+        model_files=model_files.build(model, settings),
         profile=profile,
     )
+    template = pod.build(model, settings, parts)
     return (
         *([service_account.build(model)] if own_account else []),
         environment,
@@ -61,7 +62,7 @@ def build(
         service.build(model),
         disruption_budget.build(model),
         *_autoscaler(model, settings, measured),
-        deployment.build(model, template),
+        _workload(model, settings, template, parts),
         *http_route.build(model),
     )
 
@@ -76,6 +77,13 @@ def _shared_model(model: LLMDeployment, settings: Settings, template: Manifest) 
         *([network_policy.build_of_download(model, settings)] if restricted else []),
         shared_model.job(model, settings, cache, template),
     ]
+
+
+def _workload(model: LLMDeployment, settings: Settings, template: Manifest, parts: pod.Parts) -> Manifest:
+    if not model.is_grouped:
+        return deployment.build(model, template)
+    worker = pod.build(model, settings, parts, role=names.ROLE_WORKER)
+    return leader_worker_set.build(model, template, worker)
 
 
 def _autoscaler(model: LLMDeployment, settings: Settings, measured: PodMeasurements) -> list[Manifest]:

@@ -109,6 +109,7 @@ def _chat_template(model: LLMDeployment) -> str:
 def _parallelism(sizes: Parallelism) -> dict[str, str]:
     """One rank renders as nothing, so that pods of earlier versions are not replaced."""
     return {
+        "QUIRE_NODES": _number(sizes.nodes) if sizes.nodes > 1 else "",
         "QUIRE_PIPELINE_PARALLEL_SIZE": _number(sizes.pipeline) if sizes.pipeline > 1 else "",
         "QUIRE_TENSOR_PARALLEL_SIZE": _number(sizes.tensor) if sizes.tensor > 1 else "",
     }

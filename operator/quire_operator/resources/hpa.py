@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from quire_operator import names, quantity
 from quire_operator.resources import scaling_behavior
-from quire_operator.resources.manifest import Manifest, metadata
+from quire_operator.resources.manifest import Manifest, metadata, workload_reference
 from quire_operator.resources.scaling_behavior import PodMeasurements
 from quire_operator.spec import Autoscaling, LLMDeployment
 
@@ -22,7 +22,7 @@ def build(model: LLMDeployment, scaling: Autoscaling, measured: PodMeasurements)
         "kind": "HorizontalPodAutoscaler",
         "metadata": metadata(model, model.name),
         "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": model.name},
+            "scaleTargetRef": workload_reference(model),
             "minReplicas": scaling.min_replicas,
             "maxReplicas": scaling.max_replicas,
             "metrics": [_metric(model, *pair) for pair in targets.items()],

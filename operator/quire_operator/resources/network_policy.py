@@ -3,7 +3,8 @@
 Serving pods accept API requests from their own namespace and from the peers in the spec; the health port is
 open to the operator and to monitoring. They may connect to DNS and to the trace collector only: a model on a
 volume needs nothing else, so a compromised process cannot send data out. A pod that downloads may also use
-its source's ports.
+its source's ports. Pods of groups reach one another at every port, because gloo and NCCL choose theirs, and
+authenticate nobody: these ports are open to no other pod.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 
 from quire_operator import names
 from quire_operator.errors import SpecError
-from quire_operator.resources.manifest import Manifest, as_manifest, metadata
+from quire_operator.resources.manifest import Manifest, as_manifest, metadata, pods_of_ranks
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment
 
@@ -39,6 +40,7 @@ _DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP",
 def build(model: LLMDeployment, settings: Settings) -> Manifest:
     """The policy of the serving pods; there is none with mode None."""
     api, health = _tcp(names.PORT_HTTP), _tcp(names.PORT_HEALTH)
+    group = [{"podSelector": pods_of_ranks(model)}] if model.is_grouped else []
     watchers = [{_METADATA_NAME: settings.operator_namespace}, dict(settings.monitoring_namespace_labels)]
     allowed = [as_manifest(peer) for peer in model.spec.networking.network_policy.allow_from]
     return {
@@ -46,10 +48,11 @@ def build(model: LLMDeployment, settings: Settings) -> Manifest:
         "kind": "NetworkPolicy",
         "metadata": metadata(model, model.name),
         "spec": {
-            "podSelector": {"matchLabels": names.selector_labels(model.name)},
+            "podSelector": pods_of_ranks(model),
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [
                 {"from": [{"podSelector": {}}, *allowed], "ports": [api]},
+                *([{"from": group}] if group else []),
                 {
                     "from": [{"namespaceSelector": {"matchLabels": labels}} for labels in watchers],
                     "ports": [api, health],
@@ -57,6 +60,7 @@ def build(model: LLMDeployment, settings: Settings) -> Manifest:
             ],
             "egress": [
                 _DNS,
+                *([{"to": group}] if group else []),
                 *_to_collector(model.spec.observability.tracing.endpoint),
                 *([] if model.spec.cache is not None and model.spec.cache.is_shared else _to_source(model)),
             ],

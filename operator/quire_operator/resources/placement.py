@@ -55,7 +55,7 @@ def build(model: LLMDeployment, profile: Profile | None) -> dict[str, Any]:
         {
             "nodeSelector": {**by_profile.node_selector, **scheduling.node_selector},
             "tolerations": [each for i, each in enumerate(tolerations) if each not in tolerations[:i]],
-            "affinity": _with_spot(scheduling.affinity, scheduling.spot),
+            "affinity": _with_group(model, _with_spot(scheduling.affinity, scheduling.spot)),
             "priorityClassName": scheduling.priority_class_name,
             "runtimeClassName": scheduling.runtime_class_name or by_profile.runtime_class_name,
             "schedulerName": scheduling.scheduler_name,
@@ -93,6 +93,19 @@ def _node_selector_terms(affinity: Affinity | None) -> list[NodeSelectorTerm]:
 
 def _tolerates(key: str, value: str) -> Manifest:
     return {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}
+
+
+def _with_group(model: LLMDeployment, affinity: Manifest) -> Manifest:
+    """With a rule that keeps pods of one group on different nodes."""
+    if not model.is_grouped:
+        return affinity
+    apart = {
+        "labelSelector": {"matchLabels": {names.LABEL_NAME: model.name}},
+        "matchLabelKeys": [names.LABEL_GROUP_KEY],
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    own = affinity.get("podAntiAffinity", {})
+    return {**affinity, "podAntiAffinity": {**own, _REQUIRED: [*own.get(_REQUIRED, []), apart]}}
 
 
 def _with_spot(affinity: Affinity | None, spot: Spot) -> Manifest:

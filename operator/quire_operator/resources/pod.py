@@ -7,10 +7,11 @@ reaches a shell or a template: each text is one element of a list.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from quire_operator import names
-from quire_operator.resources import environment, placement
+from quire_operator.resources import environment, placement, rank_environment
 from quire_operator.resources.manifest import Manifest, compact, literal
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment, Profile
@@ -24,21 +25,27 @@ _STARTUP_SPARE_FAILURES = 6
 _LIVENESS_GRACE_SECONDS = 10
 
 
-def build(
-    model: LLMDeployment,
-    settings: Settings,
-    *,
-    config_map: str,
-    model_parts: Mapping[str, Any],
-    profile: Profile | None,
-) -> Manifest:
-    """The pod template. `config_map`: name of the ConfigMap with the server's environment; `model_parts`:
-    from `model_files`; `profile`: the AcceleratorProfile that the spec names, if any.
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What all pods of an LLMDeployment have in common. `config_map`: name of the ConfigMap with the server's
+    environment; `model_files`: from the module of that name; `profile`: the AcceleratorProfile that the spec
+    names, if any.
     """
+
+    config_map: str
+    model_files: Mapping[str, Any]
+    profile: Profile | None
+
+
+def build(
+    model: LLMDeployment, settings: Settings, parts: Parts, *, role: str = names.ROLE_LEADER
+) -> Manifest:
+    """The pod template. `role`: the pods that serve are leaders, also where they have no workers."""
+    model_parts, profile = parts.model_files, parts.profile
     annotations = compact({names.ANNOTATION_RESTART_ID: model.spec.rollout.restart_id})
     if model.spec.disruption.protect_while_loading:
         annotations |= names.PROTECT_WHILE_LOADING
-    labels = names.child_labels(model.name) | names.selector_labels(model.name)
+    labels = names.child_labels(model.name) | {names.LABEL_ROLE: role}
     if model_parts["initContainers"]:  # only a download uses the identity
         labels |= model.identity_labels
     return {
@@ -58,17 +65,15 @@ def build(
             **compact({"imagePullSecrets": [{"name": name} for name in settings.engine_image_pull_secrets]}),
             **placement.build(model, profile),
             **compact({"initContainers": model_parts["initContainers"]}),
-            "containers": [_container(model, settings, config_map, profile)],
+            "containers": [_container(model, settings, parts, role)],
             "volumes": [*model_parts["volumes"], *_volumes(model)],
         },
     }
 
 
-def _container(
-    model: LLMDeployment, settings: Settings, config_map: str, profile: Profile | None
-) -> Manifest:
-    resources, drain = model.spec.resources, model.spec.drain
-    lifecycle = {"preStop": {"sleep": {"seconds": drain.pre_stop_seconds}}} if drain.pre_stop_seconds else {}
+def _container(model: LLMDeployment, settings: Settings, parts: Parts, role: str) -> Manifest:
+    resources = model.spec.resources
+    env = [*rank_environment.build(model), *environment.of_server(model.spec.engine.env, settings)]
     return {
         "name": names.CONTAINER,
         "image": settings.engine_image,
@@ -78,12 +83,9 @@ def _container(
             literal(names.model_path(model.model_dir)),
             *(literal(argument) for argument in model.spec.engine.extra_args),
         ],
-        "envFrom": [{"configMapRef": {"name": config_map}}],
-        **compact({"env": environment.of_server(model.spec.engine.env, settings), "lifecycle": lifecycle}),
-        "ports": [
-            {"name": names.PORT_HTTP_NAME, "containerPort": names.PORT_HTTP, "protocol": "TCP"},
-            {"name": names.PORT_HEALTH_NAME, "containerPort": names.PORT_HEALTH, "protocol": "TCP"},
-        ],
+        "envFrom": [{"configMapRef": {"name": parts.config_map}}],
+        **compact({"env": env, "lifecycle": _lifecycle(model, role)}),
+        "ports": _ports(model, role),
         **_probes(model),
         # No CPU limit: throttling costs latency and saves nothing. Memory limit and request are equal, so
         # that it is guaranteed.
@@ -95,7 +97,7 @@ def _container(
                     "ephemeral-storage": model.spec.engine.kv_cache.disk_offload,
                 }
             ),
-            "limits": {"memory": resources.memory, **placement.devices(resources, profile)},
+            "limits": {"memory": resources.memory, **placement.devices(resources, parts.profile)},
         },
         "terminationMessagePath": names.PATH_TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -106,6 +108,22 @@ def _container(
         },
         "volumeMounts": _volume_mounts(model),
     }
+
+
+def _lifecycle(model: LLMDeployment, role: str) -> Manifest:
+    """Time until no new request comes any more; to a worker none ever comes."""
+    seconds = model.spec.drain.pre_stop_seconds
+    return {"preStop": {"sleep": {"seconds": seconds}}} if seconds and role == names.ROLE_LEADER else {}
+
+
+def _ports(model: LLMDeployment, role: str) -> list[Manifest]:
+    is_leader = role == names.ROLE_LEADER
+    ports = {
+        **({names.PORT_HTTP_NAME: names.PORT_HTTP} if is_leader else {}),
+        names.PORT_HEALTH_NAME: names.PORT_HEALTH,
+        **({names.PORT_RANKS_NAME: names.PORT_RANKS} if model.is_grouped and is_leader else {}),
+    }
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
 
 
 def _probes(model: LLMDeployment) -> dict[str, Any]:

@@ -29,10 +29,12 @@ REVISIONED_KINDS = (
     "Service",
     "PodDisruptionBudget",
     "Deployment",
+    names.GROUP_KIND,
 )
 # Kinds whose names extend the LLMDeployment's name.
 _NAMED_BY_CONTENT = ("ConfigMap", "NetworkPolicy", "PersistentVolumeClaim", "Job")
-_DEPLOYMENT_FIELDS = ("selector", "template")
+# Of the kinds of which one runs the pods.
+_WORKLOAD_FIELDS = {"Deployment": ("selector", "template"), names.GROUP_KIND: ("leaderWorkerTemplate",)}
 _HASH_LENGTH = 10
 
 
@@ -62,14 +64,15 @@ def render_revision(
 
 def parse_stored(model: LLMDeployment, name: str, data: Any) -> RenderedRevision | None:
     """The revision stored in the ControllerRevision `name`; None when its data is not what the operator
-    stored.
+    stored, or when it is one of groups of pods and the present spec has none, or the other way round.
     """
     children = data.get("children") if isinstance(data, Mapping) else None
     if not isinstance(children, list) or not all(_is_own(child, model) for child in children):
         return None
     found = render_revision(model, data.get("spec") or {}, children)
-    deployments = [child for child in found.children if child["kind"] == "Deployment"]
-    return found if found.name == name and len(deployments) == 1 else None
+    kinds = [child["kind"] for child in found.children if child["kind"] in _WORKLOAD_FIELDS]
+    wanted = [names.GROUP_KIND if model.is_grouped else "Deployment"]
+    return found if found.name == name and kinds == wanted else None
 
 
 def with_revision(children: Iterable[Manifest], revision: RenderedRevision) -> tuple[Manifest, ...]:
@@ -77,19 +80,19 @@ def with_revision(children: Iterable[Manifest], revision: RenderedRevision) -> t
     counterparts.
     """
     rendered = list(children)
-    (own,) = [child for child in revision.children if child["kind"] == "Deployment"]
-    (place,) = [index for index, child in enumerate(rendered) if child["kind"] == "Deployment"]
+    (own,) = [child for child in revision.children if child["kind"] in _WORKLOAD_FIELDS]
+    (place,) = [index for index, child in enumerate(rendered) if child["kind"] in _WORKLOAD_FIELDS]
     live = rendered[place]
     annotations = {names.ANNOTATION_RENDER_REVISION: revision.name}
-    deployment = {
+    workload = {
         **own,
         "metadata": {**own["metadata"], "annotations": annotations},
         "spec": {**live["spec"], **own["spec"]},
     }
     return (
-        *(child for child in revision.children if child["kind"] != "Deployment"),
+        *(child for child in revision.children if child["kind"] not in _WORKLOAD_FIELDS),
         *(child for child in rendered[:place] if child["kind"] not in REVISIONED_KINDS),
-        deployment,
+        workload,
         *(child for child in rendered[place:] if child["kind"] not in REVISIONED_KINDS),
     )
 
@@ -114,9 +117,10 @@ def _pod_relevant(spec: Spec) -> Spec:
 
 
 def _part(manifest: Manifest) -> Manifest:
-    if manifest["kind"] != "Deployment":
+    kept = _WORKLOAD_FIELDS.get(manifest["kind"])
+    if kept is None:
         return manifest
-    return {**manifest, "spec": {key: manifest["spec"][key] for key in _DEPLOYMENT_FIELDS}}
+    return {**manifest, "spec": {key: manifest["spec"][key] for key in kept}}
 
 
 def _is_own(child: Any, model: LLMDeployment) -> bool:
@@ -124,9 +128,8 @@ def _is_own(child: Any, model: LLMDeployment) -> bool:
     if not isinstance(child, dict) or child.get("kind") not in REVISIONED_KINDS:
         return False
     about, spec = child.get("metadata"), child.get("spec")
-    if child["kind"] == "Deployment" and not (
-        isinstance(spec, dict) and spec.keys() >= {*_DEPLOYMENT_FIELDS}
-    ):
+    needed = {*_WORKLOAD_FIELDS.get(child["kind"], ())}
+    if needed and not (isinstance(spec, dict) and spec.keys() >= needed):
         return False
     owned = metadata(model, model.name)
     if not isinstance(about, dict):

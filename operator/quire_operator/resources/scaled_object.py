@@ -11,7 +11,7 @@ from __future__ import annotations
 from quire_operator import names
 from quire_operator.errors import SpecError
 from quire_operator.resources import scaling_behavior
-from quire_operator.resources.manifest import Manifest, metadata
+from quire_operator.resources.manifest import Manifest, metadata, workload_reference
 from quire_operator.resources.scaling_behavior import PodMeasurements
 from quire_operator.spec import Autoscaling, LLMDeployment
 from quire_operator.spec.schema import Idle
@@ -36,7 +36,7 @@ def build(model: LLMDeployment, scaling: Autoscaling, measured: PodMeasurements,
         "kind": "ScaledObject",
         "metadata": metadata(model, model.name),
         "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": model.name},
+            "scaleTargetRef": workload_reference(model),
             "minReplicaCount": scaling.min_replicas,
             "maxReplicaCount": scaling.max_replicas,
             **(_idle(scaling.idle) if scaling.idle is not None else {}),

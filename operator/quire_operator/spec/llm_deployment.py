@@ -44,6 +44,11 @@ class LLMDeployment:
         return self.spec.replicas
 
     @property
+    def is_grouped(self) -> bool:
+        """Whether a replica is a group of pods on several nodes, not one pod."""
+        return self.spec.parallelism.nodes > 1
+
+    @property
     def autoscaler(self) -> str:
         """What decides the number of pods: HPA, KEDA or External; empty where the spec does, or while
         suspended.
@@ -135,8 +140,9 @@ def parse(body: Mapping[str, Any]) -> LLMDeployment:
     validation.check_name(name)
     spec = reader.read(Spec, body.get("spec"), "spec")
     validation.check_spec(spec)
-    if spec.cache is not None and spec.cache.is_of_one_node and spec.rollout.strategy == "Auto":
-        # A surge pod on another node would wait for the claim for ever.
+    is_of_one_node = spec.cache is not None and spec.cache.is_of_one_node
+    if (is_of_one_node or spec.parallelism.nodes > 1) and spec.rollout.strategy == "Auto":
+        # A surge pod on another node would wait for the claim for ever; groups are replaced in place only.
         spec = replace(spec, rollout=replace(spec.rollout, strategy="InPlace"))
     return LLMDeployment(
         name=str(name),

@@ -224,10 +224,11 @@ class Resources:
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """How many ranks of a pod compute the model together."""
+    """How many ranks compute the model together, and on how many nodes."""
 
     tensor: int = number(1, 14, 1)
     pipeline: int = number(1, 14, 1)
+    nodes: int = number(1, 14, 1)
 
     @property
     def ranks(self) -> int:

@@ -323,20 +323,39 @@ def _check_weight_offload(spec: Spec) -> None:
 
 def _check_parallelism(spec: Spec) -> None:
     """What several ranks need, and what they cannot do yet."""
-    field, ranks = "spec.parallelism", spec.parallelism.ranks
+    field, ranks, nodes = "spec.parallelism", spec.parallelism.ranks, spec.parallelism.nodes
+    if ranks % nodes:
+        raise SpecError(
+            "spec.parallelism.nodes",
+            "every node runs as many ranks: choose a number that divides tensor times pipeline",
+        )
     if ranks == 1:
         return
     if ranks > 14:
-        raise SpecError(field, "a pod has 14 ranks at most: lower tensor or pipeline")
+        raise SpecError(field, "a replica has 14 ranks at most: lower tensor or pipeline")
+    _check_nodes(spec)
     if spec.resources.accelerator is not None:
         raise SpecError(
             field, "several ranks run on CPUs only so far: drop resources.gpu and profileRef, or this"
         )
     # A rank that gets no CPU for seconds would be given up by the others.
-    if 2 * quantity.parse(spec.resources.cpu) < ranks:
+    if 2 * quantity.parse(spec.resources.cpu) < ranks // nodes:
         raise SpecError(
             field, "every rank needs half a CPU, better a whole one: lower this, or raise resources.cpu"
         )
+
+
+def _check_nodes(spec: Spec) -> None:
+    """What a group of pods, which LeaderWorkerSet replaces as one, cannot have."""
+    field = "spec.parallelism.nodes"
+    if spec.parallelism.nodes == 1:
+        return
+    if spec.cache is not None and spec.cache.access_mode == "ReadWriteOnce":
+        raise SpecError(field, "a ReadWriteOnce volume is on one node: drop this, or choose ReadWriteMany")
+    if spec.rollout.strategy not in ("Auto", "InPlace"):
+        raise SpecError(field, "groups are replaced in place: drop this, or choose rollout.strategy InPlace")
+    if spec.rollout.min_ready_seconds:
+        raise SpecError(field, "groups know no such time: drop this, or rollout.minReadySeconds")
 
 
 def check_autoscaling(spec: Spec) -> None:

@@ -4,7 +4,7 @@ from quire_operator.status.accelerator_fit import RequestedAccelerator
 from quire_operator.status.cost import per_hour as cost_per_hour
 from quire_operator.status.model_cache import pods_with_corrupt_model
 from quire_operator.status.pods import Failure
-from quire_operator.status.preflight import missing_rights, ownership_conflict
+from quire_operator.status.preflight import missing_rights, missing_workload, ownership_conflict
 from quire_operator.status.scaling import pod_measurements
 from quire_operator.status.spot import condition as drain_fits_notice
 from quire_operator.status.status import (
@@ -30,6 +30,7 @@ __all__ = [
     "has_failing_pods",
     "is_ready",
     "missing_rights",
+    "missing_workload",
     "ownership_conflict",
     "pod_measurements",
     "pods_with_corrupt_model",

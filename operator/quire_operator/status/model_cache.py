@@ -62,7 +62,7 @@ def read(model: LLMDeployment, observed: Observed, now: datetime) -> DownloadSta
         return None
     job = _job(model, observed)
     cached = job is not None and "Complete" in ended(job)
-    serves = served_model(observed.child("Deployment") or {})
+    serves = served_model(observed.workload or {})
     uid = "" if job is None else str(job["metadata"]["uid"])
     states = tuple(_state(pod, observed, now) for pod in observed.download_pods if controller_uid(pod) == uid)
     failure = None if cached else _failure(model, job, states, _previous_failure(model, observed))

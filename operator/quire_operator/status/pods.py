@@ -17,8 +17,8 @@ from quire_operator.observed import (
     SCHEDULING_GRACE_SECONDS,
     Body,
     are_held_by_pods,
-    controller_uid,
     is_gated_by_kueue,
+    revision_of,
     scheduler_message,
     scheduling_gates,
     seconds_since,
@@ -127,7 +127,7 @@ def read(
     stored_failure: Mapping[str, Any],
     mount_error: str = "",
 ) -> PodState:
-    """`newest`: uid of the newest ReplicaSet; `sample`: the pod's last /statusz, if there is one;
+    """`newest`: the newest revision; `sample`: the pod's last /statusz, if there is one;
     `stored_failure`: the stored lastFailure, where it still holds.
     """
     status = pod.get("status") or {}
@@ -148,7 +148,7 @@ def read(
     running = "running" in (container.get("state") or {})
     return PodState(
         name=pod["metadata"]["name"],
-        current=controller_uid(pod) == newest,
+        current=revision_of(pod) == newest,
         ready=ready,
         terminating=terminating,
         scheduled=bool((pod.get("spec") or {}).get("nodeName")),

@@ -5,8 +5,9 @@ What the API server refuses during execution is reported by reconcile. Pure.
 
 from __future__ import annotations
 
-from quire_operator import reports
+from quire_operator import names, reports
 from quire_operator.observed import Observed, ref
+from quire_operator.spec import LLMDeployment
 from quire_operator.status.pods import Failure
 
 
@@ -20,6 +21,13 @@ def ownership_conflict(observed: Observed) -> Failure | None:
         return None
     taken = ", ".join(f"{target} in namespace {observed.namespace}" for target in foreign)
     return Failure(reason="OwnershipConflict", detail=taken)
+
+
+def missing_workload(model: LLMDeployment, observed: Observed) -> Failure | None:
+    """LeaderWorkerSet, where replicas are groups of pods and it is not installed."""
+    if not model.is_grouped or names.GROUP_KIND not in observed.missing:
+        return None
+    return Failure(reason="MissingCRD", detail="spec.parallelism.nodes: LeaderWorkerSet")
 
 
 def missing_rights(observed: Observed) -> Failure | None:

@@ -322,9 +322,23 @@ _ALL = (
     Reason(
         "MissingCRD",
         "a kind that the spec asks for is not installed in this cluster; everything else keeps working",
-        "install the Gateway API (HTTPRoute) or its inference extension (InferencePool), which is found by "
-        "itself then, or drop spec.networking.httpRoute or inferencePool",
-        shown="Routed=False",
+        "install the Gateway API (HTTPRoute), its inference extension (InferencePool) or LeaderWorkerSet "
+        "v0.9 (LeaderWorkerSet), which is found by itself then, or drop spec.networking.httpRoute, "
+        "inferencePool or spec.parallelism.nodes",
+        shown="Routed=False; Degraded=True for groups of nodes",
+    ),
+    Reason(
+        "GroupIncomplete",
+        "some pods of a group hold their nodes and wait for others that have none",
+        "make room for the pods that the message names, or lower spec.replicas or spec.parallelism.nodes",
+    ),
+    Reason(
+        "GroupCrashLoop",
+        "a group of pods was recreated five times within ten minutes, so that each new one waits longer "
+        "before it starts",
+        "read the log of the ended containers of all its pods (kubectl logs --previous) and correct what the "
+        "message names; it is tried again, ever more rarely",
+        final=True,
     ),
     Reason(
         "MissingRights",

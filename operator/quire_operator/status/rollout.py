@@ -54,7 +54,7 @@ def refused_surge(model: LLMDeployment, observed: Observed, now: datetime) -> st
         return ""
     failure = quota.refused_surge(observed)
     if not old_pods(observed) and _may_have_freed_resources(model, observed, now):
-        failure = replica_failure(observed.child("Deployment"))
+        failure = replica_failure(observed.workload)
     message = _POD_REFUSED.sub("", reports.printable(failure.get("message")))
     return message if quota.is_exceeded(message) else ""
 
@@ -63,7 +63,7 @@ def _may_have_freed_resources(model: LLMDeployment, observed: Observed, now: dat
     """Whether the last old pod may have ended a moment ago, by the time of the Deployment's last
     scale-down.
     """
-    status = (observed.child("Deployment") or {}).get("status") or {}
+    status = (observed.workload or {}).get("status") or {}
     reported = {c["type"]: c for c in status.get("conditions") or ()}
     progressing = reported.get("Progressing") or {}
     if progressing.get("reason") != "ReplicaSetUpdated" or len(observed.replica_sets) < 2:
@@ -140,7 +140,8 @@ def final_failure(states: Sequence[PodState]) -> Failure | None:
 
 def is_final(failure: Failure) -> bool:
     """Whether no retry helps until the spec or the model changes."""
-    is_repeated = failure.exit_code is not None and failure.count >= STALLED_AFTER_FAILURES
+    is_an_end = failure.exit_code is not None or failure.reason == "GroupCrashLoop"
+    is_repeated = is_an_end and failure.count >= STALLED_AFTER_FAILURES
     return REASONS[failure.reason].final and is_repeated
 
 
@@ -160,5 +161,5 @@ def numbers(model: LLMDeployment, observed: Observed) -> tuple[int, int]:
         return 0, 0
     if not model.autoscaler and not observed.foreign_autoscalers:
         return wanted, max(1, wanted - spare)
-    live = int(((observed.child("Deployment") or {}).get("spec") or {}).get("replicas", wanted))
+    live = int(((observed.workload or {}).get("spec") or {}).get("replicas", wanted))
     return live, wanted if model.autoscaler else max(1, min(live, wanted) - spare)

@@ -109,7 +109,7 @@ def is_idle(model: LLMDeployment, observed: Observed) -> bool:
     scaling = model.spec.autoscaling
     if model.autoscaler != "KEDA" or scaling is None or scaling.idle is None:
         return False
-    return ((observed.child("Deployment") or {}).get("spec") or {}).get("replicas") == 0
+    return ((observed.workload or {}).get("spec") or {}).get("replicas") == 0
 
 
 def activator(model: LLMDeployment) -> ConditionValue | None:
@@ -151,7 +151,7 @@ def _keda(observed: Observed) -> ConditionValue:
             return _refused(str(condition.get("reason")), detail)
     if observed.keda_autoscaler is None:
         return "Unknown", AWAITING_KEDA, "KEDA has not taken up the ScaledObject: its operator has to run."
-    if ((observed.child("Deployment") or {}).get("spec") or {}).get("replicas") == 0:
+    if ((observed.workload or {}).get("spec") or {}).get("replicas") == 0:
         return "True", "Idle", "There are no requests, and KEDA has scaled to zero."
     return _mirrored(observed.keda_autoscaler)
 

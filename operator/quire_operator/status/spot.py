@@ -6,7 +6,7 @@ a node that is reclaimed break off. Pure.
 
 from __future__ import annotations
 
-from quire_operator.observed import Body
+from quire_operator.observed import Body, pod_template
 from quire_operator.resources.placement import may_run_on_spot_nodes
 from quire_operator.spec import LLMDeployment, Profile
 from quire_operator.status import reasons
@@ -22,7 +22,7 @@ def condition(
     if not may_run_on_spot_nodes(model, profile):
         return None
     notice, wanted = model.spec.scheduling.spot.notice_seconds, model.termination_grace_period_seconds
-    template = ((deployment or {}).get("spec") or {}).get("template") or {}
+    template = pod_template(deployment or {})
     grace = int((template.get("spec") or {}).get("terminationGracePeriodSeconds") or wanted)
     detail = f"pods end within {grace} seconds of their deletion, and the notice is {notice} seconds"
     if grace <= notice:

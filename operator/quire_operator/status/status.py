@@ -13,13 +13,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from quire_operator import names, reports
-from quire_operator.observed import Body, Observed, newest_replica_set
+from quire_operator.observed import Body, Observed, newest_revision
 from quire_operator.spec import LLMDeployment
 from quire_operator.status import (
     accelerator_fit,
     conditions,
     effective,
     golden_tokens,
+    groups,
     model_cache,
     pods,
     progress,
@@ -31,6 +32,7 @@ from quire_operator.status import (
 )
 from quire_operator.status.accelerator_fit import RequestedAccelerator
 from quire_operator.status.conditions import Facts, RolloutState
+from quire_operator.status.groups import GroupState
 from quire_operator.status.model_cache import DownloadState
 from quire_operator.status.pods import Failure, PodState
 from quire_operator.status.reasons import ConditionValue
@@ -40,7 +42,9 @@ _UNSPECIFIED = RequestedAccelerator()
 
 # Phases in which nothing has failed: a pod waits for what others provide.
 _WAITING_PHASES = {reason: reason for reason in ("WaitingForGPU", "WaitingForNode")}
-_WAITING_PHASES |= dict.fromkeys(("VolumePending", "QuotaExceeded", "WaitingForQuota"), "Pending")
+_WAITING_PHASES |= dict.fromkeys(
+    ("GroupIncomplete", "VolumePending", "QuotaExceeded", "WaitingForQuota"), "Pending"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,8 @@ class _Assessment:
     rollout: RolloutState
     states: Sequence[PodState]
     failure: Failure | None
+    workers: Sequence[PodState] = ()
+    groups: Sequence[GroupState] = ()
     refused: Failure | None = None  # why pods cannot be created
     download: DownloadState | None = None
 
@@ -79,7 +85,7 @@ def compute_status(
     `has_metrics_adapter`: Quire's own, which feeds autoscalers.
     """
     assessment = _assess(model, observed, now)
-    old, here, deployment = observed.status, assessment.here, observed.child("Deployment") or {}
+    old, here, deployment = observed.status, assessment.here, observed.workload or {}
     known, downloads = old.get("model") or {}, model.spec.cache is not None
     loading = progress.model([*here, *assessment.download_pods], known, downloads=downloads)
     sizes = accelerator_fit.sizes(model, here, known)
@@ -110,6 +116,7 @@ def compute_status(
         "updatedReplicas": assessment.rollout.updated,
         "availableReplicas": assessment.rollout.available,
         "loadingReplicas": facts.loading,
+        **({"groups": groups.summary(assessment.groups)} if assessment.groups else {}),
         "scaling": scaling.summary(model, observed),
         "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in observed.pods),
         "model": loading | ({"sizes": sizes} if sizes else {}),
@@ -151,10 +158,10 @@ def rollout_failure(model: LLMDeployment, observed: Observed, *, now: datetime) 
     """Why the current rollout cannot complete; empty while it may. Pods of an older template are no
     evidence.
     """
-    deployment = observed.child("Deployment")
-    if deployment is None or not (
-        rollout.is_seen(deployment) and rollout.is_newest(observed.replica_sets, deployment)
-    ):
+    deployment = observed.workload
+    if deployment is None or not rollout.is_seen(deployment):
+        return ""
+    if not model.is_grouped and not rollout.is_newest(observed.replica_sets, deployment):
         return ""
     assessment = _assess(model, observed, now)
     final = rollout.final_failure(assessment.states)
@@ -171,7 +178,7 @@ def compute_refused_status(observed: Observed, problem: Failure, *, now: datetim
     kept.
     """
     generation = int(observed.body["metadata"].get("generation") or 0)
-    deployment = observed.child("Deployment")
+    deployment = observed.workload
     facts = Facts(
         rollout=_rollout(deployment, wanted=0, needed=1),
         suspended=False,
@@ -214,14 +221,15 @@ def _facts(
 ) -> Facts:
     """What the conditions follow from. `engine`: status.engine."""
     here = assessment.here
-    unplaced = [state for state in pods.by_relevance(here) if not state.scheduled]
+    all_here = [*here, *(state for state in assessment.workers if not state.terminating)]
+    unplaced = [state for state in pods.by_relevance(all_here) if not state.scheduled]
     return Facts(
         rollout=assessment.rollout,
         suspended=model.replicas == 0,
         idle=scaling.is_idle(model, observed),
         loading=sum(state.loading for state in here),
         downloading=sum(state.loading and state.downloading for state in here),
-        pods=len(here),
+        pods=len(all_here),
         unscheduled=next((s.failure for s in unplaced if s.failure), assessment.refused),
         unplaced=len(unplaced),
         failure=assessment.failure,
@@ -240,9 +248,8 @@ def _facts(
 
 
 def _assess(model: LLMDeployment, observed: Observed, now: datetime) -> _Assessment:
-    deployment = observed.child("Deployment")
-    newest = newest_replica_set(observed.replica_sets)
-    newest_uid = "" if newest is None else str(newest["metadata"]["uid"])
+    deployment = observed.workload
+    newest = newest_revision(observed)
     wanted, needed = rollout.numbers(model, observed)
     known = {c.get("reason") for c in observed.status.get("conditions") or () if c.get("type") == "Degraded"}
     last = observed.status.get("lastFailure") or {}
@@ -250,18 +257,21 @@ def _assess(model: LLMDeployment, observed: Observed, now: datetime) -> _Assessm
     states = [
         pods.read(
             pod,
-            newest=newest_uid,
+            newest=newest,
             sample=observed.samples.get(str(pod["metadata"]["uid"])),
             stored_failure=stored,
             mount_error=observed.mount_errors.get(str(pod["metadata"]["uid"]), ""),
             now=now,
         )
-        for pod in observed.pods
+        for pod in (*observed.pods, *observed.workers)
     ]
+    states, workers = states[: len(observed.pods)], states[len(observed.pods) :]
     states = golden_tokens.with_disagreements(states, observed, stored)
     waiting = rollout.waiting_to_surge(model, observed, now)
     failures = [
-        s.failure for s in pods.by_relevance(states) if s.failure is not None and s.name not in waiting
+        s.failure
+        for s in pods.by_relevance([*states, *workers])
+        if s.failure is not None and s.name not in waiting
     ]
     refused = rollout.pod_creation_failure(deployment)
     refused_surge = rollout.refused_surge(model, observed, now)
@@ -271,6 +281,8 @@ def _assess(model: LLMDeployment, observed: Observed, now: datetime) -> _Assessm
     # pods.
     unable = None if refused_surge else refused
     failure = next((f for f in failures if f.reason in known), failures[0] if failures else unable)
+    found = groups.read(model, observed, [*states, *workers], now)
+    failure = groups.failure(found, now) or failure
     counted = _rollout(deployment, wanted=wanted, needed=needed, sets=observed.replica_sets)
     numbers = replace(
         counted,
@@ -279,7 +291,15 @@ def _assess(model: LLMDeployment, observed: Observed, now: datetime) -> _Assessm
         surge_wait_seconds=model.spec.rollout.surge_wait_seconds,
         in_place=rollout.has_fallen_back_to_in_place(model, deployment),
     )
-    return _Assessment(rollout=numbers, states=states, failure=failure, refused=refused, download=download)
+    return _Assessment(
+        rollout=numbers,
+        states=states,
+        workers=workers,
+        groups=found,
+        failure=failure,
+        refused=refused,
+        download=download,
+    )
 
 
 def _with_download(failures: list[Failure], download: DownloadState | None) -> list[Failure]:
@@ -341,7 +361,10 @@ def _last_failure(
     if problem is not None:
         return _describe(problem, old, timestamp(now))
     return _newest_failure(
-        [*assessment.states, *assessment.download_pods], assessment.failure, old, timestamp(now)
+        [*assessment.states, *assessment.workers, *assessment.download_pods],
+        assessment.failure,
+        old,
+        timestamp(now),
     )
 
 

@@ -25,6 +25,7 @@ BODIES = {
     "autoscaled": specs.AUTOSCALED,
     "idling": specs.IDLING,
     "sharded": specs.SHARDED,
+    "grouped": specs.GROUPED,
     "from-a-hub": specs.DOWNLOADED[0],
     "shared": specs.DOWNLOADED[4],
     "smollm2": specs.merged(EXAMPLE, {"metadata": {"uid": "11111111-2222-3333-4444-555555555555"}}),

@@ -120,8 +120,11 @@ def test_hostile_text_stays_a_single_argument_or_value(argument: str, value: str
 @given(specs.random_bodies())
 def test_every_pod_satisfies_the_restricted_pod_security_standard(body: specs.Body) -> None:
     children = resources.build(spec.parse(body), FAULTS)
-    (deployment,) = (child for child in children if child["kind"] == "Deployment")
-    pod = deployment["spec"]["template"]["spec"]
+    for template in specs.pod_templates(children):
+        _check_restricted(template["spec"])
+
+
+def _check_restricted(pod: specs.Body) -> None:
     assert pod["automountServiceAccountToken"] is False
     assert pod["enableServiceLinks"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True

@@ -38,7 +38,8 @@ def test_every_field_is_parsed() -> None:
     read = specs.properties(spec.parse(specs.FULL).spec)
     written = copy.deepcopy(specs.FULL["spec"])
     written["engine"]["kvCache"]["memory"] = "1536Mi"  # as the API server spells 1.5Gi
-    written["parallelism"] = {"tensor": 1, "pipeline": 1}  # the default: one GPU is one rank
+    # The default: one GPU is one rank.
+    written["parallelism"] = {"tensor": 1, "pipeline": 1, "nodes": 1}
     assert read == written
     sharded = spec.parse(specs.SHARDED).spec.parallelism
     assert (sharded.tensor, sharded.pipeline, sharded.ranks) == (3, 2, 6)

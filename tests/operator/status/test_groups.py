@@ -1,0 +1,110 @@
+"""Groups of pods: ready as a whole, told who of them waits for a place, slowed where they crash for ever."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from e2e.operator import pods as kubelet
+from tests.operator.status.group_objects import compute, member, recreated
+from tests.operator.status.objects import Body, condition
+
+NO_NODE = "0/2 nodes are available: 2 Insufficient cpu."
+
+
+def test_a_replica_is_ready_when_all_pods_of_its_group_are() -> None:
+    half = compute(member(kubelet.ready()), member(kubelet.loading(), worker=1))
+    whole = compute(member(kubelet.ready()), member(kubelet.ready(), worker=1))
+
+    assert (half["replicas"], half["readyReplicas"]) == (1, 0)
+    assert condition(half, "Ready")[0] == "False"
+    assert (whole["replicas"], whole["readyReplicas"]) == (1, 1)
+    assert condition(whole, "Ready") == ("True", "AllReplicasReady")
+    (group,) = whole["groups"]
+    assert (group["phase"], group["readyPods"], group["pods"]) == ("Serving", 2, 2)
+
+
+def test_a_group_whose_leader_alone_exists_is_not_ready() -> None:
+    assert compute(member(kubelet.ready()))["readyReplicas"] == 0
+
+
+def test_a_group_of_an_older_revision_keeps_the_rollout_incomplete() -> None:
+    old = [member(kubelet.ready(), worker=worker, revision="bbbbbbbbbb") for worker in (0, 1)]
+    new = [member(kubelet.ready(), 1, worker) for worker in (0, 1)]
+    computed = compute(*old, *new, groups=2)
+
+    assert (computed["replicas"], computed["updatedReplicas"]) == (2, 1)
+    assert condition(computed, "RolloutComplete")[0] == "False"
+
+
+def test_a_failure_of_a_worker_is_told_with_its_pod() -> None:
+    computed = compute(member(kubelet.loading()), member(kubelet.terminated(70, "EngineCrashed"), worker=1))
+
+    assert condition(computed, "Degraded") == ("True", "EngineCrashed")
+    assert computed["lastFailure"]["pod"] == "m-0-1"
+    assert computed["groups"][0]["lastFailure"]["pod"] == "m-0-1"
+
+
+@pytest.mark.parametrize(("age", "reason"), [(60, "WaitingForNode"), (130, "GroupIncomplete")])
+def test_a_half_placed_group_is_told_after_two_minutes_with_who_waits_and_why(age: int, reason: str) -> None:
+    waiting = kubelet.unschedulable(NO_NODE)
+    computed = compute(member(kubelet.loading(), age=age), member(waiting, worker=1, age=age))
+
+    assert condition(computed, "Ready") == ("False", reason)
+    if reason == "GroupIncomplete":
+        (ready,) = [c for c in computed["conditions"] if c["type"] == "Ready"]
+        assert "m-0-1" in ready["message"] and "Insufficient cpu" in ready["message"]
+
+
+def test_a_group_that_has_no_node_at_all_waits_and_is_not_incomplete() -> None:
+    waiting = kubelet.unschedulable(NO_NODE)
+    computed = compute(member(waiting, age=300), member(waiting, worker=1, age=300))
+
+    assert condition(computed, "Ready") == ("False", "WaitingForNode")
+
+
+def test_five_recreations_within_ten_minutes_are_a_crash_loop_which_is_stalled() -> None:
+    four, five = recreated(4), recreated(5)
+
+    assert condition(four, "Stalled")[0] == "False"
+    assert condition(five, "Stalled") == ("True", "GroupCrashLoop")
+    assert condition(five, "Ready") == ("False", "GroupCrashLoop")
+    (group,) = five["groups"]
+    assert (group["phase"], group["startDelaySeconds"]) == ("CrashLoop", 10)
+    (ready,) = [c for c in five["conditions"] if c["type"] == "Ready"]
+    assert "group 0" in ready["message"] and "EngineCrashed" in ready["message"]
+
+
+def test_each_further_recreation_doubles_the_delay_up_to_a_bound() -> None:
+    delays = [recreated(times)["groups"][0].get("startDelaySeconds", 0) for times in (5, 6, 7, 20)]
+
+    assert delays == [10, 20, 40, 640]
+
+
+def test_five_recreations_in_an_hour_are_no_crash_loop() -> None:
+    assert condition(recreated(5, apart=720.0), "Stalled")[0] == "False"
+
+
+def test_a_group_that_serves_for_long_has_recovered() -> None:
+    looping = recreated(5)
+    later = datetime.now(UTC) + timedelta(hours=1)
+    pods = [member(kubelet.ready(), worker=worker, uid="life-5") for worker in (0, 1)]
+    computed = compute(*pods, old=looping, now=later)
+
+    (group,) = computed["groups"]
+    assert "startDelaySeconds" not in group and "recreations" not in group
+    assert condition(computed, "Ready")[0] == "True"
+
+
+def test_groups_that_a_rollout_replaces_are_not_recreated() -> None:
+    computed: Body = {}
+    for life in range(6):
+        revision = f"{life:010d}"
+        pods = [
+            member(kubelet.loading(), worker=worker, uid=f"life-{life}", revision=revision)
+            for worker in (0, 1)
+        ]
+        computed = compute(*pods, old=computed)
+
+    assert "recreations" not in computed["groups"][0]
