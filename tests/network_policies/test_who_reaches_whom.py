@@ -55,6 +55,8 @@ SPECS: dict[str, Body] = {
     "once": downloaded(ONCE, "GKE", gcs={"uri": "gs://models/model"}),
     "eks": downloaded(FOR_EACH_POD, "EKS", s3={"uri": "s3://models/model", "region": "eu-central-1"}),
     "aks": downloaded(FOR_EACH_POD, "AKS", oci={"reference": "models.azurecr.io/model:v1"}),
+    "group": {"parallelism": {"tensor": 2, "nodes": 2}},
+    "group-b": {"parallelism": {"tensor": 2, "nodes": 2}},
     "open": {**downloaded(FOR_EACH_POD, **HUB), "networking": {"networkPolicy": {"mode": "None"}}},
 }
 
@@ -112,6 +114,25 @@ keda/keda              -              -              yes           yes          
 203.0.113.7            -              -              yes           -             yes
 """
 
+# The ports of a group of pods (7600 of its leader, and those that gloo and NCCL choose) are open to its own
+# pods alone, not to those of another LLMDeployment's.
+ADMITTED_BY_A_GROUP = """
+from                   group:7600  group:40123  group:8000  group-worker:40123  group-worker:8001  group-b:7600
+team-a/group           yes         yes          yes         yes                 yes                -
+team-a/group-worker    yes         yes          yes         yes                 yes                -
+team-a/group-b         -           -            -           -                   -                  yes
+team-a/group-b-worker  -           -            -           -                   -                  yes
+team-a/client          -           -            yes         -                   -                  -
+team-a/open            -           -            yes         -                   -                  -
+team-a/impostor        -           -            -           -                   -                  -
+team-b/client          -           -            -           -                   -                  -
+team-b/impostor        -           -            -           -                   -                  -
+quire-system/operator  -           -            -           -                   yes                -
+quire-system/adapter   -           -            yes         -                   -                  -
+monitoring/prometheus  -           -            yes         -                   yes                -
+203.0.113.7            -           -            -           -                   -                  -
+"""
+
 # What a pod may connect to. A model on a claim needs nothing but DNS; a pod that downloads needs the ports of
 # its source, and with a workload identity the metadata server of its cloud.
 REACHED = """
@@ -167,6 +188,17 @@ team-b/client 8000            -                -       -          -            -
 fd00:ec2::254 80              -                -       -          -            -     -           yes
 """
 
+REACHED_BY_A_GROUP = """
+to                         group  group-worker
+kube-system/dns 53/UDP     yes    yes
+team-a/group 7600          yes    yes
+team-a/group-worker 40123  yes    yes
+team-a/group-b 7600        -      -
+team-a/client 8000         -      -
+203.0.113.7 443            -      -
+169.254.169.254 80         -      -
+"""
+
 # The chart opens 443 and 6443 to every address, because it does not know the API server's.
 REACHED_BY_THE_CHART = """
 to                      operator  adapter
@@ -195,16 +227,18 @@ def children(name: str) -> tuple[Body, ...]:
 
 
 def pods_of(made: tuple[Body, ...]) -> list[Body]:
-    """The serving pod, named as the LLMDeployment, and the download pod."""
-    suffix = {"Deployment": "", "Job": "-fetch"}
-    return [
-        reachability.pod(
-            f"team-a/{child['metadata']['labels']['serving.quire.dev/name']}{suffix[child['kind']]}",
-            child["spec"]["template"],
-        )
-        for child in made
-        if child["kind"] in suffix
-    ]
+    """The serving pod, named as the LLMDeployment, its worker and the download pod."""
+    found = []
+    for child in made:
+        name = f"team-a/{child['metadata']['labels']['serving.quire.dev/name']}"
+        group = child.get("spec", {}).get("leaderWorkerTemplate", {})
+        templates = {
+            "Deployment": {"": child.get("spec", {}).get("template")},
+            "Job": {"-fetch": child.get("spec", {}).get("template")},
+            "LeaderWorkerSet": {"": group.get("leaderTemplate"), "-worker": group.get("workerTemplate")},
+        }.get(child["kind"], {})
+        found += [reachability.pod(f"{name}{suffix}", template) for suffix, template in templates.items()]
+    return found
 
 
 @functools.cache
@@ -252,8 +286,8 @@ def reach(row: str, heading: str) -> Connection:
 def cases() -> dict[str, dict[Connection, bool]]:
     """For each column of each table the connections in it, and whether they are allowed."""
     tables = {
-        ADMITTED: admission, ADMITTED_BY_THE_CHART: admission,
-        REACHED: reach, REACHED_BY_OTHERS: reach, REACHED_BY_THE_CHART: reach,
+        ADMITTED: admission, ADMITTED_BY_THE_CHART: admission, ADMITTED_BY_A_GROUP: admission,
+        REACHED: reach, REACHED_BY_A_GROUP: reach, REACHED_BY_OTHERS: reach, REACHED_BY_THE_CHART: reach,
     }  # fmt: skip
     found = {}
     for text, connection in tables.items():
