@@ -94,6 +94,8 @@ def test_the_adapter_has_exactly_the_rights_that_its_code_uses() -> None:
         ("", "pods"): {"list", "watch"},
         ("apps", "deployments"): {"list"},
         ("apps", "replicasets"): {"list"},
+        ("apps", "statefulsets"): {"list"},
+        ("leaderworkerset.x-k8s.io", "leaderworkersets"): {"list"},
         ("serving.quire.dev", "llmdeployments"): {"list"},
         ("apiregistration.k8s.io", "apiservices"): {"get", "patch"},
     }

@@ -6,9 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from quire_metrics_adapter.errors import AdapterError, ConflictError
+from quire_metrics_adapter.errors import AdapterError, ConflictError, NotFoundError
 
 Body = dict[str, Any]
+
+
+OWNERS = {
+    "replicasets": "Deployment",
+    "deployments": "LLMDeployment",
+    "statefulsets": "LeaderWorkerSet",
+    "leaderworkersets": "LLMDeployment",
+}
 
 
 def owned(name: str, owner: str) -> Body:
@@ -22,6 +30,7 @@ class FakeApi:
 
     def __init__(self, service: str = "quire-metrics-adapter") -> None:
         self.pods: list[Body] = []
+        self.groups: tuple[str, ...] = ()  # LLMDeployments of groups of pods; none without LeaderWorkerSet
         self.watches: list[list[Body | AdapterError]] = []  # each watch takes one; the last one stays open
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.services = {
@@ -36,9 +45,11 @@ class FakeApi:
 
     async def request(self, method: str, path: str, *, query: Any = None, body: Any = None, **_: Any) -> Body:
         self.asked.append((path, dict(query or {})))
-        if path.startswith("/apis/apps/v1/"):
-            owner = {"replicasets": "Deployment", "deployments": "LLMDeployment"}[path.rpartition("/")[2]]
-            return {"metadata": {}, "items": [owned(name, owner) for name in ("chat", "code")]}
+        if (plural := path.rpartition("/")[2]) in OWNERS:
+            if plural == "leaderworkersets" and not self.groups:
+                raise NotFoundError("HTTP 404")
+            named = self.groups if plural in ("leaderworkersets", "statefulsets") else ("chat", "code")
+            return {"metadata": {}, "items": [owned(name, OWNERS[plural]) for name in named]}
         if path == "/api/v1/pods":
             return {"metadata": {"resourceVersion": "10"}, "items": list(self.pods)}
         service = self.services[path.rpartition("/")[2]]

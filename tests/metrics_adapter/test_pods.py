@@ -136,6 +136,18 @@ async def test_a_pod_counts_by_its_owners_whatever_its_labels_say() -> None:
     )
 
 
+@pytest.mark.parametrize(("groups", "counted"), [(("wide",), {"leader"}), ((), set())])
+async def test_the_leader_of_a_group_counts_by_its_owners(groups: tuple[str, ...], counted: set[str]) -> None:
+    api, table = FakeApi(), PodTable()
+    api.groups = groups
+    by_set: Body = {"ownerReferences": [{"controller": True, "kind": "StatefulSet", "uid": "of-wide"}]}
+    api.pods = [pod("a"), pod("leader", deployment="wide", **by_set)]
+
+    await watching(api, table, lambda: table.of("team-a", "chat") == {"a"})
+
+    assert table.of("team-a", "wide") == counted
+
+
 def test_the_table_stays_valid_for_a_limited_time_after_the_watch_was_lost() -> None:
     now = [0.0]
     table = PodTable(lambda: now[0])

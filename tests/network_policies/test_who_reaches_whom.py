@@ -117,20 +117,20 @@ keda/keda              -              -              yes           yes          
 # The ports of a group of pods (7600 of its leader, and those that gloo and NCCL choose) are open to its own
 # pods alone, not to those of another LLMDeployment's.
 ADMITTED_BY_A_GROUP = """
-from                   group:7600  group:40123  group:8000  group-worker:40123  group-worker:8001  group-b:7600
-team-a/group           yes         yes          yes         yes                 yes                -
-team-a/group-worker    yes         yes          yes         yes                 yes                -
-team-a/group-b         -           -            -           -                   -                  yes
-team-a/group-b-worker  -           -            -           -                   -                  yes
-team-a/client          -           -            yes         -                   -                  -
-team-a/open            -           -            yes         -                   -                  -
-team-a/impostor        -           -            -           -                   -                  -
-team-b/client          -           -            -           -                   -                  -
-team-b/impostor        -           -            -           -                   -                  -
-quire-system/operator  -           -            -           -                   yes                -
-quire-system/adapter   -           -            yes         -                   -                  -
-monitoring/prometheus  -           -            yes         -                   yes                -
-203.0.113.7            -           -            -           -                   -                  -
+from                   group:7600  group:40123  group-worker:8001  group-worker:40123  group-b:7600
+team-a/group           yes         yes          yes                yes                 -
+team-a/group-worker    yes         yes          yes                yes                 -
+team-a/group-b         -           -            -                  -                   yes
+team-a/group-b-worker  -           -            -                  -                   yes
+team-a/client          -           -            -                  -                   -
+team-a/open            -           -            -                  -                   -
+team-a/impostor        -           -            -                  -                   -
+team-b/client          -           -            -                  -                   -
+team-b/impostor        -           -            -                  -                   -
+quire-system/operator  -           -            yes                -                   -
+quire-system/adapter   -           -            -                  -                   -
+monitoring/prometheus  -           -            yes                -                   -
+203.0.113.7            -           -            -                  -                   -
 """
 
 # What a pod may connect to. A model on a claim needs nothing but DNS; a pod that downloads needs the ports of
