@@ -1,0 +1,145 @@
+"""Where ranks of several nodes meet: the leader listens on its pod's address, the others connect to it.
+
+Connections are authenticated (``rank_auth``) before a byte of them is parsed, each by a thread of its own, so
+that a stranger who says nothing keeps no rank waiting. Ranks of one node use a unix socket instead
+(``rank_channel.listen``). A dead link is noticed by the kernel, also where nobody has anything to say.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+import time
+
+from quire_server.engine import rank_auth
+from quire_server.engine.rank_auth import RankAuthError
+
+logger = logging.getLogger(__name__)
+
+PORT = 7600
+_MOST_PENDING = 32  # connections that have not proved anything yet; more are closed
+_RETRY_SECONDS = 0.2
+_CONNECT_SECONDS = 5.0
+# A peer that acknowledges nothing for so long is gone: two probes, and the one that follows the silence.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 1, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 3}
+_UNACKNOWLEDGED_MILLISECONDS = 4000
+
+
+class RankListener:
+    """A listening socket that gives authenticated connections only. Its descriptor is readable when there is
+    one.
+    """
+
+    def __init__(self, address: str, port: int, key: bytes) -> None:
+        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+        self._listener = socket.create_server((address, port), family=family, backlog=_MOST_PENDING)
+        self._key = key
+        self._admitted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._wakes, self._wake = socket.socketpair()
+        self._pending = threading.Semaphore(_MOST_PENDING)
+        self._lock, self._is_closed = threading.Lock(), False
+        threading.Thread(target=self._listen, name="rank-listener", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """The port on which it listens."""
+        return int(self._listener.getsockname()[1])
+
+    def fileno(self) -> int:
+        """The descriptor, for a selector."""
+        return self._wakes.fileno()
+
+    def settimeout(self, seconds: float | None) -> None:
+        """How long ``accept`` waits."""
+        self._wakes.settimeout(seconds)
+
+    def accept(self) -> tuple[socket.socket, object]:
+        """The next connection and its address, as of a socket. Raises TimeoutError."""
+        self._wakes.recv(1)
+        connection = self._admitted.get()
+        return connection, connection.getpeername()
+
+    def close(self) -> None:
+        """Take no more connections, and close those that were not taken."""
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which a close alone would not
+        self._listener.close()
+        with self._lock:
+            self._is_closed = True
+        while not self._admitted.empty():
+            self._admitted.get().close()
+        self._wakes.close()
+        self._wake.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # it was closed
+            if not self._pending.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
+
+    def _admit(self, connection: socket.socket) -> None:
+        try:
+            rank_auth.admit(connection, self._key)
+        except RankAuthError as error:
+            logger.warning("refused a connection to the ranks: %s", error)
+            connection.close()
+        else:
+            watch_link(connection)
+            self._hand_over(connection)
+        finally:
+            self._pending.release()
+
+    def _hand_over(self, connection: socket.socket) -> None:
+        with self._lock:
+            if self._is_closed:
+                connection.close()
+                return
+            self._admitted.put(connection)
+            self._wake.send(b"\0")
+
+
+def connect(address: str, port: int, key: bytes, timeout: float) -> socket.socket:
+    """Connect to the leader, whose name may not resolve and who may not listen yet. Raises RankAuthError if
+    it refuses until the timeout, TimeoutError if there is none.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        refusal: RankAuthError | OSError
+        try:
+            return _enter(address, port, key)
+        except (RankAuthError, OSError) as error:
+            refusal = error
+        if time.monotonic() > deadline:
+            if isinstance(refusal, RankAuthError):
+                raise refusal
+            raise TimeoutError(f"{address}:{port} cannot be reached: {refusal}")
+        time.sleep(_RETRY_SECONDS)
+
+
+def _enter(address: str, port: int, key: bytes) -> socket.socket:
+    connection = socket.create_connection((address, port), _CONNECT_SECONDS)
+    try:
+        rank_auth.enter(connection, key)
+    except RankAuthError:
+        connection.close()
+        raise
+    watch_link(connection)
+    return connection
+
+
+def watch_link(connection: socket.socket) -> None:
+    """Have the kernel fail the connection within five seconds of the other node's silence, and send small
+    messages at once.
+    """
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MILLISECONDS)

@@ -1,0 +1,160 @@
+"""Ranks of several nodes meet at the leader's address: those with the key, and nobody else."""
+
+from __future__ import annotations
+
+import random
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire_server.engine import rank_auth, rank_endpoint
+from quire_server.engine.rank_auth import RankAuthError
+from quire_server.engine.rank_endpoint import RankListener
+
+ADDRESS, KEY = "127.0.0.1", b"k" * 32
+
+
+@pytest.fixture
+def listener() -> Iterator[RankListener]:
+    found = RankListener(ADDRESS, 0, KEY)
+    found.settimeout(5)
+    yield found
+    found.close()
+
+
+def test_a_rank_with_the_key_is_let_in_and_its_bytes_come_through(listener: RankListener) -> None:
+    worker = rank_endpoint.connect(ADDRESS, listener.port, KEY, 5)
+    leader, _ = listener.accept()
+    with worker, leader:
+        worker.sendall(b"hello")
+        assert leader.recv(5) == b"hello"
+        leader.sendall(b"welcome")
+        assert worker.recv(7) == b"welcome"
+
+
+def test_a_rank_with_another_key_is_refused_and_told_so(listener: RankListener) -> None:
+    with pytest.raises(RankAuthError, match="another key"):
+        rank_endpoint.connect(ADDRESS, listener.port, b"other", 0)
+    assert not select.select([listener], [], [], 0)[0], "nobody was let in"
+
+
+def test_a_listener_without_the_key_learns_nothing_and_is_not_believed() -> None:
+    with RankListenerOf(b"other") as port, pytest.raises(RankAuthError):
+        rank_endpoint.connect(ADDRESS, port, KEY, 0)
+
+
+class RankListenerOf:
+    def __init__(self, key: bytes) -> None:
+        self._listener = RankListener(ADDRESS, 0, key)
+
+    def __enter__(self) -> int:
+        return self._listener.port
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+
+RANDOM = random.Random(1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\0", RANDOM.randbytes(64), RANDOM.randbytes(1 << 16), b"GET / HTTP/1.1\r\n\r\n" * 9],
+    ids=["nothing", "zero", "64", "65536", "HTTP"],
+)
+def test_random_bytes_are_refused_and_ranks_are_still_let_in(listener: RankListener, data: bytes) -> None:
+    with socket.create_connection((ADDRESS, listener.port), 5) as stranger:
+        try:
+            stranger.sendall(data)
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(1 << 16):
+                pass
+        except OSError:
+            pass  # it was reset
+    with rank_endpoint.connect(ADDRESS, listener.port, KEY, 5) as worker:
+        leader, _ = listener.accept()
+        with leader:
+            assert leader.getpeername() == worker.getsockname()
+
+
+def test_strangers_who_say_nothing_keep_no_rank_waiting(listener: RankListener) -> None:
+    strangers = [socket.create_connection((ADDRESS, listener.port), 5) for _ in range(8)]
+    with rank_endpoint.connect(ADDRESS, listener.port, KEY, 5):
+        leader, _ = listener.accept()
+        leader.close()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_rank_waits_for_a_leader_that_does_not_listen_yet() -> None:
+    with socket.create_server((ADDRESS, 0)) as reserved:
+        port = int(reserved.getsockname()[1])
+    found: list[socket.socket] = []
+    worker = threading.Thread(target=lambda: found.append(rank_endpoint.connect(ADDRESS, port, KEY, 10)))
+    worker.start()
+    late = RankListener(ADDRESS, port, KEY)
+    late.settimeout(5)
+    leader, _ = late.accept()
+    worker.join(5)
+    assert len(found) == 1
+    late.close()
+    for each in (leader, *found):
+        each.close()
+
+
+def test_a_leader_that_never_listens_is_named() -> None:
+    with pytest.raises(TimeoutError, match="127.0.0.1:1 cannot be reached"):
+        rank_endpoint.connect(ADDRESS, 1, KEY, 0)
+
+
+def test_a_proof_is_of_no_use_for_another_connection() -> None:
+    """Whoever listened to one exchange cannot repeat it: both sides draw anew."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        leader = threading.Thread(target=lambda: rank_auth.admit(ours, KEY))
+        leader.start()
+        recorded: list[bytes] = []
+        rank_auth.enter(_Recording(theirs, recorded), KEY)  # type: ignore[arg-type]  # a socket that records
+        leader.join(5)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        failures: list[Exception] = []
+
+        def admit() -> None:
+            try:
+                rank_auth.admit(ours, KEY)
+            except RankAuthError as error:
+                failures.append(error)
+
+        leader = threading.Thread(target=admit)
+        leader.start()
+        theirs.recv(1 << 10)
+        theirs.sendall(b"".join(recorded))
+        leader.join(5)
+        assert "another key" in str(failures[0])
+
+
+class _Recording:
+    def __init__(self, connection: socket.socket, sent: list[bytes]) -> None:
+        self._connection, self._sent = connection, sent
+        self.settimeout, self.recv = connection.settimeout, connection.recv
+
+    def sendall(self, data: bytes) -> None:
+        self._sent.append(data)
+        self._connection.sendall(data)
+
+
+def test_the_key_is_of_all_files_of_the_secret_and_of_their_names(tmp_path: Path) -> None:
+    assert rank_auth.key_of(None) == b""
+    (tmp_path / "alice").write_text("1")
+    one = rank_auth.key_of(tmp_path)
+    (tmp_path / "..data").mkdir()
+    assert rank_auth.key_of(tmp_path) == one
+    (tmp_path / "bob").write_text("2")
+    two = rank_auth.key_of(tmp_path)
+    (tmp_path / "bob").rename(tmp_path / "carol")
+    assert len({one, two, rank_auth.key_of(tmp_path)}) == 3
