@@ -28,7 +28,7 @@ from quire_server.engine.engine_core import StepPipeline
 from quire_server.engine.rank_channel import Channel, ChannelClosedError
 from quire_server.engine.rank_group import RankGroup
 from quire_server.layers import communicators
-from quire_server.layers.parallel import STAGE_DEADLINE
+from quire_server.layers.parallel import STAGE_DEADLINE, Meeting
 from quire_server.models.decoder import Decoder
 from quire_server.runner.config import RunnerConfig
 from quire_server.runner.model_runner import ModelRunner
@@ -82,7 +82,7 @@ def options(stages: int) -> RunnerConfig:
 def membership(directory: Path, number: int, stages: int) -> Membership:
     """A rank's place."""
     topology = Topology(1, number, stages)
-    communicator = communicators.join(communicators.choose(), topology, directory, None)
+    communicator = communicators.join(communicators.choose(), topology, Meeting(directory), None)
     return Membership(topology, communicator, int)
 
 

@@ -71,7 +71,7 @@ def serve(model: Path, size: int, communicator: str | None, orders: Connection) 
             for rank in range(1, size)
         ]
         if communicator is not None:
-            communicators.choose = lambda: communicator
+            communicators.choose = lambda nodes=1: communicator
         settings, heartbeat = (
             config.parse_args(arguments, os.environ),
             HeartbeatWriter(state, time.monotonic()),

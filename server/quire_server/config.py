@@ -8,10 +8,11 @@ nothing heavy, because the health process uses it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire_server import fault_injection, flags
+from quire_server.core.node import ranks_of_node
 from quire_server.core.topology import MAX_RANKS, Topology
 from quire_server.errors import ConfigError
 from quire_server.flags import (
@@ -28,7 +29,7 @@ from quire_server.flags import (
     url,
 )
 
-_NOT_SETTINGS = frozenset({"QUIRE_FAULT", "QUIRE_ALLOW_FAULTS"})
+_NOT_SETTINGS = frozenset({"QUIRE_FAULT", "QUIRE_ALLOW_FAULTS", "QUIRE_REVISION"})
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -54,6 +55,13 @@ class ServeConfig:
         integer(1, 14),
         "number of stages of consecutive layers, each with as many processes as share a layer; CPU only",
     )
+    nodes: int = setting(
+        1, integer(1, 14), "number of nodes over which these processes are spread, equally many on each"
+    )
+    node_rank: int = setting(0, integer(0, 13), "which of these nodes this is; the first answers requests")
+    leader_address: str | None = setting(None, nonempty, "address of the first node, for the others")
+    pod_address: str | None = setting(None, nonempty, "address of this node, for the others")
+    start_delay_seconds: float = setting(0.0, seconds(0), "time to wait before anything is loaded")
     dtype: str = setting(
         "auto", one_of("auto", "float32", "bfloat16"), "number format of the computation and of the KV cache"
     )
@@ -245,6 +253,21 @@ class ServeConfig:
         return Topology(self.tensor_parallel_size, rank, self.pipeline_parallel_size)
 
     @property
+    def local_ranks(self) -> range:
+        """The ranks of the model that run on this node."""
+        return ranks_of_node(self.num_ranks, self.nodes, self.node_rank)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node has the first rank, which decides, and answers requests."""
+        return self.node_rank == 0
+
+    @property
+    def common(self) -> ServeConfig:
+        """The settings that all nodes of a model have in common."""
+        return replace(self, node_rank=0, pod_address=None, start_delay_seconds=0.0)
+
+    @property
     def served_names(self) -> tuple[str, ...]:
         """The names that clients may ask for; the first one labels metrics and answers."""
         return self.served_model_name or (self.model.resolve().name,)
@@ -301,8 +324,23 @@ def _check(config: ServeConfig) -> None:
         )
 
 
+def _check_nodes(config: ServeConfig) -> None:
+    """Check that the ranks can be spread over the nodes, which have to find each other."""
+    nodes, ranks = config.nodes, config.num_ranks
+    if ranks % nodes:
+        raise ConfigError(
+            f"--nodes {nodes} does not divide the {ranks} processes that --tensor-parallel-size times "
+            "--pipeline-parallel-size are: give one that does"
+        )
+    if config.node_rank >= nodes:
+        raise ConfigError(f"--node-rank {config.node_rank} is not below --nodes {nodes}: count from 0")
+    if nodes > 1 and not (config.leader_address and config.pod_address):
+        raise ConfigError(f"--nodes {nodes} needs --leader-address and --pod-address: give both")
+
+
 def _check_ranks(config: ServeConfig) -> None:
     """Refuse what several ranks cannot do yet."""
+    _check_nodes(config)
     if config.num_ranks == 1:
         return
     tensor, stages = config.tensor_parallel_size, config.pipeline_parallel_size

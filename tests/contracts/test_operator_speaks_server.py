@@ -34,8 +34,8 @@ def configured(body: specs.Body) -> ServeConfig:
 def _command(body: specs.Body) -> tuple[list[str], dict[str, str]]:
     children = resources.build(spec.parse(body), SETTINGS)
     data = next(child["data"] for child in children if child["kind"] == "ConfigMap")
-    (deployment,) = [child for child in children if child["kind"] == "Deployment"]
-    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    template = specs.pod_templates(children)[0]
+    container = template["spec"]["containers"][0]
     (command, *arguments), environment = kubelet.started_with(container, data)
     assert command == "serve"
     return arguments, environment
@@ -86,7 +86,7 @@ def test_the_ranks_of_a_pod_are_those_of_its_server() -> None:
 
 
 def test_the_processes_and_ranks_that_do_not_run_are_named_to_the_operator() -> None:
-    now, thresholds = 100.0, Thresholds(stall=60.0, canary_interval=60.0, ranks=3)
+    now, thresholds = 100.0, Thresholds(stall=60.0, canary_interval=60.0, ranks=range(3))
     serving = Heartbeat(
         **{**dict.fromkeys(Heartbeat._fields, 0), "phase": Phase.SERVING, "reason": ""}
         | dict.fromkeys(("written_at", "progress_at", "proof_at"), now)
@@ -103,7 +103,7 @@ def test_the_processes_and_ranks_that_do_not_run_are_named_to_the_operator() -> 
 
 def test_the_state_of_each_rank_is_read_by_the_operator() -> None:
     now = 100.0
-    states = rank_states({Process.ENGINE: now, 1: now - 9}, {0: 7, 1: 6}, now, 3)
+    states = rank_states({Process.ENGINE: now, 1: now - 9}, {0: 7, 1: 6}, now, range(3))
 
     said = json.dumps({"phase": "stalled", "ranks": [state.document() for state in states]})
     sample = reports.parse_statusz(said.encode())

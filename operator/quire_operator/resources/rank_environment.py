@@ -20,8 +20,7 @@ def build(model: LLMDeployment) -> list[Manifest]:
         {"name": "QUIRE_NODE_RANK", "value": "$(LWS_WORKER_INDEX)"},
         {"name": "QUIRE_LEADER_ADDRESS", "value": "$(LWS_LEADER_ADDRESS)"},
         _from_field("QUIRE_POD_ADDRESS", "status.podIP"),
-        _from_field("QUIRE_GROUP_KEY", f"metadata.labels['{names.LABEL_GROUP_KEY}']"),
-        _from_field("QUIRE_GROUP_REVISION", f"metadata.labels['{names.LABEL_GROUP_REVISION}']"),
+        _from_field("QUIRE_REVISION", f"metadata.labels['{names.LABEL_GROUP_REVISION}']"),
         # Read anew by each pod that starts, so that another delay is no new revision.
         {"name": "QUIRE_START_DELAY_SECONDS", "valueFrom": {"configMapKeyRef": delay}},
     ]

@@ -13,6 +13,7 @@ import secrets
 import selectors
 import socket
 import time
+from typing import Any, Protocol
 
 from quire_server.engine.codec import CodecError
 from quire_server.engine.rank_channel import (
@@ -52,10 +53,22 @@ def refusal(hello: Handshake, own: Identity, size: int, incarnation: str, taken:
     return None
 
 
-class Admission:
-    """Waits at a listening socket for the ranks of a new group."""
+class Listener(Protocol):
+    """A listening socket, or what gives only those of its connections that are let in (``RankListener``)."""
 
-    def __init__(self, listener: socket.socket, own: Identity, size: int) -> None:
+    def fileno(self) -> int:
+        """The descriptor, readable when there is a connection."""
+        ...
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection."""
+        ...
+
+
+class Admission:
+    """Waits for the ranks of a new group."""
+
+    def __init__(self, listener: Listener, own: Identity, size: int) -> None:
         self._listener, self._own, self._size = listener, own, size
         self.incarnation = draw_incarnation()
         self._joined: dict[int, Channel] = {}

@@ -51,12 +51,8 @@ class RankListener:
         """The descriptor, for a selector."""
         return self._wakes.fileno()
 
-    def settimeout(self, seconds: float | None) -> None:
-        """How long ``accept`` waits."""
-        self._wakes.settimeout(seconds)
-
     def accept(self) -> tuple[socket.socket, object]:
-        """The next connection and its address, as of a socket. Raises TimeoutError."""
+        """The next connection and its address, as of a socket."""
         self._wakes.recv(1)
         connection = self._admitted.get()
         return connection, connection.getpeername()

@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import socket
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from quire_server.config import ServeConfig
 from quire_server.core.rank_step import EchoStatus, RankStep
 from quire_server.core.step import CopyOutcome
-from quire_server.engine import rank_admission, rank_channel, step_codec
+from quire_server.engine import rank_admission, rank_auth, rank_channel, rank_endpoint, step_codec
 from quire_server.engine.codec import CodecError
 from quire_server.engine.rank_admission import Admission
 from quire_server.engine.rank_channel import (
@@ -35,11 +37,12 @@ from quire_server.engine.rank_channel import (
     Refused,
     Welcome,
 )
+from quire_server.engine.rank_endpoint import RankListener
 from quire_server.engine.rank_faults import RankFaults
 from quire_server.engine.step_codec import StepEncoder
 from quire_server.errors import MixedRevisionError, RankLostError
 from quire_server.layers import communicators
-from quire_server.layers.parallel import DEADLINE, STAGE_DEADLINE, Communicator
+from quire_server.layers.parallel import DEADLINE, STAGE_DEADLINE, Communicator, Meeting
 from quire_server.runner import fingerprint
 from quire_server.runner.ranks import PassOutcome
 
@@ -80,11 +83,10 @@ class RankGroup:
         faults: RankFaults,
     ) -> tuple[RankGroup, Communicator]:
         """Wait until all other ranks have connected, and join them."""
-        topology, kind = settings.topology(0), communicators.choose()
-        listener = rank_channel.listen(run_dir, topology.size)
-        admission = Admission(listener, identity(settings, os.environ), topology.size)
-        channels = admission.admit(settings.startup_timeout_seconds)
-        rank_channel.stop_listening(listener, run_dir)
+        topology, kind = settings.topology(0), communicators.choose(settings.nodes)
+        with _listening(settings, run_dir, topology.size) as listener:
+            admission = Admission(listener, identity(settings, os.environ), topology.size)
+            channels = admission.admit(settings.startup_timeout_seconds)
         deadline = DEADLINE if topology.pipeline == 1 else STAGE_DEADLINE
         with communicators.shared(kind, topology) as descriptors:
             group = cls(channels, on_lost, on_step, faults, admission.incarnation, deadline)
@@ -92,7 +94,8 @@ class RankGroup:
                 Welcome(kind, admission.incarnation),
                 lambda rank: descriptors[settings.topology(rank).stage],
             )
-            return group, communicators.join(kind, topology, run_dir, descriptors[0])
+            meeting = _meeting(settings, run_dir, 0)
+            return group, communicators.join(kind, topology, meeting, descriptors[0])
 
     def agree_on_blocks(self, num_blocks: int, on_progress: Callable[[], None], timeout: float) -> int:
         """The smallest number of KV blocks that any rank has room for, which all ranks are sent."""
@@ -188,7 +191,7 @@ def identity(settings: ServeConfig, environ: Mapping[str, str]) -> Identity:
         revision=environ.get("QUIRE_REVISION", ""),
         image=fingerprint.code_digest(),
         model=fingerprint.model_digest(settings.model),
-        arguments=hashlib.sha256(str(settings).encode()).hexdigest(),
+        arguments=hashlib.sha256(str(settings.common).encode()).hexdigest(),
     )
 
 
@@ -203,13 +206,14 @@ class Joined(NamedTuple):
 def join(run_dir: Path, settings: ServeConfig, rank: int, own: Identity) -> Joined:
     """As another rank, connect to rank 0 and join."""
     timeout = settings.startup_timeout_seconds
-    channel = Channel.connect(run_dir, timeout)
+    channel = _connect(settings, run_dir, timeout)
     channel.say(Hello(rank, "", own))
     answer, descriptor = channel.hear_with_descriptor(timeout)
     if not isinstance(answer, Welcome):
         channel.close()
         raise _refused(answer) if isinstance(answer, Refused) else CodecError("expected a welcome")
-    communicator = communicators.join(answer.communicator, settings.topology(rank), run_dir, descriptor)
+    meeting = _meeting(settings, run_dir, rank)
+    communicator = communicators.join(answer.communicator, settings.topology(rank), meeting, descriptor)
     if descriptor is not None:
         os.close(descriptor)
     return Joined(channel, communicator, answer.incarnation)
@@ -222,3 +226,30 @@ def _refused(answer: Refused) -> MixedRevisionError | RankLostError:
             "comes back, look whether the image or the model changes while the server starts."
         )
     return RankLostError(f"Rank 0 refused a rank ({answer.reason}): {answer.message}. {_REMEDY}")
+
+
+@contextmanager
+def _listening(settings: ServeConfig, run_dir: Path, backlog: int) -> Iterator[socket.socket | RankListener]:
+    """Where the other ranks connect: within one node at a socket of the run directory."""
+    if settings.nodes > 1:
+        key = rank_auth.key_of(settings.api_keys_dir)
+        with closing(RankListener(settings.pod_address or "", rank_endpoint.PORT, key)) as listener:
+            yield listener
+    else:
+        local = rank_channel.listen(run_dir, backlog)
+        yield local
+        rank_channel.stop_listening(local, run_dir)
+
+
+def _connect(settings: ServeConfig, run_dir: Path, timeout: float) -> Channel:
+    if settings.nodes == 1:
+        return Channel.connect(run_dir, timeout)
+    key, leader = rank_auth.key_of(settings.api_keys_dir), settings.leader_address or ""
+    return Channel(rank_endpoint.connect(leader, rank_endpoint.PORT, key, timeout))
+
+
+def _meeting(settings: ServeConfig, run_dir: Path, rank: int) -> Meeting:
+    if settings.nodes == 1:
+        return Meeting(run_dir)
+    leader = settings.leader_address if rank else ""
+    return Meeting(run_dir, settings.pod_address or "", leader or "")

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     settings = config.parse_args(argv[1:], os.environ)
     log.configure("health", settings.log_level)
     thresholds = Thresholds(
-        settings.stall_timeout_seconds, settings.canary_interval_seconds, settings.num_ranks
+        settings.stall_timeout_seconds, settings.canary_interval_seconds, settings.local_ranks
     )
     try:
         server = HealthServer(

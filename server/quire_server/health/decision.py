@@ -21,7 +21,7 @@ class Thresholds:
 
     stall: float
     canary_interval: float
-    ranks: int = 1  # processes of the engine
+    ranks: range = range(1)  # of this node: processes of the engine
 
     @property
     def silence(self) -> float:
@@ -98,9 +98,10 @@ def _judge_serving(sample: Heartbeat, beats: Beats, now: float, thresholds: Thre
     return Verdict(_OK, ProbeResult(reason), _OK, "serving", reason)
 
 
-def _silent(beats: Beats, now: float, seconds: float, ranks: int) -> tuple[Process | int, ...]:
+def _silent(beats: Beats, now: float, seconds: float, ranks: range) -> tuple[Process | int, ...]:
     """The processes without a beat for so long, or without any."""
-    expected = (*Process, *range(1, ranks))
+    # The first rank is the engine itself; a node without it has no API either.
+    expected = (*Process, *ranks[1:]) if 0 in ranks else (Process.SUPERVISOR, *ranks)
     return tuple(process for process in expected if now - beats.get(process, 0.0) >= seconds)
 
 

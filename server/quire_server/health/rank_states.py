@@ -37,21 +37,21 @@ def rank_states(
     beats: Beats,
     steps: Mapping[int, int],
     now: float,
-    ranks: int,
+    ranks: range,
     *,
     lost_rank: int = 0,
     killed: str = "",
 ) -> tuple[RankState, ...]:
-    """The state of each rank; none where one process has the whole model. ``lost_rank``: the first that did
-    not echo a step, 0 for none. ``killed``: the process that was ended by SIGKILL.
+    """The state of each rank of this node; none where one process has the whole model. ``lost_rank``: the
+    first that did not echo a step, 0 for none. ``killed``: the process that was ended by SIGKILL.
     """
-    if ranks == 1:
+    if ranks == range(1):
         return ()
     known = {lost_rank: "NotEchoed"} if lost_rank else {}
-    known |= {rank: "Killed" for rank in range(ranks) if killed == (f"rank {rank}" if rank else "engine")}
+    known |= {rank: "Killed" for rank in ranks if killed == (f"rank {rank}" if rank else "engine")}
     return tuple(
         _state(rank, beats.get(rank or Process.ENGINE), steps.get(rank, 0), known.get(rank, ""), now)
-        for rank in range(ranks)
+        for rank in ranks
     )
 
 

@@ -5,19 +5,18 @@ descriptor of what they share.
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 from quire_server.core.topology import Topology
 from quire_server.errors import ConfigError
-from quire_server.layers.parallel import Communicator, Gloo, SingleRank, Stages
+from quire_server.layers.parallel import Communicator, Gloo, Meeting, SingleRank, Stages
 from quire_server.layers.shared_memory import SharedMemory
 
 SHARED_MEMORY, GLOO = "shared-memory", "gloo"
 
 
-def choose() -> str:
-    """The name of the fastest communicator that this machine supports."""
-    return SHARED_MEMORY if SharedMemory.is_supported() else GLOO
+def choose(nodes: int = 1) -> str:
+    """The name of the fastest communicator that this machine supports, and that reaches so many nodes."""
+    return SHARED_MEMORY if nodes == 1 and SharedMemory.is_supported() else GLOO
 
 
 @contextmanager
@@ -36,17 +35,17 @@ def shared(name: str, topology: Topology) -> Iterator[tuple[int | None, ...]]:
         yield tuple(descriptors)
 
 
-def join(name: str, topology: Topology, directory: Path, descriptor: int | None) -> Communicator:
-    """Join the other ranks, which share the directory, and the descriptor of their stage from ``shared``."""
+def join(name: str, topology: Topology, meeting: Meeting, descriptor: int | None) -> Communicator:
+    """Join the other ranks at their meeting place, with the descriptor of their stage from ``shared``."""
     of_stage: Communicator = SingleRank()
     if topology.tensor > 1:
-        of_stage = _join_stage(name, topology, directory, descriptor)
-    return of_stage if topology.pipeline == 1 else Stages(of_stage, topology, directory)
+        of_stage = _join_stage(name, topology, meeting, descriptor)
+    return of_stage if topology.pipeline == 1 else Stages(of_stage, topology, meeting)
 
 
-def _join_stage(name: str, topology: Topology, directory: Path, descriptor: int | None) -> Communicator:
+def _join_stage(name: str, topology: Topology, meeting: Meeting, descriptor: int | None) -> Communicator:
     if name == GLOO:
-        return Gloo(topology, directory)
+        return Gloo(topology, meeting)
     if name == SHARED_MEMORY and descriptor is not None:
         return SharedMemory(descriptor, topology.tensor_rank)
     raise ConfigError(f"There is no communicator {name!r}.")

@@ -5,9 +5,12 @@ added; which ranks there are, and how they are connected, only the communicator 
 ``all_reduce`` every rank holds the same bits. The only module that knows ``torch.distributed``.
 """
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -31,6 +34,10 @@ __all__ = [
     "Stages",
     "argmax",
 ]
+
+#: The port at which ranks of several nodes learn gloo's addresses.
+STORE_PORT = 7601
+_STORE_SECONDS = 300.0  # for the other ranks, and for the leader's name to resolve
 
 #: Seconds until a rank that does not take part fails the others: shorter than the five after which a stopped
 #: rank has to be noticed, and far longer than one layer of a large step.
@@ -114,20 +121,52 @@ class SingleRank(OneStage):
         return part
 
 
-class Gloo(OneStage):
-    """Ranks on CPUs, connected by gloo over the loopback interface. Some hundred microseconds a call: the
-    reference, and what there is where ranks cannot share memory.
-
-    Ranks find each other by a file in a directory that they share, so nothing listens on other interfaces.
+@dataclass(frozen=True)
+class Meeting:
+    """Where ranks find each other: by files in a ``directory`` that they share, over the loopback interface,
+    so that nothing listens on others. Those of several nodes listen on the ``address`` of their pod, where
+    gloo lets everyone in: a NetworkPolicy has to keep others away. They ask the ``leader`` for each other's
+    addresses; on the leader that is empty.
     """
 
-    def __init__(self, topology: Topology, directory: Path, *, deadline: float = DEADLINE) -> None:
+    directory: Path
+    address: str = ""
+    leader: str = ""
+
+    def store(self, name: str, size: int) -> Any:
+        """Where so many ranks publish their addresses for one another. ``name``: of the connections."""
+        if not self.address:
+            return distributed.FileStore(str(self.directory / name), size)  # type: ignore[attr-defined]
+        return distributed.PrefixStore(name, self._store)  # type: ignore[attr-defined]  # not in the stubs
+
+    @cached_property
+    def _store(self) -> Any:
+        """The leader's has a socket of its own, or torch would listen on all interfaces."""
+        tcp_store = partial(
+            distributed.TCPStore,  # type: ignore[attr-defined]  # not in the stubs
+            port=STORE_PORT,
+            timeout=timedelta(seconds=_STORE_SECONDS),
+            wait_for_workers=False,
+            use_libuv=True,
+        )
+        if self.leader:
+            return tcp_store(self.leader, is_master=False)
+        listener = socket.create_server((self.address, STORE_PORT))
+        return tcp_store(self.address, is_master=True, master_listen_fd=listener.detach())
+
+
+class Gloo(OneStage):
+    """Ranks on CPUs, connected by gloo. Some hundred microseconds a call: the reference, and what there is
+    where ranks cannot share memory.
+    """
+
+    def __init__(self, topology: Topology, meeting: Meeting, *, deadline: float = DEADLINE) -> None:
         """Join the ranks of the same stage. All of them have to do so within the deadline."""
         self._ranks, self._is_leader = topology.tensor, topology.tensor_rank == 0
         self._timeout = timedelta(seconds=deadline)
         self.calls = self.bytes = 0
-        path = directory / f"gloo-{topology.stage}"
-        self._group = _join_gloo(path, topology.tensor_rank, topology.tensor, self._timeout)
+        name = f"gloo-{topology.stage}"
+        self._group = _join_gloo(meeting, name, topology.tensor_rank, topology.tensor, self._timeout)
         self._to_leader = torch._C._distributed_c10d.GatherOptions()
         self._to_leader.rootRank = 0
 
@@ -160,14 +199,14 @@ class Stages:
         self,
         of_stage: Communicator,
         topology: Topology,
-        directory: Path,
+        meeting: Meeting,
         *,
         deadline: float = STAGE_DEADLINE,
     ) -> None:
         """Join. All ranks have to do so within the deadline of a pass."""
         self._of_stage = of_stage
         self._timeout = timedelta(seconds=deadline)
-        self._group = _join_gloo(directory / "gloo-all", topology.rank, topology.size, self._timeout)
+        self._group = _join_gloo(meeting, "gloo-all", topology.rank, topology.size, self._timeout)
         self._sending: list[tuple[Work, Tensor]] = []  # tensors are kept until they are sent
         self._calls = self._bytes = 0
 
@@ -210,13 +249,12 @@ class Stages:
         self._bytes += tensor.nbytes
 
 
-def _join_gloo(path: Path, rank: int, size: int, timeout: timedelta) -> Any:
-    """``path``: of a file by which the ranks find each other."""
+def _join_gloo(meeting: Meeting, name: str, rank: int, size: int, timeout: timedelta) -> Any:
     options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
     options._timeout = timeout
-    options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    store = distributed.FileStore(str(path), size)  # type: ignore[attr-defined]  # not in the stubs
-    return distributed.ProcessGroupGloo(store, rank, size, options)
+    own = meeting.address or "127.0.0.1"
+    options._devices = [distributed.ProcessGroupGloo.create_device(hostname=own)]
+    return distributed.ProcessGroupGloo(meeting.store(name, size), rank, size, options)
 
 
 @contextmanager

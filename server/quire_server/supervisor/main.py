@@ -8,7 +8,6 @@ log.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import tempfile
 import time
@@ -23,8 +22,10 @@ from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import Control, Process, SharedState
 from quire_server.health.rank_states import rank_states
 from quire_server.supervisor.children import Children
+from quire_server.supervisor.processes import API, ENGINE, HEALTH, engine_environ, rank_name
 from quire_server.supervisor.run_dir import run_dir
 from quire_server.supervisor.watch import Ending, LoadLimits, ending_of_child, watch_load, watch_ranks
+from quire_server.supervisor.worker import WorkerSupervisor
 from quire_server.termination import Failure, Reason
 
 logger = logging.getLogger(__name__)
@@ -34,30 +35,12 @@ _TICK_SECONDS = 0.25
 _PAUSE_SECONDS = 1.0  # between two ticks: this process was paused, and likely the others too
 _DRAIN_MARGIN_SECONDS = 3.0  # the pod's grace period leaves 5 s after the drain timeout
 _BETWEEN_SIGNALS_SECONDS = 0.05  # two pending SIGTERMs would be merged into one
-# OpenMP threads of the engine wait for each other some 250 times a step, mostly for microseconds. Sleeping
-# each time would cost a third of the speed, so they spin for a fraction of a millisecond first. They do sleep
-# after that, so that an idle pod uses no CPU, and the API process finds a free one between two steps.
-_OPENMP_SPINS = "10000"
 # For the API process to answer with an error the requests that it has, and those that arrive before the pod
 # is removed from the Service. After SIGTERM it closes its connections within a second.
 _ERROR_RESPONSE_SECONDS = 1.0
 _HANG_UP_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 _ENDING = (signal.SIGTERM, signal.SIGINT)
-
-API, ENGINE, HEALTH = "API", "engine", "health"
-
-
-def rank_name(rank: int) -> str:
-    """The name of the process of another rank than the first."""
-    return f"rank {rank}"
-
-
-def threads_of_rank(ranks: int, environ: Mapping[str, str]) -> int:
-    """Threads of each rank: its share of the CPUs, or of OMP_NUM_THREADS where that is set."""
-    given = environ.get("OMP_NUM_THREADS", "")
-    total = int(given) if given.isdigit() else len(os.sched_getaffinity(0))
-    return max(1, total // ranks)
 
 
 def serve(config: ServeConfig, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -82,8 +65,11 @@ def _run(
 ) -> Ending:
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     children = Children()
+    kind = Supervisor if config.is_leader else WorkerSupervisor
     try:
-        return Supervisor(config, state, children, directory).run([str(directory), *arguments], environ)
+        if config.start_delay_seconds and signal.sigtimedwait(_ENDING, config.start_delay_seconds):
+            return Ending(0, None)
+        return kind(config, state, children, directory).run([str(directory), *arguments], environ)
     finally:
         children.kill_all()
 
@@ -99,20 +85,18 @@ class Supervisor:
         self._ticked_at = self._watched_since = time.monotonic()
         self._limits = LoadLimits(config.startup_timeout_seconds, config.load_stall_timeout_seconds)
         self._thresholds = Thresholds(
-            config.stall_timeout_seconds, config.canary_interval_seconds, config.num_ranks
+            config.stall_timeout_seconds, config.canary_interval_seconds, config.local_ranks
         )
 
     def run(self, arguments: Sequence[str], environ: Mapping[str, str]) -> Ending:
         """Start all processes and watch them until the server ends."""
-        engine_environ = {"GOMP_SPINCOUNT": _OPENMP_SPINS, **environ}
+        ranks = self._config.local_ranks
+        of_engine = engine_environ(len(ranks), environ)
         self._children.spawn(HEALTH, "quire_server.health", arguments, environ)
-        ranks = self._config.num_ranks
-        if ranks > 1:
-            engine_environ["OMP_NUM_THREADS"] = str(threads_of_rank(ranks, environ))
-        self._children.spawn(ENGINE, "quire_server.engine", arguments, engine_environ)
-        for rank in range(1, ranks):
+        self._children.spawn(ENGINE, "quire_server.engine", arguments, of_engine)
+        for rank in ranks[1:]:
             rank_arguments = [str(rank), *arguments]
-            self._children.spawn(rank_name(rank), "quire_server.engine.rank", rank_arguments, engine_environ)
+            self._children.spawn(rank_name(rank), "quire_server.engine.rank", rank_arguments, of_engine)
         self._children.spawn(API, "quire_server.api", arguments, environ)
         started_at = time.monotonic()
         while True:
@@ -178,7 +162,7 @@ class Supervisor:
             self._state.read_beats(),
             self._state.read_steps(),
         )
-        states = rank_states(beats, steps, now, self._config.num_ranks)
+        states = rank_states(beats, steps, now, self._config.local_ranks)
         failure = watch_ranks(sample, states, now - self._watched_since)
         return None if failure is None else Ending.of(failure)
 
@@ -197,7 +181,7 @@ class Supervisor:
             )
         reason = "Killed" if failure is None else failure.reason.value
         self._state.write_control(Control(failed=reason, killed=ending.killed.lower()))
-        for name in (ENGINE, *map(rank_name, range(1, self._config.num_ranks))):
+        for name in (ENGINE, *map(rank_name, self._config.local_ranks[1:])):
             self._children.signal(name, signal.SIGKILL)  # requests would wait for a stalled one
         self._wait_for_api(_ERROR_RESPONSE_SECONDS)
         for _ in range(2):

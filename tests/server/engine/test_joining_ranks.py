@@ -31,7 +31,7 @@ from quire_server.engine.step_codec import StepDecoder, encode_echo
 from quire_server.errors import ConfigError, MixedRevisionError, RankLostError
 from quire_server.fault_injection import parse
 from quire_server.layers import communicators
-from quire_server.layers.parallel import CollectiveError, Gloo
+from quire_server.layers.parallel import CollectiveError, Gloo, Meeting
 from quire_server.layers.shared_memory import SharedMemory
 from tests.server import tiny_model
 
@@ -62,14 +62,16 @@ def lead(kind, near, directory):
     with communicators.shared(kind, topology) as (descriptor,):
         for channel in near:
             channel.say(Welcome(kind, ""), descriptor=descriptor)
-        communicator = communicators.join(kind, topology, directory, descriptor)
+        communicator = communicators.join(kind, topology, Meeting(directory), descriptor)
     assert type(communicator) is KINDS[kind]
     return exchange(communicator, 0)
 
 
 def follow(rank, channel, directory):
     welcome, descriptor = channel.hear_with_descriptor(60)
-    communicator = communicators.join(welcome.communicator, Topology(RANKS, rank), directory, descriptor)
+    communicator = communicators.join(
+        welcome.communicator, Topology(RANKS, rank), Meeting(directory), descriptor
+    )
     if descriptor is not None:
         os.close(descriptor)
     return exchange(communicator, rank)
@@ -89,7 +91,7 @@ def test_ranks_join_by_what_they_are_told_and_add_their_parts(kind, channels, tm
 def staged(kind, directory, descriptors, rank, done):
     """What a rank of two stages of two ranks receives and adds."""
     topology = Topology(2, rank, 2)
-    communicator = communicators.join(kind, topology, directory, descriptors[topology.stage])
+    communicator = communicators.join(kind, topology, Meeting(directory), descriptors[topology.stage])
     part = torch.full((2, 4), float(rank))
     found = [communicator.all_reduce(part.clone())]
     if topology.is_first_stage:
@@ -124,10 +126,10 @@ def test_stages_hand_on_what_they_computed_in_order(kind, tmp_path):
 
 def test_a_stage_learns_that_another_one_has_ended(tmp_path):
     def end(rank):
-        communicators.join(communicators.GLOO, Topology(1, rank, 2), tmp_path, None)
+        communicators.join(communicators.GLOO, Topology(1, rank, 2), Meeting(tmp_path), None)
 
     def wait(rank):
-        communicator = communicators.join(communicators.GLOO, Topology(1, rank, 2), tmp_path, None)
+        communicator = communicators.join(communicators.GLOO, Topology(1, rank, 2), Meeting(tmp_path), None)
         with pytest.raises(CollectiveError, match="did not take part"):
             communicator.recv((2, 4), torch.float32, 1)
         with pytest.raises(CollectiveError, match="did not take part"):
@@ -144,7 +146,7 @@ def test_the_fastest_kind_is_chosen():
 
 def test_a_kind_that_needs_a_descriptor_is_not_joined_without_one(tmp_path):
     with pytest.raises(ConfigError, match="There is no communicator 'shared-memory'"):
-        communicators.join(communicators.SHARED_MEMORY, Topology(2), tmp_path, None)
+        communicators.join(communicators.SHARED_MEMORY, Topology(2), Meeting(tmp_path), None)
 
 
 def test_a_rank_that_waits_to_be_told_learns_that_rank_0_has_ended(channels):
@@ -156,7 +158,9 @@ def test_a_rank_that_waits_to_be_told_learns_that_rank_0_has_ended(channels):
 
 def test_a_rank_that_takes_no_part_in_an_exchange_over_gloo_fails_the_others(tmp_path):
     with ThreadPoolExecutor(2) as pool:
-        ranks = list(pool.map(lambda rank: Gloo(Topology(2, rank), tmp_path, deadline=2.0), range(2)))
+        ranks = list(
+            pool.map(lambda rank: Gloo(Topology(2, rank), Meeting(tmp_path), deadline=2.0), range(2))
+        )
     with pytest.raises(CollectiveError, match="did not take part in an exchange"):
         ranks[0].all_reduce(torch.ones(2))
 

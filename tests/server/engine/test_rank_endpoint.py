@@ -21,14 +21,18 @@ ADDRESS, KEY = "127.0.0.1", b"k" * 32
 @pytest.fixture
 def listener() -> Iterator[RankListener]:
     found = RankListener(ADDRESS, 0, KEY)
-    found.settimeout(5)
     yield found
     found.close()
 
 
+def accept(listener: RankListener) -> socket.socket:
+    assert select.select([listener], [], [], 5)[0], "a connection is let in"
+    return listener.accept()[0]
+
+
 def test_a_rank_with_the_key_is_let_in_and_its_bytes_come_through(listener: RankListener) -> None:
     worker = rank_endpoint.connect(ADDRESS, listener.port, KEY, 5)
-    leader, _ = listener.accept()
+    leader = accept(listener)
     with worker, leader:
         worker.sendall(b"hello")
         assert leader.recv(5) == b"hello"
@@ -76,7 +80,7 @@ def test_random_bytes_are_refused_and_ranks_are_still_let_in(listener: RankListe
         except OSError:
             pass  # it was reset
     with rank_endpoint.connect(ADDRESS, listener.port, KEY, 5) as worker:
-        leader, _ = listener.accept()
+        leader = accept(listener)
         with leader:
             assert leader.getpeername() == worker.getsockname()
 
@@ -84,7 +88,7 @@ def test_random_bytes_are_refused_and_ranks_are_still_let_in(listener: RankListe
 def test_strangers_who_say_nothing_keep_no_rank_waiting(listener: RankListener) -> None:
     strangers = [socket.create_connection((ADDRESS, listener.port), 5) for _ in range(8)]
     with rank_endpoint.connect(ADDRESS, listener.port, KEY, 5):
-        leader, _ = listener.accept()
+        leader = accept(listener)
         leader.close()
     for stranger in strangers:
         stranger.close()
@@ -97,8 +101,7 @@ def test_a_rank_waits_for_a_leader_that_does_not_listen_yet() -> None:
     worker = threading.Thread(target=lambda: found.append(rank_endpoint.connect(ADDRESS, port, KEY, 10)))
     worker.start()
     late = RankListener(ADDRESS, port, KEY)
-    late.settimeout(5)
-    leader, _ = late.accept()
+    leader = accept(late)
     worker.join(5)
     assert len(found) == 1
     late.close()

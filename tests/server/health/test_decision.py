@@ -137,7 +137,7 @@ def test_statusz_has_the_same_fields_before_the_first_heartbeat():
 
 
 def test_a_silent_rank_and_one_that_did_not_echo_a_step_are_named():
-    limits = Thresholds(stall=60.0, canary_interval=60.0, ranks=3)
+    limits = Thresholds(stall=60.0, canary_interval=60.0, ranks=range(3))
     beats = {**BEATS, 1: NOW - 0.5, 2: NOW - 4}
     verdict = judge(beat(), Control(), beats, NOW, limits)
     assert (verdict.ready.reason, verdict.live.reason, verdict.silent) == ("ProcessStalled", "", ("rank 2",))

@@ -28,13 +28,13 @@ NOW = 1000.0
     ],
 )
 def test_a_rank_is_missing_when_it_does_not_run_or_does_not_echo(beats, lost_rank, missing):
-    states = rank_states(beats, {0: 8, 1: 7}, NOW, 2, lost_rank=lost_rank)
+    states = rank_states(beats, {0: 8, 1: 7}, NOW, range(2), lost_rank=lost_rank)
     assert [state.missing for state in states] == missing
     assert [state.last_step for state in states] == [8, 7]
 
 
 def test_one_process_that_has_the_whole_model_has_no_ranks():
-    assert rank_states({Process.ENGINE: NOW}, {}, NOW, 1) == ()
+    assert rank_states({Process.ENGINE: NOW}, {}, NOW, range(1)) == ()
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_one_process_that_has_the_whole_model_has_no_ranks():
     [("rank 1", ["", "Killed"]), ("engine", ["Killed", ""]), ("api", ["", ""]), ("rank 12", ["", ""])],
 )
 def test_a_rank_that_was_killed_is_missing_at_once(killed, missing):
-    states = rank_states({Process.ENGINE: NOW, 1: NOW}, {}, NOW, 2, killed=killed)
+    states = rank_states({Process.ENGINE: NOW, 1: NOW}, {}, NOW, range(2), killed=killed)
     assert [state.missing for state in states] == missing
     verdict = judge(IDLE, Control(failed="Killed", killed=killed), {}, NOW, Thresholds(60.0, 60.0))
     assert killed in verdict.silent
@@ -71,7 +71,7 @@ def test_statusz_shows_age_and_step_of_each_rank(tmp_path):
     state.beat(1)
     state.write_step(0, 12)
     state.write_step(1, 11)
-    server = HealthServer(("127.0.0.1", 0), state, Thresholds(60.0, 60.0, ranks=3), "1")
+    server = HealthServer(("127.0.0.1", 0), state, Thresholds(60.0, 60.0, ranks=range(3)), "1")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from quire_server.health.heartbeat import Heartbeat, Phase
-from quire_server.supervisor.main import threads_of_rank
+from quire_server.supervisor.processes import threads_of_rank
 from quire_server.supervisor.watch import Ending, LoadLimits, ending_of_child, watch_load
 from quire_server.termination import Failure, Reason
 
