@@ -8,6 +8,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+POD_FIELDS = {"status.podIP": "10.244.0.7"}
+# What LeaderWorkerSet puts in front of the variables of a group's pods.
+OF_A_GROUP = {"LWS_LEADER_ADDRESS": "m-0.m-0.default", "LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1"}
+
 _REFERENCE = re.compile(r"\$(\$|\(([^)]*)\))")
 
 
@@ -22,7 +26,12 @@ def started_with(
     """Arguments and environment of a container whose envFrom names that ConfigMap."""
     environment = dict(config_map)
     for entry in container.get("env", []):
-        environment[entry["name"]] = expand(entry.get("value", ""), environment)
+        if (source := entry.get("valueFrom")) is None:
+            environment[entry["name"]] = expand(entry.get("value", ""), environment)
+        elif "fieldRef" in source:
+            environment[entry["name"]] = POD_FIELDS.get(source["fieldRef"]["fieldPath"], "a-label")
+        else:
+            assert source["configMapKeyRef"]["optional"], "of a ConfigMap that is not there"
     return [expand(argument, environment) for argument in container["args"]], environment
 
 

@@ -8,8 +8,9 @@ nothing heavy, because the health process uses it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from quire_server import fault_injection, flags
 from quire_server.core.node import ranks_of_node
@@ -30,6 +31,7 @@ from quire_server.flags import (
 )
 
 _NOT_SETTINGS = frozenset({"QUIRE_FAULT", "QUIRE_ALLOW_FAULTS", "QUIRE_REVISION"})
+_OF_A_NODE = ("host", "node_rank", "pod_address", "start_delay_seconds", "termination_log")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -264,8 +266,9 @@ class ServeConfig:
 
     @property
     def common(self) -> ServeConfig:
-        """The settings that all nodes of a model have in common."""
-        return replace(self, node_rank=0, pod_address=None, start_delay_seconds=0.0)
+        """The settings that all nodes of a model have in common: without those of a node's own."""
+        own: dict[str, Any] = {one.name: one.default for one in fields(self) if one.name in _OF_A_NODE}
+        return replace(self, **own)
 
     @property
     def served_names(self) -> tuple[str, ...]:

@@ -34,9 +34,10 @@ def configured(body: specs.Body) -> ServeConfig:
 def _command(body: specs.Body) -> tuple[list[str], dict[str, str]]:
     children = resources.build(spec.parse(body), SETTINGS)
     data = next(child["data"] for child in children if child["kind"] == "ConfigMap")
-    template = specs.pod_templates(children)[0]
+    *_, template = specs.pod_templates(children)
     container = template["spec"]["containers"][0]
-    (command, *arguments), environment = kubelet.started_with(container, data)
+    of_group = kubelet.OF_A_GROUP if template["metadata"]["labels"][names.LABEL_ROLE] == "worker" else {}
+    (command, *arguments), environment = kubelet.started_with(container, {**of_group, **data})
     assert command == "serve"
     return arguments, environment
 
@@ -114,6 +115,13 @@ def test_the_state_of_each_rank_is_read_by_the_operator() -> None:
         (1, 6, "Silent"),
         (2, 0, "NotStarted"),
     ]
+
+
+def test_a_worker_of_a_group_knows_its_place_and_its_leader() -> None:
+    config = configured(specs.GROUPED)
+    assert (config.nodes, config.node_rank, config.local_ranks) == (2, 1, range(3, 6))
+    assert (config.leader_address, config.pod_address) == ("m-0.m-0.default", "10.244.0.7")
+    assert config.start_delay_seconds == 0
 
 
 @settings(max_examples=150)

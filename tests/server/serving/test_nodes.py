@@ -1,0 +1,125 @@
+"""A model whose ranks are on two nodes, each with an address of its own: one answers, both end together."""
+
+import os
+import random
+import signal
+import socket
+
+import pytest
+
+from e2e.ports import free_ports
+from tests.server import tiny_model
+from tests.server.launch import Server
+
+EXACT = ("--dtype", "float32", "--quantization", "none", "--tensor-parallel-size", "2")
+QUESTION = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}
+RANKS_PORT = 7600
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def addresses():
+    """Of two nodes: all of 127.0.0.0/8 is this machine."""
+    network = f"127.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
+    return [f"{network}.1", f"{network}.2"]
+
+
+def node(model, directory, rank, addresses, ports, *flags, **environ):
+    """The server of one node, whose ports are those of the other."""
+    directory.mkdir()
+    server = Server(
+        model,
+        directory,
+        *EXACT,
+        *("--nodes", "2", "--node-rank", str(rank), "--leader-address", addresses[0]),
+        *("--pod-address", addresses[rank], "--host", addresses[rank]),
+        *("--port", str(ports[0]), "--health-port", str(ports[1])),
+        *flags,
+        **environ,
+    )
+    server.port, server.health_port = ports
+    server.url, server.health_url = (f"http://{addresses[rank]}:{port}" for port in ports)
+    return server
+
+
+@pytest.fixture
+def group(tiny, tmp_path, addresses):
+    ports = free_ports(2)
+    with (
+        node(tiny, tmp_path / "leader", 0, addresses, ports) as leader,
+        node(tiny, tmp_path / "worker", 1, addresses, ports) as worker,
+    ):
+        leader.wait_ready(120)
+        worker.wait_ready(20)
+        yield leader, worker
+
+
+def text(server):
+    response = server.post("/v1/completions", QUESTION)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["text"]
+
+
+def test_two_nodes_answer_as_one_process_does(group, tiny, tmp_path):
+    leader, worker = group
+    (tmp_path / "one").mkdir()
+    with Server(tiny, tmp_path / "one", *EXACT[:4]).wait_ready(60) as one:
+        assert text(leader) == text(one)
+    assert set(leader.ranks()) == {0}
+    assert set(worker.ranks()) == {1}
+    assert [entry["rank"] for entry in worker.statusz()["ranks"]] == [1]
+    assert not worker.reaches("/v1/models"), "a worker has no API"
+
+
+def test_a_killed_rank_of_another_node_ends_both_nodes(group):
+    leader, worker = group
+    os.kill(worker.ranks()[1], signal.SIGKILL)
+    assert leader.wait_end(5) != 0
+    assert worker.wait_end(5) != 0
+
+
+def test_a_killed_leader_ends_the_worker(group):
+    leader, worker = group
+    os.kill(leader.ranks()[0], signal.SIGKILL)
+    assert leader.wait_end(5) != 0
+    assert worker.wait_end(5) != 0
+
+
+def test_a_worker_that_is_to_end_serves_until_its_leader_has(group):
+    leader, worker = group
+    worker.terminate()
+    worker.wait("the worker drains", lambda: worker.probe("readyz") == 503)
+    assert text(leader)
+    leader.terminate()
+    assert leader.wait_end(20) == 0
+    assert worker.wait_end(5) == 0
+
+
+def test_nobody_is_taken_in_once_the_group_is_complete(group, addresses):
+    leader, _ = group
+    with pytest.raises(OSError), socket.create_connection((addresses[0], RANKS_PORT), 2):
+        pass
+    assert text(leader)
+
+
+def test_random_bytes_before_the_worker_comes_do_not_harm(tiny, tmp_path, addresses):
+    ports = free_ports(2)
+    with node(tiny, tmp_path / "leader", 0, addresses, ports) as leader:
+        stranger = leader.wait("it listens", lambda: connected(addresses[0]), 60)
+        with stranger:
+            stranger.sendall(os.urandom(1 << 12))
+        with node(tiny, tmp_path / "worker", 1, addresses, ports) as worker:
+            leader.wait_ready(120)
+            worker.wait_ready(20)
+            assert text(leader)
+
+
+def connected(address):
+    try:
+        return socket.create_connection((address, RANKS_PORT), 1)
+    except OSError:
+        return None
