@@ -66,7 +66,8 @@ def _row(flag: dataclasses.Field[Any], fields: dict[str, str]) -> str:
 
 def _fields() -> dict[str, str]:
     """Flag -> the field that sets it: the one whose removal changes this flag and the fewest others."""
-    return _fields_of(specs.SHARDED) | _fields_of(specs.FULL) | _NEEDED
+    examples = (specs.GROUPED, specs.SHARDED, specs.FULL)
+    return {flag: path for body in examples for flag, path in _fields_of(body).items()} | _NEEDED
 
 
 def _fields_of(example: specs.Body) -> dict[str, str]:

@@ -59,6 +59,7 @@ def test_every_flag_that_a_field_sets_has_that_field_on_the_page():
     # No field sets the role in transfers yet: all pods of an LLMDeployment have the same one.
     operator_only = {"canary-golden-path", "device", "health-port", "host", "port", "termination-log"} | {
         *("kv-lease-seconds", "kv-producers", "kv-role", "kv-transfer-port", "local-prefill-below-tokens"),
+        *("leader-address", "node-rank", "pod-address", "start-delay-seconds"),
     }
     assert {flag for flag, field in rows if field == "*operator*"} == operator_only
     fields = {path.removeprefix("spec.") for path, _ in specs.schemas() if path.startswith("spec.")}
