@@ -19,7 +19,14 @@ from typing import NamedTuple, TypeVar
 from quire_server.config import ServeConfig
 from quire_server.core.rank_step import EchoStatus, RankStep
 from quire_server.core.step import CopyOutcome
-from quire_server.engine import rank_admission, rank_auth, rank_channel, rank_endpoint, step_codec
+from quire_server.engine import (
+    rank_admission,
+    rank_auth,
+    rank_channel,
+    rank_endpoint,
+    rank_watch,
+    step_codec,
+)
 from quire_server.engine.codec import CodecError
 from quire_server.engine.rank_admission import Admission
 from quire_server.engine.rank_channel import (
@@ -87,6 +94,8 @@ class RankGroup:
         with _listening(settings, run_dir, topology.size) as listener:
             admission = Admission(listener, identity(settings, os.environ), topology.size)
             channels = admission.admit(settings.startup_timeout_seconds)
+        if settings.nodes > 1:
+            rank_watch.start({rank: channel.fileno() for rank, channel in channels.items()}, run_dir)
         deadline = DEADLINE if topology.pipeline == 1 else STAGE_DEADLINE
         with communicators.shared(kind, topology) as descriptors:
             group = cls(channels, on_lost, on_step, faults, admission.incarnation, deadline)
