@@ -109,3 +109,20 @@ def settle(world: World, namespace: str, pod: Body, *, ready: bool = True, resta
     }
     status = {"phase": "Running", "conditions": conditions, "containerStatuses": [about]}
     world.patch("Pod", namespace, pod["metadata"]["name"], {"status": status}, status=True)
+
+
+def bind(world: World, namespace: str, pod: Body) -> None:
+    """Give the pod a node, as the scheduler does. From then on its deletion waits for a kubelet (``end``)."""
+    name = pod["metadata"]["name"]
+    binding = {"metadata": {"name": name}, "target": {"kind": "Node", "name": "node-1"}}
+    world.client.request("POST", f"{PATHS['Pod'].format(namespace)}/{name}/binding", binding)
+
+
+def end(world: World, namespace: str, name: str) -> None:
+    """What a kubelet does once the containers of a pod that is deleted have ended."""
+    world.client.request("DELETE", f"{PATHS['Pod'].format(namespace)}/{name}?gracePeriodSeconds=0")
+
+
+def is_ending(pod: Body) -> bool:
+    """Whether its containers have got their signal."""
+    return "deletionTimestamp" in pod["metadata"]

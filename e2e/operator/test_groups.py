@@ -208,3 +208,32 @@ def test_groups_of_another_size_are_made_anew(
     assert {pod["metadata"]["annotations"]["leaderworkerset.sigs.k8s.io/size"] for pod in after.values()} == {
         "3"
     }
+
+
+@pytest.mark.parametrize("change", ["rollout", "scale-down"])
+def test_the_workers_of_a_group_that_drains_get_their_signal_once_the_leader_has_ended(
+    operator: OperatorProcess, world: World, namespace: str, change: str
+) -> None:
+    """So the leader can finish its streams, for which it needs them: LeaderWorkerSet deletes it first."""
+    before = deploy(world, namespace)
+    for pod in before.values():
+        groups.bind(world, namespace, pod)
+    settle_all(world, namespace, before)
+    world.wait_condition(namespace, "m", "Ready", "True")
+    edit = {"engine": {"maxNumSeqs": 7}} if change == "rollout" else {"replicas": 0}
+    world.patch("LLMDeployment", namespace, "m", {"spec": edit})
+
+    def ending() -> set[str]:
+        found = groups.group_pods(world, namespace, "m")
+        return {name for name, pod in found.items() if groups.is_ending(pod)}
+
+    eventually("the leader gets its signal", lambda: "m-0" in ending(), seconds=40)
+    assert world.read("Pod", namespace, "m-0")["metadata"]["deletionGracePeriodSeconds"] > 60, "it may drain"
+    for _ in range(20):  # as many looks at the cluster; LeaderWorkerSet acts within a few milliseconds
+        assert ending() == {"m-0"}, "its worker goes on"
+    groups.end(world, namespace, "m-0")
+    eventually(
+        "the worker gets its signal",
+        lambda: "m-0-1" in ending() or "m-0-1" not in groups.group_pods(world, namespace, "m"),
+        seconds=40,
+    )

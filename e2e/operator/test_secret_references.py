@@ -40,6 +40,7 @@ SPECS: dict[str, Body] = {
     "spec.engine.watermark.keySecretRef.name": {
         "engine": {"watermark": {"mode": "Always", "keySecretRef": KEY}},
     },
+    "spec.parallelism.authSecretRef.name": {"parallelism": {"authSecretRef": {"name": "theirs"}}},
     "spec.security.apiKeysSecretRef.name": {"security": {"apiKeysSecretRef": {"name": "theirs"}}},
 }
 

@@ -218,6 +218,7 @@ def _troubles(status: Document) -> Iterator[tuple[str, str, str]]:
             "ScalingActive": "False",
             "DrainFitsNotice": "False",
             "Routed": "False",
+            "RanksAuthenticated": "False",
             "ContextReduced": "True",
         }
         if condition.get("status") == bad.get(str(condition.get("type"))):

@@ -32,6 +32,7 @@ MAX_CANARY_TOKENS = 64
 MAX_TOKEN_ID = 1 << 31
 MAX_GOLDEN_TOKENS = 16  # entries of a ConfigMap
 MAX_PROCESSES = 32
+MAX_RANK = 999
 MAX_STEPS = 1 << 63
 
 FETCHING = frozenset({"resolving", "waiting", "downloading", "verifying", "done"})
@@ -200,16 +201,25 @@ def _silent(said: object) -> tuple[str, ...]:
 
 
 def _ranks(said: object) -> tuple[RankReport, ...]:
-    """All of them, in their order, or none."""
-    if not isinstance(said, list) or not 1 < len(said) <= MAX_PROCESSES:
+    """All of a pod, in their order, or none. The first of a worker is not rank 0."""
+    if not isinstance(said, list) or len(said) > MAX_PROCESSES:
         return ()
-    found = []
-    for rank, entry in enumerate(said):
-        step = _whole(entry.get("lastStep"), MAX_STEPS) if isinstance(entry, dict) else None
-        if step is None or entry.get("rank") != rank:
+    found: list[RankReport] = []
+    for entry in said:
+        if not isinstance(entry, dict):
+            return ()
+        rank, step = _whole(entry.get("rank"), MAX_RANK), _whole(entry.get("lastStep"), MAX_STEPS)
+        if rank is None or step is None or (found and rank <= found[-1].rank):
             return ()
         found.append(RankReport(rank=rank, last_step=step, missing=_reason(entry.get("missing"))))
     return tuple(found)
+
+
+def slowest_rank(ranks: Sequence[RankReport]) -> RankReport | None:
+    """The rank that is missing, else the one whose last step is the oldest; None where all are alike."""
+    newest = max((one.last_step for one in ranks), default=0)
+    slowest = min(ranks, key=lambda one: (not one.missing, one.last_step), default=None)
+    return None if slowest is None or not slowest.missing and slowest.last_step == newest else slowest
 
 
 def _canary(said: object) -> Canary | None:

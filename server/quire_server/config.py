@@ -185,6 +185,9 @@ class ServeConfig:
     api_keys_dir: Path | None = setting(
         None, path, "directory of API keys: file name = client, lines = key, and what it may do"
     )
+    auth_key_dir: Path | None = setting(
+        None, path, "directory with a key that other pods of the model must have, too (default: the API keys)"
+    )
     startup_timeout_seconds: float = setting(1800.0, seconds(1), "longest time until ready")
     load_stall_timeout_seconds: float = setting(
         300.0, seconds(1), "longest time without progress while loading"
@@ -244,6 +247,11 @@ class ServeConfig:
         2000, integer(0, 10**6), "most characters of a prompt and of an answer in the log"
     )
     log_level: str = setting("info", one_of(*_LOG_LEVELS), "lowest level that is logged")
+
+    @property
+    def peer_key_dir(self) -> Path | None:
+        """The directory of the key by which pods of the model authenticate each other."""
+        return self.auth_key_dir or self.api_keys_dir
 
     @property
     def num_ranks(self) -> int:

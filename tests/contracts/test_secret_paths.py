@@ -19,7 +19,13 @@ from quire_server.errors import ConfigError
 from tests import kubelet
 
 SETTINGS = Settings(engine_image="registry.example/quire-server:1", credential_hosts=("*",))
-SECRETS = (names.PATH_API_KEYS, names.PATH_WATERMARK, names.PATH_GCS_KEY, names.PATH_PULL_SECRET)
+SECRETS = (
+    names.PATH_API_KEYS,
+    names.PATH_AUTH_KEY,
+    names.PATH_WATERMARK,
+    names.PATH_GCS_KEY,
+    names.PATH_PULL_SECRET,
+)
 # Which setting is for which Secret.
 MEANT = {"api_keys_dir": names.PATH_API_KEYS, "watermark_key_path": f"{names.PATH_WATERMARK}/secret.key"}
 TEXTS = [

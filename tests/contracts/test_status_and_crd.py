@@ -23,6 +23,7 @@ from quire_operator.reports import (
     MAX_MESSAGE_CHARS,
     MAX_PARAMETERS,
     Effective,
+    RankReport,
     Sample,
 )
 from quire_operator.status import Failure, reasons
@@ -105,6 +106,15 @@ def statuses() -> dict[str, status.Status]:
         "downloaded": status.compute_status(DOWNLOADED, observed(pods.fetched()), now=NOW),
         "scaled": status.compute_status(SCALED, scaled(), now=NOW),
         "grouped": group_objects.recreated(5),
+        "stalled group": group_objects.compute(
+            group_objects.member(pods.ready()),
+            group_objects.member(pods.loading(), worker=1),
+            samples={
+                "uid-m-0-1": Sample(
+                    phase="stalled", ranks=(RankReport(rank=1, last_step=6, missing="Silent"),)
+                )
+            },
+        ),
         "invalid": status.compute_refused_status(
             observed(), Failure(reason="InvalidSpec", detail=long), now=NOW
         ),

@@ -17,6 +17,7 @@ CONDITIONS = {"Degraded", "Stalled", "Scheduled", "FitsAccelerator", "ScalingAct
     "ContextReduced",
     "DrainFitsNotice",
     "Routed",
+    "RanksAuthenticated",
 }
 
 

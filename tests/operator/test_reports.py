@@ -109,8 +109,11 @@ def test_the_ranks_of_a_model_are_read_all_or_none() -> None:
 
     assert sample is not None
     assert sample.ranks == (RankReport(rank=0, last_step=7), RankReport(rank=1, last_step=6))
+    worker = parse_statusz(statusz(ranks=[{"rank": 3, "lastStep": 6}]))
+    assert worker is not None and worker.ranks == (RankReport(rank=3, last_step=6),)
     for broken in (
-        said[:1],
+        [{"lastStep": 6}],
+        [{"rank": 10**9, "lastStep": 6}],
         said[::-1],
         [*said, 3],
         [said[0], {"rank": 1, "lastStep": -1}],

@@ -45,6 +45,7 @@ def _data(model: LLMDeployment) -> dict[str, str]:
     drafts, draft_path = _METHODS[engine.speculation.method], engine.speculation.draft_model_path
     return compact(
         {
+            "QUIRE_AUTH_KEY_DIR": names.PATH_AUTH_KEY if model.spec.parallelism.auth_secret_ref else "",
             "QUIRE_API_KEYS_DIR": names.PATH_API_KEYS if model.spec.security.api_keys_secret_ref else "",
             "QUIRE_BLOCK_SIZE": _number(block_size),
             "QUIRE_CANARY_GOLDEN_PATH": f"{names.PATH_GOLDEN_TOKENS}/{names.GOLDEN_TOKENS_FILE}",

@@ -155,6 +155,7 @@ def _probes(model: LLMDeployment) -> dict[str, Any]:
 
 def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
     keys = {"name": "api-keys", "mountPath": names.PATH_API_KEYS, "readOnly": True}
+    auth = {"name": "auth-key", "mountPath": names.PATH_AUTH_KEY, "readOnly": True}
     template = {"name": "chat-template", "mountPath": names.PATH_CHAT_TEMPLATE, "readOnly": True}
     watermark = {"name": "watermark", "mountPath": names.PATH_WATERMARK, "readOnly": True}
     offload = {"name": "kv-offload", "mountPath": names.PATH_KV_OFFLOAD}
@@ -168,6 +169,7 @@ def _volume_mounts(model: LLMDeployment) -> list[dict[str, Any]]:
         {"name": "shared-memory", "mountPath": names.PATH_SHARED_MEMORY},
         *([offload] if model.spec.engine.kv_cache.disk_offload else []),
         *([keys] if model.spec.security.api_keys_secret_ref else []),
+        *([auth] if model.spec.parallelism.auth_secret_ref else []),
         *([template] if _chat_template(model) else []),
         *([watermark] if model.spec.engine.watermark.mode != "Off" else []),
         *([redact] if model.spec.observability.request_logging.redact_config_map_ref else []),
@@ -191,6 +193,8 @@ def _volumes(model: LLMDeployment) -> list[dict[str, Any]]:
     if model.spec.security.api_keys_secret_ref:
         name = model.spec.security.api_keys_secret_ref.name
         volumes.append({"name": "api-keys", "secret": {"secretName": name}})
+    if ref := model.spec.parallelism.auth_secret_ref:
+        volumes.append({"name": "auth-key", "secret": {"secretName": ref.name}})
     if entry := _chat_template(model):
         items = [{"key": entry.key, "path": names.CHAT_TEMPLATE_FILE}]
         volumes.append({"name": "chat-template", "configMap": {"name": entry.name, "items": items}})

@@ -224,11 +224,12 @@ class Resources:
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """How many ranks compute the model together, and on how many nodes."""
+    """How many ranks compute the model together, on how many nodes, and how their pods authenticate."""
 
     tensor: int = number(1, 14, 1)
     pipeline: int = number(1, 14, 1)
     nodes: int = number(1, 14, 1)
+    auth_secret_ref: ObjectRef | None = None
 
     @property
     def ranks(self) -> int:

@@ -2,9 +2,10 @@
 
 They are computed from facts that are already decided. All conditions are always written, except those that
 apply only to some specs: ScalingActive and ActivatorReady (an autoscaler), ModelCached (a shared model),
-FitsAccelerator (an accelerator), DrainFitsNotice (spot nodes), Routed (a Gateway); and ContextReduced, once a
-pod has loaded the model. Reconciling and Stalled are never True together. While Ready is True, Stalled is
-False, and Reconciling is True only for replicas that get no pod or no node.
+FitsAccelerator (an accelerator), DrainFitsNotice (spot nodes), Routed (a Gateway), RanksAuthenticated (groups
+of nodes); and ContextReduced, once a pod has loaded the model. Reconciling and Stalled are never True
+together. While Ready is True, Stalled is False, and Reconciling is True only for replicas that get no pod or
+no node.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Facts:
     fits: ConditionValue | None = None  # FitsAccelerator
     drain_fits: ConditionValue | None = None  # DrainFitsNotice
     routed: ConditionValue | None = None  # Routed
+    authenticated: ConditionValue | None = None  # RanksAuthenticated
     context: ConditionValue | None = None  # ContextReduced
     too_small: Failure | None = None  # the context of the newest pods
     unplaced: int = 0  # how many of the pods have no node
@@ -100,6 +102,8 @@ def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> lis
         decided["ModelCached"] = facts.download.condition
     if facts.routed is not None:
         decided["Routed"] = facts.routed
+    if facts.authenticated is not None:
+        decided["RanksAuthenticated"] = facts.authenticated
     if facts.context is not None:
         decided["ContextReduced"] = facts.context
     conditions = []

@@ -13,9 +13,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from quire_operator import reports
 from quire_operator.observed import Body, Observed, group_index, revision_of, seconds_since
+from quire_operator.reports import Sample
 from quire_operator.spec import LLMDeployment
+from quire_operator.status import reasons
 from quire_operator.status.pods import Failure, PodState
+from quire_operator.status.reasons import ConditionValue
 
 INCOMPLETE_SECONDS = 120.0
 CRASH_LOOP_RECREATIONS = 5
@@ -38,6 +42,7 @@ class GroupState:
     revision: str
     created: str
     states: tuple[PodState, ...]
+    slowest_rank: int | None = None
     recreations: tuple[str, ...] = ()
     start_delay: int = 0
 
@@ -70,9 +75,14 @@ def read(
     if not model.is_grouped:
         return []
     by_name = {state.name: state for state in states}
+    samples = observed.samples
     stored = {entry.get("index"): entry for entry in observed.status.get("groups") or ()}
     return [
-        _group(model, leader, observed.workers, by_name, stored.get(group_index(leader)) or {}, now)
+        _counted(
+            _group(model, leader, observed.workers, by_name, samples),
+            stored.get(group_index(leader)) or {},
+            now,
+        )
         for leader in sorted(observed.pods, key=group_index)
         if group_index(leader) >= 0
     ]
@@ -83,24 +93,22 @@ def _group(
     leader: Body,
     workers: Sequence[Body],
     states: Mapping[str, PodState],
-    stored: Mapping[str, Any],
-    now: datetime,
+    samples: Mapping[str, Sample],
 ) -> GroupState:
-    index, uid = group_index(leader), str(leader["metadata"]["uid"])
+    index = group_index(leader)
     pods = [leader, *(pod for pod in workers if group_index(pod) == index)]
     found = tuple(states[str(pod["metadata"]["name"])] for pod in pods)
-    return _counted(
-        GroupState(
-            index=index,
-            size=model.spec.parallelism.nodes,
-            ready=sum(state.ready for state in found),
-            leader=uid,
-            revision=revision_of(leader),
-            created=str(leader["metadata"].get("creationTimestamp", "")),
-            states=found,
-        ),
-        stored,
-        now,
+    heard = [samples[uid] for pod in pods if (uid := str(pod["metadata"]["uid"])) in samples]
+    slowest = reports.slowest_rank([rank for sample in heard for rank in sample.ranks])
+    return GroupState(
+        index=index,
+        size=model.spec.parallelism.nodes,
+        ready=sum(state.ready for state in found),
+        leader=str(leader["metadata"]["uid"]),
+        revision=revision_of(leader),
+        created=str(leader["metadata"].get("creationTimestamp", "")),
+        states=found,
+        slowest_rank=None if slowest is None else slowest.rank,
     )
 
 
@@ -123,6 +131,25 @@ def _counted(group: GroupState, stored: Mapping[str, Any], now: datetime) -> Gro
     elif is_new or not delay:
         delay = min(2 * delay or FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS)
     return replace(group, recreations=tuple(recent[-CRASH_LOOP_RECREATIONS:]), start_delay=delay)
+
+
+def authentication(model: LLMDeployment) -> ConditionValue | None:
+    """The condition RanksAuthenticated; None where a replica is one pod."""
+    if not model.is_grouped:
+        return None
+    if (key := model.spec.parallelism.auth_secret_ref) is not None:
+        return (
+            "True",
+            "KeyOfSecret",
+            f"Pods prove that they mount Secret {key.name} of parallelism.authSecretRef.",
+        )
+    if (key := model.spec.security.api_keys_secret_ref) is not None:
+        return "True", "KeyOfAPIKeys", f"Pods prove that they mount Secret {key.name} of the API keys."
+    isolated = model.spec.networking.network_policy.mode != "None"
+    detail = (
+        "the NetworkPolicy alone keeps other pods away" if isolated else "there is no NetworkPolicy either"
+    )
+    return "False", "RanksUnauthenticated", reasons.message("RanksUnauthenticated", detail)
 
 
 def failure(groups: Sequence[GroupState], now: datetime) -> Failure | None:
@@ -171,6 +198,7 @@ def _entry(group: GroupState) -> dict[str, Any]:
         "phase": group.phase,
         "leader": group.leader,
         "revision": group.revision,
+        **({"slowestRank": group.slowest_rank} if group.slowest_rank is not None else {}),
         **({"recreations": list(group.recreations)} if group.recreations else {}),
         **({"startDelaySeconds": group.start_delay} if group.start_delay else {}),
         **({"lastFailure": last} if last is not None else {}),

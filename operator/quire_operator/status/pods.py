@@ -275,14 +275,13 @@ def _not_running(sample: Sample) -> str:
 
 
 def _slowest_rank(sample: Sample) -> str:
-    """The rank that is missing, else the one whose last step is the oldest; empty where all are alike."""
-    ranks = sample.ranks
-    newest = max((one.last_step for one in ranks), default=0)
-    slowest = min(ranks, key=lambda one: (not one.missing, one.last_step), default=None)
-    if slowest is None or not slowest.missing and slowest.last_step == newest:
+    """Empty where all ranks are alike."""
+    slowest = reports.slowest_rank(sample.ranks)
+    if slowest is None:
         return ""
+    newest = max(one.last_step for one in sample.ranks)
     why = f"{slowest.missing}, " if slowest.missing else ""
-    return f"rank {slowest.rank} of {len(ranks)} is behind: {why}step {slowest.last_step} of {newest}"
+    return f"rank {slowest.rank} is behind: {why}step {slowest.last_step} of {newest}"
 
 
 def _self_reported_before(

@@ -242,6 +242,7 @@ def _facts(
         drain_fits=drain_fits,
         download=assessment.download,
         routed=routing.condition(model, observed),
+        authenticated=groups.authentication(model),
         context=effective.condition(model, engine),
         too_small=effective.too_small(model, here, engine) if assessment.rollout.seen else None,
     )

@@ -14,7 +14,14 @@ from quire_operator.status import disruption
 from quire_operator.status.conditions import SURGE_UNSCHEDULABLE
 from quire_operator.status.reasons import REASONS
 
-_WANTED = ("ScalingActive", "ActivatorReady", "FitsAccelerator", "DrainFitsNotice", "Routed")
+_WANTED = (
+    "ScalingActive",
+    "ActivatorReady",
+    "FitsAccelerator",
+    "DrainFitsNotice",
+    "Routed",
+    "RanksAuthenticated",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,14 +26,14 @@ def connector(config: ServeConfig, scheduler: Scheduler, runner: ModelRunner, fa
         raise ConfigError(f"--kv-role {config.kv_role} works on CPUs only so far: give --device cpu")
     layout = fingerprint.kv_layout(config.model, runner.kv_layout())
     if config.kv_role == "kv_consumer":
-        producers = Producers(config.kv_producers, config.api_keys_dir, layout)
+        producers = Producers(config.kv_producers, config.peer_key_dir, layout)
         return KVConsumer(scheduler, producers, blocks, config.local_prefill_below_tokens)
     holds = SharedHolds(config.kv_lease_seconds)
 
     def listen(submit: Callable[[PrefillJob], None], wake: Callable[[], None]) -> TransferServer:
         return TransferServer(
             (config.host, config.kv_transfer_port),
-            keys_dir=config.api_keys_dir,
+            keys_dir=config.peer_key_dir,
             layout=layout,
             blocks=blocks,
             holds=holds,

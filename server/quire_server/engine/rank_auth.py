@@ -26,14 +26,17 @@ class RankAuthError(Exception):
 
 def key_of(directory: Path | None) -> bytes:
     """The key that the files of a mounted Secret give; empty without one. What kubelets keep beside the files
-    begins with a dot.
+    begins with a dot. Raises RankAuthError while the kubelet replaces them.
     """
     if directory is None:
         return b""
     digest = hashlib.sha256()
-    for file in sorted(path for path in directory.iterdir() if not path.name.startswith(".")):
-        for part in (file.name.encode(), file.read_bytes()):
-            digest.update(len(part).to_bytes(8, "big") + part)
+    try:
+        for file in sorted(path for path in directory.iterdir() if not path.name.startswith(".")):
+            for part in (file.name.encode(), file.read_bytes()):
+                digest.update(len(part).to_bytes(8, "big") + part)
+    except OSError as error:
+        raise RankAuthError(f"the key cannot be read ({error.strerror}: {error.filename})") from None
     return digest.digest()
 
 

@@ -12,6 +12,7 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 from quire_server.engine import rank_auth
 from quire_server.engine.rank_auth import RankAuthError
@@ -22,6 +23,7 @@ PORT = 7600
 _MOST_PENDING = 32  # connections that have not proved anything yet; more are closed
 _RETRY_SECONDS = 0.2
 _CONNECT_SECONDS = 5.0
+_REFUSED_SECONDS = 10.0  # kubelets bring a new version of the Secret to the pods at different times
 # A peer that acknowledges nothing for so long is gone: two probes, and the one that follows the silence.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 1, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 3}
 _UNACKNOWLEDGED_MILLISECONDS = 4000
@@ -32,7 +34,8 @@ class RankListener:
     one.
     """
 
-    def __init__(self, address: str, port: int, key: bytes) -> None:
+    def __init__(self, address: str, port: int, key: Callable[[], bytes]) -> None:
+        """``key``: called for each connection, as the Secret may change while ranks wait."""
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((address, port), family=family, backlog=_MOST_PENDING)
         self._key = key
@@ -81,7 +84,7 @@ class RankListener:
 
     def _admit(self, connection: socket.socket) -> None:
         try:
-            rank_auth.admit(connection, self._key)
+            rank_auth.admit(connection, self._key())
         except RankAuthError as error:
             logger.warning("refused a connection to the ranks: %s", error)
             connection.close()
@@ -100,22 +103,25 @@ class RankListener:
             self._wake.send(b"\0")
 
 
-def connect(address: str, port: int, key: bytes, timeout: float) -> socket.socket:
-    """Connect to the leader, whose name may not resolve and who may not listen yet. Raises RankAuthError if
-    it refuses until the timeout, TimeoutError if there is none.
+def connect(address: str, port: int, key: Callable[[], bytes], timeout: float) -> socket.socket:
+    """Connect to the leader, whose name may not resolve and which may not listen yet. Raises RankAuthError
+    if it refuses for long, TimeoutError if it cannot be reached in time.
     """
-    deadline = time.monotonic() + timeout
+    deadline, refused_since = time.monotonic() + timeout, 0.0
     while True:
-        refusal: RankAuthError | OSError
         try:
-            return _enter(address, port, key)
-        except (RankAuthError, OSError) as error:
-            refusal = error
-        if time.monotonic() > deadline:
-            if isinstance(refusal, RankAuthError):
-                raise refusal
-            raise TimeoutError(f"{address}:{port} cannot be reached: {refusal}")
-        time.sleep(_RETRY_SECONDS)
+            return _enter(address, port, key())
+        except RankAuthError as error:
+            now = time.monotonic()
+            refused_since = refused_since or now
+            if now > min(deadline, refused_since + _REFUSED_SECONDS):
+                raise
+            logger.info("the leader is asked again: %s", error)
+        except OSError as error:
+            refused_since = 0.0
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{address}:{port} cannot be reached: {error}") from None
+        time.sleep(_RETRY_SECONDS)  # nothing tells when the leader listens; this is once, at the start
 
 
 def _enter(address: str, port: int, key: bytes) -> socket.socket:

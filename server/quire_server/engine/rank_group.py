@@ -13,6 +13,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -29,6 +30,7 @@ from quire_server.engine import (
 )
 from quire_server.engine.codec import CodecError
 from quire_server.engine.rank_admission import Admission
+from quire_server.engine.rank_auth import RankAuthError
 from quire_server.engine.rank_channel import (
     Agreed,
     Channel,
@@ -241,7 +243,7 @@ def _refused(answer: Refused) -> MixedRevisionError | RankLostError:
 def _listening(settings: ServeConfig, run_dir: Path, backlog: int) -> Iterator[socket.socket | RankListener]:
     """Where the other ranks connect: within one node at a socket of the run directory."""
     if settings.nodes > 1:
-        key = rank_auth.key_of(settings.api_keys_dir)
+        key = partial(rank_auth.key_of, settings.peer_key_dir)
         with closing(RankListener(settings.pod_address or "", rank_endpoint.PORT, key)) as listener:
             yield listener
     else:
@@ -253,8 +255,14 @@ def _listening(settings: ServeConfig, run_dir: Path, backlog: int) -> Iterator[s
 def _connect(settings: ServeConfig, run_dir: Path, timeout: float) -> Channel:
     if settings.nodes == 1:
         return Channel.connect(run_dir, timeout)
-    key, leader = rank_auth.key_of(settings.api_keys_dir), settings.leader_address or ""
-    return Channel(rank_endpoint.connect(leader, rank_endpoint.PORT, key, timeout))
+    key, leader = partial(rank_auth.key_of, settings.peer_key_dir), settings.leader_address or ""
+    try:
+        return Channel(rank_endpoint.connect(leader, rank_endpoint.PORT, key, timeout))
+    except (RankAuthError, TimeoutError) as error:
+        raise RankLostError(
+            f"The leader at {leader} cannot be joined: {error}. The pod restarts; if it comes back, look at "
+            "the leader's pod, at the network between the nodes, and whether all pods mount the same key."
+        ) from None
 
 
 def _meeting(settings: ServeConfig, run_dir: Path, rank: int) -> Meeting:

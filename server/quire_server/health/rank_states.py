@@ -42,16 +42,18 @@ def rank_states(
     lost_rank: int = 0,
     killed: str = "",
 ) -> tuple[RankState, ...]:
-    """The state of each rank of this node; none where one process has the whole model. ``lost_rank``: the
-    first that did not echo a step, 0 for none. ``killed``: the process that was ended by SIGKILL.
+    """The state of each rank of this node, and of one elsewhere that is lost; none where one process has the
+    whole model. ``lost_rank``: the first that did not echo a step, 0 for none. ``killed``: the process that
+    was ended by SIGKILL.
     """
-    if ranks == range(1):
+    elsewhere = [lost_rank] if lost_rank and lost_rank not in ranks else []
+    if ranks == range(1) and not elsewhere:
         return ()
     known = {lost_rank: "NotEchoed"} if lost_rank else {}
     known |= {rank: "Killed" for rank in ranks if killed == (f"rank {rank}" if rank else "engine")}
     return tuple(
         _state(rank, beats.get(rank or Process.ENGINE), steps.get(rank, 0), known.get(rank, ""), now)
-        for rank in ranks
+        for rank in (*ranks, *elsewhere)
     )
 
 

@@ -249,6 +249,21 @@ def test_api_keys_are_mounted_from_the_referenced_secret() -> None:
     assert "QUIRE_API_KEYS_DIR" not in build()["ConfigMap"]["data"]
 
 
+def test_the_key_of_a_groups_pods_is_a_file_of_its_secret_and_in_no_variable_or_argument() -> None:
+    children = build(parallelism={"tensor": 2, "nodes": 2, "authSecretRef": {"name": "ranks"}})
+    group = children["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    for template in (group["leaderTemplate"], group["workerTemplate"]):
+        pod = template["spec"]
+        (container,) = pod["containers"]
+        assert {"name": "auth-key", "secret": {"secretName": "ranks"}} in pod["volumes"]
+        mount = {"name": "auth-key", "mountPath": "/etc/quire/auth", "readOnly": True}
+        assert mount in container["volumeMounts"]
+        assert not [one for one in container["env"] if "secretKeyRef" in str(one)]
+        assert "secretRef" not in str(container["envFrom"]) and "ranks" not in str(container["args"])
+    assert children["ConfigMap"]["data"]["QUIRE_AUTH_KEY_DIR"] == "/etc/quire/auth"
+    assert "QUIRE_AUTH_KEY_DIR" not in build()["ConfigMap"]["data"]
+
+
 def test_only_the_watermark_key_is_mounted_from_its_secret() -> None:
     reference = {"name": "marks", "key": "k.v1"}
     children = build(engine={"watermark": {"mode": "OnRequest", "keySecretRef": reference}})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from e2e.operator import pods as kubelet
 from quire_operator import names, spec, status
 from quire_operator.observed import Observed, Ref, find_workload
+from quire_operator.reports import Sample
 from tests.operator.status.objects import Body, model_body
 
 HASH = "aaaaaaaaaa"
@@ -57,19 +59,32 @@ def member(reported: Body, group: int = 0, worker: int = 0, **about: Any) -> Bod
     }
 
 
-def compute(*pods: Body, groups: int = 1, old: Body | None = None, now: datetime | None = None) -> Body:
+def compute(
+    *pods: Body,
+    groups: int = 1,
+    old: Body | None = None,
+    now: datetime | None = None,
+    samples: Mapping[str, Sample] | None = None,
+    parallelism: Body | None = None,
+    **fields: Any,
+) -> Body:
     body = {
         **model_body(
             replicas=groups,
-            parallelism={"tensor": 2, "nodes": 2},
+            parallelism={"tensor": 2, "nodes": 2, **(parallelism or {})},
             resources={"cpu": "1", "memory": "2Gi"},
+            **fields,
         ),
         "status": old or {},
     }
     live = a_set(groups)
     found = find_workload([live], pods)
     observed = Observed(
-        body=body, children={Ref(names.GROUP_KIND, "m"): live}, pods=found.pods, workers=found.workers
+        body=body,
+        children={Ref(names.GROUP_KIND, "m"): live},
+        pods=found.pods,
+        workers=found.workers,
+        samples=samples or {},
     )
     assert len(found.pods) + len(found.workers) == len(pods), "every pod is one of a group"
     return status.compute_status(spec.parse(body), observed, now=now or datetime.now(UTC))

@@ -120,9 +120,9 @@ def test_the_rank_that_does_not_run_is_named_also_after_a_restart_of_the_operato
 @pytest.mark.parametrize(
     ("steps", "missing", "expected"),
     [
-        ((9, 9, 7), ("", "", ""), "rank 2 of 3 is behind: step 7 of 9"),
-        ((9, 8, 8), ("", "", "NotEchoed"), "rank 2 of 3 is behind: NotEchoed, step 8 of 9"),
-        ((0, 0, 0), ("", "NotStarted", ""), "rank 1 of 3 is behind: NotStarted, step 0 of 0"),
+        ((9, 9, 7), ("", "", ""), "rank 2 is behind: step 7 of 9"),
+        ((9, 8, 8), ("", "", "NotEchoed"), "rank 2 is behind: NotEchoed, step 8 of 9"),
+        ((0, 0, 0), ("", "NotStarted", ""), "rank 1 is behind: NotStarted, step 0 of 0"),
         ((9, 9, 9), ("", "", ""), ""),
     ],
 )

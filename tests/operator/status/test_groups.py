@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from e2e.operator import pods as kubelet
+from quire_operator.reports import RankReport, Sample
+from tests.operator.status import objects as single
 from tests.operator.status.group_objects import compute, member, recreated
 from tests.operator.status.objects import Body, condition
 
@@ -95,6 +97,48 @@ def test_a_group_that_serves_for_long_has_recovered() -> None:
     (group,) = computed["groups"]
     assert "startDelaySeconds" not in group and "recreations" not in group
     assert condition(computed, "Ready")[0] == "True"
+
+
+def test_the_slowest_rank_of_a_group_is_named_wherever_it_runs() -> None:
+    reports = {
+        "uid-m-0": Sample(phase="serving", ranks=(RankReport(rank=0, last_step=9),)),
+        "uid-m-0-1": Sample(phase="stalled", ranks=(RankReport(rank=1, last_step=9, missing="Silent"),)),
+    }
+    pods = [member(kubelet.ready()), member(kubelet.loading(), worker=1)]
+    assert compute(*pods, samples=reports)["groups"][0]["slowestRank"] == 1
+    alike = {
+        uid: Sample(phase="serving", ranks=(RankReport(rank=rank, last_step=9),))
+        for rank, uid in enumerate(reports)
+    }
+    assert "slowestRank" not in compute(*pods, samples=alike)["groups"][0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected", "said"),
+    [
+        ({"parallelism": {"authSecretRef": {"name": "ranks"}}}, ("True", "KeyOfSecret"), "Secret ranks"),
+        ({"security": {"apiKeysSecretRef": {"name": "keys"}}}, ("True", "KeyOfAPIKeys"), "Secret keys"),
+        ({}, ("False", "RanksUnauthenticated"), "NetworkPolicy alone"),
+        (
+            {"networking": {"networkPolicy": {"mode": "None"}}},
+            ("False", "RanksUnauthenticated"),
+            "no NetworkPolicy either",
+        ),
+    ],
+)
+def test_the_status_says_by_what_pods_of_a_group_know_each_other(
+    fields: Body, expected: tuple[str, str], said: str
+) -> None:
+    computed = compute(member(kubelet.ready()), member(kubelet.ready(), worker=1), **fields)
+
+    assert condition(computed, "RanksAuthenticated") == expected
+    (found,) = [c for c in computed["conditions"] if c["type"] == "RanksAuthenticated"]
+    assert said in found["message"]
+    assert condition(computed, "Ready")[0] == "True", "it is a warning"
+
+
+def test_one_pod_has_nobody_to_authenticate() -> None:
+    assert not [c for c in single.compute()["conditions"] if c["type"] == "RanksAuthenticated"]
 
 
 def test_groups_that_a_rollout_replaces_are_not_recreated() -> None:

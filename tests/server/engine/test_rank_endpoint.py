@@ -7,6 +7,7 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,13 @@ from quire_server.engine.rank_endpoint import RankListener
 ADDRESS, KEY = "127.0.0.1", b"k" * 32
 
 
+def key() -> bytes:
+    return KEY
+
+
 @pytest.fixture
 def listener() -> Iterator[RankListener]:
-    found = RankListener(ADDRESS, 0, KEY)
+    found = RankListener(ADDRESS, 0, key)
     yield found
     found.close()
 
@@ -31,7 +36,7 @@ def accept(listener: RankListener) -> socket.socket:
 
 
 def test_a_rank_with_the_key_is_let_in_and_its_bytes_come_through(listener: RankListener) -> None:
-    worker = rank_endpoint.connect(ADDRESS, listener.port, KEY, 5)
+    worker = rank_endpoint.connect(ADDRESS, listener.port, key, 5)
     leader = accept(listener)
     with worker, leader:
         worker.sendall(b"hello")
@@ -42,18 +47,18 @@ def test_a_rank_with_the_key_is_let_in_and_its_bytes_come_through(listener: Rank
 
 def test_a_rank_with_another_key_is_refused_and_told_so(listener: RankListener) -> None:
     with pytest.raises(RankAuthError, match="another key"):
-        rank_endpoint.connect(ADDRESS, listener.port, b"other", 0)
+        rank_endpoint.connect(ADDRESS, listener.port, lambda: b"other", 0)
     assert not select.select([listener], [], [], 0)[0], "nobody was let in"
 
 
 def test_a_listener_without_the_key_learns_nothing_and_is_not_believed() -> None:
     with RankListenerOf(b"other") as port, pytest.raises(RankAuthError):
-        rank_endpoint.connect(ADDRESS, port, KEY, 0)
+        rank_endpoint.connect(ADDRESS, port, key, 0)
 
 
 class RankListenerOf:
     def __init__(self, key: bytes) -> None:
-        self._listener = RankListener(ADDRESS, 0, key)
+        self._listener = RankListener(ADDRESS, 0, lambda: key)
 
     def __enter__(self) -> int:
         return self._listener.port
@@ -79,15 +84,39 @@ def test_random_bytes_are_refused_and_ranks_are_still_let_in(listener: RankListe
                 pass
         except OSError:
             pass  # it was reset
-    with rank_endpoint.connect(ADDRESS, listener.port, KEY, 5) as worker:
+    with rank_endpoint.connect(ADDRESS, listener.port, key, 5) as worker:
         leader = accept(listener)
         with leader:
             assert leader.getpeername() == worker.getsockname()
 
 
+def test_a_changed_secret_is_read_by_the_next_try(tmp_path: Path) -> None:
+    """Kubelets bring a new version to the pods of a group at different times."""
+    for each in ("leader", "worker"):
+        (tmp_path / each).mkdir()
+        (tmp_path / each / "key").write_text(each)
+    keys = [partial(rank_auth.key_of, tmp_path / each) for each in ("leader", "worker")]
+    found = RankListener(ADDRESS, 0, keys[0])
+    with pytest.raises(RankAuthError):
+        rank_endpoint.connect(ADDRESS, found.port, keys[1], 0)
+    (tmp_path / "leader" / "key").write_text("worker")
+    with rank_endpoint.connect(ADDRESS, found.port, keys[1], 0), accept(found):
+        found.close()
+
+
+def test_a_key_that_is_missing_for_a_moment_refuses_and_ends_nothing(tmp_path: Path) -> None:
+    found = RankListener(ADDRESS, 0, partial(rank_auth.key_of, tmp_path / "key"))
+    with pytest.raises(RankAuthError, match="closed the connection"):
+        rank_endpoint.connect(ADDRESS, found.port, lambda: b"", 0)
+    (tmp_path / "key").mkdir()
+    with rank_endpoint.connect(ADDRESS, found.port, partial(rank_auth.key_of, tmp_path / "key"), 0):
+        accept(found).close()
+    found.close()
+
+
 def test_strangers_who_say_nothing_keep_no_rank_waiting(listener: RankListener) -> None:
     strangers = [socket.create_connection((ADDRESS, listener.port), 5) for _ in range(8)]
-    with rank_endpoint.connect(ADDRESS, listener.port, KEY, 5):
+    with rank_endpoint.connect(ADDRESS, listener.port, key, 5):
         leader = accept(listener)
         leader.close()
     for stranger in strangers:
@@ -98,9 +127,9 @@ def test_a_rank_waits_for_a_leader_that_does_not_listen_yet() -> None:
     with socket.create_server((ADDRESS, 0)) as reserved:
         port = int(reserved.getsockname()[1])
     found: list[socket.socket] = []
-    worker = threading.Thread(target=lambda: found.append(rank_endpoint.connect(ADDRESS, port, KEY, 10)))
+    worker = threading.Thread(target=lambda: found.append(rank_endpoint.connect(ADDRESS, port, key, 10)))
     worker.start()
-    late = RankListener(ADDRESS, port, KEY)
+    late = RankListener(ADDRESS, port, key)
     leader = accept(late)
     worker.join(5)
     assert len(found) == 1
@@ -111,7 +140,7 @@ def test_a_rank_waits_for_a_leader_that_does_not_listen_yet() -> None:
 
 def test_a_leader_that_never_listens_is_named() -> None:
     with pytest.raises(TimeoutError, match="127.0.0.1:1 cannot be reached"):
-        rank_endpoint.connect(ADDRESS, 1, KEY, 0)
+        rank_endpoint.connect(ADDRESS, 1, key, 0)
 
 
 def test_a_proof_is_of_no_use_for_another_connection() -> None:

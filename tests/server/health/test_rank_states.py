@@ -37,6 +37,13 @@ def test_one_process_that_has_the_whole_model_has_no_ranks():
     assert rank_states({Process.ENGINE: NOW}, {}, NOW, range(1)) == ()
 
 
+def test_a_rank_of_another_node_is_named_once_it_is_lost():
+    beats, steps = {Process.ENGINE: NOW, 1: NOW}, {0: 8, 1: 8}
+    assert [state.rank for state in rank_states(beats, steps, NOW, range(2), lost_rank=3)] == [0, 1, 3]
+    first, lost = rank_states({Process.ENGINE: NOW}, {0: 8}, NOW, range(1), lost_rank=1)
+    assert (first.missing, lost.rank, lost.missing) == ("", 1, "NotEchoed")
+
+
 @pytest.mark.parametrize(
     ("killed", "missing"),
     [("rank 1", ["", "Killed"]), ("engine", ["Killed", ""]), ("api", ["", ""]), ("rank 12", ["", ""])],

@@ -1,9 +1,11 @@
 """A model whose ranks are on two nodes, each with an address of its own: one answers, both end together."""
 
+import contextlib
 import os
 import random
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -47,11 +49,21 @@ def node(model, directory, rank, addresses, ports, *flags, **environ):
 
 
 @pytest.fixture
-def group(tiny, tmp_path, addresses):
-    ports = free_ports(2)
+def keys(tmp_path):
+    """Directories of two Secrets."""
+    found = [tmp_path / name for name in ("ours", "theirs")]
+    for directory in found:
+        directory.mkdir()
+        (directory / "key").write_text(directory.name)
+    return found
+
+
+@pytest.fixture
+def group(tiny, tmp_path, addresses, keys):
+    ports, key = free_ports(2), ("--auth-key-dir", str(keys[0]))
     with (
-        node(tiny, tmp_path / "leader", 0, addresses, ports) as leader,
-        node(tiny, tmp_path / "worker", 1, addresses, ports) as worker,
+        node(tiny, tmp_path / "leader", 0, addresses, ports, *key) as leader,
+        node(tiny, tmp_path / "worker", 1, addresses, ports, *key) as worker,
     ):
         leader.wait_ready(120)
         worker.wait_ready(20)
@@ -123,3 +135,42 @@ def connected(address):
         return socket.create_connection((address, RANKS_PORT), 1)
     except OSError:
         return None
+
+
+def test_a_node_with_another_key_is_not_taken_in_and_says_why(tiny, tmp_path, addresses, keys):
+    ports, theirs = free_ports(2), ("--auth-key-dir", str(keys[1]))
+    with (
+        node(tiny, tmp_path / "leader", 0, addresses, ports, "--api-keys-dir", str(keys[0])) as leader,
+        node(tiny, tmp_path / "stranger", 1, addresses, ports, *theirs) as stranger,
+    ):
+        leader.wait("it listens", lambda: connected(addresses[0]), 60).close()
+        assert stranger.wait_end(60) != 0
+        failure = stranger.failure()
+        assert f"The leader at {addresses[0]}" in failure["message"] and "another key" in failure["message"]
+        assert "refused a connection to the ranks" in leader.log.read_text()
+        assert leader.probe("startupz") == 503, "it waits for its worker"
+
+
+def listening(address):
+    """The ports on which this machine listens at this address."""
+    number = int.from_bytes(socket.inet_aton(address), "little")
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    at = [line[1].split(":") for line in lines if line[3] == "0A"]
+    return sorted(int(port, 16) for host, port in at if int(host, 16) == number)
+
+
+def test_random_bytes_to_every_port_of_a_group_end_nothing(group, addresses):
+    leader, worker = group
+    data, ports = random.Random(1).randbytes(1 << 12), [listening(address) for address in addresses]
+    assert leader.port in ports[0] and RANKS_PORT not in ports[0]
+    assert len(ports[0]) > 2, f"gloo listens beside HTTP: {ports}"
+    for address, found in zip(addresses, ports, strict=True):
+        for port in found:
+            for sent in (b"", data[:1], data[:64], data):
+                with socket.create_connection((address, port), 2) as stranger, contextlib.suppress(OSError):
+                    stranger.sendall(sent)
+                    stranger.shutdown(socket.SHUT_WR)
+                    stranger.settimeout(0.2)
+                    stranger.recv(1 << 12)
+    assert text(leader)
+    assert [server.process.poll() for server in group] == [None, None]
