@@ -12,6 +12,7 @@ import pytest
 
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator import groups, rights
+from e2e.operator import pods as kubelet
 from e2e.operator.audited import audited
 from e2e.operator.process import OperatorProcess
 from e2e.operator.world import Body, World
@@ -40,6 +41,19 @@ def kubeconfig(audited_world: tuple[ApiServer, World], tmp_path_factory: pytest.
 @pytest.fixture(scope="module")
 def world(audited_world: tuple[ApiServer, World]) -> World:
     return audited_world[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def half_placed(operator: OperatorProcess, world: World) -> str:
+    """The namespace of a group of which one pod has no node. It begins before the first test, because two
+    minutes pass until the status says it.
+    """
+    namespace = world.namespace("half-placed")
+    pods = deploy(world, namespace)
+    groups.settle(world, namespace, pods["m-0"], ready=False)
+    lacking = {**kubelet.unschedulable("0/2 nodes are available: 2 Insufficient cpu.")}
+    world.patch("Pod", namespace, "m-0-1", {"status": lacking}, status=True)
+    return namespace
 
 
 def a_set(name: str) -> Body:
@@ -136,6 +150,8 @@ def test_an_llm_deployment_on_two_nodes_is_ready_with_all_pods_and_then_nothing_
 
     (group,) = world.status(namespace, "m")["groups"]
     assert (group["phase"], group["readyPods"]) == ("Serving", 2)
+    world.wait_condition(namespace, "m", "RanksAuthenticated", "False", "RanksUnauthenticated")
+    world.wait_event(namespace, "m", "RanksUnauthenticated")
     selector = world.read("Service", namespace, "m")["spec"]["selector"]
     chosen = world.find("Pod", namespace, ",".join(f"{key}={value}" for key, value in selector.items()))
     assert [pod["metadata"]["name"] for pod in chosen] == ["m-0"]
@@ -157,6 +173,7 @@ def test_a_recreated_group_is_counted_and_five_are_a_crash_loop_with_a_delay(
         assert len(world.status(namespace, "m")["groups"][0]["recreations"]) == life
     settle_all(world, namespace, pods, ready=False)
     world.wait_condition(namespace, "m", "Stalled", "True", "GroupCrashLoop")
+    world.wait_event(namespace, "m", "GroupCrashLoop")
     delay = eventually("the delay", lambda: world.get("ConfigMap", namespace, "m-start-delay"))
     assert delay["data"] == {"seconds": "10"}
     assert uids(groups.group_pods(world, namespace, "m")) == uids(pods), "a delay replaces no pod"
@@ -237,3 +254,18 @@ def test_the_workers_of_a_group_that_drains_get_their_signal_once_the_leader_has
         lambda: "m-0-1" in ending() or "m-0-1" not in groups.group_pods(world, namespace, "m"),
         seconds=40,
     )
+
+
+def test_a_group_that_waits_for_a_node_for_two_minutes_is_told_with_who_waits_and_why(
+    world: World, half_placed: str
+) -> None:
+    def told() -> Body | None:
+        found = world.condition(half_placed, "m", "Ready")
+        assert found["reason"] in ("WaitingForNode", "GroupIncomplete")
+        return found if found["reason"] == "GroupIncomplete" else None
+
+    message = eventually("GroupIncomplete", told, seconds=180)["message"]
+    assert "m-0-1" in message and "2 Insufficient cpu" in message
+    world.wait_condition(half_placed, "m", "Degraded", "True", "GroupIncomplete")
+    world.wait_event(half_placed, "m", "GroupIncomplete")
+    assert len(groups.group_pods(world, half_placed, "m")) == 2, "it keeps what it has"

@@ -325,7 +325,7 @@ _ALL = (
         "install the Gateway API (HTTPRoute), its inference extension (InferencePool) or LeaderWorkerSet "
         "v0.9 (LeaderWorkerSet), which is found by itself then, or drop spec.networking.httpRoute, "
         "inferencePool or spec.parallelism.nodes",
-        shown="Routed=False; Degraded=True for groups of nodes",
+        shown="Routed=False, Degraded=True",
     ),
     Reason(
         "GroupIncomplete",
