@@ -53,7 +53,7 @@ class ByteRunner:
     block has two pieces, for the first and the second half of its slots.
     """
 
-    is_asynchronous = False
+    max_steps_in_flight = 1
 
     def __init__(self):
         self.grammars = FakeGrammars()
