@@ -167,6 +167,7 @@ class EngineCore:
             self._add_compiled_requests(socket)
         for request, num_fetched_tokens in self._connector.advance():
             self._scheduler.add(request, num_fetched_tokens=num_fetched_tokens)
+        self._heartbeat.set_transfer_degraded(self._connector.is_degraded)
         self._check_blocks()
         if self._canary_run is None and self._proof.is_due(time.monotonic()):
             self._start_canary()

@@ -111,6 +111,11 @@ class HeartbeatWriter:
         if reason != self._sample.reason:
             self._write(reason=reason)
 
+    def set_transfer_degraded(self, is_degraded: bool) -> None:
+        """Whether prefixes are computed here that another server should have computed."""
+        if is_degraded is not self._sample.transfer_degraded:
+            self._write(transfer_degraded=is_degraded)
+
     def _write(self, **changes: Any) -> None:
         self._sample = self._sample._replace(written_at=time.monotonic(), **changes)
         self._state.write_heartbeat(self._sample)

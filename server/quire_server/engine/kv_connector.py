@@ -37,6 +37,11 @@ class KVConnector:
     def take(self, events: StepEvents) -> None:
         """The result of a step."""
 
+    @property
+    def is_degraded(self) -> bool:
+        """Whether the last prefix that was to be fetched was computed here instead."""
+        return False
+
     def stats(self) -> TransferStats:
         """Gauges and counters."""
         return TransferStats()

@@ -76,6 +76,7 @@ class KVConsumer(KVConnector):
         self._inbox: queue.SimpleQueue[tuple[Transfer, Reference | str | None]] = queue.SimpleQueue()
         self._wake: Callable[[], None] = lambda: None
         self._succeeded = self._failed = self._num_blocks = 0
+        self._has_failed = False  # the last transfer
 
     def start(self, wake: Callable[[], None]) -> None:
         """Threads wake the engine when something has come."""
@@ -132,6 +133,11 @@ class KVConsumer(KVConnector):
             if transfer.state is TransferState.QUEUED and is_late:
                 yield self._compute_here(transfer, "it took too long"), 0
 
+    @property
+    def is_degraded(self) -> bool:
+        """Whether the last prefix that was to be fetched was computed here instead."""
+        return self._has_failed
+
     def stats(self) -> TransferStats:
         """Gauges and counters."""
         return TransferStats(self._succeeded, self._failed, self._num_blocks)
@@ -162,6 +168,7 @@ class KVConsumer(KVConnector):
         if transfer.state is TransferState.VERIFIED:
             transfer.state = changed(transfer.state, TransferState.RUNNING)
             self._succeeded += 1
+            self._has_failed = False
             del self._transfers[transfer.request.request_id]
             return transfer.request
         if transfer.state is TransferState.CANCELLING:
@@ -173,6 +180,7 @@ class KVConsumer(KVConnector):
     def _compute_here(self, transfer: Transfer, why: str) -> Request:
         self._end(transfer, TransferState.LOCAL_PREFILL)
         self._failed += 1
+        self._has_failed = True
         del self._transfers[transfer.request.request_id]
         facts = {"request_id": transfer.request.external_id, "why": why}
         logger.info("a prefix is computed here: no producer gave it", extra=facts)

@@ -136,6 +136,7 @@ def statusz(sample: Heartbeat | None, verdict: Verdict, now: float, version: str
         "queued": sample.queued,
         "running": sample.running,
         "kvUtilization": round(sample.kv_utilization, 4),
+        "transferDegraded": sample.transfer_degraded,
         "sampleAge": round(max(0.0, now - sample.written_at), 3),
         "version": version,
     }

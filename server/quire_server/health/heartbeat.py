@@ -27,7 +27,7 @@ _CONTROL_OFFSET = 2048
 _BEATS_OFFSET, _BEAT_SIZE = 3072, 64
 _STEPS_OFFSET, _STEP_SIZE = 4096, 64
 _CHECKSUM = struct.Struct("<I")
-_HEARTBEAT = struct.Struct("<dB?IIQQQddddd32sB")
+_HEARTBEAT = struct.Struct("<dB?IIQQQddddd32sB?")
 _CONTROL = struct.Struct("<?32s16s")
 _BEAT = struct.Struct("<d")
 _STEP = struct.Struct("<Q")
@@ -75,18 +75,22 @@ class Heartbeat(NamedTuple):
     kv_utilization: float
     reason: str  # why the engine is unready, "" when it is not
     lost_rank: int = 0  # that did not echo a step; 0: none
+    transfer_degraded: bool = False  # the last prefix from another server had to be computed here
 
     def pack(self) -> bytes:
         """The slot's bytes."""
-        return _HEARTBEAT.pack(*self[:-2], self.reason.encode("ascii"), self.lost_rank)
+        return _HEARTBEAT.pack(*self[:_REASON], self.reason.encode("ascii"), *self[_REASON + 1 :])
 
     @classmethod
     def unpack(cls, payload: bytes) -> Heartbeat:
         """The sample in a slot's bytes."""
         fields: list[Any] = list(_HEARTBEAT.unpack(payload))
         fields[1] = Phase(fields[1])
-        fields[-2] = fields[-2].rstrip(b"\0").decode("ascii")
+        fields[_REASON] = fields[_REASON].rstrip(b"\0").decode("ascii")
         return cls(*fields)
+
+
+_REASON = Heartbeat._fields.index("reason")
 
 
 @dataclass(frozen=True)

@@ -295,6 +295,18 @@ def test_what_a_producer_refuses_is_computed_here_and_other_prompts_are_still_fe
     pair.assert_free(5)
 
 
+def test_statusz_says_that_prompts_are_computed_here_until_a_transfer_succeeds(start, monkeypatch):
+    pair = start()
+    state = SharedState.open(pair.consumer.run_dir)
+    for prompt, is_degraded in (([11] * 30, True), ([1] * 30, False)):
+        with monkeypatch.context() as patch:
+            if is_degraded:
+                patch.setattr(pair.producer.connector, "_vocab_size", 10)
+            pair.ask(prompt)
+        wait(lambda wanted=is_degraded: state.read_heartbeat().transfer_degraded is wanted)
+    assert pair.consumer.connector.stats()[:2] == (1, 1)
+
+
 def test_requests_beyond_the_threads_are_computed_here(start, monkeypatch):
     monkeypatch.setattr(kv_consumer, "MAX_TRANSFERS", 0)
     pair = start()

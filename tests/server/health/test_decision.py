@@ -124,6 +124,7 @@ def test_statusz_has_the_load_once_serving():
         "queued": 2,
         "running": 3,
         "kvUtilization": 0.25,
+        "transferDegraded": False,
         "sampleAge": 0.5,
         "version": "0.1.0",
     }

@@ -23,6 +23,8 @@ def sample(number):
         proof_at=float(number),
         kv_utilization=float(number),
         reason="x" * (number % 32),
+        lost_rank=number % 14,
+        transfer_degraded=bool(number % 2),
     )
 
 

@@ -130,6 +130,7 @@ def test_a_producer_that_dies_or_freezes_costs_time_and_no_answer(tiny, local, t
             os.kill(engine, signum)
             assert list(found) == wanted
         assert answer(consumer, body(90)) == answer(local, body(90))
+        assert consumer.statusz()["transferDegraded"] is True
         succeeded, failed = transfers(consumer)
         assert succeeded + failed == len(bodies) + 1
         assert failed >= 1
