@@ -21,6 +21,7 @@ from quire_kernels.cpu.native import NATIVE, Native
 from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
 from quire_server.models.mlp import MLP
+from quire_server.runner.host_executor import HostExecutor
 
 PROMPT, ANSWER = 128, 64
 
@@ -94,8 +95,8 @@ class _Recorded:
     @classmethod
     def of(cls, engine: Quire) -> "_Recorded | None":
         """None if the engine computes layer by layer."""
-        host = engine.runner._host
-        static = None if host is None else host._recorded_decode
+        executor = engine.runner._executor
+        static = executor._recorded_decode if isinstance(executor, HostExecutor) else None
         return None if static is None or NATIVE is None else cls(NATIVE, static._recording._recorder.calls)
 
     def again(self, rows: int) -> tuple[float, float]:

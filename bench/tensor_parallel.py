@@ -71,7 +71,7 @@ def serve(model: Path, size: int, communicator: str | None, orders: Connection) 
             for rank in range(1, size)
         ]
         if communicator is not None:
-            communicators.choose = lambda nodes=1: communicator
+            communicators.choose = lambda nodes=1, *, is_gpu=False: communicator
         settings, heartbeat = (
             config.parse_args(arguments, os.environ),
             HeartbeatWriter(state, time.monotonic()),

@@ -8,8 +8,10 @@ import torch
 from bench.gpu.place import Place
 from bench.gpu.sizes import Model, Sizes
 from quire_server.core import weight_offload
+from quire_server.core.topology import Topology
 from quire_server.layers.linear import GpuLinear
-from quire_server.models import registry
+from quire_server.layers.parallel import Communicator
+from quire_server.models import registry, sharding
 from quire_server.models.decoder import Decoder
 from quire_server.runner import kv_cache
 from quire_server.runner.gpu import memory_profile
@@ -19,6 +21,7 @@ from quire_server.runner.model_runner import ModelRunner, RunnerConfig
 from quire_server.runner.structured_outputs import Grammars
 
 _SPREAD = 0.02  # of weights
+_WHOLE = Topology()
 _SCALE = 0.01  # of a step of quantised ones
 
 
@@ -42,10 +45,17 @@ def options(
     )
 
 
-def runner(place: Place, document: Model, chosen: RunnerConfig) -> ModelRunner:
-    """As `parts.load_model` makes it of a checkpoint."""
+def runner(
+    place: Place,
+    document: Model,
+    chosen: RunnerConfig,
+    *,
+    topology: Topology = _WHOLE,
+    communicator: Communicator | None = None,
+) -> ModelRunner:
+    """As `load_model` makes it of a checkpoint; one rank's part of the model, where there are several."""
     device, dtype = place.fresh_device(), torch.bfloat16
-    config = registry.parse(document, ())
+    config = sharding.shard(registry.parse(document, ()), topology)
     longest = kv_cache.longest_context(config, chosen)
     host_layers: tuple[int, ...] = ()
     if chosen.cpu_offload_gb:
@@ -57,6 +67,7 @@ def runner(place: Place, document: Model, chosen: RunnerConfig) -> ModelRunner:
         device=place.device,
         linear=GpuLinear,
         host_layers=host_layers,
+        communicator=communicator,
     )
     _fill(model, place.device)
     if host_layers:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from bench.gpu import kernel_tests, ledger, offload, peers, roofline, serving, switches, tuning
+from bench.gpu import kernel_tests, ledger, offload, peers, roofline, serving, switches, tensor, tuning
 from bench.gpu.ledger import Ledger, Row
 from bench.gpu.place import Place
 from bench.gpu.sizes import Sizes
@@ -46,6 +46,7 @@ PARTS: Mapping[str, Part] = {
     "peers": peers,
     "switches": switches,
     "offload": offload,
+    "tensor": tensor,
 }
 
 _HEAD = """# On a GPU

@@ -16,7 +16,7 @@ from bench.gpu.sizes import Model, Sizes
 from quire_server.runner.model_runner import ModelRunner
 
 TITLE = "Whole models"
-SECONDS = 350
+SECONDS = 330
 COLUMNS = (
     "output tok/s",
     "step, ms",

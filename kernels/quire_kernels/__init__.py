@@ -27,6 +27,8 @@ from quire_kernels.moe.moe import moe
 from quire_kernels.moe.row_groups import RowGroups
 from quire_kernels.norm.add_rmsnorm import add_rmsnorm
 from quire_kernels.norm.add_rmsnorm_fp8 import add_rmsnorm_fp8
+from quire_kernels.one_shot_all_reduce import one_shot_all_reduce
+from quire_kernels.one_shot_place import OneShotPlace, can_one_shot, one_shot_region_bytes
 from quire_kernels.paged_kv_cache import (
     KVCache,
     KVScales,
@@ -56,6 +58,7 @@ __all__ = [
     "KVCache",
     "KVScales",
     "NATIVE",
+    "OneShotPlace",
     "PagedKVCache",
     "PrefillSpan",
     "Recording",
@@ -67,6 +70,7 @@ __all__ = [
     "add_rmsnorm_fp8",
     "apply_penalties",
     "apply_token_bitmask",
+    "can_one_shot",
     "create_shm_region",
     "decode_gather",
     "fp8_linear",
@@ -82,6 +86,8 @@ __all__ = [
     "kv_row_size",
     "load_blocks",
     "moe",
+    "one_shot_all_reduce",
+    "one_shot_region_bytes",
     "open_kv_cache",
     "pack_int8",
     "paged_decode_attention",

@@ -3,7 +3,7 @@
 Importing it imports triton, so no serving code does.
 """
 
-from quire_kernels import block_copy_triton, sum_parts_triton
+from quire_kernels import block_copy_triton, one_shot_all_reduce_triton, sum_parts_triton
 from quire_kernels.activation import gelu_tanh_mul_triton, silu_mul_fp8_triton, silu_mul_triton
 from quire_kernels.attention import (
     paged_decode_attention_triton,
@@ -44,4 +44,5 @@ LAUNCH_CONFIGS = (
     *paged_prefill_attention_triton.LAUNCH_CONFIGS,
     *paged_verify_attention_triton.LAUNCH_CONFIGS,
     *block_copy_triton.LAUNCH_CONFIGS,
+    *one_shot_all_reduce_triton.LAUNCH_CONFIGS,
 )

@@ -50,7 +50,9 @@ class ServeConfig:
     )
     device: str = setting("auto", one_of("auto", "cpu", "cuda"), "device that the model runs on")
     tensor_parallel_size: int = setting(
-        1, integer(1, 14), "number of processes that share each layer of the model; CPU only"
+        1,
+        integer(1, 14),
+        "number of processes that share each layer of the model; on GPUs each has one of its own",
     )
     pipeline_parallel_size: int = setting(
         1,
@@ -362,8 +364,6 @@ def _check_ranks(config: ServeConfig) -> None:
             f"--tensor-parallel-size times --pipeline-parallel-size is {config.num_ranks}, more than "
             f"{MAX_RANKS} processes: lower one of them"
         )
-    if config.device == "cuda":
-        raise ConfigError(f"{size} works on CPUs only so far: give --device cpu, or {name} 1")
     if config.cpu_offload_gb > 0:
         raise ConfigError(f"--cpu-offload-gb does not work with {size} yet: leave one of them out")
 

@@ -21,11 +21,16 @@ _SECONDS = 120  # until a process that says nothing fails the test: a busy machi
 
 class RankProcesses:
     """``size`` processes; a function runs on all of them, called with what ``join`` makes of its rank's place
-    in a new group.
+    in a new group, whose memory ``create`` makes.
     """
 
-    def __init__(self, size: int, join: Callable[..., Any] = ShmGroup) -> None:
-        self.size = size
+    def __init__(
+        self,
+        size: int,
+        join: Callable[..., Any] = ShmGroup,
+        create: Callable[[int], int] = create_shm_region,
+    ) -> None:
+        self.size, self._create = size, create
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
@@ -44,7 +49,7 @@ class RankProcesses:
 
     def start(self, function: Callable[..., Any], *args: Any, deadline: float = 60) -> None:
         """Start it on all ranks, once all have joined."""
-        descriptor = create_shm_region(self.size)
+        descriptor = self._create(self.size)
         for pipe in self._pipes:
             pipe.send((f"/proc/{os.getpid()}/fd/{descriptor}", deadline))
         assert [self.receive(rank) for rank in range(self.size)] == ["joined"] * self.size
@@ -58,6 +63,10 @@ class RankProcesses:
         kind, value = self._pipes[rank].recv()
         assert kind != "failed", value
         return CollectiveError(*value) if kind == "error" else value
+
+    def has_said(self, rank: int) -> bool:
+        """Whether the rank has said something that was not received yet."""
+        return self._pipes[rank].poll()
 
     def send(self, rank: int, what: object) -> None:
         """To the function that runs on the rank."""
@@ -88,9 +97,11 @@ class RankProcesses:
 
 
 @contextmanager
-def rank_processes(size: int, join: Callable[..., Any] = ShmGroup) -> Iterator[RankProcesses]:
+def rank_processes(
+    size: int, join: Callable[..., Any] = ShmGroup, create: Callable[[int], int] = create_shm_region
+) -> Iterator[RankProcesses]:
     """They end with the context."""
-    made = RankProcesses(size, join)
+    made = RankProcesses(size, join, create)
     try:
         yield made
     finally:

@@ -17,16 +17,22 @@ def moe(
     per_token: int,
     *,
     normalises: bool,
+    first: int = 0,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x [T, H] -> [T, H]. ``router_logits`` [T, E]; ``gate_up`` [E, 2 I, H], gates first; ``down`` [E, H, I].
+    """x [T, H] -> [T, H]. ``router_logits`` [T, E]; ``gate_up`` [N, 2 I, H], gates first; ``down`` [N, H, I]:
+    of experts ``first`` to ``first`` + N, of which the result is the sum; all E, or one rank's part of them.
 
     Routing: a softmax over all experts in float32, of which the ``per_token`` largest are used, the lower
     expert number first among equal ones. ``normalises``: their weights are divided by their sum.
     """
     if x.is_cuda:
-        return moe_triton(x, router_logits, gate_up, down, per_token, normalises=normalises, out=out)
-    return moe_reference(x, router_logits, gate_up, down, per_token, normalises=normalises, out=out)
+        return moe_triton(
+            x, router_logits, gate_up, down, per_token, normalises=normalises, first=first, out=out
+        )
+    return moe_reference(
+        x, router_logits, gate_up, down, per_token, normalises=normalises, first=first, out=out
+    )
 
 
 def moe_reference(
@@ -37,13 +43,16 @@ def moe_reference(
     per_token: int,
     *,
     normalises: bool,
+    first: int = 0,
     out: Tensor | None = None,
 ) -> Tensor:
     """One token and expert at a time, in float32, rounded after each linear layer."""
     weights, experts = moe_route_reference(router_logits, per_token, normalises=normalises)
     y = torch.zeros(x.shape, device=x.device)
     for token, chosen in enumerate(experts.tolist()):
-        for rank, expert in enumerate(chosen):
+        for rank, number in enumerate(chosen):
+            if not 0 <= (expert := number - first) < len(down):
+                continue
             inner = silu_mul_reference((x[token].float() @ gate_up[expert].float().T).to(x.dtype)[None])[0]
             part = weights[token, rank] * (inner.float() @ down[expert].float().T)
             y[token] += part.to(x.dtype)

@@ -32,11 +32,16 @@ def moe_triton(
     per_token: int,
     *,
     normalises: bool,
+    first: int = 0,
     out: Tensor | None = None,
 ) -> Tensor:
     """As ``moe``. The elements of a row must be contiguous."""
     (tokens, hidden), experts = x.shape, gate_up.shape[0]
-    if router_logits.shape != (tokens, experts) or down.shape != (experts, hidden, gate_up.shape[1] // 2):
+    if (
+        router_logits.shape[0] != tokens
+        or not 0 <= first <= router_logits.shape[1] - experts
+        or down.shape != (experts, hidden, gate_up.shape[1] // 2)
+    ):
         raise ValueError(
             f"moe: x {list(x.shape)}, router_logits {list(router_logits.shape)}, gate_up "
             f"{list(gate_up.shape)} and down {list(down.shape)} do not fit"
@@ -47,10 +52,17 @@ def moe_triton(
     if tokens == 0:
         return out
     weights, chosen = moe_route_triton(router_logits, per_token, normalises=normalises)
-    groups = group_rows_triton(chosen.view(-1), experts, rows_at_once(tokens * per_token, experts))
+    chosen = chosen.view(-1)
+    others = None
+    if experts < router_logits.shape[1]:
+        others = (chosen < first) | (chosen >= first + experts)
+        chosen = (chosen - first).masked_fill_(others, -1)
+    groups = group_rows_triton(chosen, experts, rows_at_once(tokens * per_token, experts))
     inner = silu_mul_triton(grouped_linear_triton(x, gate_up, groups, per_row=per_token)[0])
-    parts = grouped_linear_triton(inner, down, groups, scales=weights.view(-1))
-    return sum_parts_triton(parts[0].view(tokens, per_token, hidden).transpose(0, 1), out)
+    (parts,) = grouped_linear_triton(inner, down, groups, scales=weights.view(-1))
+    if others is not None:
+        parts.masked_fill_(others[:, None], 0.0)  # nothing was written to their rows
+    return sum_parts_triton(parts.view(tokens, per_token, hidden).transpose(0, 1), out)
 
 
 def moe_route_triton(router_logits: Tensor, per_token: int, *, normalises: bool) -> tuple[Tensor, Tensor]:

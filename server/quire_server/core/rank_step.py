@@ -11,6 +11,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire_server.core.cuda_graph_shapes import Shape
 from quire_server.core.step import CopyOutcome, Step
 
 #: The part of a step's id by which later messages name it.
@@ -30,7 +31,7 @@ class RankStep:
     sampled_steps: tuple[int, ...] = ()  # the steps (STEP_MASK) whose tokens are known now, in order
     sampled: Sequence[int] = ()  # the tokens of these steps, at all positions that each one sampled
     nan_rows: tuple[int, ...] = ()  # rows whose logits were not finite
-    is_recorded: bool = False  # whether to replay the recorded decode
+    graph: Shape | None = None  # of the recording that all ranks replay: none of them chooses it itself
     only_largest: bool = False  # whether rank 0 needs only the largest logit of each position, and its token
 
 

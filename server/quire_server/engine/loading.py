@@ -22,7 +22,7 @@ from quire_server.engine.rank_group import RankGroup
 from quire_server.fault_injection import Faults
 from quire_server.health.engine_report import EffectiveConfig
 from quire_server.runner import fingerprint
-from quire_server.runner.model_runner import ModelRunner, RunnerConfig, default_block_size
+from quire_server.runner.model_runner import ModelRunner, RunnerConfig, default_block_size, device_of
 from quire_server.runner.ranks import Membership
 
 logger = logging.getLogger(__name__)
@@ -41,16 +41,19 @@ def load(config: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, faults:
         runner = ModelRunner.load(config.model, runner_config(config), on_progress)
         runner.capture(lambda captured, wanted: heartbeat.progressed())
         return runner
+    topology, options = config.topology(0), runner_config(config)
+    device = device_of(options, topology)  # first: there may be too few GPUs
     group, communicator = RankGroup.gather(
         run_dir, config, heartbeat.rank_lost, heartbeat.rank_stepped, RankFaults(faults, 0)
     )
     timeout = config.startup_timeout_seconds
     ranks = Membership(
-        config.topology(0),
+        topology,
         communicator,
         lambda num_blocks: group.agree_on_blocks(num_blocks, heartbeat.progressed, timeout),
     )
-    runner = ModelRunner.load(config.model, runner_config(config), on_progress, ranks=ranks, followers=group)
+    runner = ModelRunner.load(config.model, options, on_progress, ranks=ranks, followers=group, device=device)
+    runner.capture(lambda captured, wanted: heartbeat.progressed())
     if not group.wait_prepared(timeout):
         runner.disable_replay()
     return runner
@@ -125,7 +128,7 @@ def canary_fingerprint(config: ServeConfig, runner: ModelRunner) -> str:
     facts = fingerprint.facts(
         config.model,
         runner_config(config),
-        is_gpu=runner.is_asynchronous,
+        is_gpu=runner.is_on_gpu,
         max_model_len=runner.max_model_len,
         dtype=runner.dtype,
         quantization=runner.quantization,

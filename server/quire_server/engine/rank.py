@@ -33,6 +33,7 @@ from quire_server.engine.rank_group import Joined
 from quire_server.engine.step_codec import StepDecoder
 from quire_server.errors import RankLostError
 from quire_server.health.heartbeat import SharedState
+from quire_server.runner.model_runner import device_of
 from quire_server.runner.rank_executor import FollowerRunner
 from quire_server.runner.ranks import Membership
 
@@ -72,6 +73,8 @@ def main(argv: list[str]) -> int:
 def _load(
     settings: ServeConfig, run_dir: Path, rank: int, faults: RankFaults
 ) -> tuple[Joined, FollowerRunner]:
+    topology, options = settings.topology(rank), loading.runner_config(settings)
+    device = device_of(options, topology)
     own = faults.identity(rank_group.identity(settings, os.environ))
     joined = rank_group.join(run_dir, settings, rank, own)
     channel, timeout = joined.channel, settings.startup_timeout_seconds
@@ -83,9 +86,10 @@ def _load(
             raise CodecError("expected the number of blocks")
         return agreed.num_blocks
 
-    ranks = Membership(settings.topology(rank), joined.communicator, agree)
-    options = loading.runner_config(settings)
-    runner = FollowerRunner.load(settings.model, options, _progress(channel), ranks)
+    ranks = Membership(topology, joined.communicator, agree)
+    progress = _progress(channel)
+    runner = FollowerRunner.load(settings.model, options, progress, ranks, device)
+    runner.capture(progress)
     channel.say(Prepared(runner.can_replay))
     return joined, runner
 
@@ -115,6 +119,7 @@ def follow(
     """
     decoder = StepDecoder(runner.limits, incarnation)
     timeout: float | None = None
+
     while True:
         try:
             body = channel.receive(step_codec.MAX_STEP_BYTES, timeout)

@@ -53,6 +53,7 @@ from quire_server.errors import MixedRevisionError, RankLostError
 from quire_server.layers import communicators
 from quire_server.layers.parallel import DEADLINE, STAGE_DEADLINE, Communicator, Meeting
 from quire_server.runner import fingerprint
+from quire_server.runner.model_runner import is_gpu
 from quire_server.runner.ranks import PassOutcome
 
 logger = logging.getLogger(__name__)
@@ -92,13 +93,14 @@ class RankGroup:
         faults: RankFaults,
     ) -> tuple[RankGroup, Communicator]:
         """Wait until all other ranks have connected, and join them."""
-        topology, kind = settings.topology(0), communicators.choose(settings.nodes)
+        topology, on_gpus = settings.topology(0), is_gpu(settings.device)
+        kind = communicators.choose(settings.nodes, is_gpu=on_gpus)
         with _listening(settings, run_dir, topology.size) as listener:
             admission = Admission(listener, identity(settings, os.environ), topology.size)
             channels = admission.admit(settings.startup_timeout_seconds)
         if settings.nodes > 1:
             rank_watch.start({rank: channel.fileno() for rank, channel in channels.items()}, run_dir)
-        deadline = DEADLINE if topology.pipeline == 1 else STAGE_DEADLINE
+        deadline = STAGE_DEADLINE if topology.pipeline > 1 or on_gpus else DEADLINE
         with communicators.shared(kind, topology) as descriptors:
             group = cls(channels, on_lost, on_step, faults, admission.incarnation, deadline)
             group._say(
@@ -164,7 +166,7 @@ class RankGroup:
         if self._faults is not None:
             self._faults.after_exchanges(sequence)
         patience = Patience(_GRACE_SECONDS if is_lost else self._deadline)
-        missing, is_out_of_memory, copied = list[int](), False, list[CopyOutcome]()
+        missing, waited, is_out_of_memory, copied = list[int](), list[int](), False, list[CopyOutcome]()
         for rank, channel in self._channels.items():
             try:
                 body = channel.receive(step_codec.MAX_ECHO_BYTES, patience)
@@ -177,10 +179,16 @@ class RankGroup:
             if (echo.sequence, echo.digest) != (sequence & 0xFFFFFFFF, digest):
                 raise RankLostError(f"Rank {rank} executed another step than rank 0 sent. {_REMEDY}")
             is_out_of_memory |= echo.status is EchoStatus.OUT_OF_MEMORY
+            if echo.status is EchoStatus.LOST_PEER:
+                waited.append(rank)
             if echo.copied is not None:
                 copied.append(echo.copied)
         if missing:
             raise self._lost(sequence, missing)
+        if waited and not is_lost:  # rank 0 itself has not waited: its part is queued on a GPU
+            raise RankLostError(
+                f"Step {sequence}: rank {waited[0]} waited in vain for another rank's part. {_REMEDY}"
+            )
         return PassOutcome(is_out_of_memory, tuple(copied))
 
     def _lost(self, sequence: int, ranks: list[int]) -> RankLostError:

@@ -19,16 +19,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from quire_server.core.cuda_graph_shapes import Shape
 from quire_server.core.rank_step import Echo, EchoStatus, RankLimits, RankStep
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import Copies, CopyOutcome, StartedRow, Step
 from quire_server.engine.codec import CodecError
 
-VERSION = 4
+VERSION = 5
 MAX_STEP_BYTES = 64 << 20
 MAX_ECHO_BYTES = 1 << 20
-_IS_RECORDED, _HAS_COPIES, _ONLY_LARGEST = 1, 2, 4
+_HAS_COPIES, _ONLY_LARGEST = 1, 2
 _HAS_OUTCOME, _DISK_FAILED = 1, 2
+_NO_GRAPH = (0, 0)
 _ITEM = 4  # bytes of an integer
 _STARTED = 5  # integers of a started row: row, prompt tokens, prompt logprobs + 1, tokens, blocks
 
@@ -73,7 +75,8 @@ class _Lengths(NamedTuple):
         )
 
 
-_STEP_HEADER = struct.Struct(f"<BBIQ{len(_Lengths._fields)}I")  # version, flags, sequence, step id, lengths
+# Version, flags, sequence, step id, shape of the recording, lengths.
+_STEP_HEADER = struct.Struct(f"<BBIQ2I{len(_Lengths._fields)}I")
 _ECHO_HEADER = struct.Struct("<BBBII4I")  # version, status, flags, sequence, digest, lengths of four columns
 
 
@@ -98,8 +101,7 @@ class StepEncoder:
             *(row.token_ids for row in step.started),
             *(row.block_ids for row in step.started),
         ]
-        copies = step.copies
-        flags = _IS_RECORDED * message.is_recorded | _ONLY_LARGEST * message.only_largest
+        copies, flags = step.copies, _ONLY_LARGEST * message.only_largest
         if copies is not None:
             flags |= _HAS_COPIES
             columns += map(_flat, _copy_columns(copies))
@@ -118,7 +120,8 @@ class StepEncoder:
             *(map(len, _copy_columns(copies)) if copies is not None else (0,) * 4),
         )
         self.sequence += 1
-        header = _STEP_HEADER.pack(VERSION, flags, self.sequence & 0xFFFFFFFF, step.step_id, *lengths)
+        numbers = (self.sequence & 0xFFFFFFFF, step.step_id, *(message.graph or _NO_GRAPH))
+        header = _STEP_HEADER.pack(VERSION, flags, *numbers, *lengths)
         body = header + _packed(columns)
         if len(body) > MAX_STEP_BYTES:
             raise ValueError(f"a step of {len(body)} bytes")
@@ -138,11 +141,11 @@ class StepDecoder:
         """The next message; raises CodecError."""
         if not _STEP_HEADER.size <= len(body) <= MAX_STEP_BYTES:
             raise CodecError(f"a step of {len(body)} bytes")
-        version, flags, sequence, step_id, *counts = _STEP_HEADER.unpack_from(body)
+        version, flags, sequence, step_id, sequences, tokens, *counts = _STEP_HEADER.unpack_from(body)
         lengths = _Lengths(*counts)
         if version != VERSION:
             raise CodecError(f"version {version} of the step protocol; this is version {VERSION}")
-        if flags & ~(_IS_RECORDED | _HAS_COPIES | _ONLY_LARGEST):
+        if flags & ~(_HAS_COPIES | _ONLY_LARGEST):
             raise CodecError("unknown flags")
         if not flags & _HAS_COPIES and lengths.copies:
             raise CodecError("copies without their flag")
@@ -153,7 +156,10 @@ class StepDecoder:
         values = np.frombuffer(body, "<i4", offset=_STEP_HEADER.size)
         if values.min(initial=0) < 0:
             raise CodecError("a negative number")
-        message = _Columns(values, self._limits).message(lengths, flags, step_id)
+        if (sequences == 0) != (tokens == 0):
+            raise CodecError(f"a recording of {sequences} sequences of {tokens} tokens")
+        graph = (sequences, tokens) if sequences else None
+        message = _Columns(values, self._limits).message(lengths, flags, step_id, graph)
         self.sequence, self.digest = sequence, zlib.crc32(body, self.digest)
         return message
 
@@ -185,7 +191,7 @@ class _Columns:
             raise CodecError(f"{what} out of bounds")
         return tuple(zip(column[::2], column[1::2], strict=True))
 
-    def message(self, lengths: _Lengths, flags: int, step_id: int) -> RankStep:
+    def message(self, lengths: _Lengths, flags: int, step_id: int, graph: Shape | None) -> RankStep:
         """All columns, as a message."""
         limits, longest = self._limits, self._limits.max_model_len + 1
         if lengths.chunks > lengths.rows:
@@ -214,8 +220,7 @@ class _Columns:
             )
         step = Step(step_id, started, new_blocks, rows, starts, num_tokens, samples, drafts, (), copies)
         _check_rows(step, lengths.chunks, limits)
-        is_recorded, only_largest = bool(flags & _IS_RECORDED), bool(flags & _ONLY_LARGEST)
-        return RankStep(step, sampled_steps, sampled, nan_rows, is_recorded, only_largest)
+        return RankStep(step, sampled_steps, sampled, nan_rows, graph, bool(flags & _ONLY_LARGEST))
 
     def _drafts(self, lengths: _Lengths) -> tuple[tuple[int, tuple[int, ...]], ...]:
         limits = self._limits

@@ -6,16 +6,22 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import torch
+
 from quire_server.core.topology import Topology
 from quire_server.errors import ConfigError
-from quire_server.layers.parallel import Communicator, Gloo, Meeting, SingleRank, Stages
+from quire_server.layers.parallel import Communicator, Gloo, Meeting, Nccl, SingleRank, Stages
 from quire_server.layers.shared_memory import SharedMemory
 
-SHARED_MEMORY, GLOO = "shared-memory", "gloo"
+SHARED_MEMORY, GLOO, NCCL = "shared-memory", "gloo", "nccl"
 
 
-def choose(nodes: int = 1) -> str:
-    """The name of the fastest communicator that this machine supports, and that reaches so many nodes."""
+def choose(nodes: int = 1, *, is_gpu: bool = False) -> str:
+    """The name of the fastest communicator that this machine supports, and that reaches so many nodes.
+    ``is_gpu``: for ranks on GPUs.
+    """
+    if is_gpu:
+        return NCCL
     return SHARED_MEMORY if nodes == 1 and SharedMemory.is_supported() else GLOO
 
 
@@ -48,4 +54,6 @@ def _join_stage(name: str, topology: Topology, meeting: Meeting, descriptor: int
         return Gloo(topology, meeting)
     if name == SHARED_MEMORY and descriptor is not None:
         return SharedMemory(descriptor, topology.tensor_rank)
+    if name == NCCL:
+        return Nccl.join(topology, meeting, torch.device("cuda", topology.rank))
     raise ConfigError(f"There is no communicator {name!r}.")

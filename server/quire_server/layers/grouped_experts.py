@@ -23,10 +23,14 @@ class GroupedExperts:
         down: Sequence[str],
         sizes: tuple[int, int],
         *,
+        first: int = 0,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """``sizes``: hidden and intermediate."""
+        """``sizes``: hidden and intermediate. ``first``: the number of the first expert, where this rank has
+        some of the model's.
+        """
+        self._first = first
         hidden, inner = sizes
         self._names = list(zip(gate_up, down, strict=True))
         self._gate_up = torch.empty(len(down), 2 * inner, hidden, dtype=dtype, device=device)
@@ -34,7 +38,15 @@ class GroupedExperts:
 
     def __call__(self, x: Tensor, router_logits: Tensor, per_token: int, *, normalises: bool) -> Tensor:
         """x [T, hidden] and ``router_logits`` [T, experts] -> [T, hidden]."""
-        return moe(x, router_logits, self._gate_up, self._down, per_token, normalises=normalises)
+        return moe(
+            x,
+            router_logits,
+            self._gate_up,
+            self._down,
+            per_token,
+            normalises=normalises,
+            first=self._first,
+        )
 
     def targets(self) -> dict[str, Tensor]:
         """Name in the checkpoint -> the view to fill."""

@@ -5,6 +5,9 @@ added; which ranks there are, and how they are connected, only the communicator 
 ``all_reduce`` every rank holds the same bits. The only module that knows ``torch.distributed``.
 """
 
+import atexit
+import logging
+import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,12 +19,22 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, distributed
+from torch._C._autograd import DeviceType
 
-from quire_kernels import CollectiveError
+from quire_kernels import (
+    CollectiveError,
+    OneShotPlace,
+    can_one_shot,
+    one_shot_all_reduce,
+    one_shot_region_bytes,
+)
 from quire_server.core.topology import Topology
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
     from torch.distributed import Work
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "DEADLINE",
@@ -29,6 +42,7 @@ __all__ = [
     "CollectiveError",
     "Communicator",
     "Gloo",
+    "Nccl",
     "OneStage",
     "SingleRank",
     "Stages",
@@ -42,7 +56,8 @@ _STORE_SECONDS = 300.0  # for the other ranks, and for the leader's name to reso
 #: Seconds until a rank that does not take part fails the others: shorter than the five after which a stopped
 #: rank has to be noticed, and far longer than one layer of a large step.
 DEADLINE = 3.0
-#: The same for another stage, which may have other passes to compute first, or a long prompt.
+#: The same for another stage, which may have other passes to compute first, or a long prompt; and on GPUs,
+#: for which a kernel is compiled when it is first needed. A rank that stops is noticed sooner, by its beats.
 STAGE_DEADLINE = 300.0
 
 
@@ -155,39 +170,163 @@ class Meeting:
         return tcp_store(self.address, is_master=True, master_listen_fd=listener.detach())
 
 
-class Gloo(OneStage):
-    """Ranks on CPUs, connected by gloo. Some hundred microseconds a call: the reference, and what there is
-    where ranks cannot share memory.
+class _ProcessGroup(OneStage):
+    """Exchanges of the ranks of one stage by a process group of torch. ``_error``: what it raises if one of
+    them is missing.
     """
 
-    def __init__(self, topology: Topology, meeting: Meeting, *, deadline: float = DEADLINE) -> None:
-        """Join the ranks of the same stage. All of them have to do so within the deadline."""
+    _error: type[Exception] = RuntimeError
+
+    def __init__(self, group: Any, topology: Topology, *wait_for: timedelta) -> None:
+        """``wait_for``: how long each call waits; nothing: the device waits, and the host goes on."""
+        self._group, self._wait_for = group, wait_for
         self._ranks, self._is_leader = topology.tensor, topology.tensor_rank == 0
-        self._timeout = timedelta(seconds=deadline)
-        self.calls = self.bytes = 0
-        name = f"gloo-{topology.stage}"
-        self._group = _join_gloo(meeting, name, topology.tensor_rank, topology.tensor, self._timeout)
         self._to_leader = torch._C._distributed_c10d.GatherOptions()
         self._to_leader.rootRank = 0
+        self.calls = self.bytes = 0
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """As in ``Communicator``."""
         part = part.contiguous()
-        self._wait(lambda: self._group.allreduce([part]), part)
+        self._make(lambda: self._group.allreduce([part]), part)
         return part
 
     def gather_to_leader(self, part: Tensor) -> Tensor:
         """As in ``Communicator``."""
         part = part.contiguous()
         parts = [torch.empty_like(part) for _ in range(self._ranks)] if self._is_leader else []
-        self._wait(lambda: self._group.gather([parts] if parts else [], [part], self._to_leader), part)
+        self._make(lambda: self._group.gather([parts] if parts else [], [part], self._to_leader), part)
         return torch.cat(parts, -1) if parts else part
 
-    def _wait(self, start: Callable[[], "Work"], part: Tensor) -> None:
+    def _make(self, start: Callable[[], "Work"], part: Tensor) -> None:
+        self._count(part)
+        with _lost_peers_named(self._error):
+            start().wait(*self._wait_for)
+
+    def _count(self, part: Tensor) -> None:
         self.calls += 1
         self.bytes += part.nbytes
-        with _lost_peers_named():
-            start().wait(self._timeout)
+
+
+class Gloo(_ProcessGroup):
+    """Ranks on CPUs, connected by gloo. Some hundred microseconds a call: the reference, and what there is
+    where ranks cannot share memory.
+    """
+
+    def __init__(self, topology: Topology, meeting: Meeting, *, deadline: float = DEADLINE) -> None:
+        """Join the ranks of the same stage. All of them have to do so within the deadline."""
+        timeout = timedelta(seconds=deadline)
+        name = f"gloo-{topology.stage}"
+        group = _join_gloo(meeting, name, topology.tensor_rank, topology.tensor, timeout)
+        super().__init__(group, topology, timeout)
+
+
+class Nccl(_ProcessGroup):
+    """Ranks on GPUs of one host, each a process with a GPU of its own. Small sums are made by one kernel over
+    memory that the GPUs share, where NVLink connects them all; NCCL makes all others.
+
+    A call is queued on the device's stream, may be captured in a CUDA graph, and never waits on the host: who
+    waits for the device's results has the deadline (``Device.finish``, and rank 0 for the echo of a step).
+    """
+
+    _error = distributed.DistBackendError  # other errors are the device's
+
+    def __init__(self, group: Any, topology: Topology, one_shot: OneShotPlace | None) -> None:
+        super().__init__(group, topology)
+        self._topology, self._one_shot = topology, one_shot
+
+    @property
+    def has_one_shot(self) -> bool:
+        """Whether small sums are made by one kernel."""
+        return self._one_shot is not None
+
+    def without_one_shot(self) -> "Nccl":
+        """The same ranks, by NCCL alone."""
+        return Nccl(self._group, self._topology, None)
+
+    @classmethod
+    def join(cls, topology: Topology, meeting: Meeting, device: torch.device) -> "Nccl":
+        """Join, and make each kind of call once: NCCL connects when it is first used, which must not happen
+        while a graph is captured.
+        """
+        os.environ.update(_NCCL_ENVIRON)
+        torch.cuda.set_device(device)
+        store = meeting.store("nccl", topology.tensor)
+        options = distributed.ProcessGroupNCCL.Options()
+        group = distributed.ProcessGroupNCCL(store, topology.rank, topology.tensor, options)
+        made = cls(group, topology, None)
+        made._use_once(device)
+        if _are_linked(topology.tensor):
+            made._one_shot = made._agreed(_share_memory(topology, store, device), device)
+        # No rank may see another one's flags before they are zero: a sum by NCCL is between.
+        made._use_once(device)
+        made.calls = made.bytes = 0
+        # A communicator that is destroyed waits for its peers, and one of them may be dead.
+        atexit.register(made.abort)
+        return made
+
+    def all_reduce(self, part: Tensor) -> Tensor:
+        """As in ``Communicator``."""
+        if self._one_shot is None or not can_one_shot(part):
+            return super().all_reduce(part)
+        self._count(part)
+        return one_shot_all_reduce(part, self._one_shot)
+
+    def abort(self) -> None:
+        """End the calls that wait for other ranks. What they give means nothing."""
+        try:
+            if self._one_shot is not None:
+                self._one_shot.release()
+        finally:
+            self._group.abort()
+
+    def _use_once(self, device: torch.device) -> None:
+        self.gather_to_leader(self.all_reduce(torch.zeros(1, 8, device=device)))
+        torch.cuda.synchronize(device)
+
+    def _agreed(self, place: OneShotPlace | None, device: torch.device) -> OneShotPlace | None:
+        """The place, if every rank has one."""
+        count = self.all_reduce(torch.tensor([float(place is not None)], device=device))
+        return place if int(count) == self._ranks else None
+
+
+#: One host: no other interface than loopback. Torch's watchdog, which ends processes that wait for long or
+#: are idle, is off: rank 0 and the supervisor notice a rank that is lost, and sooner.
+_NCCL_ENVIRON = {
+    "NCCL_SOCKET_IFNAME": "=lo",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
+
+
+def _are_linked(ranks: int) -> bool:
+    """Whether NVLink connects each GPU with each other one. The kernel's flags are set by atomic operations
+    on another GPU's memory, which PCI Express does not have.
+    """
+    detect = torch._C._distributed_c10d._detect_dma_connectivity  # type: ignore[attr-defined]  # not in the stubs
+    links = detect(DeviceType.CUDA, "nvlink").matrix
+    pairs = [(one, other) for one in range(ranks) for other in range(ranks) if one != other]
+    return all(links[one][other] and torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
+
+
+def _share_memory(topology: Topology, store: "Store", device: torch.device) -> OneShotPlace | None:
+    """Allocate this rank's region, and map those of the others. Called by all ranks. None: the driver or the
+    container does not allow it, and NCCL makes all sums.
+    """
+    symmetric = torch._C._distributed_c10d._SymmetricMemory
+    names = torch._C._distributed_c10d.PrefixStore("one-shot", store)
+    symmetric.set_group_info("ranks", topology.rank, topology.tensor, names)
+    try:
+        region = symmetric.empty_strided_p2p(
+            (one_shot_region_bytes(topology.tensor),), (1,), torch.uint8, device, "ranks"
+        )
+        region.zero_()
+        torch.cuda.synchronize(device)
+        shared = symmetric.rendezvous(region, "ranks")
+    except RuntimeError as error:
+        logger.warning("GPUs share no memory for small sums", extra={"why": str(error)})
+        return None
+    return OneShotPlace.of(shared.buffer_ptrs, topology.rank, region, keeps=shared)
 
 
 class Stages:
@@ -258,9 +397,9 @@ def _join_gloo(meeting: Meeting, name: str, rank: int, size: int, timeout: timed
 
 
 @contextmanager
-def _lost_peers_named() -> Iterator[None]:
-    """An error of gloo is another rank's end, or its absence."""
+def _lost_peers_named(kind: type[Exception] = RuntimeError) -> Iterator[None]:
+    """An error of this kind is another rank's end, or its absence: with gloo each one."""
     try:
         yield
-    except RuntimeError as error:
+    except kind as error:
         raise CollectiveError(f"Another rank did not take part in an exchange: {error}") from None

@@ -126,7 +126,8 @@ class GroupedSparseMLP:
         sizes = config.hidden_size, experts.intermediate_size
         self._settings = experts
         self._router = _router(config, experts, prefix, make)
-        self._experts = GroupedExperts(gate_up, down, sizes, dtype=dtype, device=device)
+        first = min(experts.numbers)
+        self._experts = GroupedExperts(gate_up, down, sizes, first=first, dtype=dtype, device=device)
         self.linears: list[Weights] = [self._router, self._experts]
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -178,7 +178,8 @@ class DraftModel:
 
     def _forward(self, step: Step, layout: StepLayout) -> Tensor:
         if self._device is not None:
-            return self._device.compute(step, layout).logits.cpu()
+            graph = self._device.graph_for(step, layout)
+            return self._device.compute(step, layout, graph).logits.cpu()
         if self._recorded_decode is not None and self._recorded_decode.takes(step):
             return self._recorded_decode(layout, self._input_batch)
         config = self._model.config

@@ -67,13 +67,13 @@ def planned(
     return found
 
 
-def take_part(communicator: Communicator, rest: Sequence[Exchange]) -> None:
-    """Make these exchanges with zeros."""
+def take_part(communicator: Communicator, rest: Sequence[Exchange], device: torch.device) -> None:
+    """Make these exchanges with zeros, which are on the device."""
     for kind, shape, dtype, rank in rest:
         if kind is Kind.RECV:
             communicator.recv(shape, dtype, rank)
             continue
-        part = torch.zeros(shape, dtype=dtype)
+        part = torch.zeros(shape, dtype=dtype, device=device)
         if kind is Kind.GATHER:
             communicator.gather_to_leader(part)
         elif kind is Kind.SUM:

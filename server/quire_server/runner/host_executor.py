@@ -2,15 +2,18 @@
 model has one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from quire_server.core.cuda_graph_shapes import Shape
 from quire_server.core.step import Step
+from quire_server.layers.parallel import Communicator
 from quire_server.models.decoder import Decoder
-from quire_server.runner import batch_builder, sampler
+from quire_server.runner import batch_builder, exchanges, sampler
 from quire_server.runner.batch_builder import StepLayout
+from quire_server.runner.exchanges import Exchange
 from quire_server.runner.gpu.executor import ForwardOutput
 from quire_server.runner.input_batch import InputBatch
 from quire_server.runner.recorded_decode import RecordedDecode
@@ -28,23 +31,29 @@ class HostExecutor:
             self._recorded_decode = RecordedDecode.of(model, kv_caches, *input_batch.block_table.shape)
         self.can_replay = self._recorded_decode is not None
 
-    def replays(self, step: Step, layout: StepLayout) -> bool:
-        """Whether to compute the step by a replay."""
-        return (
+    def graph_for(self, step: Step, layout: StepLayout) -> Shape | None:
+        """The part of the recording that computes the step: one for any number of single tokens. None: layer
+        by layer.
+        """
+        is_replay = (
             self.can_replay
             and self._recorded_decode is not None
             and not self._wants_prompt_logprobs(step, layout)
             and self._recorded_decode.takes(step)
         )
+        return (step.total_tokens, 1) if is_replay else None
 
-    def compute(
-        self, step: Step, layout: StepLayout, *, is_replay: bool, only_largest: bool = False
+    def apply(self, step: Step) -> None:
+        """Nothing: there is no other input batch than the host's."""
+
+    def launch(
+        self, step: Step, layout: StepLayout, graph: Shape | None, *, only_largest: bool = False
     ) -> Callable[[], ForwardOutput]:
         """Compute this rank's layers. The function returns the logits f32 of the sampled positions, and the
         requested log-probabilities of prompts; in the first of several stages it waits for them. On other
         ranks than the first, of no use. ``only_largest``: of the logits only the largest of each position.
         """
-        if is_replay:
+        if graph is not None:
             assert self._recorded_decode is not None
             logits = self._recorded_decode(layout, self._input_batch, only_largest=only_largest)
             output = ForwardOutput(logits.float(), None, {}, only_largest)
@@ -74,6 +83,14 @@ class HostExecutor:
             return ForwardOutput(logits.float(), None, found, only_largest)
 
         return finish
+
+    def take_part(self, graph: Shape | None, communicator: Communicator, rest: Sequence[Exchange]) -> None:
+        """Make the exchanges that are left of a pass which ran out of memory."""
+        exchanges.take_part(communicator, rest, torch.device("cpu"))
+
+    def finish(self, seconds: float) -> bool:
+        """Everything is computed when ``launch`` returns."""
+        return True
 
     def _wants_prompt_logprobs(self, step: Step, layout: StepLayout) -> bool:
         wanted = self._input_batch.num_prompt_logprobs[layout.rows]

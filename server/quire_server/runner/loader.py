@@ -253,7 +253,6 @@ def load_model(
     """Open, check, read and place the model, or one rank's part of it; on_progress(loaded bytes, total bytes)
     between chunks.
     """
-    _refuse_gpu_ranks(device, ranks)
     place = torch.device("cpu") if device is None else device.place
     if device is not None:
         options = memory_profile.arithmetic(options, device.capability)
@@ -303,14 +302,6 @@ def load_model(
         draft_model,
         () if draft is None else draft.allocate(num_blocks, place),
     )
-
-
-def _refuse_gpu_ranks(device: Device | None, ranks: Membership) -> None:
-    if device is not None and ranks.topology.size > 1:
-        raise ConfigError(
-            f"A model divided among {ranks.topology.size} ranks works on CPUs only so far: give --device "
-            "cpu, or --tensor-parallel-size 1 and --pipeline-parallel-size 1."
-        )
 
 
 def _plan(config: ModelConfig, options: RunnerConfig, block_bytes: int, ranks: Membership) -> tuple[int, int]:

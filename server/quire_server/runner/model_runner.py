@@ -3,7 +3,7 @@ thread. The scheduler decides which requests run, with which blocks and seeds.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from quire_server.core.step import (
     StepResult,
     TokenLogprobs,
 )
+from quire_server.core.topology import Topology
+from quire_server.errors import ConfigError
 from quire_server.models.config import ModelConfig
 from quire_server.runner import oom_retry, sampler
 from quire_server.runner.batch_builder import StepLayout
@@ -72,11 +74,10 @@ class ModelRunner:
         self._input_batch = InputBatch(options.max_num_seqs, loaded.max_model_len, options.block_size)
         self._dirty_blocks = DirtyBlocks(self._input_batch, kv_caches)
         self._device = None if device is None else GpuExecutor(model, kv_caches, self._input_batch, device)
-        self._host = HostExecutor(model, kv_caches, self._input_batch) if device is None else None
+        self._executor = self._device or HostExecutor(model, kv_caches, self._input_batch)
         self._leader: LeaderExecutor | None = None
         if followers is not None:
-            assert self._host is not None
-            self._leader = LeaderExecutor(loaded, self._input_batch, self._host, ranks, followers)
+            self._leader = LeaderExecutor(loaded, self._input_batch, self._executor, ranks, followers)
         self._uses_graphs = device is not None and memory_profile.uses_graphs(model, options)
         self._last_result: Callable[[], object] = bool  # waits for the last step sampled on the device
         self._num_drafts = options.num_speculative_tokens
@@ -112,12 +113,15 @@ class ModelRunner:
         *,
         ranks: Membership = SINGLE,
         followers: Followers | None = None,
+        device: Device | None = None,
     ) -> "ModelRunner":
         """Read, check and place the model; on_progress(loaded bytes, total bytes) between chunks.
-        ``followers``: the other ranks, if this is rank 0 of several.
+        ``followers``: the other ranks, if this is rank 0 of several. ``device``: instead of the options'.
         """
         with translate_device_errors("while the model is loaded"):
-            loaded = load_model(model_dir, options, on_progress, _device(options.device), ranks)
+            if device is None:
+                device = device_of(options, ranks.topology)
+            loaded = load_model(model_dir, options, on_progress, device, ranks)
             config = loaded.model.config
             grammars = Grammars(lambda: _vocabulary(model_dir, config))
             return cls(loaded, options, grammars, ranks=ranks, followers=followers)
@@ -149,13 +153,12 @@ class ModelRunner:
 
     @property
     def can_replay(self) -> bool:
-        """Whether small steps on the host are replays of a recording."""
-        return self._host is not None and self._host.can_replay
+        """Whether small steps are replays of a recording."""
+        return self._executor.can_replay
 
     def disable_replay(self) -> None:
         """Compute every step layer by layer: another rank has no recording."""
-        if self._host is not None:
-            self._host.can_replay = False
+        self._executor.can_replay = False
 
     def damage_weight(self) -> None:
         """Make one weight NaN: the fault nan_weight."""
@@ -180,14 +183,17 @@ class ModelRunner:
             self._offload.close()
 
     @property
-    def is_asynchronous(self) -> bool:
-        """Whether ``launch`` returns before the step is computed."""
+    def is_on_gpu(self) -> bool:
+        """Whether a GPU computes."""
         return self._device is not None
 
     @property
     def max_steps_in_flight(self) -> int:
-        """Steps that may be launched before the result of the first one is awaited."""
-        return 2 if self._device is not None else self.model_config.topology.pipeline
+        """Steps that may be launched before the result of the first one is awaited. Ranks on GPUs get the
+        tokens that rank 0 sampled with the next step, which has to wait for them.
+        """
+        is_ahead = self._device is not None and self._leader is None
+        return 2 if is_ahead else self.model_config.topology.pipeline
 
     def run(self, step: Step) -> StepResult:
         """One forward pass, and the sampled tokens of each row that gets some."""
@@ -230,7 +236,7 @@ class ModelRunner:
 
     def _start(self, step: Step) -> Pending:
         input_batch, layout = self._input_batch, StepLayout.of(step)
-        if self._leader is not None:
+        if self._leader is not None and self._device is None:
             return self._start_ranks(step, layout, self._leader)
         computed = self._forward(step, layout)
         row_ids, lengths = layout.sampled_rows, layout.sampled_lengths
@@ -239,6 +245,7 @@ class ModelRunner:
             return lambda: result
         if self._device is None or not gpu_sampler.can_choose(input_batch, row_ids, lengths):
             result = self._sampled(step, row_ids, lengths, computed)
+            self._tell_ranks(step, result.token_ids)
             return lambda: result
         forbidden: dict[int, str] = {}
         if input_batch.has_grammar[row_ids].any():
@@ -256,6 +263,7 @@ class ModelRunner:
         def result_of() -> StepResult:
             with translate_device_errors():
                 tokens, failed = gpu_sampler.read(wait())
+            self._tell_ranks(step, tokens.tolist())
             # The row may belong to another request by now, which must not get these tokens.
             is_same = input_batch.epoch[row_ids] == epochs
             failed = {index: why for index, why in (forbidden | failed).items() if is_same[index]}
@@ -269,8 +277,13 @@ class ModelRunner:
         self._last_result = result_of
         return result_of
 
+    def _tell_ranks(self, step: Step, tokens: Sequence[int]) -> None:
+        """The other ranks, if there are any, get the tokens with the next step."""
+        if self._leader is not None:
+            self._leader.sampled(step.step_id, tokens)
+
     def _start_ranks(self, step: Step, layout: StepLayout, leader: LeaderExecutor) -> Pending:
-        """As ``_start``, on several ranks. Further stages compute while the result is not awaited."""
+        """As ``_start``, on several ranks on CPUs. Further stages compute while the result is not awaited."""
         wait = leader.launch(step, layout)
         positions = self._input_batch.positions(layout.sampled_rows, layout.sampled_lengths)
 
@@ -337,10 +350,9 @@ class ModelRunner:
 
     def _forward(self, step: Step, layout: StepLayout) -> ForwardOutput:
         """The logits f32 of the sampled positions, and the requested log-probabilities of prompts."""
-        if self._device is not None:
-            return self._device.compute(step, layout)
-        assert self._host is not None
-        return self._host.compute(step, layout, is_replay=self._host.replays(step, layout))()
+        if self._leader is not None:
+            return self._leader.launch(step, layout)()
+        return self._executor.launch(step, layout, self._executor.graph_for(step, layout))()
 
     def _choose(
         self, logits: Tensor, row_ids: NDArray[np.int64], lengths: NDArray[np.int64]
@@ -392,13 +404,22 @@ def _vocabulary(model_dir: Path, config: ModelConfig) -> Vocabulary:
 
 def default_block_size(device: str) -> int:
     """Tokens per KV block of a ``--device``."""
-    return _GPU_BLOCK_SIZE if _is_gpu(device) else _BLOCK_SIZE
+    return _GPU_BLOCK_SIZE if is_gpu(device) else _BLOCK_SIZE
 
 
-def _device(name: str) -> Device | None:
-    return CudaDevice() if _is_gpu(name) else None
+def device_of(options: RunnerConfig, topology: Topology) -> Device | None:
+    """The GPU of a rank; None: it computes on the CPU."""
+    if not is_gpu(options.device):
+        return None
+    if topology.pipeline > 1:
+        raise ConfigError(
+            f"--pipeline-parallel-size {topology.pipeline} works on CPUs only so far: with GPUs give "
+            "--pipeline-parallel-size 1 and a larger --tensor-parallel-size, or --device cpu."
+        )
+    with translate_device_errors("while the model is loaded"):
+        return CudaDevice(topology)
 
 
-def _is_gpu(name: str) -> bool:
+def is_gpu(name: str) -> bool:
     """Whether ``--device`` is a GPU; auto: if there is one."""
     return name == "cuda" or (name == "auto" and CudaDevice.is_there())

@@ -13,14 +13,17 @@ import numpy as np
 import torch
 
 from quire_server.core.copy_outcomes import CopyOutcomes
+from quire_server.core.cuda_graph_shapes import Shape
 from quire_server.core.rank_step import STEP_MASK, EchoStatus, RankLimits, RankStep
 from quire_server.core.step import CopyOutcome, Step, StepResult
-from quire_server.layers.parallel import CollectiveError
+from quire_server.layers.parallel import STAGE_DEADLINE, CollectiveError
 from quire_server.models.decoder import Decoder
 from quire_server.runner import exchanges, oom_retry, sampler
 from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.config import RunnerConfig
-from quire_server.runner.gpu.executor import ForwardOutput
+from quire_server.runner.gpu import memory_profile
+from quire_server.runner.gpu.device import Device, translate_device_errors
+from quire_server.runner.gpu.executor import ForwardOutput, GpuExecutor
 from quire_server.runner.host_executor import HostExecutor
 from quire_server.runner.input_batch import InputBatch, SampledPositions
 from quire_server.runner.kv_cache import DirtyBlocks
@@ -28,39 +31,42 @@ from quire_server.runner.kv_offload import OffloadWorker
 from quire_server.runner.loader import LoadedModel, load_model
 from quire_server.runner.ranks import Followers, Membership
 
+Executor = HostExecutor | GpuExecutor
+
 
 class _Rank:
     """One rank's part in a pass."""
 
     def __init__(
-        self, model: Decoder, host: HostExecutor, input_batch: InputBatch, ranks: Membership
+        self, model: Decoder, executor: Executor, input_batch: InputBatch, ranks: Membership
     ) -> None:
-        self._model, self._host, self._input_batch = model, host, input_batch
+        self._model, self._executor, self._input_batch = model, executor, input_batch
         self._communicator = ranks.communicator
 
     def compute(
-        self, step: Step, layout: StepLayout, *, is_replay: bool, only_largest: bool
+        self, step: Step, layout: StepLayout, graph: Shape | None, *, only_largest: bool
     ) -> Callable[[], ForwardOutput] | None:
-        """As HostExecutor's. None: this rank ran out of memory, and took part in the exchanges that were
+        """As the executor's. None: this rank ran out of memory, and took part in the exchanges that were
         left.
         """
         before = self._communicator.calls
         try:
-            return self._host.compute(step, layout, is_replay=is_replay, only_largest=only_largest)
+            return self._executor.launch(step, layout, graph, only_largest=only_largest)
         except (RuntimeError, MemoryError) as error:
             if not oom_retry.is_out_of_memory(error):
                 raise
         # Outside the except block: until it ends, the traceback keeps the failed pass's tensors alive.
         made = self._communicator.calls - before
         plan = exchanges.planned(step, layout, self._input_batch, self._model, only_largest=only_largest)
-        exchanges.take_part(self._communicator, plan[made:])
+        self._executor.take_part(graph, self._communicator, plan[made:])
         return None
 
     def receive_only(
         self, step: Step, layout: StepLayout, *, only_largest: bool
     ) -> Callable[[], ForwardOutput]:
         """What the last of several stages sends to rank 0, which ran out of memory before."""
-        finish = self._host.output(step, layout, only_largest=only_largest)
+        assert isinstance(self._executor, HostExecutor)
+        finish = self._executor.output(step, layout, only_largest=only_largest)
         return lambda: finish(None)
 
 
@@ -82,12 +88,12 @@ class LeaderExecutor:
         self,
         loaded: LoadedModel,
         input_batch: InputBatch,
-        host: HostExecutor,
+        executor: Executor,
         ranks: Membership,
         followers: Followers,
     ) -> None:
-        self._host, self._followers, self._input_batch = host, followers, input_batch
-        self._rank = _Rank(loaded.model, host, input_batch, ranks)
+        self._executor, self._followers, self._input_batch = executor, followers, input_batch
+        self._rank = _Rank(loaded.model, executor, input_batch, ranks)
         self.is_pipelined = ranks.topology.pipeline > 1
         self._passes: deque[_Pass] = deque()  # in flight
         self._unsent: set[int] = set()  # steps of which the other ranks have not applied what they change
@@ -114,15 +120,15 @@ class LeaderExecutor:
         """Begin a pass; the function waits for its output, and raises MemoryError if any rank ran out of
         memory. With one stage the pass is done before. Passes end in the order in which they begin.
         """
-        is_replay = self._host.replays(step, layout)
-        only_largest = sampler.needs_only_largest(
+        graph = self._executor.graph_for(step, layout)
+        only_largest = isinstance(self._executor, HostExecutor) and sampler.needs_only_largest(
             self._input_batch, layout.sampled_rows, layout.sampled_lengths
         )
-        self._send(step, is_replay=is_replay, only_largest=only_largest)
+        self._send(step, graph, only_largest=only_largest)
         begun = _Pass()
         self._passes.append(begun)
         try:
-            begun.finish = self._rank.compute(step, layout, is_replay=is_replay, only_largest=only_largest)
+            begun.finish = self._rank.compute(step, layout, graph, only_largest=only_largest)
         except CollectiveError as error:
             begun.lost = error
         else:
@@ -160,7 +166,7 @@ class LeaderExecutor:
 
     def apply_only(self, step: Step) -> None:
         """Send a step that computes nothing to the other ranks."""
-        self._send(step, is_replay=False, only_largest=False)
+        self._send(step, None, only_largest=False)
         self._copied += self._followers.collect().copied
 
     def with_copied(self, result: StepResult, mine: CopyOutcome | None) -> StepResult:
@@ -169,14 +175,14 @@ class LeaderExecutor:
         copied = self._copy_outcomes.combine(theirs if mine is None else [mine, *theirs])
         return result if copied is None else replace(result, copied=copied)
 
-    def _send(self, step: Step, *, is_replay: bool, only_largest: bool) -> None:
+    def _send(self, step: Step, graph: Shape | None, *, only_largest: bool) -> None:
         """What was applied already is not sent again with a repeated pass."""
         if step.step_id not in self._unsent:
             step = Step(step.step_id, (), (), step.rows, step.starts, step.num_tokens, step.samples)
         self._unsent.discard(step.step_id)
         nan_rows = tuple(sorted(self._nan_rows))
         steps, sampled = tuple(self._sampled_steps), self._sampled
-        self._followers.send(RankStep(step, steps, sampled, nan_rows, is_replay, only_largest))
+        self._followers.send(RankStep(step, steps, sampled, nan_rows, graph, only_largest))
         self._sampled_steps, self._sampled, self._nan_rows = [], [], set()
 
 
@@ -186,8 +192,11 @@ class FollowerRunner:
     def __init__(self, loaded: LoadedModel, options: RunnerConfig, ranks: Membership) -> None:
         self._input_batch = InputBatch(options.max_num_seqs, loaded.max_model_len, options.block_size)
         self._dirty_blocks = DirtyBlocks(self._input_batch, loaded.kv_caches)
-        self._host = HostExecutor(loaded.model, loaded.kv_caches, self._input_batch)
-        self._rank = _Rank(loaded.model, self._host, self._input_batch, ranks)
+        device, parts = loaded.device, (loaded.model, loaded.kv_caches, self._input_batch)
+        self._executor = HostExecutor(*parts) if device is None else GpuExecutor(*parts, device)
+        self._captures = device is not None and memory_profile.uses_graphs(loaded.model, options)
+        self._num_drafts = options.num_speculative_tokens
+        self._rank = _Rank(loaded.model, self._executor, self._input_batch, ranks)
         slots = loaded.num_host_slots
         self._offload = OffloadWorker(loaded.kv_caches, slots, loaded.disk) if slots else None
         self._sampled: dict[int, SampledPositions] = {}  # by step, of those whose tokens are not known yet
@@ -207,22 +216,38 @@ class FollowerRunner:
         options: RunnerConfig,
         on_progress: Callable[[int, int], None],
         ranks: Membership,
+        device: Device | None = None,
     ) -> "FollowerRunner":
-        """Read this rank's part of the model."""
-        return cls(load_model(model_dir, options, on_progress, None, ranks), options, ranks)
+        """Read this rank's part of the model. ``device``: the GPU that computes; None: this machine's CPU."""
+        with translate_device_errors("while the model is loaded"):
+            return cls(load_model(model_dir, options, on_progress, device, ranks), options, ranks)
+
+    def capture(self, on_progress: Callable[[int, int], None]) -> None:
+        """As ``ModelRunner.capture``: all ranks capture the same shapes in the same order."""
+        if isinstance(self._executor, GpuExecutor) and self._captures:
+            with translate_device_errors("while graphs are captured"):
+                self._executor.capture(self._num_drafts, on_progress)
 
     @property
     def can_replay(self) -> bool:
-        """Whether this rank has a recorded decode."""
-        return self._host.can_replay
+        """Whether this rank has recordings of decode steps."""
+        return self._executor.can_replay
 
     @torch.inference_mode()
     def execute(self, message: RankStep) -> tuple[EchoStatus, CopyOutcome | None]:
         """(how the pass ended, what copies came to on this rank)."""
+        with translate_device_errors():
+            status, copied = self._execute(message)
+            if status is EchoStatus.DONE and not self._executor.finish(STAGE_DEADLINE):
+                status = EchoStatus.LOST_PEER
+            return status, copied
+
+    def _execute(self, message: RankStep) -> tuple[EchoStatus, CopyOutcome | None]:
         step = message.step
         self._write_sampled(message)
         self._dirty_blocks.add(message.nan_rows)
         self._input_batch.apply(step)
+        self._executor.apply(step)
         copied = self._offload.copy(step) if self._offload is not None else None
         self._dirty_blocks.zero_reused(step)
         layout = StepLayout.of(step)
@@ -230,10 +255,12 @@ class FollowerRunner:
         self._sampled[step.step_id & STEP_MASK] = positions
         if not step.rows:
             return EchoStatus.DONE, copied
-        try:
-            output = self._rank.compute(
-                step, layout, is_replay=message.is_recorded, only_largest=message.only_largest
+        if message.graph not in (None, self._executor.graph_for(step, layout)):
+            raise ValueError(
+                f"rank 0 replays a recording of the shape {message.graph}, which this rank lacks"
             )
+        try:
+            output = self._rank.compute(step, layout, message.graph, only_largest=message.only_largest)
         except CollectiveError:
             return EchoStatus.LOST_PEER, copied
         return EchoStatus.DONE if output is not None else EchoStatus.OUT_OF_MEMORY, copied

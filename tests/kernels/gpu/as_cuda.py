@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -55,6 +56,18 @@ def as_cuda() -> Iterator[list[str]]:
         for one in patches:
             stack.enter_context(one)
         yield called
+
+
+@contextmanager
+def as_cuda_in_thread() -> Iterator[None]:
+    """What a thread has of its own, for another one than that which is within ``as_cuda`` and interprets.
+    Numbers may overflow in lanes and rows that nobody reads.
+    """
+    if torch.cuda.is_available():
+        yield
+        return
+    with _AsCuda(), np.errstate(all="ignore"):
+        yield
 
 
 _H200 = SimpleNamespace(multi_processor_count=132)

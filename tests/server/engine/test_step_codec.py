@@ -61,9 +61,9 @@ def steps(draw):
     )
     nan_rows = draw(st.lists(row_ids, max_size=3).map(tuple))
     steps = tuple(draw(st.lists(st.integers(0, STEP_MASK), max_size=3)))
-    return RankStep(
-        step, steps, draw(st.just(()) | tokens), nan_rows, draw(st.booleans()), draw(st.booleans())
-    )
+    size = st.integers(1, 2**32 - 1)
+    graph = draw(st.none() | st.tuples(size, size))
+    return RankStep(step, steps, draw(st.just(()) | tokens), nan_rows, graph, draw(st.booleans()))
 
 
 @given(st.lists(steps(), min_size=1, max_size=4))
@@ -164,7 +164,7 @@ def test_rows_that_say_they_are_no_decodes_are_not_more_than_all_rows():
     message = RankStep(Step(1, (), (), (1,), (0,), (2,), (1,)))
     body = bytearray(StepEncoder().encode(message))
     assert StepDecoder(LIMITS).decode(bytes(body)) == message
-    rows = struct.calcsize("<BBIQ")
+    rows = struct.calcsize("<BBIQ2I")
     assert struct.unpack_from("<2I", body, rows) == (1, 1)
     struct.pack_into("<2I", body, rows, 0, 2)
     with pytest.raises(CodecError, match="more rows with numbers of tokens than rows"):

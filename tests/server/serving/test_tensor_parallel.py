@@ -92,7 +92,7 @@ def test_every_kind_of_layer_is_divided(family, tiny, tmp_path):
     ("flags", "message"),
     [
         (("--tensor-parallel-size", "3"), "Set --tensor-parallel-size to one of 1, 2, 4."),
-        (("--tensor-parallel-size", "2", "--device", "cuda"), "works on CPUs only so far"),
+        (("--tensor-parallel-size", "2", "--device", "cuda"), "There is no CUDA device"),
         (
             ("--tensor-parallel-size", "2", "--cpu-offload-gb", "1"),
             "--cpu-offload-gb does not work with --tensor-parallel-size 2 yet",

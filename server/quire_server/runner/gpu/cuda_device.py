@@ -1,7 +1,8 @@
-"""CudaDevice: the only module that calls CUDA: asynchronous copies, graph capture, memory figures. It decides
-nothing.
+"""CudaDevice: asynchronous copies, graph capture, memory figures. It decides nothing. The only module that
+calls CUDA, but for what ranks exchange (``layers.parallel``).
 """
 
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,24 +12,43 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire_server.core.topology import Topology
 from quire_server.errors import ConfigError
 from quire_server.runner.gpu.device import Memory, Outputs
 
+_ALONE = Topology()
+_POLL_SECONDS = 20e-6
+
 
 class CudaDevice:
-    """The first GPU that this process sees; a pod sees only its own."""
+    """A rank's GPU: of those that this process sees the one with the rank's number. A pod sees only its own
+    GPUs; CUDA_VISIBLE_DEVICES, if it is set, says which there are and in what order.
+    """
 
     @staticmethod
     def is_there() -> bool:
         """Whether this process sees a GPU."""
         return torch.cuda.is_available()
 
-    def __init__(self) -> None:
+    def __init__(self, topology: Topology = _ALONE) -> None:
         if not self.is_there():
             raise ConfigError(
                 "There is no CUDA device: run where an NVIDIA GPU and its driver are, or use --device cpu."
             )
-        self.place = torch.device("cuda", 0)
+        if (count := torch.cuda.device_count()) < topology.tensor:
+            raise ConfigError(
+                f"--tensor-parallel-size {topology.tensor} needs {topology.tensor} GPUs, one for each rank, "
+                f"and there are {count}: give the pod more GPUs (or name them in CUDA_VISIBLE_DEVICES), "
+                "lower --tensor-parallel-size, or use --device cpu."
+            )
+        kinds = {torch.cuda.get_device_capability(number) for number in range(topology.tensor)}
+        if len(kinds) > 1:
+            found = " and ".join(f"{major}.{minor}" for major, minor in sorted(kinds))
+            raise ConfigError(
+                f"The GPUs have the compute capabilities {found}, and ranks must compute alike: give the pod "
+                "GPUs of one kind, or name alike ones in CUDA_VISIBLE_DEVICES."
+            )
+        self.place = torch.device("cuda", topology.rank)
         torch.cuda.set_device(self.place)
         major, minor = torch.cuda.get_device_capability(self.place)
         self.capability = 10 * major + minor
@@ -87,6 +107,17 @@ class CudaDevice:
             target.copy_(source, non_blocking=True)
             done.record()
         return lambda: torch.cuda.current_stream().wait_event(done)
+
+    def finish(self, seconds: float) -> bool:
+        """Asks again and again: CUDA's own wait has no limit, and a peer that is gone never arrives."""
+        done = torch.cuda.Event()
+        done.record()
+        deadline = time.monotonic() + seconds
+        while not done.query():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
 
     def peak_bytes(self, compute: Callable[[], object]) -> int:
         """Measured by torch's allocator."""

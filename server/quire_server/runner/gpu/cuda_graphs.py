@@ -25,6 +25,7 @@ class CudaGraphs:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._graphs: dict[Shape, tuple[Tensor, Callable[[], None], Outputs]] = {}
+        self._padding = 0
 
     def capture(
         self,
@@ -38,7 +39,8 @@ class CudaGraphs:
         """
         largest = max(sequences * tokens for sequences, tokens in shapes)
         buffer = torch.zeros(3, largest, dtype=torch.int64, device=self._device.place)
-        buffer[0], buffer[1] = padding, -1
+        self._padding = padding
+        _pad(buffer, padding)
         for number, shape in enumerate(shapes):
             on_progress(number, len(shapes))
             entries = buffer[:, : shape[0] * shape[1]].unflatten(1, shape)
@@ -57,3 +59,15 @@ class CudaGraphs:
         buffer.copy_(entries)
         replay()
         return outputs
+
+    def replay_padding(self, shape: Shape) -> None:
+        """Replay a graph for no sequence at all."""
+        buffer, replay, _ = self._graphs[shape]
+        _pad(buffer, self._padding)
+        replay()
+
+
+def _pad(entries: Tensor, padding: int) -> None:
+    """In place: the row that belongs to no request, and no position."""
+    entries[0] = padding
+    entries[1] = -1

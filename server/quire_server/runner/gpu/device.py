@@ -59,6 +59,9 @@ class Device(Protocol):
     def peak_bytes(self, compute: Callable[[], object]) -> int:
         """The peak of memory that ``compute`` allocates, in bytes."""
 
+    def finish(self, seconds: float) -> bool:
+        """Wait until everything queued is executed; False: it was not within ``seconds``."""
+
     def memory(self) -> Memory:
         """Current memory figures."""
 

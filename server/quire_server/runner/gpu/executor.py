@@ -6,7 +6,7 @@ GPU is left to the host (``runner.sampler``).
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_server.core import cuda_graph_shapes
+from quire_server.core.cuda_graph_shapes import Shape
 from quire_server.core.step import Step, TokenLogprobs
 from quire_server.layers.forward_batch import ForwardBatch
+from quire_server.layers.parallel import Communicator
 from quire_server.models.decoder import Decoder
-from quire_server.runner import batch_builder
+from quire_server.runner import batch_builder, exchanges
 from quire_server.runner.batch_builder import StepLayout
+from quire_server.runner.exchanges import Exchange
 from quire_server.runner.gpu import sampler
 from quire_server.runner.gpu.cuda_graphs import CudaGraphs
 from quire_server.runner.gpu.device import Device, Outputs
@@ -41,7 +44,8 @@ class GpuExecutor:
     """A model on a GPU with its part of the input batch.
 
     ``is_draft``: a draft model. Input tokens may be beyond its vocabulary, and it computes no prompt
-    logprobs.
+    logprobs. Of several ranks only the first samples: the others have the logits of their part of the
+    vocabulary.
     """
 
     def __init__(
@@ -57,6 +61,9 @@ class GpuExecutor:
         self._is_draft = is_draft
         self._state = GpuInputBatch(input_batch, device)
         self._graphs = CudaGraphs(device)
+        self._samples = model.config.topology.is_leader
+        self._has_replayed = False  # in the current pass
+        self.can_replay = True  # whether decode steps may be replays; on several ranks rank 0 decides
         self.graph_bytes = 0  # memory of the captured graphs
 
     @torch.inference_mode()
@@ -73,10 +80,16 @@ class GpuExecutor:
         """Apply the step's differences, after the host's input batch did."""
         self._state.apply(step)
 
-    def compute(self, step: Step, layout: StepLayout) -> ForwardOutput:
+    def graph_for(self, step: Step, layout: StepLayout) -> Shape | None:
+        """The shape of the graph that computes the step; None: kernel by kernel."""
+        is_replay = self.can_replay and cuda_graph_shapes.is_uniform(step)
+        return self._graphs.shape_for(step.num_tokens) if is_replay else None
+
+    def compute(self, step: Step, layout: StepLayout, graph: Shape | None) -> ForwardOutput:
         """Run the forward pass; a decode step also samples by temperature alone."""
+        self._has_replayed = False
         if cuda_graph_shapes.is_uniform(step):
-            return self._decoded(step, layout)
+            return self._decoded(step, layout, graph)
         config = self._model.config
         built = batch_builder.build(step, layout, self._input_batch, config.num_kv_heads, config.windows)
         token_rows = self._device.upload(np.repeat(layout.rows, layout.ends - layout.starts))
@@ -93,6 +106,27 @@ class GpuExecutor:
             else {}
         )
         return ForwardOutput(self._model.logits(states, uploaded.sample_rows).float(), None, found)
+
+    def launch(
+        self, step: Step, layout: StepLayout, graph: Shape | None, *, only_largest: bool = False
+    ) -> Callable[[], ForwardOutput]:
+        """As ``compute``, for a rank. ``only_largest`` is for ranks on CPUs: a graph gathers all logits."""
+        assert not only_largest
+        computed = self.compute(step, layout, graph)
+        return lambda: computed
+
+    def take_part(self, graph: Shape | None, communicator: Communicator, rest: Sequence[Exchange]) -> None:
+        """Make the exchanges that are left of a pass which ran out of memory. Those of a graph are made by a
+        graph on all ranks or on none, so it is replayed on padding, which allocates nothing.
+        """
+        if graph is None:
+            exchanges.take_part(communicator, rest, self._device.place)
+        elif not self._has_replayed:
+            self._graphs.replay_padding(graph)
+
+    def finish(self, seconds: float) -> bool:
+        """Wait until everything that was launched is computed; False: it was not within ``seconds``."""
+        return self._device.finish(seconds)
 
     def upload(self, array: NDArray[Any]) -> Tensor:
         """Copy an array to the GPU."""
@@ -111,19 +145,19 @@ class GpuExecutor:
             tokens = sampler.choose(logits, self._state, index, lengths, cuts=cuts)
         return self._device.download(tokens)
 
-    def _decoded(self, step: Step, layout: StepLayout) -> ForwardOutput:
+    def _decoded(self, step: Step, layout: StepLayout, graph: Shape | None) -> ForwardOutput:
         """A decode step: the last tokens of each row as one sequence, or as separate sequences where less is
         padding.
         """
-        captured = self._graphs.shape_for(step.num_tokens)
-        shape = captured or cuda_graph_shapes.eager_shape(step.num_tokens)
+        shape = graph or cuda_graph_shapes.eager_shape(step.num_tokens)
         rows, starts, counts = layout.rows, layout.starts, layout.ends - layout.starts
         if shape[1] == 1:
             rows, starts = layout.sampled_rows, layout.sampled_lengths - 1
             counts = np.ones_like(rows)
         entries, is_real = self._state.entries(rows, starts, counts, shape)
         given = self._device.upload(entries)
-        logits, tokens = self._decode(given) if captured is None else self._graphs.replay(given)
+        logits, tokens = self._decode(given) if graph is None else self._graphs.replay(given)
+        self._has_replayed = graph is not None
         count = len(layout.sampled)
         if is_real.reshape(-1)[:count].all():
             return ForwardOutput(logits[:count], tokens[:count], {})
@@ -136,6 +170,8 @@ class GpuExecutor:
         batch = dataclasses.replace(batch, token_ids=given)
         logits = self._model(batch, self._kv_caches).float()
         rows, starts, _ = entries.flatten(1)
+        if not self._samples:
+            return logits, rows
         return logits, sampler.choose(logits, self._state, rows, starts + 1, cuts=False)
 
     def _embeddable(self, token_ids: Tensor) -> Tensor:

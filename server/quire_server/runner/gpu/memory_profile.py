@@ -140,4 +140,4 @@ def _run(steps: GpuExecutor, input_batch: InputBatch, step: Step) -> np.ndarray:
     input_batch.apply(step)
     steps.apply(step)
     layout = StepLayout.of(step)
-    return steps.sample(steps.compute(step, layout), layout)()
+    return steps.sample(steps.compute(step, layout, None), layout)()

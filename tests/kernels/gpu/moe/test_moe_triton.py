@@ -128,3 +128,27 @@ def test_shapes_that_do_not_fit_are_refused(device: str) -> None:
         moe_triton(x, logits, gate_up, down, 5, normalises=True)
     with pytest.raises(ValueError, match="of one dtype"):
         moe_triton(x.bfloat16(), logits, gate_up, down, 2, normalises=True)
+
+
+def test_ranks_sum_their_own_experts_and_nothing_for_others(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, logits, gate_up, down = layer(9, 24, 16, 6, torch.float32, device)
+    empty = torch.empty
+
+    def poisoned(*size: int, **more: Any) -> Tensor:
+        made = empty(*size, **more)
+        return made.fill_(float("nan")) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    parts = []
+    for first in (0, 2):
+        own = slice(first, first + 2 + first)  # two experts, then four
+        given = moe_triton(x, logits, gate_up[own], down[own], 2, normalises=True, first=first)
+        expected = moe_reference(x, logits, gate_up[own], down[own], 2, normalises=True, first=first)
+        torch.testing.assert_close(given, expected)
+        parts.append(given)
+    whole = moe_reference(x, logits, gate_up, down, 2, normalises=True)
+    torch.testing.assert_close(parts[0] + parts[1], whole)
+    with pytest.raises(ValueError, match="do not fit"):
+        moe_triton(x, logits, gate_up[:3], down[:3], 2, normalises=True, first=4)

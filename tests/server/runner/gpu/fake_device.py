@@ -65,6 +65,9 @@ class FakeDevice:
 
         return arrive
 
+    def finish(self, seconds: float) -> bool:
+        return True
+
     def peak_bytes(self, compute: Callable[[], object]) -> int:
         compute()
         return 1 << 20

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quire_server.core.request import Request
+from quire_server.core.topology import Topology
 from quire_server.errors import DeviceError
 from quire_server.runner import model_runner
 from quire_server.runner.loader import load_model
@@ -72,7 +73,7 @@ def test_out_of_memory_while_loading_or_capturing_is_explained(
         capture_graphs(Broken(), directory)
     assert failure_of(caught.value).reason is reason
 
-    def no_gpu() -> None:
+    def no_gpu(topology: Topology) -> None:
         raise fault
 
     monkeypatch.setattr(model_runner, "CudaDevice", no_gpu)

@@ -1,0 +1,205 @@
+"""Ranks on GPUs join in the order that NCCL and graphs need, and choose the one-shot kernel by size alone.
+With a process group that notes its calls, in place of NCCL.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed import DistBackendError
+
+from quire_kernels import OneShotPlace, one_shot_region_bytes
+from quire_server.core.topology import Topology
+from quire_server.layers import communicators, parallel
+from quire_server.layers.parallel import CollectiveError, Nccl
+
+CPU = torch.device("cpu")
+PLACE = OneShotPlace.of([0, 0], 0, torch.zeros(one_shot_region_bytes(2), dtype=torch.uint8))
+SMALL, LARGE = torch.ones(4, 2048), torch.ones(64, 4096)  # 32 KiB and 1 MiB
+
+
+class Work:
+    """A call that was queued: a wait without a limit would stop nothing but the device's stream."""
+
+    def __init__(self, fault: Exception | None) -> None:
+        self._fault = fault
+
+    def wait(self, *timeout: timedelta) -> None:
+        assert timeout == (), "with a limit the host would wait, within a capture, too"
+        if self._fault is not None:
+            raise self._fault
+
+
+class Group:
+    """As torch's process group, for rank 0 of two whose parts are equal."""
+
+    def __init__(self, log: list[str], fault: Exception | None = None) -> None:
+        self._log, self.fault = log, fault
+
+    def allreduce(self, parts: list[Tensor]) -> Work:
+        self._log.append("all-reduce")
+        parts[0].mul_(2)
+        return Work(self.fault)
+
+    def gather(self, results: list[list[Tensor]], parts: list[Tensor], options: Any) -> Work:
+        self._log.append("gather")
+        for result in results[0] if results else ():
+            result.copy_(parts[0])
+        return Work(self.fault)
+
+    def abort(self) -> None:
+        self._log.append("abort")
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    made: list[str] = []
+
+    def one_shot(part: Tensor, place: OneShotPlace) -> Tensor:
+        made.append("one shot")
+        return part.mul_(2)
+
+    monkeypatch.setattr(parallel, "one_shot_all_reduce", one_shot)
+    return made
+
+
+def test_small_sums_are_made_by_the_one_shot_kernel_and_all_others_by_nccl(log: list[str]) -> None:
+    ranks = Nccl(Group(log), Topology(2), PLACE)
+    for part in (SMALL, LARGE, SMALL.double()):
+        assert torch.equal(ranks.all_reduce(part.clone()), 2 * part)
+    assert log == ["one shot", "all-reduce", "all-reduce"]
+    assert ranks.calls == 3 and ranks.bytes == SMALL.nbytes + LARGE.nbytes + 2 * SMALL.nbytes
+    assert ranks.without_one_shot().all_reduce(SMALL.clone()).shape == SMALL.shape
+    assert log[3:] == ["all-reduce"] and ranks.has_one_shot and not ranks.without_one_shot().has_one_shot
+
+
+def test_the_leader_has_all_parts_side_by_side(log: list[str]) -> None:
+    part = torch.arange(6.0).view(2, 3)
+    assert torch.equal(Nccl(Group(log), Topology(2), None).gather_to_leader(part), part.repeat(1, 2))
+    assert Nccl(Group(log), Topology(2, 1), None).gather_to_leader(part) is part
+
+
+def test_an_error_of_nccl_is_a_lost_rank_and_one_of_the_device_is_not(log: list[str]) -> None:
+    lost = DistBackendError("ncclRemoteError")
+    with pytest.raises(CollectiveError, match="did not take part in an exchange: ncclRemoteError"):
+        Nccl(Group(log, lost), Topology(2), None).all_reduce(LARGE.clone())
+    with pytest.raises(RuntimeError, match="^CUDA error"):
+        Nccl(Group(log, RuntimeError("CUDA error: an illegal access")), Topology(2), None).all_reduce(
+            LARGE.clone()
+        )
+
+
+class Machine:
+    """Two GPUs, as ``Nccl.join`` sees them. ``links``: of NVLink between them."""
+
+    def __init__(self, log: list[str], links: int = 18) -> None:
+        self.log, self.links = log, links
+        self.environ: dict[str, str] = {}
+        self.at_exit: list[Callable[[], None]] = []
+
+
+def join(monkeypatch: pytest.MonkeyPatch, path: Path, machine: Machine, shares: bool = True) -> Nccl:
+    """As rank 0 of two. ``shares``: the driver lets GPUs share memory."""
+    log, environ = machine.log, machine.environ
+
+    def process_group(store: Any, rank: int, size: int, options: Any) -> Group:
+        log.append(f"NCCL, rank {rank} of {size}")
+        assert environ["NCCL_SOCKET_IFNAME"] == "=lo", "set before NCCL reads it"
+        return Group(log)
+
+    class Memory:
+        """As torch's symmetric memory."""
+
+        buffer_ptrs = (0, 0)
+
+        @staticmethod
+        def set_group_info(name: str, rank: int, size: int, store: Any) -> None:
+            assert (rank, size) == (0, 2)
+
+        @staticmethod
+        def empty_strided_p2p(size: Any, stride: Any, dtype: Any, device: Any, name: str) -> Tensor:
+            if not shares:
+                raise RuntimeError("CUDA driver error: operation not supported")
+            return torch.full(size, 7, dtype=dtype, device=device)
+
+        @staticmethod
+        def rendezvous(region: Tensor, name: str) -> Any:
+            assert not region.any(), "the flags are zero before another rank sees them"
+            log.append("share")
+            return Memory
+
+    links = SimpleNamespace(matrix=[[0, machine.links], [machine.links, 0]])
+    process_group.Options = object  # type: ignore[attr-defined]
+    monkeypatch.setattr(parallel.os, "environ", environ)
+    monkeypatch.setattr(parallel.atexit, "register", machine.at_exit.append)
+    monkeypatch.setattr(parallel.distributed, "ProcessGroupNCCL", process_group, raising=False)
+    c10d = torch._C._distributed_c10d
+    monkeypatch.setattr(c10d, "_SymmetricMemory", Memory)
+    monkeypatch.setattr(c10d, "_detect_dma_connectivity", lambda kind, name: links)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: log.append("device"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("wait"))
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: one != other)
+    return Nccl.join(Topology(2), path, CPU)
+
+
+BEGIN, BY_NCCL = ["device", "NCCL, rank 0 of 2"], ["all-reduce", "gather", "wait"]
+
+
+def test_ranks_join_over_loopback_and_use_all_connections_before_anything_is_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    ranks = join(monkeypatch, tmp_path, Machine(log))
+    agreed = ["all-reduce"]  # after which all ranks have memory whose flags are zero
+    assert log == [*BEGIN, *BY_NCCL, "wait", "share", *agreed, "one shot", "gather", "wait"]
+    assert (ranks.calls, ranks.bytes, ranks.has_one_shot) == (0, 0, True)
+
+
+def test_gpus_that_nvlink_does_not_connect_use_nccl_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    ranks = join(monkeypatch, tmp_path, Machine(log, links=0))
+    assert not ranks.has_one_shot and log == [*BEGIN, *BY_NCCL, *BY_NCCL]
+
+
+def test_gpus_that_may_share_no_memory_use_nccl_alone_and_the_log_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks = join(monkeypatch, tmp_path, Machine(log), shares=False)
+    assert not ranks.has_one_shot and log == [*BEGIN, *BY_NCCL, "all-reduce", *BY_NCCL]
+    assert "operation not supported" in caplog.records[0].__dict__["why"]
+
+
+def test_where_one_rank_shares_no_memory_none_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    ranks = Nccl(Group(log), Topology(3), None)  # of three ranks this and another one have memory
+    assert ranks._agreed(PLACE, CPU) is None
+    assert Nccl(Group(log), Topology(2), None)._agreed(PLACE, CPU) is PLACE
+
+
+def test_a_rank_that_ends_waits_for_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    machine = Machine(log)
+    ranks = join(monkeypatch, tmp_path, machine)
+    log.clear()
+    (end,) = machine.at_exit
+    end()
+    assert log == ["abort"], "a destroyed communicator would wait for a peer that is gone"
+    assert ranks._one_shot is not None
+    assert (ranks._one_shot.flags > 1 << 29).all(), "as if all others had come"
+
+
+def test_the_communicator_is_chosen_by_where_the_ranks_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[torch.device] = []
+    monkeypatch.setattr(Nccl, "join", lambda topology, directory, device: joined.append(device))
+    communicators.join(communicators.choose(is_gpu=True), Topology(2, 1), tmp_path, None)
+    assert joined == [torch.device("cuda", 1)]
+    assert communicators.choose(is_gpu=False) != communicators.choose(is_gpu=True)
