@@ -352,20 +352,13 @@ def _check_nodes(config: ServeConfig) -> None:
 
 
 def _check_ranks(config: ServeConfig) -> None:
-    """Refuse what several ranks cannot do yet."""
+    """Refuse ranks that cannot be spread over the nodes, and more than a server has."""
     _check_nodes(config)
-    if config.num_ranks == 1:
-        return
-    tensor, stages = config.tensor_parallel_size, config.pipeline_parallel_size
-    name = "--tensor-parallel-size" if tensor > 1 else "--pipeline-parallel-size"
-    size = f"{name} {tensor if tensor > 1 else stages}"
     if config.num_ranks > MAX_RANKS:
         raise ConfigError(
             f"--tensor-parallel-size times --pipeline-parallel-size is {config.num_ranks}, more than "
             f"{MAX_RANKS} processes: lower one of them"
         )
-    if config.cpu_offload_gb > 0:
-        raise ConfigError(f"--cpu-offload-gb does not work with {size} yet: leave one of them out")
 
 
 def _check_kv_transfer(config: ServeConfig) -> None:

@@ -6,6 +6,7 @@ Checks come before the weights are read, so that settings that cannot work fail 
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -128,9 +129,10 @@ class Checkpoint:
         max_len: int,
         device: torch.device,
         on_progress: Callable[[int, int], None] = lambda loaded, total: None,
+        host_layers: Collection[int] = (),
     ) -> Decoder:
-        """Read one rank's part of the weights and nothing else. Raises ConfigError if the model cannot be
-        divided among so many ranks.
+        """Read one rank's part of the weights and nothing else; ``host_layers`` as in ``read``. Raises
+        ConfigError if the model cannot be divided among so many ranks.
         """
         model = registry.build(
             self.shard(topology),
@@ -138,6 +140,7 @@ class Checkpoint:
             dtype=self.dtype,
             device=device,
             linear=self.linear,
+            host_layers=host_layers,
             communicator=communicator,
         )
         targets = model.targets()
@@ -322,20 +325,22 @@ def _read(
     on_progress: OnProgress,
 ) -> Decoder:
     """Read the model, or one rank's part of it. With --cpu-offload-gb some layers' weights stay on the host
-    and are streamed in each step.
+    and are streamed in each step: of several ranks each one's part of the same layers.
     """
-    if not options.cpu_offload_gb:
-        place = torch.device("cpu") if device is None else device.place
-        if ranks.topology.size > 1:
-            return found.read_shard(
-                ranks.topology, ranks.communicator, max_len=longest, device=place, on_progress=on_progress
+    layers: tuple[int, ...] = ()
+    if options.cpu_offload_gb:
+        if device is None:
+            raise ConfigError(
+                "--cpu-offload-gb is for --device cuda: on a CPU all weights are in its memory."
             )
-        return found.read(max_len=longest, device=place, on_progress=on_progress)
-    if device is None:
-        raise ConfigError("--cpu-offload-gb is for --device cuda: on a CPU all weights are in its memory.")
-    layers = weight_offload.streamed_layers(found.layer_bytes, options.cpu_offload_gb)
-    model = found.read(max_len=longest, device=device.place, on_progress=on_progress, host_layers=layers)
-    model.stream = WeightStream(model, layers, device)
+        layers = weight_offload.streamed_layers(found.layer_bytes, options.cpu_offload_gb)
+    read = found.read
+    if ranks.topology.size > 1:
+        read = partial(found.read_shard, ranks.topology, ranks.communicator)
+    place = torch.device("cpu") if device is None else device.place
+    model = read(max_len=longest, device=place, on_progress=on_progress, host_layers=layers)
+    if device is not None and layers:
+        model.stream = WeightStream(model, layers, device)
     return model
 
 

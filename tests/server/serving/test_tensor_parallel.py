@@ -93,10 +93,7 @@ def test_every_kind_of_layer_is_divided(family, tiny, tmp_path):
     [
         (("--tensor-parallel-size", "3"), "Set --tensor-parallel-size to one of 1, 2, 4."),
         (("--tensor-parallel-size", "2", "--device", "cuda"), "There is no CUDA device"),
-        (
-            ("--tensor-parallel-size", "2", "--cpu-offload-gb", "1"),
-            "--cpu-offload-gb does not work with --tensor-parallel-size 2 yet",
-        ),
+        (("--tensor-parallel-size", "2", "--cpu-offload-gb", "1"), "--cpu-offload-gb is for --device cuda"),
     ],
 )
 def test_what_cannot_be_divided_is_refused_in_a_sentence(tiny, tmp_path, flags, message):

@@ -41,6 +41,8 @@ class CudaDevice:
                 f"and there are {count}: give the pod more GPUs (or name them in CUDA_VISIBLE_DEVICES), "
                 "lower --tensor-parallel-size, or use --device cpu."
             )
+        self.place = torch.device("cuda", topology.rank)
+        torch.cuda.set_device(self.place)  # before anything is allocated, which would be on the first one
         kinds = {torch.cuda.get_device_capability(number) for number in range(topology.tensor)}
         if len(kinds) > 1:
             found = " and ".join(f"{major}.{minor}" for major, minor in sorted(kinds))
@@ -48,8 +50,6 @@ class CudaDevice:
                 f"The GPUs have the compute capabilities {found}, and ranks must compute alike: give the pod "
                 "GPUs of one kind, or name alike ones in CUDA_VISIBLE_DEVICES."
             )
-        self.place = torch.device("cuda", topology.rank)
-        torch.cuda.set_device(self.place)
         major, minor = torch.cuda.get_device_capability(self.place)
         self.capability = 10 * major + minor
         self._stream = torch.cuda.Stream(self.place)  # capture needs a stream other than the default

@@ -61,16 +61,18 @@ def measure(
     draft: Decoder | None = None,
 ) -> MemoryUsage:
     """What takes the GPU's memory once the model and its draft model are loaded and the cache is not. The two
-    models never compute at the same time; each has its own graphs.
+    models never compute at the same time; each has its own graphs. What is not torch's is counted after they
+    have computed: kernels, and the buffers of NCCL, are there by then.
     """
-    memory = device.memory()
+    weights = device.memory().allocated
     drafts = min(options.num_speculative_tokens, longest - 1)
     peaks = [_peaks(model, options, device, stored, longest, drafts)]
     if draft is not None:
         peaks.append(_peaks(draft, options, device, draft.embedding.dtype, longest, 0))
     workspaces, graphs = zip(*peaks, strict=True)
+    memory = device.memory()
     others = memory.total - memory.free - memory.reserved
-    return MemoryUsage(memory.total, others, memory.allocated, max(workspaces), sum(graphs))
+    return MemoryUsage(memory.total, others, weights, max(workspaces), sum(graphs))
 
 
 def _peaks(

@@ -99,6 +99,22 @@ def test_rank_0_drafts_with_a_model_on_its_gpu(
     assert engine.scheduler.stats.speculation.accepted_tokens > 10
 
 
+def test_each_rank_streams_its_part_of_the_layers_that_stay_on_the_host(tmp_path: Path) -> None:
+    families.build(tmp_path, "Llama", {"num_hidden_layers": 3})
+    devices = FakeDevice(), FakeDevice()
+    limits = {"max_num_batched_tokens": 24, "max_model_len": 96}
+    ranks = GpuRanks(tmp_path, devices, cpu_offload_gb=1.0, **limits)
+    whole = load(tmp_path, device="cpu")
+    with ranks.leading():
+        assert answers(ranks.runner) == answers(whole)
+    ranks.close()
+    streamed = [model.streamed_bytes for model in ranks.models]
+    matrices = sum(w.nbytes for one in whole._model.layers for part in one.linears for w in part.weights())
+    assert streamed[0] == streamed[1] and matrices / 2 <= streamed[0] < 0.75 * matrices
+    arrived = [device.log.count("arrive") for device in devices]
+    assert arrived[0] == arrived[1] > 10
+
+
 def test_a_step_is_not_scheduled_ahead_of_tokens_that_the_other_ranks_need(
     started: Callable[..., GpuRanks],
 ) -> None:
