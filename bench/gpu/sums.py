@@ -15,7 +15,7 @@ from torch import multiprocessing
 from bench.gpu.ledger import Row
 from bench.gpu.place import Place
 from quire_server.core.topology import Topology
-from quire_server.layers.parallel import Nccl
+from quire_server.layers.parallel import Meeting, Nccl
 from tests.kernels.gpu.one_shot_ranks import one_shot_ranks
 
 _CALLS, _REPLAYS = 61, 30
@@ -38,7 +38,7 @@ def measure(place: Place, ranks: int, size: int) -> Row:
 
 def _rank_main(rank: int, ranks: int, size: int, directory: str) -> None:
     topology, device = Topology(ranks, rank), torch.device("cuda", rank)
-    joined = Nccl.join(topology, Path(directory), device)
+    joined = Nccl.join(topology, Meeting(Path(directory)), device)
     found: dict[str, float | None] = {_ONE_SHOT: None}
     if joined.has_one_shot:
         found[_ONE_SHOT] = _seconds(joined, size, device) * 1e6

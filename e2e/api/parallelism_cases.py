@@ -40,12 +40,13 @@ PARALLELISM_CASES: dict[str, dict[str, Any]] = {
             _ranks(1, 3),
             minimal(parallelism={}, resources={"gpu": {}}),
             _ranks(1, resources={"gpu": {}}),
-            _ranks(1, resources={"profileRef": {"name": "h100"}}),
+            _ranks(2, resources={"gpu": {}}),
+            _ranks(8, resources={"profileRef": {"name": "h100"}}),
         ),
         "refused": (
-            _ranks(2, resources={"gpu": {}}),
             _ranks(1, 2, resources={"gpu": {}}),
-            _ranks(2, resources={"profileRef": {"name": "h100"}}),
+            _ranks(2, 2, resources={"gpu": {}}),
+            _ranks(1, 3, resources={"profileRef": {"name": "h100"}}),
         ),
     },
     "spec#12": {

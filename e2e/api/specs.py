@@ -275,11 +275,12 @@ def _repair_spec(entry: Body) -> None:
         entry.get("cache", {}).pop("accessMode", None)
     if ranks > 1:
         entry["resources"] = {**entry["resources"], "cpu": "64"}
-        for accelerator in ("gpu", "profileRef"):
-            entry["resources"].pop(accelerator, None)
         engine.get("kvCache", {}).pop("diskOffload", None)
         if engine.get("speculation", {}).get("method") == "DraftModel":
             del engine["speculation"]
+    if sizes.get("pipeline", 1) > 1 or sizes.get("nodes", 1) > 1:
+        for accelerator in ("gpu", "profileRef"):
+            entry["resources"].pop(accelerator, None)
     if "apiKeysSecretRef" not in entry.get("security", {}):
         for limit in PER_KEY:
             engine.pop(limit, None)

@@ -14,6 +14,7 @@ from quire_sizing.errors import SizingError
 from quire_sizing.model import ModelShape, check_tensor, rank_kv_heads, rank_parameters
 
 _CUDA = 600 << 20  # memory of a GPU that a process uses before its first tensor
+_EXCHANGE = 512 << 20  # buffers through which NCCL exchanges with the other ranks
 _FEW, _MANY = 0.85, 0.90  # share of an accelerator's memory
 _SCALE = 4  # bytes, of a key or a value that is kept in numbers of 8 bits
 
@@ -39,7 +40,7 @@ class Serving:
     kv_bits: int = 16
     utilization: float = _MANY
     max_num_batched_tokens: int = 2048
-    host_weights: int = 0  # bytes of weights that stay in host memory
+    host_weights: int = 0  # bytes of weights that stay in host memory, of all ranks
     kv_memory: int | None = None  # bytes of the KV cache, of all ranks; None: what remains
     tensor: int = 1
 
@@ -94,11 +95,13 @@ def decode_bound(bandwidth: float, weights: float) -> float:
 
 def workspace(model: ModelShape, serving: Serving) -> int:
     """An estimate: the process, the activations of a step (about ten rows of the hidden size per token),
-    float32 logits with their copy for sampling, and on several ranks what an all-reduce gives and gets.
+    float32 logits with their copy for sampling, and on several ranks what an all-reduce gives and gets, with
+    the buffers that it goes through.
     """
     rows = 10 if serving.tensor == 1 else 10 + 2
     activations = serving.max_num_batched_tokens * model.hidden_size * rows * 2
-    return _CUDA + activations + 2 * 4 * serving.max_num_seqs * model.vocab_size
+    process = _CUDA if serving.tensor == 1 else _CUDA + _EXCHANGE
+    return process + activations + 2 * 4 * serving.max_num_seqs * model.vocab_size
 
 
 def budget(model: ModelShape, accelerator: Accelerator, serving: Serving) -> Budget:
@@ -107,7 +110,7 @@ def budget(model: ModelShape, accelerator: Accelerator, serving: Serving) -> Bud
     wanted = serving.max_model_len or model.longest
     usable = int(accelerator.memory * serving.utilization)
     weights = weight_bytes(rank_parameters(model, serving.tensor), serving.weight_bits)
-    weights = max(0, weights - serving.host_weights)
+    weights = max(0, weights - serving.host_weights // serving.tensor)
     room = usable - weights - workspace(model, serving)
     if serving.kv_memory is not None:
         room = min(room, serving.kv_memory // serving.tensor)

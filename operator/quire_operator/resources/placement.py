@@ -12,7 +12,7 @@ from typing import Any
 from quire_operator import names
 from quire_operator.resources.manifest import Manifest, as_manifest, compact
 from quire_operator.spec import LLMDeployment, Profile
-from quire_operator.spec.schema import AUTO, Affinity, NodeSelectorTerm, Resources, Spot
+from quire_operator.spec.schema import AUTO, Affinity, NodeSelectorTerm, Spec, Spot
 
 # GKE, EKS, Karpenter, AKS.
 SPOT_LABELS = (
@@ -31,11 +31,12 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
-def devices(resources: Resources, profile: Profile | None) -> dict[str, str]:
-    """The extended resource of one replica; empty for the CPU."""
-    if resources.gpu is not None:
-        return {resources.gpu.resource_name: "1"}
-    return {} if profile is None else {profile.resource_name: "1"}
+def devices(spec: Spec, profile: Profile | None) -> dict[str, str]:
+    """The extended resource of one replica, one for each rank; empty for the CPU."""
+    count = str(spec.parallelism.ranks)
+    if spec.resources.gpu is not None:
+        return {spec.resources.gpu.resource_name: count}
+    return {} if profile is None else {profile.resource_name: count}
 
 
 def build(model: LLMDeployment, profile: Profile | None) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from quire_operator.resources import environment, placement, rank_environment
 from quire_operator.resources.manifest import Manifest, compact, literal
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment, Profile
-from quire_operator.spec.schema import AUTO, ConfigMapKeyRef
+from quire_operator.spec.schema import AUTO, ConfigMapKeyRef, Spec
 
-_SHARED_MEMORY_AUTO = "64Mi"
+_SHARED_MEMORY_AUTO, _SHARED_MEMORY_GPUS = "64Mi", "1Gi"
 _SCRATCH_SIZE = "1Gi"
 # Beyond the startup time: the supervisor ends a late start itself with a reason; the kubelet is the backstop.
 _STARTUP_SPARE_FAILURES = 6
@@ -97,7 +97,7 @@ def _container(model: LLMDeployment, settings: Settings, parts: Parts, role: str
                     "ephemeral-storage": model.spec.engine.kv_cache.disk_offload,
                 }
             ),
-            "limits": {"memory": resources.memory, **placement.devices(resources, parts.profile)},
+            "limits": {"memory": resources.memory, **placement.devices(model.spec, parts.profile)},
         },
         "terminationMessagePath": names.PATH_TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -185,7 +185,10 @@ def _volumes(model: LLMDeployment) -> list[dict[str, Any]]:
         {"name": "home", "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
         {
             "name": "shared-memory",
-            "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY_AUTO if shared == AUTO else shared},
+            "emptyDir": {
+                "medium": "Memory",
+                "sizeLimit": _shared_memory(model.spec) if shared == AUTO else shared,
+            },
         },
     ]
     if size := model.spec.engine.kv_cache.disk_offload:
@@ -205,6 +208,12 @@ def _volumes(model: LLMDeployment) -> list[dict[str, Any]]:
     if ref := model.spec.observability.request_logging.redact_config_map_ref:
         volumes.append({"name": "log-redact", "configMap": {"name": ref.name}})
     return volumes
+
+
+def _shared_memory(spec: Spec) -> str:
+    """The size of /dev/shm: NCCL exchanges through it where GPUs do not reach each other's memory."""
+    has_gpus = spec.resources.accelerator is not None and spec.parallelism.ranks > 1
+    return _SHARED_MEMORY_GPUS if has_gpus else _SHARED_MEMORY_AUTO
 
 
 def _chat_template(model: LLMDeployment) -> ConfigMapKeyRef | None:

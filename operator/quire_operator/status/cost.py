@@ -12,11 +12,20 @@ _ENDED = ("Failed", "Succeeded")
 
 
 def per_hour(profile: Profile | None, observed: Observed) -> float | None:
-    """None without a price. A pod has one accelerator from the moment it has a node, also while it drains."""
+    """None without a price. A pod has its accelerators from the moment it has a node, also while it
+    drains.
+    """
     if profile is None or not profile.cost_per_hour:
         return None
     placed = [pod for pod in observed.pods if _holds_accelerator(pod)]
-    return float(profile.cost_per_hour) * len(placed)
+    return float(profile.cost_per_hour) * sum(_accelerators(pod, profile.resource_name) for pod in placed)
+
+
+def _accelerators(pod: Body, resource: str) -> int:
+    """How many the pod itself asks for: those of an earlier revision may have been fewer."""
+    containers = (pod.get("spec") or {}).get("containers") or [{}]
+    limits = (containers[0].get("resources") or {}).get("limits") or {}
+    return int(limits.get(resource, 1))
 
 
 def _holds_accelerator(pod: Body) -> bool:

@@ -20,6 +20,10 @@ def choose(nodes: int = 1, *, is_gpu: bool = False) -> str:
     """The name of the fastest communicator that this machine supports, and that reaches so many nodes.
     ``is_gpu``: for ranks on GPUs.
     """
+    if is_gpu and nodes > 1:
+        raise ConfigError(
+            f"--nodes {nodes} works on CPUs only so far: with GPUs give --nodes 1, or --device cpu."
+        )
     if is_gpu:
         return NCCL
     return SHARED_MEMORY if nodes == 1 and SharedMemory.is_supported() else GLOO

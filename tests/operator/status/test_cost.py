@@ -33,6 +33,13 @@ def test_every_pod_that_has_a_node_costs_the_price_and_ended_ones_nothing() -> N
     assert status.cost_per_hour(None, observed) is None
 
 
+def test_a_pod_costs_the_price_of_each_accelerator_that_it_has() -> None:
+    body = pod(kubelet.ready(), name="m-0")
+    body["spec"]["containers"] = [{"resources": {"limits": {"nvidia.com/gpu": "4", "memory": "8Gi"}}}]
+    observed = Observed(body=model_body(), pods=(body, pod(kubelet.ready(), name="m-1")))
+    assert status.cost_per_hour(PRICED, observed) == 5 * 2.5
+
+
 async def test_the_cost_is_a_metric_as_long_as_the_llmdeployment_is_there() -> None:
     api = FakeApi()
     api.put("/apis/serving.quire.dev/v1alpha1/acceleratorprofiles/h100", profiles.FULL)

@@ -15,8 +15,9 @@ from torch.distributed import DistBackendError
 
 from quire_kernels import OneShotPlace, one_shot_region_bytes
 from quire_server.core.topology import Topology
+from quire_server.errors import ConfigError
 from quire_server.layers import communicators, parallel
-from quire_server.layers.parallel import CollectiveError, Nccl
+from quire_server.layers.parallel import CollectiveError, Meeting, Nccl
 
 CPU = torch.device("cpu")
 PLACE = OneShotPlace.of([0, 0], 0, torch.zeros(one_shot_region_bytes(2), dtype=torch.uint8))
@@ -144,7 +145,7 @@ def join(monkeypatch: pytest.MonkeyPatch, path: Path, machine: Machine, shares: 
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: log.append("device"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("wait"))
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: one != other)
-    return Nccl.join(Topology(2), path, CPU)
+    return Nccl.join(Topology(2), Meeting(path), CPU)
 
 
 BEGIN, BY_NCCL = ["device", "NCCL, rank 0 of 2"], ["all-reduce", "gather", "wait"]
@@ -199,7 +200,12 @@ def test_the_communicator_is_chosen_by_where_the_ranks_compute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joined: list[torch.device] = []
-    monkeypatch.setattr(Nccl, "join", lambda topology, directory, device: joined.append(device))
-    communicators.join(communicators.choose(is_gpu=True), Topology(2, 1), tmp_path, None)
+    monkeypatch.setattr(Nccl, "join", lambda topology, meeting, device: joined.append(device))
+    communicators.join(communicators.choose(is_gpu=True), Topology(2, 1), Meeting(tmp_path), None)
     assert joined == [torch.device("cuda", 1)]
     assert communicators.choose(is_gpu=False) != communicators.choose(is_gpu=True)
+
+
+def test_ranks_on_gpus_of_several_nodes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--nodes 2 works on CPUs only so far"):
+        communicators.choose(2, is_gpu=True)
