@@ -1,4 +1,5 @@
-"""A real single-node Kubernetes for this checkout, in a network namespace of its own.
+"""A real Kubernetes for this checkout: a node in a network namespace of its own, and a second one where it is
+asked for.
 
 `python -m e2e.cluster up` for people, these names for tests and for the image builder.
 """

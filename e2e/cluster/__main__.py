@@ -8,7 +8,7 @@ from pathlib import Path
 
 from e2e.cluster import lifecycle, plan, programs, prometheus
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.layout import Checkout, foreign_kubeconfig
+from e2e.cluster.layout import MAX_NODES, Checkout, foreign_kubeconfig
 
 _COMMANDS = {
     "build": "build the programs into .cluster/bin",
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     epilog = "\n".join(f"  {name:<8} {what}" for name, what in _COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="python -m e2e.cluster",
-        description="A real single-node Kubernetes for this checkout.",
+        description="A real Kubernetes of one or two nodes for this checkout.",
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -34,17 +34,23 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--only", nargs="+", default=(), metavar="PROGRAM", help="what to build (default: all)"
     )
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        choices=range(1, MAX_NODES + 1),
+        help="how many (default: as many as there are, or 1)",
+    )
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: here)")
     arguments = parser.parse_args(argv)
     try:
-        _run(arguments.command, arguments.root, tuple(arguments.only))
+        _run(arguments.command, arguments.root, tuple(arguments.only), arguments.nodes)
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _run(command: str, root: Path, only: tuple[str, ...]) -> None:
+def _run(command: str, root: Path, only: tuple[str, ...], nodes: int | None) -> None:
     checkout = Checkout.at(root)
     if command == "build":
         programs.build(checkout.bin, only)
@@ -57,13 +63,13 @@ def _run(command: str, root: Path, only: tuple[str, ...]) -> None:
     if foreign is not None:
         print(f"KUBECONFIG={foreign} is used as it is: nothing is started or stopped here")
     elif command == "plan":
-        print(plan.describe(checkout, plan.observe(checkout)))
+        print(plan.describe(checkout, plan.observe(checkout, nodes)))
     elif command == "start":
         programs.build(checkout.bin, programs.OF_UP)
-        lifecycle.up(root)
+        lifecycle.up(root, nodes)
     elif command == "up":
-        print(plan.describe(checkout, plan.observe(checkout)), flush=True)
-        cluster = lifecycle.up(root)
+        print(plan.describe(checkout, plan.observe(checkout, nodes)), flush=True)
+        cluster = lifecycle.up(root, nodes)
         print(f"export KUBECONFIG={cluster.kubeconfig}")
     elif command == "down":
         lifecycle.down(root)

@@ -17,17 +17,17 @@ from e2e.cluster.errors import ClusterError, NotUpError
 from e2e.cluster.layout import RUN_ROOT, Addresses, Checkout, Cluster, choose_block
 
 
-def claim(checkout: Checkout) -> Cluster:
-    """Takes free addresses for this checkout and writes that down."""
+def claim(checkout: Checkout, nodes: int = 1) -> Cluster:
+    """Takes free addresses for this checkout's cluster of so many nodes and writes that down."""
     with host.machine_lock():
         host.save_sysctls()
         others = [cluster.addresses.block for cluster in claimed() if cluster.checkout != checkout]
         block = choose_block(checkout.id, (*network.routed_networks(), *others))
         checkout.run.mkdir(parents=True, exist_ok=True)
         new = checkout.claim.with_suffix(".new")
-        new.write_text(json.dumps({"root": str(checkout.root), "block": str(block)}))
+        new.write_text(json.dumps({"root": str(checkout.root), "block": str(block), "nodes": nodes}))
         new.rename(checkout.claim)
-    return Cluster(checkout, Addresses(block))
+    return Cluster(checkout, Addresses(block, nodes))
 
 
 def claimed() -> list[Cluster]:
@@ -41,6 +41,11 @@ def current(root: Path) -> Cluster:
     if not checkout.claim.exists() or not checkout.kubeconfig.exists():
         raise _not_up(checkout)
     return _read(checkout.claim)
+
+
+def num_nodes(checkout: Checkout) -> int:
+    """How many nodes the checkout's cluster was claimed with; one where it was not."""
+    return _read(checkout.claim).addresses.nodes if checkout.claim.exists() else 1
 
 
 def with_registry(checkout: Checkout) -> Cluster:
@@ -79,6 +84,7 @@ def _not_up(checkout: Checkout) -> NotUpError:
 def _read(path: Path) -> Cluster:
     try:
         said = json.loads(path.read_text())
-        return Cluster(Checkout.at(Path(said["root"])), Addresses(IPv4Network(said["block"])))
+        addresses = Addresses(IPv4Network(said["block"]), int(said.get("nodes", 1)))
+        return Cluster(Checkout.at(Path(said["root"])), addresses)
     except (ValueError, KeyError) as error:
         raise ClusterError(f"{path} is damaged ({error}): remove it") from error

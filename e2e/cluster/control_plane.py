@@ -172,7 +172,7 @@ def controller_manager(cluster: Cluster) -> list[str]:
         f"--cluster-signing-cert-file={pki}/ca.crt",
         f"--cluster-signing-key-file={pki}/ca.key",
         "--allocate-node-cidrs=true",
-        f"--cluster-cidr={cluster.addresses.pods}",
+        f"--cluster-cidr={cluster.addresses.all_pods}",
         f"--node-cidr-mask-size={cluster.addresses.pods.prefixlen}",
         f"--service-cluster-ip-range={cluster.addresses.services}",
         "--horizontal-pod-autoscaler-sync-period=3s",

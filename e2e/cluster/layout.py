@@ -9,14 +9,14 @@ and socket paths stay short.
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from e2e.cluster.errors import HostError
 
 RUN_ROOT = Path("/run/quire-cluster")
-NODE_NAME = "node-1"
+MAX_NODES = 2
 API_PORT = 6443
 REGISTRY = "localhost:5000"
 
@@ -27,19 +27,31 @@ _BLOCK_PREFIX = 20
 
 @dataclass(frozen=True)
 class Checkout:
-    """One working tree's cluster, up or not: its identity and its paths."""
+    """One working tree's cluster, up or not: its identity and its paths. `node`: whose own files are meant,
+    where a node has some; a second node's lie in a directory below those of the first.
+    """
 
     root: Path
     id: str
+    node: int = 1
 
     @classmethod
     def at(cls, root: Path) -> "Checkout":
         root = root.resolve()
         return cls(root, hashlib.sha256(str(root).encode()).hexdigest()[:8])
 
+    def of_node(self, number: int) -> "Checkout":
+        """The same, with the files of another node."""
+        return replace(self, node=number)
+
     @property
     def state(self) -> Path:
         return self.root / ".cluster"
+
+    @property
+    def own(self) -> Path:
+        """What the node has for itself and the others do not."""
+        return self.state if self.node == 1 else self.state / f"node-{self.node}"
 
     @property
     def bin(self) -> Path:
@@ -59,7 +71,7 @@ class Checkout:
 
     @property
     def pod_logs(self) -> Path:
-        return self.log / "pods"
+        return self.log / ("pods" if self.node == 1 else f"pods-{self.node}")
 
     @property
     def pki(self) -> Path:
@@ -67,12 +79,12 @@ class Checkout:
 
     @property
     def config(self) -> Path:
-        return self.state / "config"
+        return self.own / "config"
 
     @property
     def pod_files(self) -> Path:
         """The kubelet's directory as it lies on the disk."""
-        return self.state / "kubelet"
+        return self.own / "kubelet"
 
     @property
     def kubelet(self) -> Path:
@@ -85,7 +97,7 @@ class Checkout:
 
     @property
     def containerd(self) -> Path:
-        return self.state / "containerd"
+        return self.own / "containerd"
 
     @property
     def registry(self) -> Path:
@@ -98,19 +110,21 @@ class Checkout:
     @property
     def disposable(self) -> tuple[Path, ...]:
         """What `down` deletes: everything that belongs to one life of the cluster (logs stay to be read)."""
-        return (self.kubeconfig, self.etcd, self.pod_files, self.pki, self.config, self.state / "run")
+        nodes = [self.of_node(number) for number in range(1, MAX_NODES + 1)]
+        own = [path for node in nodes for path in (node.pod_files, node.config)]
+        return (self.kubeconfig, self.etcd, self.pki, *own, self.state / "run")
 
     @property
     def run(self) -> Path:
-        return RUN_ROOT / self.id
+        return RUN_ROOT / self.id / ("" if self.node == 1 else f"node-{self.node}")
 
     @property
     def claim(self) -> Path:
-        return self.run / "claim.json"
+        return RUN_ROOT / self.id / "claim.json"
 
     @property
     def records(self) -> Path:
-        return self.run / "processes"
+        return RUN_ROOT / self.id / "processes"
 
     @property
     def netns(self) -> Path:
@@ -126,18 +140,22 @@ class Checkout:
 
     @property
     def cgroup(self) -> str:
-        return f"quire-{self.id}"
+        return f"quire-{self.id}" + ("" if self.node == 1 else f"-{self.node}")
 
     @property
     def cni_network(self) -> str:
-        return f"quire-{self.id}"
+        return f"quire-{self.id}" + ("" if self.node == 1 else f"-{self.node}")
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """One cluster's /20: a link to the host, the pods, the Services."""
+    """One cluster's /20: a link to the host, the pods, the Services, the wire between two nodes; as one of
+    its `nodes` has them.
+    """
 
     block: IPv4Network
+    nodes: int = 1
+    node: int = 1
 
     @property
     def link(self) -> IPv4Network:
@@ -149,11 +167,30 @@ class Addresses:
 
     @property
     def node_ip(self) -> IPv4Address:
-        return self.link[2]
+        return self.link[2] if self.node == 1 else self.wire_ip
+
+    @property
+    def wire(self) -> IPv4Network:
+        """Between the nodes. The first one routes for the others."""
+        return self._quarter(3)
+
+    @property
+    def wire_ip(self) -> IPv4Address:
+        """This node's end of it."""
+        return self.wire[self.node]
 
     @property
     def pods(self) -> IPv4Network:
+        """The addresses of this node's pods."""
+        return list(self.all_pods.subnets(prefixlen_diff=self.nodes - 1))[self.node - 1]
+
+    @property
+    def all_pods(self) -> IPv4Network:
         return self._quarter(1)
+
+    def of_node(self, number: int) -> "Addresses":
+        """The same, as another node has them."""
+        return replace(self, node=number)
 
     @property
     def services(self) -> IPv4Network:
@@ -179,6 +216,20 @@ class Cluster:
     addresses: Addresses
 
     @property
+    def name(self) -> str:
+        """The node's."""
+        return f"node-{self.checkout.node}"
+
+    @property
+    def others(self) -> "tuple[Cluster, ...]":
+        """The cluster as each further node has it."""
+        return tuple(self.of_node(number) for number in range(2, self.addresses.nodes + 1))
+
+    def of_node(self, number: int) -> "Cluster":
+        """The cluster as another node has it."""
+        return Cluster(self.checkout.of_node(number), self.addresses.of_node(number))
+
+    @property
     def root(self) -> Path:
         return self.checkout.root
 
@@ -200,7 +251,7 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        return f"https://{self.node_ip}:{API_PORT}"
+        return f"https://{self.addresses.of_node(1).node_ip}:{API_PORT}"
 
     def in_netns(self, argv: Sequence[str]) -> list[str]:
         """The command line that runs `argv` inside the node's network (its registry, its loopback)."""

@@ -17,6 +17,7 @@ from e2e.cluster import modules, pki
 
 Manifest = dict[str, Any]
 
+WEBHOOK_PORT = 9443
 MODULE = "sigs.k8s.io/lws@v0.9.0"
 _CRDS = (
     (

@@ -1,4 +1,4 @@
-"""The node's own network namespace and the veth that joins it to the host.
+"""The node's own network namespace and the veth that joins it to the host, and those of a second node.
 
 `lifecycle` makes them, `teardown` removes them. The host gets one interface and one route and nothing else:
 forwarding and iptables rules live inside the namespace. Addresses are decided in `layout`.
@@ -52,10 +52,50 @@ def create(cluster: Cluster) -> None:
     ]
     for command in inside:
         _run(cluster.in_netns(command))
+    _set_in_namespace(cluster)
+    _run(["ip", "route", "add", str(addresses.block), "via", str(addresses.node_ip), "dev", veth])
+
+
+def join(first: Cluster, other: Cluster) -> None:
+    """Makes the namespace of a further node, and the wire to the first node, which routes for it."""
+    netns, ours, theirs = str(other.netns), first.addresses, other.addresses
+    other.netns.touch()
+    _run(["unshare", f"--net={netns}", "true"])
+    wire = f"wire-{other.checkout.node}"
+    _run(first.in_netns(["ip", "link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", netns]))
+    on_first = [
+        ["ip", "address", "add", f"{ours.wire_ip}/{ours.wire.prefixlen}", "dev", wire],
+        ["ip", "link", "set", wire, "up"],
+        ["ip", "route", "add", str(theirs.pods), "via", str(theirs.wire_ip), "dev", wire],
+    ]
+    on_other = [
+        ["ip", "link", "set", "lo", "up"],
+        ["ip", "address", "add", f"{theirs.wire_ip}/{theirs.wire.prefixlen}", "dev", "eth0"],
+    ]
+    for node, commands in ((first, on_first), (other, on_other)):
+        for command in commands:
+            _run(node.in_netns(command))
+    mend_wire(other)
+    _set_in_namespace(other)
+
+
+def cut_wire(other: Cluster) -> None:
+    """Cuts a further node off from all that is not on it."""
+    _run(other.in_netns(["ip", "link", "set", "eth0", "down"]))
+
+
+def mend_wire(other: Cluster) -> None:
+    """Undoes it."""
+    gateway = str(other.addresses.of_node(1).wire_ip)
+    _run(other.in_netns(["ip", "link", "set", "eth0", "up"]))
+    # The kernel has removed it with the link.
+    _run(other.in_netns(["ip", "route", "replace", "default", "via", gateway, "dev", "eth0"]))
+
+
+def _set_in_namespace(cluster: Cluster) -> None:
     for name, value in _IN_NAMESPACE.items():
         path = Path("/proc/sys") / name
         _run(cluster.in_netns(["sh", "-c", f"[ ! -e {path} ] || echo {value} >{path}"]))
-    _run(["ip", "route", "add", str(addresses.block), "via", str(addresses.node_ip), "dev", veth])
 
 
 def remove_veth(veth: str) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 from e2e.cluster import host
 from e2e.cluster.control_plane import AUDIT_POLICY
-from e2e.cluster.layout import API_PORT, NODE_NAME, Cluster
+from e2e.cluster.layout import API_PORT, REGISTRY, Cluster
 from e2e.cluster.pki import Identity, kubeconfig
 
 PAUSE_IMAGE = "localhost/quire-pause:1"
-REGISTRY_ADDRESS = "127.0.0.1:5000"
+REGISTRY_PORT = 5000
+REGISTRY_ADDRESS = f"127.0.0.1:{REGISTRY_PORT}"
 DNS_READY_PORT = 8181
 _CLIENTS = ("admin", "controller-manager", "scheduler", "kubelet", "proxy", "coredns")
 
@@ -22,11 +23,35 @@ _CLIENTS = ("admin", "controller-manager", "scheduler", "kubelet", "proxy", "cor
 def identity(cluster: Cluster) -> Identity:
     """The kubelet, as client and as server."""
     return Identity(
-        "kubelet",
-        f"system:node:{NODE_NAME}",
+        _kubelet_name(cluster),
+        f"system:node:{cluster.name}",
         groups=("system:nodes",),
-        serves=("127.0.0.1", cluster.node_ip, NODE_NAME),
+        serves=("127.0.0.1", cluster.node_ip, cluster.name),
     )
+
+
+def _kubelet_name(cluster: Cluster) -> str:
+    number = cluster.checkout.node
+    return "kubelet" if number == 1 else f"kubelet-{number}"
+
+
+def files_of_other(cluster: Cluster) -> dict[str, str]:
+    """What a further node's configuration consists of, by file name. Images it pulls from the first node's
+    registry, under the name that they have there.
+    """
+    checkout = cluster.checkout
+    registry = f"http://{cluster.addresses.of_node(1).wire_ip}:{REGISTRY_PORT}"
+    mirror = f'server = "{registry}"\n[host."{registry}"]\n  capabilities = ["pull", "resolve"]\n'
+    return {
+        "kubelet.kubeconfig": kubeconfig(checkout.pki, _kubelet_name(cluster), cluster.url),
+        "proxy.kubeconfig": kubeconfig(checkout.pki, "proxy", cluster.url),
+        "containerd.toml": containerd_config(cluster),
+        f"registries/{REGISTRY}/hosts.toml": mirror,
+        "10-quire.conflist": json.dumps(cni_config(cluster)),
+        "kubelet.json": json.dumps(kubelet_config(cluster)),
+        "kube-proxy.json": json.dumps(proxy_config(cluster)),
+        "resolv.conf": f"nameserver {cluster.addresses.dns_ip}\n",
+    }
 
 
 def files(cluster: Cluster) -> dict[str, str]:
@@ -70,6 +95,7 @@ disabled_plugins = [
   restrict_oom_score_adj = true
   # Pods' network namespaces lie with our other mounts, where `down` finds them.
   netns_mounts_under_state_dir = true
+{_mirrors(cluster)}\
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{host.cni_dir()}"
     conf_dir = "{checkout.run}/cni"
@@ -85,8 +111,18 @@ disabled_plugins = [
 """
 
 
+def _mirrors(cluster: Cluster) -> str:
+    """Where a further node finds the images of the first one's registry."""
+    if cluster.checkout.node == 1:
+        return ""
+    section = '[plugins."io.containerd.grpc.v1.cri".registry]'
+    return f'  {section}\n    config_path = "{cluster.checkout.config}/registries"\n'
+
+
 def cni_config(cluster: Cluster) -> dict[str, Any]:
-    """One bridge inside the node's namespace."""
+    """One bridge inside the node's namespace. Pods are seen under their own addresses everywhere: the nodes
+    and the host have routes to them.
+    """
     checkout = cluster.checkout
     return {
         "cniVersion": "1.0.0",
@@ -96,7 +132,6 @@ def cni_config(cluster: Cluster) -> dict[str, Any]:
                 "type": "bridge",
                 "bridge": "cni0",
                 "isGateway": True,
-                "ipMasq": True,
                 "hairpinMode": True,
                 "ipam": {
                     "type": "host-local",
@@ -122,8 +157,8 @@ def kubelet_config(cluster: Cluster) -> dict[str, Any]:
             "x509": {"clientCAFile": str(checkout.pki / "ca.crt")},
         },
         "authorization": {"mode": "Webhook"},
-        "tlsCertFile": str(checkout.pki / "kubelet.crt"),
-        "tlsPrivateKeyFile": str(checkout.pki / "kubelet.key"),
+        "tlsCertFile": str(checkout.pki / f"{_kubelet_name(cluster)}.crt"),
+        "tlsPrivateKeyFile": str(checkout.pki / f"{_kubelet_name(cluster)}.key"),
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": f"/{checkout.cgroup}",
         "failCgroupV1": False,
@@ -154,8 +189,8 @@ def proxy_config(cluster: Cluster) -> dict[str, Any]:
         "kind": "KubeProxyConfiguration",
         "mode": "iptables",
         "clientConnection": {"kubeconfig": str(cluster.checkout.config / "proxy.kubeconfig")},
-        "clusterCIDR": str(cluster.addresses.pods),
-        "hostnameOverride": NODE_NAME,
+        "clusterCIDR": str(cluster.addresses.all_pods),
+        "hostnameOverride": cluster.name,
         "oomScoreAdj": 0,
         # Zero leaves the host's connection tracking as it is.
         "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
@@ -181,7 +216,7 @@ cluster.local:53 in-addr.arpa:53 {{
 
 
 def registry_config(cluster: Cluster) -> dict[str, Any]:
-    """A registry that only this node reaches."""
+    """A registry that only the cluster's nodes reach."""
     return {
         "version": "0.1",
         "log": {"level": "warn", "accesslog": {"disabled": True}},
@@ -190,7 +225,7 @@ def registry_config(cluster: Cluster) -> dict[str, Any]:
             "delete": {"enabled": True},
             "cache": {"blobdescriptor": "inmemory"},
         },
-        "http": {"addr": REGISTRY_ADDRESS},
+        "http": {"addr": REGISTRY_ADDRESS if cluster.addresses.nodes == 1 else f":{REGISTRY_PORT}"},
     }
 
 
@@ -211,7 +246,7 @@ def kubelet(cluster: Cluster) -> list[str]:
         str(checkout.bin / "kubelet"),
         f"--config={checkout.config}/kubelet.json",
         f"--kubeconfig={checkout.config}/kubelet.kubeconfig",
-        f"--hostname-override={NODE_NAME}",
+        f"--hostname-override={cluster.name}",
         f"--node-ip={cluster.node_ip}",
         f"--root-dir={checkout.kubelet}",
         f"--cert-dir={checkout.kubelet}/pki",

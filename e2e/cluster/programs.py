@@ -104,6 +104,13 @@ PROGRAMS = (
 # What a running cluster consists of, and what `make up` needs besides. The other programs are for tests.
 OF_THE_NODE = ("kube", "pause", "coredns")
 OF_UP = (*OF_THE_NODE, "helm")
+# What several nodes are there for: groups of pods.
+OF_SEVERAL_NODES = ("lws",)
+
+
+def of_cluster(nodes: int) -> tuple[str, ...]:
+    """What a running cluster of so many nodes consists of."""
+    return OF_THE_NODE if nodes == 1 else (*OF_THE_NODE, *OF_SEVERAL_NODES)
 
 
 def key(program: Program, sources: Path, go_version: str) -> str:

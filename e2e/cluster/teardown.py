@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from e2e.cluster import cgroups, claims, host, mounts, network, process
-from e2e.cluster.layout import RUN_ROOT, Checkout
+from e2e.cluster.layout import MAX_NODES, RUN_ROOT, Checkout
 
 # These write what survives; all others may stop where they are.
 _KEEPERS = ("containerd", "registry")
@@ -24,10 +24,12 @@ def teardown(checkout: Checkout) -> None:
     """Removes processes, mounts, cgroups, interface and state; programs, images and registry stay."""
     checkout.kubeconfig.unlink(missing_ok=True)
     _stop_processes(checkout)
-    _remove_shim_sockets(checkout)
+    for each in _nodes(checkout):
+        _remove_shim_sockets(each)
     mounts.unmount_below(checkout.run)
     mounts.unmount_below(checkout.state)
-    cgroups.remove(checkout.cgroup)
+    for each in _nodes(checkout):
+        cgroups.remove(each.cgroup)
     network.remove_veth(checkout.veth)
     _remove_traces(checkout)
     for path in checkout.disposable:
@@ -61,7 +63,8 @@ def shims(checkout: Checkout, proc: Path = Path("/proc")) -> set[int]:
     return {
         pid
         for pid, argv in _commands(proc)
-        if _name(argv).startswith(b"containerd-shim") and str(checkout.socket).encode() in argv
+        if _name(argv).startswith(b"containerd-shim")
+        and any(str(each.socket).encode() in argv for each in _nodes(checkout))
     }
 
 
@@ -89,10 +92,20 @@ def _name(argv: list[bytes]) -> bytes:
 
 def _stop_processes(checkout: Checkout) -> None:
     records = process.recorded(checkout.records)
+    keepers = [record for record in records if record.name.startswith(_KEEPERS)]
     # The kubelet first: it would start again what ends below.
-    process.stop([r for r in records if r.name not in _KEEPERS], grace_seconds=0)
-    process.stop([r for r in records if r.name in _KEEPERS], grace_seconds=5)
-    process.kill_all(lambda: shims(checkout) | tools(checkout) | cgroups.processes(checkout.cgroup))
+    process.stop([record for record in records if record not in keepers], grace_seconds=0)
+    process.stop(keepers, grace_seconds=5)
+    process.kill_all(lambda: shims(checkout) | tools(checkout) | _in_pods(checkout))
+
+
+def _in_pods(checkout: Checkout) -> set[int]:
+    return {pid for each in _nodes(checkout) for pid in cgroups.processes(each.cgroup)}
+
+
+def _nodes(checkout: Checkout) -> list[Checkout]:
+    """The checkout as each node that it may have had."""
+    return [checkout.of_node(number) for number in range(1, MAX_NODES + 1)]
 
 
 def _remove_shim_sockets(checkout: Checkout) -> None:
@@ -111,7 +124,7 @@ def _remove_traces(checkout: Checkout) -> None:
     if _CONTAINER_LOG_LINKS.is_dir():
         for link in _CONTAINER_LOG_LINKS.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if link.is_symlink() and link.readlink().is_relative_to(checkout.pod_logs):
+                if link.is_symlink() and link.readlink().is_relative_to(checkout.log):
                     link.unlink(missing_ok=True)
 
 

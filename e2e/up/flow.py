@@ -13,11 +13,13 @@ import yaml
 
 from e2e import cluster
 from e2e.cluster import plan
+from e2e.cluster.layout import MAX_NODES
 from e2e.images import build
 from e2e.images.build import References
 from e2e.images.target import Target
 from e2e.kubectl import Kubectl
 from e2e.up import estimate, plugin, question, together, waiting
+from e2e.up.errors import UpError
 from e2e.up.place import Place
 
 _EXAMPLE = Path("examples/smollm2.yaml")
@@ -27,21 +29,31 @@ _READY_SECONDS = 300
 
 def run(root: Path, environ: Mapping[str, str]) -> None:
     """Everything, from a checkout to the model's answer."""
-    began = time.monotonic()
+    began, nodes = time.monotonic(), _nodes(environ)
     place = Place.of(root, environ)
     if place.is_ours:
-        print(plan.describe(place.checkout, plan.observe(place.checkout)), flush=True)
+        print(plan.describe(place.checkout, plan.observe(place.checkout, nodes)), flush=True)
     else:
         print(f"KUBECONFIG={place.kubectl.kubeconfig} is used as it is: no cluster is started", flush=True)
         Target.of(root, environ)  # says what is missing before anything is built
     print(estimate.describe(estimate.missing(place.checkout, environ, is_ours=place.is_ours)), flush=True)
     if place.is_ours:
-        cluster.start_registry(root)
+        cluster.start_registry(root, nodes)
     plugin.install(place.checkout)
     _step(began, "programs and cluster, images, model" if place.is_ours else "programs, images, model")
-    together.run(_preparations(is_ours=place.is_ours), root)
+    together.run(_preparations(is_ours=place.is_ours, nodes=nodes), root)
     images = _release(place, root, environ, began)
     _serve(place, root, images, began)
+
+
+def _nodes(environ: Mapping[str, str]) -> int | None:
+    """How many nodes are asked for: `make up NODES=2`. None for as many as there are, or one."""
+    text = environ.get("NODES")
+    if not text:
+        return None
+    if text not in map(str, range(1, MAX_NODES + 1)):
+        raise UpError(f"NODES={text}: give a number from 1 to {MAX_NODES}")
+    return int(text)
 
 
 def undo(place: Place) -> str:
@@ -50,9 +62,10 @@ def undo(place: Place) -> str:
     return f"`{command}` takes it away"
 
 
-def _preparations(*, is_ours: bool) -> dict[str, list[str]]:
+def _preparations(*, is_ours: bool, nodes: int | None) -> dict[str, list[str]]:
     """The cluster starts as soon as its programs are built, while images are made and pushed."""
-    command = ["start"] if is_ours else ["build", "--only", "kube", "helm"]
+    start = ["start", *([f"--nodes={nodes}"] if nodes else [])]
+    command = start if is_ours else ["build", "--only", "kube", "helm"]
     return {
         "cluster" if is_ours else "programs": [sys.executable, "-m", "e2e.cluster", *command],
         "images": [sys.executable, "-m", "e2e.up.artifacts", "push"],

@@ -1,10 +1,12 @@
 """Paths and addresses are decided without touching the machine."""
 
+import json
 from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
 
+from e2e.cluster import node
 from e2e.cluster.errors import HostError
 from e2e.cluster.layout import ADDRESSES, Addresses, Checkout, Cluster, choose_block, foreign_kubeconfig
 
@@ -77,3 +79,50 @@ def test_programs_enter_the_namespace_without_losing_the_cgroup_mounts() -> None
     command = cluster.in_netns(["true", "--flag"])
     assert command[0] == "nsenter"
     assert command[-3:] == ["--", "true", "--flag"]
+
+
+def test_two_nodes_share_no_address_and_no_file_of_their_own() -> None:
+    one = Cluster(Checkout.at(Path("/srv/quire")), Addresses(IPv4Network("10.192.144.0/20"), nodes=2))
+    (two,) = one.others
+    parts = [one.addresses.link, one.addresses.wire, one.addresses.services, one.addresses.pods]
+    parts.append(two.addresses.pods)
+    assert not any(left.overlaps(right) for left in parts for right in parts if left is not right)
+    assert all(part.subnet_of(one.addresses.block) for part in parts)
+    assert (one.name, two.name) == ("node-1", "node-2") and one.url == two.url
+    for path in (
+        "run",
+        "netns",
+        "socket",
+        "kubelet",
+        "pod_files",
+        "pod_logs",
+        "config",
+        "containerd",
+        "cgroup",
+    ):
+        assert getattr(one.checkout, path) != getattr(two.checkout, path), path
+    for path in ("pki", "bin", "kubeconfig", "records", "claim", "log"):
+        assert getattr(one.checkout, path) == getattr(two.checkout, path), path
+
+
+def test_what_a_second_node_has_is_taken_away_with_the_first() -> None:
+    one = Checkout.at(Path("/srv/quire"))
+    two = one.of_node(2)
+    assert {two.pod_files, two.config} <= set(one.disposable)
+    assert two.run.is_relative_to(one.run) and two.own.is_relative_to(one.state)
+
+
+def test_one_node_has_all_addresses_of_pods() -> None:
+    addresses = Addresses(IPv4Network("10.192.144.0/20"))
+    assert addresses.pods == addresses.all_pods
+
+
+def test_a_second_node_finds_images_and_api_server_on_the_first() -> None:
+    one = Cluster(Checkout.at(Path("/srv/quire")), Addresses(IPv4Network("10.192.144.0/20"), nodes=2))
+    (two,) = one.others
+    files = node.files_of_other(two)
+    assert f"http://{one.addresses.wire_ip}:5000" in files["registries/localhost:5000/hosts.toml"]
+    assert f"{two.checkout.config}/registries" in files["containerd.toml"]
+    assert one.url in files["kubelet.kubeconfig"]
+    assert json.loads(files["kubelet.json"])["cgroupRoot"] == f"/{two.checkout.cgroup}"
+    assert json.loads(node.files(one)["registry.json"])["http"]["addr"] == ":5000"

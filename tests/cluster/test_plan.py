@@ -1,5 +1,6 @@
 """`up` says what it will change before it changes it."""
 
+from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -43,3 +44,11 @@ def test_the_network_is_named_as_it_will_be_found() -> None:
     text = describe(CHECKOUT, READY)
     for name in (CHECKOUT.veth, "10.192.144.0/20", "10.192.144.1", CHECKOUT.cgroup, str(CHECKOUT.run)):
         assert name in text
+
+
+def test_a_second_node_is_named_where_it_is_asked_for() -> None:
+    assert f"/{CHECKOUT.of_node(2).cgroup}" not in describe(CHECKOUT, READY)
+    two = replace(READY, addresses=replace(READY.addresses, nodes=2))
+    text = describe(CHECKOUT, two)
+    assert f"/{CHECKOUT.cgroup}, /{CHECKOUT.of_node(2).cgroup}" in text
+    assert "2 namespaces" in text

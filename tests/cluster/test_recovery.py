@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import cgroups, claims, host, lifecycle, mounts, network, process, programs, teardown
-from e2e.cluster.layout import RUN_ROOT, Checkout, Cluster
+from e2e.cluster.layout import MAX_NODES, RUN_ROOT, Checkout, Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 WAIT_SECONDS = 200.0  # long enough for a machine that is busy with something else
@@ -25,8 +25,9 @@ REPOSITORY = Path(__file__).parents[2]
 POD = """
 apiVersion: v1
 kind: Pod
-metadata: {name: victim}
+metadata: {name: NAME}
 spec:
+  nodeName: NODE
   containers:
     - name: pause
       image: localhost/quire-pause:1
@@ -35,6 +36,22 @@ spec:
   volumes:
     - name: memory
       emptyDir: {medium: Memory, sizeLimit: 1Mi}
+"""
+
+
+PORT = 7000
+ANSWER_WITH_THE_CALLERS_ADDRESS = f"""
+import socket, sys
+server = socket.create_server((sys.argv[1], {PORT}))
+print("listens", flush=True)
+connection, caller = server.accept()
+connection.sendall(caller[0].encode())
+connection.close()
+"""
+CONNECT = """
+import socket, sys
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=30)
+print(connection.recv(100).decode() if sys.argv[3] == "read" else "", end="")
 """
 
 
@@ -51,16 +68,26 @@ def checkout(tmp_path: Path) -> Iterator[Checkout]:
     lifecycle.down(checkout.root)
 
 
-def _run_pod(cluster: Cluster) -> None:
+def _run_pod(cluster: Cluster) -> str:
+    """Runs a pod on the node whose view of the cluster this is; returns its address."""
     kubectl = [str(cluster.checkout.bin / "kubectl"), f"--kubeconfig={cluster.kubeconfig}"]
-    subprocess.run([*kubectl, "apply", "--filename=-"], input=POD, text=True, check=True)
-    wait = ["wait", "--for=condition=Ready", "pod/victim", f"--timeout={WAIT_SECONDS:.0f}s"]
+    name = f"victim-of-{cluster.name}"
+    body = POD.replace("NAME", name).replace("NODE", cluster.name)
+    subprocess.run([*kubectl, "apply", "--filename=-"], input=body, text=True, check=True)
+    wait = ["wait", "--for=condition=Ready", f"pod/{name}", f"--timeout={WAIT_SECONDS:.0f}s"]
     subprocess.run([*kubectl, *wait], check=True)
+    get = ["get", "pod", name, "--output=jsonpath={.status.podIP}"]
+    return subprocess.run([*kubectl, *get], capture_output=True, text=True, check=True).stdout
+
+
+def _nodes(checkout: Checkout) -> list[Checkout]:
+    return [checkout.of_node(number) for number in range(1, MAX_NODES + 1)]
 
 
 def _everything_of(checkout: Checkout) -> set[int]:
     recorded = {record.pid for record in process.recorded(checkout.records) if process.is_alive(record)}
-    return recorded | teardown.shims(checkout) | cgroups.processes(checkout.cgroup)
+    in_pods = {pid for node in _nodes(checkout) for pid in cgroups.processes(node.cgroup)}
+    return recorded | teardown.shims(checkout) | in_pods
 
 
 def _kill_everything_of(checkout: Checkout) -> None:
@@ -71,13 +98,14 @@ def _assert_nothing_is_left(checkout: Checkout) -> None:
     assert _everything_of(checkout) == set()
     assert mounts.below(checkout.run) == [] == mounts.below(checkout.state)
     assert not checkout.run.exists()
-    assert not cgroups.exists(checkout.cgroup)
+    assert not any(cgroups.exists(node.cgroup) for node in _nodes(checkout))
     assert not network.has_interface(checkout.veth)
     assert (
         str(checkout.run) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     )
     left = {path.name for path in checkout.state.iterdir()} if checkout.state.exists() else set()
-    assert left <= {"bin", "containerd", "registry", "log", "lock"}
+    assert left <= {"bin", "containerd", "node-2", "registry", "log", "lock"}
+    assert {path.name for path in checkout.of_node(2).own.glob("*")} <= {"containerd"}
 
 
 def test_up_recovers_from_a_kill_of_everything_and_down_leaves_nothing(checkout: Checkout) -> None:
@@ -92,6 +120,29 @@ def test_up_recovers_from_a_kill_of_everything_and_down_leaves_nothing(checkout:
     _run_pod(cluster)
 
     _kill_everything_of(checkout)
+    lifecycle.down(checkout.root)
+    _assert_nothing_is_left(checkout)
+
+
+def test_pods_of_two_nodes_reach_each_other_and_down_leaves_nothing_of_either(checkout: Checkout) -> None:
+    one = lifecycle.up(checkout.root, nodes=2)
+    (two,) = one.others
+    addresses = [_run_pod(one), _run_pod(two)]
+    services = [(str(one.addresses.api_service_ip), 443), (str(one.addresses.dns_ip), 53)]
+    for here, there, own, other in ((one, two, *addresses), (two, one, *reversed(addresses))):
+        with _in_pod(there, ANSWER_WITH_THE_CALLERS_ADDRESS, other) as server:
+            assert server.stdout is not None and server.stdout.readline() == "listens\n"
+            assert _connect_from_pod(here, (other, PORT)) == own, "a pod is seen under its own address"
+        for service in services:
+            _connect_from_pod(here, service, says=False)
+
+    network.cut_wire(two)
+    with pytest.raises(subprocess.CalledProcessError):
+        _connect_from_pod(two, services[0], says=False)
+    network.mend_wire(two)
+    _connect_from_pod(two, services[0], says=False)
+
+    assert lifecycle.up(checkout.root) == one, "without a number it stays as it is"
     lifecycle.down(checkout.root)
     _assert_nothing_is_left(checkout)
 
@@ -173,6 +224,35 @@ def test_the_hosts_settings_come_back_with_the_last_cluster_and_not_before(check
     lifecycle.down(checkout.root)
     assert host.sysctls() == (during if others else before)
     assert bool(list(RUN_ROOT.iterdir())) == bool(others)
+
+
+def _pod_netns(node: Cluster) -> Path:
+    """The network namespace of the only pod of a node."""
+    (path,) = (node.checkout.run / "containerd/io.containerd.grpc.v1.cri/netns").iterdir()
+    return path
+
+
+def _inside_pod(node: Cluster, program: str, *arguments: object) -> list[str]:
+    """A command line of Python in the network of the only pod of a node."""
+    return ["nsenter", f"--net={_pod_netns(node)}", sys.executable, "-c", program, *map(str, arguments)]
+
+
+@contextmanager
+def _in_pod(node: Cluster, program: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Runs it during the block."""
+    with subprocess.Popen(
+        _inside_pod(node, program, *arguments), stdout=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def _connect_from_pod(node: Cluster, address: tuple[str, int], *, says: bool = True) -> str:
+    """What an address says to the only pod of a node."""
+    argv = _inside_pod(node, CONNECT, *address, "read" if says else "close")
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
 
 @contextmanager
