@@ -1,7 +1,8 @@
 """The supervisor's loop on a node that has ranks of a model, but not the first: no engine and no API.
 
 Its ranks follow the leader on another node, and end with it. On SIGTERM they go on until the leader has gone:
-it may still answer requests, for which it needs them.
+it may still answer requests, for which it needs them. Before the group has served there are none, and the
+node ends at once: the leader's pod is not replaced before this one is gone.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class WorkerSupervisor:
 
     def _drain(self) -> None:
         self._state.write_control(Control(draining=True))
-        limit = self._config.drain_timeout_seconds + _DRAIN_MARGIN_SECONDS
+        limit = self._config.drain_timeout_seconds + _DRAIN_MARGIN_SECONDS if self._is_serving else 0.0
         self._drains_until = min(self._drains_until, time.monotonic() + limit)
         logger.info("waiting for the leader to end")
 

@@ -174,3 +174,10 @@ def test_random_bytes_to_every_port_of_a_group_end_nothing(group, addresses):
                     stranger.recv(1 << 12)
     assert text(leader)
     assert [server.process.poll() for server in group] == [None, None]
+
+
+def test_a_worker_that_is_to_end_before_the_group_serves_waits_for_no_leader(tiny, tmp_path, addresses):
+    with node(tiny, tmp_path / "worker", 1, addresses, free_ports(2)) as worker:
+        worker.wait("its rank is started", lambda: worker.ranks())
+        worker.terminate()
+        assert worker.wait_end(10) == 0
