@@ -21,7 +21,7 @@ FOREIGN := $(filter-out $(abspath .cluster/kubeconfig),$(abspath $(KUBECONFIG)))
 COMPILE = .venv/bin/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	--generate-hashes --no-emit-index-url --no-annotate --no-header --constraint requirements/floors.txt
 
-.PHONY: help setup up down check unit kernels test clusters servers artifacts stories stories-alone deep soak chaos keda bench bench-gpu images audit docs lock lock-base
+.PHONY: help setup up down check unit kernels test clusters servers artifacts stories stories-alone deep soak chaos keda nodes bench bench-gpu images audit docs lock lock-base
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -64,14 +64,14 @@ test: $(READY) ## Every test but the deepest, the stories on a real cluster incl
 # measure what they share.
 clusters:
 	@$(MAKE) -j 2 servers artifacts
-	$(PYTHON) -m e2e.up
+	NODES=2 $(PYTHON) -m e2e.up
 	@$(MAKE) --keep-going stories stories-alone
 
 stories:
 	$(PYTEST) -n 2 --dist loadfile -m "cluster and not alone" e2e/stories
 
 stories-alone:
-	$(PYTEST) -m "cluster and alone" e2e/stories
+	$(PYTEST) -m "cluster and alone and not deep" e2e/stories
 
 # API servers and nodes that tests start run side by side, because most of the time is spent waiting.
 servers:
@@ -91,6 +91,7 @@ deep: setup ## What takes longest: all pairs of kernels, overload, killed engine
 	$(PYTEST) -q -m soak tests/soak
 	@CHAOS_MINUTES=$${CHAOS_MINUTES:-10} $(MAKE) chaos
 	@$(MAKE) keda
+	@$(MAKE) nodes
 
 kernels: $(READY) ## Every kernel in Triton's interpreter, in the full form: minutes of two CPUs
 	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 --timeout 900 -m kernels tests/kernels
@@ -106,6 +107,10 @@ chaos: setup ## All that the operator survives, as a table; CHAOS_MINUTES=30 of 
 
 keda: setup ## The operator and the metrics adapter beside KEDA itself, which takes ten minutes to build
 	$(PYTEST) -q -s -m keda e2e/keda
+
+nodes: setup ## Models on two nodes: a cut link, a worker lost alone, a rollout under streams
+	NODES=2 $(PYTHON) -m e2e.up
+	$(PYTEST) -m deep e2e/stories
 
 bench: $(READY) $(LOADGEN) ## Speed on this machine, beside transformers and llama.cpp (ONLY=decode, batching ...: a part)
 	@$(PYTHON) -c 'import llama_cpp' 2>/dev/null || .venv/bin/uv pip install --python $(PYTHON) --quiet \

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e import cluster
 from e2e.kubectl import Kubectl, KubectlError
 from e2e.stories.deployment import LLMDeployment, small_spec
 from e2e.stories.release import MANAGER, USER, OperatorRelease
@@ -28,18 +29,25 @@ STORY = {"quire-story": "true"}  # label of every story namespace
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Deletes what an interrupted run left, and allows fault injection (QUIRE_FAULT) during the stories."""
+    """Deletes what an interrupted run left, leaves one node to the stories (that of two nodes takes the other
+    one back) and allows fault injection (QUIRE_FAULT) meanwhile.
+    """
     place = Place.of(ROOT, os.environ)
     if _prepares(session.config) and not _hindrance(place):
         place.kubectl.run("delete", "namespaces", "--selector=quire-story=true", "--timeout=300s")
+        for node in _further_nodes(place):
+            drain = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=180s")
+            place.kubectl.run("drain", node, *drain)
         _release(place).upgrade("--set", "allowFaults=true", "--set", "credentialHosts={*.svc}")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Forbids fault injection again, also after a failure."""
+    """Undoes it, also after a failure."""
     place = Place.of(ROOT, os.environ)
     if _prepares(session.config) and not _hindrance(place):
+        for node in _further_nodes(place):
+            place.kubectl.run("uncordon", node)
         _release(place).upgrade("--set", "allowFaults=false", "--set-json", "credentialHosts=[]")
 
 
@@ -62,6 +70,11 @@ def _hindrance(place: Place) -> str:
     except OSError as error:
         return f"the stories' clients need a route to the cluster's Services, such as {address}: {error}"
     return ""
+
+
+def _further_nodes(place: Place) -> list[str]:
+    """All but the first of our own cluster. They have no images yet, and a story loses them."""
+    return [each.name for each in cluster.current(ROOT).others] if place.is_ours else []
 
 
 def _release(place: Place) -> OperatorRelease:

@@ -43,7 +43,8 @@ def roomiest_node(kube: Kubectl) -> tuple[str, int]:
         )
         return quantity.whole_bytes(node["status"]["allocatable"]["memory"]) - asked
 
-    node = max(json.loads(kube.run("get", "nodes", "-o", "json"))["items"], key=free)
+    nodes = [node for node in kube.list("nodes", "") if not node["spec"].get("unschedulable")]
+    node = max(nodes, key=free)
     return str(node["metadata"]["labels"][HOSTNAME]), free(node)
 
 

@@ -18,8 +18,8 @@ TAINT = "cloud.google.com/impending-node-termination"
 
 @pytest.fixture
 def node(kube: Kubectl) -> Iterator[str]:
-    """The name of the only node. Afterwards its taint is removed and the operator's rollout awaited."""
-    (node,) = kube.list("nodes", "default")
+    """The only node for pods. Afterwards its taint is removed and the operator's rollout awaited."""
+    (node,) = [node for node in kube.list("nodes", "") if not node["spec"].get("unschedulable")]
     name = node["metadata"]["name"]
     yield name
     kube.run("taint", "node", name, f"{TAINT}-")

@@ -24,7 +24,7 @@ def test_the_operator_wrote_only_kinds_that_it_needs(operator: OperatorRelease) 
 
     assert written <= {
         "configmaps", "controllerrevisions", "deployments", "events", "horizontalpodautoscalers", "jobs",
-        "leases", "llmdeployments/status", "networkpolicies", "persistentvolumeclaims",
+        "leaderworkersets", "leases", "llmdeployments/status", "networkpolicies", "persistentvolumeclaims",
         "poddisruptionbudgets", "pods", "selfsubjectaccessreviews", "serviceaccounts", "services",
     }  # fmt: skip
 
