@@ -40,7 +40,17 @@ class FakeBlocks:
 class FakeProducer:
     """Holds blocks 1, 2, ... for every prefix, at once or when a test lets it."""
 
-    def __init__(self, tmp_path, *, keys_dir=None, layout=LAYOUT, lease=30.0, faults=None, answers=True):
+    def __init__(
+        self,
+        tmp_path,
+        *,
+        keys_dir=None,
+        layout=LAYOUT,
+        lease=30.0,
+        faults=None,
+        answers=True,
+        address=("127.0.0.1", 0),
+    ):
         self.now = 0.0
         self.blocks = FakeBlocks(16, seed=1)
         self.holds = SharedHolds(lease, clock=lambda: self.now)
@@ -48,7 +58,7 @@ class FakeProducer:
         self.answers = answers
         self.woken = threading.Event()
         self.server = TransferServer(
-            ("127.0.0.1", 0),
+            address,
             keys_dir=keys_dir,
             layout=layout,
             blocks=self.blocks,
@@ -57,7 +67,7 @@ class FakeProducer:
             wake=self.woken.set,
             faults=faults or Faults({}, tmp_path),
         )
-        self.address = ("127.0.0.1", self.server.port)
+        self.address = (address[0], self.server.port)
         self._is_closed = False
 
     def close(self):

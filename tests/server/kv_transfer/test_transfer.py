@@ -306,6 +306,34 @@ def test_the_producer_with_the_fewest_requests_is_asked_and_a_failed_one_is_left
         producers.connect()
 
 
+def test_of_all_addresses_of_a_name_the_least_loaded_is_asked(producer, monkeypatch):
+    """A headless Service has one name for all prefill pods, on one port."""
+    first = producer()
+    others = [producer(address=(f"127.0.0.{number}", first.address[1])) for number in (2, 3)]
+    resolve, pods = socket.getaddrinfo, [first, *others]
+    lists = [resolve(*pod.address, type=socket.SOCK_STREAM) for pod in pods]
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *more, **options: (
+            sum(lists, []) if host == "prefill" else resolve(host, *more, **options)
+        ),
+    )
+    producers = Producers([("prefill", first.address[1])], None, LAYOUT)
+
+    def asked():
+        channel, address = producers.connect()
+        channel.close()
+        return address
+
+    for idle in pods:
+        for pod in pods:
+            pod.server.load = 0 if pod is idle else 5
+        assert asked() == idle.address
+    idle.close()
+    wait(lambda: asked() != idle.address)
+
+
 def test_producers_that_are_not_there_are_named(producer):
     unknown = Producers([("no-such-host.invalid", 1)], None, LAYOUT)
     with pytest.raises(TransferError):

@@ -1,9 +1,12 @@
 """Prefill and decode on different servers: the answers of one server, whatever happens to the other one."""
 
 import contextlib
+import json
 import os
+import pickle
 import re
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,11 +16,14 @@ import pytest
 from e2e.ports import free_ports
 from quire_server.config import parse_args
 from quire_server.errors import ConfigError
+from quire_server.kv_transfer import frames
+from quire_server.kv_transfer.frames import Kind
 from tests.server import tiny_model
 from tests.server.launch import NO_TLS, Server
 
 EXACT = ("--dtype", "float32", "--quantization", "none", "--max-num-batched-tokens", "128")
 LONG = 64  # tokens from which a prefix is fetched
+CLIENTS = ("none", "other")  # each is its own API key; the first is what a test sends that names no key
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +57,11 @@ def local(tiny, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pair(tiny, tmp_path_factory):
-    """A producer and a consumer that stay healthy."""
-    with servers(tiny, tmp_path_factory.mktemp("pair")) as both:
+    """A producer and a consumer that stay healthy, with two API keys."""
+    keys = tmp_path_factory.mktemp("keys")
+    for client in CLIENTS:
+        (keys / client).write_text(client)
+    with servers(tiny, tmp_path_factory.mktemp("pair"), "--api-keys-dir", str(keys)) as both:
         yield both
 
 
@@ -61,8 +70,8 @@ def body(number, **more):
     return {"model": "tiny", "prompt": prompt, "max_tokens": 24, "ignore_eos": True, "temperature": 0, **more}
 
 
-def answer(server, wanted):
-    response = server.post("/v1/completions", wanted)
+def answer(server, wanted, key="none"):
+    response = server.post("/v1/completions", wanted, key=key)
     assert response.status_code == 200, response.text
     (choice,) = response.json()["choices"]
     return choice["text"], (choice.get("logprobs") or {}).get("token_logprobs")
@@ -106,6 +115,44 @@ def test_answers_are_those_of_one_server(pair, local):
     assert answer(consumer, body(0, prompt="short"))[0] == answer(local, body(0, prompt="short"))[0]
     assert transfers(consumer) == after, "a prefix that is cached, or short, is not fetched"
     assert_all_blocks_are_free(producer, consumer)
+
+
+def test_a_prefix_that_was_fetched_for_one_key_is_no_other_key_s(pair, local):
+    producer, consumer = pair
+    before = transfers(consumer)
+    for number, key in enumerate((*CLIENTS, *CLIENTS)):
+        found = consumer.post("/v1/completions", body(17), key=key).json()
+        assert found["choices"][0]["text"] == answer(local, body(17))[0]
+        has_it_already = number >= len(CLIENTS)
+        assert (found["usage"]["prompt_tokens_details"]["cached_tokens"] > 0) == has_it_already
+    assert transfers(consumer) == (before[0] + len(CLIENTS), before[1])
+    assert_all_blocks_are_free(producer, consumer)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        os.urandom(4096),
+        b"GET / HTTP/1.1\r\n\r\n",
+        pickle.dumps(os.getcwd),
+        frames.header(Kind.READ, 72) + bytes(72),
+    ],
+    ids=["random", "http", "pickle", "a reference without the key"],
+)
+def test_who_sends_noise_to_the_transfer_port_is_refused_and_transfers_go_on(pair, local, noise):
+    producer, consumer = pair
+    line = next(one for one in producer.log.read_text().splitlines() if "listening for consumers" in one)
+    before = transfers(consumer)
+    with socket.create_connection(("127.0.0.1", json.loads(line)["port"]), 5) as stranger:
+        stranger.sendall(noise)
+        stranger.settimeout(5)
+        with contextlib.suppress(ConnectionError):  # closed with bytes of the noise unread
+            while stranger.recv(4096):
+                pass
+    wanted = body(300 + len(noise))
+    assert answer(consumer, wanted) == answer(local, wanted)
+    assert transfers(consumer) == (before[0] + 1, before[1])
+    assert producer.probe("livez") == producer.probe("readyz") == 200
 
 
 def test_a_flipped_bit_is_found_and_the_prompt_computed_here(tiny, local, tmp_path):
