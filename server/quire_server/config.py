@@ -152,8 +152,13 @@ class ServeConfig:
     kv_producers: tuple[tuple[str, int], ...] = setting(
         (), addresses, "HOST:PORT of each kv_producer, separated by commas; a name may stand for several"
     )
+    kv_transport: str = setting(
+        "auto",
+        one_of("auto", "tcp", "shared_memory"),
+        "how a kv_consumer reads blocks; auto: shared memory where the kv_producer is in the same pod",
+    )
     kv_lease_seconds: float = setting(
-        30.0, seconds(1), "longest time for which a kv_producer keeps blocks that nobody reads"
+        30.0, seconds(1), "longest time for which a kv_producer keeps blocks that are not read"
     )
     local_prefill_below_tokens: int = setting(
         512,

@@ -26,7 +26,7 @@ def connector(config: ServeConfig, scheduler: Scheduler, runner: ModelRunner, fa
         raise ConfigError(f"--kv-role {config.kv_role} works on CPUs only so far: give --device cpu")
     layout = fingerprint.kv_layout(config.model, runner.kv_layout())
     if config.kv_role == "kv_consumer":
-        producers = Producers(config.kv_producers, config.peer_key_dir, layout)
+        producers = Producers(config.kv_producers, config.peer_key_dir, layout, config.kv_transport)
         return KVConsumer(scheduler, producers, blocks, config.local_prefill_below_tokens)
     holds = SharedHolds(config.kv_lease_seconds)
 

@@ -68,6 +68,7 @@ def runner_config(config: ServeConfig) -> RunnerConfig:
         quantization=config.quantization,
         block_size=config.block_size or default_block_size(config.device),
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        shares_kv_cache=config.kv_role == "kv_producer",
         num_blocks_override=config.num_gpu_blocks_override,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=_step_tokens(config),

@@ -15,6 +15,14 @@ class KVBlocks(Protocol):
     def block_bytes(self) -> int:
         """Bytes of one block."""
 
+    @property
+    def descriptor(self) -> int | None:
+        """Of the file that has all pieces, for another process to read; None where there is none."""
+
+    @property
+    def stride(self) -> int:
+        """Bytes in that file from a piece of a block to its next one."""
+
     def pieces(self, block_id: int) -> Pieces:
         """The memory of one block."""
 

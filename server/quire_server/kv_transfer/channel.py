@@ -11,6 +11,7 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from quire_server.core.transfer import RefusedError, TransferError
 from quire_server.kv_transfer import frames
@@ -19,6 +20,7 @@ from quire_server.kv_transfer.frames import Kind
 _MAX_PIECES = 512  # of one call; the kernel takes 1024
 
 Pieces = Sequence[memoryview]
+_Result = TypeVar("_Result")
 
 
 class Channel:
@@ -26,13 +28,16 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, kind: Kind, body: bytes = b"", *, deadline: float) -> None:
         """Send one frame by a time of the monotonic clock."""
         self._send_pieces([memoryview(frames.header(kind, len(body)) + body)], deadline)
 
-    def send_block(self, index: int, pieces: Pieces, *, deadline: float, of: Pieces | None = None) -> None:
+    def send_block(
+        self, index: int, block_id: int, pieces: Pieces, *, deadline: float, of: Pieces | None = None
+    ) -> None:
         """Send one block with its checksum, or with that ``of`` other pieces, to damage it on purpose."""
         size = frames.BLOCK_HEAD.size + sum(piece.nbytes for piece in pieces)
         head = frames.header(Kind.BLOCK, size) + frames.BLOCK_HEAD.pack(index, checksum(of or pieces))
@@ -51,11 +56,21 @@ class Channel:
         if kind is not Kind.BLOCK or length != frames.BLOCK_HEAD.size + sum(p.nbytes for p in pieces):
             raise TransferError("the peer sent something else than a block of this size")
         found, wanted = frames.BLOCK_HEAD.unpack(self._receive_bytes(frames.BLOCK_HEAD.size, deadline))
+        self._receive_pieces(pieces, deadline)
+        self._check(index, found, pieces, wanted)
+
+    @staticmethod
+    def _check(index: int, found: int, pieces: Pieces, wanted: int) -> None:
         if found != index:
             raise TransferError(f"the peer sent block {found} in place of {index}")
-        self._receive_pieces(pieces, deadline)
         if checksum(pieces) != wanted:
             raise TransferError(f"block {index} has another checksum than at its producer")
+
+    def all_sent(self, *, deadline: float) -> None:
+        """The sender of blocks waits until the last one was read from where it is."""
+
+    def all_received(self, *, deadline: float) -> None:
+        """The receiver of blocks reads none of them again."""
 
     def interrupt(self) -> None:
         """Make every call on another thread fail at once."""
@@ -97,21 +112,25 @@ class Channel:
         position = 0
         pieces = [piece for piece in pieces if piece.nbytes]
         while position < len(pieces):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TransferError("the peer took too long")
-            try:
-                self._connection.settimeout(left)
-                moved = some(pieces[position : position + _MAX_PIECES])
-            except TimeoutError:
-                raise TransferError("the peer took too long") from None
-            except OSError as error:
-                raise TransferError(f"the connection failed: {error.strerror}") from None
+            moved = self._call(some, pieces[position : position + _MAX_PIECES], deadline)
             while position < len(pieces) and moved >= pieces[position].nbytes:
                 moved -= pieces[position].nbytes
                 position += 1
             if moved:
                 pieces[position] = pieces[position][moved:]
+
+    def _call(self, some: Callable[[Pieces], _Result], pieces: Pieces, deadline: float) -> _Result:
+        """One call of the socket, by a time of the monotonic clock."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TransferError("the peer took too long")
+        try:
+            self._connection.settimeout(left)
+            return some(pieces)
+        except TimeoutError:
+            raise TransferError("the peer took too long") from None
+        except OSError as error:
+            raise TransferError(f"the connection failed: {error.strerror}") from None
 
 
 def checksum(pieces: Pieces) -> int:

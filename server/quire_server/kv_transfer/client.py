@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quire_server.core.transfer import Reference, TransferError, read_seconds
-from quire_server.kv_transfer import frames, handshake
+from quire_server.kv_transfer import frames, handshake, shared_memory
 from quire_server.kv_transfer.blocks import KVBlocks
 from quire_server.kv_transfer.channel import Channel
 from quire_server.kv_transfer.frames import Kind, Prefill
+from quire_server.kv_transfer.handshake import Producer
 
 logger = logging.getLogger(__name__)
 
@@ -27,33 +28,38 @@ Address = tuple[str, int]
 class Producers:
     """The producers of one consumer. Names are resolved for each connection: replicas come and go."""
 
-    def __init__(self, addresses: Sequence[Address], keys_dir: Path | None, layout: bytes) -> None:
+    def __init__(
+        self, addresses: Sequence[Address], keys_dir: Path | None, layout: bytes, transport: str = "auto"
+    ) -> None:
+        """``transport``: ``tcp``, ``shared_memory``, or ``auto``: the second where it is possible."""
         self._addresses = addresses
         self._keys_dir = keys_dir
         self._layout = layout
+        self._transport = transport
         self._avoided: dict[Address, float] = {}  # until when
 
     def connect(self) -> tuple[Channel, Address]:
         """A connection to the producer with the fewest requests. Raises TransferError."""
         key, why = handshake.read_key(self._keys_dir), "every producer has just failed"
-        best: tuple[Channel, Address, int] | None = None
+        best: tuple[Channel, Address, Producer] | None = None
         for address in self._resolved():
             if self._avoided.get(address, 0.0) > time.monotonic():
                 continue
             try:
-                channel, load = self._introduce(address, key)
+                channel, producer = self._introduce(address, key)
             except TransferError as error:
                 why = f"{address[0]} port {address[1]}: {error}"
                 self.failed(address, str(error))
                 continue
             closed: Channel | None = channel
-            if best is None or load < best[2]:
-                closed, best = best[0] if best else None, (channel, address, load)
+            if best is None or producer.load < best[2].load:
+                closed, best = best[0] if best else None, (channel, address, producer)
             if closed is not None:
                 closed.close()
         if best is None:
             raise TransferError(why)
-        return best[:2]
+        channel, address, producer = best
+        return self._shared(channel, producer.incarnation, key), address
 
     def failed(self, address: Address, why: str) -> None:
         """Leave a producer alone for a while."""
@@ -74,7 +80,31 @@ class Producers:
             found += [(str(entry[4][0]), int(entry[4][1])) for entry in entries]
         return found
 
-    def _introduce(self, address: Address, key: bytes) -> tuple[Channel, int]:
+    def _shared(self, channel: Channel, incarnation: bytes, key: bytes) -> Channel:
+        """A connection to the same producer over which blocks are read from its memory, if there is one."""
+        if self._transport == "tcp":
+            return channel
+        try:
+            local = self._attached(incarnation, key)
+        except (OSError, TransferError) as error:
+            if self._transport == "auto":
+                return channel
+            channel.close()
+            raise TransferError(f"the producer shares no memory with this server: {error}") from None
+        channel.close()
+        return local
+
+    def _attached(self, incarnation: bytes, key: bytes) -> Channel:
+        channel = shared_memory.connect(incarnation, _CONNECT_SECONDS)
+        try:
+            handshake.introduce(channel, key, self._layout)
+            channel.attach(deadline=time.monotonic() + _SEND_SECONDS)
+        except TransferError:
+            channel.close()
+            raise
+        return channel
+
+    def _introduce(self, address: Address, key: bytes) -> tuple[Channel, Producer]:
         try:
             connection = socket.create_connection(address, _CONNECT_SECONDS)
         except OSError as error:
@@ -114,4 +144,5 @@ def read(
     channel.send(Kind.READ, frames.pack_read(reference, first), deadline=deadline)
     for index, block_id in enumerate(block_ids, start=first):
         channel.receive_block(index, blocks.pieces(block_id), deadline=deadline)
+    channel.all_received(deadline=deadline)
     channel.receive(Kind.CONFIRMED, deadline=deadline)

@@ -24,6 +24,8 @@ _WELCOME = struct.Struct(f">{DIGEST_BYTES}sI")
 _PREFILL = struct.Struct(">iI")
 _HELD = struct.Struct(f">{ID_BYTES}s{ID_BYTES}s{DIGEST_BYTES}sI")
 _READ = struct.Struct(">I")
+_LOCATION = struct.Struct(">III")
+_SHARED = struct.Struct(">Q")
 _MAX_SALT_BYTES = 1 << 16
 _MAX_TOKENS = 1 << 22
 MAX_FAILURE = 200  # characters
@@ -42,6 +44,9 @@ class Kind(enum.IntEnum):
     BLOCK = 8  # producer, for each block
     CONFIRMED = 9  # producer, after the last block: they were held all the time
     FAILED = 10  # producer: why not; it closes the connection
+    SHARED = 11  # producer, after its WELCOME, to a consumer on the same host: the memory with its KV blocks
+    LOCATION = 12  # producer, in place of a BLOCK: where in that memory the block is
+    DONE = 13  # consumer, once it has copied the last of them
 
 
 MAX_BODY = {
@@ -55,6 +60,9 @@ MAX_BODY = {
     Kind.BLOCK: 1 << 30,
     Kind.CONFIRMED: 0,
     Kind.FAILED: 4 * MAX_FAILURE,
+    Kind.SHARED: _SHARED.size,
+    Kind.LOCATION: _LOCATION.size,
+    Kind.DONE: 0,
 }
 
 
@@ -78,6 +86,14 @@ class Welcome(NamedTuple):
 
     mac: bytes
     load: int
+
+
+class Location(NamedTuple):
+    """A block in shared memory: its number in the hold, and there, and the CRC-32 of its bytes."""
+
+    number: int
+    block_id: int
+    checksum: int
 
 
 class Prefill(NamedTuple):
@@ -173,6 +189,26 @@ def pack_read(reference: Reference, first: int) -> bytes:
 def parse_read(body: bytes) -> tuple[Reference, int]:
     """Raises TransferError."""
     return parse_reference(body[: _HELD.size]), int(_unpack(_READ, body[_HELD.size :])[0])
+
+
+def pack_location(location: Location) -> bytes:
+    """The body of a LOCATION."""
+    return _LOCATION.pack(*location)
+
+
+def parse_location(body: bytes) -> Location:
+    """Raises TransferError."""
+    return Location(*_unpack(_LOCATION, body))
+
+
+def pack_shared(stride: int) -> bytes:
+    """The body of a SHARED: the bytes from a piece of a block to its next one."""
+    return _SHARED.pack(stride)
+
+
+def parse_shared(body: bytes) -> int:
+    """Raises TransferError."""
+    return int(_unpack(_SHARED, body)[0])
 
 
 def _unpack(fields: struct.Struct, body: bytes) -> tuple[Any, ...]:

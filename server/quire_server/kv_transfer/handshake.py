@@ -13,6 +13,7 @@ import hmac
 import secrets
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from quire_server.core.transfer import TransferError
 from quire_server.kv_transfer import frames
@@ -38,8 +39,8 @@ def read_key(directory: Path | None) -> bytes:
 
 
 def accept(channel: Channel, key: bytes, layout: bytes, incarnation: bytes, load: int) -> None:
-    """The producer's side. Raises TransferError for a consumer without the key or with other blocks, after
-    telling it.
+    """The producer's side. Raises TransferError for a consumer without the key or with other blocks; what it
+    says is for the consumer as well.
     """
     deadline = time.monotonic() + SECONDS
     challenge = Challenge(secrets.token_bytes(NONCE_BYTES), incarnation)
@@ -53,10 +54,15 @@ def accept(channel: Channel, key: bytes, layout: bytes, incarnation: bytes, load
     channel.send(Kind.WELCOME, frames.pack_welcome(Welcome(mac, load)), deadline=deadline)
 
 
-def introduce(channel: Channel, key: bytes, layout: bytes) -> int:
-    """The consumer's side; returns how many requests the producer has. Raises TransferError for a producer
-    without the key.
-    """
+class Producer(NamedTuple):
+    """Which process a producer is, and how many requests it has."""
+
+    incarnation: bytes
+    load: int
+
+
+def introduce(channel: Channel, key: bytes, layout: bytes) -> Producer:
+    """The consumer's side. Raises TransferError for a producer without the key."""
     deadline = time.monotonic() + SECONDS
     challenge = frames.parse_challenge(channel.receive(Kind.CHALLENGE, deadline=deadline)[1])
     nonce = secrets.token_bytes(NONCE_BYTES)
@@ -65,7 +71,7 @@ def introduce(channel: Channel, key: bytes, layout: bytes) -> int:
     welcome = frames.parse_welcome(channel.receive(Kind.WELCOME, deadline=deadline)[1])
     if not hmac.compare_digest(welcome.mac, _mac(key, b"producer", challenge, nonce, layout)):
         raise TransferError("the producer does not have the same API keys")
-    return welcome.load
+    return Producer(challenge.incarnation, welcome.load)
 
 
 def _mac(key: bytes, role: bytes, challenge: Challenge, nonce: bytes, layout: bytes) -> bytes:

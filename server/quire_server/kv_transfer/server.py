@@ -16,11 +16,12 @@ from pathlib import Path
 
 from quire_server.core.transfer import Reference, TransferError, read_seconds
 from quire_server.fault_injection import Faults
-from quire_server.kv_transfer import frames, handshake
+from quire_server.kv_transfer import frames, handshake, shared_memory
 from quire_server.kv_transfer.blocks import KVBlocks
 from quire_server.kv_transfer.channel import Channel, Pieces
 from quire_server.kv_transfer.frames import Kind, Prefill
 from quire_server.kv_transfer.holds import SharedHolds
+from quire_server.kv_transfer.shared_memory import SharedMemoryChannel
 
 logger = logging.getLogger(__name__)
 
@@ -92,20 +93,24 @@ class TransferServer:
         self._num_sent = 0
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._listener = socket.create_server(address, family=family)
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, name="kv-transfer", daemon=True).start()
+        self._listeners = [socket.create_server(address, family=family)]
+        self.port: int = self._listeners[0].getsockname()[1]
+        if blocks.descriptor is not None:
+            self._listeners.append(shared_memory.listen(holds.incarnation))
+        for listener in self._listeners:
+            threading.Thread(target=self._accept, args=(listener,), name="kv-transfer", daemon=True).start()
 
     def close(self) -> None:
         """Take no more connections."""
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        for listener in self._listeners:
+            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = listener.accept()
             except OSError:  # it was shut down
-                self._listener.close()
+                listener.close()
                 return
             if not self._free.acquire(blocking=False):
                 connection.close()
@@ -113,10 +118,13 @@ class TransferServer:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        channel, jobs = Channel(connection), list[PrefillJob]()
+        is_local, jobs = connection.family == socket.AF_UNIX, list[PrefillJob]()
+        channel = SharedMemoryChannel(connection) if is_local else Channel(connection)
         try:
             key = handshake.read_key(self._keys_dir)
             handshake.accept(channel, key, self._layout, self._holds.incarnation, self.load)
+            if isinstance(channel, SharedMemoryChannel):
+                channel.share(self._blocks, deadline=time.monotonic() + _SEND_SECONDS)
             while True:
                 deadline = time.monotonic() + self._holds.lease_seconds
                 kind, body = channel.receive(Kind.PREFILL, Kind.READ, deadline=deadline)
@@ -148,9 +156,10 @@ class TransferServer:
             pieces = self._blocks.pieces(block_id)
             self._num_sent += 1
             if self._faults.due("corrupt_kv_transfer", self._num_sent):
-                channel.send_block(index, _damaged(pieces), deadline=deadline, of=pieces)
+                channel.send_block(index, block_id, _damaged(pieces), deadline=deadline, of=pieces)
             else:
-                channel.send_block(index, pieces, deadline=deadline)
+                channel.send_block(index, block_id, pieces, deadline=deadline)
+        channel.all_sent(deadline=deadline)
         self._holds.confirm(reference)
         channel.send(Kind.CONFIRMED, deadline=deadline)
 

@@ -18,8 +18,8 @@ from quire_server.runner.config import RunnerConfig
 
 _PACKAGES = ("quire_server", "quire_kernels")
 _CPU_INFO = Path("/proc/cpuinfo")
-# Settings without an effect on the canary, which asks for no watermark. This one holds a secret.
-_WITHOUT_EFFECT = ("watermark",)
+# Settings without an effect on the canary, which asks for no watermark. That one holds a secret.
+_WITHOUT_EFFECT = ("watermark", "shares_kv_cache")
 
 
 def facts(

@@ -4,6 +4,7 @@ Checks come before the weights are read, so that settings that cannot work fail 
 """
 
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -244,6 +245,7 @@ class LoadedModel:
     disk: DiskTier | None
     draft: Decoder | None
     draft_caches: tuple[Tensor, ...]
+    kv_descriptor: int | None = None  # of the shared memory that has the KV caches
 
 
 def load_model(
@@ -289,7 +291,10 @@ def load_model(
         options = memory_profile.sized(options, measured, config, block_bytes)
         gpu_memory = {"weights": measured.weights, "workspace": measured.workspace}
     num_blocks, max_model_len = _plan(config, options, block_bytes, ranks)
-    caches = kv_cache.allocate(config, num_blocks, options.block_size, dtype=stored, device=place)
+    shared = os.memfd_create("quire-kv") if options.shares_kv_cache and device is None else None
+    caches = kv_cache.allocate(
+        config, num_blocks, options.block_size, dtype=stored, device=place, descriptor=shared
+    )
     _log(place, found, model, draft)
     return LoadedModel(
         model,
@@ -304,6 +309,7 @@ def load_model(
         disk,
         draft_model,
         () if draft is None else draft.allocate(num_blocks, place),
+        shared,
     )
 
 

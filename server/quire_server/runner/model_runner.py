@@ -71,6 +71,7 @@ class ModelRunner:
         self.kv_cache_bytes = sum(cache.nbytes for cache in (*kv_caches, *loaded.draft_caches))
         self._model = model
         self._kv_caches = kv_caches
+        self._kv_descriptor = loaded.kv_descriptor
         self._input_batch = InputBatch(options.max_num_seqs, loaded.max_model_len, options.block_size)
         self._dirty_blocks = DirtyBlocks(self._input_batch, kv_caches)
         self._device = None if device is None else GpuExecutor(model, kv_caches, self._input_batch, device)
@@ -166,7 +167,7 @@ class ModelRunner:
 
     def host_kv_blocks(self) -> HostKVBlocks | None:
         """The memory of KV blocks; None where it is not the host's."""
-        return None if self._device is not None else HostKVBlocks(self._kv_caches)
+        return None if self._device is not None else HostKVBlocks(self._kv_caches, self._kv_descriptor)
 
     def kv_layout(self) -> Mapping[str, object]:
         """What the bytes of a KV block depend on beside the model's files."""

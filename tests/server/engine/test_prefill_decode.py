@@ -54,6 +54,8 @@ class ByteRunner:
     """
 
     max_steps_in_flight = 1
+    descriptor = None
+    stride = 0
 
     def __init__(self):
         self.grammars = FakeGrammars()

@@ -1,5 +1,7 @@
 """Blocks in plain memory, and a producer that serves them without an engine."""
 
+import mmap
+import os
 import queue
 import threading
 
@@ -17,12 +19,18 @@ class FakeBlocks:
 
     block_bytes = PIECES * PIECE_BYTES
 
-    def __init__(self, num_blocks, seed):
+    def __init__(self, num_blocks, seed, is_shared=False):
         self.num_blocks = num_blocks
-        self._memory = [
-            bytearray((seed * 31 + piece * 7 + at * 13) % 251 for at in range(num_blocks * PIECE_BYTES))
-            for piece in range(PIECES)
-        ]
+        self.stride = num_blocks * PIECE_BYTES
+        self.descriptor = os.memfd_create("test") if is_shared else None
+        content = bytes(
+            (seed * 31 + piece * 7 + at * 13) % 251 for piece in range(PIECES) for at in range(self.stride)
+        )
+        memory = memoryview(bytearray(content))
+        if self.descriptor is not None:
+            os.write(self.descriptor, content)
+            memory = memoryview(mmap.mmap(self.descriptor, len(content)))
+        self._memory = [memory[piece * self.stride : (piece + 1) * self.stride] for piece in range(PIECES)]
 
     def pieces(self, block_id):
         first = block_id * PIECE_BYTES
@@ -50,9 +58,10 @@ class FakeProducer:
         faults=None,
         answers=True,
         address=("127.0.0.1", 0),
+        is_shared=False,
     ):
         self.now = 0.0
-        self.blocks = FakeBlocks(16, seed=1)
+        self.blocks = FakeBlocks(16, seed=1, is_shared=is_shared)
         self.holds = SharedHolds(lease, clock=lambda: self.now)
         self.jobs = queue.SimpleQueue()
         self.answers = answers
@@ -74,6 +83,8 @@ class FakeProducer:
         if not self._is_closed:
             self._is_closed = True
             self.server.close()
+            if self.blocks.descriptor is not None:
+                os.close(self.blocks.descriptor)
 
     def submit(self, job):
         self.jobs.put(job)

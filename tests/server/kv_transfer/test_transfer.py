@@ -14,6 +14,7 @@ from quire_server.kv_transfer import client, frames, handshake
 from quire_server.kv_transfer.channel import Channel
 from quire_server.kv_transfer.client import Producers
 from quire_server.kv_transfer.frames import Kind, Prefill
+from quire_server.kv_transfer.shared_memory import SharedMemoryChannel
 from tests.server.kv_transfer.fake_server import BLOCK_SIZE, LAYOUT, FakeBlocks, FakeProducer
 
 TOKENS = tuple(range(3 * BLOCK_SIZE))
@@ -21,12 +22,13 @@ PREFIX = prefix_digest(TOKENS, "salt", BLOCK_SIZE)
 WANTED = Prefill(0, "salt", TOKENS)
 
 
-@pytest.fixture
-def producer(tmp_path):
+@pytest.fixture(params=["tcp", "shared_memory"])
+def producer(tmp_path, request):
+    """Every test with a producer holds for each transport."""
     made = []
 
     def make(**options):
-        made.append(FakeProducer(tmp_path, **options))
+        made.append(FakeProducer(tmp_path, is_shared=request.param == "shared_memory", **options))
         return made[-1]
 
     yield make
@@ -37,6 +39,7 @@ def producer(tmp_path):
 @contextlib.contextmanager
 def connected(producer, keys_dir=None, layout=LAYOUT):
     channel, _ = Producers([producer.address], keys_dir, layout).connect()
+    assert isinstance(channel, SharedMemoryChannel) == (producer.blocks.descriptor is not None)
     try:
         yield channel
     finally:
@@ -344,11 +347,61 @@ def test_producers_that_are_not_there_are_named(producer):
         Producers([source.address], None, LAYOUT).connect()
 
 
+def test_a_producer_elsewhere_is_read_over_tcp_or_not_at_all_as_the_transport_says(tmp_path):
+    near, far = FakeProducer(tmp_path, is_shared=True), FakeProducer(tmp_path)
+    for source, transport in ((near, "tcp"), (near, "shared_memory"), (far, "tcp"), (far, "auto")):
+        channel, _ = Producers([source.address], None, LAYOUT, transport).connect()
+        assert isinstance(channel, SharedMemoryChannel) == (transport == "shared_memory")
+        reference = client.prefill(channel, WANTED, PREFIX, 5.0)
+        target = FakeBlocks(4, 2)
+        client.read(channel, reference, 0, target, [0, 1, 2])
+        assert target.content(2) == source.blocks.content(3)
+        channel.close()
+    with pytest.raises(TransferError, match="shares no memory"):
+        Producers([far.address], None, LAYOUT, "shared_memory").connect()
+    for source in (near, far):
+        source.close()
+
+
+def test_a_consumer_cannot_write_to_the_memory_that_it_reads(tmp_path):
+    source = FakeProducer(tmp_path, is_shared=True)
+    with connected(source) as channel, pytest.raises(OSError, match="Bad file descriptor"):
+        os.pwrite(channel._descriptor, b"x", 0)
+    source.close()
+
+
+def test_a_block_beyond_the_producer_s_memory_is_not_used(tmp_path):
+    source = FakeProducer(tmp_path, is_shared=True)
+    with connected(source) as channel:
+        reference = client.prefill(channel, WANTED, PREFIX, 5.0)
+        source.blocks.pieces = FakeBlocks(16, 1).pieces  # its mapping ends with the file
+        os.ftruncate(source.blocks.descriptor, 0)
+        with pytest.raises(TransferError, match="no such block"):
+            client.read(channel, reference, 0, FakeBlocks(4, 2), [0, 1, 2])
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "descriptors", "message"),
+    [(Kind.SHARED, [], "shares no memory"), (Kind.PROOF, [0], "something else than its memory")],
+)
+def test_what_is_no_memory_is_not_attached(kind, descriptors, message):
+    ours, theirs = map(SharedMemoryChannel, socket.socketpair())
+    body = frames.pack_shared(1)
+    socket.send_fds(theirs._connection, [frames.header(kind, len(body)) + body], descriptors)
+    with pytest.raises(TransferError, match=message):
+        ours.attach(deadline=time.monotonic() + 5)
+    for channel in (ours, theirs):
+        channel.close()
+
+
 def test_more_connections_than_threads_are_closed_at_once(producer, monkeypatch):
     monkeypatch.setattr("quire_server.kv_transfer.server.MAX_CONNECTIONS", 1)
     source = producer()
-    with connected(source), pytest.raises(TransferError), connected(source):
-        pass
+    channel, _ = Producers([source.address], None, LAYOUT).connect()  # over TCP: the first one is open
+    with pytest.raises(TransferError):
+        Producers([source.address], None, LAYOUT).connect()
+    channel.close()
 
 
 @pytest.mark.parametrize(

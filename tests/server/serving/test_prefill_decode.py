@@ -61,7 +61,8 @@ def pair(tiny, tmp_path_factory):
     keys = tmp_path_factory.mktemp("keys")
     for client in CLIENTS:
         (keys / client).write_text(client)
-    with servers(tiny, tmp_path_factory.mktemp("pair"), "--api-keys-dir", str(keys)) as both:
+    flags = ("--api-keys-dir", str(keys))
+    with servers(tiny, tmp_path_factory.mktemp("pair"), *flags, decode=("--kv-transport", "tcp")) as both:
         yield both
 
 
@@ -155,8 +156,10 @@ def test_who_sends_noise_to_the_transfer_port_is_refused_and_transfers_go_on(pai
     assert producer.probe("livez") == producer.probe("readyz") == 200
 
 
-def test_a_flipped_bit_is_found_and_the_prompt_computed_here(tiny, local, tmp_path):
-    with servers(tiny, tmp_path, fault="corrupt_kv_transfer:after=3") as (producer, consumer):
+@pytest.mark.parametrize("transport", ["tcp", "shared_memory"])
+def test_a_flipped_bit_is_found_and_the_prompt_computed_here(tiny, local, tmp_path, transport):
+    flags = ("--kv-transport", transport)
+    with servers(tiny, tmp_path, decode=flags, fault="corrupt_kv_transfer:after=3") as (producer, consumer):
         assert answer(consumer, body(8)) == answer(local, body(8))
         producer.wait_fault("corrupt_kv_transfer")
         assert transfers(consumer) == (0, 1)
@@ -165,11 +168,14 @@ def test_a_flipped_bit_is_found_and_the_prompt_computed_here(tiny, local, tmp_pa
         assert_all_blocks_are_free(producer, consumer)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_producer_that_dies_or_freezes_costs_time_and_no_answer(tiny, local, tmp_path, signum):
+@pytest.mark.parametrize(
+    ("signum", "transport"),
+    [(signal.SIGKILL, "tcp"), (signal.SIGKILL, "shared_memory"), (signal.SIGSTOP, "tcp")],
+)
+def test_a_producer_that_dies_or_freezes_costs_time_and_no_answer(tiny, local, tmp_path, signum, transport):
     bodies = [body(number) for number in range(30, 70)]
     wanted = [answer(local, each) for each in bodies]
-    with servers(tiny, tmp_path) as (producer, consumer):
+    with servers(tiny, tmp_path, decode=("--kv-transport", transport)) as (producer, consumer):
         with ThreadPoolExecutor(8) as pool:
             found = pool.map(lambda each: answer(consumer, each), bodies)
             consumer.wait("a transfer", lambda: transfers(consumer)[0] > 2)
