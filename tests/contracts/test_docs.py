@@ -58,7 +58,14 @@ def test_every_flag_that_a_field_sets_has_that_field_on_the_page():
     rows = re.findall(r"^\| `--([\w-]+)` \|.*\| ([^|]*) \|$", page, flags=re.M)
     # No field sets the role in transfers yet: all pods of an LLMDeployment have the same one.
     operator_only = {"canary-golden-path", "device", "health-port", "host", "port", "termination-log"} | {
-        *("kv-lease-seconds", "kv-producers", "kv-role", "kv-transfer-port", "local-prefill-below-tokens"),
+        *(
+            "kv-lease-seconds",
+            "kv-producers",
+            "kv-role",
+            "kv-transfer-port",
+            "kv-transport",
+            "local-prefill-below-tokens",
+        ),
         *("leader-address", "node-rank", "pod-address", "start-delay-seconds"),
     }
     assert {flag for flag, field in rows if field == "*operator*"} == operator_only

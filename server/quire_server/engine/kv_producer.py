@@ -1,7 +1,7 @@
 """The role of a producer: computes prefixes that consumers ask for, and holds their KV blocks until they were
 read.
 
-A prefix is a request of one token, whose answer nobody reads. When it has ended its blocks are in the prefix
+A prefix is a request of one token, whose answer is not read. When it has ended its blocks are in the prefix
 cache, and are kept there.
 """
 

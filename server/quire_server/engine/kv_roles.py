@@ -31,15 +31,21 @@ def connector(config: ServeConfig, scheduler: Scheduler, runner: ModelRunner, fa
     holds = SharedHolds(config.kv_lease_seconds)
 
     def listen(submit: Callable[[PrefillJob], None], wake: Callable[[], None]) -> TransferServer:
-        return TransferServer(
-            (config.host, config.kv_transfer_port),
-            keys_dir=config.peer_key_dir,
-            layout=layout,
-            blocks=blocks,
-            holds=holds,
-            submit=submit,
-            wake=wake,
-            faults=faults,
-        )
+        try:
+            return TransferServer(
+                (config.host, config.kv_transfer_port),
+                keys_dir=config.peer_key_dir,
+                layout=layout,
+                blocks=blocks,
+                holds=holds,
+                submit=submit,
+                wake=wake,
+                faults=faults,
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"--kv-transfer-port {config.kv_transfer_port} cannot be listened on: {error.strerror}. "
+                "Choose one that is free."
+            ) from error
 
     return KVProducer(scheduler, holds, runner.model_config.vocab_size, listen)

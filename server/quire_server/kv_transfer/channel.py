@@ -1,8 +1,8 @@
-"""One TCP connection between a producer and a consumer: whole frames, blocks in many pieces, deadlines.
+"""One connection between a producer and a consumer: whole frames, blocks in many pieces, deadlines.
 
 A block lies in memory in pieces, keys and values of each layer; it is sent from there and received into there
-without a copy in between (scatter/gather). Who is not known to have the key sends and gets nothing but the
-handshake. Every wait has a deadline, because a frozen peer and a cut link give no error.
+without a copy in between (scatter/gather). A peer that has not proved to have the key sends and gets nothing
+but the handshake. Every wait has a deadline, because a frozen peer and a cut link give no error.
 """
 
 from __future__ import annotations

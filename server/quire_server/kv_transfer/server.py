@@ -31,7 +31,7 @@ _SEND_SECONDS = 2.0  # for a small frame
 
 
 class PrefillJob:
-    """A prefix that the engine has to compute and hold. ``is_abandoned``: nobody waits for it any more."""
+    """A prefix that the engine has to compute and hold. ``is_abandoned``: no consumer waits for it."""
 
     def __init__(self, prefill: Prefill, holds: SharedHolds, wake: Callable[[], None]) -> None:
         self.prefill = prefill
@@ -142,7 +142,7 @@ class TransferServer:
             self._free.release()
 
     def _prefill(self, channel: Channel, job: PrefillJob) -> None:
-        """Let the engine compute a prefix, and tell the consumer where it is."""
+        """Let the engine compute a prefix, and send the consumer its reference."""
         self._submit(job)
         while (reference := job.wait(_WAIT_SECONDS)) is None:
             channel.send(Kind.WAIT, deadline=time.monotonic() + _SEND_SECONDS)
@@ -165,7 +165,7 @@ class TransferServer:
 
     @staticmethod
     def _refuse(channel: Channel, why: str) -> None:
-        """Tell the peer, if it is still there."""
+        """Send the reason to the peer, if it is still there."""
         try:
             deadline = time.monotonic() + _SEND_SECONDS
             channel.send(Kind.FAILED, why[: frames.MAX_FAILURE].encode(), deadline=deadline)

@@ -237,6 +237,14 @@ def test_held_blocks_that_nobody_reads_are_freed_when_their_lease_ends(tiny, tmp
         assert all(each.result()[0] for each in found)
 
 
+def test_a_transfer_port_that_is_taken_is_named_with_the_remedy(tiny, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flags = ("--kv-role", "kv_producer", "--kv-transfer-port", str(taken.getsockname()[1]))
+        with Server(tiny, tmp_path, *EXACT, *flags) as server:
+            server.wait_end(120)
+            assert "cannot be listened on" in server.failure()["message"]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
