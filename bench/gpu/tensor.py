@@ -41,6 +41,9 @@ class Stub(OneStage):
         """The part, once for each rank."""
         return part.repeat(1, self._ranks)
 
+    def abort(self) -> None:
+        """No rank waits for this one."""
+
 
 def _streams(sizes: Sizes) -> tuple[int, ...]:
     return tuple(streams for streams in sizes.streams if streams in _STREAMS)

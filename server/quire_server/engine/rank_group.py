@@ -155,17 +155,20 @@ class RankGroup:
             try:
                 channel.send(body, self._deadline)
             except (ChannelClosedError, ChannelTimeoutError):
-                raise self._lost(self._encoder.sequence, [rank]) from None
+                raise self._lost(self._encoder.sequence, [rank], self._deadline) from None
         self._on_step(self._encoder.sequence)
         if self._faults is not None:
             self._faults.before_exchanges(self._encoder.sequence)
 
-    def collect(self, *, is_lost: bool = False) -> PassOutcome:
-        """Wait until all other ranks have executed the oldest pass without echoes."""
+    def collect(self, *, is_lost: bool = False, has_output: bool = False) -> PassOutcome:
+        """Wait until all other ranks have executed the oldest pass without echoes. With its output they have
+        to within the deadline of one stage.
+        """
         sequence, digest = self._sent.popleft()
         if self._faults is not None:
             self._faults.after_exchanges(sequence)
-        patience = Patience(_GRACE_SECONDS if is_lost else self._deadline)
+        seconds = min(DEADLINE, self._deadline) if has_output else self._deadline
+        patience = Patience(_GRACE_SECONDS if is_lost else seconds)
         missing, waited, is_out_of_memory, copied = list[int](), list[int](), False, list[CopyOutcome]()
         for rank, channel in self._channels.items():
             try:
@@ -178,25 +181,26 @@ class RankGroup:
                 raise RankLostError(f"Rank {rank} echoed no step ({error}). {_REMEDY}") from None
             if (echo.sequence, echo.digest) != (sequence & 0xFFFFFFFF, digest):
                 raise RankLostError(f"Rank {rank} executed another step than rank 0 sent. {_REMEDY}")
-            is_out_of_memory |= echo.status is EchoStatus.OUT_OF_MEMORY
             if echo.status is EchoStatus.LOST_PEER:
                 waited.append(rank)
+                patience = Patience(_GRACE_SECONDS)
+            is_out_of_memory |= echo.status is EchoStatus.OUT_OF_MEMORY
             if echo.copied is not None:
                 copied.append(echo.copied)
         if missing:
-            raise self._lost(sequence, missing)
+            raise self._lost(sequence, missing, seconds)
         if waited and not is_lost:  # rank 0 itself has not waited: its part is queued on a GPU
             raise RankLostError(
                 f"Step {sequence}: rank {waited[0]} waited in vain for another rank's part. {_REMEDY}"
             )
         return PassOutcome(is_out_of_memory, tuple(copied))
 
-    def _lost(self, sequence: int, ranks: list[int]) -> RankLostError:
+    def _lost(self, sequence: int, ranks: list[int], seconds: float) -> RankLostError:
         self._on_lost(ranks[0])
         names = "rank " + ", ".join(map(str, ranks))
         return RankLostError(
             f"Step {sequence} was not echoed by {names} of {len(self._channels) + 1} within "
-            f"{self._deadline:g} s. {_REMEDY}"
+            f"{seconds:g} s. {_REMEDY}"
         )
 
 

@@ -90,6 +90,11 @@ class Communicator(Protocol):
     def recv(self, shape: Sequence[int], dtype: torch.dtype, rank: int) -> Tensor:
         """What a rank of another stage has sent, in the order in which it did."""
 
+    def abort(self) -> None:
+        """Leave the ranks: calls of others that wait for this one, and all later calls, are
+        CollectiveErrors. By the thread that makes this rank's calls.
+        """
+
 
 def argmax(communicator: Communicator, logits: Tensor, first: int) -> Tensor:
     """f32 [S, 2] on rank 0: the largest logit of each row of all ranks' [S, n], NaN if there is one, and its
@@ -134,6 +139,9 @@ class SingleRank(OneStage):
     def gather_to_leader(self, part: Tensor) -> Tensor:
         """The part is the whole."""
         return part
+
+    def abort(self) -> None:
+        """No rank waits for this one."""
 
 
 @dataclass(frozen=True)
@@ -188,20 +196,20 @@ class _ProcessGroup(OneStage):
     def all_reduce(self, part: Tensor) -> Tensor:
         """As in ``Communicator``."""
         part = part.contiguous()
-        self._make(lambda: self._group.allreduce([part]), part)
+        self._make(lambda group: group.allreduce([part]), part)
         return part
 
     def gather_to_leader(self, part: Tensor) -> Tensor:
         """As in ``Communicator``."""
         part = part.contiguous()
         parts = [torch.empty_like(part) for _ in range(self._ranks)] if self._is_leader else []
-        self._make(lambda: self._group.gather([parts] if parts else [], [part], self._to_leader), part)
+        self._make(lambda group: group.gather([parts] if parts else [], [part], self._to_leader), part)
         return torch.cat(parts, -1) if parts else part
 
-    def _make(self, start: Callable[[], "Work"], part: Tensor) -> None:
+    def _make(self, start: Callable[[Any], "Work"], part: Tensor) -> None:
         self._count(part)
-        with _lost_peers_named(self._error):
-            start().wait(*self._wait_for)
+        with _joined(self._group, self._error) as group:
+            start(group).wait(*self._wait_for)
 
     def _count(self, part: Tensor) -> None:
         self.calls += 1
@@ -219,6 +227,10 @@ class Gloo(_ProcessGroup):
         name = f"gloo-{topology.stage}"
         group = _join_gloo(meeting, name, topology.tensor_rank, topology.tensor, timeout)
         super().__init__(group, topology, timeout)
+
+    def abort(self) -> None:
+        """As in ``Communicator``, by closing the connections: gloo cannot end calls of its own process."""
+        self._group = None
 
 
 class Nccl(_ProcessGroup):
@@ -273,7 +285,7 @@ class Nccl(_ProcessGroup):
         return one_shot_all_reduce(part, self._one_shot)
 
     def abort(self) -> None:
-        """End the calls that wait for other ranks. What they give means nothing."""
+        """As in ``Communicator``. What the calls that waited give means nothing."""
         try:
             if self._one_shot is not None:
                 self._one_shot.release()
@@ -371,17 +383,23 @@ class Stages:
         """As in ``Communicator``."""
         tensor = tensor.contiguous()
         self._sending = [(work, kept) for work, kept in self._sending if not work.is_completed()]
-        with _lost_peers_named():
-            self._sending.append((self._group.send([tensor], rank, 0), tensor))
+        with _joined(self._group) as group:
+            self._sending.append((group.send([tensor], rank, 0), tensor))
         self._count(tensor)
 
     def recv(self, shape: Sequence[int], dtype: torch.dtype, rank: int) -> Tensor:
         """As in ``Communicator``."""
         tensor = torch.empty(tuple(shape), dtype=dtype)
-        with _lost_peers_named():
-            self._group.recv([tensor], rank, 0).wait(self._timeout)
+        with _joined(self._group) as group:
+            group.recv([tensor], rank, 0).wait(self._timeout)
         self._count(tensor)
         return tensor
+
+    def abort(self) -> None:
+        """Leave the ranks of this stage and those of the others."""
+        self._of_stage.abort()
+        self._sending.clear()
+        self._group = None
 
     def _count(self, tensor: Tensor) -> None:
         self._calls += 1
@@ -397,9 +415,13 @@ def _join_gloo(meeting: Meeting, name: str, rank: int, size: int, timeout: timed
 
 
 @contextmanager
-def _lost_peers_named(kind: type[Exception] = RuntimeError) -> Iterator[None]:
-    """An error of this kind is another rank's end, or its absence: with gloo each one."""
+def _joined(group: Any, kind: type[Exception] = RuntimeError) -> Iterator[Any]:
+    """The group, None where this rank has left it. An error of this kind is another rank's end, or its
+    absence: with gloo each one.
+    """
+    if group is None:
+        raise CollectiveError("This rank has left the others.")
     try:
-        yield
+        yield group
     except kind as error:
         raise CollectiveError(f"Another rank did not take part in an exchange: {error}") from None

@@ -50,5 +50,5 @@ class SharedMemory(OneStage):
         return shm_gather(self._group, part)
 
     def abort(self) -> None:
-        """End the calls of all ranks, from any thread."""
+        """As in ``Communicator``, from any thread."""
         self._group.abort()

@@ -61,6 +61,12 @@ class _Rank:
         self._executor.take_part(graph, self._communicator, plan[made:])
         return None
 
+    def leave(self) -> None:
+        """After a failed exchange: ranks of other stages, which wait longer for this one than it waited for
+        the ranks of its own, find that it has gone.
+        """
+        self._communicator.abort()
+
     def receive_only(
         self, step: Step, layout: StepLayout, *, only_largest: bool
     ) -> Callable[[], ForwardOutput]:
@@ -74,6 +80,7 @@ class _Rank:
 class _Pass:
     """A pass that rank 0 has begun. ``finish``: waits for the output; None where rank 0 has ended."""
 
+    samples: bool
     finish: Callable[[], ForwardOutput] | None = None
     is_out_of_memory: bool = False
     is_done: bool = False
@@ -125,7 +132,7 @@ class LeaderExecutor:
             self._input_batch, layout.sampled_rows, layout.sampled_lengths
         )
         self._send(step, graph, only_largest=only_largest)
-        begun = _Pass()
+        begun = _Pass(samples=bool(layout.sampled_rows.size))
         self._passes.append(begun)
         try:
             begun.finish = self._rank.compute(step, layout, graph, only_largest=only_largest)
@@ -156,7 +163,8 @@ class LeaderExecutor:
         except CollectiveError as error:
             begun.lost = error
         lost = begun.lost
-        outcome = self._followers.collect(is_lost=lost is not None)  # names the rank that was missing
+        # Names the rank that was missing.
+        outcome = self._followers.collect(is_lost=lost is not None, has_output=begun.samples)
         if lost is not None:
             raise lost
         self._copied += outcome.copied
@@ -262,6 +270,7 @@ class FollowerRunner:
         try:
             output = self._rank.compute(step, layout, message.graph, only_largest=message.only_largest)
         except CollectiveError:
+            self._rank.leave()
             return EchoStatus.LOST_PEER, copied
         return EchoStatus.DONE if output is not None else EchoStatus.OUT_OF_MEMORY, copied
 

@@ -39,7 +39,8 @@ class Followers(Protocol):
     def send(self, message: RankStep) -> None:
         """Tell them of the next pass."""
 
-    def collect(self, *, is_lost: bool = False) -> PassOutcome:
+    def collect(self, *, is_lost: bool = False, has_output: bool = False) -> PassOutcome:
         """Wait until all of them have executed it. Raises RankLostError, which names those that have not.
         ``is_lost``: one of them did not take part in an exchange, so that not much is left to wait for.
+        ``has_output``: the last stage has computed the pass, and so have all before it.
         """

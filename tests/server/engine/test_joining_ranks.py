@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -31,7 +32,7 @@ from quire_server.engine.step_codec import StepDecoder, encode_echo
 from quire_server.errors import ConfigError, MixedRevisionError, RankLostError
 from quire_server.fault_injection import parse
 from quire_server.layers import communicators
-from quire_server.layers.parallel import CollectiveError, Gloo, Meeting
+from quire_server.layers.parallel import CollectiveError, Gloo, Meeting, SingleRank, Stages
 from quire_server.layers.shared_memory import SharedMemory
 from tests.server import tiny_model
 
@@ -122,6 +123,56 @@ def test_stages_hand_on_what_they_computed_in_order(kind, tmp_path):
     each = 2 * 4 * 4  # bytes
     assert [calls for _, calls, _ in results] == [5, 4, 6, 5]
     assert [size for _, _, size in results] == [6 * each, 4 * each, 7 * each, 5 * each]
+
+
+def joined(kind, directory, descriptor, rank):
+    """A communicator whose calls wait longer than a test lasts."""
+    if kind == communicators.GLOO:
+        return Gloo(Topology(RANKS, rank), Meeting(directory), deadline=120)
+    return SharedMemory(descriptor, rank, deadline=120)
+
+
+def leave(communicator):
+    communicator.abort()
+    with pytest.raises(CollectiveError):
+        communicator.all_reduce(torch.ones(2, 4))
+
+
+def miss(communicator):
+    with pytest.raises(CollectiveError):
+        communicator.all_reduce(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_leaves_ends_the_calls_of_all_long_before_their_deadline(kind, tmp_path):
+    began_at = time.monotonic()
+    with communicators.shared(kind, Topology(RANKS)) as (descriptor,), ThreadPoolExecutor(RANKS) as pool:
+        joining = [pool.submit(joined, kind, tmp_path, descriptor, rank) for rank in range(RANKS)]
+        ranks = [one.result(60) for one in joining]
+        acts = (miss, leave, miss)
+        for one in [pool.submit(act, rank) for act, rank in zip(acts, ranks, strict=True)]:
+            one.result(60)
+    assert time.monotonic() - began_at < 60
+
+
+def test_a_rank_that_leaves_ends_what_other_stages_wait_for(tmp_path):
+    def stage(rank):
+        return Stages(SingleRank(), Topology(1, rank, 2), Meeting(tmp_path), deadline=120)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = (one.result(60) for one in [pool.submit(stage, rank) for rank in range(2)])
+        waiting = pool.submit(first.recv, (2, 4), torch.float32, 1)
+        second.abort()
+        with pytest.raises(CollectiveError, match="did not take part"):
+            waiting.result(60)
+        with pytest.raises(CollectiveError, match="has left the others"):
+            second.recv((2, 4), torch.float32, 0)
+
+
+def test_a_single_rank_has_none_to_leave():
+    rank = SingleRank()
+    rank.abort()
+    assert torch.equal(rank.all_reduce(torch.ones(2)), torch.ones(2))
 
 
 def test_a_stage_learns_that_another_one_has_ended(tmp_path):

@@ -72,6 +72,10 @@ class _Rank:
         self._count(tensor)
         return tensor
 
+    def abort(self) -> None:
+        for barrier in self._ranks._barriers:
+            barrier.abort()
+
     def _count(self, part: Tensor) -> None:
         self.calls += 1
         self.bytes += part.nbytes

@@ -31,9 +31,9 @@ def model(tmp_path_factory):
     return directory / "tiny"
 
 
-def served(model, directory, stages, *flags):
+def served(model, directory, stages, *flags, fault=""):
     directory.mkdir(exist_ok=True)
-    return Server(model, directory, *EXACT, "--pipeline-parallel-size", str(stages), *flags)
+    return Server(model, directory, *EXACT, "--pipeline-parallel-size", str(stages), *flags, fault=fault)
 
 
 def test_greedy_answers_of_stages_are_those_of_one_process(model, tmp_path):
@@ -65,6 +65,21 @@ def test_when_a_stage_ends_or_stops_all_end_and_each_stream_gets_an_error(model,
         assert left_behind(server, paths, run_dir, pids) == []
         if signum == signal.SIGSTOP:
             assert f"ank {victim}" in server.failure()["message"]
+
+
+def test_a_late_rank_of_a_later_stage_ends_the_server_before_the_deadline_of_stages(model, tmp_path):
+    """The ranks of its own stage miss it after three seconds, and leave the others, who would wait for
+    minutes. Its beats go on.
+    """
+    late = "rank_delay:after=40,rank=3,seconds=100"
+    with served(model, tmp_path / "run", 2, "--tensor-parallel-size", "2", fault=late).wait_ready(
+        120
+    ) as server:
+        streams = [Stream(server) for _ in range(2)]
+        server.wait_fault("rank_delay")
+        assert server.wait_end(20) in STOPPED
+        assert [stream.error for stream in streams if stream.error is None] == []
+        assert "rank 3" in server.failure()["message"]
 
 
 @pytest.mark.parametrize(
