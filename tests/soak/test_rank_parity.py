@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.models import families, rank_parity
-from tests.server.models.rank_parity import MODELS, PROMPTS, Compared, Reference
+from tests.server.models.rank_parity import MODELS, PROMPTS, SMOLLM2, Compared, Reference
 from tests.server.runner.ranks_in_process import Ranks
 
 logger = logging.getLogger(__name__)
@@ -30,19 +30,22 @@ def compare(reference: Reference, ranks: Ranks, name: str) -> Compared:
 
 def test_ranks_give_the_greedy_tokens_of_one_rank(tmp_path: Path) -> None:
     found = Compared()
-    for name, (prefix, settings, sizes) in MODELS.items():
+    for name, (prefix, settings, divided) in MODELS.items():
         directory = tmp_path / name
         families.build(directory, prefix, dict(settings))
         reference = Reference.of(rank_parity.whole(directory), PROMPTS, LENGTH)
-        for size in sizes:
-            found += compare(reference, rank_parity.divided(directory, size), f"{name} on {size}")
+        for sizes in divided:
+            found += compare(reference, rank_parity.divided(directory, sizes), f"{name} on {sizes}")
     assert found.positions > 40_000
     assert found.ties * 10_000 < found.positions
 
 
-def test_smollm2_on_three_ranks_gives_the_greedy_tokens_of_one(smollm2: Path) -> None:
+@pytest.mark.parametrize("sizes", SMOLLM2, ids=lambda sizes: f"{sizes[0]} x {sizes[1]}")
+def test_smollm2_on_ranks_and_stages_gives_the_greedy_tokens_of_one(
+    smollm2: Path, sizes: rank_parity.Sizes
+) -> None:
     options = {"max_model_len": 512, "num_blocks_override": 128}
     reference = Reference.of(rank_parity.whole(smollm2, **options), SMOLLM2_PROMPTS, LENGTH)
-    found = compare(reference, rank_parity.divided(smollm2, 3, **options), "SmolLM2 on 3")
+    found = compare(reference, rank_parity.divided(smollm2, sizes, **options), f"SmolLM2 on {sizes}")
     assert found.positions > 3000
     assert found.ties <= 1

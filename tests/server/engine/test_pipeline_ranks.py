@@ -5,15 +5,13 @@ connection between them, with ranks as threads.
 import pytest
 import torch
 
-from quire_server.core.config import PreemptionMode, SchedulerConfig, SpeculationConfig, SpeculativeMethod
-from quire_server.core.request import Request
+from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.sampling_params import SamplingParams
-from quire_server.core.scheduler import Scheduler
 from quire_server.core.step import NOT_FINITE, OUT_OF_MEMORY
-from quire_server.engine.engine_core import StepPipeline
 from tests.server.engine.test_ranks import PROMPTS
 from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
+from tests.server.runner.pipelined import PipelinedEngine
 from tests.server.runner.ranks_in_process import Ranks
 
 OPTIONS = {"num_blocks_override": 200, "quantization": "none", "kv_offload_host_bytes": 1 << 20}
@@ -53,64 +51,6 @@ def ranks(directory, request):
     found.close()
 
 
-class Engine:
-    """A scheduler and a runner with as many steps in flight as there are stages."""
-
-    def __init__(self, runner, stages, **limits):
-        settings = {
-            "max_num_seqs": 16,
-            "max_num_batched_tokens": 512,
-            "max_model_len": runner.max_model_len,
-            "num_blocks": runner.num_blocks,
-            "block_size": 16,
-            "pipeline_size": stages,
-        } | limits
-        eos = runner.model_config.eos_token_ids
-        self.scheduler = Scheduler(SchedulerConfig(**settings), eos_token_ids=eos, clock=lambda: 0.0)
-        self._runner = runner
-        self._pipeline = StepPipeline(self.scheduler, self)
-        self.tokens, self.errors, self.logprobs, self.prompt_logprobs = {}, {}, {}, {}
-        self.num_in_flight = self.most_in_flight = 0
-
-    max_steps_in_flight = property(lambda self: self._runner.max_steps_in_flight)
-
-    def launch(self, step):
-        self.num_in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.num_in_flight)
-        wait = self._runner.launch(step)
-
-        def waited():
-            self.num_in_flight -= 1
-            return wait()
-
-        return waited
-
-    def add(self, name, prompt, sampling):
-        self.tokens[name], self.logprobs[name], self.prompt_logprobs[name] = [], [], []
-        self.scheduler.add(Request(name, tuple(prompt), sampling, 0.0))
-
-    def step(self):
-        advanced = self._pipeline.advance()
-        self.scheduler.check()
-        for event in advanced[1] if advanced else ():
-            self.tokens[event.request_id] += event.token_ids
-            self.logprobs[event.request_id] += event.logprobs or ()
-            self.prompt_logprobs[event.request_id] += event.prompt_logprobs
-            if event.error is not None:
-                self.errors[event.request_id] = event.error
-
-    def drain(self):
-        while self.scheduler.has_work:
-            self.step()
-        assert self.scheduler.num_unaccounted_blocks == 0
-
-    def generate(self, prompts, sampling):
-        for number, prompt in enumerate(prompts):
-            self.add(str(number), prompt, sampling[number] if isinstance(sampling, list) else sampling)
-        self.drain()
-        return [self.tokens[str(number)] for number in range(len(prompts))]
-
-
 @pytest.mark.parametrize(
     "limits",
     [
@@ -143,7 +83,7 @@ def test_steps_in_flight_change_no_answer(whole, ranks, limits):
         InProcessEngine(whole).generate([prompt], one)[0]
         for prompt, one in zip(PROMPTS, SAMPLING, strict=True)
     ]
-    engine = Engine(ranks.runner, ranks.stages, **limits)
+    engine = PipelinedEngine(ranks.runner, ranks.stages, **limits)
     for _ in range(2):
         assert engine.generate(PROMPTS, SAMPLING) == expected
     assert engine.most_in_flight == ranks.stages
@@ -153,7 +93,7 @@ def test_steps_in_flight_change_no_answer(whole, ranks, limits):
 
 def test_a_row_that_is_aborted_in_flight_gives_nothing_to_the_next_request(whole, ranks):
     expected = [InProcessEngine(whole).generate([prompt], greedy(12))[0] for prompt in PROMPTS]
-    engine = Engine(ranks.runner, ranks.stages, max_num_seqs=4)
+    engine = PipelinedEngine(ranks.runner, ranks.stages, max_num_seqs=4)
     for number, prompt in enumerate(PROMPTS[:3]):
         engine.add(str(number), prompt, greedy(12))
     for round_ in range(6):
@@ -190,7 +130,7 @@ def test_a_stage_without_memory_fails_one_request_and_no_other_step(whole, ranks
     hungry_layer.rope = layer.rope
     monkeypatch.setattr(model, "states", hungry)
     monkeypatch.setattr(model, "layers", [hungry_layer, *model.layers[1:]])
-    engine = Engine(ranks.runner, ranks.stages)
+    engine = PipelinedEngine(ranks.runner, ranks.stages)
     for name, prompt in enumerate(PROMPTS):
         engine.add(str(name), prompt, greedy(12))
     engine.step()
@@ -207,13 +147,13 @@ def test_blocks_that_held_nan_are_zeroed_on_every_rank(whole, ranks):
     saved = [weight[0].item() for weight in norms]
     for weight in norms:
         weight[0] = float("nan")
-    engine = Engine(ranks.runner, ranks.stages)
+    engine = PipelinedEngine(ranks.runner, ranks.stages)
     engine.add("nan", range(90), greedy(12))
     engine.drain()
     assert engine.errors == {"nan": NOT_FINITE}
     for weight, value in zip(norms, saved, strict=True):
         weight[0] = value
-    assert Engine(ranks.runner, ranks.stages).generate(PROMPTS, greedy(12)) == expected
+    assert PipelinedEngine(ranks.runner, ranks.stages).generate(PROMPTS, greedy(12)) == expected
 
 
 def test_the_cache_has_the_same_number_of_blocks_on_every_stage_and_the_bytes_that_were_given(directory):

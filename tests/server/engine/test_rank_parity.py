@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.models import families, rank_parity
-from tests.server.models.rank_parity import MODELS, PROMPTS, Compared, Reference
+from tests.server.models.rank_parity import MODELS, PROMPTS, SMOLLM2, Compared, Reference
 from tests.server.runner.ranks_in_process import Ranks
 
 LENGTH = 24
@@ -35,15 +35,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
 
 @pytest.fixture(
     scope="module",
-    params=[(name, size) for name, (*_, sizes) in MODELS.items() for size in sizes],
-    ids=lambda each: f"{each[0]} on {each[1]}",
+    params=[(name, sizes) for name, (*_, divided) in MODELS.items() for sizes in divided],
+    ids=lambda each: f"{each[0]} on {each[1][0]} x {each[1][1]}",
 )
 def ranks(
     model: Callable[[str], tuple[Path, Reference]], request: pytest.FixtureRequest
 ) -> Iterator[tuple[Ranks, Reference]]:
-    name, size = request.param
+    name, sizes = request.param
     directory, reference = model(name)
-    found = rank_parity.divided(directory, size)
+    found = rank_parity.divided(directory, sizes)
     yield found, reference
     found.close()
 
@@ -55,10 +55,13 @@ def test_ranks_give_the_greedy_tokens_of_one_rank(ranks: tuple[Ranks, Reference]
     assert rank_parity.check(reference, found, condition).ties == 0
 
 
-def test_smollm2_on_three_ranks_gives_the_greedy_tokens_of_one(smollm2: Path) -> None:
+@pytest.mark.parametrize("sizes", SMOLLM2, ids=lambda sizes: f"{sizes[0]} x {sizes[1]}")
+def test_smollm2_on_ranks_and_stages_gives_the_greedy_tokens_of_one(
+    smollm2: Path, sizes: rank_parity.Sizes
+) -> None:
     options = {"max_model_len": 64, "num_blocks_override": 64}
     reference = Reference.of(rank_parity.whole(smollm2, **options), SMOLLM2_PROMPTS, 6)
-    ranks = rank_parity.divided(smollm2, 3, **options)
+    ranks = rank_parity.divided(smollm2, sizes, **options)
     assert rank_parity.check(reference, ranks, "mixed batches").ties == 0
     ranks.close()
 

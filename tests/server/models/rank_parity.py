@@ -13,19 +13,27 @@ from quire_server.core.config import PreemptionMode
 from quire_server.runner.model_runner import ModelRunner
 from tests.server.models.variants import VOCAB
 from tests.server.runner.in_process import InProcessEngine, greedy, load
+from tests.server.runner.pipelined import PipelinedEngine
 from tests.server.runner.ranks_in_process import Ranks
 
 TIE = 1e-3
 _POSITIONS = {"max_position_embeddings": 512}
 _GROUPED = _POSITIONS | {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16}
 
-#: name -> (architecture, settings, numbers of ranks)
-MODELS: dict[str, tuple[str, Mapping[str, object], tuple[int, ...]]] = {
-    "Llama": ("Llama", _POSITIONS, (2, 4)),
-    "Qwen3, tied": ("Qwen3", _GROUPED | {"tie_word_embeddings": True}, (2, 4)),
-    "Qwen3, untied": ("Qwen3", _GROUPED | {"tie_word_embeddings": False}, (2, 4)),
-    "Mixtral": ("Mixtral", _POSITIONS | {"num_local_experts": 4, "num_experts_per_tok": 2}, (2, 4)),
+Sizes = tuple[int, int]  # ranks that share a layer, stages of layers
+
+#: name -> (architecture, settings, what it is divided among)
+MODELS: dict[str, tuple[str, Mapping[str, object], tuple[Sizes, ...]]] = {
+    "Llama": ("Llama", _POSITIONS, ((2, 1), (4, 1), (1, 2), (2, 2))),
+    "Qwen3, tied": ("Qwen3", _GROUPED | {"tie_word_embeddings": True}, ((2, 1), (4, 1), (1, 2))),
+    "Qwen3, untied": ("Qwen3", _GROUPED | {"tie_word_embeddings": False}, ((2, 1), (4, 1))),
+    "Mixtral": (
+        "Mixtral",
+        _POSITIONS | {"num_local_experts": 4, "num_experts_per_tok": 2},
+        ((2, 1), (4, 1), (1, 2)),
+    ),
 }
+SMOLLM2: tuple[Sizes, ...] = ((3, 1), (1, 2), (1, 3), (3, 2))
 _SHARED = [(5 * index * index + 3 * index) % (VOCAB - 2) + 2 for index in range(48)]
 PROMPTS = [
     _SHARED[:cut] + [(11 * number + 7 * index * index) % (VOCAB - 2) + 2 for index in range(own)]
@@ -91,19 +99,24 @@ def check(reference: Reference, ranks: Ranks, condition: str) -> Compared:
     """Compare the answers of ranks under a condition with the reference."""
     length = len(reference.answers[0])
     longest = length + max(map(len, reference.prompts))
-    engine = InProcessEngine(ranks.runner, **conditions(longest)[condition])
+    limits = conditions(longest)[condition]
+    engine: InProcessEngine | PipelinedEngine = InProcessEngine(ranks.runner, **limits)
+    if ranks.pipeline > 1:
+        engine = PipelinedEngine(ranks.runner, ranks.pipeline, **limits)
     if condition == "prefix hits":
         engine.generate(reference.prompts, greedy(1))
     compared = reference.compare(engine.generate(reference.prompts, greedy(length)))
     assert (condition in ("preempted", "swapped")) == (engine.scheduler.stats.preemptions > 0)
     assert (condition == "swapped") == (engine.scheduler.kv.stats().swaps > 0)
     assert (condition != "prefix hits") or engine.scheduler.kv.stats().prefix_hits > 0
+    if isinstance(engine, PipelinedEngine) and condition != "swapped":  # which has one step at a time
+        assert engine.most_in_flight == ranks.pipeline
     return compared
 
 
-def divided(directory: Path, size: int, **options: object) -> Ranks:
+def divided(directory: Path, sizes: Sizes, **options: object) -> Ranks:
     """The ranks that ``check`` takes."""
-    return Ranks(directory, size, kv_offload_host_bytes=8 << 20, **options)
+    return Ranks(directory, *sizes, kv_offload_host_bytes=8 << 20, **options)
 
 
 def whole(directory: Path, **options: object) -> ModelRunner:
