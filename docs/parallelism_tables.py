@@ -37,6 +37,14 @@ MODELS = {
     "Llama 3.1 70B": _model(8192, 80, (64, 8), 28672, 128256),
 }
 
+#: A model, a device, and the bytes that it reads in a second.
+SUMS = (
+    ("SmolLM2 135M", "CPUs that read 50 GB/s each", 50 * GB),
+    ("Llama 3.1 8B", "GPUs that read 0.86 TB/s each, on PCIe", 864 * GB),
+    ("Llama 3.1 8B", "GPUs that read 3.35 TB/s each", 3350 * GB),
+    ("Llama 3.1 70B", "GPUs that read 3.35 TB/s each", 3350 * GB),
+)
+
 HEAD = """# Models larger than a device
 
 `parallelism.tensor` divides every layer of a model among several processes, the *ranks* of a pod:
@@ -118,8 +126,9 @@ and values x head size numbers.
 
 STEP_TAIL = """
 The logits follow in one gather to rank 0: each rank gives vocabulary / tensor numbers for every sampled
-position. Nothing else is exchanged between the layers. Before a step rank 0 sends a message of some 13
-bytes for each running request, and after it gets an answer from each rank.
+position, or 8 bytes, its largest logit and the token, where all requests of the step take the likeliest
+token and ask for no log-probabilities. Nothing else is exchanged between the layers. Before a step rank 0
+sends a message of some 13 bytes for each running request, and after it gets an answer from each rank.
 
 Multiply by what your connection does: a ring moves up to twice these bytes over every link, and each of
 the sums costs at least one latency. A sum of one token is a few KiB, so for single streams the latency is
@@ -151,8 +160,31 @@ long as on one device that had all layers, plus p - 1 transfers of two rows of h
 logits. For the same requests in one step a pipeline is not faster than one device; it has p times the memory.
 A prompt is computed in one stage after the other, its chunks one by one.
 
-With drafts, with `hostOffload`, and while the canary runs, one step is in flight and the stages take turns.
+With drafts, with `hostOffload`, and while the canary runs, one step is in flight and the stages take turns;
+with a smaller `engine.maxNumSeqs` than stages some are always idle. The server's log says so when it starts.
 Greedy answers are those of one stage, and with the same batches to the last bit.
+
+### When stages are faster than ranks that share layers
+
+Take n devices that read weights of W bytes at B bytes a second each, and small steps, which take as long as
+the weights take to be read.
+
+| | one stream: seconds for a token | c streams: tokens a second |
+|---|---|---|
+| `tensor: n` | W / (n B) + (2 layers + 1) x sum | c / (W / (n B) + (2 layers + 1) x sum) |
+| `pipeline: n` | W / B + (n - 1) x transfer | c / (W / B + n x transfer), with c of n or more |
+
+So for small steps n stages together give the tokens of one device, and sharing layers is faster as long as
+the sums of a step take less than W / B x (1 - 1 / n). One sum may take:
+
+"""
+
+SUMS_TAIL = """
+In large steps computing takes the time instead, of prompts above all. Then n stages with n steps in flight
+compute as much as n ranks that share layers, and have no sums to wait for; but they are busy only while
+there are n requests, since the chunks of one prompt follow each other. As a rule: share layers where
+accelerators are connected directly; give stages to what is connected by PCIe or a network, and use them for
+many requests at once.
 
 ## When a rank fails
 
@@ -177,7 +209,7 @@ ends with the reason `MixedRevision`. Pods of other replicas go on.
 def page() -> str:
     """The whole page."""
     parts = [HEAD, _sizes(), SIZES_TAIL, _ranks(), "\n## Bytes of a step\n\n", _steps(), STEP_TAIL]
-    return "".join([*parts, _stages(), STAGES_TAIL])
+    return "".join([*parts, _stages(), STAGES_TAIL, _sums(), SUMS_TAIL])
 
 
 def sizes_of(model: ModelShape) -> list[int]:
@@ -237,6 +269,19 @@ def _stages() -> str:
         heads = model.vocab_size * model.hidden_size / layer
         columns = [" + ".join(map(str, stages_of(model, size))) for size in (2, 3)]
         lines.append(f"| {name} | {model.num_layers} | {heads:.1f} layers | {' | '.join(columns)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _sums() -> str:
+    lines = [
+        "| model | on | for 2 devices | for 4 devices |",
+        "|---|---|---:|---:|",
+    ]
+    for name, device, bandwidth in SUMS:
+        model = MODELS[name]
+        weights = memory.weight_bytes(model.parameters)
+        times = [memory.longest_sum(model, devices, bandwidth, weights) * 1e6 for devices in (2, 4)]
+        lines.append(f"| {name} | {device} | {times[0]:.0f} µs | {times[1]:.0f} µs |")
     return "\n".join(lines) + "\n"
 
 

@@ -88,6 +88,14 @@ def exchanged_bytes(model: ModelShape, tokens: int, bits: int = 16) -> int:
     return exchanges(model.num_layers) * tokens * model.hidden_size * bits // 8
 
 
+def longest_sum(model: ModelShape, devices: int, bandwidth: float, weights: float) -> float:
+    """Seconds that one all-reduce may take where so many devices that share each layer are to give as many
+    tokens as the same devices with a stage of layers each. Both read all weights once in a step; those that
+    share layers read at the same time and wait for the sums.
+    """
+    return weights / bandwidth * (1 - 1 / devices) / exchanges(model.num_layers)
+
+
 def decode_bound(bandwidth: float, weights: float) -> float:
     """The upper bound of tokens per second of one stream: each token reads all weights once."""
     return bandwidth / weights

@@ -47,6 +47,17 @@ def test_the_page_has_the_model_of_the_example_as_it_is() -> None:
     assert "| SmolLM2 135M | 30 | 8.0 layers | 19 + 11 | 13 + 12 + 5 |" in PAGE
 
 
+def test_the_longest_sum_is_where_both_ways_of_dividing_give_as_many_tokens() -> None:
+    model, bandwidth, devices = parallelism_tables.MODELS["Llama 3.1 8B"], 3.35e12, 2
+    weights = memory.weight_bytes(model.parameters)
+
+    sum_ = memory.longest_sum(model, devices, bandwidth, weights)
+
+    shared = weights / devices / bandwidth + memory.exchanges(model.num_layers) * sum_
+    assert shared == pytest.approx(weights / bandwidth)  # as long as all stages take together
+    assert f"| GPUs that read 3.35 TB/s each | {sum_ * 1e6:.0f} µs |" in PAGE
+
+
 def test_the_example_is_valid_and_divides_its_model() -> None:
     body = yaml.safe_load((specs.ROOT / "examples" / "smollm2-tensor-parallel.yaml").read_text())
 

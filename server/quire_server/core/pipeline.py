@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire_server.core.config import SchedulerConfig
+
 
 @dataclass(frozen=True, slots=True)
 class SlotLoad:
@@ -20,6 +22,22 @@ class SlotLoad:
     decodes: int  # requests that lack one token
     tokens: int  # of all its requests
     is_in_flight: bool
+
+
+def why_idle(config: SchedulerConfig) -> str:
+    """Why stages will be idle whatever the load, with the remedy; empty where nothing keeps them idle."""
+    stages, streams = config.pipeline_size, config.max_num_seqs
+    if config.num_slots < stages:
+        return (
+            f"one step is in flight with drafts, an offload tier or static batching, so {stages} stages take "
+            "turns: leave these out, or set --pipeline-parallel-size to 1"
+        )
+    if streams < stages:
+        return (
+            f"--max-num-seqs {streams} keeps at most {streams} of {stages} stages busy: raise it, or set "
+            f"--pipeline-parallel-size to {streams}"
+        )
+    return ""
 
 
 def candidates(loads: Sequence[SlotLoad], previous: int) -> list[int]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quire_server.config import ServeConfig
+from quire_server.core import pipeline
 from quire_server.core.config import Batching, PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.policy import Policy
 from quire_server.core.scheduler import SchedulerConfig
@@ -89,7 +90,7 @@ def runner_config(config: ServeConfig) -> RunnerConfig:
 
 def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfig:
     """The scheduler's configuration for this runner."""
-    return SchedulerConfig(
+    found = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=_step_tokens(config),
         max_model_len=runner.max_model_len,
@@ -106,6 +107,9 @@ def scheduler_config(config: ServeConfig, runner: ModelRunner) -> SchedulerConfi
         speculation=_speculation(config),
         pipeline_size=config.pipeline_parallel_size,
     )
+    if why := pipeline.why_idle(found):
+        logger.warning("stages of the model will be idle", extra={"why": why})
+    return found
 
 
 def effective(config: ServeConfig, runner: ModelRunner) -> EffectiveConfig:

@@ -154,3 +154,19 @@ def test_slots_take_turns_and_empty_ones_come_last() -> None:
     assert pipeline.candidates(loads, 3) == [0, 3, 1]
     assert pipeline.admission_limit(loads, 1) == 1
     assert pipeline.admission_limit(loads, 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        ({"pipeline_size": 3, "max_num_seqs": 1}, "--max-num-seqs 1 keeps at most 1 of 3 stages busy"),
+        ({"pipeline_size": 3, "max_num_seqs": 3}, None),
+        ({"pipeline_size": 1, "max_num_seqs": 1, "num_host_slots": 4}, None),
+        ({"pipeline_size": 2, "num_host_slots": 4}, "2 stages take turns"),
+    ],
+)
+def test_settings_that_leave_stages_idle_are_found_with_a_remedy(
+    limits: dict[str, int], why: str | None
+) -> None:
+    found = pipeline.why_idle(config(**limits))
+    assert (why in found and "--pipeline-parallel-size" in found) if why else not found
