@@ -13,6 +13,7 @@ from quire_server.core.config import PreemptionMode, SpeculationConfig, Speculat
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import Step, StepResult
 from quire_server.layers.parallel import argmax
+from tests.server.models import families
 from tests.server.models.lockstep import ThreadRanks
 from tests.server.runner.in_process import InProcessEngine, greedy
 from tests.server.runner.ranks_in_process import Ranks
@@ -159,6 +160,46 @@ def test_a_rank_whose_logits_are_not_finite_makes_the_largest_one_not_finite() -
     parts = [partial(argmax, exchange.communicators[rank], rows.roll(rank, 0), 2 * rank) for rank in range(2)]
     (first, _), (second, _) = exchange.run(parts)[0].tolist()
     assert first != first and second != second
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_stages_share_the_sums_and_hand_on_two_states_at_each_border_and_the_logits_at_the_end(
+    tmp_path: Path, stages: int
+) -> None:
+    families.build(tmp_path, "Llama", {"num_hidden_layers": 5})
+    divided = Ranks(tmp_path, 2, stages)
+    config, run, seen = divided.models[0].config, divided.runner.run, []
+    part = divided.models[-1].config.vocab_rows
+
+    def counted(step: Step) -> StepResult:
+        before = _exchanged(divided)
+        result = run(step)
+        calls, size = (now - then for now, then in zip(_exchanged(divided), before, strict=True))
+        seen.append((step, calls, size))
+        return result
+
+    divided.runner.run = counted  # type: ignore[method-assign]  # observed
+    sampling = [greedy(8), SamplingParams(6, seed=3), greedy(8)]
+    InProcessEngine(divided.runner, max_num_batched_tokens=10).generate(PROMPTS[:3], sampling)
+    divided.close()
+    kinds = set[tuple[bool, bool]]()
+    for step, calls, size in seen:
+        sampled = sum(step.samples)
+        states = 2 * step.total_tokens * config.hidden_size * ITEM
+        sums = 2 * (2 * 5 + 1) * step.total_tokens * config.hidden_size * ITEM
+        handed_on = 2 * 2 * (stages - 1) * states  # by two ranks at each border, sent and received
+        # Gathered by both ranks of the last stage, sent and received: the largest one or all.
+        logits = {sampled * (2 * 8 + 2 * 8), sampled * (2 * part + 2 * config.vocab_size) * ITEM}
+        assert calls == 2 * (2 * 5 + 1) + 4 * (stages - 1) + 2 + 2 * (sampled > 0)
+        assert size - sums - handed_on in logits
+        kinds.add((sampled > 0, size - sums - handed_on == max(logits)))
+    assert len(kinds) == 3
+
+
+def _exchanged(ranks: Ranks) -> tuple[int, int]:
+    """Calls and bytes of all ranks so far."""
+    communicators = ranks.exchange.communicators
+    return sum(each.calls for each in communicators), sum(each.bytes for each in communicators)
 
 
 def test_a_step_that_computes_nothing_exchanges_nothing(ranks: Ranks) -> None:
