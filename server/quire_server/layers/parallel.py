@@ -195,16 +195,20 @@ class _ProcessGroup(OneStage):
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """As in ``Communicator``."""
-        part = part.contiguous()
+        part = self._given(part)
         self._make(lambda group: group.allreduce([part]), part)
         return part
 
     def gather_to_leader(self, part: Tensor) -> Tensor:
         """As in ``Communicator``."""
-        part = part.contiguous()
+        part = self._given(part)
         parts = [torch.empty_like(part) for _ in range(self._ranks)] if self._is_leader else []
         self._make(lambda group: group.gather([parts] if parts else [], [part], self._to_leader), part)
         return torch.cat(parts, -1) if parts else part
+
+    def _given(self, part: Tensor) -> Tensor:
+        """Contiguous: what a call reads and may write."""
+        return part.contiguous()
 
     def _make(self, start: Callable[[Any], "Work"], part: Tensor) -> None:
         self._count(part)
@@ -227,6 +231,12 @@ class Gloo(_ProcessGroup):
         name = f"gloo-{topology.stage}"
         group = _join_gloo(meeting, name, topology.tensor_rank, topology.tensor, timeout)
         super().__init__(group, topology, timeout)
+
+    def _given(self, part: Tensor) -> Tensor:
+        """A copy: a computation by torch, which ends a recording. Gloo's exchanges cannot be part of one, and
+        torch does not notice them.
+        """
+        return part.clone(memory_format=torch.contiguous_format)
 
     def abort(self) -> None:
         """As in ``Communicator``, by closing the connections: gloo cannot end calls of its own process."""

@@ -32,6 +32,7 @@ from quire_server.engine.step_codec import StepDecoder, encode_echo
 from quire_server.errors import ConfigError, MixedRevisionError, RankLostError
 from quire_server.fault_injection import parse
 from quire_server.layers import communicators
+from quire_server.layers.ops import record
 from quire_server.layers.parallel import CollectiveError, Gloo, Meeting, SingleRank, Stages
 from quire_server.layers.shared_memory import SharedMemory
 from tests.server import tiny_model
@@ -214,6 +215,18 @@ def test_a_rank_that_takes_no_part_in_an_exchange_over_gloo_fails_the_others(tmp
         )
     with pytest.raises(CollectiveError, match="did not take part in an exchange"):
         ranks[0].all_reduce(torch.ones(2))
+
+
+@pytest.mark.parametrize("exchange", [Gloo.all_reduce, Gloo.gather_to_leader])
+def test_an_exchange_over_gloo_ends_a_recording_before_it_waits_for_another_rank(exchange, tmp_path):
+    """Else one rank makes an exchange while it records, and another one does not."""
+    with ThreadPoolExecutor(2) as pool:
+        ranks = list(
+            pool.map(lambda rank: Gloo(Topology(2, rank), Meeting(tmp_path), deadline=2.0), range(2))
+        )
+    part = torch.ones(2, 2)
+    assert [record(lambda rank=rank: exchange(rank, part)) for rank in ranks] == [None, None]
+    assert [rank.calls for rank in ranks] == [0, 0]
 
 
 @pytest.fixture(scope="module")
