@@ -98,10 +98,10 @@ class ModelFiles:
     @contextlib.contextmanager
     def opened_unchecked(self, name: str) -> Iterator[tuple[BinaryIO, int]]:
         """(file, size) without a digest check, to inspect a part of the file. To use its content, read it
-        with a check.
+        with a check. Unbuffered: of a part nothing beside it is read.
         """
         self._entry(name)
-        with os.fdopen(_open_regular(self.root, name), "rb") as file:
+        with os.fdopen(_open_regular(self.root, name), "rb", buffering=0) as file:
             yield file, os.fstat(file.fileno()).st_size
 
     @contextlib.contextmanager
