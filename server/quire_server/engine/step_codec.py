@@ -136,6 +136,8 @@ class StepDecoder:
         self._limits = limits
         self.sequence = 0  # of the last message
         self.digest = zlib.crc32(incarnation.encode())
+        # Of the last message: most often the next one has the same rows.
+        self._row_bytes, self._rows = b"", tuple[int, ...]()
 
     def decode(self, body: bytes) -> RankStep:
         """The next message; raises CodecError."""
@@ -153,21 +155,32 @@ class StepDecoder:
             raise CodecError(f"step {sequence} follows step {self.sequence}")
         if len(body) != _STEP_HEADER.size + _ITEM * lengths.total:
             raise CodecError(f"{len(body)} bytes, and the header describes another number")
-        values = np.frombuffer(body, "<i4", offset=_STEP_HEADER.size)
-        if values.min(initial=0) < 0:
-            raise CodecError("a negative number")
         if (sequences == 0) != (tokens == 0):
             raise CodecError(f"a recording of {sequences} sequences of {tokens} tokens")
         graph = (sequences, tokens) if sequences else None
-        message = _Columns(values, self._limits).message(lengths, flags, step_id, graph)
+        values = np.frombuffer(body, "<u4", offset=_STEP_HEADER.size)  # negative ones are beyond any bound
+        columns = _Columns(values, self._limits)
+        rows = self._rows_of(columns, body[_STEP_HEADER.size : _STEP_HEADER.size + _ITEM * lengths.rows])
+        message = columns.message(lengths, flags, step_id, rows, graph)
         self.sequence, self.digest = sequence, zlib.crc32(body, self.digest)
         return message
+
+    def _rows_of(self, columns: _Columns, encoded: bytes) -> tuple[int, ...]:
+        length = len(encoded) // _ITEM
+        if encoded == self._row_bytes:
+            columns.skip(length)
+            return self._rows
+        rows = columns.take(length, self._limits.num_rows, "row")
+        if len(set(rows)) != length:
+            raise CodecError("a row occurs twice")
+        self._row_bytes, self._rows = encoded, rows
+        return rows
 
 
 class _Columns:
     """Takes the columns of one message from the front, each within its bounds."""
 
-    def __init__(self, values: NDArray[np.int32], limits: RankLimits) -> None:
+    def __init__(self, values: NDArray[np.uint32], limits: RankLimits) -> None:
         self._values, self._limits = values, limits
         self._position = 0
 
@@ -182,6 +195,10 @@ class _Columns:
             raise CodecError(f"{what} {largest} is not below {bound}")
         return tuple(column.tolist())
 
+    def skip(self, length: int) -> None:
+        """Leave out the next column, which has been checked."""
+        self._position += length
+
     def pairs(self, length: int, first: int, second: int, what: str) -> tuple[tuple[int, int], ...]:
         """The next column of pairs, each with its own bound."""
         if not length:
@@ -191,13 +208,14 @@ class _Columns:
             raise CodecError(f"{what} out of bounds")
         return tuple(zip(column[::2], column[1::2], strict=True))
 
-    def message(self, lengths: _Lengths, flags: int, step_id: int, graph: Shape | None) -> RankStep:
-        """All columns, as a message."""
+    def message(
+        self, lengths: _Lengths, flags: int, step_id: int, rows: tuple[int, ...], graph: Shape | None
+    ) -> RankStep:
+        """The columns behind that of the rows, as a message."""
         limits, longest = self._limits, self._limits.max_model_len + 1
         if lengths.chunks > lengths.rows:
             raise CodecError("more rows with numbers of tokens than rows")
-        rows = self.take(lengths.rows, limits.num_rows, "row")
-        starts = self.take(lengths.rows, longest, "position")
+        starts = self.take(lengths.rows, limits.max_model_len, "position")
         decodes = (1,) * (lengths.rows - lengths.chunks)
         num_tokens = decodes + self.take(lengths.chunks, longest, "count")
         samples = decodes + self.take(lengths.chunks, longest, "count")
@@ -255,14 +273,11 @@ class _Columns:
 
 
 def _check_rows(step: Step, chunks: int, limits: RankLimits) -> None:
-    """Check what is true of the rows of any step; before the last ``chunks`` of them are decodes."""
-    if len(set(step.rows)) != len(step.rows):
-        raise CodecError("a row occurs twice")
+    """Check what is true of any step with these rows; before the last ``chunks`` of them are decodes."""
     decodes = len(step.rows) - chunks
     num_tokens = step.num_tokens[decodes:]
     ends = map(operator.add, step.starts[decodes:], num_tokens)
-    last = max(step.starts[:decodes], default=0) + 1
-    if min(num_tokens, default=1) < 1 or max(last, *ends, 0) > limits.max_model_len:
+    if min(num_tokens, default=1) < 1 or max(ends, default=0) > limits.max_model_len:
         raise CodecError("a row computes no token, or tokens beyond the context")
     if any(map(operator.gt, step.samples[decodes:], num_tokens)):
         raise CodecError("a row samples more tokens than it computes")
