@@ -117,6 +117,7 @@ bench: $(READY) $(LOADGEN) ## Speed on this machine, beside transformers and lla
 		--require-hashes -r requirements/peers.txt
 	OMP_NUM_THREADS=2 $(PYTHON) -m bench.cpu $(if $(ONLY),--only $(ONLY))
 	OMP_NUM_THREADS=2 $(PYTHON) -m bench.speculation
+	$(if $(ONLY),,$(PYTHON) -m bench.distributed)
 
 bench-gpu: $(READY) ## Everything that needs an NVIDIA GPU, in at most 25 minutes; run again for what is missing
 	$(PYTHON) -m bench.gpu

@@ -20,6 +20,7 @@ from quire_server.layers.shared_memory import SharedMemory
 
 RANKS = (2, 4)
 SIZES = {"2.3 KB": 2304, "16 KB": 16 << 10, "64 KB": 64 << 10, "576 KB": 576 << 10}  # bytes
+SECONDS = 300  # until the ranks are given up
 ROUNDS, CALLS = 25, 61  # of each way and size; 61 is a step of SmolLM2
 WAYS = ("shared memory, recorded", "shared memory, call by call", "gloo")
 
@@ -76,10 +77,15 @@ def measure(ranks: int) -> dict[str, dict[str, list[float]]]:
         for process in processes:
             process.start()
         theirs.close()
-        taken: dict[str, dict[str, list[float]]] = ours.recv()
-        for process in processes:
-            process.join()
-    os.close(descriptor)
+        try:
+            if not ours.poll(SECONDS):
+                raise RuntimeError(f"{ranks} ranks did not end within {SECONDS} s")
+            taken: dict[str, dict[str, list[float]]] = ours.recv()
+        finally:
+            for process in processes:
+                process.kill()  # what was measured has come
+                process.join()
+            os.close(descriptor)
     return taken
 
 

@@ -8,54 +8,92 @@ import argparse
 import os
 import platform
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-from bench import all_reduce, step_message
-from bench.compare import table
+from bench import all_reduce, prefill_decode, rank_exchanges, rank_losses, rank_shards, step_message
 from bench.tensor_parallel import NEW_TOKENS, PROMPT, ROUNDS, tensor_parallel
+from e2e import models
 
 RESULTS = Path(__file__).parent / "results"
-SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
+TRANSFERS = 15
+SECTIONS: dict[str, tuple[str, Callable[[argparse.Namespace], str]]] = {
     "tensor": (
         f"Two ranks with one thread each beside one process with two, on a random Llama of 100 M parameters "
-        f"in int8 (medians of {ROUNDS} rounds in turns, the ratios of pairs; {NEW_TOKENS - 1} tokens after "
-        f"prompts of {PROMPT})",
-        tensor_parallel,
+        f"in int8 ({ROUNDS} rounds in turns; {NEW_TOKENS - 1} tokens after prompts of {PROMPT}; bar: 0.9x)",
+        lambda _: tensor_parallel(),
     ),
-    "all-reduce": ("An all-reduce of float32", all_reduce.tables),
+    "all-reduce": ("An all-reduce of float32", lambda _: all_reduce.tables()),
     "step-message": (
-        "The message of a step, from rank 0 to the other ranks and back",
-        lambda: table(step_message.HEADS, step_message.rows()),
+        "The message of a step, from rank 0 to the other ranks and back (bars for 256 requests: 50 us to one "
+        "peer, 100 us to three, 24 bytes a request)",
+        lambda _: step_message.report(),
     ),
+    "exchanges": (
+        "What ranks exchange in a step (formula: 2 L + 1 sums and 1 gather)",
+        lambda _: rank_exchanges.report(),
+    ),
+    "shards": (
+        "What a rank reads and holds of a model of 100 M parameters; of the ranks that with most (bound: "
+        "total / t + vectors + 2 %)",
+        lambda _: rank_shards.report(),
+    ),
+    "losses": (
+        "A rank that is killed or stopped (bars: all ended within 2 s and 5 s, every stream with an error "
+        "event, nothing left; ready within the load time + 10 s)",
+        lambda arguments: rank_losses.report(arguments.losses),
+    ),
+    "transfer": (
+        "Prefill and decode apart: what fetching the KV blocks of SmolLM2-135M adds to the time to the first "
+        f"token (bar: bytes / (1 GB/s) + 10 ms; {TRANSFERS} prompts each)",
+        lambda _: prefill_decode.compare(models.smollm2(), (256, 512, 1024, 1536), TRANSFERS),
+    ),
+}
+#: Measured by other programs, which have results of their own.
+NOT_MEASURED = {
+    "Utilisation of a pipeline beside its formula, for 1, 2, 3 and 7 streams on 3 stages": "not measured",
+    "All-reduce kernels, NCCL and CUDA graphs on GPUs": "not measured (`make bench-gpu`)",
 }
 
 
-def machine(name: str) -> str:
+def machine(name: str, options: str) -> str:
     """What the figures depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     processor = next(line for line in lines if line.startswith("model name")).split(":")[1].strip()
     return (
-        f"{processor}, {len(os.sched_getaffinity(0))} cores, load average {os.getloadavg()[0]:.1f} before; "
-        f"Python {platform.python_version()}, torch {torch.__version__}. Command: `python -m "
-        f"bench.distributed --only {name}`."
+        f"{processor}, {len(os.sched_getaffinity(0))} cores, {datetime.now(UTC):%Y-%m-%d}, load average "
+        f"{os.getloadavg()[0]:.1f} before; Python {platform.python_version()}, torch {torch.__version__}. "
+        f"Command: `python -m bench.distributed --only {name}{options}`."
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--losses", type=int, default=rank_losses.LOSSES, help="of each kind")
+    arguments = parser.parse_args()
     folder = RESULTS / "distributed"
     folder.mkdir(parents=True, exist_ok=True)
-    for name in parser.parse_args().only:
+    for name in arguments.only:
         title, measure = SECTIONS[name]
-        where = machine(name)  # before, because measuring is a load
-        text = f"## {title}\n\n{measure()}\n\n{where}\n"
+        options = f" --losses {arguments.losses}" if name == "losses" else ""
+        where = machine(name, options)  # before, because measuring is a load
+        text = f"## {title}\n\n{measure(arguments)}\n\n{where}\n"
         print(text, flush=True)
         (folder / f"{name}.md").write_text(text)
-    parts = [path.read_text() for name in SECTIONS if (path := folder / f"{name}.md").exists()]
-    (RESULTS / "distributed.md").write_text("\n".join(["# A model divided among ranks on a CPU\n", *parts]))
+    (RESULTS / "distributed.md").write_text(page(folder))
+
+
+def page(folder: Path) -> str:
+    """All parts, those of earlier runs too."""
+    parts = ["# A model divided among ranks on a CPU\n"]
+    for name, (title, _) in SECTIONS.items():
+        path = folder / f"{name}.md"
+        parts.append(path.read_text() if path.exists() else f"## {title}\n\nNot measured.\n")
+    rest = "\n".join(f"- {what}: {state}." for what, state in NOT_MEASURED.items())
+    return "\n".join([*parts, f"## Elsewhere\n\n{rest}\n"])
 
 
 if __name__ == "__main__":

@@ -6,30 +6,21 @@ runs ``quire_server.engine.rank``. They take turns, so that a disturbance of the
 and who does not have the turn sleeps.
 """
 
-import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench.compare import table
-from bench.engine import prompts, request
-from quire_server import config, fault_injection
-from quire_server.core.scheduler import Scheduler, SchedulerConfig
-from quire_server.engine import loading
-from quire_server.engine.heartbeat_writer import HeartbeatWriter
-from quire_server.health.heartbeat import SharedState
+from bench.engine_processes import EngineLostError, EngineProcesses
+from bench.ordered_engine import DEFAULT
 from quire_server.layers import communicators
-from quire_server.runner.model_runner import ModelRunner
 
 THREADS = 2  # of all ranks together
 VOCAB_SIZE = 32_000
@@ -48,106 +39,78 @@ MODEL = LlamaConfig(
 )
 FLAGS = ("--max-num-seqs", "32", "--max-num-batched-tokens", "1024", "--num-gpu-blocks-override", "1024")
 ONE, SHARED, GLOO = "one process, 2 threads", "2 ranks, shared memory", "2 ranks, gloo"
-WAYS = {ONE: (1, None), SHARED: (2, communicators.SHARED_MEMORY), GLOO: (2, communicators.GLOO)}
-ROUNDS, NEW_TOKENS, PROMPT = 9, 33, 128
+WAYS = {ONE: (1, DEFAULT), SHARED: (2, communicators.SHARED_MEMORY), GLOO: (2, communicators.GLOO)}
+ROUNDS, NEW_TOKENS, PROMPT = 9, 33, 32
 DECODES, PREFILL = (1, 8, 32), 512
 
 
-def write_model(directory: Path) -> None:
+def write_model(directory: Path, model: LlamaConfig) -> None:
     """Random weights in bfloat16."""
     torch.manual_seed(1)
-    LlamaForCausalLM(MODEL).to(torch.bfloat16).save_pretrained(directory)
-
-
-def serve(model: Path, size: int, communicator: str | None, orders: Connection) -> None:
-    """One engine: for each (length of prompts, how many), seconds of the prefill and of each decode step."""
-    with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
-        run_dir, arguments = Path(folder), [str(model), *FLAGS, "--tensor-parallel-size", str(size)]
-        state = SharedState.create(run_dir)
-        others = [
-            subprocess.Popen(
-                [sys.executable, "-m", "quire_server.engine.rank", str(rank), folder, *arguments]
-            )
-            for rank in range(1, size)
-        ]
-        if communicator is not None:
-            communicators.choose = lambda nodes=1, *, is_gpu=False: communicator
-        settings, heartbeat = (
-            config.parse_args(arguments, os.environ),
-            HeartbeatWriter(state, time.monotonic()),
-        )
-        runner = loading.load(settings, run_dir, heartbeat, fault_injection.parse({}))
-        orders.send(torch.get_num_threads())
-        while (order := orders.recv()) is not None:
-            orders.send(run(runner, *order))
-        for other in others:
-            other.kill()
-            other.wait()
-
-
-def run(runner: ModelRunner, length: int, count: int) -> tuple[float, list[float]]:
-    """(seconds of the prefill, of each step in which all requests decode)."""
-    limits = SchedulerConfig(
-        count, length * count, runner.max_model_len, runner.num_blocks, runner.block_size, False
-    )
-    scheduler = Scheduler(limits, eos_token_ids=())
-    for number, prompt in enumerate(prompts(count, count, length, VOCAB_SIZE)):
-        scheduler.add(request(number, prompt, NEW_TOKENS))
-    steps, start = list[float](), time.perf_counter()
-    while (step := scheduler.schedule()) is not None:
-        scheduler.commit(step, runner.run(step))
-        now = time.perf_counter()
-        steps.append(now - start)
-        start = now
-    return steps[0], steps[1:]
+    LlamaForCausalLM(model).to(torch.bfloat16).save_pretrained(directory)
 
 
 @contextmanager
-def engines(model: Path) -> Iterator[dict[str, Connection]]:
+def engines(model: Path) -> Iterator[dict[str, EngineProcesses]]:
     """All of them, loaded."""
-    context = multiprocessing.get_context("spawn")
-    started = {}
-    os.environ["GOMP_SPINCOUNT"] = "10000"  # as the supervisor
-    for name, (size, communicator) in WAYS.items():
-        os.environ["OMP_NUM_THREADS"] = str(THREADS // size)
-        ours, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(model, size, communicator, theirs))
-        process.start()
-        threads = ours.recv()
-        assert threads == THREADS // size, f"{name} has {threads} threads"
-        started[name] = (process, ours)
-    yield {name: orders for name, (_, orders) in started.items()}
-    for process, orders in started.values():
-        orders.send(None)
-        process.join()
+    with ExitStack() as stack:
+        started = {}
+        for name, (ranks, communicator) in WAYS.items():
+            engine = stack.enter_context(
+                EngineProcesses(model, FLAGS, ranks=ranks, threads=THREADS, communicator=communicator)
+            )
+            threads = engine.facts["threads"]
+            if threads != THREADS // ranks:
+                raise EngineLostError(f"{name}: a rank has {threads} threads")
+            started[name] = engine
+        yield started
 
 
-def tensor_parallel() -> str:
-    """Tokens per second of each engine, and the ratios to one process within the rounds."""
+class Rates:
+    """Tokens per second of one engine and kind of step: of the median step of each round, and of the fastest
+    of all steps.
+    """
+
+    def __init__(self) -> None:
+        self.rounds = list[float]()
+        self.best = 0.0
+
+    def add(self, tokens: int, seconds: list[float]) -> None:
+        """The steps of a round."""
+        self.rounds.append(tokens / statistics.median(seconds))
+        self.best = max(self.best, tokens / min(seconds))
+
+
+def tensor_parallel(model: LlamaConfig = MODEL, rounds: int = ROUNDS) -> str:
+    """Tokens per second of each engine, and the ratios to one process."""
     columns = {f"decode x{count}": (PROMPT, count) for count in DECODES} | {
         f"prefill {PREFILL}": (PREFILL, 1)
     }
-    rates: dict[str, dict[str, list[float]]] = {name: {column: [] for column in columns} for name in WAYS}
+    rates = {name: {column: Rates() for column in columns} for name in WAYS}
+    loads = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder))
+        write_model(Path(folder), model)
         with engines(Path(folder)) as started:
-            for _ in range(ROUNDS):
+            for number in range(rounds):
                 for column, (length, count) in columns.items():
-                    for name, orders in started.items():
-                        orders.send((length, count))
-                        prefill, steps = orders.recv()
-                        is_prefill = length == PREFILL
-                        rate = length / prefill if is_prefill else count / statistics.median(steps)
-                        rates[name][column].append(rate)
+                    for name, engine in started.items():
+                        new_tokens = 2 if length == PREFILL else NEW_TOKENS
+                        prefill, *steps = (step["seconds"] for step in engine.run(length, count, new_tokens))
+                        tokens = length if length == PREFILL else count
+                        rates[name][column].add(tokens, [prefill] if length == PREFILL else steps)
+                loads.append(os.getloadavg()[0])
+                print(f"round {number}: load {loads[-1]:.1f}", file=sys.stderr, flush=True)
     rows = [
-        [name, *(f"{statistics.median(found[column]):.0f}" for column in columns)]
+        [name, *(f"{statistics.median(each.rounds):.0f} ({each.best:.0f})" for each in found.values())]
         for name, found in rates.items()
     ]
     for name in (SHARED, GLOO):
-        ratios = [
-            [ours / base for ours, base in zip(rates[name][column], rates[ONE][column], strict=True)]
-            for column in columns
-        ]
-        cells = (f"{statistics.median(each):.2f}x ({min(each):.2f} to {max(each):.2f})" for each in ratios)
-        rows.append([f"{name} / one process", *cells])
-    return table(["tokens per second", *columns], rows)
+        pairs = [(rates[name][column], rates[ONE][column]) for column in columns]
+        rows.append([f"{name} / one process", *(_ratio(*pair) for pair in pairs)])
+    found = table(["tokens per second: median step (fastest step)", *columns], rows)
+    return f"{found}\n\nLoad average in the rounds: {min(loads):.1f} to {max(loads):.1f}."
+
+
+def _ratio(ours: Rates, base: Rates) -> str:
+    ratios = [one / other for one, other in zip(ours.rounds, base.rounds, strict=True)]
+    return f"{statistics.median(ratios):.2f}x ({ours.best / base.best:.2f}x)"
