@@ -13,6 +13,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ _READ_SIZE = 1 << 18
 _RETRY_SECONDS = 0.05
 _MAX_HANDSHAKE_BYTES = 1 << 16
 _SLICE_SECONDS = 0.2
+_SLICE = struct.pack("ll", 0, round(_SLICE_SECONDS * 1e6))  # struct timeval
 
 
 class ChannelClosedError(Exception):
@@ -124,10 +126,9 @@ class Patience:
         self._left = seconds
         self._began_at = 0.0
 
-    def begin(self) -> float:
-        """The seconds to wait next."""
+    def begin(self) -> None:
+        """A wait begins, of one slice at most."""
         self._began_at = time.monotonic()
-        return min(max(self._left, 1e-4), _SLICE_SECONDS)
 
     def end(self) -> None:
         """That wait is over."""
@@ -136,13 +137,18 @@ class Patience:
     @property
     def is_over(self) -> bool:
         """Whether nothing is left."""
-        return self._left <= 0
+        return self._left < 1e-6
 
 
 class Channel:
-    """One connection; sends and receives block."""
+    """One connection; sends and receives block. The kernel ends each wait after a slice of time: a timeout of
+    Python's would be two more system calls for each of them.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(None)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            connection.setsockopt(socket.SOL_SOCKET, option, _SLICE)
         self._connection = connection
         self._buffer = bytearray()
 
@@ -163,16 +169,13 @@ class Channel:
 
     def send(self, body: bytes, timeout: float | None = None) -> None:
         """Send a frame."""
-        self._send(lambda: self._connection.sendall(_LENGTH.pack(len(body)) + body), timeout)
+        self._send(_LENGTH.pack(len(body)) + body, timeout)
 
-    def _send(self, send: Callable[[], object], timeout: float | None) -> None:
-        self._connection.settimeout(timeout)
-        try:
-            send()
-        except TimeoutError:
-            raise ChannelTimeoutError("nothing was read in time") from None
-        except OSError as error:
-            raise ChannelClosedError(str(error)) from None
+    def _send(self, frame: bytes, timeout: float | None) -> None:
+        patience = None if timeout is None else Patience(timeout)
+        sent = self._wait(partial(self._connection.send, frame), patience)
+        while sent < len(frame):
+            sent += self._wait(partial(self._connection.send, memoryview(frame)[sent:]), patience)
 
     def receive(self, max_bytes: int, timeout: float | Patience | None = None) -> bytes:
         """Wait for the next frame. Raises CodecError for one that is longer than it may be."""
@@ -183,24 +186,26 @@ class Channel:
 
     def _fill(self, patience: Patience | None) -> None:
         """Wait until a part of a frame has come."""
-        data = self._read(self._connection.recv, patience)
+        data = self._wait(partial(self._connection.recv, _READ_SIZE), patience)
         if not data:
             raise ChannelClosedError("the connection was closed")
         self._buffer += data
 
-    def _read(self, read: Callable[[int], T], patience: Patience | None) -> T:
+    def _wait(self, call: Callable[[], T], patience: Patience | None) -> T:
         while True:
-            self._connection.settimeout(None if patience is None else patience.begin())
+            if patience is not None:
+                patience.begin()
             try:
-                return read(_READ_SIZE)
-            except TimeoutError:
-                if patience is None or patience.is_over:
-                    raise ChannelTimeoutError("nothing came in time") from None
+                return call()
+            except BlockingIOError:
+                pass  # the slice is over
             except OSError as error:
                 raise ChannelClosedError(str(error)) from None
             finally:
                 if patience is not None:
                     patience.end()
+            if patience is not None and patience.is_over:
+                raise ChannelTimeoutError("nothing came, or was read, in time")
 
     def _take(self, max_bytes: int) -> bytes | None:
         if len(self._buffer) < _LENGTH.size:
@@ -220,9 +225,10 @@ class Channel:
         body = encode((_KINDS.index(type(message)), message))
         frame = _LENGTH.pack(len(body)) + body
         if descriptor is None:
-            self._send(lambda: self._connection.sendall(frame), timeout)
+            self._send(frame, timeout)
         else:  # so small a frame is sent whole or not at all
-            self._send(lambda: socket.send_fds(self._connection, [frame], [descriptor]), timeout)
+            patience = None if timeout is None else Patience(timeout)
+            self._wait(partial(socket.send_fds, self._connection, [frame], [descriptor]), patience)
 
     def hear(self, timeout: float) -> Handshake:
         """Wait for a message of the handshake."""
@@ -241,10 +247,8 @@ class Channel:
         sent before, everything has to be heard.
         """
 
-        def read(size: int) -> tuple[bytes, list[int]]:
-            return socket.recv_fds(self._connection, size, 1, socket.MSG_CMSG_CLOEXEC)[:2]
-
-        data, descriptors = self._read(read, Patience(timeout))
+        read = partial(socket.recv_fds, self._connection, _READ_SIZE, 1, socket.MSG_CMSG_CLOEXEC)
+        data, descriptors, *_ = self._wait(read, Patience(timeout))
         self._buffer += data
         return self.hear(timeout), descriptors[0] if descriptors else None
 

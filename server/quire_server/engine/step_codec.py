@@ -237,7 +237,10 @@ class _Columns:
                 self.pairs(lengths.fetches, disk, host, "fetches"),
             )
         step = Step(step_id, started, new_blocks, rows, starts, num_tokens, samples, drafts, (), copies)
-        _check_rows(step, lengths.chunks, limits)
+        if lengths.chunks:
+            _check_chunks(step, lengths.chunks, limits)
+        if drafts:
+            _check_drafts(step, limits)
         return RankStep(step, sampled_steps, sampled, nan_rows, graph, bool(flags & _ONLY_LARGEST))
 
     def _drafts(self, lengths: _Lengths) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -272,16 +275,19 @@ class _Columns:
         return StartedRow(row, "", tokens, num_prompt_tokens, blocks, sampling, 0)
 
 
-def _check_rows(step: Step, chunks: int, limits: RankLimits) -> None:
-    """Check what is true of any step with these rows; before the last ``chunks`` of them are decodes."""
+def _check_chunks(step: Step, chunks: int, limits: RankLimits) -> None:
+    """Check what is true of the last rows of any step, before which there are decodes."""
     decodes = len(step.rows) - chunks
     num_tokens = step.num_tokens[decodes:]
     ends = map(operator.add, step.starts[decodes:], num_tokens)
-    if min(num_tokens, default=1) < 1 or max(ends, default=0) > limits.max_model_len:
+    if min(num_tokens) < 1 or max(ends) > limits.max_model_len:
         raise CodecError("a row computes no token, or tokens beyond the context")
     if any(map(operator.gt, step.samples[decodes:], num_tokens)):
         raise CodecError("a row samples more tokens than it computes")
-    starts = dict(zip(step.rows, step.starts, strict=True)) if step.drafts else {}
+
+
+def _check_drafts(step: Step, limits: RankLimits) -> None:
+    starts = dict(zip(step.rows, step.starts, strict=True))
     for row, tokens in step.drafts:
         if starts.get(row, limits.max_model_len) + len(tokens) >= limits.max_model_len:
             raise CodecError("drafts of a row that is not computed, or beyond the context")
