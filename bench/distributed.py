@@ -13,12 +13,25 @@ from pathlib import Path
 
 import torch
 
-from bench import all_reduce, prefill_decode, rank_exchanges, rank_losses, rank_shards, step_message
+from bench import all_reduce, pipeline, prefill_decode, rank_exchanges, rank_losses, rank_shards, step_message
+from bench.compare import table
 from bench.tensor_parallel import NEW_TOKENS, PROMPT, ROUNDS, tensor_parallel
 from e2e import models
 
 RESULTS = Path(__file__).parent / "results"
 TRANSFERS = 15
+STAGE_SECONDS, STAGE_TOKENS = (0.1, 0.1, 0.1), 40
+
+
+def pipelined() -> str:
+    """Each number of streams."""
+    rows = [
+        [str(streams), f"{found:.1%}", f"{formula:.1%}", f"{100 * (found - formula):+.1f}"]
+        for streams, found, formula in pipeline.measure(STAGE_SECONDS, STAGE_TOKENS)
+    ]
+    return table(["streams", "measured", "formula", "difference in points"], rows)
+
+
 SECTIONS: dict[str, tuple[str, Callable[[argparse.Namespace], str]]] = {
     "tensor": (
         f"Two ranks with one thread each beside one process with two, on a random Llama of 100 M parameters "
@@ -40,6 +53,11 @@ SECTIONS: dict[str, tuple[str, Callable[[argparse.Namespace], str]]] = {
         "total / t + vectors + 2 %)",
         lambda _: rank_shards.report(),
     ),
+    "pipeline": (
+        "Utilisation of a pipeline of 3 stages beside min(1, streams / stages) x mean / max (bar: 5 points; "
+        f"each stage takes {1000 * STAGE_SECONDS[0]:.0f} ms by sleeping, so that none waits for a core)",
+        lambda _: pipelined(),
+    ),
     "losses": (
         "A rank that is killed or stopped (bars: all ended within 2 s and 5 s, every stream with an error "
         "event, nothing left; ready within the load time + 10 s)",
@@ -53,7 +71,6 @@ SECTIONS: dict[str, tuple[str, Callable[[argparse.Namespace], str]]] = {
 }
 #: Measured by other programs, which have results of their own.
 NOT_MEASURED = {
-    "Utilisation of a pipeline beside its formula, for 1, 2, 3 and 7 streams on 3 stages": "not measured",
     "All-reduce kernels, NCCL and CUDA graphs on GPUs": "not measured (`make bench-gpu`)",
 }
 

@@ -82,9 +82,17 @@ class EngineProcesses:
         self._connection = self._stack.enter_context(connection)
         self._connection.settimeout(_TICK_SECONDS)
 
-    def run(self, length: int, count: int, new: int, seconds: float = ANSWER_SECONDS) -> list[dict[str, Any]]:
+    def run(
+        self,
+        length: int,
+        count: int,
+        new: int,
+        *,
+        temperature: float = 0.0,
+        seconds: float = ANSWER_SECONDS,
+    ) -> list[dict[str, Any]]:
         """The steps of a batch: see ``ordered_engine.run``."""
-        order = {"length": length, "count": count, "new": new}
+        order = {"length": length, "count": count, "new": new, "temperature": temperature}
         self._connection.sendall(json.dumps(order).encode() + b"\n")
         steps: list[dict[str, Any]] = self._answer(seconds)
         return steps

@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 
-from bench.engine import prompts, request
+from bench.engine import prompts
 from quire_server import config, fault_injection
+from quire_server.core.request import Request
+from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.topology import Topology
 from quire_server.engine import loading
@@ -31,7 +33,7 @@ SOCKET = "orders"
 DEFAULT = "default"  # the communicator that the server would choose
 
 
-def run(runner: ModelRunner, communicator: Communicator, order: dict[str, int]) -> list[dict[str, Any]]:
+def run(runner: ModelRunner, communicator: Communicator, order: dict[str, Any]) -> list[dict[str, Any]]:
     """The steps of a batch of ``count`` prompts of ``length`` random tokens, with ``new`` tokens each: the
     first computes all prompts. For each its seconds, and what rank 0 exchanged.
     """
@@ -41,7 +43,8 @@ def run(runner: ModelRunner, communicator: Communicator, order: dict[str, int]) 
     )
     scheduler = Scheduler(limits, eos_token_ids=())
     for number, prompt in enumerate(prompts(count, count, length, runner.model_config.vocab_size)):
-        scheduler.add(request(number, prompt, order["new"]))
+        sampling = SamplingParams(order["new"], temperature=order["temperature"], seed=number)
+        scheduler.add(Request(str(number), tuple(prompt), sampling, 0.0))
     steps, start = list[dict[str, Any]](), time.perf_counter()
     calls, sent = communicator.calls, communicator.bytes
     while (step := scheduler.schedule()) is not None:

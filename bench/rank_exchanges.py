@@ -1,7 +1,9 @@
 """What ranks exchange in a step, counted by rank 0's communicator, beside the formula (used by
-``bench.distributed``): 2 sums a layer and 1 for the embedding, of all tokens, and 1 gather of logits.
+``bench.distributed``): 2 sums a layer and 1 for the embedding, of all tokens, and 1 gather for those that are
+sampled.
 """
 
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,16 +43,18 @@ class Exchanged(NamedTuple):
     bytes: int
 
 
-def formula(ranks: int, tokens: int, sampled: int) -> Exchanged:
-    """Of a step that computes and samples so many tokens. A rank's part of the vocabulary is padded to a
-    multiple of 16.
+def formula(ranks: int, tokens: int, sampled: int, *, is_greedy: bool) -> Exchanged:
+    """Of a step that computes and samples so many tokens. Of a greedy token a rank gives the largest logit
+    and its number, else all logits of its part of the vocabulary, which is padded to a multiple of 16.
     """
     sums, part = 2 * MODEL.num_hidden_layers + 1, -(-MODEL.vocab_size // (16 * ranks)) * 16
-    return Exchanged(sums + 1, (sums * tokens * MODEL.hidden_size + sampled * part) * ITEM)
+    gathered = sampled * (2 if is_greedy else part)
+    return Exchanged(sums + 1, (sums * tokens * MODEL.hidden_size + gathered) * ITEM)
 
 
 HEADS = [
     "ranks",
+    "tokens are",
     "tokens of a step",
     "sampled",
     "steps",
@@ -67,18 +71,21 @@ def rows() -> list[list[str]]:
         write_model(Path(folder), MODEL)
         for ranks in RANKS:
             with EngineProcesses(Path(folder), FLAGS, ranks=ranks) as engine:
-                for length, count in BATCHES:
-                    first, *others = engine.run(length, count, NEW_TOKENS)
-                    found += [_row(ranks, [first]), _row(ranks, others)]
+                for (length, count), is_greedy in itertools.product(BATCHES, (True, False)):
+                    temperature = 0.0 if is_greedy else 1.0
+                    first, *others = engine.run(length, count, NEW_TOKENS, temperature=temperature)
+                    found += [_row(ranks, steps, is_greedy=is_greedy) for steps in ([first], others)]
     return found
 
 
-def _row(ranks: int, steps: list[dict[str, Any]]) -> list[str]:
-    expected = [formula(ranks, step["tokens"], step["sampled"]) for step in steps]
+def _row(ranks: int, steps: list[dict[str, Any]], *, is_greedy: bool) -> list[str]:
+    expected = [formula(ranks, step["tokens"], step["sampled"], is_greedy=is_greedy) for step in steps]
     counted = [Exchanged(step["calls"], step["bytes"]) for step in steps]
     equal = sum(one == other for one, other in zip(expected, counted, strict=True))
     return [
-        *(str(cell) for cell in (ranks, steps[0]["tokens"], steps[0]["sampled"], len(steps))),
+        str(ranks),
+        "greedy" if is_greedy else "drawn",
+        *(str(cell) for cell in (steps[0]["tokens"], steps[0]["sampled"], len(steps))),
         *(f"{ours:,} ({theirs:,})" for ours, theirs in zip(counted[0], expected[0], strict=True)),
         f"{equal} of {len(steps)}",
     ]

@@ -34,6 +34,7 @@ def bytes_read() -> int:
 
 def tensors(model: Decoder) -> Iterator[Tensor]:
     """All weights, each once."""
+    assert model.head is not None, "one stage"
     yield model.embedding
     yield from model.head.weights()
     yield model.norm.weight

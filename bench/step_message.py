@@ -6,42 +6,28 @@ on the machine delays steps: so there is the fastest tenth beside the median.
 """
 
 import itertools
-import multiprocessing
 import socket
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from bench.compare import table
-from quire_server.core.rank_step import Echo, RankLimits, RankStep
+from bench.step_follower import AGAIN, PING
+from quire_server.core.rank_step import RankStep
 from quire_server.core.step import Step
-from quire_server.engine.rank_channel import Channel, ChannelClosedError, Patience
-from quire_server.engine.step_codec import MAX_STEP_BYTES, StepDecoder, StepEncoder, encode_echo
+from quire_server.engine.rank_channel import Channel, Patience
+from quire_server.engine.step_codec import MAX_STEP_BYTES, StepEncoder
 from quire_server.layers.parallel import DEADLINE
 
-LIMITS = RankLimits(512, 1 << 16, 0, 0, 4096, 1 << 17)
-PING, AGAIN = b"ping", b"again"  # again: from the first step on
+ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 60
 PEERS, REQUESTS = (1, 3), (1, 32, 256)
-
-
-def follow(connection: socket.socket) -> None:
-    """Decode what arrives and echo it, as another rank does."""
-    channel, decoder = Channel(connection), StepDecoder(LIMITS)
-    try:
-        while True:
-            body = channel.receive(MAX_STEP_BYTES)
-            if body in (PING, AGAIN):
-                channel.send(body)
-                decoder = StepDecoder(LIMITS) if body == AGAIN else decoder
-                continue
-            decoder.decode(body)
-            channel.send(encode_echo(Echo(decoder.sequence, decoder.digest)))
-    except ChannelClosedError:
-        return
 
 
 def decode_step(number: int, requests: int) -> RankStep:
@@ -64,22 +50,21 @@ class Times(NamedTuple):
 @contextmanager
 def followers(peers: int) -> Iterator[list[Channel]]:
     """Processes that follow, and a channel to each. None of them is left."""
-    context = multiprocessing.get_context("spawn")
-    pairs = [socket.socketpair() for _ in range(peers)]
-    processes = [context.Process(target=follow, args=(far,)) for _, far in pairs]
-    for process in processes:
-        process.start()
-    channels = [Channel(near) for near, _ in pairs]
-    for _, far in pairs:
-        far.close()
+    channels, processes = list[Channel](), list[subprocess.Popen[bytes]]()
     try:
+        for _ in range(peers):
+            near, far = socket.socketpair()
+            with far:
+                command = [sys.executable, "-m", "bench.step_follower", str(far.fileno())]
+                processes.append(subprocess.Popen(command, cwd=ROOT, pass_fds=[far.fileno()]))
+            channels.append(Channel(near))
         yield channels
     finally:
         for channel in channels:
             channel.close()
         for process in processes:
-            process.join(5)
             process.kill()
+            process.wait()
 
 
 def measure(channels: Sequence[Channel], requests: int, rounds: int) -> Times:
