@@ -76,7 +76,7 @@ def main(argv: list[str]) -> None:
 
     communicators.join = noted
     if kind != DEFAULT:
-        communicators.choose = lambda nodes=1: kind
+        communicators.choose = lambda nodes=1, *, is_gpu=False: kind
     heartbeat = HeartbeatWriter(state, time.monotonic())
     runner = loading.load(settings, run_dir, heartbeat, fault_injection.parse({}))
     gc.collect()

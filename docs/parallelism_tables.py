@@ -87,7 +87,8 @@ and drafts while the others wait, so take one that is small beside the model's p
    heads: [stages of layers](#stages-of-layers). It makes no single stream faster.
 
 On CPUs of one machine all ranks share the bandwidth of its memory. Expect about the speed of one process
-with as many threads, not more.
+with as many threads, not more. `python -m bench.distributed` measures both on your machine, and what
+ranks exchange, read, hold and lose; `bench/results/distributed.md` has the figures of one.
 
 Memory does not become less in sum. In a pod the ranks have the whole model once, plus what each of them
 has whole, plus the memory of a process: measured with SmolLM2 in float32 and a KV cache of 64 MiB, a pod
