@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from e2e.api import specs
 from quire_operator import spec
 from quire_operator.errors import SpecError
 from quire_operator.resources import config_map
-from quire_operator.spec import validation
+from quire_operator.spec import LLMDeployment, validation
 from quire_server.config import ServeConfig
 from quire_server.flags import ENV_PREFIX
 
@@ -28,6 +28,9 @@ _NEEDED = {
     "speculative_model": "engine.speculation.draftModelPath",
     "watermark_key_path": "engine.watermark.keySecretRef",
 }
+
+# Flags that only pods of a role have, and that fields of their own set.
+_ROLES = frozenset({"kv_lease_seconds", "local_prefill_below_tokens"})
 
 HEAD = """# Server flags
 
@@ -66,12 +69,21 @@ def _row(flag: dataclasses.Field[Any], fields: dict[str, str]) -> str:
 
 def _fields() -> dict[str, str]:
     """Flag -> the field that sets it: the one whose removal changes this flag and the fewest others."""
+    (roles, _) = specs.DISAGGREGATED
+    apart = _only(_ROLES, _fields_of(roles, _of_prefill_pods) | _fields_of(roles))
     examples = (specs.GROUPED, specs.SHARDED, specs.FULL)
-    return {flag: path for body in examples for flag, path in _fields_of(body).items()} | _NEEDED
+    return apart | {flag: path for body in examples for flag, path in _fields_of(body).items()} | _NEEDED
 
 
-def _fields_of(example: specs.Body) -> dict[str, str]:
-    whole = _variables(example)
+def _only(flags: frozenset[str], fields: dict[str, str]) -> dict[str, str]:
+    return {flag: path for flag, path in fields.items() if flag in flags}
+
+
+def _fields_of(
+    example: specs.Body, pods: Callable[[LLMDeployment], LLMDeployment | None] = lambda model: model
+) -> dict[str, str]:
+    """`pods`: those of which role."""
+    whole = _variables(example, pods)
     found: dict[str, tuple[int, str]] = {}
     for path in _paths(example["spec"]):
         body = copy.deepcopy(example)
@@ -80,7 +92,7 @@ def _fields_of(example: specs.Body) -> dict[str, str]:
             inner = inner[key]
         del inner[path[-1]]
         try:
-            without = _variables(body)
+            without = _variables(body, pods)
         except SpecError:
             continue
         changed = [name for name in whole.keys() | without.keys() if whole.get(name) != without.get(name)]
@@ -91,9 +103,14 @@ def _fields_of(example: specs.Body) -> dict[str, str]:
     return {flag: path for flag, (_, path) in found.items()}
 
 
-def _variables(body: dict[str, Any]) -> dict[str, str]:
-    data: dict[str, str] = config_map.build(spec.parse(body))["data"]
+def _variables(body: dict[str, Any], pods: Callable[[LLMDeployment], LLMDeployment | None]) -> dict[str, str]:
+    model = pods(spec.parse(body))
+    data: dict[str, str] = {} if model is None else config_map.build(model)["data"]
     return data
+
+
+def _of_prefill_pods(model: LLMDeployment) -> LLMDeployment | None:
+    return model.prefill
 
 
 def _paths(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -132,7 +132,7 @@ def troubleshooting() -> str:
 
 def shown_by(reason: Reason) -> str:
     places = [f"`{each}`" for each in reason.shown.split(", ") if each]
-    kept = ["`status.lastFailure`"] if not places or "Degraded" in reason.shown else []
+    kept = ["`status.lastFailure`"] if not places or "Degraded=True" in reason.shown.split(", ") else []
     return f"{', '.join([*places, *kept])}; Event `{reason.name}`"
 
 

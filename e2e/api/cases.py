@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from e2e.api.disaggregation_cases import DISAGGREGATION_CASES
 from e2e.api.engine_cases import ENGINE_CASES
 from e2e.api.kv_cases import KV_CASES
 from e2e.api.log_cases import LOG_CASES
@@ -303,6 +304,7 @@ CASES: dict[str, Cases] = (
             | ENGINE_CASES
             | LOG_CASES
             | PARALLELISM_CASES
+            | DISAGGREGATION_CASES
             | SCALING_CASES
             | ROLLOUT_CASES
             | SOURCE_CASES

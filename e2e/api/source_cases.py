@@ -102,7 +102,11 @@ SOURCE_CASES: dict[str, dict[str, Any]] = {
             _of_one_node(autoscaling={"maxReplicas": 1}),
             merged(_shared(size="20Gi"), {"spec": {"replicas": 4}}),
         ),
-        "refused": (_of_one_node(replicas=2), _of_one_node(autoscaling={"maxReplicas": 2})),
+        "refused": (
+            _of_one_node(replicas=2),
+            _of_one_node(autoscaling={"maxReplicas": 2}),
+            _of_one_node(disaggregation={"prefill": {}}),
+        ),
     },
     "spec.cache.size#0": {
         "field": "spec.cache.size",

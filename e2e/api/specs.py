@@ -46,6 +46,10 @@ AUTOSCALED, IDLING = yaml.safe_load_all(
 #: Nor this beside its GPU: several ranks.
 SHARDED: Body = yaml.safe_load((Path(__file__).parent / "sharded.yaml").read_text(encoding="utf-8"))
 GROUPED: Body = yaml.safe_load((Path(__file__).parent / "grouped.yaml").read_text(encoding="utf-8"))
+#: Nor these beside its GPU: pods of two roles, the first with numbers of them, the second with autoscalers.
+DISAGGREGATED: tuple[Body, ...] = tuple(
+    yaml.safe_load_all((Path(__file__).parent / "disaggregated.yaml").read_text(encoding="utf-8"))
+)
 
 #: One for each source of which a model is downloaded.
 DOWNLOADED: tuple[Body, ...] = tuple(
@@ -99,11 +103,16 @@ def random_bodies() -> st.SearchStrategy[Body]:
 # What a pattern cannot say, or where most of what it lets through would be noise.
 _KEYS = st.sampled_from(["disktype", "topology.kubernetes.io/zone", "A.b_c-d", "example.com/X"])
 _HOSTILE = ["$(id)", "`id`", "; rm -rf /", "--host", "a\nb", "'\"", "$(QUIRE_HOST)", "{{ .Values }}", "-"]
+_CPU = st.sampled_from([1, 64, "1", "100m", "1500m", "0.5", "1.250", "1k"])
+_MEMORY = st.sampled_from([2**31, "64Mi", "1.5Gi", "2048Mi", "3000000k", "0.7Ti", "100.1M"])
 _OVERRIDES: dict[str, st.SearchStrategy[Any]] = {
-    "spec.resources.cpu": st.sampled_from([1, 64, "1", "100m", "1500m", "0.5", "1.250", "1k"]),
-    "spec.resources.memory": st.sampled_from(
-        [2**31, "64Mi", "1.5Gi", "2048Mi", "3000000k", "0.7Ti", "100.1M"]
-    ),
+    "spec.resources.cpu": _CPU,
+    "spec.resources.memory": _MEMORY,
+    **{
+        f"spec.disaggregation.{role}.resources.{name}": values
+        for role in ("prefill", "decode")
+        for name, values in (("cpu", _CPU), ("memory", _MEMORY))
+    },
     "spec.resources.sharedMemory": st.sampled_from(["Auto", "1Mi", "0.5Ki", 4096, "12.5M", "1000000"]),
     "spec.engine.kvCache.memory": st.sampled_from([1, "1M", "1.5Mi", "33554432", "2500m"]),
     "spec.engine.weightOffload": st.sampled_from(["1Mi", "1.5M", 4096]),
@@ -227,7 +236,7 @@ def _repaired(entry: Body, path: str) -> Body:
         case "observability.requestLogging":
             if "redactConfigMapRef" in entry:
                 entry["mode"] = "Content"
-        case "autoscaling":
+        case "autoscaling" | "disaggregation.prefill.autoscaling":
             _repair_scaling(entry)
         case "autoscaling.metrics[]":
             if entry["type"].endswith("Utilization") and "targetPerReplica" in entry:
@@ -281,6 +290,8 @@ def _repair_spec(entry: Body) -> None:
     if sizes.get("pipeline", 1) > 1 or sizes.get("nodes", 1) > 1:
         for accelerator in ("gpu", "profileRef"):
             entry["resources"].pop(accelerator, None)
+    if "disaggregation" in entry:
+        _repair_roles(entry, engine, scaling)
     if "apiKeysSecretRef" not in entry.get("security", {}):
         for limit in PER_KEY:
             engine.pop(limit, None)
@@ -299,8 +310,26 @@ def _repair_spec(entry: Body) -> None:
         entry.pop("cache", None)
     else:
         cache = entry.setdefault("cache", {"mode": "None", "size": "20Gi"})
-        if max(entry.get("replicas", 1), scaling.get("maxReplicas", 1)) > 1:
+        if max(entry.get("replicas", 1), scaling.get("maxReplicas", 1)) > 1 or "disaggregation" in entry:
             cache.pop("accessMode", None)
+
+
+def _repair_roles(entry: Body, engine: Body, scaling: Body) -> None:
+    """Without what pods of two roles exclude."""
+    entry.pop("parallelism", None)
+    for accelerator in ("gpu", "profileRef"):
+        entry["resources"].pop(accelerator, None)
+    engine.pop("prefixCaching", None)
+    for tier in ("hostOffload", "diskOffload", "preemptionMode"):
+        engine.get("kvCache", {}).pop(tier, None)
+    if engine.get("speculation", {}).get("method") == "DraftModel":
+        del engine["speculation"]
+    scaling.pop("idle", None)
+    roles = entry["disaggregation"]
+    if "autoscaling" in roles["prefill"]:
+        roles["prefill"].pop("replicas", None)
+    if scaling or entry.get("replicas", 1) != 1:
+        roles.get("decode", {}).pop("replicas", None)
 
 
 def _repair_cache(entry: Body) -> None:

@@ -53,7 +53,15 @@ def test_the_autoscaler_that_the_documentation_gives_is_accepted(api: Client) ->
 
 @pytest.mark.parametrize(
     "body",
-    [specs.MINIMAL, specs.FULL, specs.AUTOSCALED, specs.IDLING, specs.SHARDED, *specs.DOWNLOADED],
+    [
+        specs.MINIMAL,
+        specs.FULL,
+        specs.AUTOSCALED,
+        specs.IDLING,
+        specs.SHARDED,
+        *specs.DISAGGREGATED,
+        *specs.DOWNLOADED,
+    ],
     ids=specs.name_of,
 )
 def test_children_are_accepted_and_kept(api: Client, body: specs.Body) -> None:

@@ -12,7 +12,13 @@ from e2e.waiting import eventually
 
 pytestmark = [pytest.mark.api, pytest.mark.usefixtures("adapter")]
 
-METRICS = ["llm_gpu_utilization", "llm_kv_cache_utilization", "llm_queue_depth", "llm_running_requests"]
+METRICS = [
+    "llm_gpu_utilization",
+    "llm_kv_cache_utilization",
+    "llm_prefill_queue_depth",
+    "llm_queue_depth",
+    "llm_running_requests",
+]
 
 
 def test_kubectl_discovers_all_resources_without_a_warning(cluster: Cluster) -> None:

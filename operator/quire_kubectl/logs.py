@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, out: TextIO = sys.stdout) -> int:
     kubectl.run(
         ["get", kubectl.LLM_DEPLOYMENTS, arguments.name, *scope]
     )  # fails where there is no such LLMDeployment
-    command = ["pods", *scope, "-l", names.selector(arguments.name)]
+    command = ["pods", *scope, "-l", names.selector_of_all_roles(arguments.name)]
     printer = _Printer(out)
     pods = kubectl.documents(["get", *command])
     for line in (line for pod in pods for line in _endings(pod)):

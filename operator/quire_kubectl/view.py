@@ -61,6 +61,7 @@ def details(document: Document, look: Look = PLAIN) -> str:
     model = _mapping(status.get("model"))
     facts = [
         ("replicas", _replicas(status)),
+        ("prefill", _prefill(status)),
         ("model", _model(model)),
         *_progress(model, look),
         ("context", _context(engine)),
@@ -153,6 +154,15 @@ def _replicas(status: Document) -> str:
     return summary
 
 
+def _prefill(status: Document) -> str:
+    """The prefill pods; empty where there are none of their own."""
+    roles = status.get("roles")
+    found = (
+        [one for one in roles if _mapping(one).get("name") == "prefill"] if isinstance(roles, list) else []
+    )
+    return f"{_number(found[0].get('readyReplicas'))} of {_wanted(found[0])} ready" if found else ""
+
+
 def _wanted(status: Document) -> int:
     """How many replicas are wanted; an earlier release says only how many there are."""
     return _number(status.get("desiredReplicas", status.get("replicas")))
@@ -220,6 +230,7 @@ def _troubles(status: Document) -> Iterator[tuple[str, str, str]]:
             "Routed": "False",
             "RanksAuthenticated": "False",
             "ContextReduced": "True",
+            "TransferDegraded": "True",
         }
         if condition.get("status") == bad.get(str(condition.get("type"))):
             kind, reason, message = (text(condition.get(key)) for key in ("type", "reason", "message"))

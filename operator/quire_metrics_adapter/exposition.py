@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from quire_metrics_adapter.errors import HostileAnswerError
 from quire_metrics_adapter.load_metrics import METRICS, LoadMetric
+from quire_operator import names
 
 MAX_BYTES = 1 << 20
 MAX_SERIES = 64  # series of one name: no pod has more GPUs
@@ -20,8 +21,8 @@ _OURS = tuple(metric.source for metric in METRICS.values())
 _NUMBER = re.compile(r"\+?\d{1,20}(\.\d{0,40})?([eE][+-]?\d{1,3})?", re.ASCII)
 
 
-def parse(raw: bytes) -> dict[str, float]:
-    """Metric name -> the pod's value, without metrics that are missing or invalid.
+def parse(raw: bytes, role: str = names.ROLE_LEADER) -> dict[str, float]:
+    """Metric name -> the value of a pod in `role`, without metrics that are missing or invalid.
 
     Raises HostileAnswerError for more than MAX_BYTES.
     """
@@ -35,13 +36,13 @@ def parse(raw: bytes) -> dict[str, float]:
         name = re.split(r"[{ \t]", line, maxsplit=1)[0]
         if name in series:
             series[name].append(line)
-    return _values(series)
+    return _values(series, role)
 
 
-def _values(series: Mapping[str, list[str]]) -> dict[str, float]:
+def _values(series: Mapping[str, list[str]], role: str) -> dict[str, float]:
     values = {}
     for metric in METRICS.values():
-        value = _value(metric, series[metric.source])
+        value = _value(metric, series[metric.source]) if metric.role == role else None
         if value is not None:
             values[metric.name] = value
     return values

@@ -34,7 +34,7 @@ def routes(
             return _refused(503, UNKNOWN)
         if request.query.get("ifNone") == "0" and not table.has_any(namespace, name):
             return web.json_response({metric: 0})
-        found = load.total(metric, table.of(namespace, name), scraper.samples, clock())
+        found = load.total(metric, table.of(namespace, name, METRICS[metric].role), scraper.samples, clock())
         if isinstance(found, load.Unknown):
             return _refused(404 if found.is_absent else 503, found.message)
         return web.json_response({metric: found.value})

@@ -2,8 +2,8 @@
 
 A label says nothing, because everyone who may create a pod may label it, and the load of such a pod would
 scale a stranger's replicas. A serving pod's controller is a ReplicaSet or, for the leader of a group of pods,
-a StatefulSet; its controller is the Deployment or LeaderWorkerSet of the LLMDeployment's name, whose
-controller is the LLMDeployment.
+a StatefulSet; its controller is the Deployment or LeaderWorkerSet of the LLMDeployment's name, or the
+Deployment of its prefill pods, whose controller is the LLMDeployment.
 """
 
 from __future__ import annotations
@@ -113,14 +113,15 @@ def deployment_of(body: Body) -> Owner:
 
 
 def _owned(made: list[Body], workloads: list[Body], kind: str) -> dict[str, Owner]:
-    """Those that were made for a workload of this kind that belongs to the LLMDeployment of the same name, by
-    uid.
+    """Those that were made for a workload of this kind that belongs to the LLMDeployment that its name says,
+    by uid.
     """
     ours = {}
     for body in workloads:
         metadata = body["metadata"]
-        if _controller(body, names.KIND).get("name") == metadata["name"]:
-            ours[str(metadata["uid"])] = (str(metadata["namespace"]), str(metadata["name"]))
+        name = _controller(body, names.KIND).get("name", "")
+        if metadata["name"] in (name, names.workload(name, names.ROLE_PREFILL)):
+            ours[str(metadata["uid"])] = (str(metadata["namespace"]), name)
     found = {}
     for body in made:
         if owner := ours.get(_controller(body, kind).get("uid", "")):

@@ -20,7 +20,7 @@ from quire_operator import names
 logger = logging.getLogger(__name__)
 
 PATH = "/api/v1/pods"
-SELECTOR = f"{names.LABEL_NAME},{names.LABEL_ROLE}={names.ROLE_LEADER}"
+SELECTOR = f"{names.LABEL_NAME},{names.LABEL_ROLE} in ({names.ROLE_LEADER},{names.ROLE_PREFILL})"
 # Without a watch for so long, the table is not trusted any more.
 LOST_SECONDS = 15.0
 # Owners of pods may change without an event of the pod: a Deployment that is created again adopts its
@@ -40,6 +40,7 @@ class Pod:
     namespace: str
     deployment: str
     address: str
+    role: str = names.ROLE_LEADER
 
 
 class PodTable:
@@ -50,7 +51,7 @@ class PodTable:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._pods: dict[str, Pod] = {}
-        self._by_deployment: dict[tuple[str, str], set[str]] = {}
+        self._by_deployment: dict[tuple[str, str, str], set[str]] = {}  # and by role
         self._existing: dict[str, tuple[str, str]] = {}  # uid -> LLMDeployment, ready or not
         self._seen_at = float("-inf")
         self._connected = False
@@ -65,9 +66,9 @@ class PodTable:
         """Every ready pod."""
         return list(self._pods.values())
 
-    def of(self, namespace: str, deployment: str) -> frozenset[str]:
-        """The uids of the ready pods of one LLMDeployment."""
-        return frozenset(self._by_deployment.get((namespace, deployment), ()))
+    def of(self, namespace: str, deployment: str, role: str = names.ROLE_LEADER) -> frozenset[str]:
+        """The uids of the ready pods of one LLMDeployment in a role."""
+        return frozenset(self._by_deployment.get((namespace, deployment, role), ()))
 
     def has_any(self, namespace: str, deployment: str) -> bool:
         """Whether one LLMDeployment has pods: ready, loading or draining."""
@@ -96,7 +97,7 @@ class PodTable:
             self._existing[str(body["metadata"]["uid"])] = deployment_of(body)
         if pod is not None and pod.uid not in self._pods:
             self._pods[pod.uid] = pod
-            self._by_deployment.setdefault((pod.namespace, pod.deployment), set()).add(pod.uid)
+            self._by_deployment.setdefault(_place(pod), set()).add(pod.uid)
             self.changed.set()
 
     def remove(self, body: Mapping[str, Any]) -> None:
@@ -104,10 +105,14 @@ class PodTable:
         self._existing.pop(str(body["metadata"]["uid"]), None)
         pod = self._pods.pop(str(body["metadata"]["uid"]), None)
         if pod is not None:
-            place = (pod.namespace, pod.deployment)
+            place = _place(pod)
             self._by_deployment[place].discard(pod.uid)
             if not self._by_deployment[place]:
                 del self._by_deployment[place]
+
+
+def _place(pod: Pod) -> tuple[str, str, str]:
+    return pod.namespace, pod.deployment, pod.role
 
 
 def read(body: Mapping[str, Any]) -> Pod | None:
@@ -119,7 +124,8 @@ def read(body: Mapping[str, Any]) -> Pod | None:
     is_ready = conditions.get("Ready") == "True" and "deletionTimestamp" not in metadata
     if not (is_ready and deployment and address):
         return None
-    return Pod(str(metadata["uid"]), namespace, deployment, address)
+    role = str((metadata.get("labels") or {}).get(names.LABEL_ROLE) or names.ROLE_LEADER)
+    return Pod(str(metadata["uid"]), namespace, deployment, address, role)
 
 
 async def watch(connection: Connection, owners: Owners, table: PodTable) -> None:

@@ -84,7 +84,7 @@ class Scraper:
             asked_at = self._clock()
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    values = exposition.parse(await fetch(session, pod.address, self._port))
+                    values = exposition.parse(await fetch(session, pod.address, self._port), pod.role)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, HostileAnswerError) as error:
                 self._metrics.scrapes.labels(result="error").inc()
                 self._complain(pod, f"{type(error).__name__} {error}")

@@ -15,6 +15,7 @@ from quire_metrics_adapter import discovery, load, queries, response_documents
 from quire_metrics_adapter.delegated_auth import ClientPeer, DelegatedAuth
 from quire_metrics_adapter.errors import ApiError, InvalidError, RefusedError
 from quire_metrics_adapter.kube_api import Connection
+from quire_metrics_adapter.load_metrics import METRICS
 from quire_metrics_adapter.metrics import Metrics
 from quire_metrics_adapter.pods import PodTable
 from quire_metrics_adapter.queries import Query
@@ -108,7 +109,7 @@ class MetricsApi:
     def _load(self, query: Query, name: str) -> load.Load | load.Unknown:
         if not self._table.known:
             return load.Unknown("which of its pods are ready is not known: the API server is out of reach")
-        pods = self._table.of(query.namespace, name)
+        pods = self._table.of(query.namespace, name, METRICS[query.metric].role)
         return load.total(query.metric, pods, self._scraper.samples, self._clock())
 
 

@@ -28,7 +28,8 @@ LABEL_REFERABLE = f"{GROUP}/referable"
 
 MANAGED_BY = "quire-operator"
 APP = "quire-server"
-ROLE_LEADER = "leader"
+ROLE_LEADER = "leader"  # of the pods that clients talk to; decode pods where prefill has pods of its own
+ROLE_PREFILL = "prefill"
 ROLE_FETCHER = "fetcher"
 ROLE_WORKER = "worker"
 
@@ -66,6 +67,8 @@ PORT_HEALTH = 8001
 PORT_HEALTH_NAME = "health"
 PORT_RANKS = 7600
 PORT_RANKS_NAME = "ranks"
+PORT_KV_TRANSFER = 7602
+PORT_KV_TRANSFER_NAME = "kv-transfer"
 
 PATH_LOG_REDACT = "/etc/quire/redact"
 PATH_MODELS = "/models"
@@ -95,6 +98,8 @@ METRICS = {
     "KVCacheUtilization": "llm_kv_cache_utilization",
     "GPUUtilization": "llm_gpu_utilization",
 }
+# The same of the prefill pods, which the metrics above do not count.
+METRICS_OF_PREFILL = {"QueueDepth": "llm_prefill_queue_depth"}
 # Metrics that are between 0 and 1 in each pod; the spec gives their targets in percent.
 SHARES = frozenset({"KVCacheUtilization", "GPUUtilization"})
 
@@ -117,9 +122,14 @@ def child_labels(name: str) -> dict[str, str]:
     return {LABEL_APP: APP, LABEL_MANAGED_BY: MANAGED_BY, LABEL_NAME: name}
 
 
-def selector_labels(name: str) -> dict[str, str]:
-    """Selector of the serving pods of `name`. Immutable in a Deployment, so it must never change."""
-    return {LABEL_NAME: name, LABEL_ROLE: ROLE_LEADER}
+def selector_labels(name: str, role: str = ROLE_LEADER) -> dict[str, str]:
+    """Selector of the pods of `name` in a role. Immutable in a Deployment, so it must never change."""
+    return {LABEL_NAME: name, LABEL_ROLE: role}
+
+
+def workload(name: str, role: str = ROLE_LEADER) -> str:
+    """The Deployment of `name` in a role, and what belongs to its pods."""
+    return f"{name}-{role}" if role == ROLE_PREFILL else name
 
 
 def worker_labels(name: str) -> dict[str, str]:
@@ -140,6 +150,11 @@ def fetcher_labels(name: str) -> dict[str, str]:
 def selector(name: str) -> str:
     """The same selector as text, for status.selector and for list calls."""
     return ",".join(f"{key}={value}" for key, value in selector_labels(name).items())
+
+
+def selector_of_all_roles(name: str) -> str:
+    """The pods of `name` that serve, prefill pods too, as text."""
+    return f"{LABEL_NAME}={name},{LABEL_ROLE} in ({ROLE_LEADER},{ROLE_PREFILL})"
 
 
 def model_path(path: str) -> str:

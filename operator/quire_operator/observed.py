@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -44,9 +44,13 @@ class Ref:
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """The LLMDeployment as it is stored, the objects it owns, and its pods."""
+    """The LLMDeployment as it is stored, the objects it owns, and its pods.
+
+    `role`: of `child`; of `replica_sets`, `pods` and the autoscalers as well in what `in_role` returns.
+    """
 
     body: Body
+    role: str = names.ROLE_LEADER
     children: Mapping[Ref, Body] = field(default_factory=dict)  # those whose controller is the LLMDeployment
     foreign: tuple[Ref, ...] = ()  # objects with a name that we need and with another owner
     foreign_autoscalers: tuple[Body, ...] = ()  # autoscalers of our Deployment that others created
@@ -82,8 +86,31 @@ class Observed:
         return stored if isinstance(stored, dict) else {}
 
     def child(self, kind: str) -> Body | None:
-        """The one child of `kind` that has the LLMDeployment's own name."""
-        return self.children.get(Ref(kind, self.name))
+        """The one child of `kind` that has the name of the role's Deployment."""
+        return self.children.get(Ref(kind, names.workload(self.name, self.role)))
+
+    def in_role(self, role: str) -> Observed:
+        """The same with the workload of one role only. ReplicaSets belong to the Deployment that controls
+        them, and all that have no other to the pods that clients talk to.
+        """
+        prefill = self.children.get(Ref("Deployment", names.workload(self.name, names.ROLE_PREFILL)))
+        is_prefill = role == names.ROLE_PREFILL
+        if prefill is None and not is_prefill:
+            return self
+        uid = "" if prefill is None else str(prefill["metadata"]["uid"])
+        of_prefill = {
+            str(one["metadata"]["uid"]) for one in self.replica_sets if uid and controller_uid(one) == uid
+        }
+        return replace(
+            self,
+            role=role,
+            replica_sets=tuple(
+                one for one in self.replica_sets if (str(one["metadata"]["uid"]) in of_prefill) is is_prefill
+            ),
+            pods=tuple(pod for pod in self.pods if (controller_uid(pod) in of_prefill) is is_prefill),
+            foreign_autoscalers=() if is_prefill else self.foreign_autoscalers,
+            keda_autoscaler=None if is_prefill else self.keda_autoscaler,
+        )
 
     @property
     def workload(self) -> Body | None:

@@ -1,5 +1,5 @@
 """Polls the pods: GET /statusz of those that are not ready every two seconds, and of ready ones once, and
-less often while their autoscaler is about to scale down.
+less often while their autoscaler is about to scale down, or where they read from prefill pods.
 
 All requests are concurrent with short deadlines. Responses are untrusted input: bounded in size and time
 here, validated in `reports`. Only pods that belong to an LLMDeployment by the uids of their owners are asked:
@@ -74,8 +74,9 @@ class Poller:
         """One round: poll every pod that is due."""
         self._refresh_pods()
         self._rounds += 1
-        scaling_down = self._scaling_down() if self._rounds % ROUNDS_PER_LOAD == 0 else set()
-        due = [(uid, pod) for uid, pod in self._pods.items() if self._is_due(uid, pod, scaling_down)]
+        is_for_all = self._rounds % ROUNDS_PER_LOAD == 0
+        always = self._scaling_down() | self._disaggregated() if is_for_all else set()
+        due = [(uid, pod) for uid, pod in self._pods.items() if self._is_due(uid, pod, always)]
         makers = {owner: self._makers(owner) for owner in {pod.owner for _, pod in due}}
         ours = [(uid, pod) for uid, pod in due if pod.controller in makers[pod.owner]]
         await asyncio.gather(*(self._poll_pod(session, uid, pod) for uid, pod in ours))
@@ -119,13 +120,24 @@ class Poller:
             self._autoscalers[str(body["metadata"]["uid"])] = (version_of(body), owner)
         return {owner for _, owner in self._autoscalers.values() if owner is not None}
 
-    def _is_due(self, uid: str, pod: _PolledPod, scaling_down: set[Key]) -> bool:
+    def _disaggregated(self) -> set[Key]:
+        """The LLMDeployments with pods of their own for prefill."""
+        return {
+            owner
+            for owner in {pod.owner for pod in self._pods.values()}
+            if self._cluster.cache.has(
+                "Deployment", owner.namespace, names.workload(owner.name, names.ROLE_PREFILL)
+            )
+        }
+
+    def _is_due(self, uid: str, pod: _PolledPod, always: set[Key]) -> bool:
+        """`always`: the LLMDeployments whose ready pods are asked in this round, too."""
         if not pod.address:
             return False
         if not pod.ready:
             self._was_loading.add(uid)
             return True
-        if pod.owner in scaling_down or uid not in self._asked:
+        if pod.owner in always or uid not in self._asked:
             return True
         sample = self._cluster.samples.get(uid)
         return uid in self._was_loading and (

@@ -107,6 +107,7 @@ class Sample:
     canary: Canary | None = None  # once it has run
     silent: tuple[str, ...] = ()  # processes that do not run, and ranks that take no part in a step
     ranks: tuple[RankReport, ...] = ()  # where several share the model
+    transfer_degraded: bool = False  # it computed the last prompt itself that a prefill pod should have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +173,7 @@ def parse_statusz(raw: bytes) -> Sample | None:
         canary=_canary(document.get("canary")),
         silent=_silent(document.get("silent")),
         ranks=_ranks(document.get("ranks")),
+        transfer_degraded=document.get("transferDegraded") is True,
     )
 
 

@@ -107,6 +107,7 @@ ACCEPTED = {
     "a proxy on an allowed host": fetched_with("https_proxy", "http://proxy.example.com:3128"),
     "hosts that no proxy is asked for": fetched_with("NO_PROXY", "store.example.com"),
     "a claim": minimal(),
+    "pods of two roles": minimal(disaggregation={"prefill": {"replicas": 3}, "decode": {"replicas": 5}}),
     "an allowed hub": HUB,
     "an allowed account": minimal(security={"serviceAccountName": "reader"}),
     "a class of the cluster's users": minimal(scheduling={"priorityClassName": "urgent"}),
@@ -190,6 +191,22 @@ REFUSED: dict[str, tuple[Body, str, str]] = {
     "too many replicas": (minimal(replicas=9), "spec.replicas: 9 is more than the 8", "lower it"),
     "an autoscaler's most": (
         minimal(autoscaling={"maxReplicas": 9}), "spec.autoscaling.maxReplicas: 9 is more", "lower it"
+    ),
+    "too many prefill pods": (
+        minimal(replicas=6, disaggregation={"prefill": {"replicas": 3}}),
+        "spec.replicas and spec.disaggregation: 9 is more than the 8",
+        "lower it",
+    ),
+    "the most of two autoscalers": (
+        minimal(
+            autoscaling={"maxReplicas": 5},
+            disaggregation={"prefill": {"autoscaling": {"maxReplicas": 4}}},
+        ),
+        "spec.autoscaling.maxReplicas and spec.disaggregation: 9 is more than the 8",
+        "lower it",
+    ),
+    "too many decode pods": (
+        minimal(disaggregation={"prefill": {}, "decode": {"replicas": 8}}), "9 is more than the 8", "lower it"
     ),
     "too many GPUs": (minimal(resources=GPU, replicas=3), "spec.replicas: 3 replicas with one", "lower it"),
 }  # fmt: skip

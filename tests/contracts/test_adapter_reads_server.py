@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from e2e.api.specs import minimal
+import re
+
+from e2e.api.specs import DISAGGREGATED, minimal
 from quire_metrics_adapter.exposition import parse
 from quire_metrics_adapter.load_metrics import METRICS
 from quire_metrics_adapter.pods import SELECTOR
@@ -27,10 +29,13 @@ def test_every_metric_of_a_server_with_a_gpu_is_read() -> None:
         "llm_kv_cache_utilization": 0.25,
         "llm_gpu_utilization": 0.75,
     }
+    assert parse(text, names.ROLE_PREFILL) == {"llm_prefill_queue_depth": 5}
 
 
 def test_the_autoscaler_asks_for_what_the_adapter_has() -> None:
-    assert set(names.METRICS.values()) == METRICS.keys()
+    of_prefill = set(names.METRICS_OF_PREFILL.values())
+    assert {*names.METRICS.values(), *of_prefill} == METRICS.keys()
+    assert {m.name for m in METRICS.values() if m.role == names.ROLE_PREFILL} == of_prefill
     assert {names.METRICS[kind] for kind in names.SHARES} == {
         metric.name for metric in METRICS.values() if metric.is_share
     }
@@ -39,18 +44,18 @@ def test_the_autoscaler_asks_for_what_the_adapter_has() -> None:
 def test_without_a_gpu_there_is_no_utilisation_instead_of_an_idle_gpu() -> None:
     text, _ = Metrics("m").exposition("")
 
-    assert parse(text).keys() == METRICS.keys() - {"llm_gpu_utilization"}
+    assert parse(text).keys() == set(names.METRICS.values()) - {"llm_gpu_utilization"}
 
 
 def test_the_pods_that_the_operator_makes_are_those_that_are_asked_where_they_answer() -> None:
-    children = resources.build(spec.parse(minimal()), OperatorSettings(engine_image="x:1"))
-    (template,) = [child["spec"]["template"] for child in children if child["kind"] == "Deployment"]
-    labels = template["metadata"]["labels"]
-    ports = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+    children = resources.build(spec.parse(DISAGGREGATED[0]), OperatorSettings(engine_image="x:1"))
+    templates = [child["spec"]["template"] for child in children if child["kind"] == "Deployment"]
+    roles = {template["metadata"]["labels"][names.LABEL_ROLE] for template in templates}
+    ports = {port["name"]: port["containerPort"] for port in templates[0]["spec"]["containers"][0]["ports"]}
 
-    for wanted in SELECTOR.split(","):
-        key, _, value = wanted.partition("=")
-        assert key in labels and value in ("", labels[key])
+    assert all(names.LABEL_NAME in template["metadata"]["labels"] for template in templates)
+    listed = f"{names.LABEL_NAME},{names.LABEL_ROLE} in \\((.*)\\)"
+    assert roles == set(re.fullmatch(listed, SELECTOR)[1].split(","))  # type: ignore[index]  # it has this form
     asked = Settings(pod_name="p", namespace="n", service="s").engine_port
     assert asked == ports[names.PORT_HTTP_NAME]
 

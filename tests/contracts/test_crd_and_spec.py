@@ -126,6 +126,8 @@ def test_a_quantity_has_an_upper_bound(path: str) -> None:
     room = specs.minimal(engine={"kvCache": {"hostOffload": "1Gi"}}, resources={"memory": "64Ti"})
     if path.startswith("spec.cache"):
         room = specs.DOWNLOADED[0]
+    if path.startswith("spec.disaggregation"):
+        room = specs.DISAGGREGATED[0]
     with pytest.raises(SpecError, match=path):
         spec.parse(specs.merged(room, patch))
 
@@ -150,7 +152,15 @@ def test_the_crd_is_small_enough_for_client_side_apply() -> None:
 
 
 def test_the_full_examples_use_every_field() -> None:
-    examples = (specs.FULL, specs.AUTOSCALED, specs.IDLING, specs.SHARDED, specs.GROUPED, *specs.DOWNLOADED)
+    examples = (
+        specs.FULL,
+        specs.AUTOSCALED,
+        specs.IDLING,
+        specs.SHARDED,
+        specs.GROUPED,
+        *specs.DISAGGREGATED,
+        *specs.DOWNLOADED,
+    )
     paths = [path for body in examples for path in _paths(body["spec"], "spec")]
     used = {re.sub(r"\[\d+\]", "[]", path) for path in paths}
     assert set(FIELDS) - used == set()

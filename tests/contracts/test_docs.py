@@ -56,16 +56,8 @@ def test_every_page_is_in_the_navigation_and_on_the_first_page():
 def test_every_flag_that_a_field_sets_has_that_field_on_the_page():
     page = (ROOT / "docs" / "server.md").read_text()
     rows = re.findall(r"^\| `--([\w-]+)` \|.*\| ([^|]*) \|$", page, flags=re.M)
-    # No field sets the role in transfers yet: all pods of an LLMDeployment have the same one.
     operator_only = {"canary-golden-path", "device", "health-port", "host", "port", "termination-log"} | {
-        *(
-            "kv-lease-seconds",
-            "kv-producers",
-            "kv-role",
-            "kv-transfer-port",
-            "kv-transport",
-            "local-prefill-below-tokens",
-        ),
+        *("kv-producers", "kv-role", "kv-transfer-port", "kv-transport"),
         *("leader-address", "node-rank", "pod-address", "start-delay-seconds"),
     }
     assert {flag for flag, field in rows if field == "*operator*"} == operator_only

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from e2e.api import specs
 from quire_operator import names, reports, resources, spec
 from quire_operator.errors import SpecError
+from quire_operator.observed import Ref, ref
 from quire_operator.resources import scaling_behavior
 from quire_operator.settings import Settings
 from quire_server.config import ServeConfig, parse_args
@@ -26,17 +27,21 @@ SETTINGS = Settings(
 )
 
 
-def configured(body: specs.Body) -> ServeConfig:
+def configured(body: specs.Body, role: str = names.ROLE_LEADER) -> ServeConfig:
     """The server's settings in a pod of this LLMDeployment."""
-    return parse_args(*_command(body))
+    return parse_args(*_command(body, role))
 
 
-def _command(body: specs.Body) -> tuple[list[str], dict[str, str]]:
+def _command(body: specs.Body, role: str = names.ROLE_LEADER) -> tuple[list[str], dict[str, str]]:
+    """Of a pod in a role; of groups that of a worker."""
     children = resources.build(spec.parse(body), SETTINGS)
-    data = next(child["data"] for child in children if child["kind"] == "ConfigMap")
-    *_, template = specs.pod_templates(children)
+    roles = [template["metadata"]["labels"][names.LABEL_ROLE] for template in specs.pod_templates(children)]
+    shown = names.ROLE_WORKER if names.ROLE_WORKER in roles else role
+    template = specs.pod_templates(children)[roles.index(shown)]
     container = template["spec"]["containers"][0]
-    of_group = kubelet.OF_A_GROUP if template["metadata"]["labels"][names.LABEL_ROLE] == "worker" else {}
+    (source,) = container["envFrom"]
+    data = {ref(child): child for child in children}[Ref("ConfigMap", source["configMapRef"]["name"])]["data"]
+    of_group = kubelet.OF_A_GROUP if shown == names.ROLE_WORKER else {}
     (command, *arguments), environment = kubelet.started_with(container, {**of_group, **data})
     assert command == "serve"
     return arguments, environment
@@ -86,6 +91,16 @@ def test_the_ranks_of_a_pod_are_those_of_its_server() -> None:
     assert not {"QUIRE_TENSOR_PARALLEL_SIZE", "QUIRE_PIPELINE_PARALLEL_SIZE"} & {*variables}
 
 
+def test_decode_pods_ask_the_prefill_pods_of_their_service() -> None:
+    body = specs.DISAGGREGATED[0]
+    prefill, decode = (configured(body, role) for role in (names.ROLE_PREFILL, names.ROLE_LEADER))
+    assert (prefill.kv_role, decode.kv_role) == ("kv_producer", "kv_consumer")
+    assert decode.kv_producers == (("disaggregated-prefill.default.svc", prefill.kv_transfer_port),)
+    assert (prefill.kv_lease_seconds, decode.local_prefill_below_tokens) == (20, 1024)
+    assert prefill.kv_transfer_port == names.PORT_KV_TRANSFER
+    assert "QUIRE_KV_ROLE" not in _command(specs.minimal())[1]
+
+
 def test_the_processes_and_ranks_that_do_not_run_are_named_to_the_operator() -> None:
     now, thresholds = 100.0, Thresholds(stall=60.0, canary_interval=60.0, ranks=range(3))
     serving = Heartbeat(
@@ -128,7 +143,8 @@ def test_a_worker_of_a_group_knows_its_place_and_its_leader() -> None:
 @given(specs.random_bodies())
 def test_whatever_the_api_admits_the_server_can_be_started_with(body: specs.Body) -> None:
     engine = {key: value for key, value in body["spec"].get("engine", {}).items() if key != "extraArgs"}
-    configured({**body, "spec": {**body["spec"], "engine": engine}})
+    for role in spec.parse(body).roles:
+        configured({**body, "spec": {**body["spec"], "engine": engine}}, role.role)
 
 
 def test_defaults_of_the_api_are_the_servers_own() -> None:

@@ -33,6 +33,7 @@ from tests.operator.status import group_objects
 NOW = datetime.now(UTC)
 BODY = specs.merged(specs.MINIMAL, {"metadata": {"uid": "u", "generation": 3}})
 SCALED = spec.parse(specs.merged(BODY, {"spec": {"autoscaling": {"maxReplicas": 4}}}))
+ROLES = spec.parse(specs.merged(BODY, {"spec": {"disaggregation": {"prefill": {}}}}))
 DOWNLOADED = spec.parse(specs.merged(specs.DOWNLOADED[0], {"metadata": {"name": "minimal", "uid": "u"}}))
 STATUS_SCHEMA = specs.SCHEMA["properties"]["status"]
 
@@ -115,6 +116,7 @@ def statuses() -> dict[str, status.Status]:
                 )
             },
         ),
+        "with roles": status.compute_status(ROLES, observed(pods.ready()), now=NOW),
         "invalid": status.compute_refused_status(
             observed(), Failure(reason="InvalidSpec", detail=long), now=NOW
         ),

@@ -16,6 +16,7 @@ PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 CONDITIONS = {"Degraded", "Stalled", "Scheduled", "FitsAccelerator", "ScalingActive", "ActivatorReady"} | {
     "ContextReduced",
     "DrainFitsNotice",
+    "TransferDegraded",
     "Routed",
     "RanksAuthenticated",
 }

@@ -204,3 +204,21 @@ def test_ready_replicas_are_shown_beside_those_that_are_wanted() -> None:
 
     assert "1/2" in view.table([document])
     assert "1 of 2 ready" in view.details(document)
+
+
+def test_prefill_pods_are_counted_beside_the_others_and_degraded_transfers_are_explained() -> None:
+    degraded = {
+        "type": "TransferDegraded",
+        "status": "True",
+        "reason": "TransferDegraded",
+        "message": "Decode pods compute long prompts themselves.",
+    }
+    roles = [
+        {"name": "decode", "desiredReplicas": 2, "readyReplicas": 2},
+        {"name": "prefill", "desiredReplicas": 3, "readyReplicas": 1},
+    ]
+    shown = view.details(loading(phase="Serving", roles=roles, conditions=[degraded]))
+
+    assert re.search(r"prefill +1 of 3 ready", shown)
+    assert "TransferDegraded: Decode pods compute" in shown
+    assert "prefill" not in view.details(loading(phase="Serving"))

@@ -48,8 +48,12 @@ class FakeApi:
         if (plural := path.rpartition("/")[2]) in OWNERS:
             if plural == "leaderworkersets" and not self.groups:
                 raise NotFoundError("HTTP 404")
-            named = self.groups if plural in ("leaderworkersets", "statefulsets") else ("chat", "code")
-            return {"metadata": {}, "items": [owned(name, OWNERS[plural]) for name in named]}
+            is_group = plural in ("leaderworkersets", "statefulsets")
+            named = self.groups if is_group else ("chat", "chat-prefill", "chat-other", "code")
+            items = [owned(name, OWNERS[plural]) for name in named]
+            for item in items if OWNERS[plural] == "LLMDeployment" else ():
+                item["metadata"]["ownerReferences"][0]["name"] = item["metadata"]["name"].partition("-")[0]
+            return {"metadata": {}, "items": items}
         if path == "/api/v1/pods":
             return {"metadata": {"resourceVersion": "10"}, "items": list(self.pods)}
         service = self.services[path.rpartition("/")[2]]

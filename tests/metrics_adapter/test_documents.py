@@ -17,6 +17,7 @@ METRIC_NAMES = {
     "llm_running_requests",
     "llm_kv_cache_utilization",
     "llm_gpu_utilization",
+    "llm_prefill_queue_depth",
 }
 
 

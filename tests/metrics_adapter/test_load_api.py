@@ -20,7 +20,10 @@ NOW = 100.0
 
 async def ask(table: PodTable, samples: dict[str, float], path: str) -> tuple[int, Any]:
     scraper = Scraper(table, Metrics(), port=8000)
-    scraper.samples = {uid: LoadSample(NOW, {"llm_queue_depth": value}) for uid, value in samples.items()}
+    scraper.samples = {
+        uid: LoadSample(NOW, dict.fromkeys(("llm_queue_depth", "llm_prefill_queue_depth"), value))
+        for uid, value in samples.items()
+    }
     app = web.Application()
     app.add_routes(routes(table, scraper, clock=lambda: NOW))
     async with TestClient(TestServer(app)) as client:
@@ -38,6 +41,15 @@ def table(*bodies: dict[str, Any]) -> PodTable:
 async def test_a_load_is_the_sum_over_the_ready_pods() -> None:
     pods = table(pod("a"), pod("b"), pod("c", ready=False), pod("d", deployment="other"))
     assert await ask(pods, {"a": 3, "b": 4, "d": 9}, "llm_queue_depth") == (200, {"llm_queue_depth": 7})
+
+
+async def test_the_queue_of_prefill_pods_is_no_part_of_the_queue_of_decode_pods() -> None:
+    prefill = pod("p")
+    prefill["metadata"]["labels"]["serving.quire.dev/role"] = "prefill"
+    pods = table(pod("a"), prefill)
+    for metric, wanted in (("llm_queue_depth", 3), ("llm_prefill_queue_depth", 9)):
+        assert await ask(pods, {"a": 3, "p": 9}, metric) == (200, {metric: wanted})
+    assert (await ask(table(pod("a")), {"a": 3}, "llm_prefill_queue_depth"))[0] == 404, "not 0"
 
 
 @pytest.mark.parametrize("query", ["", "?ifNone=0"])

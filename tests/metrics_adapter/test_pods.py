@@ -148,6 +148,30 @@ async def test_the_leader_of_a_group_counts_by_its_owners(groups: tuple[str, ...
     assert table.of("team-a", "wide") == counted
 
 
+async def test_pods_of_a_role_count_for_that_role_and_by_its_deployment() -> None:
+    """`chat-prefill` is the Deployment of the prefill pods, `chat-other` one that nothing of ours made."""
+    api, table = FakeApi(), PodTable()
+    api.pods = [pod("decode"), of_deployment("chat-prefill"), of_deployment("chat-other")]
+
+    await watching(api, table, lambda: bool(table.of("team-a", "chat", "prefill")))
+
+    assert table.of("team-a", "chat", "prefill") == {"chat-prefill"}
+    assert table.of("team-a", "chat") == {"decode"}
+    assert len(table.all()) == 2
+
+    table.remove(of_deployment("chat-prefill"))
+    assert table.of("team-a", "chat", "prefill") == frozenset()
+    assert table.of("team-a", "chat") == {"decode"}
+
+
+def of_deployment(name: str) -> Body:
+    """A prefill pod, by its labels, of this Deployment."""
+    made = pod(name)
+    made["metadata"]["labels"]["serving.quire.dev/role"] = "prefill"
+    made["metadata"]["ownerReferences"][0]["uid"] = f"of-{name}"
+    return made
+
+
 def test_the_table_stays_valid_for_a_limited_time_after_the_watch_was_lost() -> None:
     now = [0.0]
     table = PodTable(lambda: now[0])

@@ -57,6 +57,8 @@ SPECS: dict[str, Body] = {
     "aks": downloaded(FOR_EACH_POD, "AKS", oci={"reference": "models.azurecr.io/model:v1"}),
     "group": {"parallelism": {"tensor": 2, "nodes": 2}},
     "group-b": {"parallelism": {"tensor": 2, "nodes": 2}},
+    "split": {"disaggregation": {"prefill": {}}},
+    "apart": {"disaggregation": {"prefill": {}}},
     "open": {**downloaded(FOR_EACH_POD, **HUB), "networking": {"networkPolicy": {"mode": "None"}}},
 }
 
@@ -94,6 +96,27 @@ team-a/open            yes         -           yes            -              -  
 10.0.0.2               -           -           -              -              -                  yes
 198.51.100.9           -           -           yes            -              -                  yes
 203.0.113.7            -           -           -              -              -                  yes
+"""
+
+# The same for pods of two roles. `split` and `apart` are decode pods of two LLMDeployments; KV blocks are
+# read at port 7602.
+ADMITTED_TO_ROLES = """
+from                   split:8000  split:7602  split-prefill:7602  split-prefill:8000  split-prefill:8001
+team-a/client          yes         -           -                   -                   -
+team-b/client          -           -           -                   -                   -
+quire-system/operator  -           -           -                   -                   yes
+quire-system/adapter   yes         -           -                   yes                 -
+monitoring/prometheus  yes         -           -                   yes                 yes
+team-a/split           -           -           yes                 -                   -
+team-a/split-prefill   -           -           -                   -                   -
+team-a/apart           -           -           -                   -                   -
+team-a/apart-prefill   -           -           -                   -                   -
+team-a/plain           -           -           -                   -                   -
+team-b/decode          -           -           -                   -                   -
+team-a/open            yes         -           -                   -                   -
+10.0.0.1               yes         yes         yes                 yes                 yes
+10.0.0.2               -           -           -                   -                   -
+203.0.113.7            -           -           -                   -                   -
 """
 
 # The same for the pods of the chart, and for a pod elsewhere with the labels of a serving pod, which no
@@ -199,6 +222,19 @@ team-a/client 8000         -      -
 169.254.169.254 80         -      -
 """
 
+# The same for pods of two roles.
+REACHED_BY_ROLES = """
+to                         split  split-prefill  apart  apart-prefill
+kube-system/dns 53/UDP     yes    yes            yes    yes
+team-a/split-prefill 7602  yes    -              -      -
+team-a/apart-prefill 7602  -      -              yes    -
+team-a/split-prefill 8000  -      -              -      -
+team-a/split 8000          -      -              -      -
+team-a/client 7602         -      -              -      -
+203.0.113.7 443            -      -              -      -
+203.0.113.7 7602           -      -              -      -
+"""
+
 # The chart opens 443 and 6443 to every address, because it does not know the API server's.
 REACHED_BY_THE_CHART = """
 to                      operator  adapter
@@ -227,13 +263,14 @@ def children(name: str) -> tuple[Body, ...]:
 
 
 def pods_of(made: tuple[Body, ...]) -> list[Body]:
-    """The serving pod, named as the LLMDeployment, its worker and the download pod."""
+    """The serving pods, named as their Deployment, the worker of a group and the download pod."""
     found = []
     for child in made:
         name = f"team-a/{child['metadata']['labels']['serving.quire.dev/name']}"
+        role = str(child["metadata"]["name"]).removeprefix(name.partition("/")[2])
         group = child.get("spec", {}).get("leaderWorkerTemplate", {})
         templates = {
-            "Deployment": {"": child.get("spec", {}).get("template")},
+            "Deployment": {role: child.get("spec", {}).get("template")},
             "Job": {"-fetch": child.get("spec", {}).get("template")},
             "LeaderWorkerSet": {"": group.get("leaderTemplate"), "-worker": group.get("workerTemplate")},
         }.get(child["kind"], {})
@@ -250,6 +287,11 @@ def world() -> World:
         for short, name in (("operator", "operator"), ("adapter", "metrics-adapter"))
     }
     (plain,) = [child["spec"]["template"] for child in children("plain") if child["kind"] == "Deployment"]
+    (decode,) = [
+        child["spec"]["template"]
+        for child in children("split")
+        if (child["kind"], child["metadata"]["name"]) == ("Deployment", "split")
+    ]
     pods = (
         *[pod for made in built for pod in pods_of(made)],
         *[reachability.pod(f"quire-system/{short}", template) for short, template in templates.items()],
@@ -260,6 +302,7 @@ def world() -> World:
         reachability.pod("team-a/impostor", plain),
         reachability.pod("team-b/impostor", plain),
         reachability.pod("team-b/operator", templates["operator"]),
+        reachability.pod("team-b/decode", decode),
     )
     rendered = [*helm.of_kind(chart, "NetworkPolicy"), *(child for made in built for child in made)]
     return World(NAMESPACES, pods, tuple(body for body in rendered if body["kind"] == "NetworkPolicy"))
@@ -287,7 +330,8 @@ def cases() -> dict[str, dict[Connection, bool]]:
     """For each column of each table the connections in it, and whether they are allowed."""
     tables = {
         ADMITTED: admission, ADMITTED_BY_THE_CHART: admission, ADMITTED_BY_A_GROUP: admission,
-        REACHED: reach, REACHED_BY_A_GROUP: reach, REACHED_BY_OTHERS: reach, REACHED_BY_THE_CHART: reach,
+        ADMITTED_TO_ROLES: admission, REACHED: reach, REACHED_BY_A_GROUP: reach, REACHED_BY_ROLES: reach,
+        REACHED_BY_OTHERS: reach, REACHED_BY_THE_CHART: reach,
     }  # fmt: skip
     found = {}
     for text, connection in tables.items():

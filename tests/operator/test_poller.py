@@ -12,7 +12,7 @@ from e2e.operator.statusz import HEALTH_PORT, statusz_server
 from e2e.ports import free_port
 from quire_operator import names, poller
 from quire_operator.cluster import Cluster, Connection, Key
-from quire_operator.poller import Poller
+from quire_operator.poller import ROUNDS_PER_LOAD, Poller
 from tests.operator.fake_api import FakeApi, connected
 
 SERVING = {"phase": "serving", "effective": None}
@@ -68,6 +68,26 @@ async def test_a_ready_pod_that_does_not_answer_is_not_asked_for_ever() -> None:
                 await poller.poll(session)
 
         assert server.asked == 1
+
+
+@pytest.mark.parametrize(("has_prefill", "asked"), [(False, 1), (True, 4)])
+async def test_ready_decode_pods_are_asked_now_and_then_whether_transfers_fail(
+    has_prefill: bool, asked: int
+) -> None:
+    """Nothing in Kubernetes changes when a decode pod has to compute prompts itself."""
+    prefill = owned("Deployment", "prefill", "llm")
+    prefill["metadata"]["name"] = names.workload("m", names.ROLE_PREFILL)
+    with statusz_server({**SERVING, "transferDegraded": True}) as server:
+        async with connected(FakeApi()) as connection, aiohttp.ClientSession() as session:
+            cluster = cluster_with(
+                connection, pod(server.ip, pods.ready()), *([prefill] if has_prefill else [])
+            )
+            poller = Poller(cluster, lambda key: None, port=HEALTH_PORT)
+            for _ in range(3 * ROUNDS_PER_LOAD):
+                await poller.poll(session)
+
+        assert server.asked == asked
+    assert cluster.samples["p1"].transfer_degraded
 
 
 @pytest.mark.parametrize("owner", ["", "strange-set", "deployment"])

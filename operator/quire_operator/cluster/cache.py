@@ -103,6 +103,10 @@ class Cache:
         entry = self._entries[kind].get((namespace, name))
         return None if entry is None else entry.body()
 
+    def has(self, kind: str, namespace: str, name: str) -> bool:
+        """Whether the object is stored."""
+        return (namespace, name) in self._entries[kind]
+
     def owned(self, key: Key, *, only: str = "", but: str = "") -> Iterator[Object]:
         """All objects that carry the label of `key`, and the LLMDeployment itself; `only` those of a kind, or
         all `but` those of a kind.

@@ -233,8 +233,11 @@ class Cluster:
 
     async def refresh(self, key: Key) -> None:
         """Read the objects again that are written with a resourceVersion, after a conflict."""
-        for kind in (kinds.LLM_DEPLOYMENT, kinds.DEPLOYMENT):
-            live = await self._reader.one(kind, key.namespace, key.name)
+        prefill = names.workload(key.name, names.ROLE_PREFILL)
+        is_known = self.cache.has(kinds.DEPLOYMENT.kind, key.namespace, prefill)
+        more = [(kinds.DEPLOYMENT, prefill)] if is_known else []
+        for kind, name in ((kinds.LLM_DEPLOYMENT, key.name), (kinds.DEPLOYMENT, key.name), *more):
+            live = await self._reader.one(kind, key.namespace, name)
             if live is not None:
                 self.cache.put(live)
 

@@ -14,8 +14,10 @@ from datetime import datetime
 from quire_operator.observed import (
     SCHEDULING_GRACE_SECONDS,
     Observed,
+    Ref,
     newest_revision,
     old_pods,
+    ref,
     replica_failure,
     scheduler_message,
     seconds_since,
@@ -32,9 +34,12 @@ _RETRY_MARGIN_SECONDS = 60
 def with_replicas_that_serve(
     desired: Iterable[Manifest], model: LLMDeployment, observed: Observed, now: datetime
 ) -> tuple[Manifest, ...]:
-    """`desired` with the `maxUnavailable` that applies to the pods that serve."""
+    """`desired` with the `maxUnavailable` that applies to the pods that serve. `model` and `observed`: of one
+    role.
+    """
     spare = _without_place(observed, now) + _refused(model, observed, now)
-    return tuple(_raised(one, spare) if one["kind"] == "PodDisruptionBudget" else one for one in desired)
+    target = Ref("PodDisruptionBudget", model.workload_name)
+    return tuple(_raised(one, spare) if ref(one) == target else one for one in desired)
 
 
 def _without_place(observed: Observed, now: datetime) -> int:

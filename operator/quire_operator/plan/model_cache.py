@@ -17,6 +17,7 @@ from quire_operator.observed import (
     Observed,
     Ref,
     ended,
+    pod_template,
     ref,
     seconds_since,
     served_model,
@@ -33,30 +34,35 @@ _POD_KINDS = (*WORKLOAD_KINDS, "HorizontalPodAutoscaler", "ScaledObject")
 
 
 def blocked_by_download(desired: Iterable[Body], observed: Observed) -> frozenset[Ref]:
-    """What is not applied before the download completes: the Deployment, which goes on serving the previous
+    """What is not applied before the download completes: a Deployment, which goes on serving the previous
     model, and its autoscaler as long as there is no Deployment.
     """
-    by_kind = {str(manifest["kind"]): manifest for manifest in desired}
-    job, deployment, live = (
-        by_kind.get("Job"),
-        next((by_kind[kind] for kind in WORKLOAD_KINDS if kind in by_kind), None),
-        observed.workload,
-    )
-    if job is None or deployment is None or _is_done(observed.children.get(ref(job))):
+    wanted = {ref(manifest): manifest for manifest in desired}
+    jobs = [target for target in wanted if target.kind == "Job"]
+    if all(_is_done(observed.children.get(job)) for job in jobs):
         return frozenset()
-    if live is not None and served_model(live) == served_model(deployment):
-        return frozenset()  # it was downloaded before, and is only verified again
-    late = _POD_KINDS if live is None else tuple(WORKLOAD_KINDS)
-    return frozenset(ref(by_kind[kind]) for kind in late if kind in by_kind)
+    blocked: set[Ref] = set()
+    for target, workload in wanted.items():
+        live = observed.children.get(target)
+        if target.kind not in WORKLOAD_KINDS or (
+            live is not None and served_model(live) == served_model(workload)
+        ):
+            continue  # the model was downloaded before, and is only verified again
+        late = _POD_KINDS if live is None else (target.kind,)
+        blocked |= {Ref(kind, target.name) for kind in late}
+    return frozenset(blocked & wanted.keys())
 
 
 def is_claim_in_use(claim: Body, observed: Observed) -> bool:
     """Whether the claim must stay: it is retained, or pods use it or may soon."""
-    deployment = observed.workload
     specs = [pod["spec"] for pod in (*observed.pods, *observed.workers, *observed.download_pods)]
     templates = [one["spec"] for one in observed.replica_sets if one["spec"].get("replicas")]
-    templates += [deployment["spec"]] if deployment is not None else []
     specs += [spec["template"]["spec"] for spec in templates]
+    specs += [
+        pod_template(live).get("spec") or {}
+        for target, live in observed.children.items()
+        if target.kind in WORKLOAD_KINDS
+    ]
     name = claim["metadata"]["name"]
     return not claim["metadata"].get("ownerReferences") or any(name in _claims(spec) for spec in specs)
 

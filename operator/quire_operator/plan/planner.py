@@ -80,8 +80,11 @@ class PlanResult:
 def make_plan(given: PlanInput) -> PlanResult:
     """The final Plan. Objects that others own are left alone."""
     model, observed = given.model, given.observed
-    desired = strategy.with_effective_strategy(given.desired, model, observed, given.now)
-    desired = disruption_budget.with_replicas_that_serve(desired, model, observed, given.now)
+    desired = given.desired
+    for role in model.roles:
+        of_role = observed.in_role(role.role)
+        desired = strategy.with_effective_strategy(desired, role, of_role, given.now)
+        desired = disruption_budget.with_replicas_that_serve(desired, role, of_role, given.now)
     update = given.update_revision
     if update is not None:
         failed = revisions.mark_failed(model, update.name, given.history, observed, given.rollout_failure)
@@ -119,8 +122,16 @@ def make_plan(given: PlanInput) -> PlanResult:
 
 def _plan_children(desired: tuple[Manifest, ...], given: PlanInput) -> Plan:
     observed = given.observed
-    owner = replica_owner.find_replica_owner(given.model, observed)
-    wanted = {ref(manifest): _to_apply(manifest, observed, owner) for manifest in desired}
+    owners = {
+        Ref("Deployment", role.workload_name): replica_owner.find_replica_owner(
+            role, observed.in_role(role.role)
+        )
+        for role in given.model.roles
+    }
+    wanted = {
+        ref(manifest): _to_apply(manifest, observed, owners.get(ref(manifest), ReplicaOwner.SPEC))
+        for manifest in desired
+    }
     apply: list[Manifest] = []
     taken: dict[Ref, tuple[FieldPath, ...]] = {}
     repairs: list[Ref] = []
@@ -212,8 +223,14 @@ def _must_wait(target: Ref, observed: Observed) -> bool:
     """
     is_second = target.kind == "HorizontalPodAutoscaler" and observed.keda_autoscaler is not None
     is_new = target not in observed.children
-    is_early = target.kind in NEED_A_POD and is_new and not observed.pods
+    is_early = target.kind in NEED_A_POD and is_new and not _pods_beside(target, observed)
     return is_second or is_early or target.kind in observed.missing or target.kind in observed.forbidden
+
+
+def _pods_beside(target: Ref, observed: Observed) -> tuple[Body, ...]:
+    """The pods of the role that the object belongs to."""
+    is_prefill = target.name == names.workload(observed.name, names.ROLE_PREFILL)
+    return observed.in_role(names.ROLE_PREFILL if is_prefill else names.ROLE_LEADER).pods
 
 
 def _is_terminating(live: Body) -> bool:
@@ -247,9 +264,12 @@ def _pod_patches(observed: Observed) -> Iterator[PodPatch]:
     """Removes from ready pods the annotations that protect a loading pod from eviction, and sets deletion
     costs.
     """
-    ready = [pod for pod in observed.pods if is_ready(pod) and not _is_terminating(pod)]
-    costs = {str(pod["metadata"]["uid"]): cost for pod, cost in deletion_cost.costs(observed, iter(ready))}
-    for pod in ready:
+    costs = {
+        str(pod["metadata"]["uid"]): cost
+        for role in (names.ROLE_LEADER, names.ROLE_PREFILL)
+        for pod, cost in deletion_cost.costs(observed.in_role(role), _ready_pods(observed.in_role(role)))
+    }
+    for pod in _ready_pods(observed):
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         annotations = pod["metadata"].get("annotations") or {}
         changes: dict[str, str | None] = {
@@ -259,6 +279,10 @@ def _pod_patches(observed: Observed) -> Iterator[PodPatch]:
             changes[names.ANNOTATION_DELETION_COST] = costs[uid]
         if changes:
             yield PodPatch(name=name, uid=uid, annotations=changes)
+
+
+def _ready_pods(observed: Observed) -> Iterator[Body]:
+    return (pod for pod in observed.pods if is_ready(pod) and not _is_terminating(pod))
 
 
 def _why_patched(pod: PodPatch) -> str:

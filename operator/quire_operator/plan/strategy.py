@@ -15,8 +15,10 @@ from quire_operator import names, quota
 from quire_operator.observed import (
     Body,
     Observed,
+    Ref,
     is_replaced_in_place,
     lacks_resources_since,
+    ref,
     replica_failure,
     seconds_since,
     surge_pods,
@@ -28,10 +30,13 @@ from quire_operator.spec import LLMDeployment
 def with_effective_strategy(
     desired: Iterable[Manifest], model: LLMDeployment, observed: Observed, now: datetime
 ) -> tuple[Manifest, ...]:
-    """`desired` with the strategy in effect in the Deployment's manifest."""
+    """`desired` with the strategy in effect in the Deployment's manifest. `model` and `observed`: of one
+    role.
+    """
     if not falls_back_to_in_place(model, observed, now):
         return tuple(desired)
-    return tuple(_in_place(one, observed) if one["kind"] == "Deployment" else one for one in desired)
+    target = Ref("Deployment", model.workload_name)
+    return tuple(_in_place(one, observed) if ref(one) == target else one for one in desired)
 
 
 def _in_place(deployment: Manifest, observed: Observed) -> Manifest:

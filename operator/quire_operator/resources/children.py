@@ -46,25 +46,52 @@ def build(
     """
     credentials.check(model, settings)
     own_account = not model.spec.security.service_account_name
-    restricted = model.spec.networking.network_policy.mode == "Restricted"
     environment = config_map.build(model)
-    parts = pod.Parts(
-        config_map=environment["metadata"]["name"],
-        model_files=model_files.build(model, settings),
-        profile=profile,
-    )
-    template = pod.build(model, settings, parts)
+    parts = _parts(model, settings, environment, profile)
+    template = pod.build(model, settings, parts, role=model.role)
     return (
         *([service_account.build(model)] if own_account else []),
         environment,
-        *([network_policy.build(model, settings)] if restricted else []),
+        *_network_policy(model, settings),
         *_shared_model(model, settings, template),
+        *([] if model.prefill is None else _prefill(model.prefill, settings, measured, profile)),
         service.build(model),
         disruption_budget.build(model),
         *_autoscaler(model, settings, measured),
         _workload(model, settings, template, parts),
         *http_route.build(model),
     )
+
+
+def _prefill(
+    model: LLMDeployment, settings: Settings, measured: PodMeasurements, profile: Profile | None
+) -> list[Manifest]:
+    """What the prefill pods have of their own."""
+    environment = config_map.build(model)
+    parts = _parts(model, settings, environment, profile)
+    return [
+        environment,
+        *_network_policy(model, settings),
+        service.build_of_prefill(model),
+        disruption_budget.build(model),
+        *_autoscaler(model, settings, measured),
+        deployment.build(model, pod.build(model, settings, parts, role=model.role)),
+    ]
+
+
+def _parts(
+    model: LLMDeployment, settings: Settings, environment: Manifest, profile: Profile | None
+) -> pod.Parts:
+    return pod.Parts(
+        config_map=environment["metadata"]["name"],
+        model_files=model_files.build(model, settings),
+        profile=profile,
+    )
+
+
+def _network_policy(model: LLMDeployment, settings: Settings) -> list[Manifest]:
+    is_restricted = model.spec.networking.network_policy.mode == "Restricted"
+    return [network_policy.build(model, settings)] if is_restricted else []
 
 
 def _shared_model(model: LLMDeployment, settings: Settings, template: Manifest) -> list[Manifest]:

@@ -41,13 +41,12 @@ def _data(model: LLMDeployment) -> dict[str, str]:
     engine, health, drain = model.spec.engine, model.spec.health, model.spec.drain
     gpu = model.spec.resources.accelerator
     tracing, logging = model.spec.observability.tracing, model.spec.observability.request_logging
-    block_size, cache = engine.kv_cache.block_size, engine.kv_cache.memory
     drafts, draft_path = _METHODS[engine.speculation.method], engine.speculation.draft_model_path
     return compact(
         {
             "QUIRE_AUTH_KEY_DIR": names.PATH_AUTH_KEY if model.spec.parallelism.auth_secret_ref else "",
             "QUIRE_API_KEYS_DIR": names.PATH_API_KEYS if model.spec.security.api_keys_secret_ref else "",
-            "QUIRE_BLOCK_SIZE": _number(block_size),
+            "QUIRE_BLOCK_SIZE": _number(engine.kv_cache.block_size),
             "QUIRE_CANARY_GOLDEN_PATH": f"{names.PATH_GOLDEN_TOKENS}/{names.GOLDEN_TOKENS_FILE}",
             "QUIRE_CANARY_INTERVAL_SECONDS": _number(health.canary_interval_seconds),
             "QUIRE_CHAT_TEMPLATE": _chat_template(model),
@@ -62,7 +61,8 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_GPU_MEMORY_UTILIZATION": f"{gpu.memory_percent / 100:g}" if gpu is not None else "",
             "QUIRE_HOST": "0.0.0.0",
             "QUIRE_KV_CACHE_DTYPE": engine.kv_cache.dtype.lower(),
-            "QUIRE_KV_CACHE_MEMORY_BYTES": _bytes(cache),
+            "QUIRE_KV_CACHE_MEMORY_BYTES": _bytes(engine.kv_cache.memory),
+            **_kv_role(model),
             "QUIRE_KV_OFFLOAD_DISK_BYTES": _bytes(engine.kv_cache.disk_offload),
             "QUIRE_KV_OFFLOAD_DISK_PATH": names.PATH_KV_OFFLOAD if engine.kv_cache.disk_offload else "",
             "QUIRE_KV_OFFLOAD_HOST_BYTES": _bytes(engine.kv_cache.host_offload),
@@ -96,6 +96,25 @@ def _data(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_TRACE_SAMPLE_RATIO": _ratio(tracing.sampling_rate_per_million) if tracing.endpoint else "",
         }
     )
+
+
+def _kv_role(model: LLMDeployment) -> dict[str, str]:
+    """The server's part in transfers of KV blocks; empty where a pod does both prefill and decode."""
+    roles = model.spec.disaggregation
+    if roles is None:
+        return {}
+    if model.role == names.ROLE_PREFILL:
+        return {
+            "QUIRE_KV_LEASE_SECONDS": _number(roles.lease_seconds),
+            "QUIRE_KV_ROLE": "kv_producer",
+            "QUIRE_KV_TRANSFER_PORT": _number(names.PORT_KV_TRANSFER),
+        }
+    producers = names.workload(model.name, names.ROLE_PREFILL)
+    return {
+        "QUIRE_KV_PRODUCERS": f"{producers}.{model.namespace}.svc:{names.PORT_KV_TRANSFER}",
+        "QUIRE_KV_ROLE": "kv_consumer",
+        "QUIRE_LOCAL_PREFILL_BELOW_TOKENS": _number(roles.local_prefill_below_tokens),
+    }
 
 
 def _chat_template(model: LLMDeployment) -> str:

@@ -15,7 +15,7 @@ def build(model: LLMDeployment, template: Manifest) -> Manifest:
     rollout = model.spec.rollout
     min_ready = {"minReadySeconds": rollout.min_ready_seconds} if rollout.min_ready_seconds else {}
     paused = {"paused": True} if rollout.paused else {}
-    described = metadata(model, model.name)
+    described = metadata(model, model.workload_name)
     # Kueue copies it to the pods, which then wait for quota of that queue.
     described["labels"] |= compact({names.LABEL_QUEUE: model.spec.scheduling.queue_name})
     return {
@@ -24,7 +24,7 @@ def build(model: LLMDeployment, template: Manifest) -> Manifest:
         "metadata": described,
         "spec": {
             "replicas": model.replicas,
-            "selector": {"matchLabels": names.selector_labels(model.name)},
+            "selector": {"matchLabels": names.selector_labels(model.name, model.role)},
             "strategy": _strategy(rollout),
             "progressDeadlineSeconds": (
                 model.spec.health.startup_timeout_seconds

@@ -16,7 +16,7 @@ def build(model: LLMDeployment) -> Manifest:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(model, model.name),
+        "metadata": metadata(model, model.workload_name),
         "spec": {
             "maxUnavailable": model.spec.disruption.max_unavailable,
             "selector": pods_of_ranks(model),

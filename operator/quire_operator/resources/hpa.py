@@ -20,7 +20,7 @@ def build(model: LLMDeployment, scaling: Autoscaling, measured: PodMeasurements)
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
-        "metadata": metadata(model, model.name),
+        "metadata": metadata(model, model.workload_name),
         "spec": {
             "scaleTargetRef": workload_reference(model),
             "minReplicas": scaling.min_replicas,
@@ -32,11 +32,12 @@ def build(model: LLMDeployment, scaling: Autoscaling, measured: PodMeasurements)
 
 
 def _metric(model: LLMDeployment, kind: str, target: int) -> Manifest:
+    metrics = names.METRICS_OF_PREFILL if model.role == names.ROLE_PREFILL else names.METRICS
     return {
         "type": "Object",
         "object": {
             "describedObject": {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": model.name},
-            "metric": {"name": names.METRICS[kind]},
+            "metric": {"name": metrics[kind]},
             "target": {"type": "AverageValue", "averageValue": _quantity(kind, target)},
         },
     }

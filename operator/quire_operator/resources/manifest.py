@@ -40,13 +40,13 @@ def workload_reference(model: LLMDeployment) -> Manifest:
     """What an autoscaler scales."""
     if model.is_grouped:
         return {"apiVersion": names.GROUP_API_VERSION, "kind": names.GROUP_KIND, "name": model.name}
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "name": model.name}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "name": model.workload_name}
 
 
 def pods_of_ranks(model: LLMDeployment) -> Manifest:
-    """A selector of the pods that serve, and of their workers where a replica is a group."""
+    """A selector of the pods of the model's role, and of their workers where a replica is a group."""
     if not model.is_grouped:
-        return {"matchLabels": names.selector_labels(model.name)}
+        return {"matchLabels": names.selector_labels(model.name, model.role)}
     roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [names.ROLE_LEADER, names.ROLE_WORKER]}
     return {"matchLabels": {names.LABEL_NAME: model.name}, "matchExpressions": [roles]}
 

@@ -1,7 +1,8 @@
-"""The NetworkPolicies of the serving pods and of the download Job.
+"""The NetworkPolicies of the serving pods, the prefill pods and the download Job.
 
 Serving pods accept API requests from their own namespace and from the peers in the spec; the health port is
-open to the operator and to monitoring. They may connect to DNS and to the trace collector only: a model on a
+open to the operator and to monitoring. Prefill pods accept decode pods of the same LLMDeployment and no
+clients. All of them may connect to DNS and to the trace collector only: a model on a
 volume needs nothing else, so a compromised process cannot send data out. A pod that downloads may also use
 its source's ports. Pods of groups reach one another at every port, because gloo and NCCL choose theirs, and
 authenticate nobody: these ports are open to no other pod.
@@ -38,20 +39,19 @@ _DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP",
 
 
 def build(model: LLMDeployment, settings: Settings) -> Manifest:
-    """The policy of the serving pods; there is none with mode None."""
+    """The policy of the pods of the model's role; there is none with mode None."""
     api, health = _tcp(names.PORT_HTTP), _tcp(names.PORT_HEALTH)
     group = [{"podSelector": pods_of_ranks(model)}] if model.is_grouped else []
     watchers = [{_METADATA_NAME: settings.operator_namespace}, dict(settings.monitoring_namespace_labels)]
-    allowed = [as_manifest(peer) for peer in model.spec.networking.network_policy.allow_from]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata(model, model.name),
+        "metadata": metadata(model, model.workload_name),
         "spec": {
             "podSelector": pods_of_ranks(model),
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [
-                {"from": [{"podSelector": {}}, *allowed], "ports": [api]},
+                _from_users(model),
                 *([{"from": group}] if group else []),
                 {
                     "from": [{"namespaceSelector": {"matchLabels": labels}} for labels in watchers],
@@ -61,11 +61,29 @@ def build(model: LLMDeployment, settings: Settings) -> Manifest:
             "egress": [
                 _DNS,
                 *([{"to": group}] if group else []),
+                *_to_prefill(model),
                 *_to_collector(model.spec.observability.tracing.endpoint),
                 *([] if model.spec.cache is not None and model.spec.cache.is_shared else _to_source(model)),
             ],
         },
     }
+
+
+def _from_users(model: LLMDeployment) -> Manifest:
+    """Who uses the pods: clients of the API, or decode pods where they are prefill pods."""
+    if model.role == names.ROLE_PREFILL:
+        decode = {"podSelector": {"matchLabels": names.selector_labels(model.name)}}
+        return {"from": [decode], "ports": [_tcp(names.PORT_KV_TRANSFER)]}
+    allowed = [as_manifest(peer) for peer in model.spec.networking.network_policy.allow_from]
+    return {"from": [{"podSelector": {}}, *allowed], "ports": [_tcp(names.PORT_HTTP)]}
+
+
+def _to_prefill(model: LLMDeployment) -> list[Manifest]:
+    """From decode pods to the prefill pods of the same LLMDeployment."""
+    if model.role == names.ROLE_PREFILL or model.spec.disaggregation is None:
+        return []
+    prefill = {"podSelector": {"matchLabels": names.selector_labels(model.name, names.ROLE_PREFILL)}}
+    return [{"to": [prefill], "ports": [_tcp(names.PORT_KV_TRANSFER)]}]
 
 
 def build_of_download(model: LLMDeployment, settings: Settings) -> Manifest:

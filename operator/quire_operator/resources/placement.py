@@ -47,7 +47,7 @@ def build(model: LLMDeployment, profile: Profile | None) -> dict[str, Any]:
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": names.selector_labels(model.name)},
+        "labelSelector": {"matchLabels": names.selector_labels(model.name, model.role)},
     }
     spot = [_tolerates(key, value) for key, value in SPOT_TAINTS] if scheduling.spot.enabled else []
     own = [as_manifest(item) for item in (*scheduling.tolerations, *by_profile.tolerations)]

@@ -40,7 +40,7 @@ class Parts:
 def build(
     model: LLMDeployment, settings: Settings, parts: Parts, *, role: str = names.ROLE_LEADER
 ) -> Manifest:
-    """The pod template. `role`: the pods that serve are leaders, also where they have no workers."""
+    """The pod template. `role`: pods that clients talk to are leaders, also where they have no workers."""
     model_parts, profile = parts.model_files, parts.profile
     annotations = compact({names.ANNOTATION_RESTART_ID: model.spec.rollout.restart_id})
     if model.spec.disruption.protect_while_loading:
@@ -113,15 +113,16 @@ def _container(model: LLMDeployment, settings: Settings, parts: Parts, role: str
 def _lifecycle(model: LLMDeployment, role: str) -> Manifest:
     """Time until no new request comes any more; to a worker none ever comes."""
     seconds = model.spec.drain.pre_stop_seconds
-    return {"preStop": {"sleep": {"seconds": seconds}}} if seconds and role == names.ROLE_LEADER else {}
+    return {"preStop": {"sleep": {"seconds": seconds}}} if seconds and role != names.ROLE_WORKER else {}
 
 
 def _ports(model: LLMDeployment, role: str) -> list[Manifest]:
     is_leader = role == names.ROLE_LEADER
     ports = {
-        **({names.PORT_HTTP_NAME: names.PORT_HTTP} if is_leader else {}),
+        **({names.PORT_HTTP_NAME: names.PORT_HTTP} if role != names.ROLE_WORKER else {}),
         names.PORT_HEALTH_NAME: names.PORT_HEALTH,
         **({names.PORT_RANKS_NAME: names.PORT_RANKS} if model.is_grouped and is_leader else {}),
+        **({names.PORT_KV_TRANSFER_NAME: names.PORT_KV_TRANSFER} if role == names.ROLE_PREFILL else {}),
     }
     return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
 

@@ -70,30 +70,44 @@ def parse_stored(model: LLMDeployment, name: str, data: Any) -> RenderedRevision
     if not isinstance(children, list) or not all(_is_own(child, model) for child in children):
         return None
     found = render_revision(model, data.get("spec") or {}, children)
-    kinds = [child["kind"] for child in found.children if child["kind"] in _WORKLOAD_FIELDS]
-    wanted = [names.GROUP_KIND if model.is_grouped else "Deployment"]
-    return found if found.name == name and kinds == wanted else None
+    workloads = [child for child in found.children if child["kind"] in _WORKLOAD_FIELDS]
+    by_name = _workloads(found.children)
+    kinds = {child["kind"] for child in workloads}
+    wanted = {names.GROUP_KIND if model.is_grouped else "Deployment"}
+    is_whole = kinds == wanted and len(by_name) == len(workloads) and model.name in by_name
+    return found if found.name == name and is_whole else None
 
 
 def with_revision(children: Iterable[Manifest], revision: RenderedRevision) -> tuple[Manifest, ...]:
     """`children` as they are rendered now, with those of the stored revision in place of their
-    counterparts.
+    counterparts. After a rollback across a change of roles, a role that only the revision has gets one pod,
+    and what belongs to a role that it has not is left out.
     """
     rendered = list(children)
-    (own,) = [child for child in revision.children if child["kind"] in _WORKLOAD_FIELDS]
-    (place,) = [index for index, child in enumerate(rendered) if child["kind"] in _WORKLOAD_FIELDS]
-    live = rendered[place]
+    now, then = _workloads(rendered), _workloads(revision.children)
+    place = max(index for index, child in enumerate(rendered) if child["kind"] in _WORKLOAD_FIELDS)
+    main = rendered[place]  # that of the pods that clients talk to comes last
+    dropped = now.keys() - then.keys()
+    others = [
+        (index, child)
+        for index, child in enumerate(rendered)
+        if child["kind"] not in REVISIONED_KINDS and child["metadata"]["name"] not in dropped
+    ]
+    one_pod = {**main, "spec": {**main["spec"], "replicas": min(1, main["spec"]["replicas"])}}
     annotations = {names.ANNOTATION_RENDER_REVISION: revision.name}
-    workload = {
-        **own,
-        "metadata": {**own["metadata"], "annotations": annotations},
-        "spec": {**live["spec"], **own["spec"]},
-    }
+    workloads = [
+        {
+            **own,
+            "metadata": {**own["metadata"], "annotations": annotations},
+            "spec": {**now.get(name, one_pod)["spec"], **own["spec"]},
+        }
+        for name, own in then.items()
+    ]
     return (
         *(child for child in revision.children if child["kind"] not in _WORKLOAD_FIELDS),
-        *(child for child in rendered[:place] if child["kind"] not in REVISIONED_KINDS),
-        workload,
-        *(child for child in rendered[place:] if child["kind"] not in REVISIONED_KINDS),
+        *(child for index, child in others if index < place),
+        *workloads,
+        *(child for index, child in others if index > place),
     )
 
 
@@ -113,7 +127,23 @@ def _pod_relevant(spec: Spec) -> Spec:
     """The spec without the fields for the number of pods, their update strategy, and Gateways."""
     rollout = Rollout(restart_id=spec.rollout.restart_id)
     networking = replace(spec.networking, http_route=None, inference_pool=None)
-    return replace(spec, replicas=1, suspend=False, autoscaling=None, rollout=rollout, networking=networking)
+    roles = spec.disaggregation
+    if roles is not None:
+        roles = replace(roles, prefill=replace(roles.prefill, replicas=1, autoscaling=None))
+    return replace(
+        spec,
+        disaggregation=roles,
+        replicas=1,
+        suspend=False,
+        autoscaling=None,
+        rollout=rollout,
+        networking=networking,
+    )
+
+
+def _workloads(children: Iterable[Manifest]) -> dict[str, Manifest]:
+    """What runs the pods, by name."""
+    return {str(child["metadata"]["name"]): child for child in children if child["kind"] in _WORKLOAD_FIELDS}
 
 
 def _part(manifest: Manifest) -> Manifest:
@@ -136,7 +166,8 @@ def _is_own(child: Any, model: LLMDeployment) -> bool:
         return False
     name = str(about.get("name"))
     by_content = child["kind"] in _NAMED_BY_CONTENT and name.startswith(f"{model.name}-")
-    if about.get("namespace") != owned["namespace"] or not (name == model.name or by_content):
+    of_a_role = name in (model.name, names.workload(model.name, names.ROLE_PREFILL))
+    if about.get("namespace") != owned["namespace"] or not (of_a_role or by_content):
         return False
     is_retained = child["kind"] == "PersistentVolumeClaim" and "ownerReferences" not in about
     return is_retained or about.get("ownerReferences") == owned.get("ownerReferences")

@@ -41,7 +41,8 @@ class PodMeasurements:
 
 def targets(model: LLMDeployment, scaling: Autoscaling) -> dict[str, int]:
     """The target per replica, by metric. By default the queue and the running requests count: with the queue
-    alone, the autoscaler would scale down as soon as all requests run.
+    alone, the autoscaler would scale down as soon as all requests run. Of decode pods the use of the KV cache
+    counts instead: it has their requests and the prefixes that they read.
     """
     batch = model.spec.engine.max_num_seqs or DEFAULT_BATCH
     defaults = {
@@ -51,7 +52,8 @@ def targets(model: LLMDeployment, scaling: Autoscaling) -> dict[str, int]:
         "GPUUtilization": PERCENT_PER_REPLICA,
     }
     if not scaling.metrics:
-        return {kind: defaults[kind] for kind in ("QueueDepth", "RunningRequests")}
+        busy = "RunningRequests" if model.spec.disaggregation is None else "KVCacheUtilization"
+        return {kind: defaults[kind] for kind in ("QueueDepth", busy)}
     return {metric.type: metric.target_per_replica or defaults[metric.type] for metric in scaling.metrics}
 
 

@@ -1,4 +1,6 @@
-"""The Service: the stable name of the endpoint, behind which only ready pods get requests."""
+"""The Services: the stable name of the endpoint, behind which only ready pods get requests, and the name by
+which decode pods find prefill pods.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,30 @@ def build(model: LLMDeployment) -> Manifest:
                     "name": names.PORT_HTTP_NAME,
                     "port": service.port,
                     "targetPort": names.PORT_HTTP_NAME,
+                    "protocol": "TCP",
+                }
+            ],
+        },
+    }
+
+
+def build_of_prefill(model: LLMDeployment) -> Manifest:
+    """A headless Service: its name resolves to the addresses of all ready prefill pods, of which a decode pod
+    chooses the least loaded.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(model, model.workload_name),
+        "spec": {
+            "type": "ClusterIP",
+            "clusterIP": "None",
+            "selector": names.selector_labels(model.name, model.role),
+            "ports": [
+                {
+                    "name": names.PORT_KV_TRANSFER_NAME,
+                    "port": names.PORT_KV_TRANSFER,
+                    "targetPort": names.PORT_KV_TRANSFER_NAME,
                     "protocol": "TCP",
                 }
             ],

@@ -14,7 +14,15 @@ from typing import Any
 from quire_operator import names
 from quire_operator.errors import SpecError
 from quire_operator.spec import reader, validation
-from quire_operator.spec.schema import Spec
+from quire_operator.spec.schema import (
+    Autoscaling,
+    Decode,
+    Disaggregation,
+    Metric,
+    Prefill,
+    RoleResources,
+    Spec,
+)
 
 _HASH_LENGTH = 10
 _DRAIN_SECONDS = 120
@@ -24,13 +32,41 @@ _GRACE_MARGIN_SECONDS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class LLMDeployment:
-    """`uid` is empty and `generation` 0 for a manifest that is not stored in a cluster."""
+    """`uid` is empty and `generation` 0 for a manifest that is not stored in a cluster. `role`: that of the
+    pods which `spec` describes, prefill only in what `prefill` returns.
+    """
 
     name: str
     namespace: str
     uid: str
     generation: int
     spec: Spec
+    role: str = names.ROLE_LEADER
+
+    @property
+    def workload_name(self) -> str:
+        """Name of the Deployment, and of what belongs to its pods."""
+        return names.workload(self.name, self.role)
+
+    @property
+    def prefill(self) -> LLMDeployment | None:
+        """The same with the prefill pods in place of those that clients talk to; None where it has none."""
+        roles = self.spec.disaggregation
+        if roles is None:
+            return None
+        spec = _with_resources(self.spec, roles.prefill.resources)
+        spec = replace(
+            spec,
+            replicas=roles.prefill.replicas,
+            autoscaling=_autoscaling(roles.prefill, self.spec.autoscaling),
+            suspend=self.replicas == 0,
+        )
+        return replace(self, spec=spec, role=names.ROLE_PREFILL)
+
+    @property
+    def roles(self) -> tuple[LLMDeployment, ...]:
+        """The LLMDeployment by the role of its pods, those that clients talk to first."""
+        return (self,) if self.prefill is None else (self, self.prefill)
 
     @property
     def replicas(self) -> int:
@@ -144,6 +180,8 @@ def parse(body: Mapping[str, Any]) -> LLMDeployment:
     if (is_of_one_node or spec.parallelism.nodes > 1) and spec.rollout.strategy == "Auto":
         # A surge pod on another node would wait for the claim for ever; groups are replaced in place only.
         spec = replace(spec, rollout=replace(spec.rollout, strategy="InPlace"))
+    if spec.disaggregation is not None:
+        spec = _of_decode_pods(spec, spec.disaggregation)
     return LLMDeployment(
         name=str(name),
         namespace=str(metadata.get("namespace") or "default"),
@@ -151,3 +189,34 @@ def parse(body: Mapping[str, Any]) -> LLMDeployment:
         generation=int(metadata.get("generation") or 0),
         spec=spec,
     )
+
+
+def _of_decode_pods(spec: Spec, roles: Disaggregation) -> Spec:
+    """The spec with what `disaggregation.decode` says in the place of what it stands for."""
+    decode = roles.decode
+    return replace(
+        _with_resources(spec, decode.resources),
+        replicas=spec.replicas if decode.replicas is None else decode.replicas,
+        disaggregation=replace(roles, decode=Decode()),
+    )
+
+
+def _with_resources(spec: Spec, own: RoleResources | None) -> Spec:
+    """The spec with a role's own CPU and memory, where it has any."""
+    if own is None:
+        return spec
+    return replace(spec, resources=replace(spec.resources, cpu=own.cpu, memory=own.memory))
+
+
+def _autoscaling(prefill: Prefill, decode: Autoscaling | None) -> Autoscaling | None:
+    """That of the prefill pods, by the prompts that wait for them."""
+    own = prefill.autoscaling
+    if own is None:
+        return None
+    given = Autoscaling(
+        min_replicas=own.min_replicas,
+        max_replicas=own.max_replicas,
+        backend="HPA",
+        metrics=(Metric(type="QueueDepth"),),
+    )
+    return given if decode is None else replace(given, behavior=decode.behavior)

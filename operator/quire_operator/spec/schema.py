@@ -238,6 +238,41 @@ class Parallelism:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoleResources:
+    cpu: str = required_quantity()
+    memory: str = required_quantity()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillAutoscaling:
+    max_replicas: int = field(metadata={"minimum": 1, "maximum": 1000})
+    min_replicas: int = number(1, 1000, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefill:
+    replicas: int = number(1, 1000, 1)
+    resources: RoleResources | None = None
+    autoscaling: PrefillAutoscaling | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decode:
+    replicas: int | None = optional_number(1, 1000)
+    resources: RoleResources | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disaggregation:
+    """Pods of their own for prefill, beside those that clients talk to."""
+
+    prefill: Prefill
+    decode: Decode = Decode()
+    local_prefill_below_tokens: int = number(1, 16_777_216, 512)
+    lease_seconds: int = number(1, 3600, 30)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Toleration:
     key: str = text(LABEL_KEY, 317)
     operator: str = choice("Equal", "Exists")
@@ -620,6 +655,7 @@ class Spec:
     cache: ModelCache | None = None
     engine: Engine = Engine()
     parallelism: Parallelism = Parallelism()
+    disaggregation: Disaggregation | None = None
     replicas: int = number(0, 1000, 1)
     autoscaling: Autoscaling | None = None
     suspend: bool = False

@@ -19,12 +19,16 @@ from quire_operator.spec.schema import (
     LABEL_KEY,
     Autoscaling,
     ChatTemplate,
+    Disaggregation,
     EnvVar,
     HuggingFace,
     LabelSelector,
     ModelCache,
     Peer,
+    Prefill,
+    PrefillAutoscaling,
     Resources,
+    RoleResources,
     Route,
     Scheduling,
     Source,
@@ -87,6 +91,8 @@ def check_spec(spec: Spec) -> None:
     _check_kv_cache(spec)
     _check_weight_offload(spec)
     _check_parallelism(spec)
+    if spec.disaggregation is not None:
+        _check_disaggregation(spec, spec.disaggregation)
     if spec.engine.enforce_eager and spec.resources.accelerator is None:
         raise SpecError("spec.engine.enforceEager", "only a GPU has graphs to do without: set resources.gpu")
     _check_limits_per_key(spec)
@@ -156,8 +162,11 @@ def _check_token(hub: HuggingFace | None) -> None:
 def check_access_mode(spec: Spec) -> None:
     """A ReadWriteOnce claim allows one replica. Raises SpecError."""
     most = spec.replicas if spec.autoscaling is None else spec.autoscaling.max_replicas
-    if spec.cache is not None and spec.cache.access_mode == "ReadWriteOnce" and most > 1:
-        raise SpecError("spec.cache.accessMode", "set ReadWriteMany, or give one replica at most")
+    is_one = most <= 1 and spec.disaggregation is None
+    if spec.cache is not None and spec.cache.access_mode == "ReadWriteOnce" and not is_one:
+        raise SpecError(
+            "spec.cache.accessMode", "set ReadWriteMany, or give one replica at most and no disaggregation"
+        )
 
 
 def _check_path(field: str, path: str) -> None:
@@ -223,22 +232,25 @@ def _check_watermark(spec: Spec) -> None:
 
 def check_resources(resources: Resources) -> None:
     """spec.resources."""
-    if not 0 < quantity.parse(resources.cpu) <= quantity.parse(MAX_CPU):
-        raise SpecError("spec.resources.cpu", f"give more than 0 and at most {MAX_CPU}, such as 500m or 4")
-    memory = quantity.parse(resources.memory)
-    if not quantity.parse(MIN_MEMORY) <= memory <= quantity.parse(MAX_MEMORY):
-        raise SpecError(
-            "spec.resources.memory",
-            f"give {MIN_MEMORY} to {MAX_MEMORY}, such as 4Gi (512m is half a byte; write 512Mi)",
-        )
+    _check_cpu_and_memory(resources.cpu, resources.memory, "spec.resources")
     shared = resources.shared_memory
-    if shared != AUTO and not 0 < quantity.parse(shared) < memory:
+    if shared != AUTO and not 0 < quantity.parse(shared) < quantity.parse(resources.memory):
         raise SpecError(
             "spec.resources.sharedMemory", "counts against resources.memory: give less than that, or Auto"
         )
     if resources.gpu is not None and resources.profile_ref is not None:
         raise SpecError(
             "spec.resources.profileRef", "the profile says what nodes call the GPU: drop gpu, or profileRef"
+        )
+
+
+def _check_cpu_and_memory(cpu: str, memory: str, field: str) -> None:
+    if not 0 < quantity.parse(cpu) <= quantity.parse(MAX_CPU):
+        raise SpecError(f"{field}.cpu", f"give more than 0 and at most {MAX_CPU}, such as 500m or 4")
+    if not quantity.parse(MIN_MEMORY) <= quantity.parse(memory) <= quantity.parse(MAX_MEMORY):
+        raise SpecError(
+            f"{field}.memory",
+            f"give {MIN_MEMORY} to {MAX_MEMORY}, such as 4Gi (512m is half a byte; write 512Mi)",
         )
 
 
@@ -358,6 +370,55 @@ def _check_nodes(spec: Spec) -> None:
         raise SpecError(field, "groups are replaced in place: drop this, or choose rollout.strategy InPlace")
     if spec.rollout.min_ready_seconds:
         raise SpecError(field, "groups know no such time: drop this, or rollout.minReadySeconds")
+
+
+def _check_disaggregation(spec: Spec, roles: Disaggregation) -> None:
+    """What two roles need, and what cannot be exchanged between their pods yet."""
+    field, engine, prefill = "spec.disaggregation", spec.engine, roles.prefill
+    if spec.resources.accelerator is not None:
+        raise SpecError(
+            field, "both roles run on CPUs only so far: drop resources.gpu and profileRef, or this"
+        )
+    if spec.parallelism.ranks > 1:
+        raise SpecError(
+            field, "pods of several ranks exchange no KV blocks so far: drop parallelism, or this"
+        )
+    if not engine.prefix_caching:
+        raise SpecError(field, "decode pods need their prefix cache: set engine.prefixCaching, or drop this")
+    if engine.kv_cache.host_offload or engine.speculation.method == "DraftModel":
+        raise SpecError(
+            field, "other tiers and draft models exclude it so far: drop engine.kvCache.hostOffload and those"
+        )
+    if roles.decode.replicas is not None and (spec.autoscaling is not None or spec.replicas != 1):
+        raise SpecError(
+            f"{field}.decode.replicas", "only one can say how many there are: drop it, or spec.replicas"
+        )
+    if spec.autoscaling is not None and spec.autoscaling.idle is not None:
+        raise SpecError(field, "prefill pods would run on while it is idle: drop autoscaling.idle, or this")
+    if prefill.autoscaling is not None:
+        _check_prefill_autoscaling(prefill, prefill.autoscaling)
+    for name, own in (("prefill", prefill.resources), ("decode", roles.decode.resources)):
+        if own is not None:
+            _check_role_resources(spec, own, f"{field}.{name}.resources")
+
+
+def _check_prefill_autoscaling(prefill: Prefill, scaling: PrefillAutoscaling) -> None:
+    field = "spec.disaggregation.prefill.autoscaling"
+    if prefill.replicas != 1:
+        raise SpecError(field, "only one can say how many prefill pods there are: drop this, or replicas")
+    if scaling.min_replicas > scaling.max_replicas:
+        raise SpecError(f"{field}.minReplicas", "above maxReplicas: lower it, or raise maxReplicas")
+
+
+def _check_role_resources(spec: Spec, own: RoleResources, field: str) -> None:
+    """The rules of `spec.resources`, for a role's own."""
+    _check_cpu_and_memory(own.cpu, own.memory, field)
+    for size in (spec.engine.kv_cache.memory, spec.resources.shared_memory):
+        if size and size != AUTO and quantity.parse(size) >= quantity.parse(own.memory):
+            raise SpecError(
+                f"{field}.memory",
+                "above engine.kvCache.memory and resources.sharedMemory, which are part of it: raise it",
+            )
 
 
 def check_autoscaling(spec: Spec) -> None:

@@ -3,9 +3,10 @@
 They are computed from facts that are already decided. All conditions are always written, except those that
 apply only to some specs: ScalingActive and ActivatorReady (an autoscaler), ModelCached (a shared model),
 FitsAccelerator (an accelerator), DrainFitsNotice (spot nodes), Routed (a Gateway), RanksAuthenticated (groups
-of nodes); and ContextReduced, once a pod has loaded the model. Reconciling and Stalled are never True
-together. While Ready is True, Stalled is False, and Reconciling is True only for replicas that get no pod or
-no node.
+of nodes), TransferDegraded (prefill pods); and ContextReduced, once a pod has loaded the model. Ready,
+Stalled and Available are about the pods that clients talk to, the others about prefill pods too. Reconciling
+and Stalled are never True together. While Ready is True, Stalled is False, and Reconciling is True only for
+replicas that get no pod or no node.
 """
 
 from __future__ import annotations
@@ -74,6 +75,9 @@ class Facts:
     unplaced: int = 0  # how many of the pods have no node
     downloading: int = 0  # how many of the loading pods still download the model
     download: DownloadState | None = None  # of a shared claim
+    prefill: RolloutState | None = None  # of the prefill pods; `rollout` is that of the others
+    prefill_failure: Failure | None = None
+    transfers: ConditionValue | None = None  # TransferDegraded
 
 
 def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> list[Condition]:
@@ -106,6 +110,8 @@ def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> lis
         decided["RanksAuthenticated"] = facts.authenticated
     if facts.context is not None:
         decided["ContextReduced"] = facts.context
+    if facts.transfers is not None:
+        decided["TransferDegraded"] = facts.transfers
     conditions = []
     for kind, (status, reason, message) in decided.items():
         known = before.get(kind) or {}
@@ -190,10 +196,12 @@ def _available(rollout: RolloutState) -> ConditionValue:
 
 
 def _rollout_complete(facts: Facts) -> ConditionValue:
-    rollout = facts.rollout
+    rollout, of = facts.rollout, ""
+    if rollout.complete and facts.prefill is not None and not facts.prefill.complete:
+        rollout, of = facts.prefill, "prefill "
     if rollout.complete and facts.problem is None:
         return "True", "Complete", "All pods run the newest spec."
-    count = f"{rollout.updated} of {rollout.wanted} replicas run the newest spec."
+    count = f"{rollout.updated} of {rollout.wanted} {of}replicas run the newest spec."
     if rollout.paused:
         return "False", "Paused", count
     known = f" ({rollout.surge_blocked.rstrip('.')})" if rollout.surge_blocked else ""
@@ -218,7 +226,7 @@ def _scheduled(facts: Facts) -> ConditionValue:
 
 
 def _degraded(facts: Facts) -> ConditionValue:
-    failure = facts.problem or facts.failure
+    failure = facts.problem or facts.failure or facts.prefill_failure
     if failure is None:
         return "False", "AsExpected", "No pod is failing."
     return "True", failure.reason, _explain(failure)

@@ -309,6 +309,14 @@ _ALL = (
         shown="FitsAccelerator=False",
     ),
     Reason(
+        "TransferDegraded",
+        "decode pods compute long prompts themselves, because prefill pods do not give them their KV blocks; "
+        "answers are the same, and others wait longer for their next tokens",
+        "look at the prefill pods (kubectl get pods -l serving.quire.dev/role=prefill), and at the log of a "
+        "decode pod, which says why each prompt was computed there",
+        shown="TransferDegraded=True",
+    ),
+    Reason(
         "ReferenceRefused",
         "the spec names an object that does not exist or that LLMDeployments may not use",
         "have its owner label it: kubectl label KIND NAME serving.quire.dev/referable=true",

@@ -7,7 +7,7 @@ ScaledObject), and reports a second autoscaler of the same Deployment. Pure; dec
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -57,6 +57,12 @@ def condition(
         status = "False" if mirrored[1] == "MetricsUnavailable" else "Unknown"
         return status, "MetricsAdapterMissing", reasons.message("MetricsAdapterMissing")
     return _with_grace(mirrored, observed, ready, now)
+
+
+def worst(of_roles: Sequence[ConditionValue | None]) -> ConditionValue | None:
+    """The condition of all roles: the first that is False, else Unknown, else True."""
+    known = [one for one in of_roles if one is not None]
+    return min(known, key=lambda one: ("False", "Unknown", "True").index(one[0]), default=None)
 
 
 def summary(model: LLMDeployment, observed: Observed) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from quire_operator.spec import LLMDeployment
 from quire_operator.status import (
     accelerator_fit,
     conditions,
+    disaggregation,
     effective,
     golden_tokens,
     groups,
@@ -57,12 +58,19 @@ class _Assessment:
     workers: Sequence[PodState] = ()
     groups: Sequence[GroupState] = ()
     refused: Failure | None = None  # why pods cannot be created
+    prefill: _Assessment | None = None  # of the prefill pods
     download: DownloadState | None = None
 
     @property
     def here(self) -> Sequence[PodState]:
         """The pods that stay."""
         return [state for state in self.states if not state.terminating]
+
+    @property
+    def by_role(self) -> dict[str, _Assessment]:
+        """This and that of the prefill pods, where there are any."""
+        other = {} if self.prefill is None else {names.ROLE_PREFILL: self.prefill}
+        return {names.ROLE_LEADER: self, **other}
 
     @property
     def download_pods(self) -> Sequence[PodState]:
@@ -85,6 +93,7 @@ def compute_status(
     `has_metrics_adapter`: Quire's own, which feeds autoscalers.
     """
     assessment = _assess(model, observed, now)
+    serving = observed.in_role(names.ROLE_LEADER)
     old, here, deployment = observed.status, assessment.here, observed.workload or {}
     known, downloads = old.get("model") or {}, model.spec.cache is not None
     loading = progress.model([*here, *assessment.download_pods], known, downloads=downloads)
@@ -118,14 +127,15 @@ def compute_status(
         "loadingReplicas": facts.loading,
         **({"groups": groups.summary(assessment.groups)} if assessment.groups else {}),
         "scaling": scaling.summary(model, observed),
-        "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in observed.pods),
+        "drainingReplicas": sum("deletionTimestamp" in pod["metadata"] for pod in serving.pods),
+        "roles": disaggregation.summary({k: one.rollout for k, one in assessment.by_role.items()}),
         "model": loading | ({"sizes": sizes} if sizes else {}),
         "engine": progress.engine(deployment, here, old.get("engine") or {}) | engine,
         **rollout.summary(deployment, available_revision),
         "lastFailure": _last_failure(problem, assessment, old.get("lastFailure") or {}, now),
         "conditions": built,
     }
-    return {key: value for key, value in status.items() if value != {}}
+    return {key: value for key, value in status.items() if value not in ({}, [])}
 
 
 def changes_without_event(status: Mapping[str, Any]) -> bool:
@@ -220,23 +230,28 @@ def _facts(
     has_metrics_adapter: bool,
 ) -> Facts:
     """What the conditions follow from. `engine`: status.engine."""
-    here = assessment.here
-    all_here = [*here, *(state for state in assessment.workers if not state.terminating)]
-    unplaced = [state for state in pods.by_relevance(all_here) if not state.scheduled]
+    here, prefill = assessment.here, assessment.prefill
+    workers = [state for state in assessment.workers if not state.terminating]
+    of_prefill = () if prefill is None else prefill.here
+    unplaced = [
+        state
+        for states in ([*here, *workers], of_prefill)
+        for state in pods.by_relevance(states)
+        if not state.scheduled
+    ]
+    refused = assessment.refused or (None if prefill is None else prefill.refused)
     return Facts(
         rollout=assessment.rollout,
         suspended=model.replicas == 0,
         idle=scaling.is_idle(model, observed),
         loading=sum(state.loading for state in here),
         downloading=sum(state.loading and state.downloading for state in here),
-        pods=len(all_here),
-        unscheduled=next((s.failure for s in unplaced if s.failure), assessment.refused),
+        pods=len(here) + len(workers) + len(of_prefill),
+        unscheduled=next((s.failure for s in unplaced if s.failure), refused),
         unplaced=len(unplaced),
         failure=assessment.failure,
         problem=problem,
-        scaling=scaling.condition(
-            model, observed, ready=assessment.rollout.ready, now=now, has_adapter=has_metrics_adapter
-        ),
+        scaling=_scaling(model, observed, assessment, now=now, has_metrics_adapter=has_metrics_adapter),
         activator=scaling.activator(model),
         fits=fits,
         drain_fits=drain_fits,
@@ -245,10 +260,44 @@ def _facts(
         authenticated=groups.authentication(model),
         context=effective.condition(model, engine),
         too_small=effective.too_small(model, here, engine) if assessment.rollout.seen else None,
+        prefill=None if prefill is None else prefill.rollout,
+        prefill_failure=None if prefill is None else prefill.failure,
+        transfers=None if prefill is None else disaggregation.condition(here, prefill.rollout),
+    )
+
+
+def _scaling(
+    model: LLMDeployment,
+    observed: Observed,
+    assessment: _Assessment,
+    *,
+    now: datetime,
+    has_metrics_adapter: bool,
+) -> ConditionValue | None:
+    """ScalingActive of all roles: the worst."""
+    return scaling.worst(
+        [
+            scaling.condition(
+                role,
+                observed.in_role(role.role),
+                ready=assessment.by_role[role.role].rollout.ready,
+                now=now,
+                has_adapter=has_metrics_adapter,
+            )
+            for role in model.roles
+        ]
     )
 
 
 def _assess(model: LLMDeployment, observed: Observed, now: datetime) -> _Assessment:
+    """Of the pods that clients talk to, with that of the prefill pods."""
+    serving = _assess_role(model, observed.in_role(model.role), now)
+    if model.prefill is None:
+        return serving
+    return replace(serving, prefill=_assess_role(model.prefill, observed.in_role(names.ROLE_PREFILL), now))
+
+
+def _assess_role(model: LLMDeployment, observed: Observed, now: datetime) -> _Assessment:
     deployment = observed.workload
     newest = newest_revision(observed)
     wanted, needed = rollout.numbers(model, observed)
@@ -361,12 +410,10 @@ def _last_failure(
 ) -> Mapping[str, Any]:
     if problem is not None:
         return _describe(problem, old, timestamp(now))
-    return _newest_failure(
-        [*assessment.states, *assessment.workers, *assessment.download_pods],
-        assessment.failure,
-        old,
-        timestamp(now),
-    )
+    roles = assessment.by_role.values()
+    states = [state for one in roles for state in (*one.states, *one.workers)]
+    failure = next((one.failure for one in roles if one.failure is not None), None)
+    return _newest_failure([*states, *assessment.download_pods], failure, old, timestamp(now))
 
 
 def _newest_failure(

@@ -89,7 +89,9 @@ def _disrupted(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]
 
 
 def _trouble(status: Mapping[str, Any]) -> dict[str, str]:
-    found = [_condition(status, kind) for kind in ("Degraded", "Stalled", "ContextReduced")]
+    found = [
+        _condition(status, kind) for kind in ("Degraded", "Stalled", "ContextReduced", "TransferDegraded")
+    ]
     trouble = {str(c.get("reason")): str(c.get("message")) for c in found if c.get("status") == "True"}
     for wanted in (_condition(status, kind) for kind in _WANTED):
         if wanted.get("status") == "False" and wanted.get("reason") in REASONS:

@@ -29,6 +29,7 @@ BODIES = {
     "sharded-gpus": specs.minimal(
         resources={"cpu": "4", "profileRef": {"name": "h100"}}, parallelism={"tensor": 4}
     ),
+    **{specs.name_of(body): body for body in specs.DISAGGREGATED},
     "from-a-hub": specs.DOWNLOADED[0],
     "shared": specs.DOWNLOADED[4],
     "smollm2": specs.merged(EXAMPLE, {"metadata": {"uid": "11111111-2222-3333-4444-555555555555"}}),

@@ -1,0 +1,129 @@
+"""Accepted and refused objects for the rules of `disaggregation`. Part of `cases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from e2e.api.specs import Body, minimal
+
+
+def _roles(*, prefill: Body | None = None, decode: Body | None = None, **spec: Any) -> Body:
+    roles = {"prefill": prefill or {}} | ({} if decode is None else {"decode": decode})
+    return minimal(disaggregation=roles, **spec)
+
+
+def _own(memory: str, cpu: str = "1") -> Body:
+    return {"resources": {"cpu": cpu, "memory": memory}}
+
+
+def _memory(*, accepted: tuple[str, ...], refused: tuple[str, ...], role: str) -> dict[str, Any]:
+    return {
+        "field": f"spec.disaggregation.{role}.resources.memory",
+        "accepted": tuple(_roles(**{role: _own(memory)}) for memory in accepted),
+        "refused": tuple(_roles(**{role: _own(memory)}) for memory in refused),
+    }
+
+
+def _cpu(role: str) -> dict[str, Any]:
+    return {
+        "field": f"spec.disaggregation.{role}.resources.cpu",
+        "accepted": tuple(_roles(**{role: _own("1Gi", cpu)}) for cpu in ("1", "500m", "1024")),
+        "refused": tuple(_roles(**{role: _own("1Gi", cpu)}) for cpu in ("0", "1025", "many")),
+    }
+
+
+def _room(role: str) -> dict[str, Any]:
+    return {
+        "field": "spec.disaggregation",
+        "accepted": (
+            _roles(**{role: _own("64Mi")}, engine={"kvCache": {"memory": "63Mi"}}),
+            _roles(**{role: _own("1Gi")}, resources={"sharedMemory": "512Mi"}),
+            _roles(**{role: _own("64Mi")}, resources={"sharedMemory": "Auto"}),
+        ),
+        "refused": (
+            _roles(**{role: _own("64Mi")}, engine={"kvCache": {"memory": "64Mi"}}),
+            _roles(**{role: _own("512Mi")}, resources={"sharedMemory": "512Mi"}),
+        ),
+    }
+
+
+_OFFLOAD: Body = {"kvCache": {"hostOffload": "64Mi"}}
+_DRAFT: Body = {"speculation": {"method": "DraftModel", "draftModelPath": "drafts/small"}}
+
+# By rule: the arguments of `cases.Cases`.
+DISAGGREGATION_CASES: dict[str, dict[str, Any]] = {
+    "spec#15": {
+        "field": "spec.disaggregation",
+        "accepted": (_roles(), minimal(resources={"gpu": {}})),
+        "refused": (
+            _roles(resources={"gpu": {}}),
+            _roles(resources={"profileRef": {"name": "h100"}}),
+        ),
+    },
+    "spec#16": {
+        "field": "spec.disaggregation",
+        "accepted": (_roles(parallelism={"tensor": 1}), minimal(parallelism={"tensor": 2})),
+        "refused": (
+            _roles(parallelism={"tensor": 2}, resources={"cpu": "4"}),
+            _roles(parallelism={"pipeline": 2}, resources={"cpu": "4"}),
+        ),
+    },
+    "spec#17": {
+        "field": "spec.disaggregation",
+        "accepted": (_roles(engine={"prefixCaching": True}), minimal(engine={"prefixCaching": False})),
+        "refused": (_roles(engine={"prefixCaching": False}),),
+    },
+    "spec#18": {
+        "field": "spec.disaggregation",
+        "accepted": (
+            _roles(engine={"kvCache": {"memory": "64Mi"}}),
+            _roles(engine={"speculation": {"method": "NGram"}}),
+            minimal(engine=_OFFLOAD),
+        ),
+        "refused": (_roles(engine=_OFFLOAD), _roles(engine=_DRAFT), _roles(engine={**_OFFLOAD, **_DRAFT})),
+    },
+    "spec#19": {
+        "field": "spec.disaggregation",
+        "accepted": (
+            _roles(decode={"replicas": 2}),
+            _roles(decode={"replicas": 2}, replicas=1),
+            _roles(decode={}, replicas=2),
+            _roles(replicas=0),
+            _roles(autoscaling={"maxReplicas": 2}),
+        ),
+        "refused": (
+            _roles(decode={"replicas": 2}, replicas=3),
+            _roles(decode={"replicas": 1}, replicas=0),
+            _roles(decode={"replicas": 2}, autoscaling={"maxReplicas": 2}),
+        ),
+    },
+    "spec#20": {
+        "field": "spec.disaggregation",
+        "accepted": (
+            _roles(autoscaling={"maxReplicas": 2, "backend": "KEDA"}),
+            minimal(autoscaling={"maxReplicas": 2, "idle": {}}),
+        ),
+        "refused": (_roles(autoscaling={"maxReplicas": 2, "idle": {}}),),
+    },
+    **{f"spec#{rule}": _room(role) for rule, role in ((21, "prefill"), (22, "decode"))},
+    "spec.disaggregation.prefill#0": {
+        "field": "spec.disaggregation.prefill.autoscaling",
+        "accepted": (
+            _roles(prefill={"replicas": 2}),
+            _roles(prefill={"autoscaling": {"maxReplicas": 2}, "replicas": 1}),
+        ),
+        "refused": (_roles(prefill={"autoscaling": {"maxReplicas": 2}, "replicas": 2}),),
+    },
+    "spec.disaggregation.prefill.autoscaling#0": {
+        "field": "spec.disaggregation.prefill.autoscaling.minReplicas",
+        "accepted": (_roles(prefill={"autoscaling": {"minReplicas": 2, "maxReplicas": 2}}),),
+        "refused": (_roles(prefill={"autoscaling": {"minReplicas": 3, "maxReplicas": 2}}),),
+    },
+    **{f"spec.disaggregation.{role}.resources.cpu#0": _cpu(role) for role in ("prefill", "decode")},
+    **{
+        f"spec.disaggregation.{role}.resources.memory#0": _memory(
+            accepted=("64Mi", "4Gi"), refused=("63Mi", "512m", "65Ti"), role=role
+        )
+        for role in ("prefill", "decode")
+    },
+}
