@@ -78,7 +78,7 @@ def test_a_prefill_pod_computes_long_prompts_and_when_it_goes_no_answer_is_anoth
     llm = deploy("apart", engine=EXACT)
     llm.wait_ready()
     expected = {topic: ask(llm, topic) for topic in ("harbours", "bridges")}
-    assert all(expected.values())
+    assert all("Paris" in answer for answer in expected.values())
 
     llm.patch({"disaggregation": ROLES})
     llm.wait_settled()
