@@ -87,6 +87,19 @@ def test_two_nodes_answer_as_one_process_does(group, tiny, tmp_path):
     assert not worker.reaches("/v1/models"), "a worker has no API"
 
 
+def test_stages_on_two_nodes_answer_as_one_process_does(tiny, tmp_path, addresses):
+    ports, ranks = free_ports(2), ("--pipeline-parallel-size", "2")
+    (tmp_path / "one").mkdir()
+    with (
+        node(tiny, tmp_path / "leader", 0, addresses, ports, *ranks) as leader,
+        node(tiny, tmp_path / "worker", 1, addresses, ports, *ranks) as worker,
+    ):
+        leader.wait_ready(120)
+        with Server(tiny, tmp_path / "one", *EXACT[:4]).wait_ready(120) as one:
+            assert text(leader) == text(one)
+        assert (set(leader.ranks()), set(worker.ranks())) == ({0, 1}, {2, 3})
+
+
 def test_a_killed_rank_of_another_node_ends_both_nodes(group):
     leader, worker = group
     os.kill(worker.ranks()[1], signal.SIGKILL)
