@@ -64,7 +64,7 @@ serves; the others compute what it tells them. The answers are those of one rank
 parts are added up in another order: in float32 tests hold greedy answers equal, in bfloat16 a close
 choice between two tokens may fall otherwise.
 
-So far ranks are processes of one pod and run on CPUs. The API server refuses more than one beside
+So far ranks run on CPUs; [on several nodes](#groups-of-nodes) they are processes of as many pods. The API server refuses more than one beside
 `resources.gpu` or `profileRef`, and with less than half a CPU for each rank in `resources.cpu`.
 Give each a whole one where you can: in every layer all of them wait for the slowest.
 
@@ -186,6 +186,46 @@ compute as much as n ranks that share layers, and have no sums to wait for; but 
 there are n requests, since the chunks of one prompt follow each other. As a rule: share layers where
 accelerators are connected directly; give stages to what is connected by PCIe or a network, and use them for
 many requests at once.
+
+## Groups of nodes
+
+`parallelism.nodes` spreads the ranks of a replica over so many nodes, equally many on each, one pod on each.
+The replica is then a *group*: the first pod, the leader, has rank 0 and answers requests, the others are
+its workers. `resources` are those of one pod, `replicas` and an autoscaler count groups.
+
+```
+kubectl create secret generic smollm2-ranks --from-literal=key=$(openssl rand -hex 32)
+kubectl apply -f examples/smollm2-two-nodes.yaml
+```
+
+```yaml
+spec:
+  parallelism: {tensor: 3, pipeline: 2, nodes: 2, authSecretRef: {name: smollm2-ranks}}
+```
+
+Ranks are numbered stage by stage, so with as many nodes as stages each stage is on one node, and only
+hidden states cross the network between nodes. All ranks are connected by gloo then, also those of one node.
+
+Groups are made by [LeaderWorkerSet](https://lws.sigs.k8s.io) v0.9, which has to be installed; without it the
+LLMDeployment says `MissingCRD`, and one node works as before. What Quire adds to it:
+
+| | |
+|---|---|
+| requests | only leaders are in the Service; a group is ready with its last pod |
+| a rank, a pod or a link fails | the whole group ends within seconds, and LeaderWorkerSet makes another one |
+| rollout | a group is replaced in place, so two revisions never serve together; the leader drains, and its workers end once it has; pods of two revisions do not join (`MixedRevision`) |
+| scale-down | the leader drains first, as in a rollout |
+| eviction | the PodDisruptionBudget counts workers too, since the end of one ends its group |
+| no place for some pods | after two minutes `GroupIncomplete`, with the pod that waits, and why |
+| a group crashes over and over | five times in ten minutes are a `GroupCrashLoop`; each further time it waits twice as long before it loads, 10 to 640 seconds |
+| `status.groups` | phase, ready pods, recreations, last failure and slowest rank of each group |
+
+Before the pods of a group exchange anything, they prove to each other that they mount the same Secret, which
+`authSecretRef` names, or else that of the API keys: HMAC-SHA256 over random numbers of both sides, on the
+leader's port 7600. The operator never reads the Secret. Change it, and new pods take the new one. Without
+either, `RanksAuthenticated` is False: the NetworkPolicy alone, by which the ports of a group are open to
+its own pods only, keeps others away. It always has to for gloo (port 7601 of the leader, and ports that the
+kernel chooses), which authenticates nobody and encrypts nothing.
 
 ## When a rank fails
 

@@ -27,6 +27,7 @@ _PLURALS = {
     "HorizontalPodAutoscaler": "horizontalpodautoscalers",
     "InferencePool": "inferencepools",
     "LLMDeployment": "llmdeployments",
+    "LeaderWorkerSet": "leaderworkersets",
     "NetworkPolicy": "networkpolicies",
     "PersistentVolume": "persistentvolumes",
     "PersistentVolumeClaim": "persistentvolumeclaims",

@@ -10,7 +10,7 @@ import pytest
 from e2e.api import profiles
 from e2e.api.client import Client
 from e2e.api.specs import ROOT
-from e2e.cluster import crds, programs
+from e2e.cluster import crds, lws, programs
 from e2e.cluster.apiserver import ApiServer
 from e2e.cluster.errors import HostError
 
@@ -27,6 +27,6 @@ def api() -> Iterator[Client]:
     with ApiServer() as server, Client(server.kubeconfig) as client:
         client.install_crd()
         client.install_crd(profiles.CRD)
-        for other in crds.ALL:
-            client.install_crd(crds.crd(other))
+        for other in [*map(crds.crd, crds.ALL), *lws.crds()]:
+            client.install_crd(other)
         yield client

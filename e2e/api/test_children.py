@@ -59,6 +59,7 @@ def test_the_autoscaler_that_the_documentation_gives_is_accepted(api: Client) ->
         specs.AUTOSCALED,
         specs.IDLING,
         specs.SHARDED,
+        specs.GROUPED,
         *specs.DISAGGREGATED,
         *specs.DOWNLOADED,
     ],

@@ -58,14 +58,25 @@ def test_the_longest_sum_is_where_both_ways_of_dividing_give_as_many_tokens() ->
     assert f"| GPUs that read 3.35 TB/s each | {sum_ * 1e6:.0f} µs |" in PAGE
 
 
-def test_the_example_is_valid_and_divides_its_model() -> None:
-    body = yaml.safe_load((specs.ROOT / "examples" / "smollm2-tensor-parallel.yaml").read_text())
+@pytest.mark.parametrize(
+    ("example", "written"),
+    [
+        ("smollm2-tensor-parallel.yaml", "{tensor: 3}"),
+        (
+            "smollm2-two-nodes.yaml",
+            "{tensor: 3, pipeline: 2, nodes: 2, authSecretRef: {name: smollm2-ranks}}",
+        ),
+    ],
+)
+def test_an_example_is_valid_and_divides_its_model(example: str, written: str) -> None:
+    body = yaml.safe_load((specs.ROOT / "examples" / example).read_text())
 
     tensor = spec.parse(body).spec.parallelism.tensor
 
     assert tensor in parallelism_tables.sizes_of(parallelism_tables.MODELS["SmolLM2 135M"])
-    assert f"parallelism: {{tensor: {tensor}}}" in PAGE
-    assert "examples/smollm2-tensor-parallel.yaml" in PAGE
+    assert body["spec"]["parallelism"] == yaml.safe_load(written)
+    assert f"parallelism: {written}" in PAGE
+    assert f"examples/{example}" in PAGE
 
 
 def test_the_largest_size_of_the_page_is_that_of_the_api() -> None:
