@@ -64,8 +64,9 @@ serves; the others compute what it tells them. The answers are those of one rank
 parts are added up in another order: in float32 tests hold greedy answers equal, in bfloat16 a close
 choice between two tokens may fall otherwise.
 
-So far ranks run on CPUs; [on several nodes](#groups-of-nodes) they are processes of as many pods. The API server refuses more than one beside
-`resources.gpu` or `profileRef`, and with less than half a CPU for each rank in `resources.cpu`.
+So far ranks run on CPUs; [on several nodes](#groups-of-nodes) they are processes of as many pods. The API
+server refuses more than one beside `resources.gpu` or `profileRef`, and with less than half a CPU for each
+rank of a pod in `resources.cpu`.
 Give each a whole one where you can: in every layer all of them wait for the slowest.
 
 Every other feature works with any number of ranks ([what works together](matrix.md)). Each rank moves its
@@ -212,13 +213,17 @@ LLMDeployment says `MissingCRD`, and one node works as before. What Quire adds t
 | | |
 |---|---|
 | requests | only leaders are in the Service; a group is ready with its last pod |
-| a rank, a pod or a link fails | the whole group ends within seconds, and LeaderWorkerSet makes another one |
-| rollout | a group is replaced in place, so two revisions never serve together; the leader drains, and its workers end once it has; pods of two revisions do not join (`MixedRevision`) |
-| scale-down | the leader drains first, as in a rollout |
-| eviction | the PodDisruptionBudget counts workers too, since the end of one ends its group |
-| no place for some pods | after two minutes `GroupIncomplete`, with the pod that waits, and why |
-| a group crashes over and over | five times in ten minutes are a `GroupCrashLoop`; each further time it waits twice as long before it loads, 10 to 640 seconds |
+| a rank, a pod or a link fails | the whole group ends within seconds, and another one is made |
+| rollout | groups are replaced in place, so two revisions never serve together |
+| rollout, scale-down | the leader finishes its streams, and its workers end once it has |
+| mixed revisions | pods of two revisions do not join (`MixedRevision`) |
+| eviction | the PodDisruptionBudget counts workers too: the end of one ends its group |
+| no place for some pods | after two minutes `GroupIncomplete`, with who waits and why |
+| crash loop | five recreations in ten minutes are a `GroupCrashLoop`, and a growing delay |
 | `status.groups` | phase, ready pods, recreations, last failure and slowest rank of each group |
+
+The delay, before anything is loaded, begins with 10 seconds and is twice as long after each further
+recreation, up to 640 seconds.
 
 Before the pods of a group exchange anything, they prove to each other that they mount the same Secret, which
 `authSecretRef` names, or else that of the API keys: HMAC-SHA256 over random numbers of both sides, on the

@@ -50,6 +50,7 @@ def half_placed(operator: OperatorProcess, world: World) -> str:
     """
     namespace = world.namespace("half-placed")
     pods = deploy(world, namespace)
+    groups.bind(world, namespace, pods["m-0"])
     groups.settle(world, namespace, pods["m-0"], ready=False)
     lacking = {**kubelet.unschedulable("0/2 nodes are available: 2 Insufficient cpu.")}
     world.patch("Pod", namespace, "m-0-1", {"status": lacking}, status=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from quire_operator import reports
+from quire_operator import names, reports
 from quire_operator.observed import Body, Observed, group_index, revision_of, seconds_since
 from quire_operator.reports import Sample
 from quire_operator.spec import LLMDeployment
@@ -71,21 +71,38 @@ class GroupState:
 def read(
     model: LLMDeployment, observed: Observed, states: Sequence[PodState], now: datetime
 ) -> list[GroupState]:
-    """All groups that exist, in the order of their index. `states`: of all pods."""
+    """All groups by index, also one whose pods are being replaced. `states`: of all pods."""
     if not model.is_grouped:
         return []
     by_name = {state.name: state for state in states}
     samples = observed.samples
     stored = {entry.get("index"): entry for entry in observed.status.get("groups") or ()}
+    leaders = {group_index(pod): pod for pod in observed.pods if group_index(pod) >= 0}
+    wanted = int(((observed.child(names.GROUP_KIND) or {}).get("spec") or {}).get("replicas", 0))
+    awaited = {index for index in stored if isinstance(index, int) and index < wanted}
     return [
         _counted(
-            _group(model, leader, observed.workers, by_name, samples),
-            stored.get(group_index(leader)) or {},
-            now,
+            _group(model, leaders[index], observed.workers, by_name, samples), stored.get(index) or {}, now
         )
-        for leader in sorted(observed.pods, key=group_index)
-        if group_index(leader) >= 0
+        if index in leaders
+        else _between_lives(stored[index])
+        for index in sorted(leaders.keys() | awaited)
     ]
+
+
+def _between_lives(stored: Mapping[str, Any]) -> GroupState:
+    """A group without a leader's pod, with what was counted of its lives so far."""
+    return GroupState(
+        index=int(stored["index"]),
+        size=int(stored.get("pods") or 0),
+        ready=0,
+        leader=str(stored.get("leader", "")),
+        revision=str(stored.get("revision", "")),
+        created="",
+        states=(),
+        recreations=tuple(map(str, stored.get("recreations") or ())),
+        start_delay=int(stored.get("startDelaySeconds") or 0),
+    )
 
 
 def _group(

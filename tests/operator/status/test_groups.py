@@ -78,6 +78,22 @@ def test_five_recreations_within_ten_minutes_are_a_crash_loop_which_is_stalled()
     assert "group 0" in ready["message"] and "EngineCrashed" in ready["message"]
 
 
+def test_a_look_between_two_lives_of_a_group_forgets_nothing() -> None:
+    three = recreated(3)
+    between = compute(old=three)
+    assert between["groups"][0]["recreations"] == three["groups"][0]["recreations"]
+    assert (between["groups"][0]["phase"], between["groups"][0]["readyPods"]) == ("Pending", 0)
+    pods = [member(kubelet.loading(), worker=worker, uid="life-4") for worker in (0, 1)]
+    assert len(compute(*pods, old=between)["groups"][0]["recreations"]) == 4
+
+
+def test_a_group_that_was_scaled_away_is_told_no_more() -> None:
+    pods = [member(kubelet.ready(), group, worker) for group in (0, 1) for worker in (0, 1)]
+    both = compute(*pods, groups=2)
+    assert [group["index"] for group in both["groups"]] == [0, 1]
+    assert [group["index"] for group in compute(*pods[:2], groups=1, old=both)["groups"]] == [0]
+
+
 def test_each_further_recreation_doubles_the_delay_up_to_a_bound() -> None:
     delays = [recreated(times)["groups"][0].get("startDelaySeconds", 0) for times in (5, 6, 7, 20)]
 
