@@ -93,3 +93,30 @@ def test_variables_of_others_are_no_business_of_ours():
 def test_an_address_that_cannot_be_one_is_refused_with_an_example(address):
     with pytest.raises(ConfigError, match="must be like http://HOST:PORT"):
         parse_args(["m", "--otlp-endpoint", address], {})
+
+
+GROUP = ("m", "--tensor-parallel-size", "3", "--pipeline-parallel-size", "2")
+ADDRESSES = ("--leader-address", "m-0.m", "--pod-address", "10.0.0.7")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--nodes", "4", *ADDRESSES), "does not divide the 6 processes"),
+        (("--nodes", "2", "--node-rank", "2", *ADDRESSES), "not below --nodes 2"),
+        (("--nodes", "2", *ADDRESSES[:2]), "--pod-address"),
+    ],
+)
+def test_a_group_that_cannot_be_is_refused_at_the_start(arguments, said):
+    with pytest.raises(ConfigError, match=said):
+        parse_args([*GROUP, *arguments], {})
+
+
+def test_every_node_has_ranks_of_its_own_and_all_have_the_same_common_settings():
+    nodes = [
+        parse_args([*GROUP, "--nodes", "2", "--node-rank", str(rank), *ADDRESSES[:3], f"10.0.0.{rank}"], {})
+        for rank in (0, 1)
+    ]
+    assert [node.local_ranks for node in nodes] == [range(3), range(3, 6)]
+    assert [node.is_leader for node in nodes] == [True, False]
+    assert nodes[0].common == nodes[1].common != nodes[0]
