@@ -200,14 +200,16 @@ def _objects(schema: Body, path: str) -> st.SearchStrategy[Any]:
 
 
 def pod_templates(children: Iterable[Body]) -> list[Body]:
-    """The templates of the serving pods, and of their workers where replicas are groups."""
+    """The templates of the pods of each role, and of workers where replicas are groups."""
+    found: list[Body] = []
     for child in children:
         if child["kind"] == "Deployment":
-            return [child["spec"]["template"]]
-        if child["kind"] == "LeaderWorkerSet":
+            found.append(child["spec"]["template"])
+        elif child["kind"] == "LeaderWorkerSet":
             group = child["spec"]["leaderWorkerTemplate"]
-            return [group["leaderTemplate"], group["workerTemplate"]]
-    raise AssertionError("no child runs the pods")
+            found += [group["leaderTemplate"], group["workerTemplate"]]
+    assert found, "no child runs the pods"
+    return found
 
 
 def _repaired(entry: Body, path: str) -> Body:

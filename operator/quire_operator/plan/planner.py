@@ -122,14 +122,11 @@ def make_plan(given: PlanInput) -> PlanResult:
 
 def _plan_children(desired: tuple[Manifest, ...], given: PlanInput) -> Plan:
     observed = given.observed
-    owners = {
-        Ref("Deployment", role.workload_name): replica_owner.find_replica_owner(
-            role, observed.in_role(role.role)
-        )
-        for role in given.model.roles
-    }
+    owners = _replica_owners(given)
     wanted = {
-        ref(manifest): _to_apply(manifest, observed, owners.get(ref(manifest), ReplicaOwner.SPEC))
+        ref(manifest): _to_apply(
+            manifest, observed, owners.get(manifest["metadata"]["name"], ReplicaOwner.SPEC)
+        )
         for manifest in desired
     }
     apply: list[Manifest] = []
@@ -182,6 +179,15 @@ def _plan_children(desired: tuple[Manifest, ...], given: PlanInput) -> Plan:
         repairs=tuple(repairs),
         details=tuple(details),
     )
+
+
+def _replica_owners(given: PlanInput) -> dict[str, ReplicaOwner]:
+    """Who decides the number of pods of each role, by the name of what runs them."""
+    observed = given.observed
+    return {
+        role.workload_name: replica_owner.find_replica_owner(role, observed.in_role(role.role))
+        for role in given.model.roles
+    }
 
 
 def _why_apply(manifest: Manifest, live: Body | None) -> tuple[str, tuple[FieldPath, ...]]:

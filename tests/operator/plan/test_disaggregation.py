@@ -264,3 +264,19 @@ def test_a_revision_of_both_roles_is_read_back_and_one_without_decode_pods_is_re
     for children in (others, [*revision.children, revision.children[-1]]):
         forged = resources.render_revision(model, asked["spec"], children)
         assert parse_stored(model, forged.name, forged.data) is None
+
+
+def test_the_number_of_groups_is_left_to_their_autoscaler() -> None:
+    asked = specs.merged(body(None), {"spec": specs.GROUPED["spec"]})
+    asked["spec"].pop("replicas", None)
+    asked["spec"]["autoscaling"] = {"maxReplicas": 4}
+    desired = resources.build(spec.parse(asked), OLD)
+    (made,) = [one for one in desired if one["kind"] == names.GROUP_KIND]
+    claim = {"manager": "hpa", "operation": "Update", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+    live = {**made, "metadata": {**made["metadata"], "managedFields": [claim], "resourceVersion": "3"}}
+    live["metadata"] |= {"uid": "g"}
+    live["spec"] = {**made["spec"], "replicas": 3}
+    plan = plan_of(desired, Observed(body=asked, children={ref(made): live}))
+
+    (applied,) = [one for one in plan.apply if one["kind"] == names.GROUP_KIND]
+    assert "replicas" not in applied["spec"]
