@@ -13,6 +13,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -23,6 +24,7 @@ from tests.server.launch import NO_TLS, Server
 
 BLOCK, NAME = 16, "tiny"
 BYTES_PER_SECOND, SETUP_SECONDS = 1e9, 0.010
+TRANSPORTS = ("tcp", "shared_memory")
 
 
 def first_token(server: Server, prompt: list[int]) -> float:
@@ -59,23 +61,29 @@ def measure(producer: Server, consumer: Server, length: int, rounds: int, seed: 
 
 
 def compare(model: Path, lengths: tuple[int, ...], rounds: int) -> str:
-    """A table: tokens -> MB, what was added, the bar."""
+    """A table: transport, tokens -> MB, what was added, the bar."""
+    rows = ["| transport | tokens | MB | added, median ms | best ms | bar ms |", "|---|---|---|---|---|---|"]
+    for transport in TRANSPORTS:
+        rows += _rows(model, transport, lengths, rounds)
+    return "\n".join(rows)
+
+
+def _rows(model: Path, transport: str, lengths: tuple[int, ...], rounds: int) -> Iterator[str]:
+    """Those of one transport, measured with servers of its own."""
     each = block_bytes(model)
-    rows = ["| tokens | MB | added, median ms | best ms | bar ms |", "|---|---|---|---|---|"]
     memory = ("--kv-cache-memory-bytes", str(each * (max(lengths) // BLOCK + 1) * (2 * rounds + 4)))
     common = (*memory, "--dtype", "float32", "--quantization", "none", "--max-num-seqs", "4")
     (port,) = free_ports(1)
+    producing = ("--kv-role", "kv_producer", "--kv-transfer-port", str(port))
+    reading = ("--kv-transport", transport, "--local-prefill-below-tokens", "32")
+    consuming = ("--kv-role", "kv_consumer", "--kv-producers", f"127.0.0.1:{port}", *reading)
     with tempfile.TemporaryDirectory() as folder:
         places = [Path(folder) / name for name in ("producer", "consumer")]
         for place in places:
             place.mkdir()
-        flags = (
-            ("--kv-role", "kv_producer", "--kv-transfer-port", str(port)),
-            ("--kv-role", "kv_consumer", "--kv-producers", f"127.0.0.1:{port}"),
-        )
         with (
-            Server(model, places[0], *common, *flags[0]) as producer,
-            Server(model, places[1], *common, *flags[1], "--local-prefill-below-tokens", "32") as consumer,
+            Server(model, places[0], *common, *producing) as producer,
+            Server(model, places[1], *common, *consuming) as consumer,
         ):
             producer.wait_ready(120)
             consumer.wait_ready(120)
@@ -86,12 +94,11 @@ def compare(model: Path, lengths: tuple[int, ...], rounds: int) -> str:
                 bar = size / BYTES_PER_SECOND + SETUP_SECONDS
                 figures = (statistics.median(added), min(added), bar)
                 cells = " | ".join(f"{1e3 * seconds:.1f}" for seconds in figures)
-                rows.append(f"| {length} | {size / 1e6:.1f} | {cells} |")
+                yield f"| {transport} | {length} | {size / 1e6:.1f} | {cells} |"
             failed = consumer.metric("llm_kv_transfer_failures_total")
             assert failed == 0, f"{failed:.0f} transfers failed"
             done = consumer.metric("llm_kv_transfers_total")
             assert done == 1 + rounds * len(lengths), f"{done:.0f} transfers"
-    return "\n".join(rows)
 
 
 def main() -> None:
