@@ -291,10 +291,7 @@ def load_model(
         options = memory_profile.sized(options, measured, config, block_bytes)
         gpu_memory = {"weights": measured.weights, "workspace": measured.workspace}
     num_blocks, max_model_len = _plan(config, options, block_bytes, ranks)
-    shared = os.memfd_create("quire-kv") if options.shares_kv_cache and device is None else None
-    caches = kv_cache.allocate(
-        config, num_blocks, options.block_size, dtype=stored, device=place, descriptor=shared
-    )
+    caches, shared = _kv_caches(config, num_blocks, options, stored, place)
     _log(place, found, model, draft)
     return LoadedModel(
         model,
@@ -311,6 +308,17 @@ def load_model(
         () if draft is None else draft.allocate(num_blocks, place),
         shared,
     )
+
+
+def _kv_caches(
+    config: ModelConfig, num_blocks: int, options: RunnerConfig, stored: torch.dtype, place: torch.device
+) -> tuple[tuple[Tensor, ...], int | None]:
+    """The KV caches, and the descriptor of the shared memory that has them, if that is wanted."""
+    shared = os.memfd_create("quire-kv") if options.shares_kv_cache and place.type == "cpu" else None
+    caches = kv_cache.allocate(
+        config, num_blocks, options.block_size, dtype=stored, device=place, descriptor=shared
+    )
+    return caches, shared
 
 
 def _plan(config: ModelConfig, options: RunnerConfig, block_bytes: int, ranks: Membership) -> tuple[int, int]:
