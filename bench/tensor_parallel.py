@@ -66,6 +66,13 @@ def engines(model: Path) -> Iterator[dict[str, EngineProcesses]]:
         yield started
 
 
+NOTES = (
+    "Ratios: the median of those within the rounds, and in parentheses that of the fastest steps. Where "
+    "other work has the cores, threads of one process lose whole slices of time at each barrier of OpenMP, "
+    "ranks less: only with a load average below 2 do the medians compare the engines alone."
+)
+
+
 class Rates:
     """Tokens per second of one engine and kind of step: of the median step of each round, and of the fastest
     of all steps.
@@ -108,7 +115,7 @@ def tensor_parallel(model: LlamaConfig = MODEL, rounds: int = ROUNDS) -> str:
         pairs = [(rates[name][column], rates[ONE][column]) for column in columns]
         rows.append([f"{name} / one process", *(_ratio(*pair) for pair in pairs)])
     found = table(["tokens per second: median step (fastest step)", *columns], rows)
-    return f"{found}\n\nLoad average in the rounds: {min(loads):.1f} to {max(loads):.1f}."
+    return f"{found}\n\n{NOTES} Load average in the rounds: {min(loads):.1f} to {max(loads):.1f}."
 
 
 def _ratio(ours: Rates, base: Rates) -> str:
