@@ -81,6 +81,8 @@ def measure(ranks: int) -> dict[str, dict[str, list[float]]]:
             if not ours.poll(SECONDS):
                 raise RuntimeError(f"{ranks} ranks did not end within {SECONDS} s")
             taken: dict[str, dict[str, list[float]]] = ours.recv()
+        except EOFError:
+            raise RuntimeError(f"{ranks} ranks ended before they had measured: see above") from None
         finally:
             for process in processes:
                 process.kill()  # what was measured has come
