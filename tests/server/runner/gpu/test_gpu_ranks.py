@@ -19,6 +19,7 @@ from quire_server.core.topology import Topology
 from quire_server.errors import ConfigError, DeviceError, RankLostError
 from quire_server.layers.parallel import STAGE_DEADLINE
 from quire_server.runner.gpu.cuda_device import CudaDevice
+from quire_server.runner.gpu.device import Memory
 from quire_server.runner.model_runner import ModelRunner, RunnerConfig, device_of
 from tests.server.models import families
 from tests.server.runner.gpu.fake_device import FakeDevice
@@ -137,6 +138,27 @@ def test_all_ranks_have_the_fewest_blocks_that_one_has_room_for(started: Callabl
     for devices in ((FakeDevice(), FakeDevice(small)), (FakeDevice(small), FakeDevice())):
         ranks = started(*devices)
         assert [ranks.runner.num_blocks, ranks.followers[0].limits.num_blocks] == [20, 20]
+
+
+def test_what_ranks_take_while_they_compute_is_not_given_to_the_kv_cache(
+    started: Callable[..., GpuRanks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_room, memory = started().runner, FakeDevice.memory
+    each = with_room.kv_cache_bytes / with_room.num_blocks
+    total = round(((81 << 20) + 25.5 * each) / 0.9)  # with what the fake device says, room for 25 blocks
+
+    def with_buffers(device: FakeDevice) -> Memory:
+        found = memory(device)
+        return found._replace(free=found.free - round(5 * each) * ("peak" in device.log))
+
+    def peak_bytes(device: FakeDevice, compute: Callable[[], object]) -> int:
+        device.log.append("peak")
+        compute()
+        return 1 << 20
+
+    monkeypatch.setattr(FakeDevice, "memory", with_buffers)
+    monkeypatch.setattr(FakeDevice, "peak_bytes", peak_bytes)
+    assert started(FakeDevice(total), FakeDevice(total)).runner.num_blocks == 20
 
 
 @pytest.mark.parametrize("number", [0, 1])
