@@ -64,10 +64,11 @@ serves; the others compute what it tells them. The answers are those of one rank
 parts are added up in another order: in float32 tests hold greedy answers equal, in bfloat16 a close
 choice between two tokens may fall otherwise.
 
-So far ranks run on CPUs; [on several nodes](#groups-of-nodes) they are processes of as many pods. The API
-server refuses more than one beside `resources.gpu` or `profileRef`, and with less than half a CPU for each
-rank of a pod in `resources.cpu`.
-Give each a whole one where you can: in every layer all of them wait for the slowest.
+Ranks are processes of one pod, or [on several nodes](#groups-of-nodes) of as many pods. With `resources.gpu`
+or `profileRef` each has a GPU of its own, all of one node, and the pod requests as many ([several
+GPUs](gpu.md#several-gpus); *not measured*: none of it has run on a GPU). The API server refuses less than
+half a CPU for each rank of a pod in `resources.cpu`. Give each a whole one where you can: in every layer
+all of them wait for the slowest.
 
 Every other feature works with any number of ranks ([what works together](matrix.md)). Each rank moves its
 own heads of a KV block to host memory, to disk and back. A draft model is not divided: rank 0 has all of it
@@ -150,7 +151,7 @@ spec:
 
 Stages are balanced by the bytes that a step reads, not by layers: the head counts like the layers that are
 as large, of the embedding a step reads one row for each token. Any number of stages works up to the number
-of layers.
+of layers. On CPUs only: the API server refuses stages beside `resources.gpu` and `profileRef`.
 
 """
 
