@@ -121,14 +121,7 @@ def make_plan(given: PlanInput) -> PlanResult:
 
 
 def _plan_children(desired: tuple[Manifest, ...], given: PlanInput) -> Plan:
-    observed = given.observed
-    owners = _replica_owners(given)
-    wanted = {
-        ref(manifest): _to_apply(
-            manifest, observed, owners.get(manifest["metadata"]["name"], ReplicaOwner.SPEC)
-        )
-        for manifest in desired
-    }
+    observed, wanted = given.observed, _wanted(desired, given)
     apply: list[Manifest] = []
     taken: dict[Ref, tuple[FieldPath, ...]] = {}
     repairs: list[Ref] = []
@@ -147,13 +140,7 @@ def _plan_children(desired: tuple[Manifest, ...], given: PlanInput) -> Plan:
                 taken[target] = to_take
             if why.startswith(("lost", "has")):
                 repairs.append(target)
-    replaced = tuple(
-        (target, str(live["metadata"]["uid"]))
-        for target, manifest in wanted.items()
-        if (live := observed.children.get(target)) is not None
-        and groups.must_be_made_anew(manifest, live)
-        and not _is_terminating(live)
-    )
+    replaced = _replaced(wanted, observed)
     details += [f"delete {target}: its groups get another size" for target, _ in replaced]
     kept = wanted.keys() | model_cache.downloaded_by(given.may_return_to)
     unwanted = tuple(
@@ -178,6 +165,28 @@ def _plan_children(desired: tuple[Manifest, ...], given: PlanInput) -> Plan:
         pod_patches=pod_patches,
         repairs=tuple(repairs),
         details=tuple(details),
+    )
+
+
+def _wanted(desired: tuple[Manifest, ...], given: PlanInput) -> dict[Ref, Manifest]:
+    """The children that there should be, each with the fields that this operator owns."""
+    owners = _replica_owners(given)
+    return {
+        ref(manifest): _to_apply(
+            manifest, given.observed, owners.get(manifest["metadata"]["name"], ReplicaOwner.SPEC)
+        )
+        for manifest in desired
+    }
+
+
+def _replaced(wanted: Mapping[Ref, Manifest], observed: Observed) -> tuple[tuple[Ref, str], ...]:
+    """Children that are deleted to be made anew, with their uids."""
+    return tuple(
+        (target, str(live["metadata"]["uid"]))
+        for target, manifest in wanted.items()
+        if (live := observed.children.get(target)) is not None
+        and groups.must_be_made_anew(manifest, live)
+        and not _is_terminating(live)
     )
 
 
