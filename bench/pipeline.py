@@ -92,7 +92,7 @@ def membership(directory: Path, number: int, stages: int) -> Membership:
 def follow(
     directory: Path, number: int, seconds: Sequence[float], near: socket.socket, done: Connection
 ) -> None:
-    """Another rank: follows rank 0, and tells when it was busy."""
+    """Another rank: follows rank 0, and reports when it was busy."""
     torch.set_num_threads(1)
     place = membership(directory, number, len(seconds))
     runner = FollowerRunner.load(directory / "model", options(len(seconds)), lambda *_: None, place)

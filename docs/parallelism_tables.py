@@ -231,11 +231,11 @@ Before the pods of a group exchange anything, they prove to each other that they
 leader's port 7600. The operator never reads the Secret. Change it, and new pods take the new one. Without
 either, `RanksAuthenticated` is False: the NetworkPolicy alone, by which the ports of a group are open to
 its own pods only, keeps others away. It always has to for gloo (port 7601 of the leader, and ports that the
-kernel chooses), which authenticates nobody and encrypts nothing.
+kernel chooses), which has no authentication and no encryption.
 
 ## When a rank fails
 
-The ranks of a model are one fate. The server ends its streams with an error and exits, and Kubernetes
+The ranks of a model end together. The server ends its streams with an error and exits, and Kubernetes
 restarts the container: within two seconds when a process was killed, within five when it is stopped or
 does not take part in a step. A rank beats twice a second; after 2.5 s without a beat it is given up,
 unless the whole pod was paused. The log, the termination message and `/statusz` say which rank it was:
@@ -247,7 +247,7 @@ unless the whole pod was paused. The log, the termination message and `/statusz`
 | `lastStep` | the last step that rank 0 has sent, or that another rank has executed |
 | `missing` | empty, or `NotStarted`, `Silent` (no beat), `NotEchoed` (a step without an answer), `Killed` |
 
-The LLMDeployment's status names the rank that is missing or behind, with its step. Ranks are told apart by
+The LLMDeployment's status names the rank that is missing or behind, with its step. Ranks are distinguished by
 what they run: one of another version, model, setting or revision is refused by rank 0, and the server
 ends with the reason `MixedRevision`. Pods of other replicas go on.
 """

@@ -1,4 +1,4 @@
-"""A cluster without LeaderWorkerSet: one node works, several are told what is missing."""
+"""A cluster without LeaderWorkerSet: one node works, and status says what several need."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """All-reduce of small messages among GPUs that can read each other's memory, in one launch.
 
-Each rank writes its part to memory that all of them have mapped (`one_shot_place`), tells the others, and
-adds all parts itself: one round over the links, where a ring takes several. All ranks add in the same order,
-so they get the same bits. Knows nothing of who maps the memory.
+Each rank writes its part to memory that all of them have mapped (`one_shot_place`), sets a flag of each other
+rank, and adds all parts itself: one round over the links, where a ring takes several. All ranks add in the
+same order, so they get the same bits. Knows nothing of who maps the memory.
 """
 
 import torch

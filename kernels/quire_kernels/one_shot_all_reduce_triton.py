@@ -51,7 +51,7 @@ def one_shot_all_reduce_kernel(
     half = FLAGS + (epoch & 1).to(tl.int64) * HALF
     mine = tl.multiple_of((tl.load(addresses_ptr + rank) + half).to(pointer), 16)
     tl.store(mine + at, tl.load(part_ptr + at, mask=inside), mask=inside)
-    # All threads have written before one of them tells the others.
+    # All threads have written before one of them sets the others' flags.
     tl.debug_barrier()
     for peer in tl.static_range(RANKS):
         flags = tl.load(addresses_ptr + peer).to(tl.pointer_type(tl.int32))

@@ -3,7 +3,7 @@
 A rank's region has a flag for each program and rank, then two halves that take turns, each as large as the
 largest message. A program of the kernel has a part of both halves to itself, whatever the message's size. It
 counts its calls (``epochs``): the count is the flag's value, and its parity names the half. So a rank can be
-one call ahead of another at most, writes to the half that nobody reads, and no flag is ever reset; a CUDA
+one call ahead of another at most, writes to the half that no rank reads, and no flag is ever reset; a CUDA
 graph can be replayed after any other one.
 """
 

@@ -138,7 +138,7 @@ def worker_labels(name: str) -> dict[str, str]:
 
 
 def start_delay(name: str) -> str:
-    """The ConfigMap that tells groups of `name` that crash over and over how long to wait at their start."""
+    """The ConfigMap with the time for which groups of `name` that crash over and over wait at their start."""
     return f"{name}-start-delay"
 
 

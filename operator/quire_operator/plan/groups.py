@@ -1,8 +1,8 @@
 """Groups of pods of an LLMDeployment on several nodes: when they start, and when their set is made anew.
 
 LeaderWorkerSet recreates a group that crashes at once and without a limit. `status` counts that; here groups
-that crash over and over are told to wait before they load, by a ConfigMap that a pod reads when it starts, so
-that another delay is no new revision. Pure.
+that crash over and over wait before they load, for as long as a ConfigMap says that a pod reads at its start:
+so another delay is no new revision. Pure.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ open to the operator and to monitoring. Prefill pods accept decode pods of the s
 clients. All of them may connect to DNS and to the trace collector only: a model on a
 volume needs nothing else, so a compromised process cannot send data out. A pod that downloads may also use
 its source's ports. Pods of groups reach one another at every port, because gloo and NCCL choose theirs, and
-authenticate nobody: these ports are open to no other pod.
+do not authenticate: these ports are open to no other pod.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The environment variables that tell a pod of a group its place in it.
+"""The environment variables with the place of a pod in its group.
 
 LeaderWorkerSet puts variables of its own in front of them, to which $(NAME) refers. The other settings are
 the same for all pods and come from the ConfigMap.

@@ -1,4 +1,4 @@
-"""The ConfigMap that tells groups of pods how long to wait before they load. It is no part of the rendered
+"""The ConfigMap with the time for which groups of pods wait before they load. It is no part of the rendered
 revision: it follows from how often they were recreated, and a change of it must not replace them.
 """
 

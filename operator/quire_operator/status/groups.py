@@ -2,8 +2,8 @@
 recreated.
 
 LeaderWorkerSet recreates a group without a limit, once a second if need be, and holds the nodes of a group of
-which some pods find no place. So both are told here, from the pods. How often a group was recreated cannot be
-observed again, so the stored status is where it is counted. Pure; decides about no pod.
+which some pods find no place. So both are found here, from the pods. How often a group was recreated cannot
+be observed again, so the stored status is where it is counted. Pure; decides about no pod.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which connections rank 0 takes as the other ranks of its group: the only ones that say Hello as it would.
 
-Whoever can reach the socket can connect. What is no Hello, comes late, or is of another group is refused and
-closed, and rank 0 goes on waiting for its ranks. A rank of another revision is told why, ends by that reason,
-and its supervisor reports it. ``refusal`` is a pure function.
+Every process that reaches the socket can connect. What is no Hello, comes late, or is of another group is
+refused and closed, and rank 0 goes on waiting for its ranks. A rank of another revision gets the reason, ends
+by it, and its supervisor reports it. ``refusal`` is a pure function.
 """
 
 from __future__ import annotations

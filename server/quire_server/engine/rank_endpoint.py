@@ -2,7 +2,7 @@
 
 Connections are authenticated (``rank_auth``) before a byte of them is parsed, each by a thread of its own, so
 that a stranger who says nothing keeps no rank waiting. Ranks of one node use a unix socket instead
-(``rank_channel.listen``). A dead link is noticed by the kernel, also where nobody has anything to say.
+(``rank_channel.listen``). A dead link is noticed by the kernel, also while nothing is sent.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def connect(address: str, port: int, key: Callable[[], bytes], timeout: float) -
             refused_since = 0.0
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{address}:{port} cannot be reached: {error}") from None
-        time.sleep(_RETRY_SECONDS)  # nothing tells when the leader listens; this is once, at the start
+        time.sleep(
+            _RETRY_SECONDS
+        )  # there is no event for a leader that begins to listen; this is once, at the start
 
 
 def _enter(address: str, port: int, key: bytes) -> socket.socket:

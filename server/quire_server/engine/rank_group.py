@@ -123,8 +123,8 @@ class RankGroup:
         return all(each.can_replay for each in prepared)
 
     def _say(self, message: Handshake, descriptor_of: Callable[[int], int | None] = lambda _: None) -> None:
-        """Tell all other ranks, each with its descriptor. Where one has ended, the others learn it by the end
-        of their connection.
+        """Send to all other ranks, each with its descriptor. Where one has ended, the others learn it by the
+        end of their connection.
         """
         for rank, channel in self._channels.items():
             try:
@@ -148,7 +148,7 @@ class RankGroup:
             on_progress()
 
     def send(self, message: RankStep) -> None:
-        """Tell all other ranks of the next pass."""
+        """Send the next pass to all other ranks."""
         body = self._encoder.encode(message)
         self._sent.append((self._encoder.sequence, self._encoder.digest))
         for rank, channel in self._channels.items():

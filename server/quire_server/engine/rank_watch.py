@@ -1,4 +1,4 @@
-"""Ends the engine when the connection to a rank on another node ends while nobody waits for it.
+"""Ends the engine when the connection to a rank on another node ends while no call waits for it.
 
 Within a node the supervisor sees the end of a process. That of another node shows only as the end of its
 connection, which is looked at without taking a byte of it.

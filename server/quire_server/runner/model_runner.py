@@ -305,8 +305,8 @@ class ModelRunner:
     def _sampled_where_current(
         self, step: Step, positions: SampledPositions, computed: ForwardOutput
     ) -> StepResult:
-        """Sample those rows that still have the request of the step; others get the token 0, which nobody
-        reads.
+        """Sample those rows that still have the request of the step; others get the token 0, which is
+        not read.
         """
         rows, lengths, current = positions.rows, positions.lengths, positions.are_current(self._input_batch)
         if current.all():

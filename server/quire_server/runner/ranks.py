@@ -37,7 +37,7 @@ class Followers(Protocol):
     """The other ranks, from rank 0."""
 
     def send(self, message: RankStep) -> None:
-        """Tell them of the next pass."""
+        """Send them the next pass."""
 
     def collect(self, *, is_lost: bool = False, has_output: bool = False) -> PassOutcome:
         """Wait until all of them have executed it. Raises RankLostError, which names those that have not.

@@ -1,7 +1,7 @@
 """The directory that the processes of one server share: heartbeats, sockets, and why a process ended.
 
 In memory where possible, so that a heartbeat never waits for a disk. A supervisor that is killed cannot
-remove its directory, and a pod's memory outlives its containers: the next one removes what nobody holds.
+remove its directory, and a pod's memory outlives its containers: the next one removes what no process holds.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class WorkerSupervisor:
 
     def __init__(self, config: ServeConfig, state: SharedState, children: Children, run_dir: Path) -> None:
         self._config, self._state, self._children, self._run_dir = config, state, children, run_dir
-        # Whether loading makes progress the leader is told, and judges.
+        # The leader gets the progress of loading, and judges it.
         self._limits = LoadLimits(config.startup_timeout_seconds, config.startup_timeout_seconds)
         self._heartbeat = HeartbeatWriter(state, time.monotonic())
         self._is_serving = False

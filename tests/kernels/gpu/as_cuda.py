@@ -61,7 +61,7 @@ def as_cuda() -> Iterator[list[str]]:
 @contextmanager
 def as_cuda_in_thread() -> Iterator[None]:
     """What a thread has of its own, for another one than that which is within ``as_cuda`` and interprets.
-    Numbers may overflow in lanes and rows that nobody reads.
+    Numbers may overflow in lanes and rows that are not read.
     """
     if torch.cuda.is_available():
         yield

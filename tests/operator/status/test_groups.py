@@ -1,4 +1,4 @@
-"""Groups of pods: ready as a whole, told who of them waits for a place, slowed where they crash for ever."""
+"""Groups of pods: ready as a whole, with the pod that waits for a place, slowed where they crash for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank 0 takes in its own ranks, and nobody else: not a stranger, an earlier group or another revision."""
+"""Rank 0 takes in its own ranks alone: not a stranger, an earlier group or another revision."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Ranks of several nodes meet at the leader's address: those with the key, and nobody else."""
+"""Ranks of several nodes meet at the leader's address: those with the key alone."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_rank_with_the_key_is_let_in_and_its_bytes_come_through(listener: Rank
 def test_a_rank_with_another_key_is_refused_and_told_so(listener: RankListener) -> None:
     with pytest.raises(RankAuthError, match="another key"):
         rank_endpoint.connect(ADDRESS, listener.port, lambda: b"other", 0)
-    assert not select.select([listener], [], [], 0)[0], "nobody was let in"
+    assert not select.select([listener], [], [], 0)[0], "none was let in"
 
 
 def test_a_listener_without_the_key_learns_nothing_and_is_not_believed() -> None:
@@ -144,7 +144,7 @@ def test_a_leader_that_never_listens_is_named() -> None:
 
 
 def test_a_proof_is_of_no_use_for_another_connection() -> None:
-    """Whoever listened to one exchange cannot repeat it: both sides draw anew."""
+    """An exchange that was overheard cannot be repeated: both sides draw anew."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         leader = threading.Thread(target=lambda: rank_auth.admit(ours, KEY))
