@@ -15,6 +15,8 @@ from quire_server.termination import KILLED_EXIT_CODE, Failure, Reason
 
 # Before its first heartbeat the engine imports gigabytes of libraries; loading has not begun yet.
 _IMPORT_SECONDS = 120.0
+# While a model warms up no stream waits for a rank, and a busy node is no reason to begin again.
+_WARMING_SILENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,16 @@ def watch_ranks(sample: Heartbeat | None, states: Sequence[RankState], watched: 
     for which the supervisor has run itself without a pause. Where all processes of a pod were paused, none
     beat, and none is lost.
     """
-    if sample is None or sample.phase is Phase.LOADING or watched < SILENCE_SECONDS:
+    if sample is None or sample.phase is Phase.LOADING:
         return None
-    silent = [state for state in states if state.missing == "Silent"]
-    if not silent:
+    limit = SILENCE_SECONDS if sample.phase is Phase.SERVING else _WARMING_SILENCE_SECONDS
+    silent = [state for state in states if state.missing == "Silent" and (state.beat_age or 0.0) >= limit]
+    if not silent or watched < limit:
         return None
     names = ", ".join(f"rank {state.rank} (last step {state.last_step})" for state in silent)
     return Failure(
         Reason.PROCESS_STALLED,
-        f"Of the {len(states)} ranks of the model, this did not run for {SILENCE_SECONDS:g} s: {names}. The "
+        f"Of the {len(states)} ranks of the model, this did not run for {limit:g} s: {names}. The "
         "pod restarts; if it comes back, look at the node's CPU and memory.",
     )
 

@@ -68,8 +68,14 @@ def test_a_silent_rank_ends_a_server_that_serves_and_is_named_with_its_last_step
 def test_while_the_model_loads_or_all_were_paused_no_rank_is_lost():
     assert watch_ranks(None, SILENT, 60.0) is None
     assert watch_ranks(IDLE._replace(phase=Phase.LOADING), SILENT, 60.0) is None
-    assert watch_ranks(IDLE._replace(phase=Phase.WARMING), SILENT, 60.0) is not None
     assert watch_ranks(IDLE, SILENT, 2.4) is None, "the supervisor itself was paused until then"
+
+
+def test_a_busy_node_ends_no_server_that_warms_up_and_a_stopped_rank_does():
+    warming = IDLE._replace(phase=Phase.WARMING)
+    assert watch_ranks(warming, (SILENT[0], RankState(1, 9.9, 0, "Silent")), 60.0) is None
+    failure = watch_ranks(warming, (SILENT[0], RankState(1, 10.0, 0, "Silent")), 60.0)
+    assert failure is not None and "did not run for 10 s: rank 1" in failure.message
 
 
 def test_statusz_shows_age_and_step_of_each_rank(tmp_path):
