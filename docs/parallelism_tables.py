@@ -238,7 +238,8 @@ kernel chooses), which has no authentication and no encryption.
 The ranks of a model end together. The server ends its streams with an error and exits, and Kubernetes
 restarts the container: within two seconds when a process was killed, within five when it is stopped or
 does not take part in a step. A rank beats twice a second; after 2.5 s without a beat it is given up (10 s
-while the model warms up), unless the whole pod was paused. The log, the termination message and `/statusz` say which rank it was:
+while the model warms up), unless the whole pod was paused. The log, the termination message and `/statusz`
+say which rank it was:
 
 | entry of `ranks` in `/statusz` | |
 |---|---|

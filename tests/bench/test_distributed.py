@@ -65,7 +65,7 @@ def test_the_step_message_is_measured():
 def test_exchanges_are_counted(monkeypatch):
     monkeypatch.setattr(rank_exchanges, "RANKS", (2,))
     rows = [line for line in rank_exchanges.report().splitlines() if line.startswith("| 2 ")]
-    assert len(rows) == 2 * len(rank_exchanges.BATCHES)
+    assert len(rows) == 4 * len(rank_exchanges.BATCHES), "prompts and decodes, greedy and drawn"
     assert all(row.endswith(("| 1 of 1 |", "| 3 of 3 |")) for row in rows)
 
 

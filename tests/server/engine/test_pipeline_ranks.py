@@ -161,7 +161,7 @@ def test_the_cache_has_the_same_number_of_blocks_on_every_stage_and_the_bytes_th
     try:
         one = load(directory, quantization="none", kv_cache_memory_bytes=1 << 20, max_num_seqs=256)
         held = [found.runner.kv_cache_bytes]
-        held += [sum(cache.nbytes for cache in each._host._kv_caches) for each in found.followers]
+        held += [sum(cache.nbytes for cache in each._executor._kv_caches) for each in found.followers]
         assert found.runner.num_blocks == one.num_blocks
         assert sum(held) == one.kv_cache_bytes <= 1 << 20
     finally:

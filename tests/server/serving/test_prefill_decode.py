@@ -226,15 +226,31 @@ def test_held_blocks_that_nobody_reads_are_freed_when_their_lease_ends(tiny, tmp
     with servers(tiny, tmp_path, prefill=flags) as (producer, consumer), ThreadPoolExecutor(4) as pool:
         bodies = [body(number, max_tokens=4) for number in range(200, 260)]
         found = [pool.submit(answer, consumer, each) for each in bodies]
-        consumer.wait("a transfer", lambda: transfers(consumer)[0] > 1)
-        engine = consumer.children()["engine"]
-        os.kill(engine, signal.SIGSTOP)
-        stopped_at = time.monotonic()
-        assert_all_blocks_are_free(producer, seconds=20)
-        assert producer.metric("llm_kv_transfer_held") == 0
-        assert time.monotonic() - stopped_at < 2 + 5
-        os.kill(engine, signal.SIGCONT)
+        with frozen_while_blocks_are_held(producer, consumer):
+            frozen_at = time.monotonic()
+            producer.wait("no hold", lambda: not producer.metric("llm_kv_transfer_held"), 20)
+            assert_all_blocks_are_free(producer, seconds=20)
+            assert time.monotonic() - frozen_at < 2 + 5
         assert all(each.result()[0] for each in found)
+
+
+@contextlib.contextmanager
+def frozen_while_blocks_are_held(producer, consumer):
+    """The consumer's engine, stopped at a moment at which blocks are held for it."""
+    engine = consumer.children()["engine"]
+
+    def is_frozen_in_time():
+        os.kill(engine, signal.SIGSTOP)
+        if producer.metric("llm_kv_transfer_held"):
+            return True
+        os.kill(engine, signal.SIGCONT)
+        return False
+
+    try:
+        consumer.wait("a moment at which blocks are held", is_frozen_in_time)
+        yield
+    finally:
+        os.kill(engine, signal.SIGCONT)
 
 
 def test_a_transfer_port_that_is_taken_is_named_with_the_remedy(tiny, tmp_path):
