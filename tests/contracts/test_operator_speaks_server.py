@@ -95,7 +95,7 @@ def test_decode_pods_ask_the_prefill_pods_of_their_service() -> None:
     body = specs.DISAGGREGATED[0]
     prefill, decode = (configured(body, role) for role in (names.ROLE_PREFILL, names.ROLE_LEADER))
     assert (prefill.kv_role, decode.kv_role) == ("kv_producer", "kv_consumer")
-    assert decode.kv_producers == (("disaggregated-prefill.default.svc", prefill.kv_transfer_port),)
+    assert decode.kv_producers == (("disaggregated-prefill", prefill.kv_transfer_port),)
     assert (prefill.kv_lease_seconds, decode.local_prefill_below_tokens) == (20, 1024)
     assert prefill.kv_transfer_port == names.PORT_KV_TRANSFER
     assert "QUIRE_KV_ROLE" not in _command(specs.minimal())[1]

@@ -109,9 +109,9 @@ def _kv_role(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_KV_ROLE": "kv_producer",
             "QUIRE_KV_TRANSFER_PORT": _number(names.PORT_KV_TRANSFER),
         }
-    producers = names.workload(model.name, names.ROLE_PREFILL)
+    producers = names.workload(model.name, names.ROLE_PREFILL)  # a Service of the same namespace
     return {
-        "QUIRE_KV_PRODUCERS": f"{producers}.{model.namespace}.svc:{names.PORT_KV_TRANSFER}",
+        "QUIRE_KV_PRODUCERS": f"{producers}:{names.PORT_KV_TRANSFER}",
         "QUIRE_KV_ROLE": "kv_consumer",
         "QUIRE_LOCAL_PREFILL_BELOW_TOKENS": _number(roles.local_prefill_below_tokens),
     }
