@@ -114,13 +114,12 @@ def download(world: World, namespace: str) -> None:
 
 
 def roll_out(world: World, namespace: str) -> None:
-    """The status of a completed rollout: strategy Auto replaces in place until then."""
-    live = world.get("Deployment", namespace, "m")
-    if (
-        live is not None
-        and live.get("status", {}).get("observedGeneration") != live["metadata"]["generation"]
-    ):
-        world.roll_out(namespace, "m", ready=live["spec"]["replicas"])
+    """The status of completed rollouts: strategy Auto replaces in place until then."""
+    for name in ("m", "m-prefill"):
+        live = world.get("Deployment", namespace, name)
+        if live is None or live.get("status", {}).get("observedGeneration") == live["metadata"]["generation"]:
+            continue
+        world.roll_out(namespace, name, ready=live["spec"]["replicas"])
 
 
 def answered(world: World, namespace: str) -> None:
@@ -133,8 +132,9 @@ def answered(world: World, namespace: str) -> None:
 
 def comparable(world: World, namespace: str, spec: Body) -> dict[str, Body]:
     found = children(world, namespace, "m", history=False)
-    if (
-        "autoscaling" in spec and "Deployment m" in found
-    ):  # then the number of pods is not the operator's, and stays what it was
-        found["Deployment m"]["spec"].pop("replicas", None)
+    roles = {"m": spec, "m-prefill": spec.get("disaggregation", {}).get("prefill", {})}
+    for name, role in roles.items():
+        # Then the number of pods is not the operator's, and stays what it was.
+        if "autoscaling" in role and f"Deployment {name}" in found:
+            found[f"Deployment {name}"]["spec"].pop("replicas", None)
     return found
