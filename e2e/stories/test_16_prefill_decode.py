@@ -4,7 +4,8 @@ when it goes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,7 +14,7 @@ from e2e.kubectl import Kubectl, Manifest
 from e2e.stories.deployment import NAME_LABEL, SERVED_NAME, LLMDeployment, is_ready, small_spec
 from e2e.stories.waiting import eventually
 
-pytestmark = pytest.mark.alone  # it waits for a pod to be away, which a busy node would prolong
+pytestmark = pytest.mark.alone  # it lets no pod start for a while
 
 #: In float32 no choice between two tokens depends on which pod computed the prompt.
 EXACT = {**small_spec()["engine"], "dtype": "Float32", "quantization": "None"}
@@ -63,6 +64,18 @@ def metric(kube: Kubectl, pod: Manifest, name: str) -> float:
     return float(value)
 
 
+@contextmanager
+def deleted_without_a_place_for_another(kube: Kubectl, pod: Manifest) -> Iterator[None]:
+    """The pod is gone, and the next one waits for a node until the end of the block."""
+    about, node = pod["metadata"], pod["spec"]["nodeName"]
+    kube.run("cordon", node)
+    try:
+        kube.run("delete", "pod", about["name"], "-n", about["namespace"], "--now")
+        yield
+    finally:
+        kube.run("uncordon", node)
+
+
 def transfers(kube: Kubectl, llm: LLMDeployment) -> tuple[float, float]:
     """Prompts that the decode pod got from a prefill pod, and those that it computed itself instead."""
     (decode,) = pods_of(kube, llm, "leader")
@@ -92,13 +105,12 @@ def test_a_prefill_pod_computes_long_prompts_and_when_it_goes_no_answer_is_anoth
     (prefill,) = pods_of(kube, llm, "prefill")
     eventually("no block is held", lambda: metric(kube, prefill, "llm_kv_transfer_held") == 0)
 
-    # Another pod takes its place, and loads the model first.
-    kube.run("delete", "pod", prefill["metadata"]["name"], "-n", llm.namespace, "--now")
-    assert ask(llm, "bridges") == expected["bridges"]
-    assert transfers(kube, llm) == (1, 1)
-    llm.wait_reason("TransferDegraded", "TransferDegraded")
-    assert llm.condition("Ready")["status"] == "True"
-    eventually("its Event", lambda: llm.events("TransferDegraded"))
+    with deleted_without_a_place_for_another(kube, prefill):
+        assert ask(llm, "bridges") == expected["bridges"]
+        assert transfers(kube, llm) == (1, 1)
+        llm.wait_reason("TransferDegraded", "TransferDegraded")
+        assert llm.condition("Ready")["status"] == "True"
+        eventually("its Event", lambda: llm.events("TransferDegraded"))
 
 
 def test_transfers_are_as_expected_again_with_the_first_that_succeeds(
@@ -108,10 +120,10 @@ def test_transfers_are_as_expected_again_with_the_first_that_succeeds(
     llm.wait_ready()
     llm.wait_reason("TransferDegraded", "AsExpected")
     (prefill,) = pods_of(kube, llm, "prefill")
-    kube.run("delete", "pod", prefill["metadata"]["name"], "-n", llm.namespace, "--now")
     topics = (f"river {number}" for number in range(1000))
-    ask(llm, next(topics))
-    llm.wait_reason("TransferDegraded", "TransferDegraded")
+    with deleted_without_a_place_for_another(kube, prefill):
+        ask(llm, next(topics))
+        llm.wait_reason("TransferDegraded", "TransferDegraded")
 
     def succeeds() -> bool:
         ask(llm, next(topics))

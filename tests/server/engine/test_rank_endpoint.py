@@ -143,6 +143,13 @@ def test_a_leader_that_never_listens_is_named() -> None:
         rank_endpoint.connect(ADDRESS, 1, key, 0)
 
 
+def test_a_connection_that_has_ended_is_no_rank() -> None:
+    near, far = socket.socketpair()
+    far.close()
+    with near, pytest.raises(RankAuthError, match="does not listen"):
+        rank_auth.admit(near, b"key")
+
+
 def test_a_proof_is_of_no_use_for_another_connection() -> None:
     """An exchange that was overheard cannot be repeated: both sides draw anew."""
     ours, theirs = socket.socketpair()

@@ -2,6 +2,7 @@
 With a process group that notes its calls, in place of NCCL.
 """
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -100,7 +101,7 @@ class Machine:
 
     def __init__(self, log: list[str], links: int = 18) -> None:
         self.log, self.links = log, links
-        self.environ: dict[str, str] = {}
+        self.environ = dict(os.environ)
         self.at_exit: list[Callable[[], None]] = []
 
 
