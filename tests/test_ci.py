@@ -43,6 +43,9 @@ def run(directory: Path, tests: str, environment: dict[str, str]) -> str:
     (directory / "pytest.ini").write_text("[pytest]\n")
     environment = environment | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # they take seconds to load
     inherited = {name: value for name, value in os.environ.items() if name != "CI"}
+    # The conftest imports from the repository.
+    paths = filter(None, (os.environ.get("PYTHONPATH"), str(ROOT)))
+    inherited["PYTHONPATH"] = os.pathsep.join(paths)
     done = subprocess.run(
         [
             sys.executable,
