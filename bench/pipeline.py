@@ -48,7 +48,7 @@ class PacedLayer:
     """A layer that does nothing; the last one of a stage takes what is left of the stage's time."""
 
     def __init__(self, layer: object, wait: Callable[[], object]) -> None:
-        self.rope = layer.rope  # type: ignore[attr-defined]
+        self.rope = layer.rope  # type: ignore[attr-defined]  # torch types attributes as modules
         self._wait = wait
 
     def __call__(self, hidden: Tensor | None, residual: Tensor, *rest: object) -> Tensor:
@@ -63,11 +63,12 @@ class Pace:
         self.busy: list[Span] = []
         self._seconds = seconds
         layers = [PacedLayer(layer, bool) for layer in model.layers[:-1]]
-        model.layers = [*layers, PacedLayer(model.layers[-1], self._take)]  # type: ignore[list-item]
+        last = PacedLayer(model.layers[-1], self._take)
+        model.layers = [*layers, last]  # type: ignore[list-item]  # it stands in for a layer
 
     def _take(self) -> None:
         begin = time.monotonic()
-        time.sleep(self._seconds)
+        time.sleep(self._seconds)  # in place of computing, so that stages share no core
         self.busy.append((begin, time.monotonic()))
 
 

@@ -132,7 +132,7 @@ def wait_other_pods(world: World, namespace: str, before: dict[str, Body], count
     return eventually("pods of another group", others, seconds=40)
 
 
-def wait_told(world: World, namespace: str, leader: Body) -> None:
+def wait_in_status(world: World, namespace: str, leader: Body) -> None:
     """Waits until the status is about the group of this leader."""
     eventually(
         "the group in the status",
@@ -167,10 +167,10 @@ def test_a_recreated_group_is_counted_and_five_are_a_crash_loop_with_a_delay(
     pods = deploy(world, namespace)
     for life in range(1, 6):
         settle_all(world, namespace, pods)
-        wait_told(world, namespace, pods["m-0"])
+        wait_in_status(world, namespace, pods["m-0"])
         groups.settle(world, namespace, pods["m-0-1"], restarts=1)
         pods = wait_other_pods(world, namespace, pods)
-        wait_told(world, namespace, pods["m-0"])
+        wait_in_status(world, namespace, pods["m-0"])
         assert len(world.status(namespace, "m")["groups"][0]["recreations"]) == life
     settle_all(world, namespace, pods, ready=False)
     world.wait_condition(namespace, "m", "Stalled", "True", "GroupCrashLoop")
@@ -209,7 +209,9 @@ def test_an_autoscalers_number_of_groups_is_kept(
 
     settle_all(world, namespace, groups.wait_group_pods(world, namespace, "m", 4))
     eventually(
-        "both groups are told", lambda: world.status(namespace, "m").get("readyReplicas") == 2, seconds=40
+        "both groups are in the status",
+        lambda: world.status(namespace, "m").get("readyReplicas") == 2,
+        seconds=40,
     )
     assert world.read("LeaderWorkerSet", namespace, "m")["spec"]["replicas"] == 2
 
@@ -260,12 +262,12 @@ def test_the_workers_of_a_group_that_drains_get_their_signal_once_the_leader_has
 def test_a_group_that_waits_for_a_node_for_two_minutes_is_told_with_who_waits_and_why(
     world: World, half_placed: str
 ) -> None:
-    def told() -> Body | None:
+    def incomplete() -> Body | None:
         found = world.condition(half_placed, "m", "Ready")
         assert found["reason"] in ("WaitingForNode", "GroupIncomplete")
         return found if found["reason"] == "GroupIncomplete" else None
 
-    message = eventually("GroupIncomplete", told, seconds=180)["message"]
+    message = eventually("GroupIncomplete", incomplete, seconds=180)["message"]
     assert "m-0-1" in message and "2 Insufficient cpu" in message
     world.wait_condition(half_placed, "m", "Degraded", "True", "GroupIncomplete")
     world.wait_event(half_placed, "m", "GroupIncomplete")

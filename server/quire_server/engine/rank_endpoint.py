@@ -121,9 +121,7 @@ def connect(address: str, port: int, key: Callable[[], bytes], timeout: float) -
             refused_since = 0.0
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{address}:{port} cannot be reached: {error}") from None
-        time.sleep(
-            _RETRY_SECONDS
-        )  # there is no event for a leader that begins to listen; this is once, at the start
+        time.sleep(_RETRY_SECONDS)  # no event says that the leader listens; this is once, at the start
 
 
 def _enter(address: str, port: int, key: bytes) -> socket.socket:

@@ -159,7 +159,8 @@ class Meeting:
     def store(self, name: str, size: int) -> Any:
         """Where so many ranks publish their addresses for one another. ``name``: of the connections."""
         if not self.address:
-            return distributed.FileStore(str(self.directory / name), size)  # type: ignore[attr-defined]
+            path = str(self.directory / name)
+            return distributed.FileStore(path, size)  # type: ignore[attr-defined]  # not in the stubs
         return distributed.PrefixStore(name, self._store)  # type: ignore[attr-defined]  # not in the stubs
 
     @cached_property

@@ -33,13 +33,13 @@ def test_it_is_gone_when_its_server_has_ended(tmp_path):
 def test_what_a_killed_supervisor_left_is_removed_by_the_next_and_what_is_used_is_not(tmp_path):
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=os.environ, check=False)
     (left,) = tmp_path.iterdir()
-    (tmp_path / "quire-of-somebody-else").mkdir()
+    (tmp_path / "quire-of-another-user").mkdir()
     with run_dir([tmp_path]) as (path, _):
         assert not left.exists()
         with run_dir([tmp_path]) as (second, _):
             assert path.exists()
             assert second != path
-    assert [each.name for each in tmp_path.iterdir()] == ["quire-of-somebody-else"]
+    assert [each.name for each in tmp_path.iterdir()] == ["quire-of-another-user"]
 
 
 def test_without_room_in_memory_it_is_on_the_disk(tmp_path):
