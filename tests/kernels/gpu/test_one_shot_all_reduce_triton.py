@@ -64,7 +64,7 @@ def test_nan_and_infinity_stay_in_their_elements(group: tuple[int, Ranks]) -> No
 def rank_with_flags(
     rank: InterpretedRank, pipe: Connection, parts: list[Tensor]
 ) -> tuple[bool, list[Tensor]]:
-    """On rank 0 the sum at once; on others when the test lets them, and whether rank 0's flag was set by then."""
+    """On rank 0 the sum at once; on others when the test lets them, and whether rank 0's flag was set."""
     if rank.place.rank == 0:
         return True, sums_of_a_rank(rank, pipe, [parts])
     mine = rank.place.flags
