@@ -92,6 +92,8 @@ async def test_requests_of_two_hundred_disconnecting_clients_are_aborted_within_
     ask = ASK | {"max_tokens": 1900, "stream": True, "ignore_eos": True}
     limits = httpx.Limits(max_connections=None)
     full_load = (STREAMS, MAX_NUM_SEQS, STREAMS - MAX_NUM_SEQS)
+    server.wait("no earlier request is left", lambda: load(server) == (0, 0, 0))
+    pinned = server.metric("llm_kv_cache_utilization")  # by prompts that other tests asked to keep
 
     async def listen():
         async with client.stream("POST", server.url + "/v1/completions", json=ask) as answer:
@@ -108,7 +110,7 @@ async def test_requests_of_two_hundred_disconnecting_clients_are_aborted_within_
         await asyncio.gather(*clients, return_exceptions=True)
     end = time.monotonic()
     server.wait("nothing runs or waits", lambda: load(server) == (0, 0, 0), 1.0)
-    server.wait("its blocks are free", lambda: server.metric("llm_kv_cache_utilization") == 0, 1.0)
+    server.wait("its blocks are free", lambda: server.metric("llm_kv_cache_utilization") <= pinned, 1.0)
     assert time.monotonic() - end < 1.0
     assert answers(server)
 

