@@ -134,8 +134,8 @@ def follow(
         status, copied = runner.execute(message)
         if faults is not None:
             faults.after_exchanges(decoder.sequence)
-        on_step(decoder.sequence)
         channel.send(step_codec.encode_echo(Echo(decoder.sequence, decoder.digest, status, copied)))
+        on_step(decoder.sequence)
         if status is EchoStatus.LOST_PEER:
             timeout = _LEADER_SECONDS
 
