@@ -3,7 +3,6 @@ connection between them, with ranks as threads.
 """
 
 import pytest
-import torch
 
 from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.sampling_params import SamplingParams
@@ -12,7 +11,7 @@ from tests.server.engine.test_ranks import PROMPTS
 from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 from tests.server.runner.pipelined import PipelinedEngine
-from tests.server.runner.ranks_in_process import Ranks
+from tests.server.runner.ranks_in_process import Ranks, lack_memory
 
 OPTIONS = {"num_blocks_override": 200, "quantization": "none", "kv_offload_host_bytes": 1 << 20}
 SAMPLING = [
@@ -111,25 +110,7 @@ def test_a_row_that_is_aborted_in_flight_gives_nothing_to_the_next_request(whole
 def test_a_stage_without_memory_fails_one_request_and_no_other_step(whole, ranks, monkeypatch, stage, place):
     expected = [InProcessEngine(whole).generate([prompt], greedy(12))[0] for prompt in PROMPTS]
     model = ranks.models[0 if stage == 0 else ranks.tensor * (ranks.stages - 1)]
-    states, layer, failed, is_due = model.states, model.layers[0], [], False
-
-    def hungry(batch, caches):
-        nonlocal is_due
-        is_due = len(batch.token_ids) > 85
-        if is_due and place == "before the pass":
-            failed.append(len(batch.token_ids))
-            torch.empty(1 << 60, dtype=torch.uint8)
-        return states(batch, caches)
-
-    def hungry_layer(*arguments):
-        if is_due and place == "within the pass":
-            failed.append(1)
-            torch.empty(1 << 60, dtype=torch.uint8)
-        return layer(*arguments)
-
-    hungry_layer.rope = layer.rope
-    monkeypatch.setattr(model, "states", hungry)
-    monkeypatch.setattr(model, "layers", [hungry_layer, *model.layers[1:]])
+    failed = lack_memory(monkeypatch, model, place, layer=0, more_than=85)
     engine = PipelinedEngine(ranks.runner, ranks.stages)
     for name, prompt in enumerate(PROMPTS):
         engine.add(str(name), prompt, greedy(12))

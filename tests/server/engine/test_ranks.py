@@ -6,7 +6,6 @@ import socket
 from dataclasses import replace
 
 import pytest
-import torch
 
 from quire_server.core.config import Batching, PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.policy import Policy
@@ -21,7 +20,7 @@ from quire_server.engine.rank_group import RankGroup
 from quire_server.errors import RankLostError
 from quire_server.layers.parallel import CollectiveError
 from tests.server.runner.in_process import InProcessEngine, greedy, load
-from tests.server.runner.ranks_in_process import Ranks
+from tests.server.runner.ranks_in_process import Ranks, lack_memory
 from tests.server.tiny_model import write
 
 PROMPTS = [[(7 * i + 3 * j) % 250 for j in range(20 + 9 * i)] for i in range(5)]
@@ -129,28 +128,7 @@ def test_when_one_rank_has_no_memory_all_ranks_drop_the_same_request(
     whole, ranks, monkeypatch, number, place
 ):
     expected = [InProcessEngine(whole).generate([prompt], greedy(12))[0] for prompt in PROMPTS]
-    model = ranks.models[number]
-    states, failed = model.states, []
-    layer = model.layers[1]
-    is_due = False
-
-    def hungry(batch, caches):
-        nonlocal is_due
-        is_due = len(batch.token_ids) > 200
-        if is_due and place == "before the pass":
-            failed.append(len(batch.token_ids))
-            torch.empty(1 << 60, dtype=torch.uint8)
-        return states(batch, caches)
-
-    def hungry_layer(*arguments):
-        if is_due and place == "within the pass":
-            failed.append(1)
-            torch.empty(1 << 60, dtype=torch.uint8)
-        return layer(*arguments)
-
-    hungry_layer.rope = layer.rope
-    monkeypatch.setattr(model, "states", hungry)
-    monkeypatch.setattr(model, "layers", [model.layers[0], hungry_layer])
+    failed = lack_memory(monkeypatch, ranks.models[number], place, layer=1, more_than=200)
     engine = InProcessEngine(ranks.runner)
     for name, prompt in enumerate([*PROMPTS, [9] * 90]):
         engine.scheduler.add(Request(str(name), tuple(prompt), greedy(12), 0.0))

@@ -3,6 +3,10 @@
 import socket
 import threading
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
 
 from quire_server import fault_injection
 from quire_server.core.topology import Topology
@@ -10,6 +14,7 @@ from quire_server.engine import rank
 from quire_server.engine.rank_channel import Channel, ChannelClosedError
 from quire_server.engine.rank_faults import RankFaults
 from quire_server.engine.rank_group import RankGroup
+from quire_server.layers.forward_batch import ForwardBatch
 from quire_server.models.decoder import Decoder
 from quire_server.runner.kv_offload import OffloadWorker
 from quire_server.runner.model_runner import ModelRunner, RunnerConfig
@@ -80,3 +85,35 @@ def _follow(channel: Channel, follower: FollowerRunner, faults: RankFaults) -> N
         rank.follow(channel, follower, faults=faults)
     except ChannelClosedError:
         channel.close()
+
+
+def lack_memory(
+    monkeypatch: pytest.MonkeyPatch, model: Decoder, place: str, layer: int, more_than: int
+) -> list[int]:
+    """Fail this rank's passes of more tokens by allocating 1 EiB, "before the pass" or "within the pass", in
+    this layer. Returns the token counts of the failed passes.
+    """
+    states, whole_layer, failed = model.states, model.layers[layer], list[int]()
+    count = 0
+
+    def allocate(here: str) -> None:
+        if count > more_than and place == here:
+            failed.append(count)
+            torch.empty(1 << 60, dtype=torch.uint8)
+
+    def hungry(batch: ForwardBatch, *rest: Any) -> Any:
+        nonlocal count
+        count = len(batch.token_ids)
+        allocate("before the pass")
+        return states(batch, *rest)
+
+    def hungry_layer(*arguments: Any) -> Any:
+        allocate("within the pass")
+        return whole_layer(*arguments)
+
+    hungry_layer.rope = whole_layer.rope  # type: ignore[attr-defined]  # a function in place of a module
+    layers: list[Any] = [*model.layers]
+    layers[layer] = hungry_layer
+    monkeypatch.setattr(model, "states", hungry)
+    monkeypatch.setattr(model, "layers", layers)
+    return failed
