@@ -32,7 +32,7 @@ NAMES = frozenset(
         "wrong_canary",  # after = reruns that are still right
         "corrupt_kv_transfer",  # after = KV blocks that are sent as they are
         "nan_weight",  # after = steps before a weight becomes NaN
-        # Of a rank of a divided model; after = passes that work. Options: `rank=K` (1 unless told), and
+        # Of a rank of a divided model; after = passes that work. Options: `rank=K` (default 1), and
         # `late`: when the exchanges of the pass are made, instead of before them.
         "rank_exit",
         "rank_freeze",

@@ -1,7 +1,7 @@
 """The condition DrainFitsNotice: whether a pod on a spot node has ended its drain before the node is gone.
 
-It only warns. A drain is also that of a rollout, and whoever wants it longer there may accept that answers on
-a node that is reclaimed break off. Pure.
+It only warns. A drain is also that of a rollout, and an owner who wants it longer there may accept that
+answers on a node that is reclaimed break off. Pure.
 """
 
 from __future__ import annotations

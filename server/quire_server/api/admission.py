@@ -160,7 +160,7 @@ class KVDemand:
 
     num_running: int
     running: float  # held by running answers, blocks that they share once, and what each will need beside it
-    waiting: Claim  # of those in the engine's queue, and those that it has not told of yet
+    waiting: Claim  # of those in the engine's queue, and those that it has not reported yet
 
     def beside(self, num_rows: int) -> float:
         """The demand of as many answers as there are rows, the newest: an answer that takes the next row runs

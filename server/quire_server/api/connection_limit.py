@@ -2,8 +2,8 @@
 
 At the limit a connection that waits for its client is closed for each new one: first the one whose client has
 kept it waiting longest in the middle of a request, or before its first, then the one that has been idle
-longest. So clients that open connections and send nothing close their own, and keep nobody out. Where all are
-being answered the new one is refused. Knows no HTTP.
+longest. So clients that open connections and send nothing close their own, and keep no other client out.
+Where all are being answered the new one is refused. Knows no HTTP.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ class Connection(HttpToolsProtocol):
         """The parser has delivered a part of the body."""
         self._body_left -= len(body)
         self._framing_left += _WIRE_BYTES_PER_BODY_BYTE * len(body)
-        if not self.cycle.response_started:  # else nobody reads it any more
+        if not self.cycle.response_started:  # else no task reads it any more
             super().on_body(body)
 
     def on_message_complete(self) -> None:

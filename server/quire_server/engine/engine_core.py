@@ -308,7 +308,7 @@ class EngineCore:
         return events
 
     def _take_proofs(self, events: StepEvents) -> None:
-        """What a step tells of the engine's health: answers, failures, and tokens of the canary."""
+        """What a step shows of the engine's health: answers, failures, and tokens of the canary."""
         if (run := self._canary_run) is not None:
             run.take(events)
             if run.is_complete:

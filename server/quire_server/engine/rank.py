@@ -95,7 +95,7 @@ def _load(
 
 
 def _progress(channel: Channel) -> Callable[[int, int], None]:
-    """Tells rank 0 now and then that loading goes on."""
+    """Reports to rank 0 now and then that loading goes on."""
     last = 0.0
 
     def progress(loaded_bytes: int, total_bytes: int) -> None:

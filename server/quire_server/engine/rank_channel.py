@@ -101,7 +101,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Agreed:
-    """Rank 0 tells the number of KV blocks, the same on every rank."""
+    """Rank 0 sends the number of KV blocks, the same on every rank."""
 
     num_blocks: int
 
@@ -167,7 +167,7 @@ class Channel:
                 connection.close()
                 if time.monotonic() > deadline:
                     raise ChannelTimeoutError from None
-                time.sleep(_RETRY_SECONDS)  # nothing tells when rank 0 listens; this is once, at the start
+                time.sleep(_RETRY_SECONDS)  # no event says when rank 0 listens; this is once, at the start
 
     def send(self, body: bytes, timeout: float | None = None) -> None:
         """Send a frame."""

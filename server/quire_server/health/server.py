@@ -1,8 +1,8 @@
 """The HTTP server of the probes: one thread per connection, four paths.
 
 Decides nothing: it reads the shared memory and returns the verdict of `decision`. Where too many connections
-have not sent their request, the one that has waited longest is closed for each new one, so that nobody keeps
-the kubelet out.
+have not sent their request, the one that has waited longest is closed for each new one, so that no
+client keeps the kubelet out.
 """
 
 from __future__ import annotations

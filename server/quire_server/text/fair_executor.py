@@ -62,7 +62,7 @@ class FairExecutor:
                     self._turns.remove(client)
 
     def _run_next(self) -> None:
-        """Run pieces of work until nobody has a turn. There is a call of this for each that was submitted."""
+        """Run pieces of work until none is left. There is a call of this for each that was submitted."""
         while (taken := self._take()) is not None:
             client, work = taken
             try:

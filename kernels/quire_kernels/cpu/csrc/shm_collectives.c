@@ -7,7 +7,7 @@
  *
  * A wait ends when the other rank has arrived, when its time is over, or when a rank has set `aborted`. Of these the last
  * two are final: no rank writes or reads a slot after it, so that a rank that comes back late finds an error, and never
- * somebody else's numbers. */
+ * another call's numbers. */
 #define _GNU_SOURCE
 #include "vectors.h"
 
