@@ -34,7 +34,7 @@ from quire_server.models.decoder import Decoder
 from quire_server.runner.config import RunnerConfig
 from quire_server.runner.model_runner import ModelRunner
 from quire_server.runner.rank_executor import FollowerRunner
-from quire_server.runner.ranks import Membership
+from quire_server.runner.ranks import SINGLE, Membership
 from tests.server.core.fake_runner import FakeRunner
 from tests.server.core.fake_stages import FakeStages
 from tests.server.models import families
@@ -87,7 +87,7 @@ def membership(directory: Path, number: int, stages: int) -> Membership:
     """A rank's place."""
     topology = Topology(1, number, stages)
     communicator = communicators.join(communicators.choose(), topology, Meeting(directory), None)
-    return Membership(topology, communicator, int)
+    return Membership(topology, communicator, SINGLE.agree_on_blocks)
 
 
 def follow(

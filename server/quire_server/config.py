@@ -382,10 +382,14 @@ def _check_kv_transfer(config: ServeConfig) -> None:
         raise ConfigError(f"{role} needs the prefix cache: leave out --no-enable-prefix-caching")
     for flag, is_set in (
         ("--device cuda", config.device == "cuda"),
-        ("--tensor-parallel-size", config.tensor_parallel_size > 1),
-        ("--pipeline-parallel-size", config.pipeline_parallel_size > 1),
+        ("--nodes", config.nodes > 1),
         ("--kv-offload-host-bytes", config.kv_offload_host_bytes > 0),
         ("--speculative-method draft-model", config.speculative_model is not None),
     ):
         if is_set:
             raise ConfigError(f"{flag} does not work with {role} yet: leave one of them out")
+    if config.kv_role == "kv_consumer" and config.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"--pipeline-parallel-size {config.pipeline_parallel_size} does not work with {role} yet: give "
+            "the kv_consumer one stage, and a larger --tensor-parallel-size"
+        )

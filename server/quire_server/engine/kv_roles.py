@@ -22,7 +22,7 @@ def connector(config: ServeConfig, scheduler: Scheduler, runner: ModelRunner, fa
     """For a server without a role, one that does nothing."""
     if config.kv_role == "none":
         return KVConnector()
-    if (blocks := runner.host_kv_blocks()) is None:
+    if (blocks := runner.kv_blocks) is None:
         raise ConfigError(f"--kv-role {config.kv_role} works on CPUs only so far: give --device cpu")
     layout = fingerprint.kv_layout(config.model, runner.kv_layout())
     if config.kv_role == "kv_consumer":

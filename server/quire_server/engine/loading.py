@@ -51,7 +51,10 @@ def load(config: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, faults:
     ranks = Membership(
         topology,
         communicator,
-        lambda num_blocks: group.agree_on_blocks(num_blocks, heartbeat.progressed, timeout),
+        lambda num_blocks, shared: (
+            group.agree_on_blocks(num_blocks, heartbeat.progressed, timeout, shared),
+            shared,
+        ),
     )
     runner = ModelRunner.load(config.model, options, on_progress, ranks=ranks, followers=group, device=device)
     runner.capture(lambda captured, wanted: heartbeat.progressed())
@@ -69,7 +72,7 @@ def runner_config(config: ServeConfig) -> RunnerConfig:
         quantization=config.quantization,
         block_size=config.block_size or default_block_size(config.device),
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
-        shares_kv_cache=config.kv_role == "kv_producer",
+        shares_kv_cache=config.kv_role != "none",
         num_blocks_override=config.num_gpu_blocks_override,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=_step_tokens(config),

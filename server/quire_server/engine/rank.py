@@ -79,12 +79,12 @@ def _load(
     joined = rank_group.join(run_dir, settings, rank, own)
     channel, timeout = joined.channel, settings.startup_timeout_seconds
 
-    def agree(num_blocks: int) -> int:
+    def agree(num_blocks: int, _: int | None) -> tuple[int, int | None]:
         channel.say(Loaded(num_blocks))
-        agreed = channel.hear(timeout)
+        agreed, shared = channel.hear_with_descriptor(timeout)
         if not isinstance(agreed, Agreed):
             raise CodecError("expected the number of blocks")
-        return agreed.num_blocks
+        return agreed.num_blocks, shared
 
     ranks = Membership(topology, joined.communicator, agree)
     progress = _progress(channel)

@@ -110,11 +110,15 @@ class RankGroup:
             meeting = _meeting(settings, run_dir, 0)
             return group, communicators.join(kind, topology, meeting, descriptors[0])
 
-    def agree_on_blocks(self, num_blocks: int, on_progress: Callable[[], None], timeout: float) -> int:
-        """The smallest number of KV blocks that any rank has room for, which all ranks are sent."""
+    def agree_on_blocks(
+        self, num_blocks: int, on_progress: Callable[[], None], timeout: float, shared: int | None = None
+    ) -> int:
+        """The smallest number of KV blocks that any rank has room for, which all ranks are sent, with the
+        descriptor of the memory that they share for them.
+        """
         found = [self._hear(rank, Loaded, timeout, on_progress).num_blocks for rank in self._channels]
         smallest = min(num_blocks, *found)
-        self._say(Agreed(smallest))
+        self._say(Agreed(smallest), lambda _: shared)
         return smallest
 
     def wait_prepared(self, timeout: float) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from quire_server.core.kv_division import Run
 from quire_server.kv_transfer.channel import Pieces
 
 
 class KVBlocks(Protocol):
-    """The KV cache as bytes. A block's pieces are in the same order on every server of one layout."""
+    """The KV cache as bytes. A block's bytes are in the same order on every server of one layout, however
+    many pieces they are in.
+    """
 
     @property
     def block_bytes(self) -> int:
@@ -20,11 +23,14 @@ class KVBlocks(Protocol):
         """Of the file that has all pieces, for another process to read; None where there is none."""
 
     @property
-    def stride(self) -> int:
-        """Bytes in that file from a piece of a block to its next one."""
+    def runs(self) -> Sequence[Run]:
+        """Where in that file the pieces of a block are."""
 
     def pieces(self, block_id: int) -> Pieces:
-        """The memory of one block."""
+        """The memory of one block, each part of it once."""
+
+    def replicate(self, block_id: int) -> None:
+        """Copy what was received to where else the same part is."""
 
     def clear(self, block_ids: Sequence[int]) -> None:
         """Fill blocks with zeros."""

@@ -144,5 +144,6 @@ def read(
     channel.send(Kind.READ, frames.pack_read(reference, first), deadline=deadline)
     for index, block_id in enumerate(block_ids, start=first):
         channel.receive_block(index, blocks.pieces(block_id), deadline=deadline)
+        blocks.replicate(block_id)
     channel.all_received(deadline=deadline)
     channel.receive(Kind.CONFIRMED, deadline=deadline)

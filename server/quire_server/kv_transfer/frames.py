@@ -8,12 +8,15 @@ closes the connection.
 from __future__ import annotations
 
 import enum
+import itertools
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from quire_server.core.kv_division import Run
 from quire_server.core.transfer import DIGEST_BYTES, ID_BYTES, Reference, TransferError
 
-VERSION = 1
+VERSION = 2
 NONCE_BYTES = 32
 HEADER = struct.Struct(">4sBI")
 BLOCK_HEAD = struct.Struct(">II")  # of a BLOCK's body: index in the hold, CRC-32 of the bytes that follow
@@ -25,9 +28,10 @@ _PREFILL = struct.Struct(">iI")
 _HELD = struct.Struct(f">{ID_BYTES}s{ID_BYTES}s{DIGEST_BYTES}sI")
 _READ = struct.Struct(">I")
 _LOCATION = struct.Struct(">III")
-_SHARED = struct.Struct(">Q")
+_RUN = struct.Struct(">QQI")  # of a SHARED, as many as a block has parts
 _MAX_SALT_BYTES = 1 << 16
 _MAX_TOKENS = 1 << 22
+_MAX_RUNS = 1 << 18
 MAX_FAILURE = 200  # characters
 
 
@@ -60,7 +64,7 @@ MAX_BODY = {
     Kind.BLOCK: 1 << 30,
     Kind.CONFIRMED: 0,
     Kind.FAILED: 4 * MAX_FAILURE,
-    Kind.SHARED: _SHARED.size,
+    Kind.SHARED: _RUN.size * _MAX_RUNS,
     Kind.LOCATION: _LOCATION.size,
     Kind.DONE: 0,
 }
@@ -201,14 +205,16 @@ def parse_location(body: bytes) -> Location:
     return Location(*_unpack(_LOCATION, body))
 
 
-def pack_shared(stride: int) -> bytes:
-    """The body of a SHARED: the bytes from a piece of a block to its next one."""
-    return _SHARED.pack(stride)
+def pack_shared(runs: Sequence[Run]) -> bytes:
+    """The body of a SHARED: where in the memory the parts of a block are."""
+    return b"".join(_RUN.pack(*run) for run in runs)
 
 
-def parse_shared(body: bytes) -> int:
+def parse_shared(body: bytes) -> tuple[Run, ...]:
     """Raises TransferError."""
-    return int(_unpack(_SHARED, body)[0])
+    if len(body) % _RUN.size:
+        raise TransferError("the peer sent a frame of the wrong length")
+    return tuple(itertools.starmap(Run, _RUN.iter_unpack(body)))
 
 
 def _unpack(fields: struct.Struct, body: bytes) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import socket
 
+from quire_server.core.kv_division import Run
 from quire_server.core.transfer import TransferError
 from quire_server.kv_transfer import frames
 from quire_server.kv_transfer.blocks import KVBlocks
@@ -49,31 +50,32 @@ class SharedMemoryChannel(Channel):
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
         self._descriptor: int | None = None  # of the producer's memory, at the consumer
-        self._stride = 0
+        self._runs: tuple[Run, ...] = ()
 
     def share(self, blocks: KVBlocks, *, deadline: float) -> None:
         """As the producer, let the consumer read the memory of all blocks."""
         assert blocks.descriptor is not None
-        body = frames.pack_shared(blocks.stride)
-        frame = [memoryview(frames.header(Kind.SHARED, len(body)) + body)]
+        body = frames.pack_shared(blocks.runs)
+        head = [memoryview(frames.header(Kind.SHARED, len(body)))]  # so little is sent whole or not at all
         read_only = os.open(f"/proc/self/fd/{blocks.descriptor}", os.O_RDONLY)
         try:
-            self._call(lambda data: socket.send_fds(self._connection, data, [read_only]), frame, deadline)
+            self._call(lambda data: socket.send_fds(self._connection, data, [read_only]), head, deadline)
         finally:
             os.close(read_only)
+        self._send_pieces([memoryview(body)], deadline)
 
     def attach(self, *, deadline: float) -> None:
         """As the consumer, receive that memory. Raises TransferError."""
-        size = frames.HEADER.size + len(frames.pack_shared(0))
-        receive = socket.recv_fds
+        size, receive = frames.HEADER.size, socket.recv_fds
         data, descriptors, *_ = self._call(lambda _: receive(self._connection, size, 1), (), deadline)
         if descriptors:
             (self._descriptor,) = descriptors
         if len(data) != size or not descriptors:
             raise TransferError("the producer shares no memory")
-        if frames.parse_header(data[: frames.HEADER.size])[0] is not Kind.SHARED:
+        kind, length = frames.parse_header(data)
+        if kind is not Kind.SHARED:
             raise TransferError("the peer sent something else than its memory")
-        self._stride = frames.parse_shared(data[frames.HEADER.size :])
+        self._runs = frames.parse_shared(self._receive_bytes(length, deadline))
 
     def send_block(
         self, index: int, block_id: int, pieces: Pieces, *, deadline: float, of: Pieces | None = None
@@ -86,11 +88,13 @@ class SharedMemoryChannel(Channel):
         """Copy one block to where it belongs; it must be this one, whole and with its checksum."""
         location = frames.parse_location(self.receive(Kind.LOCATION, deadline=deadline)[1])
         assert self._descriptor is not None
-        position = location.block_id * pieces[0].nbytes
-        for piece in pieces:
-            if os.preadv(self._descriptor, [piece], position) != piece.nbytes:
+        rest = list(reversed(pieces))
+        for run in self._runs:
+            parts = _take(rest, run.size)
+            if os.preadv(self._descriptor, parts, run.at(location.block_id).start) != run.size:
                 raise TransferError("the producer's memory has no such block")
-            position += self._stride
+        if rest:
+            raise TransferError("the producer's blocks have another size")
         self._check(index, location.number, pieces, location.checksum)
 
     def all_sent(self, *, deadline: float) -> None:
@@ -107,3 +111,16 @@ class SharedMemoryChannel(Channel):
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _take(rest: list[memoryview], size: int) -> list[memoryview]:
+    """The next bytes of pieces, the last of which comes first; where there are fewer, all of them."""
+    taken: list[memoryview] = []
+    while size and rest:
+        piece = rest.pop()
+        if piece.nbytes > size:
+            rest.append(piece[size:])
+            piece = piece[:size]
+        taken.append(piece)
+        size -= piece.nbytes
+    return taken

@@ -74,14 +74,16 @@ def shard(config: ModelConfig, topology: Topology, layers: Range | None = None) 
     )
 
 
-def stages(config: ModelConfig, topology: Topology, layer_bytes: Sequence[int], head_bytes: int) -> Range:
-    """The layers of this rank's stage. Raises ConfigError if there are more stages than layers."""
+def stages(
+    config: ModelConfig, topology: Topology, layer_bytes: Sequence[int], head_bytes: int
+) -> tuple[Range, ...]:
+    """The layers of each stage. Raises ConfigError if there are more stages than layers."""
     if topology.pipeline > config.num_layers:
         raise ConfigError(
             f"The model cannot be divided among {topology.pipeline} stages: it has {config.num_layers} "
             f"layers. Set --pipeline-parallel-size to {config.num_layers} or less."
         )
-    return stage_layers(layer_bytes, head_bytes, topology.pipeline)[topology.stage]
+    return stage_layers(layer_bytes, head_bytes, topology.pipeline)
 
 
 def sizes(config: ModelConfig) -> tuple[int, ...]:

@@ -31,4 +31,4 @@ class RunnerConfig:
     tensor_parallel_size: int = 1  # bytes of caches are those of all ranks together
     pipeline_parallel_size: int = 1
     cpu_offload_gb: float = 0.0  # GiB of layer weights kept in the host's memory
-    shares_kv_cache: bool = False  # in memory that other processes of the host may be given to read
+    shares_kv_cache: bool = False  # among ranks, and with processes of the host that are given it to read

@@ -1,8 +1,6 @@
 """Sizes and allocates the KV cache, and zeroes blocks that may contain NaN before they are reused."""
 
 import math
-import mmap
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +32,12 @@ def storage_dtype(name: str, compute: torch.dtype) -> torch.dtype:
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block in all layers: keys, values, and scales where the type needs them."""
-    row = kv_row_size(config.head_size, dtype) * dtype.itemsize
-    return 2 * config.num_layers * config.num_kv_heads * block_size * row
+    return 2 * config.num_layers * config.num_kv_heads * block_size * row_bytes(config, dtype)
+
+
+def row_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one head's key, or value, of one token."""
+    return kv_row_size(config.head_size, dtype) * dtype.itemsize
 
 
 def longest_context(config: ModelConfig, options: RunnerConfig) -> int:
@@ -100,11 +102,10 @@ def allocate(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    descriptor: int | None = None,
+    memory: memoryview | None = None,
 ) -> tuple[Tensor, ...]:
     """Allocate [2, num_blocks, kv_heads, block_size, head_size] per layer: keys, then values. One-byte types
-    have room for a scale at the end of each row. ``descriptor``: of the file that is to have them, layer
-    after layer, for another process to read.
+    have room for a scale at the end of each row. ``memory``: zeros that are to have them, layer after layer.
 
     Zeroed, because a masked key still takes part in the arithmetic, where a NaN would spread.
     """
@@ -114,22 +115,15 @@ def allocate(
             "Leave kv-cache-dtype at auto."
         )
     shape = (2, num_blocks, config.num_kv_heads, block_size, kv_row_size(config.head_size, dtype))
-    if descriptor is not None:
-        return _in_file(descriptor, shape, dtype, config.num_layers)
+    if memory is not None:
+        each = math.prod(shape) * dtype.itemsize
+        return tuple(
+            torch.frombuffer(memory, dtype=torch.uint8, count=each, offset=layer * each)
+            .view(dtype)
+            .view(shape)
+            for layer in range(config.num_layers)
+        )
     return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers))
-
-
-def _in_file(
-    descriptor: int, shape: tuple[int, ...], dtype: torch.dtype, num_layers: int
-) -> tuple[Tensor, ...]:
-    """Zeroed tensors in shared memory; each keeps the mapping."""
-    each = math.prod(shape) * dtype.itemsize
-    os.ftruncate(descriptor, each * num_layers)
-    memory = mmap.mmap(descriptor, each * num_layers)
-    return tuple(
-        torch.frombuffer(memory, dtype=torch.uint8, count=each, offset=layer * each).view(dtype).view(shape)
-        for layer in range(num_layers)
-    )
 
 
 @dataclass(frozen=True, slots=True)

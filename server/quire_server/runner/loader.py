@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from quire_server.core import weight_offload
-from quire_server.core.topology import Topology
+from quire_server.core.kv_division import KVDivision, KVMemory
+from quire_server.core.topology import Range, Topology
 from quire_server.errors import ConfigError
 from quire_server.layers.int8_linear import has_native_kernels
 from quire_server.layers.linear import LinearFactory
@@ -28,6 +29,7 @@ from quire_server.runner.config import RunnerConfig
 from quire_server.runner.gpu import memory_profile
 from quire_server.runner.gpu.device import Device
 from quire_server.runner.gpu.weight_stream import WeightStream
+from quire_server.runner.kv_blocks import HostKVBlocks
 from quire_server.runner.kv_offload import DiskTier
 from quire_server.runner.ranks import SINGLE, Membership
 from quire_server.text.tokenizer import refuse_other_vocabulary
@@ -93,11 +95,15 @@ class Checkpoint:
         """The configuration of one rank. Raises ConfigError if the model cannot be divided among so many
         ranks.
         """
-        layers = None
-        if topology.pipeline > 1:
-            head = registry.head_bytes(self.config, self.dtype, self.linear)
-            layers = sharding.stages(self.config, topology, self.layer_bytes, head)
+        layers = self.stages(topology)[topology.stage] if topology.pipeline > 1 else None
         return sharding.shard(self.config, topology, layers)
+
+    def stages(self, topology: Topology) -> tuple[Range, ...]:
+        """The layers of each stage. Raises ConfigError if there are more stages than layers."""
+        if topology.pipeline == 1:
+            return (Range(0, self.config.num_layers),)
+        head = registry.head_bytes(self.config, self.dtype, self.linear)
+        return sharding.stages(self.config, topology, self.layer_bytes, head)
 
     def read(
         self,
@@ -245,7 +251,7 @@ class LoadedModel:
     disk: DiskTier | None
     draft: Decoder | None
     draft_caches: tuple[Tensor, ...]
-    kv_descriptor: int | None = None  # of the shared memory that has the KV caches
+    kv_blocks: HostKVBlocks | None = None  # of all ranks, where rank 0 moves them between servers
 
 
 def load_model(
@@ -290,8 +296,8 @@ def load_model(
         measured = memory_profile.measure(model, options, device, stored, longest, draft=draft_model)
         options = memory_profile.sized(options, measured, config, block_bytes)
         gpu_memory = {"weights": measured.weights, "workspace": measured.workspace}
-    num_blocks, max_model_len = _plan(config, options, block_bytes, ranks)
-    caches, shared = _kv_caches(config, num_blocks, options, stored, place)
+    num_blocks, max_model_len, shared = _plan(config, options, block_bytes, ranks, device)
+    caches, kv_blocks = _kv_caches(found, num_blocks, options, stored, place, ranks.topology, shared)
     _log(place, found, model, draft)
     return LoadedModel(
         model,
@@ -306,28 +312,49 @@ def load_model(
         disk,
         draft_model,
         () if draft is None else draft.allocate(num_blocks, place),
-        shared,
+        kv_blocks,
     )
 
 
 def _kv_caches(
-    config: ModelConfig, num_blocks: int, options: RunnerConfig, stored: torch.dtype, place: torch.device
-) -> tuple[tuple[Tensor, ...], int | None]:
-    """The KV caches, and the descriptor of the shared memory that has them, if that is wanted."""
-    shared = os.memfd_create("quire-kv") if options.shares_kv_cache and place.type == "cpu" else None
+    found: Checkpoint,
+    num_blocks: int,
+    options: RunnerConfig,
+    stored: torch.dtype,
+    place: torch.device,
+    topology: Topology,
+    shared: int | None,
+) -> tuple[tuple[Tensor, ...], HostKVBlocks | None]:
+    """This rank's KV caches, and in rank 0 the blocks of all ranks, if they are in ``shared`` memory."""
+    config, size = found.shard(topology), options.block_size
+    if shared is None:
+        return kv_cache.allocate(config, num_blocks, size, dtype=stored, device=place), None
+    division = KVDivision(found.config.num_kv_heads, topology.tensor, found.stages(topology))
+    row = kv_cache.row_bytes(config, stored)
+    blocks = HostKVBlocks(KVMemory(division, num_blocks, size * row), shared)
     caches = kv_cache.allocate(
-        config, num_blocks, options.block_size, dtype=stored, device=place, descriptor=shared
+        config, num_blocks, size, dtype=stored, device=place, memory=blocks.of_rank(topology.rank)
     )
-    return caches, shared
+    if topology.is_leader:
+        return caches, blocks
+    os.close(shared)
+    return caches, None
 
 
-def _plan(config: ModelConfig, options: RunnerConfig, block_bytes: int, ranks: Membership) -> tuple[int, int]:
-    """(number of blocks, longest context), the same on every rank."""
+def _plan(
+    config: ModelConfig, options: RunnerConfig, block_bytes: int, ranks: Membership, device: Device | None
+) -> tuple[int, int, int | None]:
+    """(number of blocks, longest context), the same on every rank, and the descriptor of the memory for the
+    KV caches of all of them, if they share one.
+    """
     num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes)
+    is_shared = options.shares_kv_cache and device is None and ranks.topology.is_leader
+    shared = os.memfd_create("quire-kv") if is_shared else None
     if ranks.topology.size == 1:
-        return num_blocks, max_model_len
-    agreed = replace(options, num_blocks_override=ranks.agree_on_blocks(num_blocks))
-    return kv_cache.plan(config, agreed, block_bytes)
+        return num_blocks, max_model_len, shared
+    num_blocks, shared = ranks.agree_on_blocks(num_blocks, shared)
+    agreed = replace(options, num_blocks_override=num_blocks)
+    return *kv_cache.plan(config, agreed, block_bytes), shared
 
 
 def _read(

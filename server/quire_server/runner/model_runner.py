@@ -34,7 +34,6 @@ from quire_server.runner.gpu.executor import ForwardOutput, GpuExecutor
 from quire_server.runner.gpu.input_batch import ON_DEVICE
 from quire_server.runner.host_executor import HostExecutor
 from quire_server.runner.input_batch import InputBatch, SampledPositions
-from quire_server.runner.kv_blocks import HostKVBlocks
 from quire_server.runner.kv_cache import DirtyBlocks
 from quire_server.runner.kv_offload import OffloadWorker
 from quire_server.runner.loader import LoadedModel, load_model
@@ -71,7 +70,7 @@ class ModelRunner:
         self.kv_cache_bytes = sum(cache.nbytes for cache in (*kv_caches, *loaded.draft_caches))
         self._model = model
         self._kv_caches = kv_caches
-        self._kv_descriptor = loaded.kv_descriptor
+        self.kv_blocks = loaded.kv_blocks
         self._input_batch = InputBatch(options.max_num_seqs, loaded.max_model_len, options.block_size)
         self._dirty_blocks = DirtyBlocks(self._input_batch, kv_caches)
         self._device = None if device is None else GpuExecutor(model, kv_caches, self._input_batch, device)
@@ -165,17 +164,13 @@ class ModelRunner:
         """Make one weight NaN: the fault nan_weight."""
         self._model.norm.weight[0] = float("nan")
 
-    def host_kv_blocks(self) -> HostKVBlocks | None:
-        """The memory of KV blocks; None where it is not the host's."""
-        return None if self._device is not None else HostKVBlocks(self._kv_caches, self._kv_descriptor)
-
     def kv_layout(self) -> Mapping[str, object]:
-        """What the bytes of a KV block depend on beside the model's files."""
+        """What the bytes of a KV block depend on beside the model's files: not the number of ranks."""
         return {
             "block_size": self.block_size,
             "dtype": self.dtype,
             "quantization": self.quantization,
-            "shape": [(str(cache.dtype), tuple(cache.shape[2:])) for cache in self._kv_caches],
+            "stored": str(self._kv_caches[0].dtype),
         }
 
     def close(self) -> None:

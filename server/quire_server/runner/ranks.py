@@ -13,16 +13,17 @@ from quire_server.layers.parallel import Communicator, SingleRank
 @dataclass(frozen=True, slots=True)
 class Membership:
     """A rank's place among the ranks of a model. ``agree_on_blocks``: from the number of KV blocks that this
-    rank has room for to the number that all ranks have.
+    rank has room for to the number that all ranks have, and from the descriptor of the memory that rank 0 has
+    for the blocks of all of them, if it has one, to a descriptor of it here.
     """
 
     topology: Topology
     communicator: Communicator
-    agree_on_blocks: Callable[[int], int]
+    agree_on_blocks: Callable[[int, int | None], tuple[int, int | None]]
 
 
 #: One rank has the whole model.
-SINGLE = Membership(Topology(), SingleRank(), lambda num_blocks: num_blocks)
+SINGLE = Membership(Topology(), SingleRank(), lambda num_blocks, shared: (num_blocks, shared))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ class FaultyLink:
 
     def __init__(self, target, next_fault):
         self.happened = []
-        self._target = target
+        self.target = target
         self._next_fault = next_fault
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open = []
@@ -34,7 +34,7 @@ class FaultyLink:
                     self.happened.append("reject")
                     near.close()
                     continue
-                far = socket.create_connection(self._target)
+                far = socket.create_connection(self.target)
                 self._open += [near, far]
                 for source, sink, answers in ((near, far, False), (far, near, True)):
                     arguments = (source, sink, _for(fault, answers))

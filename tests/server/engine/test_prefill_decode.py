@@ -55,7 +55,7 @@ class ByteRunner:
 
     max_steps_in_flight = 1
     descriptor = None
-    stride = 0
+    runs = ()
 
     def __init__(self):
         self.grammars = FakeGrammars()
@@ -68,6 +68,9 @@ class ByteRunner:
     def pieces(self, block_id):
         half = self.block_bytes // 2
         return [memoryview(memory)[block_id * half : (block_id + 1) * half] for memory in self._memory]
+
+    def replicate(self, block_id):
+        pass
 
     def clear(self, block_ids):
         for block_id in block_ids:

@@ -5,36 +5,41 @@ import os
 import queue
 import threading
 
+from quire_server.core.kv_division import Run
 from quire_server.core.transfer import prefix_digest
 from quire_server.fault_injection import Faults
 from quire_server.kv_transfer.holds import SharedHolds
 from quire_server.kv_transfer.server import TransferServer
 
-BLOCK_SIZE, PIECES, PIECE_BYTES = 8, 6, 500
+BLOCK_SIZE, PIECES, BLOCK_BYTES = 8, 6, 3000
 LAYOUT = b"l" * 32
 
 
 class FakeBlocks:
     """Each block in several pieces that do not lie one after the other."""
 
-    block_bytes = PIECES * PIECE_BYTES
-
-    def __init__(self, num_blocks, seed, is_shared=False):
+    def __init__(self, num_blocks, seed, is_shared=False, num_pieces=PIECES, block_bytes=BLOCK_BYTES):
+        self.block_bytes = block_bytes
         self.num_blocks = num_blocks
-        self.stride = num_blocks * PIECE_BYTES
+        self._size = block_bytes // num_pieces
+        stride = num_blocks * self._size
+        self.runs = [Run(piece * stride, self._size, self._size) for piece in range(num_pieces)]
         self.descriptor = os.memfd_create("test") if is_shared else None
         content = bytes(
-            (seed * 31 + piece * 7 + at * 13) % 251 for piece in range(PIECES) for at in range(self.stride)
+            (seed * 31 + piece * 7 + at * 13) % 251 for piece in range(num_pieces) for at in range(stride)
         )
         memory = memoryview(bytearray(content))
         if self.descriptor is not None:
             os.write(self.descriptor, content)
             memory = memoryview(mmap.mmap(self.descriptor, len(content)))
-        self._memory = [memory[piece * self.stride : (piece + 1) * self.stride] for piece in range(PIECES)]
+        self._memory = [memory[piece * stride : (piece + 1) * stride] for piece in range(num_pieces)]
 
     def pieces(self, block_id):
-        first = block_id * PIECE_BYTES
-        return [memoryview(memory)[first : first + PIECE_BYTES] for memory in self._memory]
+        first = block_id * self._size
+        return [memoryview(memory)[first : first + self._size] for memory in self._memory]
+
+    def replicate(self, block_id):
+        pass
 
     def content(self, block_id):
         return b"".join(self.pieces(block_id))
@@ -42,7 +47,7 @@ class FakeBlocks:
     def clear(self, block_ids):
         for block_id in block_ids:
             for piece in self.pieces(block_id):
-                piece[:] = bytes(PIECE_BYTES)
+                piece[:] = bytes(self._size)
 
 
 class FakeProducer:

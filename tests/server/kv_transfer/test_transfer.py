@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from quire_server.core.kv_division import Run
 from quire_server.core.transfer import RefusedError, TransferError, prefix_digest
 from quire_server.fault_injection import Fault, Faults
 from quire_server.kv_transfer import client, frames, handshake
@@ -15,7 +16,7 @@ from quire_server.kv_transfer.channel import Channel
 from quire_server.kv_transfer.client import Producers
 from quire_server.kv_transfer.frames import Kind, Prefill
 from quire_server.kv_transfer.shared_memory import SharedMemoryChannel
-from tests.server.kv_transfer.fake_server import BLOCK_SIZE, LAYOUT, FakeBlocks, FakeProducer
+from tests.server.kv_transfer.fake_server import BLOCK_SIZE, LAYOUT, PIECES, FakeBlocks, FakeProducer
 
 TOKENS = tuple(range(3 * BLOCK_SIZE))
 PREFIX = prefix_digest(TOKENS, "salt", BLOCK_SIZE)
@@ -60,9 +61,9 @@ def wait(condition):
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("first", [0, 1, 2])
-def test_blocks_arrive_where_they_belong(producer, first):
-    source, target = producer(), FakeBlocks(16, seed=2)
+@pytest.mark.parametrize(("first", "num_pieces"), [(0, PIECES), (1, PIECES), (2, PIECES), (0, 2), (0, 15)])
+def test_blocks_arrive_where_they_belong_in_however_many_pieces(producer, first, num_pieces):
+    source, target = producer(), FakeBlocks(16, seed=2, num_pieces=num_pieces)
     untouched = target.content(9)
     with connected(source) as channel:
         reference = client.prefill(channel, WANTED, PREFIX, 5.0)
@@ -387,12 +388,27 @@ def test_a_block_beyond_the_producer_s_memory_is_not_used(tmp_path):
 )
 def test_what_is_no_memory_is_not_attached(kind, descriptors, message):
     ours, theirs = map(SharedMemoryChannel, socket.socketpair())
-    body = frames.pack_shared(1)
+    body = frames.pack_shared([Run(0, 1, 1)])
     socket.send_fds(theirs._connection, [frames.header(kind, len(body)) + body], descriptors)
     with pytest.raises(TransferError, match=message):
         ours.attach(deadline=time.monotonic() + 5)
     for channel in (ours, theirs):
         channel.close()
+
+
+@pytest.mark.parametrize("more", [PIECES, -PIECES])
+def test_a_shared_block_of_another_size_is_not_used(tmp_path, more):
+    source = FakeProducer(tmp_path, is_shared=True)
+    with connected(source) as channel:
+        reference = client.prefill(channel, WANTED, PREFIX, 5.0)
+        with pytest.raises(TransferError, match=r"no such block|another size"):
+            client.read(channel, reference, 0, FakeBlocks(4, 2, block_bytes=3000 + more), [0, 1, 2])
+    source.close()
+
+
+def test_where_shared_blocks_are_is_said_in_whole_entries():
+    with pytest.raises(TransferError, match="wrong length"):
+        frames.parse_shared(bytes(7))
 
 
 def test_more_connections_than_threads_are_closed_at_once(producer, monkeypatch):

@@ -19,7 +19,7 @@ from quire_server.models.decoder import Decoder
 from quire_server.runner.kv_offload import OffloadWorker
 from quire_server.runner.model_runner import ModelRunner, RunnerConfig
 from quire_server.runner.rank_executor import FollowerRunner
-from quire_server.runner.ranks import Membership
+from quire_server.runner.ranks import SINGLE, Membership
 from tests.server.models.lockstep import ThreadRanks
 
 _DEFAULTS = {"dtype": "float32", "quantization": "none", "num_blocks_override": 200}
@@ -54,7 +54,7 @@ class Ranks:
 
     def _place(self, number: int) -> Membership:
         topology = Topology(self.exchange.size, number, self.pipeline)
-        return Membership(topology, self.exchange.communicators[number], int)
+        return Membership(topology, self.exchange.communicators[number], SINGLE.agree_on_blocks)
 
     @property
     def models(self) -> list[Decoder]:

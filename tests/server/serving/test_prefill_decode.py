@@ -13,40 +13,28 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from e2e.ports import free_ports
 from quire_server.config import parse_args
 from quire_server.errors import ConfigError
 from quire_server.kv_transfer import frames
 from quire_server.kv_transfer.frames import Kind
 from tests.server import tiny_model
 from tests.server.launch import NO_TLS, Server
+from tests.server.serving.roles import (
+    EXACT,
+    answer,
+    assert_all_blocks_are_free,
+    body,
+    same,
+    servers,
+    transfers,
+)
 
-EXACT = ("--dtype", "float32", "--quantization", "none", "--max-num-batched-tokens", "128")
-LONG = 64  # tokens from which a prefix is fetched
 CLIENTS = ("none", "other")  # each is its own API key; the first is what a test sends that names no key
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@contextlib.contextmanager
-def servers(model, directory, *flags, prefill=(), decode=(), fault=""):
-    """(producer, consumer), both ready."""
-    (port,) = free_ports(1)
-    for name in ("prefill", "decode"):
-        (directory / name).mkdir(parents=True)
-    roles = (
-        (*EXACT, *flags, "--kv-role", "kv_producer", "--kv-transfer-port", str(port), *prefill),
-        (*EXACT, *flags, "--kv-role", "kv_consumer", "--kv-producers", f"127.0.0.1:{port}",
-         "--local-prefill-below-tokens", str(LONG), *decode),
-    )  # fmt: skip
-    with (
-        Server(model, directory / "prefill", *roles[0], fault=fault) as producer,
-        Server(model, directory / "decode", *roles[1]) as consumer,
-    ):
-        yield producer.wait_ready(120), consumer.wait_ready(120)
 
 
 @pytest.fixture(scope="module")
@@ -64,34 +52,6 @@ def pair(tiny, tmp_path_factory):
     flags = ("--api-keys-dir", str(keys))
     with servers(tiny, tmp_path_factory.mktemp("pair"), *flags, decode=("--kv-transport", "tcp")) as both:
         yield both
-
-
-def body(number, **more):
-    prompt = f"request {number} " * (8 + 3 * (number % 9))
-    return {"model": "tiny", "prompt": prompt, "max_tokens": 24, "ignore_eos": True, "temperature": 0, **more}
-
-
-def answer(server, wanted, key="none"):
-    response = server.post("/v1/completions", wanted, key=key)
-    assert response.status_code == 200, response.text
-    (choice,) = response.json()["choices"]
-    return choice["text"], (choice.get("logprobs") or {}).get("token_logprobs")
-
-
-def same(found, wanted):
-    return found[0] == wanted[0] and found[1] == (wanted[1] and pytest.approx(wanted[1], abs=1e-3))
-
-
-def transfers(server):
-    return server.metric("llm_kv_transfers_total"), server.metric("llm_kv_transfer_failures_total")
-
-
-def assert_all_blocks_are_free(*each, seconds=10.0):
-    for server in each:
-        server.wait(
-            "blocks are free", lambda one=server: one.metric("llm_kv_cache_utilization") == 0, seconds
-        )
-        assert server.metric("llm_kv_blocks_unaccounted") == 0
 
 
 def test_answers_are_those_of_one_server(pair, local):
@@ -270,8 +230,10 @@ def test_a_transfer_port_that_is_taken_is_named_with_the_remedy(tiny, tmp_path):
         (("--kv-role", "kv_producer", "--no-enable-prefix-caching"), "needs the prefix cache"),
         (("--kv-role", "kv_producer", "--kv-transfer-port", "8001"), "is taken by another port"),
         (("--kv-role", "kv_producer", "--device", "cuda"), "does not work with --kv-role"),
-        (("--kv-role", "kv_producer", "--tensor-parallel-size", "2"), "does not work with --kv-role"),
-        (("--kv-role", "kv_producer", "--pipeline-parallel-size", "2"), "does not work with --kv-role"),
+        (("--kv-role", "kv_producer", "--tensor-parallel-size", "2", "--nodes", "2", "--leader-address", "a",
+          "--pod-address", "b"), "--nodes does not work with --kv-role"),
+        (("--kv-role", "kv_consumer", "--kv-producers", "a:1", "--pipeline-parallel-size", "2"),
+         "give the kv_consumer one stage"),
         (("--kv-role", "kv_producer", "--kv-offload-host-bytes", "1000000"), "does not work with --kv-role"),
     ],
 )  # fmt: skip

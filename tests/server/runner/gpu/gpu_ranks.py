@@ -152,11 +152,11 @@ class GpuRanks:
         topology = Topology(self.exchange.size, number)
         return Membership(topology, self.exchange.communicators[number], self._agree)
 
-    def _agree(self, num_blocks: int) -> int:
+    def _agree(self, num_blocks: int, shared: int | None) -> tuple[int, int | None]:
         self._agreed.append(num_blocks)
         with self.turns.others():
             self._barrier.wait(60)
-        return min(self._agreed)
+        return min(self._agreed), shared
 
     def _follow(self, channel: Channel, runner: FollowerRunner) -> None:
         with self._context(), self.turns.mine(), contextlib.suppress(ChannelClosedError):

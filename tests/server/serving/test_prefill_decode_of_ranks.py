@@ -1,0 +1,80 @@
+"""Prefill and decode on servers of different numbers of ranks: the answers of one server of one rank."""
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from e2e.ports import free_ports
+from tests.server import tiny_model
+from tests.server.engine.faulty_link import FaultyLink
+from tests.server.launch import Server
+from tests.server.serving import roles
+from tests.server.serving.roles import answer, assert_all_blocks_are_free, body, same, transfers
+
+# (ranks that share each layer, stages). The model has 4 heads, 2 of keys and values: four ranks have each of
+# these twice.
+PREFILL = [(1, 1), (2, 1), (4, 1), (1, 2)]
+# Prompts of several chunks beside decodes.
+CHUNKED = ("--max-num-batched-tokens", "48", "--max-num-seqs", "6")
+BODIES = [body(number, max_tokens=256) for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def wanted(tiny, tmp_path_factory):
+    """The answers of one server."""
+    with Server(tiny, tmp_path_factory.mktemp("local"), *roles.EXACT).wait_ready(120) as server:
+        return [answer(server, each) for each in BODIES]
+
+
+@pytest.fixture(scope="module")
+def producers(tiny, tmp_path_factory):
+    """One of each size, with its address."""
+    ports = free_ports(len(PREFILL))
+    with contextlib.ExitStack() as opened:
+        servers = [
+            opened.enter_context(
+                roles.producer(tiny, tmp_path_factory.mktemp("prefill"), port, *ranks(*size))
+            )
+            for size, port in zip(PREFILL, ports, strict=True)
+        ]
+        yield {
+            size: (server.wait_ready(180), ("127.0.0.1", port))
+            for size, server, port in zip(PREFILL, servers, ports, strict=True)
+        }
+
+
+def ranks(tensor, pipeline):
+    return (*CHUNKED, "--tensor-parallel-size", str(tensor), "--pipeline-parallel-size", str(pipeline))
+
+
+def answers(server, salt):
+    """To all requests at once, and again, when their prefixes are cached."""
+    bodies = [{**each, "cache_salt": salt} for each in BODIES]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        return [list(pool.map(lambda each: answer(server, each), bodies)) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "transport"), [(1, "shared_memory"), (2, "tcp"), (4, "shared_memory"), (4, "tcp")]
+)
+def test_answers_are_those_of_one_server_whatever_both_sizes(
+    tiny, wanted, producers, tmp_path, tensor, transport
+):
+    link = FaultyLink(None, lambda: None)
+    flags = (*ranks(tensor, 1), "--kv-transport", transport)
+    with roles.consumer(tiny, tmp_path, link.address[1], *flags).wait_ready(120) as consumer:
+        assert len(consumer.ranks()) == tensor
+        for number, (size, (producer, address)) in enumerate(producers.items(), start=1):
+            assert len(producer.ranks()) == size[0] * size[1]
+            link.target = address
+            for found in answers(consumer, f"{tensor} {transport} {size}"):
+                assert list(map(same, found, wanted)) == [True] * len(BODIES), size
+            assert transfers(consumer) == (number * len(BODIES), 0), size
+            assert_all_blocks_are_free(producer, consumer)
+    link.close()
