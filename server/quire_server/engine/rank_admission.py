@@ -87,6 +87,8 @@ class Admission:
                         self._accept()
                     elif key.data in self._strangers:
                         self._hear(key.data)
+                    elif key.data in self._joined.values():
+                        self._leave(key.data)
                 now = time.monotonic()
                 for channel in [each for each, until in self._strangers.items() if until <= now]:
                     self._refuse(channel, Refused("NoHello", "it said nothing"))
@@ -117,19 +119,26 @@ class Admission:
             self._refuse(channel, refused)
             return
         assert isinstance(hello, Hello)
-        self._forget(channel)
+        del self._strangers[channel]
         self._joined[hello.rank] = channel
 
-    def _forget(self, channel: Channel) -> None:
-        del self._strangers[channel]
+    def _leave(self, channel: Channel) -> None:
+        """A rank that has joined says nothing before its Welcome: the connection has ended. Its pod may
+        restart, and join again.
+        """
+        rank = next(rank for rank, joined in self._joined.items() if joined is channel)
+        logger.warning("a rank has gone before all had joined", extra={"rank": rank})
+        del self._joined[rank]
         self._selector.unregister(channel)
+        channel.close()
 
     def _refuse(self, channel: Channel, refused: Refused) -> None:
         """Say why, if the other side still listens, and close the connection."""
         facts = {"reason": refused.reason, "why": refused.message}
         logger.warning("a connection to the ranks' socket is refused", extra=facts)
         self._last_refusal = f" The last refusal: {refused.message}."
-        self._forget(channel)
+        del self._strangers[channel]
+        self._selector.unregister(channel)
         with contextlib.suppress(ChannelClosedError, ChannelTimeoutError):  # it has gone, or does not read
             channel.say(refused, 0.1)
         channel.close()

@@ -160,6 +160,26 @@ def test_a_rank_that_does_not_come_is_named_with_the_last_refusal(tmp_path):
     assert "rank 2 has another arguments than rank 0" in error
 
 
+def test_a_rank_that_ends_while_others_are_waited_for_may_come_again(tmp_path):
+    """Its container restarts: LeaderWorkerSet recreates no group of which a pod has not started yet."""
+    leader = Leader(tmp_path, size=3).start()
+    first = leader.connect()
+    first.say(hello(1))
+    early = leader.connect()
+    early.say(hello(1))
+    assert early.hear(30).reason == "NoSuchRank", "the first one has joined"
+    first.close()
+    again = leader.connect()
+    again.say(hello(1))
+    last = leader.connect()
+    last.say(hello(2))
+    joined = leader.result()
+    assert set(joined) == {1, 2}
+    joined[1].say(Welcome("gloo", "x"))
+    assert again.hear(30) == Welcome("gloo", "x")
+    leader.close()
+
+
 def test_once_all_have_come_nobody_can_connect(leader, tmp_path):
     right = leader.connect()
     right.say(hello(1))
