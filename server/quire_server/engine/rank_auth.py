@@ -14,6 +14,9 @@ import socket
 import time
 from pathlib import Path
 
+from quire_server import peer_auth
+from quire_server.peer_auth import PeerKeyError
+
 _MAGIC = b"quire-ranks/1\n\0\0"
 _NONCE_BYTES = 32
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -25,19 +28,11 @@ class RankAuthError(Exception):
 
 
 def key_of(directory: Path | None) -> bytes:
-    """The key that the files of a mounted Secret give; empty without one. What kubelets keep beside the files
-    begins with a dot. Raises RankAuthError while the kubelet replaces them.
-    """
-    if directory is None:
-        return b""
-    digest = hashlib.sha256()
+    """The key of the group (``peer_auth``). Raises RankAuthError where there is none."""
     try:
-        for file in sorted(path for path in directory.iterdir() if not path.name.startswith(".")):
-            for part in (file.name.encode(), file.read_bytes()):
-                digest.update(len(part).to_bytes(8, "big") + part)
-    except OSError as error:
-        raise RankAuthError(f"the key cannot be read ({error.strerror}: {error.filename})") from None
-    return digest.digest()
+        return peer_auth.read_key(directory)
+    except PeerKeyError as error:
+        raise RankAuthError(str(error)) from None
 
 
 def admit(connection: socket.socket, key: bytes, seconds: float = SECONDS) -> None:

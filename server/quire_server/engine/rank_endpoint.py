@@ -16,11 +16,12 @@ from collections.abc import Callable
 
 from quire_server.engine import rank_auth
 from quire_server.engine.rank_auth import RankAuthError
+from quire_server.peer_auth import UnprovedConnections
 
 logger = logging.getLogger(__name__)
 
 PORT = 7600
-_MOST_PENDING = 32  # connections that have not proved anything yet; more are closed
+_BACKLOG = 32
 _RETRY_SECONDS = 0.2
 _CONNECT_SECONDS = 5.0
 _REFUSED_SECONDS = 10.0  # kubelets bring a new version of the Secret to the pods at different times
@@ -37,11 +38,11 @@ class RankListener:
     def __init__(self, address: str, port: int, key: Callable[[], bytes]) -> None:
         """``key``: called for each connection, as the Secret may change while ranks wait."""
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-        self._listener = socket.create_server((address, port), family=family, backlog=_MOST_PENDING)
+        self._listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
         self._key = key
         self._admitted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._wakes, self._wake = socket.socketpair()
-        self._pending = threading.Semaphore(_MOST_PENDING)
+        self._unproved = UnprovedConnections()
         self._lock, self._is_closed = threading.Lock(), False
         threading.Thread(target=self._listen, name="rank-listener", daemon=True).start()
 
@@ -54,11 +55,10 @@ class RankListener:
         """The descriptor, for a selector."""
         return self._wakes.fileno()
 
-    def accept(self) -> tuple[socket.socket, object]:
-        """The next connection and its address, as of a socket."""
+    def accept(self) -> tuple[socket.socket, None]:
+        """The next connection, as of a socket, but without an address: its other end may have reset it."""
         self._wakes.recv(1)
-        connection = self._admitted.get()
-        return connection, connection.getpeername()
+        return self._admitted.get(), None
 
     def close(self) -> None:
         """Take no more connections, and close those that were not taken."""
@@ -77,9 +77,7 @@ class RankListener:
                 connection, _ = self._listener.accept()
             except OSError:
                 return  # it was closed
-            if not self._pending.acquire(blocking=False):
-                connection.close()
-                continue
+            self._unproved.add(connection)
             threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
 
     def _admit(self, connection: socket.socket) -> None:
@@ -87,12 +85,12 @@ class RankListener:
             rank_auth.admit(connection, self._key())
         except RankAuthError as error:
             logger.warning("refused a connection to the ranks: %s", error)
+            self._unproved.remove(connection)
             connection.close()
         else:
+            self._unproved.remove(connection)
             watch_link(connection)
             self._hand_over(connection)
-        finally:
-            self._pending.release()
 
     def _hand_over(self, connection: socket.socket) -> None:
         with self._lock:

@@ -1,41 +1,34 @@
 """Mutual proof that both ends of a connection have the same key, before anything else is said.
 
 A challenge and a response by HMAC, each over the numbers of both sides, so that no recorded answer is of use.
-The key is derived from the API keys' Secret, which every pod of an LLMDeployment mounts: from all its
-entries, since a client knows its own only. While pods see different versions of the Secret, the handshake
-fails and prompts are computed locally. Without API keys the key is empty: then only the network protects.
+The key is that of ``peer_auth``. While pods see different versions of its Secret, the handshake fails and
+prompts are computed locally. Without a Secret the key is empty: then only the network protects.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 import time
 from pathlib import Path
 from typing import NamedTuple
 
+from quire_server import peer_auth
 from quire_server.core.transfer import TransferError
 from quire_server.kv_transfer import frames
 from quire_server.kv_transfer.channel import Channel
 from quire_server.kv_transfer.frames import NONCE_BYTES, Challenge, Kind, Proof, Welcome
+from quire_server.peer_auth import PeerKeyError
 
 SECONDS = 1.0
 
 
 def read_key(directory: Path | None) -> bytes:
-    """The key of transfers, from the directory of API keys. Raises TransferError where it has none."""
-    if directory is None:
-        return b""
+    """The key of transfers (``peer_auth``). Raises TransferError where there is none."""
     try:
-        paths = [path for path in sorted(directory.iterdir()) if not path.name.startswith(".")]
-        entries = [path.read_bytes().strip() for path in paths if path.is_file()]
-    except OSError as error:  # in the middle of the kubelet's swap
-        raise TransferError(f"cannot read the API keys: {error.strerror}") from None
-    keys = sorted(entry.splitlines()[0].strip() for entry in entries if entry)
-    if not keys:
-        raise TransferError("there are no API keys to derive a key from")
-    return hashlib.sha256(b"quire kv transfer\0" + b"\0".join(keys)).digest()
+        return peer_auth.read_key(directory)
+    except PeerKeyError as error:
+        raise TransferError(str(error)) from None
 
 
 def accept(channel: Channel, key: bytes, layout: bytes, incarnation: bytes, load: int) -> None:
@@ -47,7 +40,7 @@ def accept(channel: Channel, key: bytes, layout: bytes, incarnation: bytes, load
     channel.send(Kind.CHALLENGE, frames.pack_challenge(challenge), deadline=deadline)
     proof = frames.parse_proof(channel.receive(Kind.PROOF, deadline=deadline)[1])
     if not hmac.compare_digest(proof.mac, _mac(key, b"consumer", challenge, proof.nonce, proof.layout)):
-        raise TransferError("the consumer does not have the same API keys")
+        raise TransferError("the consumer does not have the same key")
     if proof.layout != layout:
         raise TransferError("the consumer's model, settings or version differ, so its KV blocks do too")
     mac = _mac(key, b"producer", challenge, proof.nonce, layout)
@@ -70,7 +63,7 @@ def introduce(channel: Channel, key: bytes, layout: bytes) -> Producer:
     channel.send(Kind.PROOF, frames.pack_proof(proof), deadline=deadline)
     welcome = frames.parse_welcome(channel.receive(Kind.WELCOME, deadline=deadline)[1])
     if not hmac.compare_digest(welcome.mac, _mac(key, b"producer", challenge, nonce, layout)):
-        raise TransferError("the producer does not have the same API keys")
+        raise TransferError("the producer does not have the same key")
     return Producer(challenge.incarnation, welcome.load)
 
 

@@ -22,10 +22,11 @@ from quire_server.kv_transfer.channel import Channel, Pieces
 from quire_server.kv_transfer.frames import Kind, Prefill
 from quire_server.kv_transfer.holds import SharedHolds
 from quire_server.kv_transfer.shared_memory import SharedMemoryChannel
+from quire_server.peer_auth import UnprovedConnections
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 32
+MAX_TRANSFERS = 32
 _WAIT_SECONDS = 0.25  # between two signs of life
 _SEND_SECONDS = 2.0  # for a small frame
 
@@ -91,7 +92,8 @@ class TransferServer:
         self._wake = wake
         self._faults = faults
         self._num_sent = 0
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._unproved = UnprovedConnections()
+        self._free = threading.BoundedSemaphore(MAX_TRANSFERS)
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._listeners = [socket.create_server(address, family=family)]
         self.port: int = self._listeners[0].getsockname()[1]
@@ -112,34 +114,55 @@ class TransferServer:
             except OSError:  # it was shut down
                 listener.close()
                 return
-            if not self._free.acquire(blocking=False):
-                connection.close()
-                continue
+            self._unproved.add(connection)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        is_local, jobs = connection.family == socket.AF_UNIX, list[PrefillJob]()
+        is_local = connection.family == socket.AF_UNIX
         channel = SharedMemoryChannel(connection) if is_local else Channel(connection)
         try:
-            key = handshake.read_key(self._keys_dir)
-            handshake.accept(channel, key, self._layout, self._holds.incarnation, self.load)
-            if isinstance(channel, SharedMemoryChannel):
-                channel.share(self._blocks, deadline=time.monotonic() + _SEND_SECONDS)
+            try:
+                self._introduce(channel)
+                request = self._request(channel)
+            finally:
+                self._unproved.remove(connection)
+            if not self._free.acquire(blocking=False):
+                raise TransferError(f"it has {MAX_TRANSFERS} transfers, and takes no more")
+            try:
+                self._answer(channel, request)
+            finally:
+                self._free.release()
+        except TransferError as error:
+            self._refuse(channel, str(error))
+        finally:
+            channel.close()
+
+    def _introduce(self, channel: Channel) -> None:
+        key = handshake.read_key(self._keys_dir)
+        handshake.accept(channel, key, self._layout, self._holds.incarnation, self.load)
+        if isinstance(channel, SharedMemoryChannel):
+            channel.share(self._blocks, deadline=time.monotonic() + _SEND_SECONDS)
+
+    def _request(self, channel: Channel) -> tuple[Kind, bytes]:
+        """The next one of a consumer, which may have to wait for room until it reads."""
+        deadline = time.monotonic() + self._holds.lease_seconds
+        return channel.receive(Kind.PREFILL, Kind.READ, deadline=deadline)
+
+    def _answer(self, channel: Channel, request: tuple[Kind, bytes]) -> None:
+        """Do what a consumer asks for, until it goes."""
+        jobs = list[PrefillJob]()
+        try:
             while True:
-                deadline = time.monotonic() + self._holds.lease_seconds
-                kind, body = channel.receive(Kind.PREFILL, Kind.READ, deadline=deadline)
+                kind, body = request
                 if kind is Kind.PREFILL:
                     jobs.append(PrefillJob(frames.parse_prefill(body), self._holds, self._wake))
                     self._prefill(channel, jobs[-1])
                 else:
                     self._send_blocks(channel, *frames.parse_read(body))
-        except TransferError as error:
-            self._refuse(channel, str(error))
+                request = self._request(channel)
         finally:
             for job in jobs:
                 job.abandon()
-            channel.close()
-            self._free.release()
 
     def _prefill(self, channel: Channel, job: PrefillJob) -> None:
         """Let the engine compute a prefix, and send the consumer its reference."""

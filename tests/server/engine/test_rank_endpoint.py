@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import select
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from quire_server import peer_auth
 from quire_server.engine import rank_auth, rank_endpoint
 from quire_server.engine.rank_auth import RankAuthError
 from quire_server.engine.rank_endpoint import RankListener
@@ -109,18 +111,34 @@ def test_a_key_that_is_missing_for_a_moment_refuses_and_ends_nothing(tmp_path: P
     with pytest.raises(RankAuthError, match="closed the connection"):
         rank_endpoint.connect(ADDRESS, found.port, lambda: b"", 0)
     (tmp_path / "key").mkdir()
+    (tmp_path / "key" / "password").write_text("ours")
     with rank_endpoint.connect(ADDRESS, found.port, partial(rank_auth.key_of, tmp_path / "key"), 0):
         accept(found).close()
     found.close()
 
 
 def test_strangers_who_say_nothing_keep_no_rank_waiting(listener: RankListener) -> None:
-    strangers = [socket.create_connection((ADDRESS, listener.port), 5) for _ in range(8)]
-    with rank_endpoint.connect(ADDRESS, listener.port, key, 5):
+    strangers = [socket.create_connection((ADDRESS, listener.port), 5) for _ in range(peer_auth.MAX_UNPROVED)]
+    for stranger in strangers:
+        stranger.settimeout(5)
+        assert stranger.recv(1), "all of them are listened to"
+    with rank_endpoint.connect(ADDRESS, listener.port, key, 0):
         leader = accept(listener)
         leader.close()
     for stranger in strangers:
         stranger.close()
+
+
+def test_a_rank_that_hangs_up_once_it_was_let_in_disturbs_no_other(listener: RankListener) -> None:
+    with rank_endpoint.connect(ADDRESS, listener.port, key, 5) as gone:
+        assert select.select([listener], [], [], 5)[0]
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, no end
+    with accept(listener) as ended:
+        ended.settimeout(5)
+        with pytest.raises(ConnectionResetError):
+            ended.recv(1)
+    with rank_endpoint.connect(ADDRESS, listener.port, key, 5), accept(listener):
+        pass
 
 
 def test_a_rank_waits_for_a_leader_that_does_not_listen_yet() -> None:
@@ -185,15 +203,3 @@ class _Recording:
     def sendall(self, data: bytes) -> None:
         self._sent.append(data)
         self._connection.sendall(data)
-
-
-def test_the_key_is_of_all_files_of_the_secret_and_of_their_names(tmp_path: Path) -> None:
-    assert rank_auth.key_of(None) == b""
-    (tmp_path / "alice").write_text("1")
-    one = rank_auth.key_of(tmp_path)
-    (tmp_path / "..data").mkdir()
-    assert rank_auth.key_of(tmp_path) == one
-    (tmp_path / "bob").write_text("2")
-    two = rank_auth.key_of(tmp_path)
-    (tmp_path / "bob").rename(tmp_path / "carol")
-    assert len({one, two, rank_auth.key_of(tmp_path)}) == 3

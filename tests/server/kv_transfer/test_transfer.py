@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from quire_server import peer_auth
 from quire_server.core.kv_division import Run
 from quire_server.core.transfer import RefusedError, TransferError, prefix_digest
 from quire_server.fault_injection import Fault, Faults
@@ -252,7 +253,7 @@ def test_who_sends_noise_is_disconnected_and_others_are_served(producer, noise, 
 @pytest.mark.parametrize(
     ("ours", "theirs", "is_same"),
     [
-        ({"a": "one", "b": "two"}, {"x": "two\nadmin: true", "y": "one"}, True),
+        ({"a": "one", "b": "two"}, {"a": "one\n", "b": "two"}, True),
         ({"a": "one", "b": "two"}, {"a": "one"}, False),
         ({"a": "one"}, {"a": "other"}, False),
         ({"a": "one"}, None, False),
@@ -265,7 +266,7 @@ def test_both_sides_need_all_keys_of_the_secret(producer, tmp_path, ours, theirs
     if is_same:
         with connected(source, keys_dir=directory):
             return
-    with pytest.raises(TransferError, match="does not have the same API keys"):
+    with pytest.raises(TransferError, match="does not have the same key"):
         Producers([source.address], directory, LAYOUT).connect()
 
 
@@ -278,7 +279,7 @@ def test_a_producer_that_cannot_prove_the_key_is_not_used(tmp_path):
         challenge = frames.Challenge(bytes(32), bytes(16))
         liar.send(Kind.CHALLENGE, frames.pack_challenge(challenge), deadline=end)
         liar.send(Kind.WELCOME, frames.pack_welcome(frames.Welcome(bytes(32), 0)), deadline=end)
-        with pytest.raises(TransferError, match="producer does not have the same API keys"):
+        with pytest.raises(TransferError, match="producer does not have the same key"):
             handshake.introduce(theirs, b"key", LAYOUT)
         for channel in (theirs, liar):
             channel.close()
@@ -286,7 +287,7 @@ def test_a_producer_that_cannot_prove_the_key_is_not_used(tmp_path):
 
 @pytest.mark.parametrize("make", [lambda path: path / "none", lambda path: keys(path / "empty")])
 def test_without_a_key_in_the_secret_nothing_is_transferred(producer, tmp_path, make):
-    with pytest.raises(TransferError, match="API keys"):
+    with pytest.raises(TransferError, match="the key cannot be read|there is no key"):
         Producers([producer().address], make(tmp_path), LAYOUT).connect()
 
 
@@ -411,13 +412,24 @@ def test_where_shared_blocks_are_is_said_in_whole_entries():
         frames.parse_shared(bytes(7))
 
 
-def test_more_connections_than_threads_are_closed_at_once(producer, monkeypatch):
-    monkeypatch.setattr("quire_server.kv_transfer.server.MAX_CONNECTIONS", 1)
+def test_a_producer_with_all_transfers_that_it_may_have_says_so_and_is_well(producer, monkeypatch):
+    monkeypatch.setattr("quire_server.kv_transfer.server.MAX_TRANSFERS", 1)
     source = producer()
-    channel, _ = Producers([source.address], None, LAYOUT).connect()  # over TCP: the first one is open
-    with pytest.raises(TransferError):
-        Producers([source.address], None, LAYOUT).connect()
-    channel.close()
+    with connected(source) as first:
+        client.prefill(first, WANTED, PREFIX, 5.0)
+        with connected(source) as second, pytest.raises(RefusedError, match="takes no more"):
+            client.prefill(second, WANTED, PREFIX, 5.0)
+
+
+def test_strangers_who_say_nothing_keep_no_consumer_out(producer, tmp_path):
+    source = producer(keys_dir=keys(tmp_path / "keys", a="secret"))
+    strangers = [socket.create_connection(source.address, 5) for _ in range(peer_auth.MAX_UNPROVED)]
+    for stranger in strangers:
+        assert stranger.recv(1), "all of them are listened to"
+    with connected(source, keys_dir=tmp_path / "keys") as channel:
+        client.prefill(channel, WANTED, PREFIX, 5.0)
+    for stranger in strangers:
+        stranger.close()
 
 
 @pytest.mark.parametrize(
