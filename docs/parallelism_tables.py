@@ -239,16 +239,22 @@ The ranks of a model end together. The server ends its streams with an error and
 restarts the container: within two seconds when a process was killed, within five when it is stopped or
 does not take part in a step. A rank beats twice a second; after 2.5 s without a beat it is given up (10 s
 while the model warms up), unless the whole pod was paused. The log, the termination message and `/statusz`
-say which rank it was:
+say which rank it was. `/statusz` of a group's leader lists the ranks of all its pods:
 
 | entry of `ranks` in `/statusz` | |
 |---|---|
 | `rank` | its number; rank 0 schedules and samples |
-| `beatAge` | seconds since it ran last |
+| `stage`, `tensorRank` | its stage, and its number among those that share the layers |
+| `host` | the pod in which it runs |
+| `beatAge` | seconds since it ran last; null in another pod, which shows it |
 | `lastStep` | the last step that rank 0 has sent, or that another rank has executed |
-| `missing` | empty, or `NotStarted`, `Silent` (no beat), `NotEchoed` (a step without an answer), `Killed` |
+| `echoAge` | seconds since rank 0 heard that the rank has executed a step |
+| `stepSeconds` | time to compute its last step, without waits for other ranks; on GPUs with them |
+| `overdueSeconds` | for how long rank 0 has waited for its answer to a step; 0 where it waits for none |
+| `missing` | empty, or `NotStarted`, `NotLoaded` (in another pod), `Silent` (no beat), `NotEchoed` (a step without an answer), `Killed` |
 
-The LLMDeployment's status names the rank that is missing or behind, with its step. Ranks are distinguished by
+The LLMDeployment's status names the rank that is missing, behind, or more than twice as slow as the others,
+with its pod and its step. Ranks are distinguished by
 what they run: one of another version, model, setting or revision is refused by rank 0, and the server
 ends with the reason `MixedRevision`. Pods of other replicas go on.
 """

@@ -32,6 +32,7 @@ class Stub(OneStage):
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self.calls = self.bytes = 0
+        self.waited = 0.0
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """The part alone."""

@@ -78,6 +78,11 @@ class ShmGroup:
         """Bytes of the parts that this rank has given."""
         return int(self.state.bytes)
 
+    @property
+    def waited(self) -> float:
+        """Seconds in which calls waited for other ranks, but for waits of some microseconds."""
+        return int(self.state.waited_ns) / 1e9
+
     def abort(self) -> None:
         """End the calls of all ranks, from any thread: those that wait and all later ones raise
         CollectiveError.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
@@ -82,11 +83,16 @@ class GoldenTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """One of the processes that share a model. `missing`: why it does not take part, empty where it does."""
+    """One of the processes that share a model. `missing`: why it does not take part, empty where it does.
+    `host`: the pod in which it runs, where that is known. `step_micros`: microseconds that it computed in its
+    last step, without waits for other ranks.
+    """
 
     rank: int
     last_step: int
     missing: str = ""
+    host: str = ""
+    step_micros: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +209,9 @@ def _silent(said: object) -> tuple[str, ...]:
 
 
 def _ranks(said: object) -> tuple[RankReport, ...]:
-    """All of a pod, in their order, or none. The first of a worker is not rank 0."""
+    """All that a pod lists, in their order, or none: a leader's are those of its whole group, and the first
+    of a worker is not rank 0.
+    """
     if not isinstance(said, list) or len(said) > MAX_PROCESSES:
         return ()
     found: list[RankReport] = []
@@ -213,15 +221,54 @@ def _ranks(said: object) -> tuple[RankReport, ...]:
         rank, step = _whole(entry.get("rank"), MAX_RANK), _whole(entry.get("lastStep"), MAX_STEPS)
         if rank is None or step is None or (found and rank <= found[-1].rank):
             return ()
-        found.append(RankReport(rank=rank, last_step=step, missing=_reason(entry.get("missing"))))
+        found.append(
+            RankReport(
+                rank=rank,
+                last_step=step,
+                missing=_reason(entry.get("missing")),
+                host=_host(entry.get("host")),
+                step_micros=round(1e6 * (_number(entry.get("stepSeconds"), MAX_SECONDS) or 0.0)),
+            )
+        )
     return tuple(found)
 
 
+def _host(said: object) -> str:
+    return said if isinstance(said, str) and _POD.fullmatch(said) else ""
+
+
+def merged_ranks(reports: Sequence[Sequence[RankReport]]) -> tuple[RankReport, ...]:
+    """The ranks of a group from the reports of its pods, each rank once: a leader lists those of its workers,
+    which list their own.
+    """
+    found: dict[int, RankReport] = {}
+    for one in (one for ranks in reports for one in ranks):
+        other = found.get(one.rank, one)
+        found[one.rank] = RankReport(
+            rank=one.rank,
+            last_step=max(one.last_step, other.last_step),
+            missing=other.missing or one.missing,
+            host=other.host or one.host,
+            step_micros=max(one.step_micros, other.step_micros),
+        )
+    return tuple(found[rank] for rank in sorted(found))
+
+
 def slowest_rank(ranks: Sequence[RankReport]) -> RankReport | None:
-    """The rank that is missing, else the one whose last step is the oldest; None where all are alike."""
-    newest = max((one.last_step for one in ranks), default=0)
-    slowest = min(ranks, key=lambda one: (not one.missing, one.last_step), default=None)
-    return None if slowest is None or not slowest.missing and slowest.last_step == newest else slowest
+    """The rank that is missing, else the one whose last step is the oldest, else one that computes more than
+    twice as long as the others; None where all are alike.
+    """
+    if not ranks:
+        return None
+    slowest = min(ranks, key=lambda one: (not one.missing, one.last_step))
+    if slowest.missing or slowest.last_step < max(one.last_step for one in ranks):
+        return slowest
+    longest = max(ranks, key=lambda one: one.step_micros)
+    return longest if longest.step_micros > 2 * _usual_micros(ranks) > 0 else None
+
+
+def _usual_micros(ranks: Sequence[RankReport]) -> int:
+    return statistics.median_low(one.step_micros for one in ranks)
 
 
 def _canary(said: object) -> Canary | None:
@@ -332,8 +379,14 @@ def _reason(value: object) -> str:
 
 def _whole(value: object, most: float) -> int | None:
     """A number between 0 and `most`, rounded down; anything else is None."""
+    number = _number(value, most)
+    return None if number is None else int(number)
+
+
+def _number(value: object, most: float) -> int | float | None:
+    """A number between 0 and `most`; anything else is None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return int(value) if 0 <= value <= most else None
+    return value if 0 <= value <= most else None

@@ -16,10 +16,11 @@ from quire_operator.observed import Ref, ref
 from quire_operator.resources import scaling_behavior
 from quire_operator.settings import Settings
 from quire_server.config import ServeConfig, parse_args
+from quire_server.core.topology import MAX_RANKS, Topology
 from quire_server.errors import ConfigError
 from quire_server.health.decision import Thresholds, judge, statusz
-from quire_server.health.heartbeat import Control, Heartbeat, Phase, Process
-from quire_server.health.rank_states import rank_states
+from quire_server.health.heartbeat import Control, Heartbeat, Phase, Process, RankEcho
+from quire_server.health.rank_states import Group, rank_states
 from tests import kubelet
 
 SETTINGS = Settings(
@@ -130,6 +131,20 @@ def test_the_state_of_each_rank_is_read_by_the_operator() -> None:
         (1, 6, "Silent"),
         (2, 0, "NotStarted"),
     ]
+
+
+def test_the_largest_group_fits_what_the_operator_reads_of_a_leader() -> None:
+    topology, host = Topology(MAX_RANKS), "m-0-1" + "x" * 248
+    hosts, echoes = dict.fromkeys(range(MAX_RANKS), host), {13: RankEcho(9, 98.0, 0.25, 80.0, 1 << 50)}
+    group = Group(topology, hosts, echoes, 99.0)
+    states = rank_states({Process.ENGINE: 100.0}, {0: 10}, 100.0, range(1), group=group)
+
+    said = json.dumps({"phase": "serving", "ranks": [state.document() for state in states]}).encode()
+    sample = reports.parse_statusz(said)
+
+    assert sample is not None and len(said) < reports.MAX_STATUSZ_BYTES / 2
+    assert len(sample.ranks) == MAX_RANKS
+    assert sample.ranks[13] == reports.RankReport(rank=13, last_step=9, host=host, step_micros=250_000)
 
 
 def test_a_worker_of_a_group_knows_its_place_and_its_leader() -> None:

@@ -133,6 +133,23 @@ def test_thousands_of_calls_with_a_rank_that_is_often_late_are_right_and_counted
         assert (calls, counted) == (4000, given)
 
 
+def with_a_late_rank(group: ShmGroup, _: Connection, late: float) -> tuple[float, float]:
+    shm_all_reduce(group, torch.ones(1, 576))  # all have started
+    before = group.waited
+    began_at = time.monotonic()
+    if group.rank == 1:
+        time.sleep(late)  # the fault: a rank that is late
+    shm_all_reduce(group, torch.ones(1, 576))
+    return group.waited - before, time.monotonic() - began_at
+
+
+@where_supported
+def test_the_time_in_which_a_rank_waits_for_a_late_one_is_counted(pair: RankProcesses) -> None:
+    (waited, took), (late, _) = pair.run(with_a_late_rank, 0.5)
+    assert 0.4 < waited <= took
+    assert late < 0.4 * waited, "the late one itself waits for no other"
+
+
 def endless(group: ShmGroup, pipe: Connection) -> None:
     for call in range(1 << 60):
         if call == 50:

@@ -104,11 +104,18 @@ def test_only_names_of_processes_are_read(said: Any, kept: tuple[str, ...]) -> N
 
 
 def test_the_ranks_of_a_model_are_read_all_or_none() -> None:
-    said = [{"rank": 0, "beatAge": 0.1, "lastStep": 7, "missing": ""}, {"rank": 1, "lastStep": 6}]
+    other = {"rank": 1, "lastStep": 6, "host": "m-0-1", "stepSeconds": 0.25}
+    said = [{"rank": 0, "beatAge": 0.1, "lastStep": 7, "missing": ""}, other]
     sample = parse_statusz(statusz(ranks=said))
 
     assert sample is not None
-    assert sample.ranks == (RankReport(rank=0, last_step=7), RankReport(rank=1, last_step=6))
+    assert sample.ranks == (
+        RankReport(rank=0, last_step=7),
+        RankReport(rank=1, last_step=6, host="m-0-1", step_micros=250_000),
+    )
+    for host, seconds in (("<b>", -1), ("x" * 254, "1"), (["m"], float("inf")), (None, None)):
+        kept = parse_statusz(statusz(ranks=[{**other, "host": host, "stepSeconds": seconds}]))
+        assert kept is not None and kept.ranks == (RankReport(rank=1, last_step=6),)
     worker = parse_statusz(statusz(ranks=[{"rank": 3, "lastStep": 6}]))
     assert worker is not None and worker.ranks == (RankReport(rank=3, last_step=6),)
     for broken in (

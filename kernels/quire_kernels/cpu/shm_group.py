@@ -33,6 +33,7 @@ class Group(ctypes.Structure):
         ("slot_size", ctypes.c_int64),
         ("left_ns", ctypes.c_int64),
         ("chunk", ctypes.c_int64),
+        ("waited_ns", ctypes.c_int64),
     )
 
     def error(self) -> CollectiveError:

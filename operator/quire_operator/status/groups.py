@@ -116,7 +116,7 @@ def _group(
     pods = [leader, *(pod for pod in workers if group_index(pod) == index)]
     found = tuple(states[str(pod["metadata"]["name"])] for pod in pods)
     heard = [samples[uid] for pod in pods if (uid := str(pod["metadata"]["uid"])) in samples]
-    slowest = reports.slowest_rank([rank for sample in heard for rank in sample.ranks])
+    slowest = reports.slowest_rank(reports.merged_ranks([sample.ranks for sample in heard]))
     return GroupState(
         index=index,
         size=model.spec.parallelism.nodes,

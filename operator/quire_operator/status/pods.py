@@ -264,8 +264,9 @@ def _self_reported(sample: Sample, pod: Body) -> Failure | None:
     reason = sample.reason if sample.reason in _SELF_REPORTED else ""
     if not reason and sample.phase == "stalled":
         reason = "EngineStalled"
-    detail = "; ".join(filter(None, (_not_running(sample), _slowest_rank(sample))))
-    return Failure(reason=reason, detail=detail, pod=pod["metadata"]["name"]) if reason else None
+    pod_name = str(pod["metadata"]["name"])
+    detail = "; ".join(filter(None, (_not_running(sample), _slowest_rank(sample, pod_name))))
+    return Failure(reason=reason, detail=detail, pod=pod_name) if reason else None
 
 
 def _not_running(sample: Sample) -> str:
@@ -274,14 +275,17 @@ def _not_running(sample: Sample) -> str:
     return f"not running: {', '.join(names)}" if names else ""
 
 
-def _slowest_rank(sample: Sample) -> str:
-    """Empty where all ranks are alike."""
+def _slowest_rank(sample: Sample, pod_name: str) -> str:
+    """Empty where all ranks are alike. Names the pod of a rank that runs in another one."""
     slowest = reports.slowest_rank(sample.ranks)
     if slowest is None:
         return ""
     newest = max(one.last_step for one in sample.ranks)
+    where = f" in pod {slowest.host}" if slowest.host not in ("", pod_name) else ""
+    if not slowest.missing and slowest.last_step == newest:
+        return f"rank {slowest.rank}{where} is slow: {slowest.step_micros / 1e6:.3g} s for a step"
     why = f"{slowest.missing}, " if slowest.missing else ""
-    return f"rank {slowest.rank} is behind: {why}step {slowest.last_step} of {newest}"
+    return f"rank {slowest.rank}{where} is behind: {why}step {slowest.last_step} of {newest}"
 
 
 def _self_reported_before(

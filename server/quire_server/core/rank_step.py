@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quire_server.core.cuda_graph_shapes import Shape
 from quire_server.core.step import CopyOutcome, Step
@@ -43,6 +44,22 @@ class EchoStatus(enum.IntEnum):
     LOST_PEER = 2  # another rank did not take part in an exchange
 
 
+class Work(NamedTuple):
+    """What a rank did for a pass. ``micros``: microseconds, without those in which it waited for other ranks;
+    0 where there was nothing to compute. ``exchanged``: bytes that it gave to other ranks.
+    """
+
+    micros: int
+    exchanged: int
+
+    def plus(self, other: Work) -> Work:
+        """Of two parts of a pass."""
+        return Work(self.micros + other.micros, self.exchanged + other.exchanged)
+
+
+NO_WORK = Work(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Echo:
     """A rank has executed a pass. ``digest``: of all messages so far, so that ranks which received different
@@ -53,6 +70,7 @@ class Echo:
     digest: int
     status: EchoStatus = EchoStatus.DONE
     copied: CopyOutcome | None = None  # of the rank's own part of the blocks; None: no copy has ended
+    work: Work = NO_WORK
 
 
 @dataclass(frozen=True, slots=True)

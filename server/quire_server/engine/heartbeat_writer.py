@@ -8,14 +8,18 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from quire_server.health.heartbeat import Heartbeat, Phase, SharedState
+from quire_server.core.rank_step import Work
+from quire_server.health.heartbeat import Heartbeat, Phase, RankEcho, SharedState
+
+_NO_ECHO = RankEcho(0, 0.0, 0.0, 0.0, 0)
 
 
 class HeartbeatWriter:
-    """The only writer of the heartbeat slot."""
+    """The only writer of the heartbeat slot, and of the ranks' echoes."""
 
     def __init__(self, state: SharedState, now: float) -> None:
         self._state = state
+        self._echoes: dict[int, RankEcho] = {}
         self._sample = Heartbeat(
             written_at=now,
             phase=Phase.LOADING,
@@ -101,6 +105,19 @@ class HeartbeatWriter:
     def rank_stepped(self, number: int) -> None:
         """Rank 0 has sent a step to the other ranks."""
         self._state.write_step(0, number)
+
+    def rank_echoed(self, rank: int, number: int, work: Work) -> None:
+        """A rank has executed a step, of rank 0 or of another one, on whichever node."""
+        last, seconds = self._echoes.get(rank, _NO_ECHO), work.micros / 1e6
+        echo = RankEcho(
+            number,
+            time.monotonic(),
+            seconds or last.step_seconds,
+            last.busy_seconds + seconds,
+            last.exchanged_bytes + work.exchanged,
+        )
+        self._echoes[rank] = echo
+        self._state.write_echo(rank, echo)
 
     def rank_lost(self, rank: int) -> None:
         """A rank did not echo a step: the server ends."""

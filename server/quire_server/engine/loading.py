@@ -6,6 +6,7 @@ The injected faults of loading are here.
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from quire_server.engine.heartbeat_writer import HeartbeatWriter
 from quire_server.engine.rank_faults import RankFaults
 from quire_server.engine.rank_group import RankGroup
 from quire_server.fault_injection import Faults
+from quire_server.health import engine_report
 from quire_server.health.engine_report import EffectiveConfig
 from quire_server.runner import fingerprint
 from quire_server.runner.model_runner import ModelRunner, RunnerConfig, default_block_size, device_of
@@ -45,14 +47,24 @@ def load(config: ServeConfig, run_dir: Path, heartbeat: HeartbeatWriter, faults:
     topology, options = config.topology(0), runner_config(config)
     device = device_of(options, topology)  # first: there may be too few GPUs
     group, communicator = RankGroup.gather(
-        run_dir, config, heartbeat.rank_lost, heartbeat.rank_stepped, RankFaults(faults, 0)
+        run_dir,
+        config,
+        heartbeat.rank_lost,
+        heartbeat.rank_stepped,
+        heartbeat.rank_echoed,
+        RankFaults(faults, 0),
     )
-    timeout = config.startup_timeout_seconds
+    timeout, hosts = config.startup_timeout_seconds, {0: socket.gethostname()}
+
+    def loaded(rank: int, host: str) -> None:
+        hosts[rank] = host
+        engine_report.write_hosts(run_dir, hosts)
+
     ranks = Membership(
         topology,
         communicator,
         lambda num_blocks, shared: (
-            group.agree_on_blocks(num_blocks, heartbeat.progressed, timeout, shared),
+            group.agree_on_blocks(num_blocks, heartbeat.progressed, timeout, shared, loaded),
             shared,
         ),
     )

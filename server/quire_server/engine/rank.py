@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -80,7 +81,7 @@ def _load(
     channel, timeout = joined.channel, settings.startup_timeout_seconds
 
     def agree(num_blocks: int, _: int | None) -> tuple[int, int | None]:
-        channel.say(Loaded(num_blocks))
+        channel.say(Loaded(num_blocks, socket.gethostname()))
         agreed, shared = channel.hear_with_descriptor(timeout)
         if not isinstance(agreed, Agreed):
             raise CodecError("expected the number of blocks")
@@ -134,7 +135,8 @@ def follow(
         status, copied = runner.execute(message)
         if faults is not None:
             faults.after_exchanges(decoder.sequence)
-        channel.send(step_codec.encode_echo(Echo(decoder.sequence, decoder.digest, status, copied)))
+        echo = Echo(decoder.sequence, decoder.digest, status, copied, runner.work)
+        channel.send(step_codec.encode_echo(echo))
         on_step(decoder.sequence)
         if status is EchoStatus.LOST_PEER:
             timeout = _LEADER_SECONDS

@@ -59,7 +59,8 @@ class Identity:
 @dataclass(frozen=True)
 class Hello:
     """A rank introduces itself. ``incarnation``: of the group to which it belongs, "" for a rank that starts
-    and belongs to none.
+    and belongs to none. Its fields stay as they are, so that a rank of another version is understood and
+    refused as one.
     """
 
     rank: int
@@ -94,9 +95,12 @@ class Loading:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The rank has loaded its weights. ``num_blocks``: how many KV blocks it has room for."""
+    """The rank has loaded its weights. ``num_blocks``: how many KV blocks it has room for. ``host``: name of
+    the machine, which in Kubernetes is that of the pod.
+    """
 
     num_blocks: int
+    host: str
 
 
 @dataclass(frozen=True)

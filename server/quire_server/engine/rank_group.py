@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from quire_server.config import ServeConfig
-from quire_server.core.rank_step import EchoStatus, RankStep
+from quire_server.core.rank_step import NO_WORK, EchoStatus, RankStep, Work
 from quire_server.core.step import CopyOutcome
 from quire_server.engine import (
     rank_admission,
@@ -59,6 +59,7 @@ from quire_server.runner.ranks import PassOutcome
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T", Loaded, Prepared)
+_MAX_HOST_CHARS = 253
 _GRACE_SECONDS = 0.5  # for ranks that noticed the loss of another one a moment later
 
 
@@ -73,13 +74,15 @@ class RankGroup:
         faults: RankFaults | None = None,
         incarnation: str = "",
         deadline: float = DEADLINE,
+        on_echo: Callable[[int, int, Work], object] = lambda rank, number, work: None,
     ) -> None:
         """``on_lost``: called with the first rank that did not answer, before the error. ``on_step``: called
         with the number of each step that was sent. ``deadline``: seconds for a rank to echo a pass.
+        ``on_echo``: called for each rank with the number of a step that it has executed, and its work.
         """
         self._channels = channels
         self._on_lost, self._on_step = on_lost, on_step
-        self._faults, self._deadline = faults, deadline
+        self._on_echo, self._faults, self._deadline = on_echo, faults, deadline
         self._encoder = StepEncoder(incarnation)
         self._sent: deque[tuple[int, int]] = deque()  # (sequence, digest) of each pass without echoes
 
@@ -90,6 +93,7 @@ class RankGroup:
         settings: ServeConfig,
         on_lost: Callable[[int], None],
         on_step: Callable[[int], None],
+        on_echo: Callable[[int, int, Work], None],
         faults: RankFaults,
     ) -> tuple[RankGroup, Communicator]:
         """Wait until all other ranks have connected, and join them."""
@@ -102,7 +106,7 @@ class RankGroup:
             rank_watch.start({rank: channel.fileno() for rank, channel in channels.items()}, run_dir)
         deadline = STAGE_DEADLINE if topology.pipeline > 1 or on_gpus else DEADLINE
         with communicators.shared(kind, topology) as descriptors:
-            group = cls(channels, on_lost, on_step, faults, admission.incarnation, deadline)
+            group = cls(channels, on_lost, on_step, faults, admission.incarnation, deadline, on_echo)
             group._say(
                 Welcome(kind, admission.incarnation),
                 lambda rank: descriptors[settings.topology(rank).stage],
@@ -111,13 +115,22 @@ class RankGroup:
             return group, communicators.join(kind, topology, meeting, descriptors[0])
 
     def agree_on_blocks(
-        self, num_blocks: int, on_progress: Callable[[], None], timeout: float, shared: int | None = None
+        self,
+        num_blocks: int,
+        on_progress: Callable[[], None],
+        timeout: float,
+        shared: int | None = None,
+        on_loaded: Callable[[int, str], object] = lambda rank, host: None,
     ) -> int:
         """The smallest number of KV blocks that any rank has room for, which all ranks are sent, with the
-        descriptor of the memory that they share for them.
+        descriptor of the memory that they share for them. ``on_loaded``: called with each rank that has loaded
+        its weights, and its host.
         """
-        found = [self._hear(rank, Loaded, timeout, on_progress).num_blocks for rank in self._channels]
-        smallest = min(num_blocks, *found)
+        smallest = num_blocks
+        for rank in self._channels:
+            loaded = self._hear(rank, Loaded, timeout, on_progress)
+            on_loaded(rank, loaded.host[:_MAX_HOST_CHARS])
+            smallest = min(smallest, loaded.num_blocks)
         self._say(Agreed(smallest), lambda _: shared)
         return smallest
 
@@ -164,13 +177,16 @@ class RankGroup:
         if self._faults is not None:
             self._faults.before_exchanges(self._encoder.sequence)
 
-    def collect(self, *, is_lost: bool = False, has_output: bool = False) -> PassOutcome:
+    def collect(
+        self, *, is_lost: bool = False, has_output: bool = False, work: Work = NO_WORK
+    ) -> PassOutcome:
         """Wait until all other ranks have executed the oldest pass without echoes. With its output they have
-        to within the deadline of one stage.
+        to within the deadline of one stage. ``work``: what rank 0 did for it.
         """
         sequence, digest = self._sent.popleft()
         if self._faults is not None:
             self._faults.after_exchanges(sequence)
+        self._on_echo(0, sequence, work)
         seconds = min(DEADLINE, self._deadline) if has_output else self._deadline
         patience = Patience(_GRACE_SECONDS if is_lost else seconds)
         missing, waited, is_out_of_memory, copied = list[int](), list[int](), False, list[CopyOutcome]()
@@ -185,6 +201,7 @@ class RankGroup:
                 raise RankLostError(f"Rank {rank} echoed no step ({error}). {_REMEDY}") from None
             if (echo.sequence, echo.digest) != (sequence & 0xFFFFFFFF, digest):
                 raise RankLostError(f"Rank {rank} executed another step than rank 0 sent. {_REMEDY}")
+            self._on_echo(rank, sequence, echo.work)
             if echo.status is EchoStatus.LOST_PEER:
                 waited.append(rank)
                 patience = Patience(_GRACE_SECONDS)

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire_server.core.cuda_graph_shapes import Shape
-from quire_server.core.rank_step import Echo, EchoStatus, RankLimits, RankStep
+from quire_server.core.rank_step import Echo, EchoStatus, RankLimits, RankStep, Work
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import Copies, CopyOutcome, StartedRow, Step
 from quire_server.engine.codec import CodecError
 
-VERSION = 5
+VERSION = 6
 MAX_STEP_BYTES = 64 << 20
 MAX_ECHO_BYTES = 1 << 20
 _HAS_COPIES, _ONLY_LARGEST = 1, 2
@@ -77,7 +77,9 @@ class _Lengths(NamedTuple):
 
 # Version, flags, sequence, step id, shape of the recording, lengths.
 _STEP_HEADER = struct.Struct(f"<BBIQ2I{len(_Lengths._fields)}I")
-_ECHO_HEADER = struct.Struct("<BBBII4I")  # version, status, flags, sequence, digest, lengths of four columns
+# Version, status, flags, sequence, digest, work, lengths of four columns.
+_ECHO_HEADER = struct.Struct("<BBBII2I4I")
+_MOST = 0xFFFFFFFF
 
 
 class StepEncoder:
@@ -328,7 +330,13 @@ def encode_echo(echo: Echo) -> bytes:
         flags = _HAS_OUTCOME | (_DISK_FAILED if copied.disk_failed else 0)
     columns = (copied.failed, copied.arrived, copied.missed, copied.lost)
     header = _ECHO_HEADER.pack(
-        VERSION, echo.status, flags, echo.sequence & 0xFFFFFFFF, echo.digest, *map(len, columns)
+        VERSION,
+        echo.status,
+        flags,
+        echo.sequence & _MOST,
+        echo.digest,
+        *(min(value, _MOST) for value in echo.work),
+        *map(len, columns),
     )
     return header + _packed(columns)
 
@@ -337,7 +345,7 @@ def decode_echo(body: bytes) -> Echo:
     """The echo of these bytes; raises CodecError."""
     if not _ECHO_HEADER.size <= len(body) <= MAX_ECHO_BYTES:
         raise CodecError(f"an echo of {len(body)} bytes")
-    version, status, flags, sequence, digest, *lengths = _ECHO_HEADER.unpack_from(body)
+    version, status, flags, sequence, digest, micros, exchanged, *lengths = _ECHO_HEADER.unpack_from(body)
     if version != VERSION:
         raise CodecError(f"version {version} of the step protocol; this is version {VERSION}")
     if len(body) != _ECHO_HEADER.size + _ITEM * sum(lengths):
@@ -349,4 +357,4 @@ def decode_echo(body: bytes) -> Echo:
     values = iter(np.frombuffer(body, "<i4", offset=_ECHO_HEADER.size).tolist())
     failed, arrived, missed, lost = (tuple(itertools.islice(values, length)) for length in lengths)
     copied = CopyOutcome(failed, arrived, missed, lost, bool(flags & _DISK_FAILED)) if flags else None
-    return Echo(sequence, digest, EchoStatus(status), copied)
+    return Echo(sequence, digest, EchoStatus(status), copied, Work(micros, exchanged))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,10 @@ def main(argv: list[str]) -> int:
     server.read_model_config(settings.model)
     server.effective = partial(engine_report.read_effective_config, run_dir)
     server.canary = partial(engine_report.read_canary, run_dir)
+    if settings.num_ranks > 1:
+        own = dict.fromkeys(settings.local_ranks, socket.gethostname())
+        server.topology = settings.topology(0)
+        server.hosts = lambda: {**own, **engine_report.read_hosts(run_dir)}
     server.serve_forever(poll_interval=60)
     return 0
 

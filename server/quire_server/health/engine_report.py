@@ -1,5 +1,5 @@
-"""What the engine finds out once, for /statusz: the configuration with which it serves, and the first answer
-of the canary.
+"""What the engine finds out once, for /statusz: the configuration with which it serves, the first answer of
+the canary, and where the ranks of its model run.
 
 Settings leave context, dtype and quantisation open, and the memory and the CPU decide, so only the loaded
 engine knows them. The operator keeps the canary's first answer of the first ready replica, and other replicas
@@ -18,6 +18,7 @@ Document = Mapping[str, object]
 
 _EFFECTIVE_CONFIG = "effective-config.json"
 _CANARY = "canary.json"
+_HOSTS = "hosts.json"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,16 @@ def write_effective_config(run_dir: Path, effective: EffectiveConfig) -> None:
 def write_canary(run_dir: Path, fingerprint: str, tokens: Sequence[int]) -> None:
     """Called once, when the canary has run. `fingerprint`: of all that its answer depends on."""
     _write(run_dir / _CANARY, {"fingerprint": fingerprint, "tokens": list(tokens)})
+
+
+def write_hosts(run_dir: Path, hosts: Mapping[int, str]) -> None:
+    """Called when another rank has loaded its part. ``hosts``: by rank, of those that have."""
+    _write(run_dir / _HOSTS, {str(rank): host for rank, host in hosts.items()})
+
+
+def read_hosts(run_dir: Path) -> Mapping[int, str]:
+    """By rank, of those that have loaded their part; empty where rank 0 runs on another node."""
+    return {int(rank): str(host) for rank, host in (_read(run_dir / _HOSTS) or {}).items()}
 
 
 def read_effective_config(run_dir: Path) -> Document | None:

@@ -1,7 +1,8 @@
 """The shared memory between the processes of one server: a few small slots in a file, each with one writer.
 
-The engine writes `Heartbeat`, the supervisor writes `Control`, each `Process` the time at which it last ran
-(a beat), and each rank of the engine the number of its last step; the health process and the supervisor read.
+The engine writes `Heartbeat` and the last `RankEcho` of every rank of its model, also of those of other
+nodes; the supervisor writes `Control`, each `Process` the time at which it last ran (a beat), and each rank
+of this node the number of its last step. The other processes read.
 A slot has a checksum, so a reader never uses a half-written sample: it uses the previous one, whose age shows
 how current it is. All times are CLOCK_MONOTONIC, which the processes of a machine share.
 """
@@ -26,11 +27,13 @@ _FILE_SIZE = 8192
 _CONTROL_OFFSET = 2048
 _BEATS_OFFSET, _BEAT_SIZE = 3072, 64
 _STEPS_OFFSET, _STEP_SIZE = 4096, 64
+_ECHOES_OFFSET, _ECHO_SIZE = 6144, 64
 _CHECKSUM = struct.Struct("<I")
 _HEARTBEAT = struct.Struct("<dB?IIQQQddddd32sB?")
 _CONTROL = struct.Struct("<?32s16s")
 _BEAT = struct.Struct("<d")
-_STEP = struct.Struct("<Q")
+_STEP = struct.Struct("<Qd")
+_ECHO = struct.Struct("<QdddQ")
 _READ_ATTEMPTS = 50
 BEAT_SECONDS = 0.5  # between two beats of a process
 
@@ -91,6 +94,18 @@ class Heartbeat(NamedTuple):
 
 
 _REASON = Heartbeat._fields.index("reason")
+
+
+class RankEcho(NamedTuple):
+    """What a rank has done, by its echoes. ``at``: when the last one came. Times to compute are without those
+    in which the rank waited for others.
+    """
+
+    number: int  # of the last step that it echoed
+    at: float
+    step_seconds: float  # to compute the last step that had something to compute
+    busy_seconds: float  # to compute all steps
+    exchanged_bytes: int  # in all steps
 
 
 @dataclass(frozen=True)
@@ -161,14 +176,31 @@ class SharedState:
 
     def write_step(self, rank: int, number: int) -> None:
         """Write the number of the last step of a rank."""
-        self._write(_STEPS_OFFSET + rank * _STEP_SIZE, _STEP.pack(number))
+        self._write(_STEPS_OFFSET + rank * _STEP_SIZE, _STEP.pack(number, time.monotonic()))
 
     def read_steps(self) -> Mapping[int, int]:
-        """The last step of each rank that has taken one."""
-        payloads = {
-            rank: self._read(_STEPS_OFFSET + rank * _STEP_SIZE, _STEP.size) for rank in range(MAX_RANKS)
-        }
+        """The last step of each rank of this node that has taken one."""
+        payloads = {rank: self._read_step(rank) for rank in range(MAX_RANKS)}
         return {rank: _STEP.unpack(found)[0] for rank, found in payloads.items() if found is not None}
+
+    def read_sent_at(self) -> float:
+        """When rank 0 sent its last step, 0 before the first."""
+        payload = self._read_step(0)
+        return 0.0 if payload is None else float(_STEP.unpack(payload)[1])
+
+    def _read_step(self, rank: int) -> bytes | None:
+        return self._read(_STEPS_OFFSET + rank * _STEP_SIZE, _STEP.size)
+
+    def write_echo(self, rank: int, echo: RankEcho) -> None:
+        """Write what a rank has done, of whichever node."""
+        self._write(_ECHOES_OFFSET + rank * _ECHO_SIZE, _ECHO.pack(*echo))
+
+    def read_echoes(self) -> Mapping[int, RankEcho]:
+        """What each rank that has echoed a step has done; nothing on a node without rank 0."""
+        payloads = {
+            rank: self._read(_ECHOES_OFFSET + rank * _ECHO_SIZE, _ECHO.size) for rank in range(MAX_RANKS)
+        }
+        return {rank: RankEcho(*_ECHO.unpack(found)) for rank, found in payloads.items() if found is not None}
 
     def read_heartbeat(self) -> Heartbeat | None:
         """The last valid sample, None before the first one."""

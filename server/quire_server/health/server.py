@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from quire_server.core.topology import Topology
 from quire_server.health import decision, model_config
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import SharedState
-from quire_server.health.rank_states import rank_states
+from quire_server.health.rank_states import Group, rank_states
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ class HealthServer(ThreadingHTTPServer):
         self.model: Mapping[str, object] = {}
         self.effective: Callable[[], Mapping[str, object] | None] = lambda: None
         self.canary: Callable[[], Mapping[str, object] | None] = lambda: None
+        self.topology = Topology()
+        self.hosts: Callable[[], Mapping[int, str]] = dict
         self._waiting: dict[object, None] = {}  # sockets, in the order in which they came
         self._lock = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -113,6 +116,7 @@ class HealthServer(ThreadingHTTPServer):
                 self.thresholds.ranks,
                 lost_rank=0 if sample is None else sample.lost_rank,
                 killed=control.killed,
+                group=Group(self.topology, self.hosts(), self.state.read_echoes(), self.state.read_sent_at()),
             )
             ranks = {"ranks": [state.document() for state in states]}
             return 200, {**body, "config": dict(self.model), **loaded, **ranks}

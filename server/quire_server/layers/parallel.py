@@ -9,6 +9,7 @@ import atexit
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,6 +75,10 @@ class Communicator(Protocol):
     def bytes(self) -> int:
         """Bytes of the parts that this rank has given."""
 
+    @property
+    def waited(self) -> float:
+        """Seconds in which calls waited for other ranks on the host."""
+
     def all_reduce(self, part: Tensor) -> Tensor:
         """The sum of all ranks' parts, which have one shape and dtype. May overwrite the part."""
 
@@ -131,6 +136,7 @@ class SingleRank(OneStage):
     """One rank has whole layers: nothing of them is exchanged."""
 
     calls = bytes = 0
+    waited = 0.0
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """The part is the sum."""
@@ -193,6 +199,7 @@ class _ProcessGroup(OneStage):
         self._to_leader = torch._C._distributed_c10d.GatherOptions()
         self._to_leader.rootRank = 0
         self.calls = self.bytes = 0
+        self.waited = 0.0
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """As in ``Communicator``."""
@@ -213,8 +220,10 @@ class _ProcessGroup(OneStage):
 
     def _make(self, start: Callable[[Any], "Work"], part: Tensor) -> None:
         self._count(part)
+        began_at = time.perf_counter()
         with _joined(self._group, self._error) as group:
             start(group).wait(*self._wait_for)
+        self.waited += time.perf_counter() - began_at
 
     def _count(self, part: Tensor) -> None:
         self.calls += 1
@@ -371,6 +380,7 @@ class Stages:
         self._group = _join_gloo(meeting, "gloo-all", topology.rank, topology.size, self._timeout)
         self._sending: list[tuple[Work, Tensor]] = []  # tensors are kept until they are sent
         self._calls = self._bytes = 0
+        self._waited = 0.0
 
     @property
     def calls(self) -> int:
@@ -381,6 +391,11 @@ class Stages:
     def bytes(self) -> int:
         """Bytes of what this rank has given and received."""
         return self._bytes + self._of_stage.bytes
+
+    @property
+    def waited(self) -> float:
+        """Seconds in which calls waited for ranks of this stage and of others."""
+        return self._waited + self._of_stage.waited
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """The sum of the parts of this stage's ranks."""
@@ -401,8 +416,10 @@ class Stages:
     def recv(self, shape: Sequence[int], dtype: torch.dtype, rank: int) -> Tensor:
         """As in ``Communicator``."""
         tensor = torch.empty(tuple(shape), dtype=dtype)
+        began_at = time.perf_counter()
         with _joined(self._group) as group:
             group.recv([tensor], rank, 0).wait(self._timeout)
+        self._waited += time.perf_counter() - began_at
         self._count(tensor)
         return tensor
 

@@ -41,6 +41,11 @@ class SharedMemory(OneStage):
         """Bytes of the parts that this rank has given."""
         return self._group.bytes
 
+    @property
+    def waited(self) -> float:
+        """As in ``Communicator``."""
+        return self._group.waited
+
     def all_reduce(self, part: Tensor) -> Tensor:
         """As in ``Communicator``."""
         return shm_all_reduce(self._group, part)

@@ -4,6 +4,7 @@
 keep the exchanges of a pass complete when memory runs out on one rank, so that all repeat the pass alike.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import torch
 
 from quire_server.core.copy_outcomes import CopyOutcomes
 from quire_server.core.cuda_graph_shapes import Shape
-from quire_server.core.rank_step import STEP_MASK, EchoStatus, RankLimits, RankStep
+from quire_server.core.rank_step import NO_WORK, STEP_MASK, EchoStatus, RankLimits, RankStep, Work
 from quire_server.core.step import CopyOutcome, Step, StepResult
 from quire_server.layers.parallel import STAGE_DEADLINE, CollectiveError
 from quire_server.models.decoder import Decoder
@@ -42,6 +43,15 @@ class _Rank:
     ) -> None:
         self._model, self._executor, self._input_batch = model, executor, input_batch
         self._communicator = ranks.communicator
+
+    def readings(self) -> tuple[float, float, int]:
+        """For ``work_since``."""
+        return time.perf_counter(), self._communicator.waited, self._communicator.bytes
+
+    def work_since(self, readings: tuple[float, float, int]) -> Work:
+        """What this rank has done since these readings. On a GPU waits for other ranks are part of it."""
+        seconds, waited, given = (now - then for now, then in zip(self.readings(), readings, strict=True))
+        return Work(max(1, round(1e6 * (seconds - waited))), round(given))
 
     def compute(
         self, step: Step, layout: StepLayout, graph: Shape | None, *, only_largest: bool
@@ -86,6 +96,7 @@ class _Pass:
     is_done: bool = False
     output: ForwardOutput | None = None  # None when it is done: a rank had no memory
     lost: CollectiveError | None = None
+    work: Work = NO_WORK
 
 
 class LeaderExecutor:
@@ -134,6 +145,7 @@ class LeaderExecutor:
         self._send(step, graph, only_largest=only_largest)
         begun = _Pass(samples=bool(layout.sampled_rows.size))
         self._passes.append(begun)
+        readings = self._rank.readings()
         try:
             begun.finish = self._rank.compute(step, layout, graph, only_largest=only_largest)
         except CollectiveError as error:
@@ -142,6 +154,7 @@ class LeaderExecutor:
             begun.is_out_of_memory = begun.finish is None
             if begun.finish is None and self.is_pipelined:
                 begun.finish = self._rank.receive_only(step, layout, only_largest=only_largest)
+        begun.work = self._rank.work_since(readings)
         if self.is_pipelined:
             return lambda: self._wait(begun)
         output = self._wait(begun)
@@ -156,7 +169,7 @@ class LeaderExecutor:
 
     def _end(self, begun: _Pass) -> None:
         """Take in the output of the oldest pass, and the echoes of it."""
-        output = None
+        output, readings = None, self._rank.readings()
         try:
             if begun.finish is not None:
                 output = begun.finish()
@@ -164,7 +177,8 @@ class LeaderExecutor:
             begun.lost = error
         lost = begun.lost
         # Names the rank that was missing.
-        outcome = self._followers.collect(is_lost=lost is not None, has_output=begun.samples)
+        work = begun.work.plus(self._rank.work_since(readings))
+        outcome = self._followers.collect(is_lost=lost is not None, has_output=begun.samples, work=work)
         if lost is not None:
             raise lost
         self._copied += outcome.copied
@@ -207,6 +221,7 @@ class FollowerRunner:
         self._rank = _Rank(loaded.model, self._executor, self._input_batch, ranks)
         slots = loaded.num_host_slots
         self._offload = OffloadWorker(loaded.kv_caches, slots, loaded.disk) if slots else None
+        self.work = NO_WORK  # of the last pass
         self._sampled: dict[int, SampledPositions] = {}  # by step, of those whose tokens are not known yet
         self.limits = RankLimits(
             options.max_num_seqs,
@@ -244,10 +259,12 @@ class FollowerRunner:
     @torch.inference_mode()
     def execute(self, message: RankStep) -> tuple[EchoStatus, CopyOutcome | None]:
         """(how the pass ended, what copies came to on this rank)."""
+        readings = self._rank.readings()
         with translate_device_errors():
             status, copied = self._execute(message)
             if status is EchoStatus.DONE and not self._executor.finish(STAGE_DEADLINE):
                 status = EchoStatus.LOST_PEER
+            self.work = self._rank.work_since(readings) if message.step.rows else NO_WORK
             return status, copied
 
     def _execute(self, message: RankStep) -> tuple[EchoStatus, CopyOutcome | None]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire_server.core.rank_step import RankStep
+from quire_server.core.rank_step import NO_WORK, RankStep, Work
 from quire_server.core.step import CopyOutcome
 from quire_server.core.topology import Topology
 from quire_server.layers.parallel import Communicator, SingleRank
@@ -40,8 +40,10 @@ class Followers(Protocol):
     def send(self, message: RankStep) -> None:
         """Send them the next pass."""
 
-    def collect(self, *, is_lost: bool = False, has_output: bool = False) -> PassOutcome:
+    def collect(
+        self, *, is_lost: bool = False, has_output: bool = False, work: Work = NO_WORK
+    ) -> PassOutcome:
         """Wait until all of them have executed it. Raises RankLostError, which names those that have not.
         ``is_lost``: one of them did not take part in an exchange, so that not much is left to wait for.
-        ``has_output``: the last stage has computed the pass, and so have all before it.
+        ``has_output``: the last stage has computed the pass, and so have all before it. ``work``: of rank 0.
         """

@@ -140,6 +140,24 @@ def test_the_rank_that_holds_up_the_others_is_named(
 
 
 @pytest.mark.parametrize(
+    ("rank", "expected"),
+    [
+        (RankReport(rank=1, last_step=8, missing="NotEchoed", host="m-0-1"), "rank 1 in pod m-0-1 is behind"),
+        (RankReport(rank=1, last_step=8, host="m-0"), "rank 1 is behind: step 8 of 9"),
+        (
+            RankReport(rank=1, last_step=9, host="m-0-1", step_micros=250_000),
+            "rank 1 in pod m-0-1 is slow: 0.25 s for a step",
+        ),
+    ],
+)
+def test_a_rank_of_another_pod_is_named_with_its_pod(rank: RankReport, expected: str) -> None:
+    ranks = (RankReport(rank=0, last_step=9, host="m-0", step_micros=1000), rank)
+    computed = compute(pod(kubelet.loading()), samples={"uid-m-0": Sample(phase="stalled", ranks=ranks)})
+
+    assert expected in computed["lastFailure"]["message"]
+
+
+@pytest.mark.parametrize(
     "claim", ["OwnershipConflict", "QuotaExceeded", "InvalidSpec", "OOMKilled", "Nonsense"]
 )
 def test_a_pod_cannot_report_a_reason_that_is_not_its_own(claim: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -127,6 +128,29 @@ def test_the_slowest_rank_of_a_group_is_named_wherever_it_runs() -> None:
         for rank, uid in enumerate(reports)
     }
     assert "slowestRank" not in compute(*pods, samples=alike)["groups"][0]
+
+
+def test_a_leader_names_the_rank_of_another_pod_that_says_nothing() -> None:
+    ranks = [RankReport(rank=0, last_step=9), RankReport(rank=1, last_step=9)]
+    seen = replace(ranks[1], missing="NotEchoed", host="m-0-1")
+    pods = [member(kubelet.ready()), member(kubelet.loading(), worker=1)]
+
+    def named(*leader: RankReport, worker: tuple[RankReport, ...] = ()) -> int | None:
+        samples = {
+            "uid-m-0": Sample(phase="failed", ranks=leader),
+            "uid-m-0-1": Sample(phase="loading", ranks=worker),
+        }
+        found: int | None = compute(*pods, samples=samples)["groups"][0].get("slowestRank")
+        return found
+
+    assert named(ranks[0], seen) == 1
+    assert named(ranks[0], seen, worker=(ranks[1],)) == 1, "each rank counts once, with what either says"
+    behind = replace(ranks[1], last_step=8)
+    assert named(ranks[0], behind, worker=(ranks[1],)) is None, "its echo is on the way"
+    slow = replace(ranks[1], step_micros=50_000)
+    assert named(replace(ranks[0], step_micros=9_000), slow) == 1
+    assert named(replace(ranks[0], step_micros=30_000), slow) is None, "stages differ a little"
+    assert named(*ranks) is None
 
 
 @pytest.mark.parametrize(

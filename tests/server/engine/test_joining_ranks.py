@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quire_server.config import ServeConfig
-from quire_server.core.rank_step import Echo, RankLimits, RankStep
+from quire_server.core.rank_step import Echo, RankLimits, RankStep, Work
 from quire_server.core.step import Step
 from quire_server.core.topology import Topology
 from quire_server.engine import rank_channel, rank_group
@@ -107,7 +107,7 @@ def staged(kind, directory, descriptors, rank, done):
     if topology.is_leader:
         found.append(communicator.recv((2, 8), torch.float32, topology.head_rank))
     done.wait(60)  # what was sent arrives while its sender lives
-    return found, communicator.calls, communicator.bytes
+    return found, communicator.calls, communicator.bytes, communicator.waited
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,14 +116,15 @@ def test_stages_hand_on_what_they_computed_in_order(kind, tmp_path):
         done = threading.Barrier(4)
         ranks = [pool.submit(staged, kind, tmp_path, descriptors, rank, done) for rank in range(4)]
         results = [one.result(60) for one in ranks]
-    sums = [found[0][0, 0].item() for found, _, _ in results]
+    sums = [found[0][0, 0].item() for found, *_ in results]
     assert sums == [1.0, 1.0, 5.0, 5.0], "of each stage's own ranks"
-    received = [[tensor[0, 0].item() for tensor in found[1:4]] for found, _, _ in results[2:]]
+    received = [[tensor[0, 0].item() for tensor in found[1:4]] for found, *_ in results[2:]]
     assert received == [[0.0, 10.0, 20.0], [1.0, 11.0, 21.0]]
     assert torch.equal(results[0][0][-1], torch.tensor([[2.0] * 4 + [3.0] * 4] * 2))
     each = 2 * 4 * 4  # bytes
-    assert [calls for _, calls, _ in results] == [5, 4, 6, 5]
-    assert [size for _, _, size in results] == [6 * each, 4 * each, 7 * each, 5 * each]
+    assert [calls for _, calls, *_ in results] == [5, 4, 6, 5]
+    assert all(results[rank][-1] > 0 for rank in (0, 2, 3)), "the time in which they waited for other stages"
+    assert [size for _, _, size, _ in results] == [6 * each, 4 * each, 7 * each, 5 * each]
 
 
 def joined(kind, directory, descriptor, rank):
@@ -245,19 +246,24 @@ def take_part(settings, directory):
     joined = rank_group.join(directory, settings, 1, own)
     decoder = StepDecoder(RankLimits(1, 1, 0, 0, 1, 1), joined.incarnation)
     decoder.decode(joined.channel.receive(1 << 16, 60))
-    joined.channel.send(encode_echo(Echo(decoder.sequence, decoder.digest)))
+    joined.channel.send(encode_echo(Echo(decoder.sequence, decoder.digest, work=Work(5, 9))))
     return joined
 
 
 def test_a_rank_that_rank_0_has_taken_in_follows_its_steps(settings, tmp_path):
-    steps = []
+    steps, echoes = [], []
+
+    def echoed(*echo):
+        echoes.append(echo)
+
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(take_part, settings, tmp_path)
-        group, _ = RankGroup.gather(tmp_path, settings, bool, steps.append, RankFaults(parse({}), 0))
+        group, _ = RankGroup.gather(tmp_path, settings, bool, steps.append, echoed, RankFaults(parse({}), 0))
         group.send(EMPTY)
-        group.collect()
+        group.collect(work=Work(7, 0))
         joined = other.result(60)
     assert steps == [1]
+    assert echoes == [(0, 1, Work(7, 0)), (1, 1, Work(5, 9))], "of every rank, what it did"
     assert len(joined.incarnation) == 16
     joined.channel.close()
     for channel in group._channels.values():
@@ -279,13 +285,13 @@ def test_a_rank_that_ends_while_the_ranks_join_is_named(settings, tmp_path):
 
         with pytest.MonkeyPatch.context() as patch, pytest.raises(RankLostError, match="Rank 1 ended"):
             patch.setattr(rank_channel, "stop_listening", stop_when_it_has_gone)
-            RankGroup.gather(tmp_path, settings, bool, bool, RankFaults(parse({}), 0))
+            RankGroup.gather(tmp_path, settings, bool, bool, bool, RankFaults(parse({}), 0))
 
 
 def test_a_rank_that_ends_before_it_is_told_the_number_of_blocks_is_named():
     near, far = socket.socketpair()
     with near, far:
-        Channel(far).say(Loaded(5))
+        Channel(far).say(Loaded(5, "pod-1"))
         far.shutdown(socket.SHUT_RD)
         with pytest.raises(RankLostError, match="Rank 1 ended while the ranks joined"):
             RankGroup({1: Channel(near)}).agree_on_blocks(5, bool, 5.0)

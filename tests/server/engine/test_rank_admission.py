@@ -43,7 +43,7 @@ def hello(rank, incarnation="", **others):
         (hello(3), "NoSuchRank"),
         (hello(4), "NoSuchRank"),
         (hello(-1), "NoSuchRank"),
-        (Loaded(5), "NoHello"),
+        (Loaded(5, "pod"), "NoHello"),
     ],
 )
 def test_only_ranks_that_are_missing_and_of_this_group_are_taken_in(message, reason):

@@ -9,7 +9,7 @@ import pytest
 
 from quire_server.core.config import Batching, PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.policy import Policy
-from quire_server.core.rank_step import Echo, EchoStatus, RankLimits, RankStep
+from quire_server.core.rank_step import NO_WORK, Echo, EchoStatus, RankLimits, RankStep
 from quire_server.core.request import Request
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import NOT_FINITE, OUT_OF_MEMORY, Step
@@ -188,7 +188,7 @@ def test_a_rank_that_lost_an_exchange_and_hears_nothing_more_names_rank_0(monkey
     monkeypatch.setattr(rank, "_LEADER_SECONDS", 0.05)
 
     class Lost:
-        limits = RankLimits(1, 1, 0, 0, 8, 8)
+        limits, work = RankLimits(1, 1, 0, 0, 8, 8), NO_WORK
 
         def execute(self, message):
             return EchoStatus.LOST_PEER, None

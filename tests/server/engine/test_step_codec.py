@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_server.core.rank_step import STEP_MASK, Echo, EchoStatus, RankLimits, RankStep
+from quire_server.core.rank_step import STEP_MASK, Echo, EchoStatus, RankLimits, RankStep, Work
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import Copies, CopyOutcome, StartedRow, Step
 from quire_server.engine.codec import CodecError
@@ -91,6 +91,7 @@ numbers = st.lists(st.integers(0, 2**31 - 1), max_size=4).map(tuple)
         st.integers(0, 2**32 - 1),
         st.sampled_from(EchoStatus),
         st.none() | st.builds(CopyOutcome, numbers, numbers, numbers, numbers, st.booleans()),
+        st.builds(Work, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
     )
 )
 def test_echoes_arrive_unchanged(echo):

@@ -1,13 +1,17 @@
 """Which ranks take part, as /statusz shows it, and when the supervisor gives one up."""
 
 import threading
+from dataclasses import replace
 
 import httpx
 import pytest
 
+from quire_server.core.rank_step import NO_WORK, Work
+from quire_server.core.topology import Topology
+from quire_server.engine.heartbeat_writer import HeartbeatWriter
 from quire_server.health.decision import Thresholds, judge
-from quire_server.health.heartbeat import Control, Phase, Process, SharedState
-from quire_server.health.rank_states import RankState, rank_states
+from quire_server.health.heartbeat import Control, Phase, Process, RankEcho, SharedState
+from quire_server.health.rank_states import Group, RankState, rank_states
 from quire_server.health.server import HealthServer
 from quire_server.supervisor.watch import watch_ranks
 from quire_server.termination import Reason
@@ -37,11 +41,68 @@ def test_one_process_that_has_the_whole_model_has_no_ranks():
     assert rank_states({Process.ENGINE: NOW}, {}, NOW, range(1)) == ()
 
 
-def test_a_rank_of_another_node_is_named_once_it_is_lost():
-    beats, steps = {Process.ENGINE: NOW, 1: NOW}, {0: 8, 1: 8}
-    assert [state.rank for state in rank_states(beats, steps, NOW, range(2), lost_rank=3)] == [0, 1, 3]
-    first, lost = rank_states({Process.ENGINE: NOW}, {0: 8}, NOW, range(1), lost_rank=1)
-    assert (first.missing, lost.rank, lost.missing) == ("", 1, "NotEchoed")
+#: Two stages of two ranks, the second one on another node.
+GROUP = Group(
+    Topology(2, 0, 2),
+    {0: "m-0", 1: "m-0", 2: "m-0-1", 3: "m-0-1"},
+    {
+        0: RankEcho(8, NOW - 0.3, 0.004, 1.5, 100),
+        1: RankEcho(8, NOW - 0.3, 0.005, 1.6, 100),
+        2: RankEcho(8, NOW - 0.3, 0.006, 1.7, 100),
+        3: RankEcho(7, NOW - 0.7, 0.050, 9.0, 100),
+    },
+    sent_at=NOW - 0.5,
+)
+BEATS, STEPS = {Process.ENGINE: NOW - 0.1, 1: NOW - 0.1}, {0: 8, 1: 8}
+
+
+def test_the_leader_shows_the_ranks_of_all_nodes_with_their_place_and_what_they_did():
+    states = rank_states(BEATS, STEPS, NOW, range(2), group=GROUP)
+    assert [(one.rank, one.stage, one.tensor_rank, one.host) for one in states] == [
+        (0, 0, 0, "m-0"),
+        (1, 0, 1, "m-0"),
+        (2, 1, 0, "m-0-1"),
+        (3, 1, 1, "m-0-1"),
+    ]
+    assert [one.last_step for one in states] == [8, 8, 8, 7]
+    assert [one.step_seconds for one in states] == [0.004, 0.005, 0.006, 0.050]
+    assert [one.missing for one in states] == [""] * 4
+    documents = [one.document() for one in states]
+    assert [one["beatAge"] for one in documents] == [0.1, 0.1, None, None], "those of another node are unseen"
+    assert [one["echoAge"] for one in documents] == [0.3, 0.3, 0.3, 0.7]
+    assert [one["overdueSeconds"] for one in documents] == [0.0, 0.0, 0.0, 0.5], "since the step was sent"
+    assert [round(one.silence, 3) for one in states] == [0.1, 0.1, 0.0, 0.5]
+
+
+def test_an_idle_group_owes_no_echo_however_old_the_last_one_is():
+    idle = {rank: echo._replace(number=8) for rank, echo in GROUP.echoes.items()}
+    states = rank_states(BEATS, STEPS, NOW + 60, range(2), group=replace(GROUP, echoes=idle))
+    assert [one.overdue for one in states] == [0.0] * 4
+
+
+def test_before_its_first_echo_a_rank_is_overdue_since_the_first_step():
+    states = rank_states(BEATS, {0: 1}, NOW, range(2), group=replace(GROUP, echoes={}))
+    assert [one.overdue for one in states] == [0.5] * 4
+    assert [
+        one.overdue for one in rank_states(BEATS, {}, NOW, range(2), group=replace(GROUP, sent_at=0))
+    ] == [0.0] * 4
+
+
+def test_a_rank_of_another_node_is_missing_until_it_has_loaded_and_once_it_is_lost():
+    joining = replace(GROUP, hosts={0: "m-0", 1: "m-0", 2: "m-0-1"}, echoes={})
+    loading = rank_states(BEATS, {}, NOW, range(2), group=joining)
+    assert [state.missing for state in loading] == ["", "", "", "NotLoaded"]
+    lost = rank_states(BEATS, STEPS, NOW, range(2), lost_rank=3, group=GROUP)
+    assert [state.missing for state in lost] == ["", "", "", "NotEchoed"]
+
+
+def test_a_node_without_rank_0_shows_its_own_ranks_alone():
+    beats, own = {2: NOW - 0.1, 3: NOW - 9}, Group(GROUP.topology, {2: "m-0-1", 3: "m-0-1"})
+    states = rank_states(beats, {2: 8, 3: 7}, NOW, range(2, 4), group=own)
+    assert [(one.rank, one.stage, one.last_step, one.missing) for one in states] == [
+        (2, 1, 8, ""),
+        (3, 1, 7, "Silent"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -98,3 +159,16 @@ def test_statusz_shows_age_and_step_of_each_rank(tmp_path):
     assert (first["missing"], second["missing"], third["missing"]) == ("", "", "NotStarted")
     assert 0 <= second["beatAge"] < 60
     assert third["beatAge"] is None
+
+
+def test_what_a_rank_did_in_all_its_steps_is_added_up_and_a_step_without_work_is_no_step_time(tmp_path):
+    state = SharedState.create(tmp_path)
+    assert (state.read_echoes(), state.read_sent_at()) == ({}, 0.0)
+    writer = HeartbeatWriter(state, NOW)
+    for number, work in enumerate([Work(2000, 64), Work(3000, 32), NO_WORK], 1):
+        writer.rank_stepped(number)
+        writer.rank_echoed(13, number, work)
+    echo = SharedState.open(tmp_path).read_echoes()[13]
+    assert (echo.number, echo.exchanged_bytes) == (3, 96)
+    assert (echo.step_seconds, echo.busy_seconds) == (0.003, pytest.approx(0.005))
+    assert 0 < state.read_sent_at() <= echo.at

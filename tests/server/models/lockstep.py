@@ -50,6 +50,7 @@ class _Rank:
     def __init__(self, ranks: ThreadRanks, rank: int) -> None:
         self._ranks, self._rank = ranks, rank
         self.calls = self.bytes = 0
+        self.waited = 0.0
 
     def all_reduce(self, part: Tensor) -> Tensor:
         if self._ranks.size == 1:

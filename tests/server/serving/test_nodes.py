@@ -84,6 +84,12 @@ def test_two_nodes_answer_as_one_process_does(group, tiny, tmp_path):
     assert set(leader.ranks()) == {0}
     assert set(worker.ranks()) == {1}
     assert [entry["rank"] for entry in worker.statusz()["ranks"]] == [1]
+    first, second = leader.statusz()["ranks"]
+    assert (first["rank"], second["rank"], second["tensorRank"]) == (0, 1, 1), "also that of the other node"
+    assert first["lastStep"] == second["lastStep"] > 0
+    assert first["stepSeconds"] > 0 and second["stepSeconds"] > 0
+    assert first["host"] == second["host"] == socket.gethostname()
+    assert (first["missing"], second["missing"], second["beatAge"]) == ("", "", None)
     assert not worker.reaches("/v1/models"), "a worker has no API"
 
 
@@ -98,6 +104,8 @@ def test_stages_on_two_nodes_answer_as_one_process_does(tiny, tmp_path, addresse
         with Server(tiny, tmp_path / "one", *EXACT[:4]).wait_ready(120) as one:
             assert text(leader) == text(one)
         assert (set(leader.ranks()), set(worker.ranks())) == ({0, 1}, {2, 3})
+        assert [entry["stage"] for entry in leader.statusz()["ranks"]] == [0, 0, 1, 1]
+        assert [entry["stage"] for entry in worker.statusz()["ranks"]] == [1, 1]
 
 
 def test_a_killed_rank_of_another_node_ends_both_nodes(group):

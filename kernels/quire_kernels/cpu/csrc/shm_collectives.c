@@ -44,7 +44,7 @@ struct region {
     struct line lines[];
 };
 
-/* One rank's end of it. The caller owns it, fills the first three and reads the next five. */
+/* One rank's end of it. The caller owns it, fills the first three and reads the next five and the last. */
 struct group {
     struct region *region;
     int64_t rank, deadline_ns;
@@ -53,6 +53,7 @@ struct group {
     int64_t ranks, slot_size;
     int64_t left_ns; /* of the present call's deadline */
     int64_t chunk;   /* number of the last published */
+    int64_t waited_ns; /* for other ranks so far, but for spins */
 };
 
 static char *slot(const struct group *g, int64_t rank, uint32_t chunk) {
@@ -114,10 +115,12 @@ static int await(struct group *g, int64_t rank, uint32_t chunk) {
             sched_yield();
         else
             sleep_until_change(g, line, chunk);
-        if (is_there(line, chunk)) return 1;
+        const int is_here = is_there(line, chunk);
+        int64_t now = now_ns(), waited = now - last;
+        g->waited_ns += waited;
+        if (is_here) return 1;
         if (has_failed(g)) return 0;
         /* A machine on which this process did not run either does not use up the other rank's time. */
-        int64_t now = now_ns(), waited = now - last;
         g->left_ns -= waited < COUNTED_NS ? waited : COUNTED_NS;
         if (g->left_ns <= 0) return fail(g, LATE, rank);
         last = now;
