@@ -1,7 +1,7 @@
 """The Grafana dashboard of model servers: charts/quire/files/dashboard.json.
 
-The rows are in the order of a diagnosis: overview, latency, load, engine, KV cache, GPU; then cost and the
-operator. Thresholds and the expressions that have them come from `docs.alerting`.
+The rows are in the order of a diagnosis: overview, latency, load, engine, KV cache, ranks, GPU; then cost and
+the operator. Thresholds and the expressions that have them come from `docs.alerting`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from docs.panels import (
 
 _BY_ALERT = {measure.alert: measure for measure in MEASURES}
 _FIRST_TOKEN_P95 = quantile(0.95, "llm_ttft_seconds")
+_RANK = "{{pod}} rank {{rank}} on {{host}}"
 _COST = f"max by ({BY}) (quire_llmdeployment_cost_per_hour{SELECT})"
 
 
@@ -185,6 +186,37 @@ def _kv_cache() -> list[Panel]:
     ]
 
 
+def _ranks() -> list[Panel]:
+    """Of servers whose model is divided; the others have no such series. The rank that waits least for others
+    is the slow one: they wait for it.
+    """
+
+    def each(metric: str) -> Curve:
+        return Curve(f"sum by ({PODS}, rank, host) (rate({metric}{SELECT}[{WINDOW}]))", _RANK)
+
+    return [
+        graph(
+            "Busy ranks",
+            "Share of time in which each rank computes, without waits for others. One above the others of "
+            "its stage holds them up; one stage above the others is too large.",
+            "percentunit",
+            [each("llm_rank_busy_seconds_total")],
+        ),
+        graph(
+            "Silence of ranks",
+            "For how long a rank has not run, or has owed the answer to a step; seconds end the server.",
+            "s",
+            [Curve(f"max by ({PODS}, rank, host) (llm_rank_silence_seconds{SELECT})", _RANK)],
+        ),
+        graph(
+            "Bytes between ranks",
+            "What each rank exchanges with the others in a second: sums, hidden states and logits.",
+            "Bps",
+            [each("llm_rank_exchanged_bytes_total")],
+        ),
+    ]
+
+
 def _gpu() -> list[Panel]:
     return [
         graph(
@@ -268,6 +300,7 @@ _ROWS = {
     "Load": _load,
     "Engine": _engine,
     "KV cache": _kv_cache,
+    "Ranks": _ranks,
     "GPU": _gpu,
     "Cost": _cost,
     "Operator": _operator,

@@ -251,10 +251,11 @@ say which rank it was. `/statusz` of a group's leader lists the ranks of all its
 | `echoAge` | seconds since rank 0 heard that the rank has executed a step |
 | `stepSeconds` | time to compute its last step, without waits for other ranks; on GPUs with them |
 | `overdueSeconds` | for how long rank 0 has waited for its answer to a step; 0 where it waits for none |
-| `missing` | empty, or `NotStarted`, `NotLoaded` (in another pod), `Silent` (no beat), `NotEchoed` (a step without an answer), `Killed` |
+| `missing` | empty, `NotStarted`, `NotLoaded` (in another pod), `Silent` (no beat), `NotEchoed`, `Killed` |
 
 The LLMDeployment's status names the rank that is missing, behind, or more than twice as slow as the others,
-with its pod and its step. Ranks are distinguished by
+with its pod and its step. `/metrics` has for each rank the time in which it computes, its silence and its
+bytes ([metrics](observability.md#metrics)), and the dashboard a row of them. Ranks are distinguished by
 what they run: one of another version, model, setting or revision is refused by rank 0, and the server
 ends with the reason `MixedRevision`. Pods of other replicas go on.
 """

@@ -103,7 +103,10 @@ def operator_that_reconciles() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def scraped(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     directory = tmp_path_factory.mktemp("scraped")
-    with Server(tiny, directory) as server, operator_that_reconciles() as operator:
+    with (
+        Server(tiny, directory, "--tensor-parallel-size", "2") as server,
+        operator_that_reconciles() as operator,
+    ):
         server.wait_ready()
         running = Prometheus(directory, f"127.0.0.1:{server.port}", operator)
         try:
@@ -174,6 +177,13 @@ def test_the_panels_show_the_requests_that_were_sent(scraped: Prometheus) -> Non
     assert max(scraped.values(QUERIES["Prefix cache hit rate A"])) > 0.1
     assert max(scraped.values(QUERIES["Tokens per second B"])) > 0
     assert 0 < max(scraped.values(QUERIES["TTFT p50 A"])) < 60
+
+
+def test_the_panels_of_ranks_show_each_rank_of_a_divided_model(scraped: Prometheus) -> None:
+    for panel in ("Busy ranks A", "Bytes between ranks A"):
+        assert len([value for value in scraped.values(QUERIES[panel]) if value > 0]) == 2, panel
+    assert len(scraped.values(QUERIES["Silence of ranks A"])) == 2
+    assert all(value < 1 for value in scraped.values(QUERIES["Busy ranks A"])), "waits are no work"
 
 
 def test_panels_have_a_unit_a_description_and_do_not_overlap() -> None:

@@ -38,6 +38,7 @@ from quire_server.api.deep_check import DeepCheck
 from quire_server.api.drain import Drain, DrainLimits
 from quire_server.api.http_protocol import Connection
 from quire_server.api.parser_turns import ParserTurns
+from quire_server.api.ranks import read_ranks
 from quire_server.api.rate_limit import RateLimits, Rates
 from quire_server.api.request_log import RequestLog, RequestLogging, read_patterns
 from quire_server.api.tracing import Tracing
@@ -49,6 +50,7 @@ from quire_server.engine.messages import EngineInfo
 from quire_server.engine.socket_server import SOCKET_NAME
 from quire_server.errors import ConfigError, QuireServerError
 from quire_server.fault_injection import Faults
+from quire_server.health import engine_report
 from quire_server.health.decision import Thresholds
 from quire_server.health.heartbeat import BEAT_SECONDS, Process, SharedState
 from quire_server.metrics.requests import CacheFacts, Metrics
@@ -142,6 +144,9 @@ def build_context(settings: ServeConfig, run_dir: Path) -> ServerContext:
     )
     if settings.device != "cpu":
         metrics.gpus.watch()
+    state = SharedState.open(run_dir)
+    hosts = functools.partial(engine_report.read_hosts, run_dir)
+    metrics.ranks.read = functools.partial(read_ranks, settings, state, hosts)
     return ServerContext(
         served_names=settings.served_names,
         engine=engine,
@@ -153,7 +158,7 @@ def build_context(settings: ServeConfig, run_dir: Path) -> ServerContext:
         admission=Admission(_limits(settings), time.monotonic, metrics.admitted),
         drain=Drain(DrainLimits(settings.drain_timeout_seconds, settings.pre_stop_seconds), time.monotonic),
         keys=Keys(settings.api_keys_dir, time.monotonic),
-        state=SharedState.open(run_dir),
+        state=state,
         thresholds=Thresholds(settings.stall_timeout_seconds, settings.canary_interval_seconds),
         deep_check=DeepCheck(engine),
         rates=Rates(

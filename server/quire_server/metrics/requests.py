@@ -18,6 +18,7 @@ from quire_server.core.stats import EngineStats, Timing
 from quire_server.metrics.engine import KVCollector, SpeculationCollector, StepCollector, TransferCollector
 from quire_server.metrics.gpu import GpuCollector
 from quire_server.metrics.labelled import VLLM_REQUEST_SECONDS, Exemplar, Labelled, one_two_five
+from quire_server.metrics.ranks import RankCollector
 
 #: How a request can end. shed: 503 by overload or drain; limited: 429; aborted: the client hung up;
 #: cancelled: cut by the end of a drain.
@@ -116,6 +117,8 @@ class Metrics:
         self._registry.register(self._speculation)
         self._transfers = TransferCollector(self._ours.values)
         self._registry.register(self._transfers)
+        self.ranks = RankCollector(self._ours.values)
+        self._registry.register(self.ranks)
         self.steps = StepCollector(self._ours.values, self._vllm.values)
         self._registry.register(self.steps)
         self.gpus = GpuCollector(self._ours.values)

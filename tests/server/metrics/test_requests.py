@@ -22,7 +22,8 @@ SMALL = ("--num-gpu-blocks-override", "24", "--max-num-seqs", "4", "--max-num-qu
 LOWER = ("--preemption-mode", "swap", "--kv-offload-host-bytes", str(256 << 10), "--kv-offload-disk-bytes")
 DRAFTS = ("--speculative-method", "ngram", "--prompt-lookup-min", "1")
 
-# What only a fault, a deadline, a drain, a GPU or a role in transfers moves: see test_prefill_decode,
+# What only a fault, a deadline, a drain, a GPU, ranks or a role in transfers moves: see test_prefill_decode,
+# test_ranks, monitoring/test_dashboard,
 # test_degradation, test_overload, test_lifecycle,
 # runner/test_tiers, engine/test_engine, and below. Sizes and settings do not move.
 STILL = {
@@ -41,6 +42,10 @@ STILL = {
     "llm_kv_transfer_held",
     "llm_kv_transfers",
     "llm_model_load_seconds",
+    "llm_rank_busy_seconds",
+    "llm_rank_exchanged_bytes",
+    "llm_rank_silence_seconds",
+    "llm_rank_steps",
     "vllm:cache_config_info",
 }
 
