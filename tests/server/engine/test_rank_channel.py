@@ -151,6 +151,6 @@ def test_all_ranks_are_told_the_smallest_number_of_blocks(pair):
     channel = Channel(far)
     channel.say(Loaded(7, "pod-1" + "x" * 1000))
     hosts = {}
-    assert RankGroup({1: Channel(near)}).agree_on_blocks(9, bool, 5.0, hosts.__setitem__) == 7
+    assert RankGroup({1: Channel(near)}).agree_on_blocks(9, bool, 5.0, on_loaded=hosts.__setitem__) == 7
     assert hosts == {1: ("pod-1" + "x" * 1000)[:253]}, "as long as the name of a pod may be"
     assert channel.hear(5.0).num_blocks == 7
