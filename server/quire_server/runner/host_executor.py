@@ -84,9 +84,11 @@ class HostExecutor:
 
         return finish
 
-    def take_part(self, graph: Shape | None, communicator: Communicator, rest: Sequence[Exchange]) -> None:
+    def take_part(
+        self, graph: Shape | None, communicator: Communicator, plan: Sequence[Exchange], made: int
+    ) -> None:
         """Make the exchanges that are left of a pass which ran out of memory."""
-        exchanges.take_part(communicator, rest, torch.device("cpu"))
+        exchanges.take_part(communicator, plan[made:], torch.device("cpu"))
 
     def finish(self, seconds: float) -> bool:
         """Everything is computed when ``launch`` returns."""

@@ -68,7 +68,7 @@ class _Rank:
         # Outside the except block: until it ends, the traceback keeps the failed pass's tensors alive.
         made = self._communicator.calls - before
         plan = exchanges.planned(step, layout, self._input_batch, self._model, only_largest=only_largest)
-        self._executor.take_part(graph, self._communicator, plan[made:])
+        self._executor.take_part(graph, self._communicator, plan, made)
         return None
 
     def leave(self) -> None:
@@ -139,7 +139,7 @@ class LeaderExecutor:
         memory. With one stage the pass is done before. Passes end in the order in which they begin.
         """
         graph = self._executor.graph_for(step, layout)
-        only_largest = isinstance(self._executor, HostExecutor) and sampler.needs_only_largest(
+        only_largest = sampler.needs_only_largest(
             self._input_batch, layout.sampled_rows, layout.sampled_lengths
         )
         self._send(step, graph, only_largest=only_largest)

@@ -68,6 +68,7 @@ def test_shards_give_the_answers_of_the_whole_model_by_replays_of_the_same_graph
         called.clear()
         for device in ranks.devices:
             getattr(device, "log", []).clear()
+        ranks.exchange.calls.clear()
         given = answers(ranks, 5)
     assert given == expected
     assert {"rope_kv_write_triton", "paged_decode_attention_triton", "add_rmsnorm_triton"} <= set(called)
@@ -77,6 +78,8 @@ def test_shards_give_the_answers_of_the_whole_model_by_replays_of_the_same_graph
     assert shapes[0] == shapes[1] == ([] if HAS_GPU else [(4, 1), (2, 1), (1, 1)])
     replays = [getattr(device, "log", []).count("replay") for device in ranks.devices]
     assert replays[0] == replays[1] and (replays[0] > 0) is not HAS_GPU
+    gathers = {size for kind, size in ranks.exchange.calls if kind == "gather"}
+    assert gathers <= {0, 8, 16, 24}, "of each row the largest logit and its token, not of padding"
 
 
 @pytest.mark.kernels

@@ -12,6 +12,7 @@ import torch
 from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import Step, StepResult
+from quire_server.layers import parallel
 from quire_server.layers.parallel import argmax
 from tests.server.models import families
 from tests.server.models.lockstep import ThreadRanks
@@ -138,12 +139,20 @@ def test_one_request_that_needs_more_than_the_likeliest_token_makes_its_steps_ga
     assert steps[-1][2] == formula(ranks, 1, 1, is_greedy=True), "when the other one is left alone"
 
 
+def _find_places_as_on(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "_places_on_cpu", getattr(parallel, f"_places_on_{place}"))
+
+
+@pytest.mark.parametrize("place", ["cpu", "gpu"])
 @pytest.mark.parametrize("values", [
     [[1.0, 3.0, 2.0], [3.0, 0.0, 3.0], [-1.0, -2.0]],
     [[-5.0, -3.0, -4.0], [-3.5, -9.0, -3.5], []],
     [[float("-inf")] * 3, [float("-inf")] * 3, [float("-inf"), -1e30]],
 ])  # fmt: skip
-def test_the_largest_logit_of_all_ranks_is_the_first_of_equals(values: list[list[float]]) -> None:
+def test_the_largest_logit_of_all_ranks_is_the_first_of_equals(
+    values: list[list[float]], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _find_places_as_on(place, monkeypatch)
     whole = torch.tensor([number for part in values for number in part])
     exchange = ThreadRanks(3)
     parts = [
@@ -154,7 +163,34 @@ def test_the_largest_logit_of_all_ranks_is_the_first_of_equals(values: list[list
     assert exchange.calls == [("gather", 8)]
 
 
-def test_a_rank_whose_logits_are_not_finite_makes_the_largest_one_not_finite() -> None:
+@pytest.mark.parametrize("place", ["cpu", "gpu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_largest_logits_of_any_number_of_ranks_are_torchs(
+    dtype: torch.dtype, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _find_places_as_on(place, monkeypatch)
+    generator = torch.Generator().manual_seed(3)
+    for ranks, rows, width in ((1, 2, 5), (2, 3, 40), (3, 7, 16), (5, 1, 3)):
+        whole = torch.randn(rows, ranks * width, generator=generator)
+        whole[whole > 1] = 1.5  # most rows have equals, in parts of several ranks
+        whole[0, -1] = float("nan") if ranks == 3 else 1.5
+        whole = whole.to(dtype)
+        exchange = ThreadRanks(ranks)
+        parts = [
+            partial(argmax, communicator, whole[:, rank * width : (rank + 1) * width], rank * width)
+            for rank, communicator in enumerate(exchange.communicators)
+        ]
+        best, tokens = exchange.run(parts)[0].unbind(1)
+        assert torch.equal(tokens.long(), whole.argmax(dim=1))
+        assert torch.equal(best.nan_to_num(9), whole.amax(dim=1).float().nan_to_num(9))
+        assert exchange.calls == [("gather", 8 * rows)]
+
+
+@pytest.mark.parametrize("place", ["cpu", "gpu"])
+def test_a_rank_whose_logits_are_not_finite_makes_the_largest_one_not_finite(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _find_places_as_on(place, monkeypatch)
     exchange = ThreadRanks(2)
     rows = torch.tensor([[1.0, 2.0], [float("nan"), 5.0]])
     parts = [partial(argmax, exchange.communicators[rank], rows.roll(rank, 0), 2 * rank) for rank in range(2)]

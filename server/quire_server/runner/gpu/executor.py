@@ -2,7 +2,8 @@
 
 Decode steps are replays of CUDA graphs where one of the shape was captured. Steps with prompt chunks are
 launched kernel by kernel, which costs little compared with what they compute. What cannot be sampled on the
-GPU is left to the host (``runner.sampler``).
+GPU is left to the host (``runner.sampler``). Of several ranks the graphs end with each one's logits: how much
+of these is exchanged depends on the step.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from quire_server.layers.parallel import Communicator
 from quire_server.models.decoder import Decoder
 from quire_server.runner import batch_builder, exchanges
 from quire_server.runner.batch_builder import StepLayout
-from quire_server.runner.exchanges import Exchange
+from quire_server.runner.exchanges import Exchange, Kind
 from quire_server.runner.gpu import sampler
 from quire_server.runner.gpu.cuda_graphs import CudaGraphs
 from quire_server.runner.gpu.device import Device, Outputs
@@ -44,8 +45,8 @@ class GpuExecutor:
     """A model on a GPU with its part of the input batch.
 
     ``is_draft``: a draft model. Input tokens may be beyond its vocabulary, and it computes no prompt
-    logprobs. Of several ranks only the first samples: the others have the logits of their part of the
-    vocabulary.
+    logprobs. Of several ranks only the first samples, after the graph: the others have the logits of their
+    part of the vocabulary.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class GpuExecutor:
         self._is_draft = is_draft
         self._state = GpuInputBatch(input_batch, device)
         self._graphs = CudaGraphs(device)
-        self._samples = model.config.topology.is_leader
+        self._is_whole = model.config.topology.size == 1
         self._has_replayed = False  # in the current pass
         self.can_replay = True  # whether decode steps may be replays; on several ranks rank 0 decides
         self.graph_bytes = 0  # memory of the captured graphs
@@ -85,11 +86,15 @@ class GpuExecutor:
         is_replay = self.can_replay and cuda_graph_shapes.is_uniform(step)
         return self._graphs.shape_for(step.num_tokens) if is_replay else None
 
-    def compute(self, step: Step, layout: StepLayout, graph: Shape | None) -> ForwardOutput:
-        """Run the forward pass; a decode step also samples by temperature alone."""
+    def compute(
+        self, step: Step, layout: StepLayout, graph: Shape | None, *, only_largest: bool = False
+    ) -> ForwardOutput:
+        """Run the forward pass; a decode step of a whole model also samples by temperature alone.
+        ``only_largest``: of the logits only the largest of each position.
+        """
         self._has_replayed = False
         if cuda_graph_shapes.is_uniform(step):
-            return self._decoded(step, layout, graph)
+            return self._decoded(step, layout, graph, only_largest=only_largest)
         config = self._model.config
         built = batch_builder.build(step, layout, self._input_batch, config.num_kv_heads, config.windows)
         token_rows = self._device.upload(np.repeat(layout.rows, layout.ends - layout.starts))
@@ -105,24 +110,27 @@ class GpuExecutor:
             if wants_prompt_logprobs
             else {}
         )
-        return ForwardOutput(self._model.logits(states, uploaded.sample_rows).float(), None, found)
+        logits = self._model.logits(states, uploaded.sample_rows, only_largest=only_largest)
+        return ForwardOutput(logits.float(), None, found, only_largest)
 
     def launch(
         self, step: Step, layout: StepLayout, graph: Shape | None, *, only_largest: bool = False
     ) -> Callable[[], ForwardOutput]:
-        """As ``compute``, for a rank. ``only_largest`` is for ranks on CPUs: a graph gathers all logits."""
-        assert not only_largest
-        computed = self.compute(step, layout, graph)
+        """As ``compute``, for a rank."""
+        computed = self.compute(step, layout, graph, only_largest=only_largest)
         return lambda: computed
 
-    def take_part(self, graph: Shape | None, communicator: Communicator, rest: Sequence[Exchange]) -> None:
-        """Make the exchanges that are left of a pass which ran out of memory. Those of a graph are made by a
-        graph on all ranks or on none, so it is replayed on padding, which allocates nothing.
+    def take_part(
+        self, graph: Shape | None, communicator: Communicator, plan: Sequence[Exchange], made: int
+    ) -> None:
+        """Make the exchanges that are left of a pass which ran out of memory. The sums of a graph are made by
+        a graph on all ranks or on none, so it is replayed on padding, which allocates nothing.
         """
-        if graph is None:
-            exchanges.take_part(communicator, rest, self._device.place)
-        elif not self._has_replayed:
-            self._graphs.replay_padding(graph)
+        if graph is not None:
+            plan = [each for each in plan if each.kind is not Kind.SUM]
+            if not self._has_replayed:
+                self._graphs.replay_padding(graph)
+        exchanges.take_part(communicator, plan[made:], self._device.place)
 
     def finish(self, seconds: float) -> bool:
         """Wait until everything that was launched is computed; False: it was not within ``seconds``."""
@@ -137,7 +145,9 @@ class GpuExecutor:
         failure.
         """
         tokens, row_ids, ends = computed.tokens, layout.sampled_rows, layout.sampled_lengths
-        if tokens is None or sampler.wants_more(self._input_batch, row_ids):
+        if computed.has_largest:
+            tokens = sampler.likeliest(computed.logits, self._state, self._device.upload(row_ids))
+        elif tokens is None or sampler.wants_more(self._input_batch, row_ids):
             upload, logits = self._device.upload, computed.logits
             sampler.penalise(logits, self._state, self._input_batch, row_ids, ends, upload)
             index, lengths = upload(np.stack((row_ids, ends)))
@@ -145,7 +155,9 @@ class GpuExecutor:
             tokens = sampler.choose(logits, self._state, index, lengths, cuts=cuts)
         return self._device.download(tokens)
 
-    def _decoded(self, step: Step, layout: StepLayout, graph: Shape | None) -> ForwardOutput:
+    def _decoded(
+        self, step: Step, layout: StepLayout, graph: Shape | None, *, only_largest: bool
+    ) -> ForwardOutput:
         """A decode step: the last tokens of each row as one sequence, or as separate sequences where less is
         padding.
         """
@@ -160,18 +172,24 @@ class GpuExecutor:
         self._has_replayed = graph is not None
         count = len(layout.sampled)
         if is_real.reshape(-1)[:count].all():
-            return ForwardOutput(logits[:count], tokens[:count], {})
-        wanted = self._device.upload(np.flatnonzero(is_real))
-        return ForwardOutput(logits[wanted], tokens[wanted], {})
+            logits, tokens = logits[:count], tokens[:count]
+        else:
+            wanted = self._device.upload(np.flatnonzero(is_real))
+            logits, tokens = logits[wanted], tokens[wanted]
+        if self._is_whole:
+            return ForwardOutput(logits, tokens, {})
+        logits = self._model.whole_logits(logits, only_largest=only_largest)
+        return ForwardOutput(logits.float(), None, {}, only_largest)
 
     def _decode(self, entries: Tensor) -> Outputs:
         batch = self._state.batch(entries, self._model.config)
         given = self._embeddable(batch.token_ids)
         batch = dataclasses.replace(batch, token_ids=given)
-        logits = self._model(batch, self._kv_caches).float()
         rows, starts, _ = entries.flatten(1)
-        if not self._samples:
-            return logits, rows
+        if not self._is_whole:
+            states = self._model.states(batch, self._kv_caches)
+            return self._model.own_logits(states, batch.sample_rows), rows
+        logits = self._model(batch, self._kv_caches).float()
         return logits, sampler.choose(logits, self._state, rows, starts + 1, cuts=False)
 
     def _embeddable(self, token_ids: Tensor) -> Tensor:

@@ -78,7 +78,17 @@ def choose(logits: Tensor, state: GpuInputBatch, rows: Tensor, lengths: Tensor, 
         min_p=sampling["min_p"][rows] if cuts else None,
     )
     best = logits.amax(dim=-1)  # NaN is the maximum of a row that contains NaN
-    tokens = torch.where(is_drawn, drawn, logits.argmax(dim=-1))
+    return _stored(torch.where(is_drawn, drawn, logits.argmax(dim=-1)), best, state, rows)
+
+
+def likeliest(largest: Tensor, state: GpuInputBatch, rows: Tensor) -> Tensor:
+    """As ``choose`` for greedy rows, from the largest logit of each position and its token, f32 [S, 2]."""
+    best, tokens = largest.unbind(1)
+    return _stored(tokens.long(), best, state, rows)
+
+
+def _stored(tokens: Tensor, best: Tensor, state: GpuInputBatch, rows: Tensor) -> Tensor:
+    """``tokens``, or why there is none by the largest logits ``best``."""
     tokens = tokens.masked_fill(~best.isfinite(), _IS_NAN)
     tokens = tokens.masked_fill(best == float("-inf"), _ALL_FORBIDDEN)
     state.newest[rows] = tokens.clamp(min=0)

@@ -14,7 +14,7 @@ from quire_server.core.config import SpeculationConfig, SpeculativeMethod
 from quire_server.core.rank_step import EchoStatus, RankStep
 from quire_server.core.request import Request
 from quire_server.core.sampling_params import SamplingParams
-from quire_server.core.step import OUT_OF_MEMORY, CopyOutcome, StartedRow, Step
+from quire_server.core.step import NOT_FINITE, OUT_OF_MEMORY, CopyOutcome, StartedRow, Step
 from quire_server.core.topology import Topology
 from quire_server.errors import ConfigError, DeviceError, RankLostError
 from quire_server.layers.parallel import STAGE_DEADLINE
@@ -80,6 +80,49 @@ def test_ranks_on_gpus_give_the_answers_of_the_whole_model(
     ranks = started()
     with ranks.leading():
         assert answers(ranks.runner) == answers(whole)
+
+
+def test_a_greedy_step_gathers_8_bytes_of_each_row_and_another_one_all_logits(
+    whole: ModelRunner, started: Callable[..., GpuRanks]
+) -> None:
+    ranks = started()
+    part = 4 * ranks.models[0].config.vocab_rows
+    for sampling, each in ((greedy(6), 8), (SAMPLING[1], part), (SAMPLING[3], part), (SAMPLING[4], part)):
+        ranks.exchange.calls.clear()
+        with ranks.leading():
+            tokens = InProcessEngine(ranks.runner).generate(PROMPTS[:3], sampling)
+        assert tokens == InProcessEngine(whole).generate(PROMPTS[:3], sampling)
+        gathers = [size for kind, size in ranks.exchange.calls if kind == "gather"]
+        assert gathers[-1] == 3 * each
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_request_whose_logits_are_not_finite_on_any_rank_fails_alone(
+    whole: ModelRunner, started: Callable[..., GpuRanks], number: int
+) -> None:
+    ranks = started()
+    own_logits, seen = ranks.models[number].own_logits, list[int]()
+
+    def damaged(*arguments: Any) -> torch.Tensor:
+        logits = own_logits(*arguments)
+        if len(logits) == 2:
+            logits[0, 3] = float("nan")
+            seen.append(1)
+        return logits
+
+    ranks.models[number].own_logits = damaged  # type: ignore[method-assign]  # the fault
+    engine = InProcessEngine(ranks.runner)
+    errors, tokens = dict[str, str | None](), list[int]()
+    for name, prompt in enumerate(PROMPTS[:2]):
+        engine.scheduler.add(Request(str(name), tuple(prompt), greedy(6), 0.0))
+    with ranks.leading():
+        while (step := engine.scheduler.schedule()) is not None:
+            for event in engine.scheduler.commit(step, ranks.runner.run(step)):
+                tokens += event.token_ids if event.request_id == "1" else ()
+                if event.error is not None:
+                    errors[event.request_id] = event.error
+    assert seen and errors == {"0": NOT_FINITE}
+    assert [tokens] == InProcessEngine(whole).generate(PROMPTS[1:2], greedy(6))
 
 
 def test_drafts_are_verified_by_all_ranks(whole: ModelRunner, started: Callable[..., GpuRanks]) -> None:
