@@ -123,8 +123,8 @@ class RankGroup:
         on_loaded: Callable[[int, str], object] = lambda rank, host: None,
     ) -> int:
         """The smallest number of KV blocks that any rank has room for, which all ranks are sent, with the
-        descriptor of the memory that they share for them. ``on_loaded``: called with each rank that has loaded
-        its weights, and its host.
+        descriptor of the memory that they share for them. ``on_loaded``: called with each rank that has
+        loaded its weights, and its host.
         """
         smallest = num_blocks
         for rank in self._channels:
