@@ -388,8 +388,3 @@ def _check_kv_transfer(config: ServeConfig) -> None:
     ):
         if is_set:
             raise ConfigError(f"{flag} does not work with {role} yet: leave one of them out")
-    if config.kv_role == "kv_consumer" and config.pipeline_parallel_size > 1:
-        raise ConfigError(
-            f"--pipeline-parallel-size {config.pipeline_parallel_size} does not work with {role} yet: give "
-            "the kv_consumer one stage, and a larger --tensor-parallel-size"
-        )

@@ -191,6 +191,16 @@ class Scheduler:
 
     # ---------------------------------------------------------------- transfers
 
+    @property
+    def num_scheduled(self) -> int:
+        """Steps that were scheduled since the start."""
+        return self._num_steps
+
+    @property
+    def num_committed(self) -> int:
+        """Of these, the first ones whose result is here."""
+        return self._num_steps - len(self._in_flight)
+
     def hold_prefix(self, tokens: tuple[int, ...], salt: str) -> PrefixBlocks | None:
         """The blocks of a prefix that is cached already; None while sequences wait for blocks, which
         transfers must not keep from them for ever.
@@ -198,7 +208,9 @@ class Scheduler:
         return None if self._queue.is_blocked else self.kv.hold(tokens, salt)
 
     def reserve_prefix(self, tokens: tuple[int, ...], salt: str) -> PrefixBlocks | None:
-        """Blocks for a prefix that another server has computed; None while sequences wait for blocks."""
+        """Blocks for a prefix that another server has computed; None while sequences wait for blocks. Steps
+        that are in flight now may still write to them, for requests that were aborted.
+        """
         return None if self._queue.is_blocked else self.kv.reserve(tokens, salt)
 
     def release_prefix(self, blocks: PrefixBlocks) -> None:

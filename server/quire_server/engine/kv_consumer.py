@@ -56,6 +56,7 @@ class Transfer:
     state: TransferState = TransferState.QUEUED
     reference: Reference | None = None
     blocks: PrefixBlocks | None = None
+    num_steps: int = 0  # scheduled before it had its blocks
     num_fetched_tokens: int = 0
     channel: Channel | None = None
     reserved: queue.SimpleQueue[PrefixBlocks | None] = field(default_factory=queue.SimpleQueue)
@@ -123,10 +124,10 @@ class KVConsumer(KVConnector):
                 yield request, transfer.num_fetched_tokens
         now = time.monotonic()
         for transfer in list(self._transfers.values()):
-            if transfer.state is not TransferState.QUEUED:
-                continue
-            if transfer.reference is not None:
+            if transfer.state is TransferState.QUEUED and transfer.reference is not None:
                 self._reserve(transfer)
+            if transfer.state is TransferState.RESERVED:
+                self._read_after_steps(transfer)
             is_late = now >= transfer.give_up_at or (
                 transfer.channel is None and now >= transfer.began_at + _CONNECT_SECONDS
             )
@@ -145,10 +146,17 @@ class KVConsumer(KVConnector):
     # ---------------------------------------------------------------- the engine's thread
 
     def _reserve(self, transfer: Transfer) -> None:
-        """Let the thread read, if there is room."""
+        """Take blocks, if there is room."""
         transfer.blocks = self._scheduler.reserve_prefix(transfer.tokens, transfer.request.cache_salt)
         if transfer.blocks is not None:
             transfer.state = changed(transfer.state, TransferState.RESERVED)
+            transfer.num_steps = self._scheduler.num_scheduled
+
+    def _read_after_steps(self, transfer: Transfer) -> None:
+        """Let the thread read, once no step in flight can write to its blocks: with several stages there are
+        steps whose requests are gone.
+        """
+        if self._scheduler.num_committed >= transfer.num_steps:
             transfer.state = changed(transfer.state, TransferState.READING)
             transfer.reserved.put(transfer.blocks)
 

@@ -2,6 +2,7 @@
 of the KV cache: what a transfer leaves there is right, or it is not used.
 """
 
+import dataclasses
 import random
 import struct
 import threading
@@ -317,6 +318,38 @@ def test_requests_beyond_the_threads_are_computed_here(start, monkeypatch):
     pair = start()
     assert pair.ask(list(range(40))) == answer(range(40), 12)
     assert pair.consumer.connector.stats()[:2] == (0, 0)
+
+
+def test_blocks_are_written_to_once_no_step_in_flight_can_write_to_them(start, monkeypatch):
+    """With stages, a step of a request that was aborted may still compute when its blocks are given away."""
+    pair = start()
+    scheduler = pair.consumer.scheduler
+    monkeypatch.setattr(type(scheduler), "num_committed", -1)  # the oldest one stays in flight
+    with Peer(pair.consumer) as peer:
+        peer.connection.settimeout(30)
+        peer.send(make_request("request 1", list(range(40)), 12))
+        wait(lambda: scheduler.kv.has_transfers)
+        (fetched,) = pair.consumer.connector._transfers.values()
+        before = pair.consumer.connector.stats()
+        pair.ask([5] * (3 * SIZE - 1), 2)  # steps of another request
+        assert fetched.state is transfer.TransferState.RESERVED
+        assert pair.consumer.connector.stats() == before
+        monkeypatch.undo()
+        pair.ask([5] * (3 * SIZE - 1), 3)
+        assert peer.answer("request 1")[0] == answer(range(40), 12)
+    assert pair.consumer.connector.stats()[:2] == (1, 0)
+    pair.assert_free(5)
+
+
+def test_steps_are_counted_as_committed_when_their_results_are_here():
+    scheduler = Scheduler(dataclasses.replace(LIMITS, pipeline_size=2), eos_token_ids=())
+    for number in range(2):
+        scheduler.add(make_request(f"request {number}", [1, 2, 3], 5))
+    steps = [scheduler.schedule() for _ in range(2)]
+    assert (scheduler.num_scheduled, scheduler.num_committed) == (2, 0)
+    for number, step in enumerate(steps, start=1):
+        scheduler.commit(step, StepResult(step.step_id, (0,) * sum(step.samples)))
+        assert (scheduler.num_scheduled, scheduler.num_committed) == (2, number)
 
 
 def test_a_bug_in_the_thread_of_a_transfer_hangs_no_request(start, monkeypatch):

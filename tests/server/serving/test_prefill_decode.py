@@ -232,8 +232,6 @@ def test_a_transfer_port_that_is_taken_is_named_with_the_remedy(tiny, tmp_path):
         (("--kv-role", "kv_producer", "--device", "cuda"), "does not work with --kv-role"),
         (("--kv-role", "kv_producer", "--tensor-parallel-size", "2", "--nodes", "2", "--leader-address", "a",
           "--pod-address", "b"), "--nodes does not work with --kv-role"),
-        (("--kv-role", "kv_consumer", "--kv-producers", "a:1", "--pipeline-parallel-size", "2"),
-         "give the kv_consumer one stage"),
         (("--kv-role", "kv_producer", "--kv-offload-host-bytes", "1000000"), "does not work with --kv-role"),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from tests.server.serving.roles import answer, assert_all_blocks_are_free, body,
 
 # (ranks that share each layer, stages). The model has 4 heads, 2 of keys and values: four ranks have each of
 # these twice.
-PREFILL = [(1, 1), (2, 1), (4, 1), (1, 2)]
+SIZES = [(1, 1), (2, 1), (4, 1), (1, 2)]
 # Prompts of several chunks beside decodes.
 CHUNKED = ("--max-num-batched-tokens", "48", "--max-num-seqs", "6")
 BODIES = [body(number, max_tokens=256) for number in range(6)]
@@ -35,17 +35,17 @@ def wanted(tiny, tmp_path_factory):
 @pytest.fixture(scope="module")
 def producers(tiny, tmp_path_factory):
     """One of each size, with its address."""
-    ports = free_ports(len(PREFILL))
+    ports = free_ports(len(SIZES))
     with contextlib.ExitStack() as opened:
         servers = [
             opened.enter_context(
                 roles.producer(tiny, tmp_path_factory.mktemp("prefill"), port, *ranks(*size))
             )
-            for size, port in zip(PREFILL, ports, strict=True)
+            for size, port in zip(SIZES, ports, strict=True)
         ]
         yield {
             size: (server.wait_ready(180), ("127.0.0.1", port))
-            for size, server, port in zip(PREFILL, servers, ports, strict=True)
+            for size, server, port in zip(SIZES, servers, ports, strict=True)
         }
 
 
@@ -61,19 +61,20 @@ def answers(server, salt):
 
 
 @pytest.mark.parametrize(
-    ("tensor", "transport"), [(1, "shared_memory"), (2, "tcp"), (4, "shared_memory"), (4, "tcp")]
+    ("decode", "transport"),
+    [((1, 1), "shared_memory"), ((2, 1), "tcp"), ((4, 1), "shared_memory"), ((1, 2), "tcp")],
 )
 def test_answers_are_those_of_one_server_whatever_both_sizes(
-    tiny, wanted, producers, tmp_path, tensor, transport
+    tiny, wanted, producers, tmp_path, decode, transport
 ):
     link = FaultyLink(None, lambda: None)
-    flags = (*ranks(tensor, 1), "--kv-transport", transport)
+    flags = (*ranks(*decode), "--kv-transport", transport)
     with roles.consumer(tiny, tmp_path, link.address[1], *flags).wait_ready(120) as consumer:
-        assert len(consumer.ranks()) == tensor
+        assert len(consumer.ranks()) == decode[0] * decode[1]
         for number, (size, (producer, address)) in enumerate(producers.items(), start=1):
             assert len(producer.ranks()) == size[0] * size[1]
             link.target = address
-            for found in answers(consumer, f"{tensor} {transport} {size}"):
+            for found in answers(consumer, f"{decode} {transport} {size}"):
                 assert list(map(same, found, wanted)) == [True] * len(BODIES), size
             assert transfers(consumer) == (number * len(BODIES), 0), size
             assert_all_blocks_are_free(producer, consumer)
