@@ -47,6 +47,26 @@ def _room(role: str) -> dict[str, Any]:
     }
 
 
+def _ranks(role: str) -> dict[str, Any]:
+    """Half a CPU for each rank, of the role where it says so, else of the spec."""
+    three: Body = {"parallelism": {"tensor": 3}}
+    return {
+        "field": "spec.disaggregation",
+        "accepted": (
+            _roles(**{role: three}, resources={"cpu": "1500m"}),
+            _roles(**{role: {**three, **_own("1Gi", "1.5")}}, resources={"cpu": "1"}),
+            _roles(**{role: {"parallelism": {}}}, resources={"cpu": "100m"}),
+            _roles(**{role: _own("1Gi", "2")}, parallelism={"tensor": 4}, resources={"cpu": "2"}),
+        ),
+        "refused": (
+            _roles(**{role: three}, resources={"cpu": "1.4"}),
+            _roles(**{role: {**three, **_own("1Gi", "1.4")}}, resources={"cpu": "4"}),
+            _roles(**{role: {"parallelism": {"tensor": 2, "pipeline": 2}}}, resources={"cpu": "1.9"}),
+            _roles(**{role: _own("1Gi", "1.9")}, parallelism={"tensor": 4}, resources={"cpu": "2"}),
+        ),
+    }
+
+
 _OFFLOAD: Body = {"kvCache": {"hostOffload": "64Mi"}}
 _DRAFT: Body = {"speculation": {"method": "DraftModel", "draftModelPath": "drafts/small"}}
 
@@ -62,11 +82,11 @@ DISAGGREGATION_CASES: dict[str, dict[str, Any]] = {
     },
     "spec#16": {
         "field": "spec.disaggregation",
-        "accepted": (_roles(parallelism={"tensor": 1}), minimal(parallelism={"tensor": 2})),
-        "refused": (
-            _roles(parallelism={"tensor": 2}, resources={"cpu": "4"}),
-            _roles(parallelism={"pipeline": 2}, resources={"cpu": "4"}),
+        "accepted": (
+            _roles(parallelism={"tensor": 2, "pipeline": 2}, resources={"cpu": "4"}),
+            minimal(parallelism={"tensor": 2, "nodes": 2}),
         ),
+        "refused": (_roles(parallelism={"tensor": 2, "nodes": 2}, resources={"cpu": "4"}),),
     },
     "spec#17": {
         "field": "spec.disaggregation",
@@ -106,6 +126,19 @@ DISAGGREGATION_CASES: dict[str, dict[str, Any]] = {
         "refused": (_roles(autoscaling={"maxReplicas": 2, "idle": {}}),),
     },
     **{f"spec#{rule}": _room(role) for rule, role in ((21, "prefill"), (22, "decode"))},
+    **{f"spec#{rule}": _ranks(role) for rule, role in ((23, "prefill"), (24, "decode"))},
+    **{
+        f"spec.disaggregation.{role}.parallelism#0": {
+            "field": f"spec.disaggregation.{role}.parallelism",
+            "accepted": (
+                _roles(**{role: {"parallelism": {"tensor": 7, "pipeline": 2}}}, resources={"cpu": "8"}),
+            ),
+            "refused": (
+                _roles(**{role: {"parallelism": {"tensor": 5, "pipeline": 3}}}, resources={"cpu": "8"}),
+            ),
+        }
+        for role in ("prefill", "decode")
+    },
     "spec.disaggregation.prefill#0": {
         "field": "spec.disaggregation.prefill.autoscaling",
         "accepted": (

@@ -318,7 +318,14 @@ def _repair_spec(entry: Body) -> None:
 
 def _repair_roles(entry: Body, engine: Body, scaling: Body) -> None:
     """Without what pods of two roles exclude."""
-    entry.pop("parallelism", None)
+    entry.get("parallelism", {}).pop("nodes", None)
+    entry["resources"]["cpu"] = "64"
+    for role in (entry["disaggregation"].get(name, {}) for name in ("prefill", "decode")):
+        if "resources" in role:
+            role["resources"]["cpu"] = "64"
+        sizes = role.get("parallelism", {})
+        if sizes.get("tensor", 1) * sizes.get("pipeline", 1) > 14:
+            sizes["pipeline"] = 1
     for accelerator in ("gpu", "profileRef"):
         entry["resources"].pop(accelerator, None)
     engine.pop("prefixCaching", None)

@@ -20,6 +20,7 @@ from quire_operator.spec.schema import (
     Disaggregation,
     Metric,
     Prefill,
+    RoleParallelism,
     RoleResources,
     Spec,
 )
@@ -54,7 +55,7 @@ class LLMDeployment:
         roles = self.spec.disaggregation
         if roles is None:
             return None
-        spec = _with_resources(self.spec, roles.prefill.resources)
+        spec = _of_role(self.spec, roles.prefill)
         spec = replace(
             spec,
             replicas=roles.prefill.replicas,
@@ -192,20 +193,31 @@ def parse(body: Mapping[str, Any]) -> LLMDeployment:
 
 
 def _of_decode_pods(spec: Spec, roles: Disaggregation) -> Spec:
-    """The spec with what `disaggregation.decode` says in the place of what it stands for."""
-    decode = roles.decode
+    """The spec with what `disaggregation.decode` says in the place of what it stands for. Prefill pods
+    without their own keep what the spec says.
+    """
+    decode, own, sizes = roles.decode, spec.resources, spec.parallelism
+    prefill = replace(
+        roles.prefill,
+        resources=roles.prefill.resources or RoleResources(cpu=own.cpu, memory=own.memory),
+        parallelism=roles.prefill.parallelism
+        or RoleParallelism(tensor=sizes.tensor, pipeline=sizes.pipeline),
+    )
     return replace(
-        _with_resources(spec, decode.resources),
+        _of_role(spec, decode),
         replicas=spec.replicas if decode.replicas is None else decode.replicas,
-        disaggregation=replace(roles, decode=Decode()),
+        disaggregation=replace(roles, prefill=prefill, decode=Decode()),
     )
 
 
-def _with_resources(spec: Spec, own: RoleResources | None) -> Spec:
-    """The spec with a role's own CPU and memory, where it has any."""
-    if own is None:
-        return spec
-    return replace(spec, resources=replace(spec.resources, cpu=own.cpu, memory=own.memory))
+def _of_role(spec: Spec, role: Prefill | Decode) -> Spec:
+    """The spec with a role's own CPU and memory, and its own ranks, where it has any."""
+    if (own := role.resources) is not None:
+        spec = replace(spec, resources=replace(spec.resources, cpu=own.cpu, memory=own.memory))
+    if (sizes := role.parallelism) is not None:
+        ranks = replace(spec.parallelism, tensor=sizes.tensor, pipeline=sizes.pipeline)
+        spec = replace(spec, parallelism=ranks)
+    return spec
 
 
 def _autoscaling(prefill: Prefill, decode: Autoscaling | None) -> Autoscaling | None:

@@ -244,6 +244,14 @@ class RoleResources:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoleParallelism:
+    """Ranks of the pods of one role, all on one node."""
+
+    tensor: int = number(1, 14, 1)
+    pipeline: int = number(1, 14, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrefillAutoscaling:
     max_replicas: int = field(metadata={"minimum": 1, "maximum": 1000})
     min_replicas: int = number(1, 1000, 1)
@@ -253,6 +261,7 @@ class PrefillAutoscaling:
 class Prefill:
     replicas: int = number(1, 1000, 1)
     resources: RoleResources | None = None
+    parallelism: RoleParallelism | None = None
     autoscaling: PrefillAutoscaling | None = None
 
 
@@ -260,6 +269,7 @@ class Prefill:
 class Decode:
     replicas: int | None = optional_number(1, 1000)
     resources: RoleResources | None = None
+    parallelism: RoleParallelism | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

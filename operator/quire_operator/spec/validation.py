@@ -19,6 +19,7 @@ from quire_operator.spec.schema import (
     LABEL_KEY,
     Autoscaling,
     ChatTemplate,
+    Decode,
     Disaggregation,
     EnvVar,
     HuggingFace,
@@ -379,9 +380,9 @@ def _check_disaggregation(spec: Spec, roles: Disaggregation) -> None:
         raise SpecError(
             field, "both roles run on CPUs only so far: drop resources.gpu and profileRef, or this"
         )
-    if spec.parallelism.ranks > 1:
+    if spec.parallelism.nodes > 1:
         raise SpecError(
-            field, "pods of several ranks exchange no KV blocks so far: drop parallelism, or this"
+            field, "all ranks of its pods are on one node so far: drop parallelism.nodes, or this"
         )
     if not engine.prefix_caching:
         raise SpecError(field, "decode pods need their prefix cache: set engine.prefixCaching, or drop this")
@@ -397,9 +398,10 @@ def _check_disaggregation(spec: Spec, roles: Disaggregation) -> None:
         raise SpecError(field, "prefill pods would run on while it is idle: drop autoscaling.idle, or this")
     if prefill.autoscaling is not None:
         _check_prefill_autoscaling(prefill, prefill.autoscaling)
-    for name, own in (("prefill", prefill.resources), ("decode", roles.decode.resources)):
-        if own is not None:
-            _check_role_resources(spec, own, f"{field}.{name}.resources")
+    for name, role in (("prefill", prefill), ("decode", roles.decode)):
+        if role.resources is not None:
+            _check_role_resources(spec, role.resources, f"{field}.{name}.resources")
+        _check_ranks_of_role(spec, role, f"{field}.{name}")
 
 
 def _check_prefill_autoscaling(prefill: Prefill, scaling: PrefillAutoscaling) -> None:
@@ -408,6 +410,18 @@ def _check_prefill_autoscaling(prefill: Prefill, scaling: PrefillAutoscaling) ->
         raise SpecError(field, "only one can say how many prefill pods there are: drop this, or replicas")
     if scaling.min_replicas > scaling.max_replicas:
         raise SpecError(f"{field}.minReplicas", "above maxReplicas: lower it, or raise maxReplicas")
+
+
+def _check_ranks_of_role(spec: Spec, role: Prefill | Decode, field: str) -> None:
+    """The rules of `spec.parallelism`, for the ranks and the CPU that a role has."""
+    sizes = role.parallelism or spec.parallelism
+    ranks = sizes.tensor * sizes.pipeline
+    if ranks > 14:
+        raise SpecError(f"{field}.parallelism", "a pod has 14 ranks at most: lower tensor or pipeline")
+    if ranks > 1 and 2 * quantity.parse((role.resources or spec.resources).cpu) < ranks:
+        raise SpecError(
+            field, "every rank needs half a CPU, better a whole one: lower parallelism, or raise cpu"
+        )
 
 
 def _check_role_resources(spec: Spec, own: RoleResources, field: str) -> None:

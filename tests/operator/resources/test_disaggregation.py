@@ -73,6 +73,18 @@ def test_a_role_without_its_own_has_those_of_the_spec() -> None:
     assert first == second
 
 
+def test_prefill_pods_without_their_own_have_those_of_the_spec_and_not_those_of_decode_pods() -> None:
+    own = {"cpu": "8", "memory": "9Gi"}
+    body = specs.minimal(
+        disaggregation={"prefill": {}, "decode": {"resources": own}}, resources={"cpu": "3", "memory": "4Gi"}
+    )
+    found = [
+        one["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]
+        for one in roles_of(body, "Deployment", "minimal")
+    ]
+    assert [(one["cpu"], one["memory"]) for one in found] == [("8", "9Gi"), ("3", "4Gi")]
+
+
 @pytest.mark.parametrize("off", [{"suspend": True}, {"replicas": 0}])
 def test_while_no_decode_pod_is_wanted_no_prefill_pod_is(off: Body) -> None:
     scaling = {"prefill": {"autoscaling": {"maxReplicas": 3}}}
@@ -157,3 +169,35 @@ def test_a_selector_of_all_roles_finds_the_pods_of_both() -> None:
         labels = deployment["spec"]["template"]["metadata"]["labels"]
         assert labels[names.LABEL_NAME] == "disaggregated"
         assert labels[names.LABEL_ROLE] in found[1].split(",")
+
+
+def test_each_role_has_its_ranks_and_without_its_own_those_of_the_spec() -> None:
+    def sizes(own: Body) -> list[tuple[str, str]]:
+        """(tensor, pipeline) of decode and prefill pods, as their servers get them."""
+        made = children(specs.minimal(resources={"cpu": "8"}, parallelism={"tensor": 2}, disaggregation=own))
+        found = []
+        for name in ("minimal", "minimal-prefill"):
+            pod = made[Ref("Deployment", name)]["spec"]["template"]["spec"]
+            settings = pod["containers"][0]["envFrom"][0]["configMapRef"]["name"]
+            data = made[Ref("ConfigMap", settings)]["data"]
+            flags = ("QUIRE_TENSOR_PARALLEL_SIZE", "QUIRE_PIPELINE_PARALLEL_SIZE")
+            found.append(tuple(data.get(flag, "1") for flag in flags))
+        return found
+
+    assert sizes({"prefill": {}}) == [("2", "1"), ("2", "1")]
+    assert sizes({"prefill": {"parallelism": {"tensor": 4, "pipeline": 2}}}) == [("2", "1"), ("4", "2")]
+    assert sizes({"prefill": {}, "decode": {"parallelism": {}}}) == [("1", "1"), ("2", "1")]
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_another_number_of_ranks_replaces_pods(role: str) -> None:
+    """A rollback compares specs: the ranks of both roles are part of what pods are rendered for."""
+
+    def pods(tensor: int) -> list[Body]:
+        body = specs.minimal(
+            resources={"cpu": "8"}, disaggregation={"prefill": {}, role: {"parallelism": {"tensor": tensor}}}
+        )
+        return [one["spec"]["template"] for one in roles_of(body, "Deployment", "minimal")]
+
+    (decode, prefill), (other_decode, other_prefill) = pods(2), pods(4)
+    assert (decode == other_decode, prefill == other_prefill) == (role == "prefill", role == "decode")
