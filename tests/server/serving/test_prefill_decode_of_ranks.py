@@ -79,3 +79,25 @@ def test_answers_are_those_of_one_server_whatever_both_sizes(
             assert transfers(consumer) == (number * len(BODIES), 0), size
             assert_all_blocks_are_free(producer, consumer)
     link.close()
+
+
+def test_smollm2_on_three_ranks_computes_prompts_for_one_rank(smollm2, tmp_path):
+    """It has three heads of keys and values."""
+    (port,) = free_ports(1)
+    bodies = [body(number, prompt=f"The {number} rivers of the country. " * 20) for number in range(3)]
+    for name in ("prefill", "decode"):
+        (tmp_path / name).mkdir()
+    flags = ("--max-model-len", "512", "--max-num-seqs", "4", "--kv-cache-memory-bytes", str(96 << 20))
+    with (
+        roles.producer(
+            smollm2, tmp_path / "prefill", port, *flags, "--tensor-parallel-size", "3"
+        ) as producer,
+        roles.consumer(smollm2, tmp_path / "decode", port, *flags) as consumer,
+    ):
+        producer.wait_ready(170)
+        consumer.wait_ready(170)
+        here = [answer(consumer, {**each, "prompt_logprobs": 0, "cache_salt": "here"}) for each in bodies]
+        assert transfers(consumer) == (0, 0)
+        assert [answer(consumer, each) for each in bodies] == here
+        assert transfers(consumer) == (len(bodies), 0)
+        assert_all_blocks_are_free(producer, consumer)
