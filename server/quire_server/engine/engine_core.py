@@ -297,6 +297,10 @@ class EngineCore:
             time.sleep(_RETRY_SECONDS)
             return StepEvents([], [], [])
         step, events = advanced
+        if not step.rows and scheduler.kv.has_transfers:
+            # All that could run waits for blocks that another server reads or writes, for a whole lease if
+            # that one is frozen. No event says that there is room before ``advance`` of the connector does.
+            time.sleep(_RETRY_SECONDS)
         self._connector.take(events)
         self._num_steps += 1
         self._batch_size = len(step.rows)

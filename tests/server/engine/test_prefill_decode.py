@@ -5,6 +5,7 @@ of the KV cache: what a transfer leaves there is right, or it is not used.
 import dataclasses
 import random
 import struct
+import sys
 import threading
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ from quire_server.fault_injection import Faults
 from quire_server.health.heartbeat import SharedState
 from quire_server.kv_transfer import client, handshake
 from quire_server.kv_transfer.client import Producers
+from quire_server.kv_transfer.frames import Prefill
 from quire_server.kv_transfer.holds import SharedHolds
 from quire_server.kv_transfer.server import TransferServer
 from tests.server.core.fake_runner import VOCAB_SIZE, answer, next_token
@@ -368,6 +370,31 @@ def test_a_prefix_for_which_there_is_no_room_for_long_is_computed_here(start, mo
     assert pair.ask(list(range(40))) == answer(range(40), 12)
     assert pair.consumer.connector.stats()[:2] == (0, 1)
     pair.assert_free(5)
+
+
+def test_a_request_that_waits_for_blocks_that_are_held_is_no_stall_and_no_load(start, monkeypatch):
+    """A frozen consumer keeps them until the lease ends, which may be longer than a stall may last."""
+    monkeypatch.setattr(sys.modules[__name__], "LEASE", 60.0)
+    pair = start()
+    channels = []
+    for number in range(2):  # together nearly all blocks
+        channel, _ = Producers([("127.0.0.1", pair.server.port)], None, LAYOUT).connect()
+        channels.append(channel)
+        tokens = tuple((number + 3 * at) % VOCAB_SIZE for at in range(28 * SIZE))
+        prefix = transfer.prefix_digest(tokens, "", SIZE)
+        client.prefill(channel, Prefill(0, "", tokens), prefix, 10.0)
+    state = SharedState.open(pair.producer.run_dir)
+    with Peer(pair.producer) as peer:
+        peer.send(make_request("waits", [1, 2] * 10 * SIZE, 4))
+        wait(lambda: pair.producer.scheduler.num_waiting and state.read_heartbeat().work_pending)
+        before = state.read_heartbeat()
+        wait(lambda: state.read_heartbeat().progress_at > before.progress_at + 0.5)
+        after = state.read_heartbeat()
+        assert pair.producer.scheduler.num_waiting
+        assert after.steps - before.steps <= 1000 * (after.progress_at - before.progress_at), "it spins"
+        for channel in channels:
+            channel.close()
+        assert peer.answer("waits")[1].error is None
 
 
 def test_a_name_that_is_resolved_for_ever_delays_no_request_for_ever(start, monkeypatch):
