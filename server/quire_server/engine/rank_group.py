@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from quire_server.config import ServeConfig
-from quire_server.core.rank_step import NO_WORK, EchoStatus, RankStep, Work
-from quire_server.core.step import CopyOutcome
+from quire_server.core.rank_step import NO_WORK, Echo, EchoStatus, RankStep, Work
 from quire_server.engine import (
     rank_admission,
     rank_auth,
@@ -182,39 +181,59 @@ class RankGroup:
     ) -> PassOutcome:
         """Wait until all other ranks have executed the oldest pass without echoes. With its output they have
         to within the deadline of one stage. ``work``: what rank 0 did for it.
+
+        All are looked at in turns: a rank may have waited in vain for one of its stage, which is late, and
+        for which alone rank 0 would wait for minutes.
         """
         sequence, digest = self._sent.popleft()
         if self._faults is not None:
             self._faults.after_exchanges(sequence)
         self._on_echo(0, sequence, work)
         seconds = min(DEADLINE, self._deadline) if has_output else self._deadline
-        patience = Patience(_GRACE_SECONDS if is_lost else seconds)
-        missing, waited, is_out_of_memory, copied = list[int](), list[int](), False, list[CopyOutcome]()
-        for rank, channel in self._channels.items():
-            try:
-                body = channel.receive(step_codec.MAX_ECHO_BYTES, patience)
-                echo = step_codec.decode_echo(body)
-            except (ChannelClosedError, ChannelTimeoutError):
-                missing.append(rank)
-                continue
-            except CodecError as error:
-                raise RankLostError(f"Rank {rank} echoed no step ({error}). {_REMEDY}") from None
-            if (echo.sequence, echo.digest) != (sequence & 0xFFFFFFFF, digest):
-                raise RankLostError(f"Rank {rank} executed another step than rank 0 sent. {_REMEDY}")
-            self._on_echo(rank, sequence, echo.work)
-            if echo.status is EchoStatus.LOST_PEER:
-                waited.append(rank)
-                patience = Patience(_GRACE_SECONDS)
-            is_out_of_memory |= echo.status is EchoStatus.OUT_OF_MEMORY
-            if echo.copied is not None:
-                copied.append(echo.copied)
-        if missing:
-            raise self._lost(sequence, missing, seconds)
+        echoes, closed, waited = list[Echo](), list[int](), list[int]()
+        missing, left, is_last_turn = dict(self._channels), seconds, is_lost
+        while missing:
+            turn = Patience(_GRACE_SECONDS if is_last_turn else min(DEADLINE, left))
+            left -= DEADLINE
+            for rank, channel in tuple(missing.items()):
+                try:
+                    echo = self._receive_echo(rank, channel, turn, (sequence & 0xFFFFFFFF, digest))
+                except ChannelTimeoutError:
+                    continue
+                del missing[rank]
+                if echo is None:
+                    closed.append(rank)
+                else:
+                    self._on_echo(rank, sequence, echo.work)
+                    echoes.append(echo)
+                    waited += [rank] * (echo.status is EchoStatus.LOST_PEER)
+            if is_last_turn or (left <= 0 and not (closed or waited)):
+                break
+            is_last_turn = bool(closed or waited)
+        if closed or missing:
+            raise self._lost(sequence, [*closed, *missing], seconds)
         if waited and not is_lost:  # rank 0 itself has not waited: its part is queued on a GPU
             raise RankLostError(
                 f"Step {sequence}: rank {waited[0]} waited in vain for another rank's part. {_REMEDY}"
             )
-        return PassOutcome(is_out_of_memory, tuple(copied))
+        is_out_of_memory = any(echo.status is EchoStatus.OUT_OF_MEMORY for echo in echoes)
+        return PassOutcome(is_out_of_memory, tuple(echo.copied for echo in echoes if echo.copied is not None))
+
+    def _receive_echo(
+        self, rank: int, channel: Channel, patience: Patience, wanted: tuple[int, int]
+    ) -> Echo | None:
+        """The echo of a rank, of the (sequence, digest) wanted; None where it has gone. Raises
+        ChannelTimeoutError.
+        """
+        try:
+            echo = step_codec.decode_echo(channel.receive(step_codec.MAX_ECHO_BYTES, patience))
+        except ChannelClosedError:
+            return None
+        except CodecError as error:
+            raise RankLostError(f"Rank {rank} echoed no step ({error}). {_REMEDY}") from None
+        if (echo.sequence, echo.digest) != wanted:
+            raise RankLostError(f"Rank {rank} executed another step than rank 0 sent. {_REMEDY}")
+        return echo
 
     def _lost(self, sequence: int, ranks: list[int], seconds: float) -> RankLostError:
         self._on_lost(ranks[0])

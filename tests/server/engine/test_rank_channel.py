@@ -2,12 +2,13 @@
 
 import socket
 import threading
+import time
 
 import pytest
 
-from quire_server.core.rank_step import RankStep
+from quire_server.core.rank_step import Echo, EchoStatus, RankStep
 from quire_server.core.step import Step
-from quire_server.engine import rank_channel
+from quire_server.engine import rank_channel, rank_group, step_codec
 from quire_server.engine.codec import CodecError, encode
 from quire_server.engine.rank_channel import (
     Channel,
@@ -131,6 +132,49 @@ def test_a_rank_whose_echo_is_no_echo_is_named(pair):
     Channel(far).send(b"\x07")
     with pytest.raises(RankLostError, match="Rank 1 echoed no step"):
         group.collect()
+
+
+@pytest.fixture
+def two_others(monkeypatch):
+    """Rank 0's channels to ranks 1 and 2, and their ends of them. A round of looking at them is short."""
+    monkeypatch.setattr(rank_group, "DEADLINE", 0.2)
+    pairs = [socket.socketpair() for _ in range(2)]
+    yield {rank: Channel(near) for rank, (near, _) in enumerate(pairs, 1)}, [Channel(far) for _, far in pairs]
+    for each in pairs:
+        for end in each:
+            end.close()
+
+
+def echo(group, status=EchoStatus.DONE):
+    return step_codec.encode_echo(Echo(group._encoder.sequence, group._encoder.digest, status))
+
+
+@pytest.mark.parametrize(("how", "lost_first"), [("waited in vain", 1), ("closed", 2)])
+def test_a_later_rank_that_waited_in_vain_or_has_gone_is_heard_before_a_late_one(two_others, how, lost_first):
+    """A stage may take minutes for a long prompt; the ranks of one stage wait less for each other."""
+    near, (_, second) = two_others
+    lost, began_at = [], time.monotonic()
+    group = RankGroup(near, lost.append, deadline=30.0)
+    group.send(EMPTY)
+    if how == "closed":
+        second.close()
+    else:
+        second.send(echo(group, EchoStatus.LOST_PEER))
+    with pytest.raises(RankLostError, match=f"not echoed by rank {lost_first}"):
+        group.collect()
+    assert time.monotonic() - began_at < 15.0
+    assert lost == [lost_first]
+
+
+def test_a_rank_that_is_late_but_within_its_deadline_is_waited_for(two_others):
+    near, (first, second) = two_others
+    group = RankGroup(near, deadline=30.0)
+    group.send(EMPTY)
+    second.send(echo(group))
+    late = threading.Timer(1.0, lambda: first.send(echo(group)))
+    late.start()
+    assert not group.collect().is_out_of_memory
+    late.join()
 
 
 @pytest.mark.parametrize("how", ["ends", "is silent", "sends no message", "sends another message"])
