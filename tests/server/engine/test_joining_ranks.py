@@ -178,11 +178,18 @@ def test_a_single_rank_has_none_to_leave():
 
 
 def test_a_stage_learns_that_another_one_has_ended(tmp_path):
+    have_joined = threading.Barrier(2)  # a rank that ended before would fail the other one's join
+
+    def join(rank):
+        communicator = communicators.join(communicators.GLOO, Topology(1, rank, 2), Meeting(tmp_path), None)
+        have_joined.wait(60)
+        return communicator
+
     def end(rank):
-        communicators.join(communicators.GLOO, Topology(1, rank, 2), Meeting(tmp_path), None)
+        join(rank).abort()
 
     def wait(rank):
-        communicator = communicators.join(communicators.GLOO, Topology(1, rank, 2), Meeting(tmp_path), None)
+        communicator = join(rank)
         with pytest.raises(CollectiveError, match="did not take part"):
             communicator.recv((2, 4), torch.float32, 1)
         with pytest.raises(CollectiveError, match="did not take part"):
