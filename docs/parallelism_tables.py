@@ -108,7 +108,8 @@ block) allow only sizes that cut no group. The vocabulary needs no divisor: it i
 """
 
 SIZES_TAIL = """
-`kubectl quire size MODEL --tensor 4` checks a size against a local config.json. On a cluster the pod
+`kubectl quire size MODEL --tensor 4 --pipeline 2` checks sizes against a local config.json, and computes what
+[each rank needs](sizing.md). On a cluster the pod
 checks it before it reads a weight; it then fails with the reason `ConfigError`, whose message lists the
 sizes that work, and replicas of the revision before go on serving:
 

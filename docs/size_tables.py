@@ -50,6 +50,11 @@ output has the upper bound of tokens per second for one stream.
 `--tensor 4` sizes each of four accelerators that [share the layers](parallelism.md): its part of the weights
 and of the cache. A number that does not divide the model is refused with those that do.
 
+`--pipeline 2` sizes an accelerator of each of two [stages](parallelism.md#stages-of-layers), with as many
+ranks each as `--tensor` says: the layers that the server gives to each, their weights, what remains for the
+cache, and the share of time in which the stages are busy. The stage with room for the fewest tokens decides
+how many requests fit, and the numbers above the table are its own. All layers count as equally large.
+
 `--profile` takes memory and bandwidth from the cluster's AcceleratorProfile of that name. Without a
 cluster, or without such a profile in it, they come from [the shipped profiles](placement.md); the output
 says which was used. The numbers are the same as in the condition `FitsAccelerator`. Several profiles

@@ -25,6 +25,7 @@ from quire_sizing.accelerators import SHEETS
 from quire_sizing.errors import SizingError
 from quire_sizing.memory import Accelerator, Budget, Serving, Verdict
 from quire_sizing.model import ModelShape, from_config
+from quire_sizing.stages import balance, stages, utilization
 
 DOES_NOT_FIT = 3
 _MOST_CONFIG = 1 << 20
@@ -50,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         help="ranks that share each layer, each with an accelerator (default 1)",
+    )
+    parser.add_argument(
+        "--pipeline", type=int, default=1, help="stages of layers, each with as many ranks (default 1)"
     )
     parser.add_argument("--bandwidth", type=size, default=0, help="of --memory, such as 3.35TB/s")
     parser.add_argument(
@@ -109,6 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
         kv_bits=arguments.kv_bits,
         utilization=arguments.gpu_memory_utilization,
         tensor=arguments.tensor,
+        pipeline=arguments.pipeline,
     )
     candidates, notes = _candidates(arguments)
     found = sorted(
@@ -211,10 +216,11 @@ def _text(model: ModelShape, sized: Sized, serving: Serving, notes: Sequence[str
         f"  left for KV       {_gb(room)}  {tokens}",
         f"  asked for         {_gb(budget.kv_wanted)}  {serving.max_num_seqs} requests of {length:,} tokens",
         "",
+        *_stages(model, budget, serving),
         _verdict(serving, budget, length),
     ]
     if accelerator.bandwidth:
-        bound = memory.decode_bound(accelerator.bandwidth, budget.weights)
+        bound = memory.decode_bound(accelerator.bandwidth, memory.stream_weights(model, serving))
         lines.append(f"One stream gets at most {bound:,.0f} tokens a second: each reads all weights.")
     if sized.candidate.cost_per_hour:
         lines.append(f"An hour costs {sized.candidate.cost_per_hour}.")
@@ -224,7 +230,41 @@ def _text(model: ModelShape, sized: Sized, serving: Serving, notes: Sequence[str
 
 def _head(model: ModelShape, serving: Serving) -> str:
     head = f"{model.parameters / 1e9:.2f} billion parameters, {serving.weight_bits:g} bits each"
-    return head if serving.tensor == 1 else f"{head}; of each of {serving.tensor} accelerators:"
+    if serving.pipeline == 1:
+        return head if serving.tensor == 1 else f"{head}; of each of {serving.tensor} accelerators:"
+    return f"{head}; of each of {serving.ranks} accelerators, in the stage with room for the fewest tokens:"
+
+
+def _stages(model: ModelShape, budget: Budget, serving: Serving) -> list[str]:
+    """What an accelerator of each stage has, and how busy the stages are; nothing of a single one."""
+    if not budget.stages:
+        return []
+    rows: list[Sequence[str]] = [("STAGE", "LAYERS", "WEIGHTS", "WORKING", "LEFT FOR KV", "TOKENS")]
+    for number, stage in enumerate(budget.stages):
+        rows.append(
+            (
+                str(number),
+                str(stage.layers),
+                *(_gb(count).strip() for count in (stage.weights, stage.workspace, stage.room)),
+                f"{stage.room // stage.kv_per_token:,}",
+            )
+        )
+    found = stages(model, serving.pipeline, serving.tensor)
+    shares = {streams: utilization(found, streams) for streams in (1, serving.pipeline)}
+    table = [f"  {row}" for row in _columns(rows)]
+    return [
+        *table,
+        "",
+        f"Stages are busy for {shares[1]:.0%} of the time with one request, {shares[serving.pipeline]:.0%} "
+        f"with {serving.pipeline} or more: min(1, requests / {serving.pipeline}) x mean / longest "
+        f"({balance(found):.2f}) of their times.",
+    ]
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def _verdict(serving: Serving, budget: Budget, length: int) -> str:
@@ -270,7 +310,7 @@ def _comparison(model: ModelShape, found: Sequence[Sized], serving: Serving, not
     rows = [("PROFILE", "MEMORY", "AT ONCE", "LONGEST", "TOKENS/S", "COST/H")]
     for sized in found:
         accelerator, budget = sized.candidate.accelerator, sized.budget
-        bound = memory.decode_bound(accelerator.bandwidth, budget.weights)
+        bound = memory.decode_bound(accelerator.bandwidth, memory.stream_weights(model, serving))
         rows.append(
             (
                 sized.candidate.name,
@@ -281,13 +321,11 @@ def _comparison(model: ModelShape, found: Sequence[Sized], serving: Serving, not
                 sized.candidate.cost_per_hour or "-",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join(
         [
             _head(model, serving),
             "",
-            *lines,
+            *_columns(rows),
             "",
             f"AT ONCE: requests of {length:,} tokens that fit. LONGEST: the context of one alone. TOKENS/S: "
             "the most that one stream gets.",

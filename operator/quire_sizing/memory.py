@@ -1,5 +1,5 @@
 """Whether weights, KV cache and working memory of one replica fit the memory of its accelerator, or of each
-of several that share its layers.
+of several that share its layers or have a stage of them each.
 
 Weights and KV bytes are exact. The working memory is an estimate (the server measures its own at start and
 uses that). The only statement about speed is ``decode_bound``, an upper bound.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from quire_sizing.errors import SizingError
 from quire_sizing.model import ModelShape, check_tensor, rank_kv_heads, rank_parameters
+from quire_sizing.stages import check_pipeline, stages
 
 _CUDA = 600 << 20  # memory of a GPU that a process uses before its first tensor
 _EXCHANGE = 512 << 20  # buffers through which NCCL exchanges with the other ranks
@@ -31,7 +32,8 @@ class Accelerator:
 @dataclass(frozen=True, kw_only=True)
 class Serving:
     """The requested configuration of one replica. ``max_model_len`` None: the model's maximum. Bits: per
-    number. ``tensor``: the ranks that share each layer, each with an accelerator.
+    number. ``tensor``: the ranks that share each layer, each with an accelerator; ``pipeline``: the stages
+    that have consecutive layers each.
     """
 
     max_model_len: int | None = None
@@ -43,6 +45,12 @@ class Serving:
     host_weights: int = 0  # bytes of weights that stay in host memory, of all ranks
     kv_memory: int | None = None  # bytes of the KV cache, of all ranks; None: what remains
     tensor: int = 1
+    pipeline: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """All of them, each with an accelerator."""
+        return self.tensor * self.pipeline
 
 
 class Verdict(enum.StrEnum):
@@ -54,8 +62,21 @@ class Verdict(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageBudget:
+    """Bytes of the memory of one rank of a stage. ``room``: for the KV cache."""
+
+    layers: int
+    weights: int
+    workspace: int  # estimated
+    kv_per_token: int
+    room: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Bytes of the accelerator's memory: of each one, where several share the layers."""
+    """Bytes of the accelerator's memory: of each one, where several share the layers; of the stage that has
+    room for the fewest tokens, where there are several ``stages``.
+    """
 
     verdict: Verdict
     usable: int
@@ -65,6 +86,7 @@ class Budget:
     kv_wanted: int  # for all sequences at their longest
     longest: int  # context that fits for a single sequence; 0 = none
     concurrency: int  # sequences of the requested length that fit at once
+    stages: tuple[StageBudget, ...] = ()  # empty where there is one
 
 
 def weight_bytes(parameters: int, bits: float = 16) -> int:
@@ -72,10 +94,10 @@ def weight_bytes(parameters: int, bits: float = 16) -> int:
     return round(parameters * bits / 8)
 
 
-def kv_bytes_per_token(model: ModelShape, bits: int = 16, tensor: int = 1) -> int:
-    """Keys and values of one token in all layers, on one of ``tensor`` ranks."""
+def kv_bytes_per_token(model: ModelShape, bits: int = 16, tensor: int = 1, layers: int | None = None) -> int:
+    """Keys and values of one token in so many layers (None: all), on one of ``tensor`` ranks."""
     row = model.head_size * bits // 8 + (_SCALE if bits == 8 else 0)
-    return 2 * model.num_layers * rank_kv_heads(model, tensor) * row
+    return 2 * (layers or model.num_layers) * rank_kv_heads(model, tensor) * row
 
 
 def exchanges(num_layers: int) -> int:
@@ -96,34 +118,66 @@ def longest_sum(model: ModelShape, devices: int, bandwidth: float, weights: floa
     return weights / bandwidth * (1 - 1 / devices) / exchanges(model.num_layers)
 
 
+def handed_on_bytes(model: ModelShape, tokens: int, bits: int = 16) -> int:
+    """What a rank gives to the next stage in a step of so many tokens, two rows of hidden states each."""
+    return 2 * tokens * model.hidden_size * bits // 8
+
+
 def decode_bound(bandwidth: float, weights: float) -> float:
     """The upper bound of tokens per second of one stream: each token reads all weights once."""
     return bandwidth / weights
 
 
-def workspace(model: ModelShape, serving: Serving) -> int:
+def stream_weights(model: ModelShape, serving: Serving) -> int:
+    """The bytes that one token reads one after the other: of all stages, and the part of one rank of each."""
+    return weight_bytes(rank_parameters(model, serving.tensor), serving.weight_bits)
+
+
+def workspace(model: ModelShape, serving: Serving, *, samples: bool = True) -> int:
     """An estimate: the process, the activations of a step (about ten rows of the hidden size per token),
-    float32 logits with their copy for sampling, and on several ranks what an all-reduce gives and gets, with
-    the buffers that it goes through.
+    float32 logits with their copy for sampling, and on several ranks what they exchange: what an all-reduce
+    gives and gets, with the buffers that it goes through, what a stage gets, and what it gives in each of the
+    steps in flight. ``samples``: whether it has logits: the first stage, which samples, and the last one.
     """
     rows = 10 if serving.tensor == 1 else 10 + 2
     activations = serving.max_num_batched_tokens * model.hidden_size * rows * 2
-    process = _CUDA if serving.tensor == 1 else _CUDA + _EXCHANGE
-    return process + activations + 2 * 4 * serving.max_num_seqs * model.vocab_size
+    process = _CUDA if serving.ranks == 1 else _CUDA + _EXCHANGE
+    if serving.pipeline > 1:
+        activations += (1 + serving.pipeline) * handed_on_bytes(model, serving.max_num_batched_tokens)
+    return process + activations + samples * 2 * 4 * serving.max_num_seqs * model.vocab_size
+
+
+def stage_budgets(model: ModelShape, accelerator: Accelerator, serving: Serving) -> tuple[StageBudget, ...]:
+    """What a rank of each stage needs, and what remains for its part of the KV cache."""
+    usable, found = int(accelerator.memory * serving.utilization), []
+    divided = stages(model, serving.pipeline, serving.tensor)
+    for index, stage in enumerate(divided):
+        weights = weight_bytes(stage.parameters, serving.weight_bits)
+        weights = max(0, weights - serving.host_weights // serving.ranks)
+        needed = workspace(model, serving, samples=index in (0, len(divided) - 1))
+        room = max(0, usable - weights - needed)
+        if serving.kv_memory is not None:
+            room = min(room, serving.kv_memory // serving.ranks)
+        found.append(
+            StageBudget(
+                layers=stage.layers,
+                weights=weights,
+                workspace=needed,
+                kv_per_token=kv_bytes_per_token(model, serving.kv_bits, serving.tensor, stage.layers),
+                room=room,
+            )
+        )
+    return tuple(found)
 
 
 def budget(model: ModelShape, accelerator: Accelerator, serving: Serving) -> Budget:
     """What remains for the KV cache, and what fits into it. Raises SizingError for invalid limits."""
     _check(model, serving)
     wanted = serving.max_model_len or model.longest
-    usable = int(accelerator.memory * serving.utilization)
-    weights = weight_bytes(rank_parameters(model, serving.tensor), serving.weight_bits)
-    weights = max(0, weights - serving.host_weights // serving.tensor)
-    room = usable - weights - workspace(model, serving)
-    if serving.kv_memory is not None:
-        room = min(room, serving.kv_memory // serving.tensor)
-    each = kv_bytes_per_token(model, serving.kv_bits, serving.tensor)
-    fitting = max(0, room) // each
+    found = stage_budgets(model, accelerator, serving)
+    # Every stage has a block for each token, so the stage with the fewest decides.
+    tightest = min(found, key=lambda stage: (stage.room // stage.kv_per_token, -stage.weights))
+    fitting = tightest.room // tightest.kv_per_token
     concurrency = fitting // wanted
     if concurrency >= serving.max_num_seqs:
         verdict = Verdict.FITS
@@ -131,13 +185,14 @@ def budget(model: ModelShape, accelerator: Accelerator, serving: Serving) -> Bud
         verdict = Verdict.FEWER if concurrency else Verdict.NOTHING
     return Budget(
         verdict=verdict,
-        usable=usable,
-        weights=weights,
-        workspace=workspace(model, serving),
-        kv_per_token=each,
-        kv_wanted=each * wanted * serving.max_num_seqs,
+        usable=int(accelerator.memory * serving.utilization),
+        weights=tightest.weights,
+        workspace=tightest.workspace,
+        kv_per_token=tightest.kv_per_token,
+        kv_wanted=tightest.kv_per_token * wanted * serving.max_num_seqs,
         longest=min(fitting, model.longest),
         concurrency=concurrency,
+        stages=found if len(found) > 1 else (),
     )
 
 
@@ -161,6 +216,11 @@ def advice(serving: Serving, accelerator: Accelerator, *, host_memory: int) -> t
             "accelerators: that is often slower than one of them. Set parallelism.tensor to 1 if the model "
             "fits one, or choose accelerators that NVLink or the like connects."
         )
+    if serving.max_num_seqs < serving.pipeline:
+        found.append(
+            f"With {serving.max_num_seqs} requests at once some of {serving.pipeline} stages are always "
+            "idle, since a request is in one of them at a time. Raise maxNumSeqs or take fewer stages."
+        )
     if host_memory < accelerator.memory:
         found.append(
             "The memory of the container is below that of its accelerator: weights pass through it while "
@@ -176,6 +236,7 @@ def _check(model: ModelShape, serving: Serving) -> None:
         )
     if serving.tensor > 1:
         check_tensor(model, serving.tensor)
+    check_pipeline(model, serving.pipeline)
     if serving.max_num_seqs < 1:
         raise SizingError(f"maxNumSeqs is {serving.max_num_seqs}; give 1 or more.")
     if not 0 < serving.utilization <= 1:

@@ -83,6 +83,27 @@ def test_a_model_larger_than_one_accelerator_is_sized_for_several(
     assert re.search(r"weights +4\.0 GB", out)
 
 
+def test_stages_are_sized_each_with_the_share_of_time_in_which_they_are_busy(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["size", llama, "--memory", "10GB", "--max-model-len", "8192", "--max-num-seqs", "2"]
+    assert main([*asked, "--pipeline", "3"]) == 0
+
+    out = capsys.readouterr().out
+    assert "of each of 3 accelerators, in the stage with room for the fewest tokens:" in out
+    rows = re.findall(r"^  ([0-2]) +(\d+) +([\d.]+) GB", out, re.MULTILINE)
+    assert [(stage, layers) for stage, layers, _ in rows] == [("0", "11"), ("1", "12"), ("2", "9")]
+    assert "32% of the time with one request, 96% with 3 or more" in out
+    assert "With 2 requests at once some of 3 stages are always idle" in out
+
+    assert main([*asked, "--pipeline", "3", "--tensor", "2", "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [stage["layers"] for stage in document["stages"]] == [11, 12, 9]
+    assert document["stages"][1]["weights"] == pytest.approx(12 / 32 * 13.96e9 / 2, rel=1e-2)
+    assert main([*asked, "--pipeline", "33"]) == 1
+    assert "cannot be divided among 33 stages; give 1 to 32" in capsys.readouterr().err
+
+
 def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused_with_those_that_do(
     llama: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

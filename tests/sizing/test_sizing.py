@@ -1,6 +1,7 @@
 """Sizes agree with transformers, with the server and with known figures; invalid limits are refused."""
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,14 +9,17 @@ import pytest
 import torch
 
 from e2e import models
+from quire_server.core import topology
 from quire_server.core.topology import Topology
 from quire_server.health import model_config
+from quire_server.layers.linear import Linear
 from quire_server.models import registry, sharding
 from quire_server.runner import kv_cache
 from quire_sizing import memory
 from quire_sizing.errors import SizingError
 from quire_sizing.memory import Accelerator, Serving, Verdict
 from quire_sizing.model import ModelShape, from_config, rank_parameters, tensor_sizes
+from quire_sizing.stages import balance, stage_layers, stages, utilization
 from tests.server.models import families
 from tests.server.models.variants import VARIANTS
 
@@ -66,6 +70,95 @@ def test_every_family_is_divided_as_the_server_divides_it(variant: str, tmp_path
         assert 16 * memory.kv_bytes_per_token(model, 16, size) == kv_cache.block_bytes(
             local, 16, torch.bfloat16
         )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_stages_of_every_family_are_those_of_the_server(variant: str, tmp_path: Path) -> None:
+    families.make(tmp_path, variant)
+    document = json.loads((tmp_path / "config.json").read_text())
+    model, config = from_config(document), registry.parse(document, ())
+    layers = registry.layer_bytes(config, torch.bfloat16, Linear)
+    head = registry.head_bytes(config, torch.bfloat16, Linear)
+    is_even = len(set(layers)) == 1
+
+    for pipeline in range(1, model.num_layers + 1):
+        expected = topology.stage_layers(layers, head, pipeline)
+        for size in tensor_sizes(model):
+            found = stages(model, pipeline, size)
+            assert sum(stage.layers for stage in found) == model.num_layers
+            if not is_even:
+                continue
+            assert [stage.layers for stage in found] == [each.size for each in expected]
+            for index, stage in enumerate(found):
+                place = Topology(size, index * size, pipeline)
+                part = sharding.shard(config, place, None if pipeline == 1 else expected[index])
+                held = sum(tensor.numel() for tensor in registry.tensors(part).values())
+                assert stage.parameters == held, (pipeline, size, index)
+
+
+def test_stages_of_any_sizes_are_balanced_as_the_servers() -> None:
+    dice, compared = random.Random(3), 0
+    for _ in range(400):
+        layers, layer, head = dice.randint(1, 24), dice.randint(1, 300), dice.randint(1, 2000)
+        model = ModelShape(
+            parameters=layers * layer + head,
+            num_layers=layers,
+            num_kv_heads=1,
+            head_size=1,
+            hidden_size=1,
+            vocab_size=head,
+            longest=1,
+            vocab_parameters=head,
+        )
+        for pipeline in range(1, min(layers, 14) + 1):
+            theirs = topology.stage_layers([layer] * layers, head, pipeline)
+            assert stage_layers(model, pipeline) == tuple(each.size for each in theirs), (model, pipeline)
+            compared += 1
+    assert compared > 2000
+
+
+def test_the_bubble_is_what_is_left_of_busy_stages_and_one_stage_has_none() -> None:
+    model = from_config(json.loads((models.smollm2() / "config.json").read_text()))
+    found = stages(model, 3)
+
+    assert [stage.layers for stage in found] == [13, 12, 5]
+    assert balance(found) == pytest.approx(13 / 13, abs=0.05), "the head is as large as 8 layers"
+    shares = [utilization(found, streams) for streams in (1, 2, 3, 7)]
+    assert shares == [pytest.approx(balance(found) * min(1, streams / 3)) for streams in (1, 2, 3, 7)]
+    assert utilization(stages(model, 1), 1) == 1
+    for pipeline in (0, 31):
+        with pytest.raises(SizingError, match=rf"among {pipeline} stages; give 1 to 30"):
+            memory.budget(model, Accelerator(memory=GB), Serving(pipeline=pipeline))
+
+
+def test_the_stage_with_room_for_the_fewest_tokens_decides() -> None:
+    model = from_config(json.loads((models.smollm2() / "config.json").read_text()))
+    asked = Serving(max_model_len=2048, max_num_seqs=1 << 10, pipeline=3)
+
+    found = memory.budget(model, Accelerator(memory=2 * GB), asked)
+
+    tokens = [stage.room // stage.kv_per_token for stage in found.stages]
+    assert found.concurrency == min(tokens) // 2048 and tokens[0] == min(tokens)
+    assert (found.weights, found.kv_per_token) == (found.stages[0].weights, found.stages[0].kv_per_token)
+    assert sum(stage.kv_per_token for stage in found.stages) == memory.kv_bytes_per_token(model)
+    twice = memory.weight_bytes(model.vocab_size * model.hidden_size), memory.weight_bytes(model.parameters)
+    assert sum(stage.weights for stage in found.stages) == pytest.approx(sum(twice), rel=1e-3), (
+        "tied: on both"
+    )
+    logits = 2 * 4 * asked.max_num_seqs * model.vocab_size
+    first, middle, last = (stage.workspace for stage in found.stages)
+    assert first == last == middle + logits, "the first stage samples, the last one has the head"
+    limited = memory.budget(model, Accelerator(memory=2 * GB), replace(asked, kv_memory=3 << 20))
+    assert [stage.room for stage in limited.stages] == [1 << 20] * 3
+
+
+def test_what_stages_hand_on_and_the_buffers_of_ranks_are_counted() -> None:
+    model = from_config(json.loads((models.smollm2() / "config.json").read_text()))
+    one, two, four = (memory.workspace(model, Serving(pipeline=count)) for count in (1, 2, 4))
+
+    assert memory.handed_on_bytes(model, 1, bits=32) == 2 * 576 * 4
+    assert four - two == 2 * memory.handed_on_bytes(model, 2048), "of each step in flight"
+    assert two - one > 3 * memory.handed_on_bytes(model, 2048), "and buffers through which ranks exchange"
 
 
 def test_smollm2_is_divided_by_three_and_says_so() -> None:

@@ -103,6 +103,7 @@ def _serving(model: LLMDeployment, shape: ModelShape | None, status: Mapping[str
         host_weights=quantity.whole_bytes(engine.weight_offload) if engine.weight_offload else 0,
         kv_memory=quantity.whole_bytes(cache.memory) if cache.memory else None,
         tensor=model.spec.parallelism.tensor,
+        pipeline=model.spec.parallelism.pipeline,
     )
 
 

@@ -76,8 +76,9 @@ def layer_bytes(config: ModelConfig, dtype: torch.dtype, linear: LinearFactory) 
 
 
 def head_bytes(config: ModelConfig, dtype: torch.dtype, linear: LinearFactory) -> int:
-    """Bytes of the head in the form that it computes with."""
-    skeleton = build(config, max_len=1, dtype=dtype, device=torch.device("meta"), linear=linear)
+    """Bytes of the head in the form that it computes with. A step reads it also where it is the embedding."""
+    untied = replace(config, tie_word_embeddings=False)
+    skeleton = build(untied, max_len=1, dtype=dtype, device=torch.device("meta"), linear=linear)
     assert skeleton.head is not None
     return sum(tensor.nbytes for tensor in skeleton.head.weights())
 
