@@ -24,16 +24,18 @@ NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 class Server:
     """A running server. `directory` takes its log and its termination log. A test with a `fault` fails where
-    the fault takes no effect.
+    the fault takes no effect. `within`: a command that runs it elsewhere, in the same process. `ports`: of
+    the API and of its health, where they cannot be any.
     """
 
-    def __init__(self, model, directory, *flags, fault="", **environ):
-        self.port, self.health_port = free_ports(2)
+    def __init__(self, model, directory, *flags, fault="", within=(), ports=(), **environ):
+        self.port, self.health_port = ports or free_ports(2)
         self.termination_log = directory / "termination-log"
         self.termination_log.touch()
         self.log = directory / "log"
         self._faults = {part.strip().split(":")[0].split(",")[0] for part in fault.split(";") if part}
         argv = [
+            *within,
             *("setpriv", "--pdeathsig", "KILL"),  # an interrupted test run leaves no server
             *(sys.executable, "-m", "quire_server", "serve", str(model)),
             *("--port", str(self.port), "--health-port", str(self.health_port), "--device", "cpu"),

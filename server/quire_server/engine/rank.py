@@ -18,7 +18,7 @@ from pathlib import Path
 from quire_server import config, fault_injection, log, termination
 from quire_server.config import ServeConfig
 from quire_server.core.rank_step import Echo, EchoStatus
-from quire_server.engine import loading, rank_group, step_codec
+from quire_server.engine import loading, rank_group, rank_watch, step_codec
 from quire_server.engine.codec import CodecError
 from quire_server.engine.rank_channel import (
     Agreed,
@@ -55,6 +55,8 @@ def main(argv: list[str]) -> int:
     try:
         faults = RankFaults(fault_injection.parse(os.environ), rank)
         joined, runner = _load(settings, run_dir, rank, faults)
+        if 0 not in settings.local_ranks:  # it may wait for minutes for another stage, and hear nothing
+            rank_watch.start({0: joined.channel.fileno()}, run_dir)
         gc.collect()
         gc.freeze()
         follow(joined.channel, runner, partial(state.write_step, rank), faults, joined.incarnation)

@@ -25,9 +25,10 @@ _BACKLOG = 32
 _RETRY_SECONDS = 0.2
 _CONNECT_SECONDS = 5.0
 _REFUSED_SECONDS = 10.0  # kubelets bring a new version of the Secret to the pods at different times
-# A peer that acknowledges nothing for so long is gone: two probes, and the one that follows the silence.
-_KEEPALIVE = {socket.TCP_KEEPIDLE: 1, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 3}
-_UNACKNOWLEDGED_MILLISECONDS = 4000
+# A peer that acknowledges nothing for so long is gone: as long as one of a stage waits for another one. All
+# ranks have to end, with an error for every stream, within five seconds.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 1, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 2}
+_UNACKNOWLEDGED_MILLISECONDS = 3000
 
 
 class RankListener:
@@ -134,8 +135,8 @@ def _enter(address: str, port: int, key: bytes) -> socket.socket:
 
 
 def watch_link(connection: socket.socket) -> None:
-    """Have the kernel fail the connection within five seconds of the other node's silence, and send small
-    messages at once.
+    """Have the kernel fail the connection three seconds after the other node has fallen silent, and send
+    small messages at once.
     """
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

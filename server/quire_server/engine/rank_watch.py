@@ -1,7 +1,9 @@
-"""Ends the engine when the connection to a rank on another node ends while no call waits for it.
+"""Ends a process of the engine when its connection to a rank on another node ends: rank 0 watches all others,
+and they watch rank 0.
 
 Within a node the supervisor sees the end of a process. That of another node shows only as the end of its
-connection, which is looked at without taking a byte of it.
+connection, which is looked at without taking a byte of it, whatever the process waits for meanwhile: a rank
+may wait for the hidden states of another stage for minutes, by a connection that does not end.
 """
 
 from __future__ import annotations

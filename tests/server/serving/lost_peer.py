@@ -56,6 +56,11 @@ class Peer:
         self.run("ip", "link", "set", "far", "up")
         self._clients = []
 
+    @property
+    def within(self):
+        """The command that runs another one there."""
+        return self._enter
+
     def run(self, *command):
         return run(*self._enter, *command)
 
