@@ -1,21 +1,28 @@
-"""A TCP proxy between two servers that fails at a given byte of a connection."""
+"""A proxy between two servers, over TCP or a unix socket, that fails at a given byte of a connection."""
 
 import contextlib
+import os
 import socket
 import threading
 
 
 class FaultyLink:
-    """Forwards connections to ``target``. ``next_fault`` is asked for each: None, or (kind, number of the
-    byte at which it happens). `reject` closes at once; in what comes back `kill` closes, `freeze` is silent
-    from then on, `corrupt` flips one bit; `corrupt_request` flips one of what is sent.
+    """Forwards connections to ``target``, an address of TCP or a unix socket. ``next_fault`` is asked for
+    each: None, or (kind, number of the byte at which it happens). `reject` closes at once; in what comes back
+    `kill` closes, `freeze` is silent from then on, `corrupt` flips one bit; `corrupt_request` flips one of
+    what is sent.
     """
 
     def __init__(self, target, next_fault):
         self.happened = []
         self.target = target
         self._next_fault = next_fault
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = self._made()
+        if isinstance(target, tuple):
+            self._listener.bind(("127.0.0.1", 0))
+        else:
+            self._listener.bind("")  # a name that Linux chooses
+        self._listener.listen()
         self._open = []
         self.address = self._listener.getsockname()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -34,16 +41,25 @@ class FaultyLink:
                     self.happened.append("reject")
                     near.close()
                     continue
-                far = socket.create_connection(self.target)
+                far = self._made()
+                far.connect(self.target)
                 self._open += [near, far]
                 for source, sink, answers in ((near, far, False), (far, near, True)):
                     arguments = (source, sink, _for(fault, answers))
                     threading.Thread(target=self._forward, args=arguments, daemon=True).start()
 
+    def _made(self):
+        return socket.socket(socket.AF_INET if isinstance(self.target, tuple) else socket.AF_UNIX)
+
     def _forward(self, source, sink, fault):
         kind, left = fault or ("", 1 << 60)
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as descriptors:
+            while True:
+                data, received, *_ = socket.recv_fds(source, 1 << 16, 1)
+                for each in received:
+                    descriptors.callback(os.close, each)
+                if not data:
+                    break
                 if len(data) > left >= 0:
                     self.happened.append(kind)
                     if kind == "freeze":
@@ -52,7 +68,10 @@ class FaultyLink:
                         break
                     data = data[:left] + bytes([data[left] ^ 4]) + data[left + 1 :]
                 left -= len(data)
-                sink.sendall(data)
+                if received:
+                    socket.send_fds(sink, [data], received)
+                else:
+                    sink.sendall(data)
         for each in (source, sink):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

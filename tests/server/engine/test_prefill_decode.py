@@ -3,6 +3,8 @@ of the KV cache: what a transfer leaves there is right, or it is not used.
 """
 
 import dataclasses
+import mmap
+import os
 import random
 import struct
 import sys
@@ -14,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from quire_server.core import transfer
+from quire_server.core.kv_division import Run
 from quire_server.core.scheduler import Scheduler, SchedulerConfig
 from quire_server.core.step import StepResult
 from quire_server.engine import kv_consumer
@@ -27,7 +30,7 @@ from quire_server.engine.proof import ProofOfInference
 from quire_server.engine.socket_server import EngineSocket
 from quire_server.fault_injection import Faults
 from quire_server.health.heartbeat import SharedState
-from quire_server.kv_transfer import client, handshake
+from quire_server.kv_transfer import client, handshake, shared_memory
 from quire_server.kv_transfer.client import Producers
 from quire_server.kv_transfer.frames import Prefill
 from quire_server.kv_transfer.holds import SharedHolds
@@ -53,24 +56,28 @@ SLOT = struct.Struct("<i")
 
 class ByteRunner:
     """Writes each token to its slot of the KV cache, and answers what follows from the slots that it reads. A
-    block has two pieces, for the first and the second half of its slots.
+    block has two pieces, for the first and the second half of its slots. ``is_shared``: it is in a file.
     """
 
     max_steps_in_flight = 1
-    descriptor = None
-    runs = ()
 
-    def __init__(self):
+    def __init__(self, is_shared):
         self.grammars = FakeGrammars()
         self.block_bytes = SIZE * SLOT.size
         self.num_computed = 0
-        self._memory = [bytearray(NUM_BLOCKS * self.block_bytes // 2) for _ in range(2)]
+        half, stride = self.block_bytes // 2, NUM_BLOCKS * self.block_bytes // 2
+        self.runs = [Run(0, half, half), Run(stride, half, half)]
+        self.descriptor = os.memfd_create("test") if is_shared else None
+        if self.descriptor is not None:
+            os.truncate(self.descriptor, 2 * stride)
+        whole = memoryview(mmap.mmap(-1 if self.descriptor is None else self.descriptor, 2 * stride))
+        self._memory = [whole[:stride], whole[stride:]]
         self._tokens = {}
         self._tables = {}
 
     def pieces(self, block_id):
         half = self.block_bytes // 2
-        return [memoryview(memory)[block_id * half : (block_id + 1) * half] for memory in self._memory]
+        return [memory[block_id * half : (block_id + 1) * half] for memory in self._memory]
 
     def replicate(self, block_id):
         pass
@@ -111,10 +118,10 @@ class ByteRunner:
 class RunningEngine:
     """An engine core of one role, in its thread."""
 
-    def __init__(self, directory, make_connector):
+    def __init__(self, directory, make_connector, is_shared=False):
         self.run_dir = directory
         directory.mkdir()
-        self.runner = ByteRunner()
+        self.runner = ByteRunner(is_shared)
         self.scheduler = Scheduler(LIMITS, eos_token_ids=())
         self.connector = make_connector(self)
         self.core = EngineCore(
@@ -142,6 +149,8 @@ class RunningEngine:
         self.socket.stopped = True
         self.thread.join(10)
         self.socket.close()
+        if self.runner.descriptor is not None:
+            os.close(self.runner.descriptor)
 
     @property
     def is_free(self):
@@ -149,13 +158,17 @@ class RunningEngine:
 
 
 class Pair:
-    """A producer and a consumer; connections between them may fail."""
+    """A producer and a consumer; connections between them may fail: those over which blocks are fetched."""
 
-    def __init__(self, directory, next_fault=lambda: None):
-        self.producer = RunningEngine(directory / "producer", self._producer)
+    def __init__(self, directory, next_fault=lambda: None, transport="tcp"):
+        self.transport = transport
+        self.producer = RunningEngine(directory / "producer", self._producer, transport == "shared_memory")
         self._peer = Peer(self.producer)
         wait(lambda: hasattr(self, "server"))
-        self.link = FaultyLink(("127.0.0.1", self.server.port), next_fault)
+        address = ("127.0.0.1", self.server.port)
+        is_shared = transport == "shared_memory"
+        self.link = FaultyLink(shared_memory._name(self.incarnation) if is_shared else address, next_fault)
+        self._address = address if is_shared else self.link.address
         self.consumer = RunningEngine(directory / "consumer", self._consumer)
 
     def _producer(self, engine):
@@ -173,10 +186,11 @@ class Pair:
             return self.server
 
         holds = SharedHolds(LEASE)
+        self.incarnation = holds.incarnation
         return KVProducer(engine.scheduler, holds, VOCAB_SIZE, listen)
 
     def _consumer(self, engine):
-        producers = Producers([self.link.address], None, LAYOUT)
+        producers = Producers([self._address], None, LAYOUT, self.transport)
         return KVConsumer(engine.scheduler, producers, engine.runner, 3 * SIZE)
 
     def ask(self, prompt, number=0, length=12, abort_after=None, **more):
@@ -452,7 +466,10 @@ def test_blocks_of_a_transfer_that_failed_are_cleared_before_they_are_free(start
 FAULTS = ("kill", "freeze", "corrupt", "corrupt_request", "reject")
 
 
-def test_200_faults_at_random_points_give_no_wrong_token_no_hang_and_no_lost_block(start, monkeypatch):
+@pytest.mark.parametrize("transport", ["tcp", "shared_memory"])
+def test_200_faults_at_random_points_give_no_wrong_token_no_hang_and_no_lost_block(
+    start, monkeypatch, transport
+):
     for module, name, seconds in (
         (transfer, "_SETUP_SECONDS", 0.3),
         (client, "_SILENCE_SECONDS", 0.5),
@@ -465,7 +482,9 @@ def test_200_faults_at_random_points_give_no_wrong_token_no_hang_and_no_lost_blo
     def next_fault():
         return (draw.choice(FAULTS), draw.randrange(700)) if draw.random() < 0.8 else None
 
-    pair = start(next_fault=next_fault)
+    pair = start(next_fault=next_fault, transport=transport)
+    if transport == "shared_memory":
+        monkeypatch.setattr(shared_memory, "_name", lambda incarnation: pair.link.address)
     wanted = prompts(1, 330)
     aborts = [draw.random() * 0.05 if draw.random() < 0.3 else None for _ in wanted]
     salts = [draw.choice("ab") for _ in wanted]
