@@ -100,6 +100,7 @@ soak: $(READY) ## Twenty minutes of overload, fifty killed engines and ranks, ha
 	CROSS_TALK_MINUTES=30 $(PYTEST) -q --log-cli-level info tests/server/serving/test_cross_talk.py
 	SOAK_MINUTES=20 SOAK_KILLS=50 $(PYTEST) -q -m soak tests/soak
 	RANK_KILLS=50 $(PYTEST) -q --log-cli-level info tests/server/serving/test_lost_ranks.py -k lost_at_any_moment
+	TRANSFER_FAULTS=200 $(PYTEST) -q tests/server/engine/test_prefill_decode.py -k faults_at_random_points
 	SLOW_RANK_STEPS=1000 SLOW_RANK_SECONDS=0.3 $(PYTEST) -q tests/server/runner/test_slow_ranks.py
 
 chaos: setup ## All that the operator survives, as a table; CHAOS_MINUTES=30 of churn
@@ -140,7 +141,8 @@ docs: $(READY) ## The documentation as a site, in site/
 lock: $(READY) ## Resolve pyproject.toml into requirements/*.txt
 	$(COMPILE) pyproject.toml --extra operator -o requirements/operator.txt
 	$(COMPILE) pyproject.toml --extra server --extra fetch -o requirements/server.txt
-	$(COMPILE) pyproject.toml --extra operator --extra server --extra fetch \
+	$(COMPILE) pyproject.toml --extra nixl --no-deps -o requirements/nixl.txt
+	$(COMPILE) pyproject.toml --extra operator --extra server --extra fetch --extra nixl \
 		--group test --group lint --group docs --group bench -o requirements/dev.txt
 	$(COMPILE) --group peers --constraint requirements/dev.txt -o requirements/peers.txt
 	$(COMPILE) --group loadgen -o requirements/loadgen.txt

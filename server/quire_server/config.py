@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from quire_server.flags import (
     url,
 )
 
+NIXL_PACKAGE = "nixl_cu13"  # of the extra `nixl`
 _NOT_SETTINGS = frozenset({"QUIRE_FAULT", "QUIRE_ALLOW_FAULTS", "QUIRE_REVISION"})
 _OF_A_NODE = ("host", "node_rank", "pod_address", "start_delay_seconds", "termination_log")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -154,8 +156,8 @@ class ServeConfig:
     )
     kv_transport: str = setting(
         "auto",
-        one_of("auto", "tcp", "shared_memory"),
-        "how a kv_consumer reads blocks; auto: shared memory where the kv_producer is in the same pod",
+        one_of("auto", "tcp", "shared_memory", "nixl"),
+        "how blocks are read; auto: shared memory where the kv_producer is in the same pod; nixl: on both",
     )
     kv_lease_seconds: float = setting(
         30.0, seconds(1), "longest time for which a kv_producer keeps blocks that are not read"
@@ -378,6 +380,11 @@ def _check_kv_transfer(config: ServeConfig) -> None:
         )
     if config.kv_role == "none":
         return
+    if config.kv_transport == "nixl" and find_spec(NIXL_PACKAGE) is None:
+        raise ConfigError(
+            "--kv-transport nixl needs the extra quire-llm[nixl], which is not installed here: install it, "
+            "or choose tcp"
+        )
     if not config.enable_prefix_caching:
         raise ConfigError(f"{role} needs the prefix cache: leave out --no-enable-prefix-caching")
     for flag, is_set in (

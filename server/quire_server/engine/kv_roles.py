@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 
 from quire_server.config import ServeConfig
 from quire_server.core.scheduler import Scheduler
+from quire_server.core.transfer import ID_BYTES
 from quire_server.engine.kv_connector import KVConnector
 from quire_server.engine.kv_consumer import KVConsumer
 from quire_server.engine.kv_producer import KVProducer
 from quire_server.errors import ConfigError
 from quire_server.fault_injection import Faults
+from quire_server.kv_transfer import nixl
 from quire_server.kv_transfer.client import Producers
 from quire_server.kv_transfer.holds import SharedHolds
 from quire_server.kv_transfer.server import PrefillJob, TransferServer
@@ -26,9 +29,11 @@ def connector(config: ServeConfig, scheduler: Scheduler, runner: ModelRunner, fa
         raise ConfigError(f"--kv-role {config.kv_role} works on CPUs only so far: give --device cpu")
     layout = fingerprint.kv_layout(config.model, runner.kv_layout())
     if config.kv_role == "kv_consumer":
-        producers = Producers(config.kv_producers, config.peer_key_dir, layout, config.kv_transport)
+        agent = nixl.Agent(secrets.token_bytes(ID_BYTES)) if config.kv_transport == "nixl" else None
+        producers = Producers(config.kv_producers, config.peer_key_dir, layout, config.kv_transport, agent)
         return KVConsumer(scheduler, producers, blocks, config.local_prefill_below_tokens)
     holds = SharedHolds(config.kv_lease_seconds)
+    agent = nixl.Agent(holds.incarnation, blocks) if config.kv_transport == "nixl" else None
 
     def listen(submit: Callable[[PrefillJob], None], wake: Callable[[], None]) -> TransferServer:
         try:
@@ -41,6 +46,7 @@ def connector(config: ServeConfig, scheduler: Scheduler, runner: ModelRunner, fa
                 submit=submit,
                 wake=wake,
                 faults=faults,
+                agent=agent,
             )
         except OSError as error:
             raise ConfigError(

@@ -14,6 +14,7 @@ from quire_server.kv_transfer.blocks import KVBlocks
 from quire_server.kv_transfer.channel import Channel
 from quire_server.kv_transfer.frames import Kind, Prefill
 from quire_server.kv_transfer.handshake import Producer
+from quire_server.kv_transfer.nixl import Agent, NixlChannel
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +30,21 @@ class Producers:
     """The producers of one consumer. Names are resolved for each connection: replicas come and go."""
 
     def __init__(
-        self, addresses: Sequence[Address], keys_dir: Path | None, layout: bytes, transport: str = "auto"
+        self,
+        addresses: Sequence[Address],
+        keys_dir: Path | None,
+        layout: bytes,
+        transport: str = "auto",
+        agent: Agent | None = None,
     ) -> None:
-        """``transport``: ``tcp``, ``shared_memory``, or ``auto``: the second where it is possible."""
+        """``transport``: ``tcp``, ``shared_memory``, ``nixl`` with an ``agent``, or ``auto``: the second one
+        where it is possible.
+        """
         self._addresses = addresses
         self._keys_dir = keys_dir
         self._layout = layout
         self._transport = transport
+        self._agent = agent
         self._avoided: dict[Address, float] = {}  # until when
 
     def connect(self) -> tuple[Channel, Address]:
@@ -82,7 +91,7 @@ class Producers:
 
     def _shared(self, channel: Channel, incarnation: bytes, key: bytes) -> Channel:
         """A connection to the same producer over which blocks are read from its memory, if there is one."""
-        if self._transport == "tcp":
+        if self._transport in ("tcp", "nixl"):
             return channel
         try:
             local = self._attached(incarnation, key)
@@ -109,12 +118,15 @@ class Producers:
             connection = socket.create_connection(address, _CONNECT_SECONDS)
         except OSError as error:
             raise TransferError(f"no connection: {error.strerror or 'it took too long'}") from None
-        channel = Channel(connection)
+        channel = Channel(connection) if self._agent is None else NixlChannel(connection, self._agent)
         try:
-            return channel, handshake.introduce(channel, key, self._layout)
+            producer = handshake.introduce(channel, key, self._layout)
+            if isinstance(channel, NixlChannel):
+                channel.attach(deadline=time.monotonic() + _SEND_SECONDS)
         except TransferError:
             channel.close()
             raise
+        return channel, producer
 
 
 def prefill(channel: Channel, wanted: Prefill, prefix: bytes, seconds: float) -> Reference:

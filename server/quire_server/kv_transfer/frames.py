@@ -29,6 +29,9 @@ _HELD = struct.Struct(f">{ID_BYTES}s{ID_BYTES}s{DIGEST_BYTES}sI")
 _READ = struct.Struct(">I")
 _LOCATION = struct.Struct(">III")
 _RUN = struct.Struct(">QQI")  # of a SHARED, as many as a block has parts
+_PLACES = struct.Struct(">II")
+_PLACE = struct.Struct(">QI")  # of a PLACES, as many as a block has pieces
+_MAX_PLACES = 1 << 18
 _MAX_SALT_BYTES = 1 << 16
 _MAX_TOKENS = 1 << 22
 _MAX_RUNS = 1 << 18
@@ -51,6 +54,9 @@ class Kind(enum.IntEnum):
     SHARED = 11  # producer, after its WELCOME, to a consumer on the same host: the memory with its KV blocks
     LOCATION = 12  # producer, in place of a BLOCK: where in that memory the block is
     DONE = 13  # consumer, once it has copied the last of them
+    ATTACH = 14  # consumer: it reads by NIXL
+    AGENT = 15  # producer, upon that: what NIXL has to know of it
+    PLACES = 16  # producer, in place of a BLOCK: the addresses of its pieces
 
 
 MAX_BODY = {
@@ -67,6 +73,9 @@ MAX_BODY = {
     Kind.SHARED: _RUN.size * _MAX_RUNS,
     Kind.LOCATION: _LOCATION.size,
     Kind.DONE: 0,
+    Kind.ATTACH: 0,
+    Kind.AGENT: 1 << 20,
+    Kind.PLACES: _PLACES.size + _PLACE.size * _MAX_PLACES,
 }
 
 
@@ -98,6 +107,21 @@ class Location(NamedTuple):
     number: int
     block_id: int
     checksum: int
+
+
+class Place(NamedTuple):
+    """A piece of a block in the producer's memory."""
+
+    address: int
+    size: int
+
+
+class Places(NamedTuple):
+    """A block that is read by NIXL: its number in the hold, the CRC-32 of its bytes, and its pieces."""
+
+    number: int
+    checksum: int
+    places: tuple[Place, ...]
 
 
 class Prefill(NamedTuple):
@@ -215,6 +239,20 @@ def parse_shared(body: bytes) -> tuple[Run, ...]:
     if len(body) % _RUN.size:
         raise TransferError("the peer sent a frame of the wrong length")
     return tuple(itertools.starmap(Run, _RUN.iter_unpack(body)))
+
+
+def pack_places(block: Places) -> bytes:
+    """The body of a PLACES."""
+    head = _PLACES.pack(block.number, block.checksum)
+    return head + b"".join(_PLACE.pack(*place) for place in block.places)
+
+
+def parse_places(body: bytes) -> Places:
+    """Raises TransferError."""
+    number, found = _unpack(_PLACES, body[: _PLACES.size])
+    if (len(body) - _PLACES.size) % _PLACE.size:
+        raise TransferError("the peer sent a frame of the wrong length")
+    return Places(number, found, tuple(map(Place._make, _PLACE.iter_unpack(body[_PLACES.size :]))))
 
 
 def _unpack(fields: struct.Struct, body: bytes) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from quire_server.kv_transfer.blocks import KVBlocks
 from quire_server.kv_transfer.channel import Channel, Pieces
 from quire_server.kv_transfer.frames import Kind, Prefill
 from quire_server.kv_transfer.holds import SharedHolds
+from quire_server.kv_transfer.nixl import Agent, NixlChannel
 from quire_server.kv_transfer.shared_memory import SharedMemoryChannel
 from quire_server.peer_auth import UnprovedConnections
 
@@ -81,8 +82,11 @@ class TransferServer:
         submit: Callable[[PrefillJob], None],
         wake: Callable[[], None],
         faults: Faults,
+        agent: Agent | None = None,
     ) -> None:
-        """Raises OSError where the address cannot be listened on."""
+        """With an ``agent`` consumers may read by NIXL. Raises OSError where the address cannot be listened
+        on.
+        """
         self.load = 0  # requests of this server
         self._keys_dir = keys_dir
         self._layout = layout
@@ -91,6 +95,7 @@ class TransferServer:
         self._submit = submit
         self._wake = wake
         self._faults = faults
+        self._agent = agent
         self._num_sent = 0
         self._unproved = UnprovedConnections()
         self._free = threading.BoundedSemaphore(MAX_TRANSFERS)
@@ -118,8 +123,7 @@ class TransferServer:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        is_local = connection.family == socket.AF_UNIX
-        channel = SharedMemoryChannel(connection) if is_local else Channel(connection)
+        channel = self._channel(connection)
         try:
             try:
                 self._introduce(channel)
@@ -145,8 +149,12 @@ class TransferServer:
 
     def _request(self, channel: Channel) -> tuple[Kind, bytes]:
         """The next one of a consumer, which may have to wait for room until it reads."""
-        deadline = time.monotonic() + self._holds.lease_seconds
-        return channel.receive(Kind.PREFILL, Kind.READ, deadline=deadline)
+        while True:
+            deadline = time.monotonic() + self._holds.lease_seconds
+            request = channel.receive(Kind.PREFILL, Kind.READ, Kind.ATTACH, deadline=deadline)
+            if request[0] is not Kind.ATTACH:
+                return request
+            self._share(channel)
 
     def _answer(self, channel: Channel, request: tuple[Kind, bytes]) -> None:
         """Do what a consumer asks for, until it goes."""
@@ -163,6 +171,18 @@ class TransferServer:
         finally:
             for job in jobs:
                 job.abandon()
+
+    def _channel(self, connection: socket.socket) -> Channel:
+        if connection.family == socket.AF_UNIX:
+            return SharedMemoryChannel(connection)
+        return Channel(connection) if self._agent is None else NixlChannel(connection, self._agent)
+
+    @staticmethod
+    def _share(channel: Channel) -> None:
+        """Let a consumer read by NIXL, if this server has it."""
+        if not isinstance(channel, NixlChannel):
+            raise TransferError("this producer does not offer NIXL: give it --kv-transport nixl, too")
+        channel.share(deadline=time.monotonic() + _SEND_SECONDS)
 
     def _prefill(self, channel: Channel, job: PrefillJob) -> None:
         """Let the engine compute a prefix, and send the consumer its reference."""

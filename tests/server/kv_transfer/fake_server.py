@@ -9,6 +9,7 @@ from quire_server.core.kv_division import Run
 from quire_server.core.transfer import prefix_digest
 from quire_server.fault_injection import Faults
 from quire_server.kv_transfer.holds import SharedHolds
+from quire_server.kv_transfer.nixl import Agent
 from quire_server.kv_transfer.server import TransferServer
 
 BLOCK_SIZE, PIECES, BLOCK_BYTES = 8, 6, 3000
@@ -63,10 +64,11 @@ class FakeProducer:
         faults=None,
         answers=True,
         address=("127.0.0.1", 0),
-        is_shared=False,
+        transport="tcp",
     ):
         self.now = 0.0
-        self.blocks = FakeBlocks(16, seed=1, is_shared=is_shared)
+        self.transport = transport
+        self.blocks = FakeBlocks(16, seed=1, is_shared=transport != "tcp")
         self.holds = SharedHolds(lease, clock=lambda: self.now)
         self.jobs = queue.SimpleQueue()
         self.answers = answers
@@ -80,6 +82,7 @@ class FakeProducer:
             submit=self.submit,
             wake=self.woken.set,
             faults=faults or Faults({}, tmp_path),
+            agent=Agent(self.holds.incarnation, self.blocks) if transport == "nixl" else None,
         )
         self.address = (address[0], self.server.port)
         self._is_closed = False

@@ -1,14 +1,19 @@
 """A transfer over a real socket: what arrives is what was held, or nothing is used."""
 
 import contextlib
+import functools
 import os
 import pickle
 import socket
+import subprocess
+import sys
+import threading
 import time
 
 import pytest
 
 from quire_server import peer_auth
+from quire_server.core import transfer
 from quire_server.core.kv_division import Run
 from quire_server.core.transfer import RefusedError, TransferError, prefix_digest
 from quire_server.fault_injection import Fault, Faults
@@ -16,6 +21,7 @@ from quire_server.kv_transfer import client, frames, handshake
 from quire_server.kv_transfer.channel import Channel
 from quire_server.kv_transfer.client import Producers
 from quire_server.kv_transfer.frames import Kind, Prefill
+from quire_server.kv_transfer.nixl import Agent, NixlChannel
 from quire_server.kv_transfer.shared_memory import SharedMemoryChannel
 from tests.server.kv_transfer.fake_server import BLOCK_SIZE, LAYOUT, PIECES, FakeBlocks, FakeProducer
 
@@ -24,13 +30,13 @@ PREFIX = prefix_digest(TOKENS, "salt", BLOCK_SIZE)
 WANTED = Prefill(0, "salt", TOKENS)
 
 
-@pytest.fixture(params=["tcp", "shared_memory"])
+@pytest.fixture(params=["tcp", "shared_memory", "nixl"])
 def producer(tmp_path, request):
     """Every test with a producer holds for each transport."""
     made = []
 
     def make(**options):
-        made.append(FakeProducer(tmp_path, is_shared=request.param == "shared_memory", **options))
+        made.append(FakeProducer(tmp_path, transport=request.param, **options))
         return made[-1]
 
     yield make
@@ -38,10 +44,22 @@ def producer(tmp_path, request):
         each.close()
 
 
+@functools.cache
+def reader():
+    """NIXL of the consumer, for all tests: only the first one in a process takes long to make."""
+    return Agent(b"reader")
+
+
+def consumer(producer, addresses=None, keys_dir=None, layout=LAYOUT):
+    choice = ("nixl", reader()) if producer.transport == "nixl" else ()
+    return Producers(addresses or [producer.address], keys_dir, layout, *choice)
+
+
 @contextlib.contextmanager
 def connected(producer, keys_dir=None, layout=LAYOUT):
-    channel, _ = Producers([producer.address], keys_dir, layout).connect()
-    assert isinstance(channel, SharedMemoryChannel) == (producer.blocks.descriptor is not None)
+    channel, _ = consumer(producer, keys_dir=keys_dir, layout=layout).connect()
+    kinds = {"tcp": Channel, "shared_memory": SharedMemoryChannel, "nixl": NixlChannel}
+    assert type(channel) is kinds[producer.transport]
     try:
         yield channel
     finally:
@@ -267,7 +285,7 @@ def test_both_sides_need_all_keys_of_the_secret(producer, tmp_path, ours, theirs
         with connected(source, keys_dir=directory):
             return
     with pytest.raises(TransferError, match="does not have the same key"):
-        Producers([source.address], directory, LAYOUT).connect()
+        consumer(source, keys_dir=directory).connect()
 
 
 def test_a_producer_that_cannot_prove_the_key_is_not_used(tmp_path):
@@ -288,18 +306,18 @@ def test_a_producer_that_cannot_prove_the_key_is_not_used(tmp_path):
 @pytest.mark.parametrize("make", [lambda path: path / "none", lambda path: keys(path / "empty")])
 def test_without_a_key_in_the_secret_nothing_is_transferred(producer, tmp_path, make):
     with pytest.raises(TransferError, match="the key cannot be read|there is no key"):
-        Producers([producer().address], make(tmp_path), LAYOUT).connect()
+        consumer(producer(), keys_dir=make(tmp_path)).connect()
 
 
 def test_servers_of_another_layout_exchange_nothing(producer):
     with pytest.raises(TransferError, match="model, settings or version differ"):
-        Producers([producer().address], None, b"m" * 32).connect()
+        consumer(producer(), layout=b"m" * 32).connect()
 
 
 def test_the_producer_with_the_fewest_requests_is_asked_and_a_failed_one_is_left_alone(producer):
     busy, idle = producer(), producer()
     busy.server.load = 3
-    producers = Producers([busy.address, idle.address], None, LAYOUT)
+    producers = consumer(busy, [busy.address, idle.address])
     found = []
     for _ in range(2):
         channel, address = producers.connect()
@@ -324,7 +342,7 @@ def test_of_all_addresses_of_a_name_the_least_loaded_is_asked(producer, monkeypa
             sum(lists, []) if host == "prefill" else resolve(host, *more, **options)
         ),
     )
-    producers = Producers([("prefill", first.address[1])], None, LAYOUT)
+    producers = consumer(first, [("prefill", first.address[1])])
 
     def asked():
         channel, address = producers.connect()
@@ -350,7 +368,7 @@ def test_producers_that_are_not_there_are_named(producer):
 
 
 def test_a_producer_elsewhere_is_read_over_tcp_or_not_at_all_as_the_transport_says(tmp_path):
-    near, far = FakeProducer(tmp_path, is_shared=True), FakeProducer(tmp_path)
+    near, far = FakeProducer(tmp_path, transport="shared_memory"), FakeProducer(tmp_path)
     for source, transport in ((near, "tcp"), (near, "shared_memory"), (far, "tcp"), (far, "auto")):
         channel, _ = Producers([source.address], None, LAYOUT, transport).connect()
         assert isinstance(channel, SharedMemoryChannel) == (transport == "shared_memory")
@@ -366,14 +384,14 @@ def test_a_producer_elsewhere_is_read_over_tcp_or_not_at_all_as_the_transport_sa
 
 
 def test_a_consumer_cannot_write_to_the_memory_that_it_reads(tmp_path):
-    source = FakeProducer(tmp_path, is_shared=True)
+    source = FakeProducer(tmp_path, transport="shared_memory")
     with connected(source) as channel, pytest.raises(OSError, match="Bad file descriptor"):
         os.pwrite(channel._descriptor, b"x", 0)
     source.close()
 
 
 def test_a_block_beyond_the_producer_s_memory_is_not_used(tmp_path):
-    source = FakeProducer(tmp_path, is_shared=True)
+    source = FakeProducer(tmp_path, transport="shared_memory")
     with connected(source) as channel:
         reference = client.prefill(channel, WANTED, PREFIX, 5.0)
         source.blocks.pieces = FakeBlocks(16, 1).pieces  # its mapping ends with the file
@@ -399,7 +417,7 @@ def test_what_is_no_memory_is_not_attached(kind, descriptors, message):
 
 @pytest.mark.parametrize("more", [PIECES, -PIECES])
 def test_a_shared_block_of_another_size_is_not_used(tmp_path, more):
-    source = FakeProducer(tmp_path, is_shared=True)
+    source = FakeProducer(tmp_path, transport="shared_memory")
     with connected(source) as channel:
         reference = client.prefill(channel, WANTED, PREFIX, 5.0)
         with pytest.raises(TransferError, match=r"no such block|another size"):
@@ -410,6 +428,65 @@ def test_a_shared_block_of_another_size_is_not_used(tmp_path, more):
 def test_where_shared_blocks_are_is_said_in_whole_entries():
     with pytest.raises(TransferError, match="wrong length"):
         frames.parse_shared(bytes(7))
+
+
+def test_a_producer_without_nixl_is_not_read_by_it_and_the_reason_is_given(tmp_path):
+    source = FakeProducer(tmp_path)
+    with pytest.raises(TransferError, match="does not offer NIXL: give it --kv-transport nixl"):
+        Producers([source.address], None, LAYOUT, "nixl", reader()).connect()
+    source.close()
+
+
+def test_nixl_is_imported_by_nothing_but_its_choice():
+    code = "import sys, quire_server.kv_transfer.client, quire_server.kv_transfer.server; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "quire_server.kv_transfer.nixl" in done.stdout.split()
+    assert not [name for name in done.stdout.split() if name.startswith("nixl")]
+
+
+def test_metadata_that_is_none_is_refused():
+    with pytest.raises(TransferError, match="cannot use"):
+        reader().add_peer(b"none")
+
+
+@pytest.fixture
+def frozen(tmp_path, monkeypatch):
+    """A producer with NIXL over TCP, which answers no read until a test sets the event."""
+    monkeypatch.setenv("UCX_TLS", "tcp")  # what is in one host's memory is read without the other side
+    monkeypatch.setattr(transfer, "_SETUP_SECONDS", 0.3)
+    source, resumed = FakeProducer(tmp_path, transport="nixl"), threading.Event()
+    drive = source.server._agent.drive
+    monkeypatch.setattr(source.server._agent, "drive", lambda: resumed.is_set() and drive())
+    yield source, Agent(b"over tcp"), resumed, drive
+    source.close()
+
+
+def test_bytes_that_arrive_after_a_read_was_given_up_reach_no_block(frozen):
+    source, agent, resumed, drive = frozen
+    producers, target = Producers([source.address], None, LAYOUT, "nixl", agent), FakeBlocks(4, 2)
+    before = [target.content(block) for block in range(4)]
+    channel, _ = producers.connect()
+    reference = client.prefill(channel, WANTED, PREFIX, 5.0)
+    with pytest.raises(TransferError, match="too long"):
+        client.read(channel, reference, 0, target, [0, 1, 2])
+    ((_, abandoned),) = agent._unfinished
+    assert bytes(abandoned.memory) != source.blocks.content(1)
+
+    resumed.set()
+
+    def has_arrived():
+        drive()
+        agent.drive()
+        return bytes(abandoned.memory) == source.blocks.content(1)
+
+    wait(has_arrived)
+    assert [target.content(block) for block in range(4)] == before
+    channel.close()
+    channel, _ = producers.connect()
+    client.read(channel, client.prefill(channel, WANTED, PREFIX, 5.0), 0, target, [0, 1, 2])
+    assert target.content(2) == source.blocks.content(3)
+    assert agent._staged == [abandoned], "it is used again, once the read has ended"
+    channel.close()
 
 
 def test_a_producer_with_all_transfers_that_it_may_have_says_so_and_is_well(producer, monkeypatch):

@@ -130,12 +130,18 @@ def test_a_flipped_bit_is_found_and_the_prompt_computed_here(tiny, local, tmp_pa
 
 @pytest.mark.parametrize(
     ("signum", "transport"),
-    [(signal.SIGKILL, "tcp"), (signal.SIGKILL, "shared_memory"), (signal.SIGSTOP, "tcp")],
+    [
+        (signal.SIGKILL, "tcp"),
+        (signal.SIGKILL, "shared_memory"),
+        (signal.SIGKILL, "nixl"),
+        (signal.SIGSTOP, "tcp"),
+        (signal.SIGSTOP, "nixl"),
+    ],
 )
 def test_a_producer_that_dies_or_freezes_costs_time_and_no_answer(tiny, local, tmp_path, signum, transport):
     bodies = [body(number) for number in range(30, 70)]
     wanted = [answer(local, each) for each in bodies]
-    with servers(tiny, tmp_path, decode=("--kv-transport", transport)) as (producer, consumer):
+    with servers(tiny, tmp_path, "--kv-transport", transport) as (producer, consumer):
         with ThreadPoolExecutor(8) as pool:
             found = pool.map(lambda each: answer(consumer, each), bodies)
             consumer.wait("a transfer", lambda: transfers(consumer)[0] > 2)
@@ -219,6 +225,14 @@ def test_a_transfer_port_that_is_taken_is_named_with_the_remedy(tiny, tmp_path):
         with Server(tiny, tmp_path, *EXACT, *flags) as server:
             server.wait_end(120)
             assert "cannot be listened on" in server.failure()["message"]
+
+
+def test_without_its_package_nixl_is_refused_at_the_start_by_the_name_of_the_extra(monkeypatch):
+    flags = ["model", "--kv-role", "kv_producer", "--kv-transport", "nixl"]
+    assert parse_args(flags, {}).kv_transport == "nixl"
+    monkeypatch.setattr("quire_server.config.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=re.escape("needs the extra quire-llm[nixl]")):
+        parse_args(flags, {})
 
 
 @pytest.mark.parametrize(
