@@ -67,6 +67,11 @@ def _ranks(role: str) -> dict[str, Any]:
     }
 
 
+def _transport(name: str, **spec: Any) -> Body:
+    return minimal(disaggregation={"prefill": {}, "transport": name}, **spec)
+
+
+_OPEN: Body = {"networkPolicy": {"mode": "None"}}
 _OFFLOAD: Body = {"kvCache": {"hostOffload": "64Mi"}}
 _DRAFT: Body = {"speculation": {"method": "DraftModel", "draftModelPath": "drafts/small"}}
 
@@ -138,6 +143,16 @@ DISAGGREGATION_CASES: dict[str, dict[str, Any]] = {
             ),
         }
         for role in ("prefill", "decode")
+    },
+    "spec#25": {
+        "field": "spec.disaggregation",
+        "accepted": (
+            _transport("NIXL"),
+            _transport("NIXL", networking={"networkPolicy": {"mode": "Restricted"}}),
+            *(_transport(one, networking=_OPEN) for one in ("Auto", "TCP")),
+            minimal(networking=_OPEN),
+        ),
+        "refused": (_transport("NIXL", networking=_OPEN),),
     },
     "spec.disaggregation.prefill#0": {
         "field": "spec.disaggregation.prefill.autoscaling",

@@ -68,6 +68,7 @@ PORT_HEALTH_NAME = "health"
 PORT_RANKS = 7600
 PORT_RANKS_NAME = "ranks"
 PORT_KV_TRANSFER = 7602
+PORTS_NIXL = (7603, 7634)  # one for each network interface of a pod, and some to spare
 PORT_KV_TRANSFER_NAME = "kv-transfer"
 
 PATH_LOG_REDACT = "/etc/quire/redact"

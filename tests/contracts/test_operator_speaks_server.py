@@ -99,6 +99,7 @@ def test_decode_pods_ask_the_prefill_pods_of_their_service() -> None:
     assert decode.kv_producers == (("disaggregated-prefill", prefill.kv_transfer_port),)
     assert (prefill.kv_lease_seconds, decode.local_prefill_below_tokens) == (20, 1024)
     assert prefill.kv_transfer_port == names.PORT_KV_TRANSFER
+    assert (prefill.kv_transport, decode.kv_transport) == ("nixl", "nixl")
     assert "QUIRE_KV_ROLE" not in _command(specs.minimal())[1]
 
 

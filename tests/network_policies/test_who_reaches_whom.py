@@ -58,7 +58,7 @@ SPECS: dict[str, Body] = {
     "group": {"parallelism": {"tensor": 2, "nodes": 2}},
     "group-b": {"parallelism": {"tensor": 2, "nodes": 2}},
     "split": {"disaggregation": {"prefill": {}}},
-    "apart": {"disaggregation": {"prefill": {}}},
+    "apart": {"disaggregation": {"prefill": {}, "transport": "NIXL"}},
     "open": {**downloaded(FOR_EACH_POD, **HUB), "networking": {"networkPolicy": {"mode": "None"}}},
 }
 
@@ -116,6 +116,21 @@ team-b/decode          -           -           -                   -            
 team-a/open            yes         -           -                   -                   -
 10.0.0.1               yes         yes         yes                 yes                 yes
 10.0.0.2               -           -           -                   -                   -
+203.0.113.7            -           -           -                   -                   -
+"""
+
+# The ports of NIXL are open to the other role of the same LLMDeployment alone, and closed without it.
+ADMITTED_BY_NIXL = """
+from                   apart:7603  apart:7602  apart-prefill:7602  apart-prefill:7603  apart-prefill:7635
+team-a/apart           -           -           yes                 yes                 -
+team-a/apart-prefill   yes         -           -                   -                   -
+team-a/split           -           -           -                   -                   -
+team-a/split-prefill   -           -           -                   -                   -
+team-a/client          -           -           -                   -                   -
+team-b/decode          -           -           -                   -                   -
+team-a/open            -           -           -                   -                   -
+quire-system/operator  -           -           -                   -                   -
+monitoring/prometheus  -           -           -                   -                   -
 203.0.113.7            -           -           -                   -                   -
 """
 
@@ -228,6 +243,10 @@ to                         split  split-prefill  apart  apart-prefill
 kube-system/dns 53/UDP     yes    yes            yes    yes
 team-a/split-prefill 7602  yes    -              -      -
 team-a/apart-prefill 7602  -      -              yes    -
+team-a/apart-prefill 7603  -      -              yes    -
+team-a/apart 7634          -      -              -      yes
+team-a/apart 7602          -      -              -      -
+team-a/split-prefill 7603  -      -              -      -
 team-a/split-prefill 8000  -      -              -      -
 team-a/split 8000          -      -              -      -
 team-a/client 7602         -      -              -      -
@@ -330,8 +349,8 @@ def cases() -> dict[str, dict[Connection, bool]]:
     """For each column of each table the connections in it, and whether they are allowed."""
     tables = {
         ADMITTED: admission, ADMITTED_BY_THE_CHART: admission, ADMITTED_BY_A_GROUP: admission,
-        ADMITTED_TO_ROLES: admission, REACHED: reach, REACHED_BY_A_GROUP: reach, REACHED_BY_ROLES: reach,
-        REACHED_BY_OTHERS: reach, REACHED_BY_THE_CHART: reach,
+        ADMITTED_TO_ROLES: admission, ADMITTED_BY_NIXL: admission, REACHED: reach, REACHED_BY_A_GROUP: reach,
+        REACHED_BY_ROLES: reach, REACHED_BY_OTHERS: reach, REACHED_BY_THE_CHART: reach,
     }  # fmt: skip
     found = {}
     for text, connection in tables.items():

@@ -13,7 +13,7 @@ import json
 from quire_operator import names, quantity
 from quire_operator.resources.manifest import Manifest, compact, metadata
 from quire_operator.spec import LLMDeployment
-from quire_operator.spec.schema import Parallelism, Watermark
+from quire_operator.spec.schema import Disaggregation, Parallelism, Watermark
 
 _HASH_LENGTH = 10
 
@@ -108,13 +108,25 @@ def _kv_role(model: LLMDeployment) -> dict[str, str]:
             "QUIRE_KV_LEASE_SECONDS": _number(roles.lease_seconds),
             "QUIRE_KV_ROLE": "kv_producer",
             "QUIRE_KV_TRANSFER_PORT": _number(names.PORT_KV_TRANSFER),
+            **_transport(roles),
         }
     producers = names.workload(model.name, names.ROLE_PREFILL)  # a Service of the same namespace
     return {
         "QUIRE_KV_PRODUCERS": f"{producers}:{names.PORT_KV_TRANSFER}",
         "QUIRE_KV_ROLE": "kv_consumer",
         "QUIRE_LOCAL_PREFILL_BELOW_TOKENS": _number(roles.local_prefill_below_tokens),
+        **_transport(roles),
     }
+
+
+def _transport(roles: Disaggregation) -> dict[str, str]:
+    """Auto renders as nothing, so that pods of earlier versions are not replaced. NIXL gets the ports that
+    the NetworkPolicy opens: UCX would take any.
+    """
+    if roles.transport == "Auto":
+        return {}
+    ports = {"UCX_TCP_PORT_RANGE": "-".join(map(str, names.PORTS_NIXL))} if roles.transport == "NIXL" else {}
+    return {"QUIRE_KV_TRANSPORT": roles.transport.lower(), **ports}
 
 
 def _chat_template(model: LLMDeployment) -> str:

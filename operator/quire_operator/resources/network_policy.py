@@ -2,10 +2,10 @@
 
 Serving pods accept API requests from their own namespace and from the peers in the spec; the health port is
 open to the operator and to monitoring. Prefill pods accept decode pods of the same LLMDeployment and no
-clients. All of them may connect to DNS and to the trace collector only: a model on a
-volume needs nothing else, so a compromised process cannot send data out. A pod that downloads may also use
-its source's ports. Pods of groups reach one another at every port, because gloo and NCCL choose theirs, and
-do not authenticate: these ports are open to no other pod.
+clients; with NIXL each role accepts the other one at its ports. All of them may connect to DNS and to the
+trace collector only: a model on a volume needs nothing else, so a compromised process cannot send data out.
+A pod that downloads may also use its source's ports. Pods of groups reach one another at every port, because
+gloo and NCCL choose theirs, and do not authenticate: these ports are open to no other pod.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def build(model: LLMDeployment, settings: Settings) -> Manifest:
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [
                 _from_users(model),
+                *_by_nixl(model, "from"),
                 *([{"from": group}] if group else []),
                 {
                     "from": [{"namespaceSelector": {"matchLabels": labels}} for labels in watchers],
@@ -62,6 +63,7 @@ def build(model: LLMDeployment, settings: Settings) -> Manifest:
                 _DNS,
                 *([{"to": group}] if group else []),
                 *_to_prefill(model),
+                *_by_nixl(model, "to"),
                 *_to_collector(model.spec.observability.tracing.endpoint),
                 *([] if model.spec.cache is not None and model.spec.cache.is_shared else _to_source(model)),
             ],
@@ -84,6 +86,19 @@ def _to_prefill(model: LLMDeployment) -> list[Manifest]:
         return []
     prefill = {"podSelector": {"matchLabels": names.selector_labels(model.name, names.ROLE_PREFILL)}}
     return [{"to": [prefill], "ports": [_tcp(names.PORT_KV_TRANSFER)]}]
+
+
+def _by_nixl(model: LLMDeployment, direction: str) -> list[Manifest]:
+    """Pods of both roles connect to each other, at ports where nobody is authenticated and no other pod may
+    connect.
+    """
+    roles = model.spec.disaggregation
+    if roles is None or roles.transport != "NIXL":
+        return []
+    other = names.ROLE_LEADER if model.role == names.ROLE_PREFILL else names.ROLE_PREFILL
+    peer = {"podSelector": {"matchLabels": names.selector_labels(model.name, other)}}
+    first, last = names.PORTS_NIXL
+    return [{direction: [peer], "ports": [{**_tcp(first), "endPort": last}]}]
 
 
 def build_of_download(model: LLMDeployment, settings: Settings) -> Manifest:

@@ -280,6 +280,7 @@ class Disaggregation:
     decode: Decode = Decode()
     local_prefill_below_tokens: int = number(1, 16_777_216, 512)
     lease_seconds: int = number(1, 3600, 30)
+    transport: str = choice("Auto", "TCP", "NIXL")
 
 
 @dataclass(frozen=True, kw_only=True)

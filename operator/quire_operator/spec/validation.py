@@ -396,6 +396,10 @@ def _check_disaggregation(spec: Spec, roles: Disaggregation) -> None:
         )
     if spec.autoscaling is not None and spec.autoscaling.idle is not None:
         raise SpecError(field, "prefill pods would run on while it is idle: drop autoscaling.idle, or this")
+    if roles.transport == "NIXL" and spec.networking.network_policy.mode == "None":
+        raise SpecError(
+            f"{field}.transport", "NIXL has no authentication: set networking.networkPolicy.mode Restricted"
+        )
     if prefill.autoscaling is not None:
         _check_prefill_autoscaling(prefill, prefill.autoscaling)
     for name, role in (("prefill", prefill), ("decode", roles.decode)):

@@ -2,7 +2,7 @@
 two: RDMA, TCP, or memory of one host.
 
 Frames go over TCP after the same handshake as ever. In place of each block the producer sends at which
-addresses its pieces are, with the checksum. The library authenticates nobody: who reaches its ports can read
+addresses its pieces are, with the checksum. The library has no authentication: who reaches its ports can read
 and write the memory of these processes, and only the network keeps strangers from them. It is a package of
 its own, imported where this transport is chosen.
 

@@ -225,6 +225,7 @@ def test_the_numbers_of_both_roles_create_no_new_revision(change: Body) -> None:
     [
         {"disaggregation": None},
         {"disaggregation": {"leaseSeconds": 5}},
+        {"disaggregation": {"transport": "TCP"}},
         {"disaggregation": {"prefill": {"resources": {"cpu": "3", "memory": "1Gi"}}}},
         {"disaggregation": {"decode": {"resources": {"cpu": "3", "memory": "1Gi"}}}},
     ],

@@ -85,6 +85,35 @@ def test_prefill_pods_without_their_own_have_those_of_the_spec_and_not_those_of_
     assert [(one["cpu"], one["memory"]) for one in found] == [("8", "9Gi"), ("3", "4Gi")]
 
 
+@pytest.mark.parametrize(
+    ("transport", "settings"),
+    [
+        ("Auto", {}),
+        ("TCP", {"QUIRE_KV_TRANSPORT": "tcp"}),
+        ("NIXL", {"QUIRE_KV_TRANSPORT": "nixl", "UCX_TCP_PORT_RANGE": "7603-7634"}),
+    ],
+)
+def test_both_roles_have_the_transport_and_nixl_the_ports_that_the_policy_opens(
+    transport: str, settings: dict[str, str]
+) -> None:
+    made = children(specs.minimal(disaggregation={"prefill": {}, "transport": transport}))
+
+    found = [child["data"] for target, child in made.items() if target.kind == "ConfigMap"]
+    found = [data for data in found if "QUIRE_KV_ROLE" in data]
+    assert len(found) == 2
+    for data in found:
+        assert {key: data[key] for key in data if "TRANSPORT" in key or "UCX" in key} == settings
+    first, _, last = settings.get("UCX_TCP_PORT_RANGE", "").partition("-")
+    opened = [
+        (str(port["port"]), str(port["endPort"]))
+        for name in ("minimal", "minimal-prefill")
+        for rule in made[Ref("NetworkPolicy", name)]["spec"]["ingress"]
+        for port in rule["ports"]
+        if "endPort" in port
+    ]
+    assert opened == ([(first, last)] * 2 if first else [])
+
+
 @pytest.mark.parametrize("off", [{"suspend": True}, {"replicas": 0}])
 def test_while_no_decode_pod_is_wanted_no_prefill_pod_is(off: Body) -> None:
     scaling = {"prefill": {"autoscaling": {"maxReplicas": 3}}}
