@@ -18,7 +18,7 @@ from bench.tensor_parallel import NEW_TOKENS, PROMPT, ROUNDS, tensor_parallel
 from e2e import models
 
 RESULTS = Path(__file__).parent / "results"
-TRANSFERS = 15
+TRANSFERS = 21
 STAGE_SECONDS, STAGE_TOKENS = (0.2, 0.2, 0.2), 30
 
 
@@ -55,7 +55,7 @@ SECTIONS: dict[str, tuple[str, Callable[[argparse.Namespace], str]]] = {
     ),
     "transfer": (
         "Prefill and decode apart: what fetching the KV blocks of SmolLM2-135M adds to the time to the first "
-        f"token (bar: bytes / (1 GB/s) + 10 ms; {TRANSFERS} prompts each)",
+        f"token (bar: bytes / (1 GB/s) + 10 ms; {TRANSFERS} rounds)",
         lambda _: prefill_decode.compare(models.smollm2(), (256, 512, 1024, 1536), TRANSFERS),
     ),
 }
