@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from e2e.ports import free_ports
 from quire_server import peer_auth
 from quire_server.core import transfer
 from quire_server.core.kv_division import Run
@@ -447,6 +448,29 @@ def test_nixl_is_imported_by_nothing_but_its_choice():
 def test_metadata_that_is_none_is_refused():
     with pytest.raises(TransferError, match="cannot use"):
         reader().add_peer(b"none")
+
+
+def test_noise_at_the_ports_of_nixl_is_refused_and_transfers_go_on(tmp_path, monkeypatch):
+    """They are those that UCX is given, which a NetworkPolicy opens to few."""
+    (first,) = free_ports(1)
+    monkeypatch.setenv("UCX_TCP_PORT_RANGE", f"{first}-{first + 7}")
+    source, refused = FakeProducer(tmp_path, transport="nixl"), 0
+    for port in range(first, first + 8):
+        for noise in (os.urandom(4096), b"GET / HTTP/1.1\r\n\r\n", b"\0" * 64):
+            with contextlib.suppress(ConnectionRefusedError):
+                stranger = socket.create_connection(("127.0.0.1", port), 5)
+                with stranger, pytest.raises(ConnectionResetError):
+                    stranger.sendall(noise)
+                    while True:
+                        source.server._agent.drive()
+                        stranger.recv(4096)
+                refused += 1
+    assert refused == 3
+    with connected(source) as channel:
+        target = FakeBlocks(4, 2)
+        client.read(channel, client.prefill(channel, WANTED, PREFIX, 5.0), 0, target, [0, 1, 2])
+        assert target.content(2) == source.blocks.content(3)
+    source.close()
 
 
 @pytest.fixture
