@@ -10,7 +10,7 @@ import torch
 
 from quire_server.core.topology import Topology
 from quire_server.errors import ConfigError
-from quire_server.layers.parallel import Communicator, Gloo, Meeting, Nccl, SingleRank, Stages
+from quire_server.layers.parallel import Communicator, Gloo, GpuStages, Meeting, Nccl, SingleRank, Stages
 from quire_server.layers.shared_memory import SharedMemory
 
 SHARED_MEMORY, GLOO, NCCL = "shared-memory", "gloo", "nccl"
@@ -50,7 +50,11 @@ def join(name: str, topology: Topology, meeting: Meeting, descriptor: int | None
     of_stage: Communicator = SingleRank()
     if topology.tensor > 1:
         of_stage = _join_stage(name, topology, meeting, descriptor)
-    return of_stage if topology.pipeline == 1 else Stages(of_stage, topology, meeting)
+    if topology.pipeline == 1:
+        return of_stage
+    if name == NCCL:
+        return GpuStages(of_stage, topology, meeting, _gpu(topology))
+    return Stages(of_stage, topology, meeting)
 
 
 def _join_stage(name: str, topology: Topology, meeting: Meeting, descriptor: int | None) -> Communicator:
@@ -59,5 +63,9 @@ def _join_stage(name: str, topology: Topology, meeting: Meeting, descriptor: int
     if name == SHARED_MEMORY and descriptor is not None:
         return SharedMemory(descriptor, topology.tensor_rank)
     if name == NCCL:
-        return Nccl.join(topology, meeting, torch.device("cuda", topology.rank))
+        return Nccl.join(topology, meeting, _gpu(topology))
     raise ConfigError(f"There is no communicator {name!r}.")
+
+
+def _gpu(topology: Topology) -> torch.device:
+    return torch.device("cuda", topology.rank)

@@ -43,6 +43,7 @@ __all__ = [
     "CollectiveError",
     "Communicator",
     "Gloo",
+    "GpuStages",
     "Nccl",
     "OneStage",
     "SingleRank",
@@ -265,8 +266,8 @@ class Gloo(_ProcessGroup):
 
 
 class Nccl(_ProcessGroup):
-    """Ranks on GPUs of one host, each a process with a GPU of its own. Small sums are made by one kernel over
-    memory that the GPUs share, where NVLink connects them all; NCCL makes all others.
+    """Ranks on GPUs of one host that share layers, each a process with a GPU of its own. Small sums are made
+    by one kernel over memory that the GPUs share, where NVLink connects them all; NCCL makes all others.
 
     A call is queued on the device's stream, may be captured in a CUDA graph, and never waits on the host: who
     waits for the device's results has the deadline (``Device.finish``, and rank 0 for the echo of a step).
@@ -292,14 +293,12 @@ class Nccl(_ProcessGroup):
         """Join, and make each kind of call once: NCCL connects when it is first used, which must not happen
         while a graph is captured.
         """
-        os.environ.update(_NCCL_ENVIRON)
-        torch.cuda.set_device(device)
-        store = meeting.store("nccl", topology.tensor)
-        options = distributed.ProcessGroupNCCL.Options()
-        group = distributed.ProcessGroupNCCL(store, topology.rank, topology.tensor, options)
+        store = meeting.store(f"nccl-{topology.stage}", topology.tensor)
+        group = _join_nccl(store, topology.tensor_rank, topology.tensor, device)
         made = cls(group, topology, None)
         made._use_once(device)
-        if _are_linked(topology.tensor):
+        first = topology.stage * topology.tensor
+        if _are_linked(range(first, first + topology.tensor)):
             made._one_shot = made._agreed(_share_memory(topology, store, device), device)
         # No rank may see another one's flags before they are zero: a sum by NCCL is between.
         made._use_once(device)
@@ -342,13 +341,20 @@ _NCCL_ENVIRON = {
 }
 
 
-def _are_linked(ranks: int) -> bool:
-    """Whether NVLink connects each GPU with each other one. The kernel's flags are set by atomic operations
-    on another GPU's memory, which PCI Express does not have.
+def _join_nccl(store: Any, rank: int, size: int, device: torch.device) -> Any:
+    os.environ.update(_NCCL_ENVIRON)
+    torch.cuda.set_device(device)
+    options = distributed.ProcessGroupNCCL.Options()
+    return distributed.ProcessGroupNCCL(store, rank, size, options)
+
+
+def _are_linked(gpus: Sequence[int]) -> bool:
+    """Whether NVLink connects each of the GPUs with each other one. The kernel's flags are set by atomic
+    operations on another GPU's memory, which PCI Express does not have.
     """
     detect = torch._C._distributed_c10d._detect_dma_connectivity  # type: ignore[attr-defined]  # not in the stubs
     links = detect(DeviceType.CUDA, "nvlink").matrix
-    pairs = [(one, other) for one in range(ranks) for other in range(ranks) if one != other]
+    pairs = [(one, other) for one in gpus for other in gpus if one != other]
     return all(links[one][other] and torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
 
 
@@ -358,7 +364,7 @@ def _share_memory(topology: Topology, store: "Store", device: torch.device) -> O
     """
     symmetric = torch._C._distributed_c10d._SymmetricMemory
     names = torch._C._distributed_c10d.PrefixStore("one-shot", store)
-    symmetric.set_group_info("ranks", topology.rank, topology.tensor, names)
+    symmetric.set_group_info("ranks", topology.tensor_rank, topology.tensor, names)
     try:
         region = symmetric.empty_strided_p2p(
             (one_shot_region_bytes(topology.tensor),), (1,), torch.uint8, device, "ranks"
@@ -369,7 +375,7 @@ def _share_memory(topology: Topology, store: "Store", device: torch.device) -> O
     except RuntimeError as error:
         logger.warning("GPUs share no memory for small sums", extra={"why": str(error)})
         return None
-    return OneShotPlace.of(shared.buffer_ptrs, topology.rank, region, keeps=shared)
+    return OneShotPlace.of(shared.buffer_ptrs, topology.tensor_rank, region, keeps=shared)
 
 
 class Stages:
@@ -419,9 +425,13 @@ class Stages:
     def send(self, tensor: Tensor, rank: int) -> None:
         """As in ``Communicator``."""
         tensor = tensor.contiguous()
-        self._sending = [(work, kept) for work, kept in self._sending if not work.is_completed()]
         with _joined(self._group) as group:
-            self._sending.append((group.send([tensor], rank, 0), tensor))
+            self._keep(group.send([tensor], rank, 0), tensor)
+
+    def _keep(self, work: "Work", tensor: Tensor) -> None:
+        """Until it is sent."""
+        self._sending = [(work, kept) for work, kept in self._sending if not work.is_completed()]
+        self._sending.append((work, tensor))
         self._count(tensor)
 
     def recv(self, shape: Sequence[int], dtype: torch.dtype, rank: int) -> Tensor:
@@ -443,6 +453,56 @@ class Stages:
     def _count(self, tensor: Tensor) -> None:
         self._calls += 1
         self._bytes += tensor.nbytes
+
+
+class GpuStages(Stages):
+    """Stages on GPUs of one host: hidden states go from GPU to GPU by NCCL, queued on the device's stream.
+    What returns to rank 0, which samples, goes through the hosts. So no GPU waits for a later stage's, and
+    GPUs never wait in a circle, whatever else makes one of them wait for all that it has queued.
+    """
+
+    def __init__(
+        self, of_stage: Communicator, topology: Topology, meeting: Meeting, device: torch.device
+    ) -> None:
+        """Join, and use each connection once: NCCL connects two ranks when they first exchange something."""
+        super().__init__(of_stage, topology, meeting)
+        self._topology, self._device = topology, device
+        store = meeting.store("nccl-stages", topology.size)
+        self._states: Any = _join_nccl(store, topology.rank, topology.size, device)
+        # A communicator that is destroyed waits for its peers, and one of them may be dead.
+        atexit.register(self.abort)
+        part = torch.zeros(1, 8, device=device)
+        if not topology.is_first_stage:
+            self.recv(part.shape, part.dtype, topology.previous)
+        if not topology.is_last_stage:
+            self.send(part, topology.next)
+        torch.cuda.synchronize(device)
+        self._calls = self._bytes = 0
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """As in ``Communicator``. Logits for rank 0 are waited for and copied to the host."""
+        if rank < self._topology.rank:
+            super().send(tensor.cpu(), rank)
+            return
+        with _joined(self._states, distributed.DistBackendError) as group:
+            self._keep(group.send([tensor], rank, 0), tensor)
+
+    def recv(self, shape: Sequence[int], dtype: torch.dtype, rank: int) -> Tensor:
+        """As in ``Communicator``: states on the device, whose stream waits for them, logits on the host."""
+        if rank > self._topology.rank:
+            return super().recv(shape, dtype, rank)
+        tensor = torch.empty(tuple(shape), dtype=dtype, device=self._device)
+        with _joined(self._states, distributed.DistBackendError) as group:
+            group.recv([tensor], rank, 0).wait()
+        self._count(tensor)
+        return tensor
+
+    def abort(self) -> None:
+        """As in ``Communicator``. What the calls that waited give means nothing."""
+        if self._states is not None:
+            self._states.abort()
+        self._states = None
+        super().abort()
 
 
 def _join_gloo(meeting: Meeting, name: str, rank: int, size: int, timeout: timedelta) -> Any:

@@ -60,6 +60,8 @@ class Decoder:
         self.config = config
         self._communicator = communicator or SingleRank()
         self.stream: LayerStream | None = None
+        #: This stage computes without the others, to measure its memory: it receives zeros and sends nothing.
+        self.is_apart = False
         make = partial(linear, dtype=dtype, device=device)
         # Zeros, because padding stays as it is.
         rows = config.vocab_rows if config.has_embedding else 0
@@ -134,9 +136,44 @@ class Decoder:
 
     def states(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """[T, hidden] for every token: the output of the last layer, and the residual stream that it is added
-        to. With several stages those of this stage, which the next one has then received.
+        to. With several stages those of this stage, which are then sent to the next one.
         """
-        hidden, residual = self._inputs(batch.token_ids)
+        states = self.computed(batch, kv_caches, self.received(len(batch.token_ids)))
+        self.pass_on(states)
+        return states
+
+    def no_states(self, num_tokens: int) -> Tensor | None:
+        """Zeros in place of what the stage before sends for so many tokens; None in the first stage."""
+        if self.config.topology.is_first_stage:
+            return None
+        shape, like = (2, num_tokens, self.config.hidden_size), self.embedding
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+    def received(self, num_tokens: int) -> Tensor | None:
+        """[2, T, hidden]: the states of the stage before; None in the first stage."""
+        topology = self.config.topology
+        if self.is_apart or topology.is_first_stage:
+            return self.no_states(num_tokens)
+        shape = (2, num_tokens, self.config.hidden_size)
+        return self._communicator.recv(shape, self.embedding.dtype, topology.previous)
+
+    def pass_on(self, states: tuple[Tensor, Tensor]) -> None:
+        """Send the states of this stage to the next one, if there is one."""
+        topology = self.config.topology
+        if not (self.is_apart or topology.is_last_stage):
+            self._communicator.send(torch.stack(states), topology.next)
+
+    def computed(
+        self, batch: ForwardBatch, kv_caches: Sequence[Tensor], received: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The states of this stage's layers, without an exchange between stages. ``received``, from the stage
+        before, is overwritten.
+        """
+        hidden: Tensor | None = None
+        if received is not None:
+            hidden, residual = received
+        else:
+            residual = self._embed(batch.token_ids)
         rotary = {
             kind: (take_rows(cos, batch.positions), take_rows(sin, batch.positions))
             for kind, (cos, sin) in self._tables.items()
@@ -148,29 +185,20 @@ class Decoder:
             if self.stream is not None:
                 self.stream.after(index)
         assert hidden is not None
-        if not self.config.topology.is_last_stage:
-            self._communicator.send(torch.stack((hidden, residual)), self.config.topology.next)
         return hidden, residual
-
-    def _inputs(self, token_ids: Tensor) -> tuple[Tensor | None, Tensor]:
-        """The states that the first layer computes with: of the stage before, or the embeddings."""
-        topology = self.config.topology
-        if not topology.is_first_stage:
-            shape = (2, len(token_ids), self.config.hidden_size)
-            hidden, residual = self._communicator.recv(shape, self.embedding.dtype, topology.previous)
-            return hidden, residual
-        residual = self._embed(token_ids)
-        if self._embedding_scale != 1.0:
-            residual *= self._embedding_scale
-        return None, residual
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """[T, hidden]. A rank has the embeddings of its part of the vocabulary, zeros for others."""
         topology = self.config.topology
         if topology.tensor == 1:
-            return take_rows(self.embedding, token_ids)
-        first = topology.tensor_rank * self.config.vocab_rows
-        return self._communicator.all_reduce(take_partial_rows(self.embedding, token_ids, first))
+            embedded = take_rows(self.embedding, token_ids)
+        else:
+            first = topology.tensor_rank * self.config.vocab_rows
+            part = take_partial_rows(self.embedding, token_ids, first)
+            embedded = self._communicator.all_reduce(part)
+        if self._embedding_scale != 1.0:
+            embedded *= self._embedding_scale
+        return embedded
 
     def logits(
         self, states: tuple[Tensor, Tensor] | None, rows: Tensor, *, only_largest: bool = False
@@ -186,8 +214,8 @@ class Decoder:
         shape, dtype = (rows.shape[0], self.config.vocab_size), self.logits_dtype
         if only_largest:
             shape, dtype = (rows.shape[0], 2), torch.float32
-        if not shape[0]:
-            return torch.empty(shape, dtype=dtype)
+        if self.is_apart or not shape[0]:
+            return torch.zeros(shape, dtype=dtype, device=self.embedding.device)
         return self._communicator.recv(shape, dtype, self.config.topology.head_rank)
 
     def own_logits(self, states: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
@@ -210,7 +238,7 @@ class Decoder:
         logits = own if cap is None else own.float().div_(cap).tanh_().mul_(cap)
         if only_largest:
             logits = argmax(self._communicator, logits, first)
-        if topology.rank == topology.head_rank != 0 and own.shape[0]:
+        if topology.rank == topology.head_rank != 0 and own.shape[0] and not self.is_apart:
             self._communicator.send(logits, 0)
         return logits
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from quire_server.core.cuda_graph_shapes import Shape
 from quire_server.core.step import Step
 from quire_server.layers.parallel import Communicator
 from quire_server.models.decoder import Decoder
@@ -36,15 +37,21 @@ class Exchange(NamedTuple):
 
 
 def planned(
-    step: Step, layout: StepLayout, input_batch: InputBatch, model: Decoder, *, only_largest: bool
+    step: Step,
+    layout: StepLayout,
+    input_batch: InputBatch,
+    model: Decoder,
+    graph: Shape | None,
+    *,
+    only_largest: bool,
 ) -> list[Exchange]:
     """The exchanges of a pass in order. Among ranks that share layers: 2 for each layer, 1 for the embedding,
-    a gather for logits. Between stages: the hidden states, and the logits of the last one. What rank 0
-    receives from the last stage is not among them.
+    a gather for logits. Between stages: the hidden states, with the padding of a ``graph``, and the logits of
+    the last one. What rank 0 receives from the last stage is not among them.
     """
     config, dtype, tokens = model.config, model.embedding.dtype, step.total_tokens
     topology = config.topology
-    states = (2, tokens, config.hidden_size)
+    states = (2, tokens if graph is None else graph[0] * graph[1], config.hidden_size)
     shares = topology.tensor > 1
     num_sums = (2 * config.num_layers + topology.is_first_stage) * shares
     found = [Exchange(Kind.SUM, (tokens, config.hidden_size), dtype)] * num_sums

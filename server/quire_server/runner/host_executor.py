@@ -14,7 +14,7 @@ from quire_server.models.decoder import Decoder
 from quire_server.runner import batch_builder, exchanges, sampler
 from quire_server.runner.batch_builder import StepLayout
 from quire_server.runner.exchanges import Exchange
-from quire_server.runner.gpu.executor import ForwardOutput
+from quire_server.runner.gpu.executor import ForwardOutput, output_of
 from quire_server.runner.input_batch import InputBatch
 from quire_server.runner.recorded_decode import RecordedDecode
 
@@ -70,19 +70,12 @@ class HostExecutor:
     def output(
         self, step: Step, layout: StepLayout, *, only_largest: bool
     ) -> Callable[[tuple[Tensor, Tensor] | None], ForwardOutput]:
-        """A function from the states of the last layer to the output, which may be called when rows have
-        changed. Without states it receives what the last stage computes.
-        """
-        model, positions = self._model, list[sampler.PromptPositions]()
+        """As ``output_of``, for a step."""
+        positions = list[sampler.PromptPositions]()
         if self._wants_prompt_logprobs(step, layout):
             positions = sampler.prompt_positions(layout, self._input_batch)
-
-        def finish(states: tuple[Tensor, Tensor] | None) -> ForwardOutput:
-            found = sampler.prompt_logprobs(model, states, positions)
-            logits = model.logits(states, torch.from_numpy(layout.sampled), only_largest=only_largest)
-            return ForwardOutput(logits.float(), None, found, only_largest)
-
-        return finish
+        rows = torch.from_numpy(layout.sampled)
+        return output_of(self._model, positions, rows, only_largest=only_largest)
 
     def take_part(
         self, graph: Shape | None, communicator: Communicator, plan: Sequence[Exchange], made: int

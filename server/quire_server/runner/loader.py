@@ -366,7 +366,7 @@ def _read(
     on_progress: OnProgress,
 ) -> Decoder:
     """Read the model, or one rank's part of it. With --cpu-offload-gb some layers' weights stay on the host
-    and are streamed in each step: of several ranks each one's part of the same layers.
+    and are streamed in each step: of several ranks of a stage each one's part of the same layers.
     """
     layers: tuple[int, ...] = ()
     if options.cpu_offload_gb:
@@ -374,7 +374,9 @@ def _read(
             raise ConfigError(
                 "--cpu-offload-gb is for --device cuda: on a CPU all weights are in its memory."
             )
-        layers = weight_offload.streamed_layers(found.layer_bytes, options.cpu_offload_gb)
+        part, stages = found.shard(ranks.topology), ranks.topology.pipeline
+        sizes = found.layer_bytes[part.first_layer : part.first_layer + part.num_layers]
+        layers = weight_offload.streamed_layers(sizes, options.cpu_offload_gb, stages)
     read = found.read
     if ranks.topology.size > 1:
         read = partial(found.read_shard, ranks.topology, ranks.communicator)

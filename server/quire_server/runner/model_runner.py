@@ -20,7 +20,6 @@ from quire_server.core.step import (
     TokenLogprobs,
 )
 from quire_server.core.topology import Topology
-from quire_server.errors import ConfigError
 from quire_server.models.config import ModelConfig
 from quire_server.runner import oom_retry, sampler
 from quire_server.runner.batch_builder import StepLayout
@@ -201,7 +200,14 @@ class ModelRunner:
         launches, and at most ``max_steps_in_flight`` may be launched and not awaited.
         """
         with translate_device_errors():
-            return self._launch(step)
+            pending = self._launch(step)
+
+        @torch.inference_mode()
+        def wait() -> StepResult:
+            with translate_device_errors():
+                return pending()
+
+        return wait
 
     def _launch(self, step: Step) -> Pending:
         if self._leader is not None:
@@ -232,7 +238,7 @@ class ModelRunner:
 
     def _start(self, step: Step) -> Pending:
         input_batch, layout = self._input_batch, StepLayout.of(step)
-        if self._leader is not None and self._device is None:
+        if self._leader is not None and (self._device is None or self._leader.is_pipelined):
             return self._start_ranks(step, layout, self._leader)
         computed = self._forward(step, layout)
         row_ids, lengths = layout.sampled_rows, layout.sampled_lengths
@@ -243,14 +249,33 @@ class ModelRunner:
             result = self._sampled(step, row_ids, lengths, computed)
             self._tell_ranks(step, result.token_ids)
             return lambda: result
+        wait = self._sample_on_device(step, row_ids, lengths, computed, self._device)
+
+        def told() -> StepResult:
+            result = wait()
+            self._tell_ranks(step, result.token_ids)
+            return result
+
+        return wait if self._leader is None else told
+
+    def _sample_on_device(
+        self,
+        step: Step,
+        row_ids: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        computed: ForwardOutput,
+        device: GpuExecutor,
+    ) -> Pending:
+        """The function waits for the tokens."""
+        input_batch = self._input_batch
         forbidden: dict[int, str] = {}
         if input_batch.has_grammar[row_ids].any():
             self._last_result()  # the grammar needs the tokens' values
             eos_ids = self.model_config.eos_token_ids
             forbidden = self.grammars.constrain(
-                computed.logits, input_batch, row_ids, lengths, eos_ids, self._device.upload
+                computed.logits, input_batch, row_ids, lengths, eos_ids, device.upload
             )
-        wait = self._device.sample(computed, layout)
+        wait = device.sample(computed, row_ids, lengths)
         if not step.drafts:  # drafts stay, to be compared with the tokens sampled at their positions
             self._write(row_ids, lengths, ON_DEVICE)
         epochs, prompt_logprobs = input_batch.epoch[row_ids], computed.prompt_logprobs
@@ -259,7 +284,6 @@ class ModelRunner:
         def result_of() -> StepResult:
             with translate_device_errors():
                 tokens, failed = gpu_sampler.read(wait())
-            self._tell_ranks(step, tokens.tolist())
             # The row may belong to another request by now, which must not get these tokens.
             is_same = input_batch.epoch[row_ids] == epochs
             failed = {index: why for index, why in (forbidden | failed).items() if is_same[index]}
@@ -279,7 +303,9 @@ class ModelRunner:
             self._leader.sampled(step.step_id, tokens)
 
     def _start_ranks(self, step: Step, layout: StepLayout, leader: LeaderExecutor) -> Pending:
-        """As ``_start``, on several ranks on CPUs. Further stages compute while the result is not awaited."""
+        """As ``_start``, on several ranks on CPUs, and in several stages. Further stages compute while the
+        result is not awaited.
+        """
         wait = leader.launch(step, layout)
         positions = self._input_batch.positions(layout.sampled_rows, layout.sampled_lengths)
 
@@ -305,12 +331,30 @@ class ModelRunner:
         """
         rows, lengths, current = positions.rows, positions.lengths, positions.are_current(self._input_batch)
         if current.all():
-            return self._sampled(step, rows, lengths, computed)
+            return self._sampled_now(step, rows, lengths, computed)
         kept = computed._replace(logits=computed.logits[torch.from_numpy(np.flatnonzero(current))])
-        result = self._sampled(step, rows[current], lengths[current], kept)
+        result = self._sampled_now(step, rows[current], lengths[current], kept)
         tokens = np.zeros(len(rows), np.int64)
         tokens[current] = result.token_ids
         return dataclasses.replace(result, token_ids=tuple(tokens.tolist()))
+
+    def _sampled_now(
+        self,
+        step: Step,
+        row_ids: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        computed: ForwardOutput,
+    ) -> StepResult:
+        """Sample on the GPU, if there is one, what needs more than the largest logits."""
+        device = self._device
+        if (
+            device is None
+            or computed.has_largest
+            or not gpu_sampler.can_choose(self._input_batch, row_ids, lengths)
+        ):
+            return self._sampled(step, row_ids, lengths, computed)
+        on_device = computed._replace(logits=computed.logits.to(device.place))
+        return self._sample_on_device(step, row_ids, lengths, on_device, device)()
 
     def _sampled(
         self,
@@ -407,11 +451,6 @@ def device_of(options: RunnerConfig, topology: Topology) -> Device | None:
     """The GPU of a rank; None: it computes on the CPU."""
     if not is_gpu(options.device):
         return None
-    if topology.pipeline > 1:
-        raise ConfigError(
-            f"--pipeline-parallel-size {topology.pipeline} works on CPUs only so far: with GPUs give "
-            "--pipeline-parallel-size 1 and a larger --tensor-parallel-size, or --device cpu."
-        )
     with translate_device_errors("while the model is loaded"):
         return CudaDevice(topology)
 

@@ -46,9 +46,10 @@ def _awaited(
 ) -> StepResult:
     try:
         return pending()
-    except OutOfMemoryOnRankError:
-        retried = _without_largest(step, start, request_id_of)
-    return retried()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    return _without_largest(step, start, request_id_of)()
 
 
 def _without_largest(

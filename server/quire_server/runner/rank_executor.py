@@ -67,7 +67,9 @@ class _Rank:
                 raise
         # Outside the except block: until it ends, the traceback keeps the failed pass's tensors alive.
         made = self._communicator.calls - before
-        plan = exchanges.planned(step, layout, self._input_batch, self._model, only_largest=only_largest)
+        plan = exchanges.planned(
+            step, layout, self._input_batch, self._model, graph, only_largest=only_largest
+        )
         self._executor.take_part(graph, self._communicator, plan, made)
         return None
 
@@ -81,7 +83,6 @@ class _Rank:
         self, step: Step, layout: StepLayout, *, only_largest: bool
     ) -> Callable[[], ForwardOutput]:
         """What the last of several stages sends to rank 0, which ran out of memory before."""
-        assert isinstance(self._executor, HostExecutor)
         finish = self._executor.output(step, layout, only_largest=only_largest)
         return lambda: finish(None)
 
@@ -217,6 +218,8 @@ class FollowerRunner:
         device, parts = loaded.device, (loaded.model, loaded.kv_caches, self._input_batch)
         self._executor = HostExecutor(*parts) if device is None else GpuExecutor(*parts, device)
         self._captures = device is not None and memory_profile.uses_graphs(loaded.model, options)
+        if device is not None:
+            self._executor.can_replay = self._captures
         self._num_drafts = options.num_speculative_tokens
         self._rank = _Rank(loaded.model, self._executor, self._input_batch, ranks)
         slots = loaded.num_host_slots

@@ -16,6 +16,13 @@ def test_as_many_layers_as_fit_stay_on_the_host_evenly_spaced() -> None:
     assert streamed_layers(sizes, 16) == streamed_layers(sizes, 900) == tuple(range(32))
 
 
+def test_stages_have_equal_parts_of_the_room() -> None:
+    sizes = [GIB // 2] * 16  # of one stage
+    assert streamed_layers(sizes, 4, stages=2) == streamed_layers(sizes, 2) == (3, 7, 11, 15)
+    with pytest.raises(ConfigError, match=r"2 holds 2 of 16 layers of a stage, .* give at least 3\."):
+        streamed_layers(sizes, 2, stages=2)
+
+
 def test_every_layer_is_counted_with_the_size_of_the_largest() -> None:
     assert streamed_layers([GIB, GIB // 4, GIB // 4, GIB], 3.9) == (0, 1, 3)
 

@@ -40,6 +40,10 @@ class ThreadRanks:
         self._barriers[stage].wait(_SECONDS)
         return parts
 
+    def take(self, sender: int, receiver: int) -> Tensor:
+        """What one rank has sent to another, when it is there."""
+        return self.sent[sender, receiver].get(timeout=_SECONDS)
+
     def run(self, functions: Sequence[Callable[[], T]]) -> list[T]:
         """Call one function for each rank, side by side."""
         with ThreadPoolExecutor(len(functions)) as pool:
@@ -68,7 +72,7 @@ class _Rank:
         self._ranks.sent[self._rank, rank].put(tensor.clone())
 
     def recv(self, shape: Sequence[int], dtype: torch.dtype, rank: int) -> Tensor:
-        tensor = self._ranks.sent[rank, self._rank].get(timeout=_SECONDS)
+        tensor = self._ranks.take(rank, self._rank)
         assert (tensor.shape, tensor.dtype) == (tuple(shape), dtype)
         self._count(tensor)
         return tensor

@@ -35,15 +35,18 @@ class CudaDevice:
             raise ConfigError(
                 "There is no CUDA device: run where an NVIDIA GPU and its driver are, or use --device cpu."
             )
-        if (count := torch.cuda.device_count()) < topology.tensor:
+        if (count := torch.cuda.device_count()) < topology.size:
+            flags = f"--tensor-parallel-size {topology.tensor}"
+            if topology.pipeline > 1:
+                flags += f" times --pipeline-parallel-size {topology.pipeline}"
             raise ConfigError(
-                f"--tensor-parallel-size {topology.tensor} needs {topology.tensor} GPUs, one for each rank, "
+                f"{flags} needs {topology.size} GPUs, one for each rank, "
                 f"and there are {count}: give the pod more GPUs (or name them in CUDA_VISIBLE_DEVICES), "
-                "lower --tensor-parallel-size, or use --device cpu."
+                "have fewer ranks, or use --device cpu."
             )
         self.place = torch.device("cuda", topology.rank)
         torch.cuda.set_device(self.place)  # before anything is allocated, which would be on the first one
-        kinds = {torch.cuda.get_device_capability(number) for number in range(topology.tensor)}
+        kinds = {torch.cuda.get_device_capability(number) for number in range(topology.size)}
         if len(kinds) > 1:
             found = " and ".join(f"{major}.{minor}" for major, minor in sorted(kinds))
             raise ConfigError(

@@ -3,7 +3,8 @@
 Decode steps are replays of CUDA graphs where one of the shape was captured. Steps with prompt chunks are
 launched kernel by kernel, which costs little compared with what they compute. What cannot be sampled on the
 GPU is left to the host (``runner.sampler``). Of several ranks the graphs end with each one's logits: how much
-of these is exchanged depends on the step.
+of these is exchanged depends on the step. Of several stages each has graphs of its layers; what stages
+exchange is exchanged before and after them.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ from quire_server.runner.gpu.cuda_graphs import CudaGraphs
 from quire_server.runner.gpu.device import Device, Outputs
 from quire_server.runner.gpu.input_batch import GpuInputBatch
 from quire_server.runner.input_batch import InputBatch
-from quire_server.runner.sampler import prompt_logprobs, prompt_positions
+from quire_server.runner.sampler import PromptPositions, prompt_logprobs, prompt_positions
 
 
 class ForwardOutput(NamedTuple):
@@ -39,6 +40,22 @@ class ForwardOutput(NamedTuple):
     tokens: Tensor | None  # i64 [S] sampled by temperature alone, if the pass did
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]  # by row, where requested
     has_largest: bool = False  # instead of all logits f32 [S, 2]: the largest one, and its token
+
+
+def output_of(
+    model: Decoder, positions: Sequence[PromptPositions], rows: Tensor, *, only_largest: bool
+) -> Callable[[tuple[Tensor, Tensor] | None], ForwardOutput]:
+    """A function from the states of the last layer to the output for sampled ``rows`` and prompt
+    ``positions``, which may be called when rows have other requests. Without states it receives what the last
+    stage computes.
+    """
+
+    def finish(states: tuple[Tensor, Tensor] | None) -> ForwardOutput:
+        found = prompt_logprobs(model, states, positions)
+        logits = model.logits(states, rows, only_largest=only_largest)
+        return ForwardOutput(logits.float(), None, found, only_largest)
+
+    return finish
 
 
 class GpuExecutor:
@@ -74,7 +91,8 @@ class GpuExecutor:
         """
         shapes = cuda_graph_shapes.shapes(len(self._input_batch.tokens), num_drafts)
         before = self._device.memory().reserved
-        self._graphs.capture(shapes, self._state.padding, self._decode, on_progress)
+        model, padding = self._model, self._state.padding
+        self._graphs.capture(shapes, padding, self._decode, model.no_states, on_progress)
         self.graph_bytes = self._device.memory().reserved - before
 
     def apply(self, step: Step) -> None:
@@ -86,15 +104,20 @@ class GpuExecutor:
         is_replay = self.can_replay and cuda_graph_shapes.is_uniform(step)
         return self._graphs.shape_for(step.num_tokens) if is_replay else None
 
-    def compute(
+    def compute(self, step: Step, layout: StepLayout, graph: Shape | None) -> ForwardOutput:
+        """Run the forward pass of a whole model; a decode step also samples by temperature alone."""
+        return self.launch(step, layout, graph)()
+
+    def launch(
         self, step: Step, layout: StepLayout, graph: Shape | None, *, only_largest: bool = False
-    ) -> ForwardOutput:
-        """Run the forward pass; a decode step of a whole model also samples by temperature alone.
-        ``only_largest``: of the logits only the largest of each position.
+    ) -> Callable[[], ForwardOutput]:
+        """Run the forward pass of this rank's part. The function returns the output; in the first of several
+        stages it waits for the last one. On other ranks than the first, of no use. ``only_largest``: of the
+        logits only the largest of each position.
         """
         self._has_replayed = False
         if cuda_graph_shapes.is_uniform(step):
-            return self._decoded(step, layout, graph, only_largest=only_largest)
+            return self._launch_decode(step, layout, graph, only_largest=only_largest)
         config = self._model.config
         built = batch_builder.build(step, layout, self._input_batch, config.num_kv_heads, config.windows)
         token_rows = self._device.upload(np.repeat(layout.rows, layout.ends - layout.starts))
@@ -102,23 +125,19 @@ class GpuExecutor:
         known = self._state.known(uploaded.token_ids, token_rows)
         uploaded = dataclasses.replace(uploaded, token_ids=self._embeddable(known))
         states = self._model.states(uploaded, self._kv_caches)
-        wants_prompt_logprobs = not self._is_draft and bool(
-            (self._input_batch.num_prompt_logprobs[layout.rows] >= 0).any()
-        )
-        found = (
-            prompt_logprobs(self._model, states, prompt_positions(layout, self._input_batch))
-            if wants_prompt_logprobs
-            else {}
-        )
-        logits = self._model.logits(states, uploaded.sample_rows, only_largest=only_largest)
-        return ForwardOutput(logits.float(), None, found, only_largest)
+        positions = self._prompt_positions(step, layout)
+        finish = output_of(self._model, positions, uploaded.sample_rows, only_largest=only_largest)
+        if not config.topology.is_last_stage:
+            return lambda: finish(None)
+        output = finish(states)
+        return lambda: output
 
-    def launch(
-        self, step: Step, layout: StepLayout, graph: Shape | None, *, only_largest: bool = False
-    ) -> Callable[[], ForwardOutput]:
-        """As ``compute``, for a rank."""
-        computed = self.compute(step, layout, graph, only_largest=only_largest)
-        return lambda: computed
+    def output(
+        self, step: Step, layout: StepLayout, *, only_largest: bool
+    ) -> Callable[[tuple[Tensor, Tensor] | None], ForwardOutput]:
+        """As ``output_of``, for a step."""
+        rows = torch.from_numpy(layout.sampled)
+        return output_of(self._model, self._prompt_positions(step, layout), rows, only_largest=only_largest)
 
     def take_part(
         self, graph: Shape | None, communicator: Communicator, plan: Sequence[Exchange], made: int
@@ -126,25 +145,36 @@ class GpuExecutor:
         """Make the exchanges that are left of a pass which ran out of memory. The sums of a graph are made by
         a graph on all ranks or on none, so it is replayed on padding, which allocates nothing.
         """
-        if graph is not None:
-            plan = [each for each in plan if each.kind is not Kind.SUM]
-            if not self._has_replayed:
-                self._graphs.replay_padding(graph)
-        exchanges.take_part(communicator, plan[made:], self._device.place)
+        if graph is None:
+            exchanges.take_part(communicator, plan[made:], self._device.place)
+            return
+        rest = [each for each in plan if each.kind is not Kind.SUM][made:]
+        before = [each for each in rest if each.kind is Kind.RECV]
+        exchanges.take_part(communicator, before, self._device.place)
+        if not self._has_replayed:
+            self._graphs.replay_padding(graph)
+        exchanges.take_part(communicator, rest[len(before) :], self._device.place)
 
     def finish(self, seconds: float) -> bool:
         """Wait until everything that was launched is computed; False: it was not within ``seconds``."""
         return self._device.finish(seconds)
 
+    @property
+    def place(self) -> torch.device:
+        """Where the model is."""
+        return self._device.place
+
     def upload(self, array: NDArray[Any]) -> Tensor:
         """Copy an array to the GPU."""
         return self._device.upload(array)
 
-    def sample(self, computed: ForwardOutput, layout: StepLayout) -> Callable[[], NDArray[np.int64]]:
-        """The returned function waits for the tokens of the sampled positions; a negative number is a
-        failure.
+    def sample(
+        self, computed: ForwardOutput, row_ids: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> Callable[[], NDArray[np.int64]]:
+        """The returned function waits for the tokens of the sampled positions, at context lengths ``ends`` of
+        rows; a negative number is a failure.
         """
-        tokens, row_ids, ends = computed.tokens, layout.sampled_rows, layout.sampled_lengths
+        tokens = computed.tokens
         if computed.has_largest:
             tokens = sampler.likeliest(computed.logits, self._state, self._device.upload(row_ids))
         elif tokens is None or sampler.wants_more(self._input_batch, row_ids):
@@ -155,9 +185,9 @@ class GpuExecutor:
             tokens = sampler.choose(logits, self._state, index, lengths, cuts=cuts)
         return self._device.download(tokens)
 
-    def _decoded(
+    def _launch_decode(
         self, step: Step, layout: StepLayout, graph: Shape | None, *, only_largest: bool
-    ) -> ForwardOutput:
+    ) -> Callable[[], ForwardOutput]:
         """A decode step: the last tokens of each row as one sequence, or as separate sequences where less is
         padding.
         """
@@ -168,9 +198,20 @@ class GpuExecutor:
             counts = np.ones_like(rows)
         entries, is_real = self._state.entries(rows, starts, counts, shape)
         given = self._device.upload(entries)
-        logits, tokens = self._decode(given) if graph is None else self._graphs.replay(given)
+        received = self._model.received(shape[0] * shape[1])
+        outputs = self._decode(given, received) if graph is None else self._graphs.replay(given, received)
         self._has_replayed = graph is not None
-        count = len(layout.sampled)
+        if not self._model.config.topology.is_last_stage:
+            self._model.pass_on(outputs)
+            finish = self.output(step, layout, only_largest=only_largest)
+            return lambda: finish(None)
+        output = self._decoded(outputs, layout, is_real, only_largest=only_largest)
+        return lambda: output
+
+    def _decoded(
+        self, outputs: Outputs, layout: StepLayout, is_real: NDArray[np.bool_], *, only_largest: bool
+    ) -> ForwardOutput:
+        (logits, tokens), count = outputs, len(layout.sampled)
         if is_real.reshape(-1)[:count].all():
             logits, tokens = logits[:count], tokens[:count]
         else:
@@ -181,16 +222,28 @@ class GpuExecutor:
         logits = self._model.whole_logits(logits, only_largest=only_largest)
         return ForwardOutput(logits.float(), None, {}, only_largest)
 
-    def _decode(self, entries: Tensor) -> Outputs:
+    def _decode(self, entries: Tensor, received: Tensor | None) -> Outputs:
+        """(logits, tokens) of a whole model. Of a rank of several (its logits, nothing) in the last stage, in
+        others the states.
+        """
         batch = self._state.batch(entries, self._model.config)
         given = self._embeddable(batch.token_ids)
         batch = dataclasses.replace(batch, token_ids=given)
         rows, starts, _ = entries.flatten(1)
+        states = self._model.computed(batch, self._kv_caches, received)
+        if not self._model.config.topology.is_last_stage:
+            return states
+        own = self._model.own_logits(states, batch.sample_rows)
         if not self._is_whole:
-            states = self._model.states(batch, self._kv_caches)
-            return self._model.own_logits(states, batch.sample_rows), rows
-        logits = self._model(batch, self._kv_caches).float()
+            return own, rows
+        logits = self._model.whole_logits(own).float()
         return logits, sampler.choose(logits, self._state, rows, starts + 1, cuts=False)
+
+    def _prompt_positions(self, step: Step, layout: StepLayout) -> list[PromptPositions]:
+        """Those whose log-probabilities are requested."""
+        wanted = self._input_batch.num_prompt_logprobs[layout.rows]
+        is_none = self._is_draft or cuda_graph_shapes.is_uniform(step) or not (wanted >= 0).any()
+        return [] if is_none else prompt_positions(layout, self._input_batch)
 
     def _embeddable(self, token_ids: Tensor) -> Tensor:
         return token_ids.clamp(max=self._model.config.vocab_size - 1) if self._is_draft else token_ids

@@ -4,7 +4,6 @@ sizes the cache by what is left. Also checks the settings that depend on the GPU
 
 import dataclasses
 
-import numpy as np
 import torch
 
 from quire_server.core import cuda_graph_shapes, gpu_memory
@@ -66,7 +65,9 @@ def measure(
     """
     weights = device.memory().allocated
     drafts = min(options.num_speculative_tokens, longest - 1)
+    model.is_apart = True  # other stages may still read their weights
     peaks = [_peaks(model, options, device, stored, longest, drafts)]
+    model.is_apart = False
     if draft is not None:
         peaks.append(_peaks(draft, options, device, draft.embedding.dtype, longest, 0))
     workspaces, graphs = zip(*peaks, strict=True)
@@ -82,10 +83,10 @@ def _peaks(
     num_rows, block_size = options.max_num_seqs, options.block_size
     input_batch = InputBatch(num_rows, longest, block_size)
     caches = kv_cache.allocate(model.config, 1, block_size, dtype=stored, device=device.place)
-    steps = GpuExecutor(model, caches, input_batch, device)
+    steps, samples = GpuExecutor(model, caches, input_batch, device), model.config.topology.is_leader
 
     def run(step: Step) -> int:
-        return device.peak_bytes(lambda: _run(steps, input_batch, step))
+        return device.peak_bytes(lambda: _run(steps, input_batch, step, samples=samples))
 
     workspace = run(largest_step(num_rows, min(options.max_num_batched_tokens, longest), block_size, drafts))
     if not uses_graphs(model, options):
@@ -138,8 +139,10 @@ def largest_step(num_rows: int, num_tokens: int, block_size: int, num_drafts: in
 
 
 @torch.inference_mode()
-def _run(steps: GpuExecutor, input_batch: InputBatch, step: Step) -> np.ndarray:
+def _run(steps: GpuExecutor, input_batch: InputBatch, step: Step, *, samples: bool) -> None:
     input_batch.apply(step)
     steps.apply(step)
     layout = StepLayout.of(step)
-    return steps.sample(steps.compute(step, layout, None), layout)()
+    wait = steps.launch(step, layout, None)
+    if samples:
+        steps.sample(wait(), layout.sampled_rows, layout.sampled_lengths)()

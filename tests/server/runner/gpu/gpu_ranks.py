@@ -63,19 +63,23 @@ class _Channel(Channel):
 
 
 class _Exchange(ThreadRanks):
-    def __init__(self, size: int, turns: Turns) -> None:
-        super().__init__(size)
+    def __init__(self, size: int, pipeline: int, turns: Turns) -> None:
+        super().__init__(size, pipeline)
         self._turns = turns
 
     def exchange(self, kind: str, rank: int, part: Tensor) -> list[Tensor]:
         with self._turns.others():
             return super().exchange(kind, rank, part)
 
+    def take(self, sender: int, receiver: int) -> Tensor:
+        with self._turns.others():
+            return super().take(sender, receiver)
+
 
 class GpuRanks:
     """All ranks load, measure their memory and capture their graphs side by side, then follow rank 0.
-    ``devices``: of the ranks; ``context``: entered by each thread but the caller's, which calls ``leading``
-    around what it does with the runner.
+    ``devices``: of the ranks, stage by stage; ``context``: entered by each thread but the caller's, which
+    calls ``leading`` around what it does with the runner.
     """
 
     def __init__(
@@ -83,13 +87,20 @@ class GpuRanks:
         directory: Path,
         devices: Sequence[Device],
         context: Callable[[], AbstractContextManager[object]] = nullcontext,
+        pipeline: int = 1,
         **options: object,
     ) -> None:
         size = len(devices)
-        settings: dict[str, object] = {"dtype": "float32", "max_num_seqs": 5, "tensor_parallel_size": size}
+        self.pipeline = pipeline
+        settings: dict[str, object] = {
+            "dtype": "float32",
+            "max_num_seqs": 5,
+            "tensor_parallel_size": size // pipeline,
+            "pipeline_parallel_size": pipeline,
+        }
         chosen = RunnerConfig(**(settings | options))  # type: ignore[arg-type]  # mixed values
         self.turns, self.devices, self._context = Turns(), devices, context
-        self.exchange = _Exchange(size, self.turns)
+        self.exchange = _Exchange(size // pipeline, pipeline, self.turns)
         self._agreed: list[int] = []
         self._barrier = threading.Barrier(size)
         pairs = {number: socket.socketpair() for number in range(1, size)}
@@ -149,7 +160,7 @@ class GpuRanks:
             thread.join()
 
     def _place(self, number: int) -> Membership:
-        topology = Topology(self.exchange.size, number)
+        topology = Topology(self.exchange.size, number, self.pipeline)
         return Membership(topology, self.exchange.communicators[number], self._agree)
 
     def _agree(self, num_blocks: int, shared: int | None) -> tuple[int, int | None]:

@@ -15,12 +15,14 @@ def captured(
     """Graphs that sum each column; the entries they saw, and the reported progress."""
     device, seen, progress = FakeDevice(), list[Tensor](), list[tuple[int, int]]()
 
-    def compute(entries: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(entries: Tensor, states: Tensor | None) -> tuple[Tensor, Tensor]:
         seen.append(entries.clone())
         return entries.sum(0).float().flatten()[:, None], entries.sum(0).flatten()
 
     graphs = CudaGraphs(device)
-    graphs.capture(shapes, PADDING, compute, lambda done, wanted: progress.append((done, wanted)))
+    graphs.capture(
+        shapes, PADDING, compute, lambda tokens: None, lambda done, wanted: progress.append((done, wanted))
+    )
     return graphs, device, seen, progress
 
 

@@ -1,6 +1,7 @@
 """Requests get the same tokens on an asynchronous device as on the host."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -223,13 +224,13 @@ def test_steps_and_graphs_are_measured_with_logits_for_every_draft(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampled: list[tuple[int, int]] = []
-    states = Decoder.states
+    computed = Decoder.computed
 
-    def noted(model: Decoder, batch: ForwardBatch, kv_caches: tuple[torch.Tensor, ...]) -> object:
+    def noted(model: Decoder, batch: ForwardBatch, *rest: Any) -> object:
         sampled.append((len(batch.token_ids), len(batch.sample_rows)))
-        return states(model, batch, kv_caches)
+        return computed(model, batch, *rest)
 
-    monkeypatch.setattr(Decoder, "states", noted)
+    monkeypatch.setattr(Decoder, "computed", noted)
     settings: dict[str, object] = {"max_model_len": 128, "max_num_batched_tokens": 100, "max_num_seqs": 16}
     for drafts, counted in ((0, [(100, 16), (16, 16)]), (4, [(100, 80), (80, 80)])):
         chosen = RunnerConfig(dtype="float32", num_speculative_tokens=drafts, **settings)  # type: ignore[arg-type]

@@ -165,14 +165,6 @@ def test_a_step_is_not_scheduled_ahead_of_tokens_that_the_other_ranks_need(
     assert started().runner.max_steps_in_flight == 1
 
 
-def test_stages_on_gpus_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    _Cuda(monkeypatch, 2)
-    for device in ("cuda", "auto"):
-        with pytest.raises(ConfigError, match="size 2 works on CPUs only so far: with GPUs give --pipeline"):
-            device_of(RunnerConfig(device=device), Topology(1, 0, 2))
-    assert device_of(RunnerConfig(device="cpu"), Topology(1, 0, 2)) is None
-
-
 def test_all_ranks_have_the_fewest_blocks_that_one_has_room_for(started: Callable[..., GpuRanks]) -> None:
     with_room = started().runner
     taken = 81 << 20  # by others, weights and a step, as the fake device says
@@ -288,7 +280,9 @@ class _Cuda:
 def test_each_rank_has_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = _Cuda(monkeypatch, 4)
     assert [CudaDevice(Topology(4, rank)).place.index for rank in range(4)] == [0, 1, 2, 3]
-    assert [place.index for place in cuda.chosen] == [0, 1, 2, 3]
+    stages = [device_of(RunnerConfig(device="cuda"), Topology(2, rank, 2)) for rank in range(4)]
+    assert [device.place.index for device in stages if device is not None] == [0, 1, 2, 3]
+    assert [place.index for place in cuda.chosen] == [0, 1, 2, 3] * 2
 
 
 def test_gpus_of_different_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,6 +300,8 @@ def test_too_few_gpus_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatc
         ConfigError, match="size 2 needs 2 GPUs, one for each rank, and there are 1: give the"
     ):
         CudaDevice(Topology(2, 0))
+    with pytest.raises(ConfigError, match="size 2 times --pipeline-parallel-size 3 needs 6 GPUs, one for"):
+        CudaDevice(Topology(2, 0, 3))
 
 
 def test_an_error_of_the_device_on_another_rank_names_the_device(

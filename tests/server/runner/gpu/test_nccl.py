@@ -18,7 +18,7 @@ from quire_kernels import OneShotPlace, one_shot_region_bytes
 from quire_server.core.topology import Topology
 from quire_server.errors import ConfigError
 from quire_server.layers import communicators, parallel
-from quire_server.layers.parallel import CollectiveError, Meeting, Nccl
+from quire_server.layers.parallel import CollectiveError, GpuStages, Meeting, Nccl, SingleRank
 
 CPU = torch.device("cpu")
 PLACE = OneShotPlace.of([0, 0], 0, torch.zeros(one_shot_region_bytes(2), dtype=torch.uint8))
@@ -36,6 +36,9 @@ class Work:
         if self._fault is not None:
             raise self._fault
 
+    def is_completed(self) -> bool:
+        return False
+
 
 class Group:
     """As torch's process group, for rank 0 of two whose parts are equal."""
@@ -52,6 +55,15 @@ class Group:
         self._log.append("gather")
         for result in results[0] if results else ():
             result.copy_(parts[0])
+        return Work(self.fault)
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int) -> Work:
+        self._log.append(f"send to {rank}")
+        return Work(self.fault)
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Work:
+        self._log.append(f"receive from {rank}")
+        tensors[0].fill_(rank)
         return Work(self.fault)
 
     def abort(self) -> None:
@@ -103,6 +115,8 @@ class Machine:
         self.log, self.links = log, links
         self.environ = dict(os.environ)
         self.at_exit: list[Callable[[], None]] = []
+        self.topology = Topology(2)
+        self.connects: Callable[[int, int], bool] = lambda one, other: one != other
 
 
 def join(monkeypatch: pytest.MonkeyPatch, path: Path, machine: Machine, shares: bool = True) -> Nccl:
@@ -135,7 +149,7 @@ def join(monkeypatch: pytest.MonkeyPatch, path: Path, machine: Machine, shares: 
             log.append("share")
             return Memory
 
-    links = SimpleNamespace(matrix=[[0, machine.links], [machine.links, 0]])
+    links = SimpleNamespace(matrix=[[machine.links] * 4] * 4)
     process_group.Options = object  # type: ignore[attr-defined]
     monkeypatch.setattr(parallel.os, "environ", environ)
     monkeypatch.setattr(parallel.atexit, "register", machine.at_exit.append)
@@ -145,8 +159,8 @@ def join(monkeypatch: pytest.MonkeyPatch, path: Path, machine: Machine, shares: 
     monkeypatch.setattr(c10d, "_detect_dma_connectivity", lambda kind, name: links)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: log.append("device"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("wait"))
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: one != other)
-    return Nccl.join(Topology(2), Meeting(path), CPU)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", machine.connects)
+    return Nccl.join(machine.topology, Meeting(path), CPU)
 
 
 BEGIN, BY_NCCL = ["device", "NCCL, rank 0 of 2"], ["all-reduce", "gather", "wait"]
@@ -205,6 +219,97 @@ def test_the_communicator_is_chosen_by_where_the_ranks_compute(
     communicators.join(communicators.choose(is_gpu=True), Topology(2, 1), Meeting(tmp_path), None)
     assert joined == [torch.device("cuda", 1)]
     assert communicators.choose(is_gpu=False) != communicators.choose(is_gpu=True)
+
+
+class Hosts(Group):
+    """As gloo's process group, which waits on the host."""
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Any:
+        super().recv(tensors, rank, tag)
+        return SimpleNamespace(wait=lambda timeout: self._log.append(f"wait {timeout.seconds} s"))
+
+
+def stages(
+    monkeypatch: pytest.MonkeyPatch, path: Path, log: list[str], hosts: list[str], topology: Topology
+) -> tuple[GpuStages, Group, list[Callable[[], None]]]:
+    """A rank of a pipeline, NCCL's group of all ranks, and what runs at the process's end."""
+    group, at_exit = Group(log), list[Callable[[], None]]()
+
+    def process_group(store: Any, rank: int, size: int, options: Any) -> Group:
+        log.append(f"NCCL, rank {rank} of {size}")
+        return group
+
+    process_group.Options = object  # type: ignore[attr-defined]
+    monkeypatch.setattr(parallel.os, "environ", dict(os.environ))
+    monkeypatch.setattr(parallel.atexit, "register", at_exit.append)
+    monkeypatch.setattr(parallel.distributed, "ProcessGroupNCCL", process_group, raising=False)
+    monkeypatch.setattr(parallel, "_join_gloo", lambda *_: Hosts(hosts))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: log.append("device"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("wait"))
+    return GpuStages(SingleRank(), topology, Meeting(path), CPU), group, at_exit
+
+
+def test_states_go_on_by_nccl_and_logits_come_back_through_the_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    hosts = list[str]()
+    middle, _, _ = stages(monkeypatch, tmp_path, log, hosts, Topology(2, 2, 3))
+    joined = ["device", "NCCL, rank 2 of 6", "receive from 0", "send to 4", "wait"]
+    assert log == joined, "each connection is used before anything is measured or captured"
+    assert (middle.calls, middle.bytes, hosts) == (0, 0, [])
+    assert torch.equal(middle.recv((2, 4), torch.float32, 0), torch.zeros(2, 4))
+    middle.send(SMALL, 4)
+    assert log[5:] == ["receive from 0", "send to 4"] and not hosts
+    assert (middle.calls, middle.bytes) == (2, 32 + SMALL.nbytes)
+    log.clear()
+    last, _, _ = stages(monkeypatch, tmp_path, log, hosts, Topology(1, 2, 3))
+    first, _, _ = stages(monkeypatch, tmp_path, log, hosts, Topology(1, 0, 3))
+    log.clear()
+    last.send(SMALL, 0)
+    assert torch.equal(first.recv((1, 2), torch.float32, 2), torch.full((1, 2), 2.0))
+    assert not log and hosts == ["send to 0", "receive from 2", "wait 300 s"]
+
+
+def test_a_stage_that_is_lost_or_has_left_is_an_error_of_the_exchange(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    ranks, group, at_exit = stages(monkeypatch, tmp_path, log, [], Topology(1, 1, 3))
+    group.fault = DistBackendError("ncclRemoteError")
+    with pytest.raises(CollectiveError, match="did not take part in an exchange: ncclRemoteError"):
+        ranks.recv((1, 2), torch.float32, 0)
+    ranks.abort()
+    for end in at_exit:
+        end()
+    assert log.count("abort") == 1, "a communicator that is destroyed would wait for its peers"
+    for exchange in (lambda: ranks.send(SMALL, 2), lambda: ranks.recv((1,), torch.float32, 0)):
+        with pytest.raises(CollectiveError, match="has left"):
+            exchange()
+
+
+def test_ranks_of_a_further_stage_share_memory_by_their_number_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    asked = list[tuple[int, int]]()
+    machine = Machine(log)
+    machine.topology = Topology(2, 2, 2)
+    machine.connects = lambda one, other: asked.append((one, other)) or True
+    join(monkeypatch, tmp_path, machine)
+    assert log[:2] == BEGIN and set(asked) == {(2, 3), (3, 2)}
+
+
+def test_stages_of_gpus_are_joined_on_the_gpu_of_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = list[tuple[type[object], torch.device]]()
+    monkeypatch.setattr(Nccl, "join", lambda topology, meeting, device: SingleRank())
+    monkeypatch.setattr(
+        communicators,
+        "GpuStages",
+        lambda of_stage, topology, meeting, device: joined.append((type(of_stage), device)),
+    )
+    for topology in (Topology(1, 2, 3), Topology(2, 3, 2)):
+        communicators.join(communicators.choose(is_gpu=True), topology, Meeting(tmp_path), None)
+    assert [device for _, device in joined] == [torch.device("cuda", 2), torch.device("cuda", 3)]
 
 
 def test_ranks_on_gpus_of_several_nodes_are_refused() -> None:
