@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from e2e import models
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import StartedRow, Step
 from quire_server.core.topology import Topology
@@ -256,6 +257,13 @@ def test_ranks_of_stages_compute_the_same_bits_as_the_ranks_of_one_stage(tmp_pat
     results = ranks.run([partial(take_part, model) for model in stages(tmp_path, ranks, 2, 3)])
     assert results[0] is not None
     assert torch.equal(results[0], expected)
+
+
+def test_stages_are_balanced_with_the_head_also_where_it_is_the_embedding() -> None:
+    checkpoint = Checkpoint.open(models.smollm2(), dtype="bfloat16", quantization_name="none")
+    assert checkpoint.config.tie_word_embeddings
+    for stages, layers in ((2, [19, 11]), (3, [13, 12, 5])):
+        assert [checkpoint.shard(Topology(1, rank, stages)).num_layers for rank in range(stages)] == layers
 
 
 def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
