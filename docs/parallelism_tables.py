@@ -152,7 +152,8 @@ spec:
 
 Stages are balanced by the bytes that a step reads, not by layers: the head counts like the layers that are
 as large, of the embedding a step reads one row for each token. Any number of stages works up to the number
-of layers. On CPUs only: the API server refuses stages beside `resources.gpu` and `profileRef`.
+of layers. With `resources.gpu` or `profileRef` each rank of each stage has a
+GPU ([how](gpu.md#several-gpus); *not measured*, and never run on one).
 
 """
 

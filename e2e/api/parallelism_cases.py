@@ -14,7 +14,7 @@ def _ranks(tensor: int, pipeline: int = 1, *, cpu: str = "8", resources: Body | 
 
 def _nodes(tensor: int, nodes: int, pipeline: int = 1, *, cpu: str = "8", **spec: Any) -> Body:
     sizes = {"tensor": tensor, "pipeline": pipeline, "nodes": nodes}
-    return minimal(parallelism=sizes, resources={"cpu": cpu}, **spec)
+    return minimal(**{"parallelism": sizes, "resources": {"cpu": cpu}} | spec)
 
 
 def _downloaded(mode: str) -> Body:
@@ -42,11 +42,13 @@ PARALLELISM_CASES: dict[str, dict[str, Any]] = {
             _ranks(1, resources={"gpu": {}}),
             _ranks(2, resources={"gpu": {}}),
             _ranks(8, resources={"profileRef": {"name": "h100"}}),
+            _ranks(1, 2, resources={"gpu": {}}),
+            _ranks(2, 2, resources={"profileRef": {"name": "h100"}}),
+            _nodes(4, 2, cpu="4"),
         ),
         "refused": (
-            _ranks(1, 2, resources={"gpu": {}}),
-            _ranks(2, 2, resources={"gpu": {}}),
-            _ranks(1, 3, resources={"profileRef": {"name": "h100"}}),
+            _nodes(2, 2, resources={"cpu": "4", "gpu": {}}),
+            _nodes(2, 2, resources={"cpu": "4", "profileRef": {"name": "h100"}}),
         ),
     },
     "spec#12": {

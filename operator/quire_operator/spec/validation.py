@@ -347,11 +347,11 @@ def _check_parallelism(spec: Spec) -> None:
     if ranks > 14:
         raise SpecError(field, "a replica has 14 ranks at most: lower tensor or pipeline")
     _check_nodes(spec)
-    if spec.resources.accelerator is not None and max(spec.parallelism.pipeline, nodes) > 1:
+    if spec.resources.accelerator is not None and nodes > 1:
         raise SpecError(
             field,
-            "stages and groups of nodes run on CPUs only so far: drop pipeline and nodes and raise tensor, "
-            "whose ranks have a GPU each, or drop resources.gpu and profileRef",
+            "groups of nodes run on CPUs only so far: drop nodes and have all ranks, each with a GPU, in one "
+            "pod, or drop resources.gpu and profileRef",
         )
     # A rank that gets no CPU for seconds would be given up by the others.
     if 2 * quantity.parse(spec.resources.cpu) < ranks // nodes:

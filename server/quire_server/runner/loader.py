@@ -275,8 +275,7 @@ def load_model(
     config = found.shard(ranks.topology)
     stored = kv_cache.storage_dtype(options.kv_cache_dtype, found.dtype)
     all_stages = replace(config, layers=found.config.layers)  # every rank counts the same blocks
-    block_bytes = kv_cache.block_bytes(all_stages, options.block_size, stored)
-    block_bytes += 0 if draft is None else draft.block_bytes
+    block_bytes = _block_bytes(all_stages, options, stored, draft)
     longest = kv_cache.longest_context(config, options)
     if device is None or memory_profile.is_size_given(options):
         _, longest = kv_cache.plan(config, options, block_bytes)  # else the memory left after loading decides
@@ -294,7 +293,8 @@ def load_model(
     gpu_memory: Mapping[str, int] = {}
     if device is not None:
         measured = memory_profile.measure(model, options, device, stored, longest, draft=draft_model)
-        options = memory_profile.sized(options, measured, config, block_bytes)
+        own_bytes = _block_bytes(config, options, stored, draft)  # of its stage
+        options = memory_profile.sized(options, measured, config, own_bytes)
         gpu_memory = {"weights": measured.weights, "workspace": measured.workspace}
     num_blocks, max_model_len, shared = _plan(config, options, block_bytes, ranks, device)
     caches, kv_blocks = _kv_caches(found, num_blocks, options, stored, place, ranks.topology, shared)
@@ -314,6 +314,14 @@ def load_model(
         () if draft is None else draft.allocate(num_blocks, place),
         kv_blocks,
     )
+
+
+def _block_bytes(
+    config: ModelConfig, options: RunnerConfig, stored: torch.dtype, draft: DraftCheckpoint | None
+) -> int:
+    """With the draft model's."""
+    own = kv_cache.block_bytes(config, options.block_size, stored)
+    return own if draft is None else own + draft.block_bytes
 
 
 def _kv_caches(

@@ -27,7 +27,7 @@ BODIES = {
     "sharded": specs.SHARDED,
     "grouped": specs.GROUPED,
     "sharded-gpus": specs.minimal(
-        resources={"cpu": "4", "profileRef": {"name": "h100"}}, parallelism={"tensor": 4}
+        resources={"cpu": "4", "profileRef": {"name": "h100"}}, parallelism={"tensor": 2, "pipeline": 2}
     ),
     **{specs.name_of(body): body for body in specs.DISAGGREGATED},
     "from-a-hub": specs.DOWNLOADED[0],

@@ -268,6 +268,25 @@ def test_logits_of_the_last_stage_that_are_not_finite_fail_their_request_alone(
         assert [engine.tokens[name]] == InProcessEngine(whole).generate([PROMPTS[int(name)]], greedy(12))
 
 
+def test_a_gpu_has_room_for_blocks_of_its_own_layers_and_all_have_as_many_as_the_fullest(
+    directory: Path,
+) -> None:
+    block = 2 * 2 * 16 * 16 * 4  # keys and values of 2 heads in one layer
+    taken = 81 << 20  # by others, weights and a step, as the fake device says
+    room = [round((taken + blocks * layers * block) / 0.9) + 64 for blocks, layers in ((25.5, 3), (20.5, 2))]
+    for totals, count in ((room, 20), ([1 << 30, 1 << 30], 30)):
+        ranks = GpuRanks(
+            directory,
+            [FakeDevice(total) for total in totals],
+            pipeline=2,
+            max_model_len=96,
+            enforce_eager=True,
+        )
+        ranks.close()
+        assert [model.config.num_layers for model in ranks.models] == [3, 2]
+        assert [ranks.runner.num_blocks, ranks.followers[0].limits.num_blocks] == [count, count]
+
+
 def test_a_stage_measures_its_memory_without_the_other_stages(directory: Path) -> None:
     ranks = GpuRanks(directory, [FakeDevice(), FakeDevice()], pipeline=2, max_model_len=96)
     ranks.close()
