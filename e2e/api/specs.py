@@ -335,6 +335,8 @@ def _repair_roles(entry: Body, engine: Body, scaling: Body) -> None:
         del engine["speculation"]
     scaling.pop("idle", None)
     roles = entry["disaggregation"]
+    if entry.get("networking", {}).get("networkPolicy", {}).get("mode") == "None":
+        roles.pop("transport", None)
     if "autoscaling" in roles["prefill"]:
         roles["prefill"].pop("replicas", None)
     if scaling or entry.get("replicas", 1) != 1:
