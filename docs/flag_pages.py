@@ -30,7 +30,7 @@ _NEEDED = {
 }
 
 # Flags that only pods of a role have, and that fields of their own set.
-_ROLES = frozenset({"kv_lease_seconds", "local_prefill_below_tokens"})
+_ROLES = frozenset({"kv_lease_seconds", "kv_transport", "local_prefill_below_tokens"})
 
 HEAD = """# Server flags
 
