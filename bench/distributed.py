@@ -55,7 +55,7 @@ SECTIONS: dict[str, tuple[str, Callable[[argparse.Namespace], str]]] = {
     ),
     "transfer": (
         "Prefill and decode apart: what fetching the KV blocks of SmolLM2-135M adds to the time to the first "
-        f"token (bar: bytes / (1 GB/s) + 10 ms; {TRANSFERS} rounds)",
+        "token (bar: bytes / (1 GB/s) + 10 ms)",
         lambda _: prefill_decode.compare(models.smollm2(), (256, 512, 1024, 1536), TRANSFERS),
     ),
 }
