@@ -20,6 +20,7 @@ from tests.server.models import families
 from tests.server.runner.gpu.fake_device import FakeDevice
 from tests.server.runner.gpu.gpu_ranks import GpuRanks
 from tests.server.runner.in_process import InProcessEngine, greedy, load
+from tests.server.runner.pipelined import PipelinedEngine
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("Llama", {"num_hidden_layers": 1, "head_dim": 16}),
@@ -80,6 +81,33 @@ def test_shards_give_the_answers_of_the_whole_model_by_replays_of_the_same_graph
     assert replays[0] == replays[1] and (replays[0] > 0) is not HAS_GPU
     gathers = {size for kind, size in ranks.exchange.calls if kind == "gather"}
     assert gathers <= {0, 8, 16, 24}, "of each row the largest logit and its token, not of padding"
+
+
+@pytest.mark.kernels
+def test_stages_give_the_answers_of_the_whole_model_each_by_graphs_of_its_layers(tmp_path: Path) -> None:
+    families.build(tmp_path, "Llama", {"num_hidden_layers": 2, "head_dim": 16})
+    whole = load(tmp_path, device="cpu")
+    expected = [InProcessEngine(whole).generate([prompt], greedy(5))[0] for prompt in PROMPTS]
+    devices: list[Device] = [CudaDevice() if HAS_GPU else FakeDevice() for _ in range(2)]
+    with as_cuda() as called:
+        ranks = GpuRanks(
+            tmp_path,
+            devices,
+            as_cuda_in_thread,
+            pipeline=2,
+            max_model_len=32,
+            enforce_eager=HAS_GPU,
+            **LIMITS,
+        )
+        called.clear()
+        with ranks.leading():
+            engine = PipelinedEngine(ranks.runner, 2, **LIMITS)
+            given = engine.generate(PROMPTS, greedy(5))
+        ranks.close()
+    assert given == expected and engine.most_in_flight == 2
+    assert {"rope_kv_write_triton", "paged_decode_attention_triton", "add_rmsnorm_triton"} <= set(called)
+    replays = [getattr(device, "log", []).count("replay") for device in devices]
+    assert replays[0] == replays[1] and (replays[0] > 0) is not HAS_GPU
 
 
 @pytest.mark.kernels
