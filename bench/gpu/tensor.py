@@ -1,5 +1,5 @@
 """Part: tensor parallel. What one shard of a model takes, alone on a GPU with a stub in place of the others;
-and what a sum between two GPUs takes, by the one-shot kernel and by NCCL.
+and what a sum between two GPUs takes, by the one-shot kernel and by NCCL; and what a stage sends to the next.
 """
 
 import gc
@@ -23,6 +23,7 @@ COLUMNS = ("step, ms", "of the whole model's", "one-shot, us", "NCCL, us")
 _RANKS = (1, 2, 4)
 _STREAMS = (1, 2, 32)
 _PARTS = (8 << 10, 64 << 10, 512 << 10)  # bytes: 1, 8 and 64 tokens of 4,096 in bfloat16
+_STATES = (16 << 10, 1 << 20)  # bytes: 1 and 64 tokens, two rows of 4,096 each
 _GPUS = 2
 
 
@@ -53,7 +54,8 @@ def _streams(sizes: Sizes) -> tuple[int, ...]:
 def goals(sizes: Sizes) -> dict[str, str]:
     """None for a shard: it is what it costs. A sum is to be faster than NCCL's."""
     shards = {_shard(ranks, streams): "" for ranks in _RANKS for streams in _streams(sizes)}
-    return shards | {_sum(size): "one-shot below NCCL" for size in _PARTS}
+    sums_of_parts = {_sum(size): "one-shot below NCCL" for size in _PARTS}
+    return shards | sums_of_parts | {_states(size): "" for size in _STATES}
 
 
 def _shard(ranks: int, streams: int) -> str:
@@ -64,8 +66,12 @@ def _sum(size: int) -> str:
     return f"sum of {size >> 10} KiB between {_GPUS} GPUs"
 
 
+def _states(size: int) -> str:
+    return f"states of {size >> 10} KiB to the next stage"
+
+
 def run(place: Place, sizes: Sizes, ledger: Ledger) -> None:
-    """One shard after the other, then the sums."""
+    """One shard after the other, then the exchanges."""
     document = sizes.models["8B"]
     for ranks in _RANKS:
         keys = {_shard(ranks, streams): streams for streams in _streams(sizes)}
@@ -82,6 +88,8 @@ def run(place: Place, sizes: Sizes, ledger: Ledger) -> None:
             torch.cuda.empty_cache()
     for size in _PARTS:
         ledger.measure(_sum(size), partial(sums.measure, place, _GPUS, size))
+    for size in _STATES:
+        ledger.measure(_states(size), partial(sums.measure_states, place, size))
 
 
 def _decode(place: Place, sizes: Sizes, runner: ModelRunner, streams: int) -> Row:
