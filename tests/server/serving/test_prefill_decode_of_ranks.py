@@ -1,6 +1,8 @@
 """Prefill and decode on servers of different numbers of ranks: the answers of one server of one rank."""
 
 import contextlib
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -101,3 +103,21 @@ def test_smollm2_on_three_ranks_computes_prompts_for_one_rank(smollm2, tmp_path)
         assert [answer(consumer, each) for each in bodies] == here
         assert transfers(consumer) == (len(bodies), 0)
         assert_all_blocks_are_free(producer, consumer)
+
+
+def test_a_producer_of_several_ranks_one_of_which_is_killed_costs_no_answer(tiny, tmp_path):
+    roles_of = {"prefill": ranks(2, 1), "decode": ranks(2, 1)}
+    bodies = [body(number) for number in range(30, 60)]
+    with roles.servers(tiny, tmp_path, **roles_of) as (producer, consumer):
+        here = [answer(consumer, {**each, "prompt_logprobs": 0, "cache_salt": "here"}) for each in bodies]
+        with ThreadPoolExecutor(8) as pool:
+            found = pool.map(lambda each: answer(consumer, each), bodies)
+            consumer.wait("a transfer", lambda: transfers(consumer)[0] > 2)
+            os.kill(producer.ranks()[1], signal.SIGKILL)
+            assert list(found) == here
+        producer.wait("gone", producer.ended)
+        assert answer(consumer, body(60))[0] == answer(consumer, body(60, cache_salt="again"))[0]
+        succeeded, failed = transfers(consumer)
+        assert succeeded + failed == len(bodies) + 2
+        assert failed >= 2
+        assert_all_blocks_are_free(consumer)
