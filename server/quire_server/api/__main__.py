@@ -44,6 +44,7 @@ from quire_server.api.request_log import RequestLog, RequestLogging, read_patter
 from quire_server.api.tracing import Tracing
 from quire_server.config import ServeConfig
 from quire_server.core.policy import Policy
+from quire_server.core.stats import EngineStats
 from quire_server.core.watermark import WatermarkMode
 from quire_server.engine.client import EngineClient
 from quire_server.engine.messages import EngineInfo
@@ -267,7 +268,7 @@ async def _serve(context: ServerContext, listener: socket.socket, *, max_age: fl
         raise RuntimeError("the HTTP server ended by itself")
     if faults.due("stuck_drain", float("inf")):
         await asyncio.Event().wait()
-    await context.drain.wait_for_end(lambda: _clients(server))
+    await context.drain.wait_for_end(lambda: _clients(server), lambda: _has_transfers(context.engine.stats))
     server.should_exit = True
     await serving
     connecting.cancel()
@@ -289,6 +290,11 @@ async def _watch_lag(observe: Callable[[float], None]) -> None:
         due = loop.time() + _LAG_PERIOD_SECONDS
         await asyncio.sleep(_LAG_PERIOD_SECONDS)
         observe(max(0.0, loop.time() - due))
+
+
+def _has_transfers(stats: EngineStats) -> bool:
+    """Whether prefixes are computed here for other servers, or wait to be read by them."""
+    return bool(stats.transfers.computing or stats.transfers.held)
 
 
 def _clients(server: uvicorn.Server) -> list[Connection]:

@@ -74,12 +74,19 @@ class Drain:
         """Returns at the first SIGTERM."""
         await self._begun.wait()
 
-    async def wait_for_end(self, connections: Callable[[], Iterable[ClientConnection]]) -> None:
-        """Returns when no client is left, at the latest when the time is over; then the rest has been cut."""
+    async def wait_for_end(
+        self,
+        connections: Callable[[], Iterable[ClientConnection]],
+        serves_others: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Returns when no client is left, at the latest when the time is over; then the rest has been cut.
+        ``serves_others``: whether the engine still does what other servers have asked it for.
+        """
         assert self._begun_at is not None
         deadline = self._begun_at + self._limits.timeout
         while not self.cut.is_set() and self._clock() < deadline:
-            if not self.num_requests and not any(self._is_client(one) for one in connections()):
+            has_clients = self.num_requests or any(self._is_client(one) for one in connections())
+            if not has_clients and not serves_others():
                 return
             await asyncio.sleep(_POLL_SECONDS)
         if self.num_requests:

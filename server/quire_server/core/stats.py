@@ -75,6 +75,7 @@ class TransferStats(NamedTuple):
     failed: int = 0  # prefixes that were computed here in place of that
     blocks: int = 0  # that were read
     held: int = 0  # prefixes that wait to be read here
+    computing: int = 0  # prefixes that are computed here for other servers
 
 
 class SchedulerStats(NamedTuple):

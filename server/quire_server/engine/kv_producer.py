@@ -84,7 +84,7 @@ class KVProducer(KVConnector):
 
     def stats(self) -> TransferStats:
         """Gauges and counters."""
-        return TransferStats(held=len(self._held))
+        return TransferStats(held=len(self._held), computing=len(self._jobs))
 
     def _submit(self, job: PrefillJob) -> None:
         """On a thread of the listener."""

@@ -68,6 +68,19 @@ async def test_it_waits_for_requests_and_cuts_them_after_the_timeout():
     await asyncio.wait_for(task, 1)
 
 
+async def test_it_waits_for_what_other_servers_have_asked_for_but_not_beyond_its_time():
+    drain, clock = make_drain(timeout=10.0)
+    asked = [True]
+    drain.begin()
+    task = asyncio.create_task(drain.wait_for_end(list, lambda: asked[0]))
+    assert not await is_done_soon(task)
+    asked[0] = False
+    await asyncio.wait_for(task, 1)
+    asked[0] = True
+    clock.now += 10.0
+    await asyncio.wait_for(drain.wait_for_end(list, lambda: asked[0]), 1)
+
+
 async def test_an_idle_connection_is_kept_for_the_linger_time():
     drain, clock = make_drain()
     connection = OpenConnection(idle_since=clock.now)

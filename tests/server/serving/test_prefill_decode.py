@@ -7,6 +7,7 @@ import pickle
 import re
 import signal
 import socket
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -198,6 +199,19 @@ def test_held_blocks_that_nobody_reads_are_freed_when_their_lease_ends(tiny, tmp
             assert_all_blocks_are_free(producer, seconds=20)
             assert time.monotonic() - frozen_at < 2 + 5
         assert all(each.result()[0] for each in found)
+
+
+def test_a_producer_that_drains_waits_for_those_who_read_its_blocks(tiny, tmp_path):
+    """Else the end of each prefill pod in a rollout would have prompts computed twice."""
+    with servers(tiny, tmp_path) as (producer, consumer), ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(answer, consumer, body(number, max_tokens=4)) for number in range(400, 460)]
+        with frozen_while_blocks_are_held(producer, consumer):
+            producer.terminate()
+            producer.wait("it drains", lambda: producer.statusz()["phase"] == "draining")
+            with pytest.raises(subprocess.TimeoutExpired):
+                producer.process.wait(2)
+        assert all(each.result()[0] for each in found)
+        assert producer.wait_end(30) == 0
 
 
 @contextlib.contextmanager
