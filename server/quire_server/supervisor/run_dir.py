@@ -7,7 +7,9 @@ remove its directory, and a pod's memory outlives its containers: the next one r
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,6 +20,7 @@ from quire_server.health.heartbeat import SharedState
 
 _PREFIX = "quire-"
 _LOCK = "lock"
+_ROOM_BYTES = 1 << 20  # for heartbeats, sockets, addresses of ranks, and why a process ended
 
 
 @contextlib.contextmanager
@@ -38,6 +41,8 @@ def _create(parents: Sequence[Path], lock: contextlib.ExitStack) -> tuple[Path, 
     path = None
     try:
         _sweep(first)
+        if shutil.disk_usage(first).free < _ROOM_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=first))
         state = SharedState.create(path)
         new = path / f"{_LOCK}.new"

@@ -4,6 +4,7 @@ room.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -55,6 +56,22 @@ def test_a_directory_that_cannot_be_filled_is_removed_again(tmp_path, monkeypatc
     with pytest.raises(DiskError, match="No space left on device"), run_dir([tmp_path]):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_has_room_for_the_directory_but_not_for_all_that_comes_there_is_not_chosen(
+    tmp_path, monkeypatch
+):
+    """Ranks that found no room for their addresses ended, and there was none to say why."""
+    few, usage = tmp_path / "few", shutil.disk_usage
+    few.mkdir()
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: usage(path)._replace(free=1 << 14) if path == few else usage(path)
+    )
+    with run_dir([few, tmp_path]) as (path, _):
+        assert path.parent == tmp_path
+    assert list(few.iterdir()) == []
+    with pytest.raises(DiskError, match="No space left on device"), run_dir([few]):
+        pass
 
 
 def test_a_server_without_room_ends_with_the_reason(tmp_path, monkeypatch):
