@@ -234,8 +234,10 @@ def test_types_and_labels_are_those_of_vllm_and_those_that_are_promised(small):
             found[name] = family.type, labels - {"model_name", "engine"}
             assert {"model_name", "engine"} <= labels, name
     assert found == VLLM
-    gpu = {"llm_gpu_memory_bytes": set(), "llm_gpu_utilization_ratio": set()}  # no series without one
-    assert ours == {name: LABELS.get(name, {"model"}) for name in ours} | gpu
+    # No series without a GPU, or with one rank.
+    without = {name for name in ours if name.startswith(("llm_gpu_", "llm_rank_"))}
+    assert len(without) == 6
+    assert ours == {name: LABELS.get(name, {"model"}) for name in ours} | dict.fromkeys(without, set())
     assert ours.keys() >= LABELS.keys()
 
 
