@@ -28,6 +28,8 @@ def values(metrics):
     """By name and rank."""
     text = metrics.exposition("")[0].decode()
     samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    labels = {frozenset(one.labels) for one in samples if "rank" in one.labels}
+    assert labels <= {frozenset(("model", "rank", "host"))}
     assert all(
         one.labels["host"] == HOSTS[int(one.labels["rank"])] for one in samples if "rank" in one.labels
     )
