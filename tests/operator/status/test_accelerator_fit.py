@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
 
 from e2e.operator import pods as kubelet
 from e2e.operator.statusz import LLAMA_2_13B
-from quire_operator import reports, spec, status
+from quire_operator import reports, status
 from quire_operator.spec import Profile
-from quire_operator.status import accelerator_fit, transitions
+from quire_operator.status import transitions
 from quire_sizing.model import ModelShape
 from tests.operator.status.objects import Body, compute, condition, model_body, pod
 
@@ -180,19 +180,15 @@ def test_invalid_sizes_in_the_stored_status_are_ignored(kept: Any) -> None:
 
 
 def test_ranks_and_stages_divide_what_an_accelerator_holds() -> None:
-    """The API refuses stages beside accelerators so far, so they are asked for directly."""
-    parsed = spec.parse(asked(maxModelLen=4096, maxNumSeqs=64))
-    (said,) = [sample.model for sample in (reports.parse_statusz(statusz()),) if sample]
-    assert said is not None
-
     def fits(**parallelism: int) -> tuple[str, str]:
-        divided = replace(parsed.spec, parallelism=replace(parsed.spec.parallelism, **parallelism))
-        found = accelerator_fit.condition(replace(parsed, spec=divided), H100, asdict(said), {})
-        assert found is not None
-        return found[1], found[2]
+        body = asked(maxModelLen=4096, maxNumSeqs=64)
+        body["spec"]["resources"]["cpu"] = "4"
+        body["spec"]["parallelism"] = parallelism
+        reported = computed(body)
+        return condition(reported, "FitsAccelerator")[1], message(reported)
 
     assert fits()[0] == "FitsFewer" and "weights 26.0 GB" in fits()[1]
     reason, text = fits(pipeline=2)
     assert reason == "FitsFewer" and "weights 13." in text, text
     assert fits(pipeline=4)[0] == "Fits"
-    assert "among 99 stages" in fits(pipeline=99)[1]
+    assert "weights 6." in fits(pipeline=2, tensor=2)[1]
