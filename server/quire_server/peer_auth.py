@@ -22,7 +22,7 @@ class PeerKeyError(Exception):
 
 def read_key(directory: Path | None) -> bytes:
     """The key that all entries of a mounted Secret give together, since a client may know one of them; empty
-    without a directory. Raises PeerKeyError for a Secret without content, whose key everyone could compute,
+    without a directory. Raises PeerKeyError for a Secret without content, whose key anyone could compute,
     and while the kubelet replaces the files, of which its own ones begin with a dot.
     """
     if directory is None:
@@ -45,7 +45,7 @@ def read_key(directory: Path | None) -> bytes:
 
 class UnprovedConnections:
     """Connections whose other end has not proved anything yet. For one more than there may be, the oldest is
-    shut down: strangers that keep all places would keep out those who have the key.
+    shut down: else clients without the key could occupy all places, and keep out those that have it.
     """
 
     def __init__(self, most: int = MAX_UNPROVED) -> None:

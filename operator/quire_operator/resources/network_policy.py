@@ -89,7 +89,7 @@ def _to_prefill(model: LLMDeployment) -> list[Manifest]:
 
 
 def _by_nixl(model: LLMDeployment, direction: str) -> list[Manifest]:
-    """Pods of both roles connect to each other, at ports where nobody is authenticated and no other pod may
+    """Pods of both roles connect to each other, at ports without authentication, where no other pod may
     connect.
     """
     roles = model.spec.disaggregation

@@ -3,7 +3,7 @@ who has to be given up.
 
 For /statusz and /metrics, and for the supervisor, which ends a server one of whose ranks is stopped: the
 ranks themselves notice that only while one of them waits for the stopped one. Beats are of this node's ranks;
-those of other nodes show by what rank 0 has heard of them. Pure functions: knows no clock, file or process.
+ranks of other nodes are judged by what rank 0 has received from them. Pure functions without clock or files.
 """
 
 from __future__ import annotations

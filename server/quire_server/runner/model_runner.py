@@ -247,16 +247,16 @@ class ModelRunner:
             return lambda: result
         if self._device is None or not gpu_sampler.can_choose(input_batch, row_ids, lengths):
             result = self._sampled(step, row_ids, lengths, computed)
-            self._tell_ranks(step, result.token_ids)
+            self._share_sampled(step, result.token_ids)
             return lambda: result
         wait = self._sample_on_device(step, row_ids, lengths, computed, self._device)
 
-        def told() -> StepResult:
+        def result_of() -> StepResult:
             result = wait()
-            self._tell_ranks(step, result.token_ids)
+            self._share_sampled(step, result.token_ids)
             return result
 
-        return wait if self._leader is None else told
+        return wait if self._leader is None else result_of
 
     def _sample_on_device(
         self,
@@ -297,7 +297,7 @@ class ModelRunner:
         self._last_result = result_of
         return result_of
 
-    def _tell_ranks(self, step: Step, tokens: Sequence[int]) -> None:
+    def _share_sampled(self, step: Step, tokens: Sequence[int]) -> None:
         """The other ranks, if there are any, get the tokens with the next step."""
         if self._leader is not None:
             self._leader.sampled(step.step_id, tokens)

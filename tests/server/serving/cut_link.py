@@ -76,7 +76,7 @@ def are_gone(pids):
 
 
 def listening():
-    """The ports on which somebody in this network namespace listens."""
+    """The ports on which a process of this network namespace listens."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sorted(int(line[1].split(":")[1], 16) for line in lines if line[3] == "0A")
 

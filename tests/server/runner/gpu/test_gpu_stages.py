@@ -90,7 +90,7 @@ def alone(whole: ModelRunner) -> list[list[int]]:
 
 def executors(ranks: GpuRanks) -> list[GpuExecutor]:
     """Of all ranks."""
-    return [ranks.runner._device, *(each._executor for each in ranks.followers)]  # type: ignore[list-item]
+    return [ranks.runner._device, *(each._executor for each in ranks.followers)]  # type: ignore[list-item]  # those of GPUs here
 
 
 def count(ranks: GpuRanks, what: str) -> list[int]:

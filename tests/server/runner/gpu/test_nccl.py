@@ -150,7 +150,7 @@ def join(monkeypatch: pytest.MonkeyPatch, path: Path, machine: Machine, shares: 
             return Memory
 
     links = SimpleNamespace(matrix=[[machine.links] * 4] * 4)
-    process_group.Options = object  # type: ignore[attr-defined]
+    process_group.Options = object  # type: ignore[attr-defined]  # a stub of the class
     monkeypatch.setattr(parallel.os, "environ", environ)
     monkeypatch.setattr(parallel.atexit, "register", machine.at_exit.append)
     monkeypatch.setattr(parallel.distributed, "ProcessGroupNCCL", process_group, raising=False)
@@ -239,7 +239,7 @@ def stages(
         log.append(f"NCCL, rank {rank} of {size}")
         return group
 
-    process_group.Options = object  # type: ignore[attr-defined]
+    process_group.Options = object  # type: ignore[attr-defined]  # a stub of the class
     monkeypatch.setattr(parallel.os, "environ", dict(os.environ))
     monkeypatch.setattr(parallel.atexit, "register", at_exit.append)
     monkeypatch.setattr(parallel.distributed, "ProcessGroupNCCL", process_group, raising=False)
