@@ -69,7 +69,7 @@ def answers(server, salt):
 def test_answers_are_those_of_one_server_whatever_both_sizes(
     tiny, wanted, producers, tmp_path, decode, transport
 ):
-    link = FaultyLink(None, lambda: None)
+    link = FaultyLink(("127.0.0.1", 0), lambda: None)  # to each producer in turns
     flags = (*ranks(*decode), "--kv-transport", transport)
     with roles.consumer(tiny, tmp_path, link.address[1], *flags).wait_ready(120) as consumer:
         assert len(consumer.ranks()) == decode[0] * decode[1]
