@@ -7,6 +7,8 @@ import pytest
 from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import NOT_FINITE, OUT_OF_MEMORY
+from quire_server.errors import RankLostError
+from quire_server.layers.parallel import CollectiveError
 from tests.server.engine.test_ranks import PROMPTS
 from tests.server.models import families
 from tests.server.runner.in_process import InProcessEngine, greedy, load
@@ -120,6 +122,20 @@ def test_a_stage_without_memory_fails_one_request_and_no_other_step(whole, ranks
     assert failed, "the allocation failed for real"
     assert engine.errors == {"5": OUT_OF_MEMORY}
     assert [engine.tokens[str(name)] for name in range(5)] == expected
+
+
+def test_a_last_stage_that_ends_before_it_sends_its_answer_is_named(ranks, monkeypatch):
+    last = ranks.tensor * (ranks.stages - 1)
+
+    def lost(*_):
+        ranks.channels[last].close()
+        raise CollectiveError("the last stage sent nothing")
+
+    monkeypatch.setattr(ranks.exchange.communicators[0], "recv", lost)
+    engine = PipelinedEngine(ranks.runner, ranks.stages)
+    engine.add("0", PROMPTS[0], greedy(2))
+    with pytest.raises(RankLostError, match=f"not echoed by rank {last} "):
+        engine.drain()
 
 
 def test_blocks_that_held_nan_are_zeroed_on_every_rank(whole, ranks):

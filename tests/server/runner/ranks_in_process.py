@@ -46,8 +46,8 @@ class Ranks:
             thread = threading.Thread(target=_follow, args=arguments, daemon=True)
             thread.start()
             self._threads.append(thread)
-        self._channels = {number: Channel(near) for number, (near, _) in pairs.items()}
-        group = RankGroup(self._channels, faults=_faults(fault, 0))
+        self.channels = {number: Channel(near) for number, (near, _) in pairs.items()}
+        group = RankGroup(self.channels, faults=_faults(fault, 0))
         self.runner = ModelRunner.load(
             directory, settings, lambda *_: None, ranks=self._place(0), followers=group
         )
@@ -68,7 +68,7 @@ class Ranks:
         return [worker for worker in workers if worker is not None]
 
     def close(self) -> None:
-        for channel in self._channels.values():
+        for channel in self.channels.values():
             channel.close()
         for thread in self._threads:
             thread.join()
