@@ -115,8 +115,8 @@ def check(reference: Reference, ranks: Ranks, condition: str) -> Compared:
 
 
 def divided(directory: Path, sizes: Sizes, **options: object) -> Ranks:
-    """The ranks that ``check`` takes."""
-    return Ranks(directory, *sizes, kv_offload_host_bytes=8 << 20, **options)
+    """The ranks that ``check`` takes, with room on the host for as many blocks as a condition has."""
+    return Ranks(directory, *sizes, kv_offload_host_bytes=64 << 20, **options)
 
 
 def whole(directory: Path, **options: object) -> ModelRunner:
