@@ -299,8 +299,8 @@ class EngineCore:
         step, events = advanced
         if not step.rows and scheduler.kv.has_transfers:
             # All that could run waits for blocks that another server reads or writes, for a whole lease if
-            # that one is frozen. No event says that there is room before ``advance`` of the connector does.
-            time.sleep(_RETRY_SECONDS)
+            # that one is frozen. ``advance`` of the connector finds out that there is room again.
+            time.sleep(_RETRY_SECONDS)  # no event says when
         self._connector.take(events)
         self._num_steps += 1
         self._batch_size = len(step.rows)

@@ -35,7 +35,8 @@ class Group:
 class RankState:
     """``beat_age``: None on another node. ``last_step``: the last that rank 0 has sent, or that another rank
     has executed. ``missing``: why the rank does not take part, "" where it does. ``step_seconds``: to compute
-    its last step, without waits for other ranks. ``overdue``: seconds for which it owes the echo of a step.
+    its last step, without waits for other ranks. ``overdue``: seconds since it was sent a step that it
+    has not acknowledged.
     """
 
     rank: int

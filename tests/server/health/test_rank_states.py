@@ -74,7 +74,7 @@ def test_the_leader_shows_the_ranks_of_all_nodes_with_their_place_and_what_they_
     assert [round(one.silence, 3) for one in states] == [0.1, 0.1, 0.0, 0.5]
 
 
-def test_an_idle_group_owes_no_echo_however_old_the_last_one_is():
+def test_no_echo_of_an_idle_group_is_overdue_however_old_the_last_one_is():
     idle = {rank: echo._replace(number=8) for rank, echo in GROUP.echoes.items()}
     states = rank_states(BEATS, STEPS, NOW + 60, range(2), group=replace(GROUP, echoes=idle))
     assert [one.overdue for one in states] == [0.0] * 4

@@ -52,15 +52,15 @@ def test_what_each_rank_did_is_counted_on_whichever_node(tmp_path):
     assert (found["steps_total", 0], found["steps_total", 1]) == (2, 2)
     assert (found["busy_seconds_total", 0], found["busy_seconds_total", 1]) == (0.002, 0.5)
     assert (found["exchanged_bytes_total", 0], found["exchanged_bytes_total", 1]) == (128, 128)
-    assert found["silence_seconds", 1] == 0, "it owes nothing"
+    assert found["silence_seconds", 1] == 0, "it has acknowledged all steps"
 
 
-def test_a_rank_that_owes_the_answer_to_a_step_is_silent_since_then(tmp_path):
+def test_a_rank_that_has_not_acknowledged_a_step_is_silent_since_it_was_sent(tmp_path):
     state, writer, metrics = group(tmp_path)
     writer.rank_stepped(1)
     sent_at = time.monotonic()
     writer.rank_echoed(0, 1, Work(1000, 64))
-    time.sleep(0.05)  # the silence
+    time.sleep(0.05)  # the rank does not answer for so long
     state.beat(Process.ENGINE)
     found = values(metrics)
     assert 0.05 <= found["silence_seconds", 1] <= time.monotonic() - sent_at + 0.01
