@@ -160,7 +160,10 @@ class Server:
         pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         named = {}
         for pid in pids:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ended since the kernel listed it
             if len(command) > 3:
                 name = command[3].decode().removeprefix("quire_server.")
                 named[f"rank {command[4].decode()}" if name == "engine.rank" else name] = int(pid)

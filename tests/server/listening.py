@@ -45,7 +45,11 @@ def _tree(pid):
 
 
 def _sockets(pid):
+    """The sockets that the process holds open; a running server closes others while they are listed."""
     for fd in Path(f"/proc/{pid}/fd").iterdir():
-        target = os.readlink(fd)
+        try:
+            target = os.readlink(fd)
+        except FileNotFoundError:
+            continue
         if target.startswith("socket:["):
             yield target[8:-1]
