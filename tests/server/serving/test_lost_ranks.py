@@ -62,9 +62,13 @@ class Stream(threading.Thread):
 
     @property
     def error(self):
-        """The error that ended the stream, None where there was none."""
-        self.join(10)
-        assert not self.is_alive(), "a stream hangs"
+        """The error that ended the stream, None where there was none. A busy machine may need a while for its
+        tokens, but each second has some.
+        """
+        while self.is_alive():
+            received = len(self.lines)
+            self.join(10)
+            assert not self.is_alive() or len(self.lines) > received, "a stream hangs"
         events = [line.removeprefix("data: ") for line in self.lines if "[DONE]" not in line]
         return json.loads(events[-1]).get("error") if events else None
 
