@@ -63,7 +63,7 @@ async def _serve(
         answering = answer(request, await _admit(request, parse))
         await request.exchange.run(answering, request.server.drain.cut)
     finally:
-        request.reservation.release()
+        request.reservation.release()  # before an error is sent, which a slow client may hold up
 
 
 async def _admit(request: RequestContext, parse: Callable[[Json, SamplingDefaults, int], Call]) -> Call:
@@ -214,3 +214,4 @@ async def _deliver(
     await answer_all(request, requests, response.add if transcript is None else emit_and_keep)
     request.settle_rate(200)  # before the client has its answer, after which it may send the next request
     await response.finish(request.prompt_tokens)
+    request.end("success", 200)

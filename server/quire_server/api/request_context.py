@@ -88,6 +88,7 @@ class RequestContext:
         self.server = server
         self.exchange = exchange
         self.reservation = Reservation(server.admission)
+        self._is_ended = False
         self.arrived_at = time.monotonic()
         self.response_id = uuid.uuid4().hex  # a client may use its request id twice
         self.prompt_tokens = 0
@@ -159,6 +160,20 @@ class RequestContext:
         self.charged_tokens += tokens
         self.server.rates.spend(self.client, tokens)
 
+    def end(self, status: str, code: int | None = None, error_type: str = "") -> None:
+        """Count the request and give back all that it holds, once.
+
+        Its client may send the next request as soon as it has the last byte, and read the metrics: so this
+        is called in the same turn of the event loop in which that byte is sent.
+        """
+        if self._is_ended:
+            return
+        self._is_ended = True
+        self.reservation.release()
+        self.server.drain.num_requests -= 1
+        self.settle_rate(code)
+        _report(self, status, code, error_type)
+
 
 async def account(request: RequestContext, work: Awaitable[None]) -> None:
     """Whatever happens, the client gets an answer if it is still connected, and the request counts once."""
@@ -169,7 +184,6 @@ async def account(request: RequestContext, work: Awaitable[None]) -> None:
     server.drain.num_requests += 1
     try:
         await work
-        status, code = "success", 200
     except ClientGoneError:
         status = "aborted"
     except CutError:
@@ -191,9 +205,7 @@ async def account(request: RequestContext, work: Awaitable[None]) -> None:
             answer
         )  # it refers to this frame, and to those that had the body: both would wait for the collector
     finally:
-        server.drain.num_requests -= 1
-        request.settle_rate(code)
-        _report(request, status, code, error_type)
+        request.end(status, code, error_type)
 
 
 def _report(request: RequestContext, status: str, code: int | None, error_type: str) -> None:

@@ -12,6 +12,7 @@ from quire_server.api.auth import PRINCIPAL, Principal
 from quire_server.api.context import ServerContext
 from quire_server.api.drain import Drain, DrainLimits
 from quire_server.api.http_exchange import HttpExchange
+from quire_server.api.output_processor import OutputDelta
 from quire_server.api.rate_limit import RateLimits, Rates
 from quire_server.engine.messages import EngineInfo, EngineStats
 from quire_server.metrics.requests import Metrics
@@ -179,3 +180,35 @@ async def test_an_invalid_request_is_charged():
     context.tokenizer.encode = lambda text, **_: [1] * 5000
     assert (await post(context, "/v1/chat/completions"))[0] == 400
     assert remaining_limits(context) == {"requests": 2}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_is_counted_and_its_place_free_when_its_client_may_send_the_next_one(
+    path, stream, monkeypatch
+):
+    """Whatever the event loop does after the last byte was sent finds it so."""
+    context, found = make_context(Limits(max_queued=4, max_per_client=1)), []
+    handle, body = ROUTES[path]
+    body = {key: value for key, value in body.items() if key != "structured_outputs"} | {"stream": stream}
+    incoming = asyncio.Queue()
+    incoming.put_nowait({"type": "http.request", "body": json.dumps(body).encode()})
+
+    async def one_answer(_request, _requests, emit):
+        await emit(OutputDelta(0, "text", (), 1, 0, "length"))
+
+    def next_turn():
+        text = context.metrics.exposition("text/plain")[0].decode()
+        found.append((context.admission.num_admitted, context.drain.num_requests, text))
+
+    async def send(message):
+        if message["type"] == "http.response.body" and not message["more_body"]:
+            asyncio.get_running_loop().call_soon(next_turn)
+
+    monkeypatch.setattr(completions, "answer_all", one_answer)
+    scope = {"path": path, "headers": [], PRINCIPAL: Principal("ann")}
+    await handle(context, HttpExchange(scope, incoming.get, send))
+    assert len(found) == 1
+    num_admitted, num_requests, text = found[0]
+    assert (num_admitted, num_requests) == (0, 0)
+    assert 'status="success"} 1.0' in text
