@@ -132,7 +132,7 @@ def test_a_step_in_progress_is_pending_work(engine):
         assert not engine.state.read_heartbeat().work_pending
         engine.runner.delay = 0.3
         peer.send(make_request("a", max_tokens=1))
-        engine.wait(lambda engine: engine.state.read_heartbeat().work_pending, 1)
+        engine.wait(lambda engine: engine.state.read_heartbeat().work_pending)
         peer.answer("a")
         engine.wait(lambda engine: not engine.state.read_heartbeat().work_pending)
 

@@ -8,7 +8,6 @@ import os
 import pickle
 import resource
 import socket
-import time
 from pathlib import Path
 
 import httpx
@@ -87,8 +86,10 @@ def load(server):
     return tuple(server.metric(name) for name in gauges)
 
 
-async def test_requests_of_two_hundred_disconnecting_clients_are_aborted_within_a_second(server):
-    """Two hundred streams, cut while as many run as may and the others wait."""
+async def test_requests_of_two_hundred_disconnecting_clients_are_aborted_at_once(server):
+    """Two hundred streams, cut while as many run as may and the others wait: of the tokens that they would
+    have had, hardly any is computed.
+    """
     ask = ASK | {"max_tokens": 1900, "stream": True, "ignore_eos": True}
     limits = httpx.Limits(max_connections=None)
     full_load = (STREAMS, MAX_NUM_SEQS, STREAMS - MAX_NUM_SEQS)
@@ -108,10 +109,11 @@ async def test_requests_of_two_hundred_disconnecting_clients_are_aborted_within_
         for one in clients:
             one.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
-    end = time.monotonic()
-    server.wait("nothing runs or waits", lambda: load(server) == (0, 0, 0), 1.0)
-    server.wait("its blocks are free", lambda: server.metric("llm_kv_cache_utilization") <= pinned, 1.0)
-    assert time.monotonic() - end < 1.0
+    computed = server.metric("llm_tokens_generated_total")
+    server.wait("nothing runs or waits", lambda: load(server) == (0, 0, 0))
+    computed = server.metric("llm_tokens_generated_total") - computed
+    assert computed < 0.02 * STREAMS * ask["max_tokens"], "about a second's"
+    server.wait("its blocks are free", lambda: server.metric("llm_kv_cache_utilization") <= pinned)
     assert answers(server)
 
 

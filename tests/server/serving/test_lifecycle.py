@@ -75,7 +75,7 @@ def test_a_full_queue_refuses_requests_and_a_drain_finishes_accepted_ones(tiny, 
 
 def test_a_client_on_an_open_connection_sees_no_error_during_a_drain(tiny, tmp_path):
     """Its connection stays open between two requests: the last response closes it, and none is refused."""
-    with Server(tiny, tmp_path, "--pre-stop-seconds", "10") as server, server.client() as client:
+    with Server(tiny, tmp_path, "--pre-stop-seconds", "60") as server, server.client() as client:
         server.wait_ready()
         client.completions.create(**{**LONG, "max_tokens": 2})
         server.terminate()
@@ -84,8 +84,8 @@ def test_a_client_on_an_open_connection_sees_no_error_during_a_drain(tiny, tmp_p
         answer = client.completions.with_raw_response.create(**{**LONG, "max_tokens": 2})
         assert answer.headers["connection"] == "close"
         began = time.monotonic()
-        assert server.wait_end() == 0
-        assert time.monotonic() - began < 3, "it waited for a connection that it had closed itself"
+        assert server.wait_end(60) == 0
+        assert time.monotonic() - began < 30, "it waited for a connection that it had closed itself"
 
 
 def test_requests_beyond_the_drain_timeout_get_an_error_and_are_logged_as_cancelled(tiny, tmp_path):
@@ -276,7 +276,7 @@ def test_a_port_in_use_is_a_config_error_that_names_the_flag(tiny, tmp_path):
         pids = list(first.children().values())
         assert len(pids) == 3
         first.process.kill()
-        first.wait("no child survives its supervisor", lambda: not any(map(alive, pids)), 5)
+        first.wait("no child survives its supervisor", lambda: not any(map(alive, pids)))
 
 
 def test_an_invalid_setting_ends_the_server_with_config_error(tiny, tmp_path):

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import openai
@@ -88,14 +89,17 @@ def test_a_deadline_that_passes_in_the_queue_is_a_503_and_removes_the_request(na
 
 
 def test_a_deadline_during_generation_ends_the_answer_with_finish_reason_length(narrow):
-    answer = ask(narrow, "alice", LONG, timeout=0.3).json()
+    began = time.monotonic()
+    ask(narrow, "alice", LONG)
+    half = (time.monotonic() - began) / 2
+    answer = ask(narrow, "alice", LONG, timeout=half).json()
     assert answer["choices"][0]["finish_reason"] == "length"
     assert 0 < answer["usage"]["completion_tokens"] < LONG
-    stream = ask(narrow, "alice", LONG, timeout=0.3, stream=True).text.split("\n\n")
+    stream = ask(narrow, "alice", LONG, timeout=half, stream=True).text.split("\n\n")
     assert json.loads(stream[-3].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     assert stream[-2] == "data: [DONE]"
     assert narrow.metric("llm_deadline_cut_answers_total") >= 2
-    narrow.wait("the engine is free", lambda: narrow.metric("llm_running_requests") == 0, 5)
+    narrow.wait("the engine is free", lambda: narrow.metric("llm_running_requests") == 0)
 
 
 def test_a_key_over_its_own_limit_is_a_429_and_others_are_served(narrow):
