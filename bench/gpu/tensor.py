@@ -25,6 +25,12 @@ _STREAMS = (1, 2, 32)
 _PARTS = (8 << 10, 64 << 10, 512 << 10)  # bytes: 1, 8 and 64 tokens of 4,096 in bfloat16
 _STATES = (16 << 10, 1 << 20)  # bytes: 1 and 64 tokens, two rows of 4,096 each
 _GPUS = 2
+#: Rows of groups of nodes, which one machine cannot fill.
+_OF_NODES = (
+    *(f"sum of {size >> 10} KiB between 2 nodes" for size in _PARTS),
+    *(f"states of {size >> 10} KiB to a stage on another node" for size in _STATES),
+    "from a lost node to the end of all ranks",
+)
 
 
 class Stub(OneStage):
@@ -52,10 +58,13 @@ def _streams(sizes: Sizes) -> tuple[int, ...]:
 
 
 def goals(sizes: Sizes) -> dict[str, str]:
-    """None for a shard: it is what it costs. A sum is to be faster than NCCL's."""
+    """None for a shard: it is what it costs. A sum is to be faster than NCCL's. Nothing measures ranks of
+    several nodes.
+    """
     shards = {_shard(ranks, streams): "" for ranks in _RANKS for streams in _streams(sizes)}
     sums_of_parts = {_sum(size): "one-shot below NCCL" for size in _PARTS}
-    return shards | sums_of_parts | {_states(size): "" for size in _STATES}
+    of_states = {_states(size): "" for size in _STATES}
+    return shards | sums_of_parts | of_states | dict.fromkeys(_OF_NODES, "two machines needed")
 
 
 def _shard(ranks: int, streams: int) -> str:

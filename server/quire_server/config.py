@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from quire_server import fault_injection, flags
-from quire_server.core.node import ranks_of_node
 from quire_server.core.topology import MAX_RANKS, Topology
 from quire_server.errors import ConfigError
 from quire_server.flags import (
@@ -53,18 +52,22 @@ class ServeConfig:
     device: str = setting("auto", one_of("auto", "cpu", "cuda"), "device that the model runs on")
     tensor_parallel_size: int = setting(
         1,
-        integer(1, 14),
+        integer(1, MAX_RANKS),
         "number of processes that share each layer of the model; on GPUs each has one of its own",
     )
     pipeline_parallel_size: int = setting(
         1,
-        integer(1, 14),
-        "number of stages of consecutive layers, each with as many processes as share a layer; CPU only",
+        integer(1, MAX_RANKS),
+        "number of stages of consecutive layers, each with as many processes as share a layer",
     )
     nodes: int = setting(
-        1, integer(1, 14), "number of nodes over which these processes are spread, equally many on each"
+        1,
+        integer(1, MAX_RANKS),
+        "number of nodes over which these processes are spread, equally many on each",
     )
-    node_rank: int = setting(0, integer(0, 13), "which of these nodes this is; the first answers requests")
+    node_rank: int = setting(
+        0, integer(0, MAX_RANKS - 1), "which of these nodes this is; the first answers requests"
+    )
     leader_address: str | None = setting(None, nonempty, "address of the first node, for the others")
     pod_address: str | None = setting(None, nonempty, "address of this node, for the others")
     start_delay_seconds: float = setting(0.0, seconds(0), "time to wait before anything is loaded")
@@ -269,12 +272,12 @@ class ServeConfig:
 
     def topology(self, rank: int) -> Topology:
         """A rank's place among these processes."""
-        return Topology(self.tensor_parallel_size, rank, self.pipeline_parallel_size)
+        return Topology(self.tensor_parallel_size, rank, self.pipeline_parallel_size, self.nodes)
 
     @property
     def local_ranks(self) -> range:
         """The ranks of the model that run on this node."""
-        return ranks_of_node(self.num_ranks, self.nodes, self.node_rank)
+        return self.topology(0).ranks_of_node(self.node_rank)
 
     @property
     def is_leader(self) -> bool:

@@ -3,6 +3,7 @@
 Tensor parallelism splits every layer (Megatron-LM, arXiv:1909.08053): attention by heads, feed-forward by its
 inner dimension, experts whole, embedding and head by the vocabulary. Pipeline parallelism gives each stage
 consecutive layers, the first one the embedding and the last one the head. Ranks are numbered stage by stage.
+The ranks of several nodes are spread in their order, equally many on each.
 Pure arithmetic: knows no tensors, files or processes.
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 _PADDED_TO = 16
-MAX_RANKS = 14  # of one model
+MAX_RANKS = 32  # of one model
 
 
 class Range(NamedTuple):
@@ -39,16 +40,43 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """``tensor`` ranks share each layer, in each of ``pipeline`` stages; ``rank`` is this process."""
+    """``tensor`` ranks share each layer, in each of ``pipeline`` stages; ``rank`` is this process. ``nodes``
+    divides the number of ranks.
+    """
 
     tensor: int = 1
     rank: int = 0
     pipeline: int = 1
+    nodes: int = 1
 
     @property
     def size(self) -> int:
         """The number of ranks."""
         return self.tensor * self.pipeline
+
+    @property
+    def node_size(self) -> int:
+        """The number of ranks on each node."""
+        return self.size // self.nodes
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number among those of its node."""
+        return self.rank % self.node_size
+
+    def ranks_of_node(self, node: int) -> range:
+        """The ranks on a node."""
+        return range(node * self.node_size, (node + 1) * self.node_size)
+
+    @property
+    def stage_on_node(self) -> range | None:
+        """The numbers on their node of the ranks that share this one's layers; None where they are not all
+        on one node.
+        """
+        first = self.rank - self.tensor_rank
+        if first // self.node_size != (first + self.tensor - 1) // self.node_size:
+            return None
+        return range(first % self.node_size, first % self.node_size + self.tensor)
 
     @property
     def is_leader(self) -> bool:

@@ -48,7 +48,7 @@ from quire_server.engine.rank_channel import (
 from quire_server.engine.rank_endpoint import RankListener
 from quire_server.engine.rank_faults import RankFaults
 from quire_server.engine.step_codec import StepEncoder
-from quire_server.errors import MixedRevisionError, RankLostError
+from quire_server.errors import ConfigError, MixedRevisionError, RankLostError
 from quire_server.layers import communicators
 from quire_server.layers.parallel import DEADLINE, STAGE_DEADLINE, Communicator, Meeting
 from quire_server.runner import fingerprint
@@ -275,11 +275,22 @@ def join(run_dir: Path, settings: ServeConfig, rank: int, own: Identity) -> Join
     if not isinstance(answer, Welcome):
         channel.close()
         raise _refused(answer) if isinstance(answer, Refused) else CodecError("expected a welcome")
+    _check_device(answer, is_gpu(settings.device), rank)
     meeting = _meeting(settings, run_dir, rank)
     communicator = communicators.join(answer.communicator, settings.topology(rank), meeting, descriptor)
     if descriptor is not None:
         os.close(descriptor)
     return Joined(channel, communicator, answer.incarnation)
+
+
+def _check_device(answer: Welcome, is_on_gpu: bool, rank: int) -> None:
+    """With --device auto each node looks for GPUs of its own."""
+    if (answer.communicator == communicators.NCCL) != is_on_gpu:
+        own, others = ("a GPU", "a CPU") if is_on_gpu else ("a CPU", "a GPU")
+        raise ConfigError(
+            f"Rank 0 computes on {others}, and rank {rank} on {socket.gethostname()} on {own}: give all "
+            "nodes of the group GPUs, or set --device cpu."
+        )
 
 
 def _refused(answer: Refused) -> MixedRevisionError | RankLostError:

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 from quire_server.core.topology import MAX_RANKS
 
 _FILE = "heartbeat"
-_FILE_SIZE = 8192
 _CONTROL_OFFSET = 2048
-_BEATS_OFFSET, _BEAT_SIZE = 3072, 64
-_STEPS_OFFSET, _STEP_SIZE = 4096, 64
-_ECHOES_OFFSET, _ECHO_SIZE = 6144, 64
+_BEATS_OFFSET, _BEAT_SIZE = 4096, 64
+_STEPS_OFFSET, _STEP_SIZE = 8192, 64
+_ECHOES_OFFSET, _ECHO_SIZE = 12288, 64
+_FILE_SIZE = 16384
 _CHECKSUM = struct.Struct("<I")
 _HEARTBEAT = struct.Struct("<dB?IIQQQddddd32sB?")
 _CONTROL = struct.Struct("<?32s16s")

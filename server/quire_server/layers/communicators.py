@@ -10,7 +10,16 @@ import torch
 
 from quire_server.core.topology import Topology
 from quire_server.errors import ConfigError
-from quire_server.layers.parallel import Communicator, Gloo, GpuStages, Meeting, Nccl, SingleRank, Stages
+from quire_server.layers.parallel import (
+    Communicator,
+    Gloo,
+    GpuStages,
+    Meeting,
+    Nccl,
+    SingleRank,
+    Stages,
+    check_gpus,
+)
 from quire_server.layers.shared_memory import SharedMemory
 
 SHARED_MEMORY, GLOO, NCCL = "shared-memory", "gloo", "nccl"
@@ -20,10 +29,6 @@ def choose(nodes: int = 1, *, is_gpu: bool = False) -> str:
     """The name of the fastest communicator that this machine supports, and that reaches so many nodes.
     ``is_gpu``: for ranks on GPUs.
     """
-    if is_gpu and nodes > 1:
-        raise ConfigError(
-            f"--nodes {nodes} works on CPUs only so far: with GPUs give --nodes 1, or --device cpu."
-        )
     if is_gpu:
         return NCCL
     return SHARED_MEMORY if nodes == 1 and SharedMemory.is_supported() else GLOO
@@ -47,6 +52,8 @@ def shared(name: str, topology: Topology) -> Iterator[tuple[int | None, ...]]:
 
 def join(name: str, topology: Topology, meeting: Meeting, descriptor: int | None) -> Communicator:
     """Join the other ranks at their meeting place, with the descriptor of their stage from ``shared``."""
+    if name == NCCL:
+        check_gpus(topology, meeting, _gpu(topology))
     of_stage: Communicator = SingleRank()
     if topology.tensor > 1:
         of_stage = _join_stage(name, topology, meeting, descriptor)
@@ -68,4 +75,4 @@ def _join_stage(name: str, topology: Topology, meeting: Meeting, descriptor: int
 
 
 def _gpu(topology: Topology) -> torch.device:
-    return torch.device("cuda", topology.rank)
+    return torch.device("cuda", topology.local_rank)

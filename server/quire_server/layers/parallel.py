@@ -30,6 +30,8 @@ from quire_kernels import (
     one_shot_region_bytes,
 )
 from quire_server.core.topology import Topology
+from quire_server.errors import ConfigError
+from quire_server.network_interface import interface_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -49,9 +51,10 @@ __all__ = [
     "SingleRank",
     "Stages",
     "argmax",
+    "check_gpus",
 ]
 
-#: The port at which ranks of several nodes learn gloo's addresses.
+#: The port at which ranks of several nodes learn the addresses of gloo and NCCL.
 STORE_PORT = 7601
 _STORE_SECONDS = 300.0  # for the other ranks, and for the leader's name to resolve
 
@@ -166,8 +169,8 @@ class SingleRank(OneStage):
 class Meeting:
     """Where ranks find each other: by files in a ``directory`` that they share, over the loopback interface,
     so that nothing listens on others. Those of several nodes listen on the ``address`` of their pod, where
-    gloo lets everyone in: a NetworkPolicy has to keep others away. They ask the ``leader`` for each other's
-    addresses; on the leader that is empty.
+    gloo and NCCL let everyone in: a NetworkPolicy has to keep others away. They ask the ``leader`` for each
+    other's addresses; on the leader that is empty.
     """
 
     directory: Path
@@ -195,6 +198,13 @@ class Meeting:
             return tcp_store(self.leader, is_master=False)
         listener = socket.create_server((self.address, STORE_PORT))
         return tcp_store(self.address, is_master=True, master_listen_fd=listener.detach())
+
+    def nccl_environ(self) -> dict[str, str]:
+        """By which NCCL, which takes the name of an interface, listens where gloo does."""
+        if not self.address:
+            return {"NCCL_SOCKET_IFNAME": "=lo"}
+        name, family = interface_of(self.address)
+        return {"NCCL_SOCKET_IFNAME": f"={name}", "NCCL_SOCKET_FAMILY": family.name}
 
 
 class _ProcessGroup(OneStage):
@@ -266,8 +276,9 @@ class Gloo(_ProcessGroup):
 
 
 class Nccl(_ProcessGroup):
-    """Ranks on GPUs of one host that share layers, each a process with a GPU of its own. Small sums are made
-    by one kernel over memory that the GPUs share, where NVLink connects them all; NCCL makes all others.
+    """Ranks on GPUs that share layers, each a process with a GPU of its own. Small sums are made by one
+    kernel over memory that the GPUs share, where all are on one host and NVLink connects them; NCCL makes all
+    others.
 
     A call is queued on the device's stream, may be captured in a CUDA graph, and never waits on the host: who
     waits for the device's results has the deadline (``Device.finish``, and rank 0 for the echo of a step).
@@ -294,11 +305,11 @@ class Nccl(_ProcessGroup):
         while a graph is captured.
         """
         store = meeting.store(f"nccl-{topology.stage}", topology.tensor)
-        group = _join_nccl(store, topology.tensor_rank, topology.tensor, device)
+        group = _join_nccl(store, meeting, topology.tensor_rank, topology.tensor, device)
         made = cls(group, topology, None)
         made._use_once(device)
-        first = topology.stage * topology.tensor
-        if _are_linked(range(first, first + topology.tensor)):
+        gpus = topology.stage_on_node
+        if gpus is not None and _are_linked(gpus):
             made._one_shot = made._agreed(_share_memory(topology, store, device), device)
         # No rank may see another one's flags before they are zero: a sum by NCCL is between.
         made._use_once(device)
@@ -332,17 +343,37 @@ class Nccl(_ProcessGroup):
         return place if int(count) == self._ranks else None
 
 
-#: One host: no other interface than loopback. Torch's watchdog, which ends processes that wait for long or
-#: are idle, is off: rank 0 and the supervisor notice a rank that is lost, and sooner.
-_NCCL_ENVIRON = {
-    "NCCL_SOCKET_IFNAME": "=lo",
+#: Torch's watchdog, which ends processes that wait for long or are idle, is off: rank 0 and the supervisor
+#: notice a rank that is lost, and sooner.
+_NO_WATCHDOG = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
 }
 
 
-def _join_nccl(store: Any, rank: int, size: int, device: torch.device) -> Any:
-    os.environ.update(_NCCL_ENVIRON)
+def check_gpus(topology: Topology, meeting: Meeting, device: torch.device) -> None:
+    """Raises ConfigError, on all ranks alike, where those of another node have GPUs of another kind. Those of
+    one node are compared before ranks meet.
+    """
+    if topology.nodes == 1:
+        return
+    store, ranks = meeting.store("gpus", topology.size), range(topology.size)
+    major, minor = torch.cuda.get_device_capability(device)
+    store.set(str(topology.rank), f"{major}.{minor} on {socket.gethostname()}")
+    found = [store.get(str(rank)).decode() for rank in ranks]
+    store.set(f"compared by {topology.rank}", "")
+    if topology.is_leader:  # which has the store, and may end now
+        store.wait([f"compared by {rank}" for rank in ranks])
+    if len({one.partition(" ")[0] for one in found}) > 1:
+        kinds = " and ".join(dict.fromkeys(found))
+        raise ConfigError(
+            f"The GPUs have the compute capabilities {kinds}, and ranks must compute alike: give all nodes "
+            "of the group GPUs of one kind."
+        )
+
+
+def _join_nccl(store: Any, meeting: Meeting, rank: int, size: int, device: torch.device) -> Any:
+    os.environ.update(_NO_WATCHDOG | meeting.nccl_environ())
     torch.cuda.set_device(device)
     options = distributed.ProcessGroupNCCL.Options()
     return distributed.ProcessGroupNCCL(store, rank, size, options)
@@ -456,7 +487,7 @@ class Stages:
 
 
 class GpuStages(Stages):
-    """Stages on GPUs of one host: hidden states go from GPU to GPU by NCCL, queued on the device's stream.
+    """Stages on GPUs: hidden states go from GPU to GPU by NCCL, queued on the device's stream.
     What returns to rank 0, which samples, goes through the hosts. So no GPU waits for a later stage's, and
     GPUs never wait in a circle, whatever else makes one of them wait for all that it has queued.
     """
@@ -468,7 +499,7 @@ class GpuStages(Stages):
         super().__init__(of_stage, topology, meeting)
         self._topology, self._device = topology, device
         store = meeting.store("nccl-stages", topology.size)
-        self._states: Any = _join_nccl(store, topology.rank, topology.size, device)
+        self._states: Any = _join_nccl(store, meeting, topology.rank, topology.size, device)
         # A communicator that is destroyed waits for its peers, and one of them may be dead.
         atexit.register(self.abort)
         part = torch.zeros(1, 8, device=device)

@@ -326,6 +326,8 @@ def test_steps_of_another_group_are_found():
         ),
         (Refused("OldIncarnation", "rank 1 belongs to group x"), RankLostError, "OldIncarnation"),
         (Prepared(True), CodecError, "expected a welcome"),
+        # Its node has no GPU, and --device is auto.
+        (Welcome(communicators.NCCL, "x"), ConfigError, "computes on a GPU, and rank 1 on .* on a CPU"),
     ],
 )
 def test_a_rank_that_is_not_taken_in_says_why(settings, tmp_path, answer, error, message):

@@ -3,7 +3,8 @@
 import mmap
 import multiprocessing
 
-from quire_server.health.heartbeat import Control, Heartbeat, Phase, SharedState
+from quire_server.core.topology import MAX_RANKS
+from quire_server.health.heartbeat import Control, Heartbeat, Phase, Process, RankEcho, SharedState
 
 
 def sample(number):
@@ -23,7 +24,7 @@ def sample(number):
         proof_at=float(number),
         kv_utilization=float(number),
         reason="x" * (number % 32),
-        lost_rank=number % 14,
+        lost_rank=number % MAX_RANKS,
         transfer_degraded=bool(number % 2),
     )
 
@@ -43,6 +44,24 @@ def tear(run_dir, offset):
     """What a reader finds when the writer lost its CPU in the middle of a write."""
     with (run_dir / "heartbeat").open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         memory[offset] ^= 0xFF
+
+
+def test_in_the_largest_group_no_process_overwrites_what_another_one_has_written(tmp_path):
+    writer, ranks = SharedState.create(tmp_path), range(MAX_RANKS)
+    writer.write_heartbeat(sample(7))
+    writer.write_control(Control(failed="RankLost", killed="rank 31"))
+    for process in (*Process, *ranks[1:]):
+        writer.beat(process)
+    for rank in ranks:
+        writer.write_step(rank, rank + 100)
+        writer.write_echo(rank, RankEcho(rank + 200, 1.0, 2.0, 3.0, rank))
+
+    reader = SharedState.open(tmp_path)
+    assert reader.read_heartbeat() == sample(7)
+    assert reader.read_control() == Control(failed="RankLost", killed="rank 31")
+    assert set(reader.read_beats()) == {*Process, *ranks[1:]}
+    assert reader.read_steps() == {rank: rank + 100 for rank in ranks}
+    assert [echo.number for echo in reader.read_echoes().values()] == [rank + 200 for rank in ranks]
 
 
 def test_a_half_written_sample_is_not_believed(tmp_path):

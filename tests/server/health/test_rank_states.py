@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from quire_server.core.rank_step import NO_WORK, Work
-from quire_server.core.topology import Topology
+from quire_server.core.topology import MAX_RANKS, Topology
 from quire_server.engine.heartbeat_writer import HeartbeatWriter
 from quire_server.health.decision import Thresholds, judge
 from quire_server.health.heartbeat import Control, Phase, Process, RankEcho, SharedState
@@ -167,8 +167,8 @@ def test_what_a_rank_did_in_all_its_steps_is_added_up_and_a_step_without_work_is
     writer = HeartbeatWriter(state, NOW)
     for number, work in enumerate([Work(2000, 64), Work(3000, 32), NO_WORK], 1):
         writer.rank_stepped(number)
-        writer.rank_echoed(13, number, work)
-    echo = SharedState.open(tmp_path).read_echoes()[13]
+        writer.rank_echoed(MAX_RANKS - 1, number, work)
+    echo = SharedState.open(tmp_path).read_echoes()[MAX_RANKS - 1]
     assert (echo.number, echo.exchanged_bytes) == (3, 96)
     assert (echo.step_seconds, echo.busy_seconds) == (0.003, pytest.approx(0.005))
     assert 0 < state.read_sent_at() <= echo.at

@@ -86,7 +86,7 @@ def test_a_late_rank_of_a_later_stage_ends_the_server_before_the_deadline_of_sta
     ("flags", "message"),
     [
         (("3",), "Set --pipeline-parallel-size to 2 or less."),
-        (("5", "--tensor-parallel-size", "3"), "is 15, more than 14 processes: lower one of them"),
+        (("11", "--tensor-parallel-size", "3"), "is 33, more than 32 processes: lower one of them"),
     ],
 )
 def test_what_cannot_be_divided_is_refused_in_a_sentence(model, tmp_path, flags, message):

@@ -21,8 +21,8 @@ _POLL_SECONDS = 20e-6
 
 
 class CudaDevice:
-    """A rank's GPU: of those that this process sees the one with the rank's number. A pod sees only its own
-    GPUs; CUDA_VISIBLE_DEVICES, if it is set, says which there are and in what order.
+    """A rank's GPU: of those that this process sees the one with the rank's number on its node. A pod sees
+    only its own GPUs; CUDA_VISIBLE_DEVICES, if it is set, says which there are and in what order.
     """
 
     @staticmethod
@@ -35,18 +35,20 @@ class CudaDevice:
             raise ConfigError(
                 "There is no CUDA device: run where an NVIDIA GPU and its driver are, or use --device cpu."
             )
-        if (count := torch.cuda.device_count()) < topology.size:
+        if (count := torch.cuda.device_count()) < topology.node_size:
             flags = f"--tensor-parallel-size {topology.tensor}"
             if topology.pipeline > 1:
                 flags += f" times --pipeline-parallel-size {topology.pipeline}"
+            if topology.nodes > 1:
+                flags += f" on --nodes {topology.nodes}"
             raise ConfigError(
-                f"{flags} needs {topology.size} GPUs, one for each rank, "
+                f"{flags} needs {topology.node_size} GPUs, one for each rank of a node, "
                 f"and there are {count}: give the pod more GPUs (or name them in CUDA_VISIBLE_DEVICES), "
                 "have fewer ranks, or use --device cpu."
             )
-        self.place = torch.device("cuda", topology.rank)
+        self.place = torch.device("cuda", topology.local_rank)
         torch.cuda.set_device(self.place)  # before anything is allocated, which would be on the first one
-        kinds = {torch.cuda.get_device_capability(number) for number in range(topology.size)}
+        kinds = {torch.cuda.get_device_capability(number) for number in range(topology.node_size)}
         if len(kinds) > 1:
             found = " and ".join(f"{major}.{minor}" for major, minor in sorted(kinds))
             raise ConfigError(

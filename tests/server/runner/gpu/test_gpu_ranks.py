@@ -285,6 +285,16 @@ def test_each_rank_has_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) ->
     assert [place.index for place in cuda.chosen] == [0, 1, 2, 3] * 2
 
 
+def test_each_rank_of_a_group_of_nodes_has_the_gpu_of_its_number_on_its_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _Cuda(monkeypatch, 4)  # each pod sees its own four
+    for sizes in ((8, 1), (2, 4), (4, 2)):
+        places = [CudaDevice(Topology(sizes[0], rank, sizes[1], 2)).place for rank in range(8)]
+        assert [place.index for place in places] == [0, 1, 2, 3] * 2
+    assert [CudaDevice(Topology(2, rank, nodes=2)).place.index for rank in range(2)] == [0, 0]
+
+
 def test_gpus_of_different_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _Cuda(monkeypatch, 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda place: (8 + int(place), 0))
@@ -297,11 +307,13 @@ def test_gpus_of_different_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_too_few_gpus_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     _Cuda(monkeypatch, 1)
     with pytest.raises(
-        ConfigError, match="size 2 needs 2 GPUs, one for each rank, and there are 1: give the"
+        ConfigError, match="size 2 needs 2 GPUs, one for each rank of a node, and there are 1: give the"
     ):
         CudaDevice(Topology(2, 0))
     with pytest.raises(ConfigError, match="size 2 times --pipeline-parallel-size 3 needs 6 GPUs, one for"):
         CudaDevice(Topology(2, 0, 3))
+    with pytest.raises(ConfigError, match="size 6 on --nodes 3 needs 2 GPUs, one for each rank of a node, "):
+        CudaDevice(Topology(6, 4, nodes=3))
 
 
 def test_an_error_of_the_device_on_another_rank_names_the_device(

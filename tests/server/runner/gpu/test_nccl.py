@@ -3,6 +3,7 @@ With a process group that notes its calls, in place of NCCL.
 """
 
 import os
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -11,17 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed import DistBackendError
 
 from quire_kernels import OneShotPlace, one_shot_region_bytes
 from quire_server.core.topology import Topology
-from quire_server.errors import ConfigError
 from quire_server.layers import communicators, parallel
 from quire_server.layers.parallel import CollectiveError, GpuStages, Meeting, Nccl, SingleRank
+from quire_server.network_interface import Interface
 
 CPU = torch.device("cpu")
 PLACE = OneShotPlace.of([0, 0], 0, torch.zeros(one_shot_region_bytes(2), dtype=torch.uint8))
+INTERFACES = {"10.1.2.3": Interface("eth7", socket.AF_INET)}
 SMALL, LARGE = torch.ones(4, 2048), torch.ones(64, 4096)  # 32 KiB and 1 MiB
 
 
@@ -115,7 +117,7 @@ class Machine:
         self.log, self.links = log, links
         self.environ = dict(os.environ)
         self.at_exit: list[Callable[[], None]] = []
-        self.topology = Topology(2)
+        self.topology, self.interface = Topology(2), "=lo"
         self.connects: Callable[[int, int], bool] = lambda one, other: one != other
 
 
@@ -125,7 +127,7 @@ def join(monkeypatch: pytest.MonkeyPatch, path: Path, machine: Machine, shares: 
 
     def process_group(store: Any, rank: int, size: int, options: Any) -> Group:
         log.append(f"NCCL, rank {rank} of {size}")
-        assert environ["NCCL_SOCKET_IFNAME"] == "=lo", "set before NCCL reads it"
+        assert environ["NCCL_SOCKET_IFNAME"] == machine.interface, "set before NCCL reads it"
         return Group(log)
 
     class Memory:
@@ -160,7 +162,13 @@ def join(monkeypatch: pytest.MonkeyPatch, path: Path, machine: Machine, shares: 
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: log.append("device"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("wait"))
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", machine.connects)
-    return Nccl.join(machine.topology, Meeting(path), CPU)
+    meeting = Meeting(path)
+    if machine.topology.nodes > 1:
+        meeting = Meeting(path, "10.1.2.3", "10.1.2.4")
+        machine.interface = "=eth7"
+        monkeypatch.setattr(parallel, "interface_of", lambda address: INTERFACES[address])
+        monkeypatch.setattr(Meeting, "store", lambda *_: distributed.HashStore())
+    return Nccl.join(machine.topology, meeting, CPU)
 
 
 BEGIN, BY_NCCL = ["device", "NCCL, rank 0 of 2"], ["all-reduce", "gather", "wait"]
@@ -312,6 +320,38 @@ def test_stages_of_gpus_are_joined_on_the_gpu_of_the_rank(
     assert [device for _, device in joined] == [torch.device("cuda", 2), torch.device("cuda", 3)]
 
 
-def test_ranks_on_gpus_of_several_nodes_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--nodes 2 works on CPUs only so far"):
-        communicators.choose(2, is_gpu=True)
+def test_ranks_of_several_nodes_join_at_the_interface_of_their_pods_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    machine = Machine(log)
+    machine.topology = Topology(2, 0, 2, 2)
+    join(monkeypatch, tmp_path, machine)
+    assert machine.environ["NCCL_SOCKET_IFNAME"] == "=eth7", "that one and no other whose name begins so"
+    assert machine.environ["NCCL_SOCKET_FAMILY"] == "AF_INET", "it may have addresses of both"
+
+
+@pytest.mark.parametrize(
+    ("topology", "gpus"),
+    [
+        (Topology(2, 0, 2, 2), {(0, 1), (1, 0)}),
+        (Topology(2, 2, 2, 2), {(0, 1), (1, 0)}),  # of the second node
+        (Topology(2, 4, 3, 2), {(1, 2), (2, 1)}),  # the second and third GPU of the second node
+        (Topology(2, 2, 3, 2), None),  # the last of the first node, and the first of the second
+        (Topology(2, 0, 1, 2), None),
+    ],
+)
+def test_small_sums_are_made_by_the_one_shot_kernel_only_where_all_ranks_of_a_stage_are_on_one_node(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    log: list[str],
+    topology: Topology,
+    gpus: set[tuple[int, int]] | None,
+) -> None:
+    asked, machine = set[tuple[int, int]](), Machine(log)
+    machine.topology = topology
+    machine.connects = lambda one, other: not asked.add((one, other))
+    ranks = join(monkeypatch, tmp_path, machine)
+    assert ranks.has_one_shot == (gpus is not None) and asked == (gpus or set())
+    log.clear()
+    assert torch.equal(ranks.all_reduce(SMALL.clone()), 2 * SMALL)
+    assert log == (["all-reduce"] if gpus is None else ["one shot"])
