@@ -151,8 +151,8 @@ class Checkpoint:
             communicator=communicator,
         )
         targets = model.targets()
-        # Each file is verified whole by one rank.
-        weights.verify(self.files, self.shards[topology.rank :: topology.size])
+        # Each file is verified whole by one rank of each node, which may have a copy of its own.
+        weights.verify(self.files, self.shards[topology.local_rank :: topology.node_size])
         slices = sharding.slices(self.config, topology, registry.tensors(self.config, self.linear), targets)
         weights.read_slices(self.files, self.shards, targets, slices, on_progress)
         model.finish()

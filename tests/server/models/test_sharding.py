@@ -182,6 +182,19 @@ def test_damage_of_a_file_is_found_by_one_of_the_ranks(tmp_path: Path) -> None:
         shards(tmp_path, ThreadRanks(2))
 
 
+def test_damage_of_a_nodes_own_copy_is_found_on_that_node(tmp_path: Path) -> None:
+    families.make(tmp_path, "Llama, tied")
+    write_manifest(tmp_path)
+    path = tmp_path / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    checkpoint = Checkpoint.open(tmp_path, dtype="float32", quantization_name="none")
+    for rank in range(2):
+        with pytest.raises(ModelCorruptError, match="sha256"):
+            checkpoint.read_shard(Topology(2, rank, nodes=2), SingleRank(), max_len=64, device=CPU)
+
+
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if divided(variant)])
 def test_a_rank_reads_and_holds_its_part_of_the_weights_and_no_more(tmp_path: Path, variant: str) -> None:
     families.make(tmp_path, variant)
