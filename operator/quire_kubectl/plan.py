@@ -251,7 +251,8 @@ def _rollout(
 def _notes(model: LLMDeployment, kind: str, then: int, body: Document) -> Iterator[str]:
     rollout, gpu = model.spec.rollout, model.spec.resources.gpu
     if kind == "Surge":
-        room = f"{_count(rollout.max_surge)} more" + (f", each with 1 {gpu.resource_name}" if gpu else "")
+        each = f", each with {model.spec.parallelism.ranks_per_pod} {gpu.resource_name}" if gpu else ""
+        room = f"{_count(rollout.max_surge)} more{each}"
         yield f"Needs room for {room}."
         if rollout.strategy == "Auto":
             left = steps.rolling(then, then, surge=0, unavailable=1)[0].serving

@@ -9,9 +9,11 @@ import pytest
 
 from e2e.api.client import Client, RefusedError
 from e2e.api.specs import DOWNLOADED, merged, minimal
+from e2e.cluster import lws
 from e2e.cluster.apiserver import ApiServer
 from e2e.operator.world import PATHS
 from e2e.waiting import eventually
+from quire_operator import names
 from tests.chart.helm import Body, of_kind, render
 
 pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
@@ -41,6 +43,8 @@ IMAGE = "registry.example.com/quire-server:1"
 def client() -> Iterator[Client]:
     with ApiServer() as server, Client(server.kubeconfig) as client:
         client.install_crd()
+        for crd in lws.crds():
+            client.install_crd(crd)
         for name in ("quire-system", "tenant", "other"):
             labels = {"tenant": "yes"} if name == "tenant" else {}
             body = {"metadata": {"name": name, "labels": labels}}
@@ -121,6 +125,8 @@ ACCEPTED = {
     "an allowed store": S3,
     "an allowed registry": OCI,
     "as many GPUs as are allowed": minimal(resources=GPU, replicas=2),
+    "as many GPUs as are allowed, of one replica": minimal(resources=GPU, parallelism={"tensor": 2}),
+    "ranks without a GPU": minimal(resources={"cpu": "4"}, parallelism={"tensor": 4, "nodes": 2}),
     "as many replicas as are allowed": minimal(replicas=8),
     "an autoscaler up to the ceiling": minimal(resources=GPU, autoscaling={"maxReplicas": 2}),
     "none at all": minimal(resources=GPU, replicas=0),
@@ -208,7 +214,21 @@ REFUSED: dict[str, tuple[Body, str, str]] = {
     "too many decode pods": (
         minimal(disaggregation={"prefill": {}, "decode": {"replicas": 8}}), "9 is more than the 8", "lower it"
     ),
-    "too many GPUs": (minimal(resources=GPU, replicas=3), "spec.replicas: 3 replicas with one", "lower it"),
+    "too many GPUs": (
+        minimal(resources=GPU, replicas=3),
+        "spec.replicas: 3 replicas with 1 GPU each are more than the 2",
+        "lower it",
+    ),
+    "too many GPUs of the ranks of a replica": (
+        minimal(resources=GPU, replicas=2, parallelism={"tensor": 2}),
+        "spec.replicas: 2 replicas with 2 GPUs each are more than the 2 GPUs",
+        "lower it or spec.parallelism",
+    ),
+    "too many GPUs on all nodes of a group": (
+        minimal(resources=GPU, parallelism={"tensor": 2, "pipeline": 2, "nodes": 4}),
+        "spec.replicas: 1 replicas with 4 GPUs each are more than the 2 GPUs",
+        "lower it or spec.parallelism",
+    ),
 }  # fmt: skip
 
 
@@ -261,6 +281,46 @@ def test_only_allowed_download_images_are_admitted(client: Client) -> None:
 
     assert refused(client, job("mirror.example.com/quire-server:1")) == ""
     assert "image other:1 is not allowed" in refused(client, job("other:1"))
+
+
+def workload(replicas: int, gpus: int, nodes: int = 1) -> Body:
+    """What the operator makes of an LLMDeployment that was scaled."""
+    body = server(IMAGE)
+    (container,) = body["spec"]["template"]["spec"]["containers"]
+    container["resources"] = {"limits": {"memory": "64Gi", **({"nvidia.com/gpu": str(gpus)} if gpus else {})}}
+    body["spec"]["replicas"] = replicas
+    if nodes == 1:
+        return body
+    template = body["spec"]["template"]
+    group = {"size": nodes, "leaderTemplate": template, "workerTemplate": template}
+    spec = {"replicas": replicas, "leaderWorkerTemplate": group}
+    return {**body, "apiVersion": names.GROUP_API_VERSION, "kind": names.GROUP_KIND, "spec": spec}
+
+
+def test_what_scaling_leads_to_has_no_more_gpus_than_are_allowed(client: Client) -> None:
+    for body in (workload(2, 1), workload(1, 2), workload(1, 1, 2), workload(9, 0), workload(9, 0, 2)):
+        assert refused(client, body) == ""
+    assert "4 GPUs are more than the 2 that are allowed" in refused(client, workload(2, 2))
+    assert "8 GPUs are more than the 2 that are allowed" in refused(client, workload(1, 4, 2))
+
+
+def test_a_workload_that_had_more_gpus_before_the_limit_may_change_but_not_grow(client: Client) -> None:
+    delete_policies(client)
+    body = client.create(there(workload(2, 4, 2)))
+    create_policies(client, POLICY)
+    path = f"/apis/leaderworkerset.x-k8s.io/v1/namespaces/tenant/leaderworkersets/{body['metadata']['name']}"
+
+    def patch(spec: Body) -> None:
+        client.request("PATCH", path, {"spec": spec}, "application/merge-patch+json")
+
+    try:
+        patch({"startupPolicy": "LeaderReady"})
+        patch({"replicas": 1})
+        with pytest.raises(RefusedError, match="16 GPUs are more than the 2"):
+            patch({"replicas": 2})
+        patch({"replicas": 0})
+    finally:
+        client.request("DELETE", path)
 
 
 def test_policies_that_were_deleted_and_created_again_decide_as_before(client: Client) -> None:
