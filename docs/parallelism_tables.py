@@ -6,7 +6,7 @@ from quire_server.core.topology import stage_layers
 from quire_sizing import memory
 from quire_sizing.model import ModelShape, from_config, rank_kv_heads, rank_parameters, tensor_sizes
 
-MOST = 14  # the largest size that the API takes
+MOST = 32  # the largest size that the API takes
 GB = 10**9
 
 
@@ -64,11 +64,11 @@ serves; the others compute what it tells them. The answers are those of one rank
 parts are added up in another order: in float32 tests hold greedy answers equal, in bfloat16 a close
 choice between two tokens may fall otherwise.
 
-Ranks are processes of one pod, or [on several nodes](#groups-of-nodes) of as many pods. With `resources.gpu`
-or `profileRef` each has a GPU of its own, all of one node, and the pod requests as many ([several
-GPUs](gpu.md#several-gpus); *not measured*: none of it has run on a GPU). The API server refuses less than
-half a CPU for each rank of a pod in `resources.cpu`. Give each a whole one where you can: in every layer
-all of them wait for the slowest.
+Ranks are processes of one pod, or [on several nodes](#groups-of-nodes) of as many pods; a replica has up to
+32. With `resources.gpu` or `profileRef` each has a GPU of its own, and a pod requests one for each of its
+ranks ([several GPUs](gpu.md#several-gpus); *not measured*: none of it has run on a GPU). The API server
+refuses less than half a CPU for each rank of a pod in `resources.cpu`. Give each a whole one where you can:
+in every layer all of them wait for the slowest.
 
 Every other feature works with any number of ranks ([what works together](matrix.md)). Each rank moves its
 own heads of a KV block to host memory, to disk and back. A draft model is not divided: rank 0 has all of it
@@ -208,7 +208,23 @@ spec:
 ```
 
 Ranks are numbered stage by stage, so with as many nodes as stages each stage is on one node, and only
-hidden states cross the network between nodes. All ranks are connected by gloo then, also those of one node.
+hidden states cross the network between nodes. All ranks are connected by gloo then, also those of one node;
+on GPUs by NCCL.
+
+With `resources.gpu` or `profileRef` a pod requests tensor x pipeline / nodes accelerators, one for each of
+its ranks, and every pod of the group has the profile's node selector, tolerations and runtime class:
+
+```yaml
+spec:
+  parallelism: {tensor: 8, pipeline: 2, nodes: 2, authSecretRef: {name: ranks}}
+  resources: {cpu: "16", memory: 128Gi, profileRef: {name: h100-80gb}}   # of each pod, with 8 GPUs
+```
+
+Keep the ranks that share layers on one node: `tensor` as many as a node has GPUs or a divisor of that,
+`pipeline` the number of nodes or a multiple. Where they are on several nodes, two sums a layer go over the
+network, by NCCL, and never by the kernel for small sums; `FitsAccelerator` and `kubectl quire size --nodes`
+then say so. How NCCL finds its way: [groups of nodes on GPUs](gpu.md#groups-of-nodes). *Not measured, and
+never run on GPUs.*
 
 Groups are made by [LeaderWorkerSet](https://lws.sigs.k8s.io) v0.9, which has to be installed; without it the
 LLMDeployment says `MissingCRD`, and one node works as before. What Quire adds to it:
@@ -232,8 +248,8 @@ Before the pods of a group exchange anything, they prove to each other that they
 `authSecretRef` names, or else that of the API keys: HMAC-SHA256 over random numbers of both sides, on the
 leader's port 7600. The operator never reads the Secret. Change it, and new pods take the new one. Without
 either, `RanksAuthenticated` is False: the NetworkPolicy alone, by which the ports of a group are open to
-its own pods only, keeps others away. It always has to for gloo (port 7601 of the leader, and ports that the
-kernel chooses), which has no authentication and no encryption.
+its own pods only, keeps others away. It always has to for gloo and NCCL (port 7601 of the leader, and ports
+that the kernel chooses), which have no authentication and no encryption.
 
 ## When a rank fails
 

@@ -77,7 +77,7 @@ _DRAFT: Body = {"speculation": {"method": "DraftModel", "draftModelPath": "draft
 
 # By rule: the arguments of `cases.Cases`.
 DISAGGREGATION_CASES: dict[str, dict[str, Any]] = {
-    "spec#15": {
+    "spec#14": {
         "field": "spec.disaggregation",
         "accepted": (_roles(), minimal(resources={"gpu": {}})),
         "refused": (
@@ -85,7 +85,7 @@ DISAGGREGATION_CASES: dict[str, dict[str, Any]] = {
             _roles(resources={"profileRef": {"name": "h100"}}),
         ),
     },
-    "spec#16": {
+    "spec#15": {
         "field": "spec.disaggregation",
         "accepted": (
             _roles(parallelism={"tensor": 2, "pipeline": 2}, resources={"cpu": "4"}),
@@ -93,12 +93,12 @@ DISAGGREGATION_CASES: dict[str, dict[str, Any]] = {
         ),
         "refused": (_roles(parallelism={"tensor": 2, "nodes": 2}, resources={"cpu": "4"}),),
     },
-    "spec#17": {
+    "spec#16": {
         "field": "spec.disaggregation",
         "accepted": (_roles(engine={"prefixCaching": True}), minimal(engine={"prefixCaching": False})),
         "refused": (_roles(engine={"prefixCaching": False}),),
     },
-    "spec#18": {
+    "spec#17": {
         "field": "spec.disaggregation",
         "accepted": (
             _roles(engine={"kvCache": {"memory": "64Mi"}}),
@@ -107,7 +107,7 @@ DISAGGREGATION_CASES: dict[str, dict[str, Any]] = {
         ),
         "refused": (_roles(engine=_OFFLOAD), _roles(engine=_DRAFT), _roles(engine={**_OFFLOAD, **_DRAFT})),
     },
-    "spec#19": {
+    "spec#18": {
         "field": "spec.disaggregation",
         "accepted": (
             _roles(decode={"replicas": 2}),
@@ -122,7 +122,7 @@ DISAGGREGATION_CASES: dict[str, dict[str, Any]] = {
             _roles(decode={"replicas": 2}, autoscaling={"maxReplicas": 2}),
         ),
     },
-    "spec#20": {
+    "spec#19": {
         "field": "spec.disaggregation",
         "accepted": (
             _roles(autoscaling={"maxReplicas": 2, "backend": "KEDA"}),
@@ -130,21 +130,21 @@ DISAGGREGATION_CASES: dict[str, dict[str, Any]] = {
         ),
         "refused": (_roles(autoscaling={"maxReplicas": 2, "idle": {}}),),
     },
-    **{f"spec#{rule}": _room(role) for rule, role in ((21, "prefill"), (22, "decode"))},
-    **{f"spec#{rule}": _ranks(role) for rule, role in ((23, "prefill"), (24, "decode"))},
+    **{f"spec#{rule}": _room(role) for rule, role in ((20, "prefill"), (21, "decode"))},
+    **{f"spec#{rule}": _ranks(role) for rule, role in ((22, "prefill"), (23, "decode"))},
     **{
         f"spec.disaggregation.{role}.parallelism#0": {
             "field": f"spec.disaggregation.{role}.parallelism",
             "accepted": (
-                _roles(**{role: {"parallelism": {"tensor": 7, "pipeline": 2}}}, resources={"cpu": "8"}),
+                _roles(**{role: {"parallelism": {"tensor": 8, "pipeline": 4}}}, resources={"cpu": "16"}),
             ),
             "refused": (
-                _roles(**{role: {"parallelism": {"tensor": 5, "pipeline": 3}}}, resources={"cpu": "8"}),
+                _roles(**{role: {"parallelism": {"tensor": 11, "pipeline": 3}}}, resources={"cpu": "32"}),
             ),
         }
         for role in ("prefill", "decode")
     },
-    "spec#25": {
+    "spec#24": {
         "field": "spec.disaggregation",
         "accepted": (
             _transport("NIXL"),

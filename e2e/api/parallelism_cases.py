@@ -27,31 +27,14 @@ PARALLELISM_CASES: dict[str, dict[str, Any]] = {
     "spec.parallelism#0": {
         "field": "spec.parallelism",
         "accepted": (
-            _ranks(7, 2),
-            _ranks(1, 14),
+            _ranks(8, 4, cpu="16"),
+            _ranks(1, 32, cpu="16"),
+            _nodes(8, 4, 4, resources={"cpu": "8", "profileRef": {"name": "h100"}}),
             minimal(parallelism={"pipeline": 2}, resources={"cpu": "1"}),
         ),
-        "refused": (_ranks(3, 5), _ranks(14, 14)),
+        "refused": (_ranks(11, 3, cpu="64"), _ranks(32, 32, cpu="64")),
     },
     "spec#11": {
-        "field": "spec.parallelism",
-        "accepted": (
-            _ranks(3),
-            _ranks(1, 3),
-            minimal(parallelism={}, resources={"gpu": {}}),
-            _ranks(1, resources={"gpu": {}}),
-            _ranks(2, resources={"gpu": {}}),
-            _ranks(8, resources={"profileRef": {"name": "h100"}}),
-            _ranks(1, 2, resources={"gpu": {}}),
-            _ranks(2, 2, resources={"profileRef": {"name": "h100"}}),
-            _nodes(4, 2, cpu="4"),
-        ),
-        "refused": (
-            _nodes(2, 2, resources={"cpu": "4", "gpu": {}}),
-            _nodes(2, 2, resources={"cpu": "4", "profileRef": {"name": "h100"}}),
-        ),
-    },
-    "spec#12": {
         "field": "spec.parallelism",
         "accepted": (
             _ranks(1, cpu="100m"),
@@ -71,7 +54,7 @@ PARALLELISM_CASES: dict[str, dict[str, Any]] = {
             _nodes(4, 2, cpu="900m"),
         ),
     },
-    "spec#13": {
+    "spec#12": {
         "field": "spec.parallelism",
         "accepted": (
             _nodes(2, 2, **_downloaded("ReadWriteMany")),
@@ -79,7 +62,7 @@ PARALLELISM_CASES: dict[str, dict[str, Any]] = {
         ),
         "refused": (_nodes(2, 2, **_downloaded("ReadWriteOnce")),),
     },
-    "spec#14": {
+    "spec#13": {
         "field": "spec.parallelism",
         "accepted": (
             _nodes(2, 2),
@@ -94,7 +77,21 @@ PARALLELISM_CASES: dict[str, dict[str, Any]] = {
     },
     "spec.parallelism#1": {
         "field": "spec.parallelism.nodes",
-        "accepted": (_nodes(2, 2), _nodes(6, 3), _nodes(1, 1), _nodes(3, 2, 2), _nodes(1, 2, 2)),
-        "refused": (_nodes(3, 2), _nodes(1, 2), _nodes(2, 4), _nodes(3, 4, 2)),
+        "accepted": (
+            _nodes(2, 2),
+            _nodes(6, 3),
+            _nodes(1, 1),
+            _nodes(3, 2, 2),
+            _nodes(1, 2, 2),
+            _nodes(2, 2, resources={"cpu": "4", "gpu": {}}),
+            _nodes(8, 2, 2, resources={"cpu": "8", "profileRef": {"name": "h100"}}),
+        ),
+        "refused": (
+            _nodes(3, 2),
+            _nodes(1, 2),
+            _nodes(2, 4),
+            _nodes(3, 4, 2),
+            _nodes(4, 3, resources={"cpu": "4", "gpu": {}}),
+        ),
     },
 }

@@ -46,6 +46,16 @@ AUTOSCALED, IDLING = yaml.safe_load_all(
 #: Nor this beside its GPU: several ranks.
 SHARDED: Body = yaml.safe_load((Path(__file__).parent / "sharded.yaml").read_text(encoding="utf-8"))
 GROUPED: Body = yaml.safe_load((Path(__file__).parent / "grouped.yaml").read_text(encoding="utf-8"))
+#: The same with accelerators: a stage of eight ranks on each of two nodes.
+GROUPED_ON_GPUS: Body = {
+    **GROUPED,
+    "metadata": {"name": "grouped-gpus", "namespace": "default"},
+    "spec": {
+        **GROUPED["spec"],
+        "resources": {"cpu": "16", "memory": "128Gi", "profileRef": {"name": "h100"}},
+        "parallelism": {"tensor": 8, "pipeline": 2, "nodes": 2, "authSecretRef": {"name": "ranks"}},
+    },
+}
 #: Nor these beside its GPU: pods of two roles, the first with numbers of them, the second with autoscalers.
 DISAGGREGATED: tuple[Body, ...] = tuple(
     yaml.safe_load_all((Path(__file__).parent / "disaggregated.yaml").read_text(encoding="utf-8"))
@@ -275,7 +285,7 @@ def _repaired(entry: Body, path: str) -> Body:
 def _repair_spec(entry: Body) -> None:
     engine, scaling = entry.get("engine", {}), entry.get("autoscaling", {})
     sizes = entry.get("parallelism", {})
-    if sizes.get("tensor", 1) * sizes.get("pipeline", 1) > 14:
+    if sizes.get("tensor", 1) * sizes.get("pipeline", 1) > 32:
         sizes["pipeline"] = 1
     ranks = sizes.get("tensor", 1) * sizes.get("pipeline", 1)
     if ranks % sizes.get("nodes", 1):
@@ -289,9 +299,6 @@ def _repair_spec(entry: Body) -> None:
         engine.get("kvCache", {}).pop("diskOffload", None)
         if engine.get("speculation", {}).get("method") == "DraftModel":
             del engine["speculation"]
-    if sizes.get("pipeline", 1) > 1 or sizes.get("nodes", 1) > 1:
-        for accelerator in ("gpu", "profileRef"):
-            entry["resources"].pop(accelerator, None)
     if "disaggregation" in entry:
         _repair_roles(entry, engine, scaling)
     if "apiKeysSecretRef" not in entry.get("security", {}):
@@ -324,7 +331,7 @@ def _repair_roles(entry: Body, engine: Body, scaling: Body) -> None:
         if "resources" in role:
             role["resources"]["cpu"] = "64"
         sizes = role.get("parallelism", {})
-        if sizes.get("tensor", 1) * sizes.get("pipeline", 1) > 14:
+        if sizes.get("tensor", 1) * sizes.get("pipeline", 1) > 32:
             sizes["pipeline"] = 1
     for accelerator in ("gpu", "profileRef"):
         entry["resources"].pop(accelerator, None)

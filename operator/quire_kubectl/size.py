@@ -55,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pipeline", type=int, default=1, help="stages of layers, each with as many ranks (default 1)"
     )
+    parser.add_argument(
+        "--nodes", type=int, default=1, help="over which all of them are spread, equally many (default 1)"
+    )
     parser.add_argument("--bandwidth", type=size, default=0, help="of --memory, such as 3.35TB/s")
     parser.add_argument(
         "--max-model-len", type=int, help="prompt and answer (default: the model's own limit)"
@@ -114,6 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
         utilization=arguments.gpu_memory_utilization,
         tensor=arguments.tensor,
         pipeline=arguments.pipeline,
+        nodes=arguments.nodes,
     )
     candidates, notes = _candidates(arguments)
     found = sorted(
@@ -230,9 +234,11 @@ def _text(model: ModelShape, sized: Sized, serving: Serving, notes: Sequence[str
 
 def _head(model: ModelShape, serving: Serving) -> str:
     head = f"{model.parameters / 1e9:.2f} billion parameters, {serving.weight_bits:g} bits each"
-    if serving.pipeline == 1:
-        return head if serving.tensor == 1 else f"{head}; of each of {serving.tensor} accelerators:"
-    return f"{head}; of each of {serving.ranks} accelerators, in the stage with room for the fewest tokens:"
+    if serving.ranks == 1:
+        return head
+    spread = f", {serving.ranks_per_node} on each of {serving.nodes} nodes" if serving.nodes > 1 else ""
+    tightest = ", in the stage with room for the fewest tokens" if serving.pipeline > 1 else ""
+    return f"{head}; of each of {serving.ranks} accelerators{spread}{tightest}:"
 
 
 def _stages(model: ModelShape, budget: Budget, serving: Serving) -> list[str]:

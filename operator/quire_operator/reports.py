@@ -17,7 +17,7 @@ from typing import Any
 from quire_sizing.errors import SizingError
 from quire_sizing.model import ModelShape, from_config
 
-MAX_STATUSZ_BYTES = 16 * 1024
+MAX_STATUSZ_BYTES = 48 * 1024  # a leader lists the ranks of all nodes
 MAX_GOLDEN_CHARS = 64 * 1024  # as many as a server reads
 MAX_TERMINATION_CHARS = 4096  # the kubelet's own limit
 MAX_MESSAGE_CHARS = 512
@@ -32,7 +32,7 @@ MAX_CONTEXT = 1 << 24
 MAX_CANARY_TOKENS = 64
 MAX_TOKEN_ID = 1 << 31
 MAX_GOLDEN_TOKENS = 16  # entries of a ConfigMap
-MAX_PROCESSES = 32
+MAX_PROCESSES = 40  # of a pod: 32 ranks, and what is beside them
 MAX_RANK = 999
 MAX_STEPS = 1 << 63
 

@@ -33,7 +33,7 @@ class Accelerator:
 class Serving:
     """The requested configuration of one replica. ``max_model_len`` None: the model's maximum. Bits: per
     number. ``tensor``: the ranks that share each layer, each with an accelerator; ``pipeline``: the stages
-    that have consecutive layers each.
+    that have consecutive layers each; ``nodes``: over which all ranks are spread, in their order.
     """
 
     max_model_len: int | None = None
@@ -46,11 +46,17 @@ class Serving:
     kv_memory: int | None = None  # bytes of the KV cache, of all ranks; None: what remains
     tensor: int = 1
     pipeline: int = 1
+    nodes: int = 1
 
     @property
     def ranks(self) -> int:
         """All of them, each with an accelerator."""
         return self.tensor * self.pipeline
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Those of each node."""
+        return self.ranks // self.nodes
 
 
 class Verdict(enum.StrEnum):
@@ -216,6 +222,13 @@ def advice(serving: Serving, accelerator: Accelerator, *, host_memory: int) -> t
             "accelerators: that is often slower than one of them. Set parallelism.tensor to 1 if the model "
             "fits one, or choose accelerators that NVLink or the like connects."
         )
+    if serving.ranks_per_node % serving.tensor:
+        found.append(
+            f"Ranks that share layers are on several nodes ({serving.ranks_per_node} accelerators on each of "
+            f"{serving.nodes}) and add up their results over the network twice a layer, which makes steps "
+            "slow. Set parallelism.pipeline to the number of nodes, or a multiple of it, and tensor to the "
+            "accelerators of a node: hidden states alone cross the network then."
+        )
     if serving.max_num_seqs < serving.pipeline:
         found.append(
             f"With {serving.max_num_seqs} requests at once some of {serving.pipeline} stages are always "
@@ -237,6 +250,11 @@ def _check(model: ModelShape, serving: Serving) -> None:
     if serving.tensor > 1:
         check_tensor(model, serving.tensor)
     check_pipeline(model, serving.pipeline)
+    if serving.nodes < 1 or serving.ranks % serving.nodes:
+        raise SizingError(
+            f"{serving.ranks} accelerators cannot be spread over {serving.nodes} nodes; give a number that "
+            "divides tensor times pipeline."
+        )
     if serving.max_num_seqs < 1:
         raise SizingError(f"maxNumSeqs is {serving.max_num_seqs}; give 1 or more.")
     if not 0 < serving.utilization <= 1:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from e2e.api import specs
+from e2e.api import profiles, specs
 from quire_operator import names, reports, resources, spec
 from quire_operator.errors import SpecError
 from quire_operator.observed import Ref, ref
 from quire_operator.resources import scaling_behavior
 from quire_operator.settings import Settings
+from quire_operator.spec import schema
 from quire_server.config import ServeConfig, parse_args
 from quire_server.core.topology import MAX_RANKS, Topology
 from quire_server.errors import ConfigError
@@ -153,6 +154,21 @@ def test_a_worker_of_a_group_knows_its_place_and_its_leader() -> None:
     assert (config.nodes, config.node_rank, config.local_ranks) == (2, 1, range(3, 6))
     assert (config.leader_address, config.pod_address) == ("m-0.m-0.default", "10.244.0.7")
     assert config.start_delay_seconds == 0
+
+
+def test_a_worker_of_a_group_on_gpus_has_as_many_ranks_as_its_pod_has_accelerators() -> None:
+    config = configured(specs.GROUPED_ON_GPUS)
+    assert (config.device, config.nodes, config.node_rank, config.local_ranks) == ("cuda", 2, 1, range(8, 16))
+    *_, workload = resources.build(
+        spec.parse(specs.GROUPED_ON_GPUS), SETTINGS, profile=profiles.named_by(specs.GROUPED_ON_GPUS)
+    )
+    for template in specs.pod_templates([workload]):
+        limits = template["spec"]["containers"][0]["resources"]["limits"]
+        assert limits["example.com/h100"] == str(len(config.local_ranks))
+
+
+def test_operator_and_server_have_the_same_largest_group() -> None:
+    assert schema.MAX_RANKS == MAX_RANKS
 
 
 @settings(max_examples=150)

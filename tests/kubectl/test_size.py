@@ -111,6 +111,22 @@ def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused_with_those_
     assert "cannot be divided among 3 ranks; give one of 1, 2, 4, 8, 16, 32." in capsys.readouterr().err
 
 
+def test_accelerators_of_several_nodes_are_counted_and_stages_between_nodes_advised(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["size", llama, "--memory", "80GB", "--max-model-len", "8192", "--max-num-seqs", "8"]
+    assert main([*asked, "--tensor", "8", "--pipeline", "2", "--nodes", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "of each of 16 accelerators, 8 on each of 2 nodes, in the stage with room" in out
+    assert "Note:" not in out
+    assert main([*asked, "--tensor", "16", "--nodes", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "of each of 16 accelerators, 8 on each of 2 nodes:" in out
+    assert "Note: Ranks that share layers are on several nodes" in out
+    assert main([*asked, "--tensor", "4", "--nodes", "3"]) == 1
+    assert "4 accelerators cannot be spread over 3 nodes" in capsys.readouterr().err
+
+
 def test_ranks_over_pcie_are_advised_against(
     llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

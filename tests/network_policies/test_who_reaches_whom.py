@@ -56,7 +56,10 @@ SPECS: dict[str, Body] = {
     "eks": downloaded(FOR_EACH_POD, "EKS", s3={"uri": "s3://models/model", "region": "eu-central-1"}),
     "aks": downloaded(FOR_EACH_POD, "AKS", oci={"reference": "models.azurecr.io/model:v1"}),
     "group": {"parallelism": {"tensor": 2, "nodes": 2}},
-    "group-b": {"parallelism": {"tensor": 2, "nodes": 2}},
+    "group-b": {
+        "parallelism": {"tensor": 4, "pipeline": 2, "nodes": 2},
+        "resources": {"cpu": "8", "gpu": {}},
+    },
     "split": {"disaggregation": {"prefill": {}}},
     "apart": {"disaggregation": {"prefill": {}, "transport": "NIXL"}},
     "open": {**downloaded(FOR_EACH_POD, **HUB), "networking": {"networkPolicy": {"mode": "None"}}},
@@ -171,6 +174,24 @@ monitoring/prometheus  -           -            yes                -            
 203.0.113.7            -           -            -                  -                   -
 """
 
+# The same for a group on GPUs: NCCL takes any port that the kernel gives it.
+ADMITTED_BY_A_GROUP_ON_GPUS = """
+from                   group-b:7601  group-b:32768  group-b:60999  group-b-worker:32768  group-b-worker:60999
+team-a/group-b         yes           yes            yes            yes                   yes
+team-a/group-b-worker  yes           yes            yes            yes                   yes
+team-a/group           -             -              -              -                     -
+team-a/group-worker    -             -              -              -                     -
+team-a/client          -             -              -              -                     -
+team-a/open            -             -              -              -                     -
+team-a/impostor        -             -              -              -                     -
+team-b/client          -             -              -              -                     -
+team-b/impostor        -             -              -              -                     -
+quire-system/operator  -             -              -              -                     -
+quire-system/adapter   -             -              -              -                     -
+monitoring/prometheus  -             -              -              -                     -
+203.0.113.7            -             -              -              -                     -
+"""
+
 # What a pod may connect to. A model on a claim needs nothing but DNS; a pod that downloads needs the ports of
 # its source, and with a workload identity the metadata server of its cloud.
 REACHED = """
@@ -227,14 +248,15 @@ fd00:ec2::254 80              -                -       -          -            -
 """
 
 REACHED_BY_A_GROUP = """
-to                         group  group-worker
-kube-system/dns 53/UDP     yes    yes
-team-a/group 7600          yes    yes
-team-a/group-worker 40123  yes    yes
-team-a/group-b 7600        -      -
-team-a/client 8000         -      -
-203.0.113.7 443            -      -
-169.254.169.254 80         -      -
+to                           group  group-worker  group-b  group-b-worker
+kube-system/dns 53/UDP       yes    yes           yes      yes
+team-a/group 7600            yes    yes           -        -
+team-a/group-worker 40123    yes    yes           -        -
+team-a/group-b 7600          -      -             yes      yes
+team-a/group-b-worker 60999  -      -             yes      yes
+team-a/client 8000           -      -             -        -
+203.0.113.7 443              -      -             -        -
+169.254.169.254 80           -      -             -        -
 """
 
 # The same for pods of two roles.
@@ -349,8 +371,9 @@ def cases() -> dict[str, dict[Connection, bool]]:
     """For each column of each table the connections in it, and whether they are allowed."""
     tables = {
         ADMITTED: admission, ADMITTED_BY_THE_CHART: admission, ADMITTED_BY_A_GROUP: admission,
-        ADMITTED_TO_ROLES: admission, ADMITTED_BY_NIXL: admission, REACHED: reach, REACHED_BY_A_GROUP: reach,
-        REACHED_BY_ROLES: reach, REACHED_BY_OTHERS: reach, REACHED_BY_THE_CHART: reach,
+        ADMITTED_BY_A_GROUP_ON_GPUS: admission, ADMITTED_TO_ROLES: admission, ADMITTED_BY_NIXL: admission,
+        REACHED: reach, REACHED_BY_A_GROUP: reach, REACHED_BY_ROLES: reach, REACHED_BY_OTHERS: reach,
+        REACHED_BY_THE_CHART: reach,
     }  # fmt: skip
     found = {}
     for text, connection in tables.items():

@@ -61,7 +61,7 @@ def test_a_valid_response_is_parsed() -> None:
         b'{"phase": ["loading"]}',
         b'{"phase": {"a": 1}}',
         b'{"loadedBytes": 1}',
-        statusz(pad="x" * 20_000),
+        statusz(pad="x" * reports.MAX_STATUSZ_BYTES),
     ],
 )
 def test_an_invalid_response_is_dropped_entirely(raw: bytes) -> None:
@@ -92,7 +92,7 @@ def test_loaded_bytes_are_capped_at_total_bytes() -> None:
     [
         (["api", "rank 2", "rank 13"], ("api", "rank 2", "rank 13")),
         (["rank 2\n", "rank", "Rank 2", "rank 99999", "pod x", 2, None, "engine"], ("engine",)),
-        (["rank 1"] * 1000, ("rank 1",) * 32),
+        (["rank 1"] * 1000, ("rank 1",) * 40),
         ("rank 1", ()),
         (None, ()),
     ],

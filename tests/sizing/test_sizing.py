@@ -269,8 +269,42 @@ def test_several_ranks_over_pcie_alone_are_advised_against() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tensor", "pipeline", "nodes", "is_spread"),
+    [
+        (8, 2, 2, False),
+        (4, 4, 2, False),  # two stages on each
+        (8, 1, 1, False),
+        (1, 4, 4, False),
+        (16, 1, 2, True),
+        (2, 3, 2, True),  # the second of three stages
+        (8, 2, 4, True),
+    ],
+)
+def test_ranks_that_add_their_results_over_a_network_are_advised_to_be_stages(
+    tensor: int, pipeline: int, nodes: int, is_spread: bool
+) -> None:
+    card, host = Accelerator(memory=80 * GB, interconnect="NVLink"), 128 * GB
+    serving = Serving(max_model_len=4096, tensor=tensor, pipeline=pipeline, nodes=nodes)
+
+    found = memory.advice(serving, card, host_memory=host)
+
+    assert len(found) == is_spread
+    for hint in found:
+        assert f"{tensor * pipeline // nodes} accelerators on each of {nodes}" in hint
+        assert "Set parallelism.pipeline to the number of nodes" in hint
+
+
+def test_nodes_change_nothing_of_what_an_accelerator_holds() -> None:
+    card, on_one = Accelerator(memory=80 * GB), Serving(max_model_len=4096, pipeline=4)
+    found = memory.budget(LLAMA_2_7B, card, replace(on_one, nodes=2))
+    assert found == memory.budget(LLAMA_2_7B, card, on_one)
+
+
+@pytest.mark.parametrize(
     ("asked", "named"),
     [
+        (Serving(pipeline=4, nodes=3), "4 accelerators cannot be spread over 3 nodes"),
+        (Serving(nodes=0), "over 0 nodes"),
         (Serving(max_model_len=1 << 30), "maxModelLen"),
         (Serving(max_num_seqs=0), "maxNumSeqs"),
         (Serving(utilization=1.5), "gpu-memory-utilization"),

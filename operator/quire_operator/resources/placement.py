@@ -32,8 +32,8 @@ _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def devices(spec: Spec, profile: Profile | None) -> dict[str, str]:
-    """The extended resource of one replica, one for each rank; empty for the CPU."""
-    count = str(spec.parallelism.ranks)
+    """The extended resource of one pod, one for each of its ranks; empty for the CPU."""
+    count = str(spec.parallelism.ranks_per_pod)
     if spec.resources.gpu is not None:
         return {spec.resources.gpu.resource_name: count}
     return {} if profile is None else {profile.resource_name: count}

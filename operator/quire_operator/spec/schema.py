@@ -42,6 +42,7 @@ OCI_REFERENCE = (
     rf"{_OCI_HOST}/{_OCI_PART}(/{_OCI_PART})*(:[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}})?(@sha256:[0-9a-f]{{64}})?"
 )
 AUTO = "Auto"
+MAX_RANKS = 32  # of a replica
 RESOURCE_NAME = f"{DNS_1123_SUBDOMAIN}/{LABEL_VALUE}"
 IDENTIFIER = r"[A-Za-z0-9._:-]*"
 ADDRESS = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?:[0-9]{1,5}"
@@ -226,15 +227,20 @@ class Resources:
 class Parallelism:
     """How many ranks compute the model together, on how many nodes, and how their pods authenticate."""
 
-    tensor: int = number(1, 14, 1)
-    pipeline: int = number(1, 14, 1)
-    nodes: int = number(1, 14, 1)
+    tensor: int = number(1, MAX_RANKS, 1)
+    pipeline: int = number(1, MAX_RANKS, 1)
+    nodes: int = number(1, MAX_RANKS, 1)
     auth_secret_ref: ObjectRef | None = None
 
     @property
     def ranks(self) -> int:
-        """Processes that compute the model."""
+        """Processes that compute the model, of all nodes."""
         return self.tensor * self.pipeline
+
+    @property
+    def ranks_per_pod(self) -> int:
+        """Those of each node."""
+        return self.ranks // self.nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,8 +253,8 @@ class RoleResources:
 class RoleParallelism:
     """Ranks of the pods of one role, all on one node."""
 
-    tensor: int = number(1, 14, 1)
-    pipeline: int = number(1, 14, 1)
+    tensor: int = number(1, MAX_RANKS, 1)
+    pipeline: int = number(1, MAX_RANKS, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from quire_operator.errors import SpecError
 from quire_operator.spec.schema import (
     AUTO,
     LABEL_KEY,
+    MAX_RANKS,
     Autoscaling,
     ChatTemplate,
     Decode,
@@ -344,17 +345,11 @@ def _check_parallelism(spec: Spec) -> None:
         )
     if ranks == 1:
         return
-    if ranks > 14:
-        raise SpecError(field, "a replica has 14 ranks at most: lower tensor or pipeline")
+    if ranks > MAX_RANKS:
+        raise SpecError(field, f"a replica has {MAX_RANKS} ranks at most: lower tensor or pipeline")
     _check_nodes(spec)
-    if spec.resources.accelerator is not None and nodes > 1:
-        raise SpecError(
-            field,
-            "groups of nodes run on CPUs only so far: drop nodes and have all ranks, each with a GPU, in one "
-            "pod, or drop resources.gpu and profileRef",
-        )
     # A rank that gets no CPU for seconds would be given up by the others.
-    if 2 * quantity.parse(spec.resources.cpu) < ranks // nodes:
+    if 2 * quantity.parse(spec.resources.cpu) < spec.parallelism.ranks_per_pod:
         raise SpecError(
             field, "every rank needs half a CPU, better a whole one: lower this, or raise resources.cpu"
         )
@@ -420,8 +415,9 @@ def _check_ranks_of_role(spec: Spec, role: Prefill | Decode, field: str) -> None
     """The rules of `spec.parallelism`, for the ranks and the CPU that a role has."""
     sizes = role.parallelism or spec.parallelism
     ranks = sizes.tensor * sizes.pipeline
-    if ranks > 14:
-        raise SpecError(f"{field}.parallelism", "a pod has 14 ranks at most: lower tensor or pipeline")
+    if ranks > MAX_RANKS:
+        message = f"a pod has {MAX_RANKS} ranks at most: lower tensor or pipeline"
+        raise SpecError(f"{field}.parallelism", message)
     if ranks > 1 and 2 * quantity.parse((role.resources or spec.resources).cpu) < ranks:
         raise SpecError(
             field, "every rank needs half a CPU, better a whole one: lower parallelism, or raise cpu"

@@ -104,6 +104,7 @@ def _serving(model: LLMDeployment, shape: ModelShape | None, status: Mapping[str
         kv_memory=quantity.whole_bytes(cache.memory) if cache.memory else None,
         tensor=model.spec.parallelism.tensor,
         pipeline=model.spec.parallelism.pipeline,
+        nodes=model.spec.parallelism.nodes,
     )
 
 

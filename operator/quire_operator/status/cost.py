@@ -17,7 +17,7 @@ def per_hour(profile: Profile | None, observed: Observed) -> float | None:
     """
     if profile is None or not profile.cost_per_hour:
         return None
-    placed = [pod for pod in observed.pods if _holds_accelerator(pod)]
+    placed = [pod for pod in (*observed.pods, *observed.workers) if _holds_accelerator(pod)]
     return float(profile.cost_per_hour) * sum(_accelerators(pod, profile.resource_name) for pod in placed)
 
 

@@ -26,6 +26,7 @@ BODIES = {
     "idling": specs.IDLING,
     "sharded": specs.SHARDED,
     "grouped": specs.GROUPED,
+    "grouped-gpus": specs.GROUPED_ON_GPUS,
     "sharded-gpus": specs.minimal(
         resources={"cpu": "4", "profileRef": {"name": "h100"}}, parallelism={"tensor": 2, "pipeline": 2}
     ),

@@ -41,6 +41,22 @@ def test_a_profile_sets_the_accelerator_node_selector_tolerations_and_runtime_cl
     assert found["runtimeClassName"] == "nvidia"
 
 
+def test_every_pod_of_a_group_has_the_accelerators_of_its_ranks_and_the_placement_of_the_profile() -> None:
+    sizes = {"tensor": 8, "pipeline": 4, "nodes": 4}
+    template = deployment(resources={"cpu": "16", **REF}, parallelism=sizes)["spec"]["leaderWorkerTemplate"]
+
+    assert template["size"] == 4
+    for pod in (template[f"{role}Template"]["spec"] for role in ("leader", "worker")):
+        assert pod["containers"][0]["resources"]["limits"]["example.com/h100"] == "8", "32 ranks, 4 nodes"
+        assert pod["nodeSelector"] == profiles.FULL["spec"]["nodeSelector"]
+        assert pod["tolerations"] == profiles.FULL["spec"]["tolerations"]
+        assert pod["runtimeClassName"] == "nvidia"
+        (apart,) = pod["affinity"]["podAntiAffinity"][f"required{LATER}"]
+        assert apart["topologyKey"] == "kubernetes.io/hostname", "two of them would share its network"
+        (memory,) = [volume for volume in pod["volumes"] if volume["name"] == "shared-memory"]
+        assert memory["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}, "that NCCL exchanges through"
+
+
 def test_scheduling_in_the_llmdeployment_is_merged_with_the_profile_and_takes_precedence() -> None:
     own = {"key": "mine", "operator": "Exists"}
     first = profiles.FULL["spec"]["tolerations"][0]

@@ -40,6 +40,15 @@ def test_a_pod_costs_the_price_of_each_accelerator_that_it_has() -> None:
     assert status.cost_per_hour(PRICED, observed) == 5 * 2.5
 
 
+def test_the_workers_of_a_group_cost_as_much_as_its_leader() -> None:
+    with_eight = pod(kubelet.ready(), name="m-0-1")
+    with_eight["spec"]["containers"] = [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]
+    waiting = pod(kubelet.unschedulable("0/1 nodes are available."), name="m-0-2")
+    workers = (with_eight, waiting)
+    observed = Observed(body=model_body(), pods=(pod(kubelet.ready(), name="m-0"),), workers=workers)
+    assert status.cost_per_hour(PRICED, observed) == (1 + 8) * 2.5
+
+
 async def test_the_cost_is_a_metric_as_long_as_the_llmdeployment_is_there() -> None:
     api = FakeApi()
     api.put("/apis/serving.quire.dev/v1alpha1/acceleratorprofiles/h100", profiles.FULL)
