@@ -42,7 +42,7 @@ SERVER = Recipe(
     name="quire-server",
     dockerfile="server/Dockerfile",
     requirements=("requirements/uv.txt", "requirements/server.txt"),
-    packages=("kernels/quire_kernels", "server/quire_server"),
+    packages=("kernels/quire_kernels", "server/quire_http", "server/quire_server"),
 )
 # The operator first: it is small, and a broken Dockerfile shows before the heavy one is built.
 IMAGES = (OPERATOR, SERVER)

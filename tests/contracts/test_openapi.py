@@ -3,10 +3,10 @@
 import pytest
 from jsonschema import Draft202012Validator
 
+from quire_http.errors import ApiError
 from quire_server.api import openapi
 from quire_server.api.auth import PUBLIC_PATHS
 from quire_server.api.protocol import requests
-from quire_server.api.protocol.errors import ApiError
 from quire_server.api.routes import router
 from quire_server.model_dir.generation_config import SamplingDefaults
 from tests.server.api import field_values

@@ -34,6 +34,7 @@ CHANGES: dict[str, tuple[Callable[[Path], None], set[str]]] = {
         {"quire-operator"},
     ),
     "code of the server": (lambda t: edit(t / "server/quire_server/__init__.py"), {"quire-server"}),
+    "what servers share": (lambda t: edit(t / "server/quire_http/__init__.py"), {"quire-server"}),
     "code of the kernels": (lambda t: edit(t / "kernels/quire_kernels/__init__.py"), {"quire-server"}),
     "lock of the server": (lambda t: edit(t / "requirements/server.txt"), {"quire-server"}),
     "lock of the operator": (lambda t: edit(t / "requirements/operator.txt"), {"quire-operator"}),

@@ -11,8 +11,6 @@ if __name__ == "__main__":
     gc.disable()  # until `_run`: what is imported stays, and walking it takes a fifth of the start
 
 import asyncio
-import contextlib
-import ctypes
 import functools
 import logging
 import math
@@ -21,23 +19,21 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import uvicorn
 import uvloop
 from prometheus_client import disable_created_metrics
 
+from quire_http.drain import Drain, DrainLimits
+from quire_http.malloc import return_memory
+from quire_http.server import HttpServer, listen
 from quire_server import config, fault_injection, log, termination
 from quire_server.api.admission import Admission, Limits
 from quire_server.api.app import create_app
 from quire_server.api.auth import Keys
-from quire_server.api.connection_limit import ConnectionLimit, raise_file_limit
 from quire_server.api.context import ServerContext
 from quire_server.api.deep_check import DeepCheck
-from quire_server.api.drain import Drain, DrainLimits
-from quire_server.api.http_protocol import Connection
-from quire_server.api.parser_turns import ParserTurns
 from quire_server.api.ranks import read_ranks
 from quire_server.api.rate_limit import RateLimits, Rates
 from quire_server.api.request_log import RequestLog, RequestLogging, read_patterns
@@ -64,22 +60,10 @@ from quire_server.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Longer than clients keep idle connections, so that the client is the one who closes.
-_KEEP_ALIVE_SECONDS = 75
 _LAG_PERIOD_SECONDS = 0.1
-# Connections that one round of the event loop accepts. It accepts one of each listening socket, so that a
-# client's would wait for a round for each one that came before: the one socket has several descriptors.
-_ACCEPTS_PER_ROUND = 8
-# A peer that has vanished (a lost node, a pulled cable) says nothing: its connection is closed when it has
-# acknowledged nothing for so long. gRPC waits as long by default.
-_LOST_PEER_SECONDS = 20
-_PROBE_SECONDS = 5
 # For how long the event loop waits for the interpreter's lock while another thread computes: at each of its
 # rounds, of which a request takes several.
 _SWITCH_SECONDS = 0.0005
-# Parameters of glibc's mallopt, and their values.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_MALLOC = {_M_MMAP_THRESHOLD: 512 << 10, _M_TRIM_THRESHOLD: 1 << 20, _M_ARENA_MAX: 2}
 
 
 def main(argv: list[str]) -> int:
@@ -87,7 +71,7 @@ def main(argv: list[str]) -> int:
     run_dir = Path(argv[0])
     settings = config.parse_args(argv[1:], os.environ)
     log.configure("api", settings.log_level)
-    _return_memory()
+    return_memory()
     sys.setswitchinterval(_SWITCH_SECONDS)
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not annotate it
     try:
@@ -120,15 +104,6 @@ def _run(settings: ServeConfig, run_dir: Path) -> None:
         if context.long_texts is not None:
             context.long_texts.close()
         context.tracing.close()
-
-
-def _return_memory() -> None:
-    """Have what large bodies took returned to the system when they are gone. By default glibc keeps pieces of
-    up to 32 MiB, in each of many arenas, and one small object behind them keeps them all.
-    """
-    if hasattr(libc := ctypes.CDLL(None), "mallopt"):  # musl has none
-        for parameter, value in _MALLOC.items():
-            libc.mallopt(parameter, value)
 
 
 def build_context(settings: ServeConfig, run_dir: Path) -> ServerContext:
@@ -200,62 +175,20 @@ def _limits(settings: ServeConfig) -> Limits:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket on exactly the address that was asked for."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _notice_lost_peers(listener)
-        listener.bind(address)
+        return listen(host, port)
     except OSError as error:
         raise ConfigError(
             f"The API cannot listen on {host}:{port} ({error.strerror}): choose another --port or --host."
         ) from None
-    return listener
-
-
-def _notice_lost_peers(listener: socket.socket) -> None:
-    """Set what accepted connections inherit: probes of idle ones, a limit for what stays unacknowledged."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _LOST_PEER_SECONDS // 2)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _LOST_PEER_SECONDS // 2 // _PROBE_SECONDS)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _LOST_PEER_SECONDS)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its own idea of signals: it would hang up on clients where we drain."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the drain."""
-        yield
 
 
 async def _serve(context: ServerContext, listener: socket.socket, *, max_age: float, faults: Faults) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, context.drain.begin)
     refused = functools.partial(context.metrics.refused, "too_many_connections")
-    limit = ConnectionLimit(raise_file_limit(), refused)
-    server = _Server(
-        uvicorn.Config(
-            create_app(context),
-            http=functools.partial(  # type: ignore[arg-type]  # uvicorn only calls it
-                Connection, max_age=max_age, limit=limit, turns=ParserTurns()
-            ),
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=1,
-        )
-    )
-    listeners = [listener, *(listener.dup() for _ in range(_ACCEPTS_PER_ROUND - 1))]
-    serving = loop.create_task(server.serve(sockets=listeners))
-    while not server.started and not serving.done():
-        await asyncio.sleep(0.01)
+    server = HttpServer(create_app(context), listener, max_connection_age=max_age, on_refusal=refused)
+    serving = await server.start()
     beating = loop.create_task(_beat(context.state))
     # Only now: to the engine, and so to readiness, our connection means that we listen.
     connecting = loop.create_task(context.engine.run())
@@ -268,8 +201,8 @@ async def _serve(context: ServerContext, listener: socket.socket, *, max_age: fl
         raise RuntimeError("the HTTP server ended by itself")
     if faults.due("stuck_drain", float("inf")):
         await asyncio.Event().wait()
-    await context.drain.wait_for_end(lambda: _clients(server), lambda: _has_transfers(context.engine.stats))
-    server.should_exit = True
+    await context.drain.wait_for_end(server.connections, lambda: _has_transfers(context.engine.stats))
+    server.stop()
     await serving
     connecting.cancel()
     watching.cancel()
@@ -295,10 +228,6 @@ async def _watch_lag(observe: Callable[[float], None]) -> None:
 def _has_transfers(stats: EngineStats) -> bool:
     """Whether prefixes are computed here for other servers, or wait to be read by them."""
     return bool(stats.transfers.computing or stats.transfers.held)
-
-
-def _clients(server: uvicorn.Server) -> list[Connection]:
-    return [one for one in server.server_state.connections if isinstance(one, Connection)]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire_server.api.protocol.errors import limited, overloaded
+from quire_http.errors import limited, overloaded
 from quire_server.core.policy import OutputLengthEstimator
 from quire_server.core.stats import EngineStats
 from quire_server.engine.messages import EngineInfo

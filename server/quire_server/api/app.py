@@ -7,20 +7,20 @@ and `send` as they are, so that a disconnect is seen and streamed bytes are sent
 
 from __future__ import annotations
 
-import math
-import time
-
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quire_http.connection_age import closing, is_old, opened_at
+from quire_http.drain import RETRY_AFTER_SECONDS
+from quire_http.errors import overloaded
+from quire_http.exchange import HttpExchange
 from quire_server import log
 from quire_server.api import openapi, routes
-from quire_server.api.auth import PUBLIC_PATHS, require_key
+from quire_server.api.auth import PRINCIPAL, PUBLIC_PATHS, require_key
 from quire_server.api.context import ServerContext
-from quire_server.api.drain import RETRY_AFTER_SECONDS
-from quire_server.api.http_exchange import EXCHANGE, HttpExchange
-from quire_server.api.protocol.errors import overloaded
+from quire_server.api.exchange_response import EXCHANGE
+from quire_server.api.protocol.errors import from_exception
 from quire_server.api.protocol.validation import Json
 
 
@@ -50,8 +50,9 @@ def create_app(context: ServerContext) -> ASGIApp:
     async def shell(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"{scope['type']} is not served")
-        is_last = context.drain.begun or _is_old(scope)
-        exchange = HttpExchange(scope, receive, _closing(send) if is_last else send, context.body_memory)
+        is_last = context.drain.begun or is_old(scope)
+        sending = closing(send) if is_last else send
+        exchange = HttpExchange(scope, receive, sending, context.body_memory, from_exception)
         log.request_facts.set({"request_id": exchange.request_id})  # of this task alone
         try:
             _check_access(context, scope)
@@ -59,6 +60,8 @@ def create_app(context: ServerContext) -> ASGIApp:
             await exchange.fail(error)
             await exchange.finish()
             return
+        if PRINCIPAL in scope:
+            exchange.client = scope[PRINCIPAL].client
         # The server leaves out the body of a HEAD by itself.
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         await inner({**scope, "method": method, EXCHANGE: exchange}, receive, send)
@@ -70,23 +73,6 @@ def _check_access(context: ServerContext, scope: Scope) -> None:
     """Raises ApiError where the connection is drained or the key is missing."""
     if scope["path"] in PUBLIC_PATHS:
         return
-    # A connection that is not of our server (a test's) is as old as this request.
-    if context.drain.refuses(scope.get("state", {}).get("opened_at", time.monotonic())):
+    if context.drain.refuses(opened_at(scope)):
         raise overloaded("draining", "The server is going away; ask again elsewhere.", RETRY_AFTER_SECONDS)
     require_key(context.keys, scope)
-
-
-def _is_old(scope: Scope) -> bool:
-    """Whether the connection has reached its maximum age; none that is not of our server (a test's) has."""
-    return bool(time.monotonic() >= scope.get("state", {}).get("expires_at", math.inf))
-
-
-def _closing(send: Send) -> Send:
-    """The response closes its connection: while draining each one, else that of an old connection."""
-
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
-        await send(message)
-
-    return sending

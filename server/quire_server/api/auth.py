@@ -20,7 +20,7 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-from quire_server.api.protocol.errors import ApiError
+from quire_http.errors import ApiError
 from quire_server.core.policy import CLASSES, MAX_PRIORITY, MIN_PRIORITY
 
 logger = logging.getLogger(__name__)

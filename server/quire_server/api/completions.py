@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from quire_http.errors import overloaded
+from quire_http.exchange import HttpExchange
 from quire_server.api.admission import AdmissionRequest, AnswerLimits
 from quire_server.api.context import ServerContext
-from quire_server.api.http_exchange import HttpExchange
 from quire_server.api.input_processor import Prompt, engine_requests
 from quire_server.api.output_processor import OutputDelta, answer_all, halve
-from quire_server.api.protocol.errors import overloaded
 from quire_server.api.protocol.requests import (
     ChatCall,
     CompletionCall,

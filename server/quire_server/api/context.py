@@ -16,13 +16,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from quire_http.body_memory import BodyMemory
+from quire_http.drain import Drain
+from quire_http.errors import ApiError, bad_field, overloaded
+from quire_http.exchange import HttpExchange
 from quire_server.api.admission import Admission
 from quire_server.api.auth import Keys, Principal
-from quire_server.api.body_memory import BodyMemory
 from quire_server.api.deep_check import DeepCheck
-from quire_server.api.drain import Drain
-from quire_server.api.http_exchange import HttpExchange
-from quire_server.api.protocol.errors import ApiError, bad_field, overloaded
 from quire_server.api.protocol.requests import MAX_TEXT_TOKENS, Prompts
 from quire_server.api.protocol.validation import Json, parse_object
 from quire_server.api.rate_limit import Rates

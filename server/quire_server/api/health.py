@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from urllib.parse import parse_qsl
 
+from quire_http.errors import bad_field
+from quire_http.exchange import HttpExchange
 from quire_server import __version__
 from quire_server.api.admission import MEMORY_LIMIT, SHED_FROM
 from quire_server.api.auth import require_key
 from quire_server.api.context import ServerContext
 from quire_server.api.deep_check import INTERVAL_SECONDS, NUM_TOKENS, TIMEOUT_SECONDS
-from quire_server.api.http_exchange import HttpExchange
-from quire_server.api.protocol.errors import bad_field
 from quire_server.health import decision
 
 Json = dict[str, object]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from quire_http.errors import bad_field
 from quire_server.api.auth import Principal
-from quire_server.api.protocol.errors import bad_field
 from quire_server.api.protocol.requests import Generation
 from quire_server.core.request import Request
 from quire_server.core.sampling_params import INT64_MAX, Grammar, SamplingParams

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from quire_server.api.protocol.errors import ApiError, limited
+from quire_http.errors import ApiError, limited
 
 _MINUTE = 60.0
 

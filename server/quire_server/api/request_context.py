@@ -11,17 +11,16 @@ import time
 import uuid
 from collections.abc import Awaitable
 
+from quire_http.errors import ApiError, overloaded
+from quire_http.exchange import ClientGoneError, CutError, HttpExchange
 from quire_server import log
 from quire_server.api.admission import Reservation
 from quire_server.api.auth import PRINCIPAL, Principal
 from quire_server.api.context import ServerContext
-from quire_server.api.http_exchange import ClientGoneError, CutError, HttpExchange
 from quire_server.api.protocol.errors import (
     ENGINE_UNAVAILABLE,
     OUT_OF_MEMORY,
-    ApiError,
     from_exception,
-    overloaded,
 )
 from quire_server.api.protocol.requests import Generation, TextRules
 from quire_server.api.tracing import Attributes

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Protocol
 
+from quire_http.exchange import HttpExchange, to_json
 from quire_server import __version__
-from quire_server.api.http_exchange import HttpExchange, to_json
 from quire_server.api.output_processor import OutputDelta
 from quire_server.api.request_context import TokenCounts
 from quire_server.core.step import TokenLogprobs

@@ -17,13 +17,14 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from quire_http.errors import ApiError, bad_field
+from quire_http.exchange import HttpExchange
 from quire_server import __version__
 from quire_server.api import completions
 from quire_server.api.context import ServerContext
+from quire_server.api.exchange_response import ExchangeResponse
 from quire_server.api.health import health
-from quire_server.api.http_exchange import ExchangeResponse, HttpExchange
 from quire_server.api.protocol import responses
-from quire_server.api.protocol.errors import ApiError, bad_field
 from quire_server.api.protocol.requests import (
     ChatCompletionRequest,
     CompletionRequest,

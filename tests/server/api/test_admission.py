@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire_http.errors import ApiError
 from quire_server.api.admission import (
     Admission,
     AdmissionRequest,
@@ -16,7 +17,6 @@ from quire_server.api.admission import (
     kv_demand,
     shed_reason,
 )
-from quire_server.api.protocol.errors import ApiError
 from quire_server.core.stats import EngineStats
 from quire_server.engine.messages import EngineInfo
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire_http.errors import ApiError
 from quire_server.api import auth
 from quire_server.api.auth import Keys, Principal
-from quire_server.api.protocol.errors import ApiError
 from quire_server.core.policy import CLASSES, MIN_PRIORITY
 
 

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
+from quire_http.drain import Drain, DrainLimits
+from quire_http.exchange import HttpExchange
 from quire_server.api import completions
 from quire_server.api.admission import Admission, AdmissionRequest, Limits
 from quire_server.api.auth import PRINCIPAL, Principal
 from quire_server.api.context import ServerContext
-from quire_server.api.drain import Drain, DrainLimits
-from quire_server.api.http_exchange import HttpExchange
 from quire_server.api.output_processor import OutputDelta
 from quire_server.api.rate_limit import RateLimits, Rates
 from quire_server.engine.messages import EngineInfo, EngineStats

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from quire_http.errors import ApiError
 from quire_server.api import routes
 from quire_server.api.context import ServerContext
-from quire_server.api.protocol.errors import ApiError
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.errors import ModelCorruptError
 from quire_server.model_dir.files import ModelFiles

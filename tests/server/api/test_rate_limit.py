@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_server.api.protocol.errors import ApiError
+from quire_http.errors import ApiError
 from quire_server.api.rate_limit import RateLimits, Rates
 
 

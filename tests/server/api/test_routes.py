@@ -7,10 +7,10 @@ import time
 import httpx
 import pytest
 
+from quire_http.drain import Drain, DrainLimits
 from quire_server.api.app import create_app
 from quire_server.api.auth import Keys
 from quire_server.api.context import ServerContext
-from quire_server.api.drain import Drain, DrainLimits
 from quire_server.model_dir.generation_config import SamplingDefaults
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from quire_server.api.http_exchange import HttpExchange
+from quire_http.exchange import HttpExchange
 from quire_server.api.output_processor import OutputDelta
 from quire_server.api.request_context import TokenCounts
 from quire_server.api.response_formatter import ChatFormatter, CompletionFormatter, Header, StreamedResponse

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quire_server.api.protocol.requests import MAX_BODY_BYTES
+from quire_http.exchange import MAX_BODY_BYTES
 from tests.server import listening
 from tests.server.conftest import KEY
 

@@ -9,8 +9,8 @@ import socket
 
 import pytest
 
-from quire_server.api.body_memory import MEMORY_LIMIT
-from quire_server.api.protocol.requests import MAX_BODY_BYTES
+from quire_http.body_memory import MEMORY_LIMIT
+from quire_http.exchange import MAX_BODY_BYTES
 from tests.server.launch import Server
 
 NUM_UNFINISHED = 40

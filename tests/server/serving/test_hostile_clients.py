@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quire_server.api.connection_limit import MAX_CONNECTIONS
+from quire_http.connection_limit import MAX_CONNECTIONS
 from quire_server.health.server import MAX_WAITING
 from tests.server import listening
 from tests.server.conftest import KEY

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from e2e.ports import free_port
-from quire_server.api.drain import LINGER_SECONDS
+from quire_http.drain import LINGER_SECONDS
 from tests.server.launch import NO_TLS, Server
 
 pytestmark = pytest.mark.timeout(120)  # a busy machine may take half a minute to import torch

@@ -21,7 +21,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from quire_server.api.protocol.errors import bad_field
+from quire_http.errors import bad_field
+from quire_http.exchange import MAX_BODY_BYTES
 from quire_server.api.protocol.sampling import MAX_LOGPROBS, SamplingFields
 from quire_server.api.protocol.structured_outputs import (
     ResponseFormat,
@@ -53,7 +54,6 @@ from quire_server.core.sampling_params import INT64_MAX, SamplingParams
 from quire_server.model_dir.generation_config import SamplingDefaults
 from quire_server.text.grammar_compiler import GrammarRequest
 
-MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_CHOICES = 64
 MAX_N = 16
 MAX_NAME = 256

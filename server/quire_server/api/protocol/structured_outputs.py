@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from quire_server.api.protocol.errors import bad_field
+from quire_http.errors import bad_field
 from quire_server.api.protocol.validation import Boolean, Json, OneOf, RequestModel, Text, explained, wrong
 from quire_server.core.sampling_params import GrammarKind
 from quire_server.text.grammar_compiler import GrammarRequest

@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema, from_json
 
-from quire_server.api.protocol.errors import ApiError, bad_field
+from quire_http.errors import ApiError, bad_field
 
 _MAX_SHOWN = 256  # characters of an unknown field's name
 _EXPLAINED = "explained"

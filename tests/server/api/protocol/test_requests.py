@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_server.api.protocol.errors import ApiError
+from quire_http.errors import ApiError
 from quire_server.api.protocol.requests import (
     DetokenizeRequest,
     TokenizeRequest,

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from quire_http.errors import ApiError
 from quire_server.api.auth import Principal
 from quire_server.api.input_processor import MAX_NUMBERS, bad_word_ids, engine_requests
-from quire_server.api.protocol.errors import ApiError
 from quire_server.api.protocol.requests import parse_completion
 from quire_server.engine.messages import EngineInfo
 from quire_server.model_dir.generation_config import SamplingDefaults

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from quire_server.api.protocol.errors import ApiError
+from quire_http.errors import ApiError
 from tests.server.api.protocol.test_requests import chat, completion
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

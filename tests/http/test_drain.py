@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-from quire_server.api.drain import ENDPOINT_REMOVAL_SECONDS, LINGER_SECONDS, Drain, DrainLimits
+from quire_http.drain import ENDPOINT_REMOVAL_SECONDS, LINGER_SECONDS, Drain, DrainLimits
 
 
 class Clock:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from quire_server.api.http_protocol import MAX_HEADER_BYTES, Connection
-from tests.server.api.test_http_protocol import Transport, settings
+from quire_http.protocol import MAX_HEADER_BYTES, Connection
+from tests.http.test_protocol import Transport, settings
 
 SECOND = b"GET /second HTTP/1.1\r\nHost: x\r\n\r\n"
 UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from quire_server.api.parser_turns import ParserTurns
+from quire_http.parser_turns import ParserTurns
 
 
 class Dropping:

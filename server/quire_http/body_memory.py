@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from quire_server.api.protocol.errors import overloaded
+from quire_http.errors import overloaded
 
 #: Bytes. The longest body takes at most 48 MiB, if all of it is one string with one wide character.
 MEMORY_LIMIT = 64 << 20

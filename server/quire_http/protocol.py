@@ -24,11 +24,11 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from quire_server.api.connection_limit import ConnectionLimit, State
-from quire_server.api.drain import LINGER_SECONDS
-from quire_server.api.http_exchange import request_id, to_json
-from quire_server.api.parser_turns import ParserTurns
-from quire_server.api.protocol.errors import ApiError, overloaded
+from quire_http.connection_limit import ConnectionLimit, State
+from quire_http.drain import LINGER_SECONDS
+from quire_http.errors import ApiError, overloaded
+from quire_http.exchange import request_id, to_json
+from quire_http.parser_turns import ParserTurns
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 256

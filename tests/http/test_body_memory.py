@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_server.api.body_memory import MEMORY_LIMIT, BodyMemory
-from quire_server.api.protocol.body_size import BodySize
-from quire_server.api.protocol.errors import ApiError
-from quire_server.api.protocol.requests import MAX_BODY_BYTES
+from quire_http.body_memory import MEMORY_LIMIT, BodyMemory
+from quire_http.body_size import BodySize
+from quire_http.errors import ApiError
+from quire_http.exchange import MAX_BODY_BYTES
 
 
 def taken(memory, client, size):

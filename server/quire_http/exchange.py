@@ -1,7 +1,7 @@
 """One request's HTTP exchange on bare ASGI: read a bounded body, send JSON or a stream, notice a disconnect.
 
 Bare on purpose: request classes and middleware of frameworks wrap `receive`, which hides the client's
-disconnect, and re-encode what is streamed. The routes of FastAPI hand over to it by `ExchangeResponse`.
+disconnect, and re-encode what is streamed.
 """
 
 from __future__ import annotations
@@ -12,22 +12,17 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from fastapi import Response
-from starlette.types import Receive, Scope, Send
-
-from quire_server.api.auth import PRINCIPAL
-from quire_server.api.body_memory import BodyMemory, BodyShare
-from quire_server.api.protocol.body_size import CONTAINER_WEIGHT, LEAST_MEMORY_PER_BYTE, BodySize
-from quire_server.api.protocol.errors import ApiError, from_exception
-from quire_server.api.protocol.requests import MAX_BODY_BYTES
+from quire_http.asgi import Receive, Scope, Send
+from quire_http.body_memory import BodyMemory, BodyShare
+from quire_http.body_size import CONTAINER_WEIGHT, LEAST_MEMORY_PER_BYTE, BodySize
+from quire_http.errors import ApiError, from_exception
 
 logger = logging.getLogger(__name__)
 
-#: The key of the scope under which the exchange travels to its route.
-EXCHANGE = "quire.exchange"
+MAX_BODY_BYTES = 4 * 1024 * 1024
 _BODY_TIMEOUT_SECONDS = 30.0
 _DISCARD_SECONDS = 10.0  # as long as an unread body is waited for after the response
 _RESERVED_BYTES = 64 * 1024  # of a body whose length is not announced, before its next bytes are read
@@ -45,11 +40,20 @@ class CutError(Exception):
 
 
 class HttpExchange:
-    """One request and its response."""
+    """One request and its response. ``translate``: the response for an exception of a handler."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, memory: BodyMemory | None = None) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        memory: BodyMemory | None = None,
+        translate: Callable[[Exception], ApiError] = from_exception,
+    ) -> None:
         self.scope = scope
+        self.client = ""  # the name of the API key, empty where there are none
         self._memory = memory or BodyMemory()
+        self._translate = translate
         self._share: BodyShare | None = None
         self._receive = receive
         self._send = send
@@ -59,12 +63,6 @@ class HttpExchange:
         self._is_unfinished = False  # the response is sent, its end not yet, see `finish`
         self.request_id = request_id(scope["headers"])
         self.headers = [("x-request-id", self.request_id)]  # of the response, whatever it will be
-
-    @property
-    def client(self) -> str:
-        """The name of the API key, empty where there are none."""
-        principal = self.scope.get(PRINCIPAL)
-        return principal.client if principal is not None else ""
 
     async def body(self, max_values: int) -> bytes | bytearray:
         """The request's body, with at most so many JSON values. Its memory is counted until `release_body`.
@@ -128,7 +126,7 @@ class HttpExchange:
         """The response to an exception of a handler; none where the client is gone."""
         if isinstance(error, ClientGoneError):
             return
-        answer = from_exception(error)
+        answer = self._translate(error)
         if answer.status >= 500 and answer.status != 503:
             logger.error("request failed", extra={"path": self.scope["path"]}, exc_info=error)
         await self.error(answer)
@@ -219,27 +217,6 @@ class HttpExchange:
             (name.encode("latin-1"), value.encode("latin-1")) for name, value in (*self.headers, *headers)
         ]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
-
-
-class ExchangeResponse(Response):
-    """What a route returns to FastAPI: the handler that writes the response on the exchange itself."""
-
-    background = None
-
-    def __init__(self, handler: Callable[[Any, HttpExchange], Awaitable[None]]) -> None:
-        self._handler = handler
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the handler; FastAPI never sees an exception of it."""
-        exchange: HttpExchange = scope[EXCHANGE]
-        try:
-            await self._handler(scope["app"].state.context, exchange)
-        except Exception as error:  # the boundary of a request
-            await exchange.fail(error)
-        try:
-            await exchange.finish()
-        finally:
-            exchange.release_body()
 
 
 def _too_long() -> ApiError:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_server.api.protocol.body_size import CONTAINER_WEIGHT, BodySize
+from quire_http.body_size import CONTAINER_WEIGHT, BodySize
 from quire_server.api.protocol.validation import parse_object
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20) | st.sampled_from(

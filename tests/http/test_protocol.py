@@ -9,10 +9,10 @@ import pytest
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from quire_server.api.connection_limit import ConnectionLimit
-from quire_server.api.drain import LINGER_SECONDS
-from quire_server.api.http_protocol import MAX_HEADERS, MAX_PIPELINED, Connection
-from quire_server.api.parser_turns import ParserTurns
+from quire_http.connection_limit import ConnectionLimit
+from quire_http.drain import LINGER_SECONDS
+from quire_http.parser_turns import ParserTurns
+from quire_http.protocol import MAX_HEADERS, MAX_PIPELINED, Connection
 
 MAX_AGE = 12.0  # less than the other timeouts
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"

@@ -40,7 +40,7 @@ class ClientConnection(Protocol):
 
 
 class Drain:
-    """The drain of one API process."""
+    """The drain of one process."""
 
     def __init__(self, limits: DrainLimits, clock: Callable[[], float]) -> None:
         self._limits = limits
@@ -80,7 +80,7 @@ class Drain:
         serves_others: Callable[[], bool] = lambda: False,
     ) -> None:
         """Returns when no client is left, at the latest when the time is over; then the rest has been cut.
-        ``serves_others``: whether the engine still does what other servers have asked it for.
+        ``serves_others``: whether this server still does what others have asked it for outside of HTTP.
         """
         assert self._begun_at is not None
         deadline = self._begun_at + self._limits.timeout
