@@ -3,6 +3,7 @@
 A pool is [slots, layers, 2, ...]: a block's data of all layers is contiguous there, and moves in one copy.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,11 +16,20 @@ Pairs = Sequence[tuple[int, int]]
 _STAGING_BYTES = 64 << 20  # temporary buffer on the device
 
 
-def host_pool(caches: Sequence[Tensor], slots: int) -> Tensor:
-    """A pool of zeros for blocks of ``caches``, [2, num_blocks, ...] each; pinned memory for a GPU."""
+def host_pool(caches: Sequence[Tensor], slots: int, memory: Tensor | None = None) -> Tensor:
+    """A pool for blocks of ``caches``, [2, num_blocks, ...] each: of zeros, in pinned memory for a GPU, or in
+    ``memory`` u8, which may be larger.
+    """
     first = caches[0]
     shape = (slots, len(caches), 2, *first.shape[2:])
-    return torch.zeros(shape, dtype=first.dtype, pin_memory=first.is_cuda)
+    if memory is None:
+        return torch.zeros(shape, dtype=first.dtype, pin_memory=first.is_cuda)
+    return memory[: math.prod(shape) * first.dtype.itemsize].view(first.dtype).view(shape)
+
+
+def device_bytes(block_bytes: int) -> int:
+    """Memory of a GPU that its copies of blocks need for a moment."""
+    return max(block_bytes, _STAGING_BYTES)
 
 
 def save_blocks(caches: Sequence[Tensor], pool: Tensor, pairs: Pairs) -> None:

@@ -165,6 +165,11 @@ class ServeConfig:
     kv_lease_seconds: float = setting(
         30.0, seconds(1), "longest time for which a kv_producer keeps blocks that are not read"
     )
+    kv_staging_bytes: int = setting(
+        4 << 30,
+        integer(1),
+        "bytes of host memory through which KV blocks go between a GPU and other servers",
+    )
     local_prefill_below_tokens: int = setting(
         512,
         integer(1),
@@ -391,7 +396,6 @@ def _check_kv_transfer(config: ServeConfig) -> None:
     if not config.enable_prefix_caching:
         raise ConfigError(f"{role} needs the prefix cache: leave out --no-enable-prefix-caching")
     for flag, is_set in (
-        ("--device cuda", config.device == "cuda"),
         ("--nodes", config.nodes > 1),
         ("--kv-offload-host-bytes", config.kv_offload_host_bytes > 0),
         ("--speculative-method draft-model", config.speculative_model is not None),

@@ -30,3 +30,14 @@ def test_no_pairs_are_no_copies() -> None:
     save_blocks(caches, pool, [])
     load_blocks(pool, caches, [])
     assert not pool.any()
+
+
+@DTYPES
+def test_a_pool_may_be_in_memory_that_others_read_and_write(dtype: torch.dtype) -> None:
+    caches = layers(dtype)
+    memory = torch.zeros(2 * 3 * 2 * 2 * 4 * 8 * dtype.itemsize + 100, dtype=torch.uint8)
+    pool = host_pool(caches, 2, memory)
+    save_blocks(caches, pool, [(2, 1)])
+    half = (len(memory) - 100) // 2
+    assert memory[half : 2 * half].view(dtype).equal(torch.stack([cache[:, 2] for cache in caches]).view(-1))
+    assert not memory[:half].any() and not memory[2 * half :].any()

@@ -51,7 +51,8 @@ class SchedulerConfig:
 
     ``free_block_reserve``: share of the KV blocks that admission leaves free, so that new requests do not
     cause preemptions at once. ``max_pinned_share``: largest share of blocks that explicit prompt caching may
-    keep from eviction. Slots: KV blocks that the lower tiers hold.
+    keep from eviction. Slots: KV blocks that the lower tiers hold, or that are staged: on the host, on their
+    way between a GPU and another server.
     """
 
     max_num_seqs: int
@@ -65,6 +66,7 @@ class SchedulerConfig:
     max_pinned_share: float = 0.25
     num_host_slots: int = 0
     num_disk_slots: int = 0
+    num_staging_slots: int = 0  # more than 0 only without lower tiers
     preemption_mode: PreemptionMode = PreemptionMode.RECOMPUTE
     seed: int = 0  # from which the seeds of requests without one are derived
     policy: Policy = Policy.FCFS

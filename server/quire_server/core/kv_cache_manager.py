@@ -9,7 +9,7 @@ which sequence goes first and which one is preempted; nothing here knows an orde
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire_server.core.block_hash import ROOT, BlockHashChain, Content
@@ -36,12 +36,14 @@ class PrefixBlocks:
     """The blocks of a prefix that is read by or from another server; no sequence uses them because of it.
 
     The first ``num_cached`` hold their content; the others get theirs while the prefix is transferred.
+    ``slots``: where on the host those are that are read, if transfers do not reach the device.
     """
 
     tokens: tuple[int, ...]  # of whole blocks
     hashes: BlockHashChain
     block_ids: list[int]
     num_cached: int
+    slots: list[int] = field(default_factory=list)
 
 
 class KVCacheManager:
@@ -50,18 +52,23 @@ class KVCacheManager:
     def __init__(self, config: SchedulerConfig, clock: Callable[[], float]) -> None:
         self._block_size = config.block_size
         self._caching = config.enable_prefix_caching
-        self._swapping = config.preemption_mode is PreemptionMode.SWAP
+        self._num_staging_slots = config.num_staging_slots
+        assert not (config.num_staging_slots and config.num_host_slots), "the slots are for one of both"
+        self._swapping = config.preemption_mode is PreemptionMode.SWAP and not config.num_staging_slots
         self._free_block_reserve = int(config.num_blocks * config.free_block_reserve)
         self._clock = clock
-        self._offload = OffloadManager(config.num_host_slots, config.num_disk_slots)
+        self._offload = OffloadManager(
+            config.num_host_slots or config.num_staging_slots, config.num_disk_slots
+        )
         self._has_offload = config.num_host_slots > 0
         self._pool = BlockPool(
             config.num_blocks,
             max_pinned=int(config.num_blocks * config.max_pinned_share),
-            on_evict=self._offload.demote,
+            on_evict=self._offload.demote if self._has_offload else _drop,
         )
         self._last_number = ROOT
         self._transferred: set[PrefixBlocks] = set()  # what ``hold`` and ``reserve`` returned
+        self._staged: set[int] = set()  # what ``take_slots`` returned
         self._queries = self._hits = self._pins_refused = self._swaps = 0
 
     @property
@@ -228,8 +235,8 @@ class KVCacheManager:
         return held
 
     def reserve(self, tokens: tuple[int, ...], salt: str) -> PrefixBlocks | None:
-        """Blocks for a prefix: cached ones, and new ones for the rest; None where there is no room beyond the
-        reserve.
+        """Blocks for a prefix: cached ones, and new ones for the rest, with a slot each where it is staged;
+        None where there is no room beyond the reserve.
         """
         hashes = BlockHashChain(salt)
         hits = self._cached_blocks(tokens, hashes)
@@ -237,10 +244,13 @@ class KVCacheManager:
         self.expire_pins()
         if self._pool.num_free_after(hits, num_new) < self._free_block_reserve:
             return None
+        slots = self._offload.take(num_new) if self.stages else []
+        if self.stages and len(slots) < num_new:
+            return None
         self._pool.share(hits)
         allocated = [self._pool.allocate() for _ in range(num_new)]
         new = [block_id for block_id in allocated if block_id is not None]
-        reserved = PrefixBlocks(tokens, hashes, [*hits, *new], len(hits))
+        reserved = PrefixBlocks(tokens, hashes, [*hits, *new], len(hits), slots)
         self._transferred.add(reserved)
         return reserved
 
@@ -256,6 +266,46 @@ class KVCacheManager:
         """The transfer is over. What is published stays in the cache."""
         self._transferred.remove(blocks)
         self._pool.release(blocks.block_ids)
+        self._offload.release(blocks.slots, after_step=False)
+        blocks.slots = []
+
+    # ---------------------------------------------------------------- staging
+
+    @property
+    def stages(self) -> bool:
+        """Whether transfers read and write slots on the host instead of blocks."""
+        return self._num_staging_slots > 0
+
+    @property
+    def num_staging_slots(self) -> int:
+        """All of them, in use or not."""
+        return self._num_staging_slots
+
+    @property
+    def has_staged_copies(self) -> bool:
+        """Whether the next step copies to or from slots, so that it is wanted even if it computes nothing."""
+        return self.stages and self._offload.has_copies
+
+    def take_slots(self, count: int) -> list[int]:
+        """Slots, owned by the caller until ``free_slots``; none where there are not so many."""
+        slots = self._offload.take(count)
+        self._staged.update(slots)
+        return slots
+
+    def free_slots(self, slots: Iterable[int]) -> None:
+        """No copy and no transfer uses them any more."""
+        freed = list(slots)
+        self._staged.difference_update(freed)
+        self._offload.release(freed, after_step=False)
+
+    def stage(self, held: PrefixBlocks, slots: Tokens[int]) -> None:
+        """Copy the blocks of a prefix to slots, in the next step."""
+        self._offload.save(held.block_ids, slots)
+
+    def unstage(self, reserved: PrefixBlocks) -> None:
+        """Copy what was read from the slots of reserved blocks to the blocks, in the next step."""
+        for slot, block_id in zip(reserved.slots, reserved.block_ids[reserved.num_cached :], strict=True):
+            self._offload.load(slot, block_id)
 
     def _cached_blocks(self, tokens: Tokens[int], hashes: BlockHashChain) -> list[int]:
         """The leading blocks of a prefix that the device has; their numbers go to ``hashes``."""
@@ -341,7 +391,9 @@ class KVCacheManager:
         """Raise AssertionError unless free + cached + pinned + used blocks are all blocks, in every tier."""
         all_sequences = list(sequences)
         self._pool.check(self._tables(all_sequences))
-        self._offload.check(slot for sequence in all_sequences for slot in sequence.swap_slots)
+        swapped = [slot for sequence in all_sequences for slot in sequence.swap_slots]
+        transferred = [slot for blocks in self._transferred for slot in blocks.slots]
+        self._offload.check([*swapped, *transferred, *self._staged])
 
     def _tables(self, sequences: Iterable[Sequence]) -> list[list[int]]:
         tables = [sequence.block_ids for sequence in sequences]
@@ -393,3 +445,7 @@ class KVCacheManager:
         if sequence.swap_slots:
             self._offload.release(sequence.swap_slots, after_step=after_step)
             sequence.swap_slots, sequence.num_swapped_tokens = [], 0
+
+
+def _drop(block_id: int, key: bytes, content: Content, number: int) -> None:
+    """What is evicted is gone: there is no lower tier."""

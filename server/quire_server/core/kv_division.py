@@ -66,11 +66,13 @@ class KVDivision:
 class KVMemory:
     """Where the KV blocks of all ranks are in one file: rank after rank, in it layer after layer, keys before
     values, block after block, head after head. ``head_bytes``: of one head's keys, or values, in one block.
+    ``is_pool``: each rank's part of a block is in one piece, as copies of a device's blocks are.
     """
 
     division: KVDivision
     num_blocks: int
     head_bytes: int
+    is_pool: bool = False
 
     @property
     def block_bytes(self) -> int:
@@ -89,7 +91,14 @@ class KVMemory:
 
     def runs(self) -> tuple[Run, ...]:
         """The parts of a block, in the order of its bytes; of a head on several ranks that of the lowest."""
-        return tuple(run for each in self._places() for run in each[:1])
+        found: list[Run] = []
+        for run, *_ in self._places():
+            last = found[-1] if found else None
+            if last is not None and (last.offset + last.size, last.step) == (run.offset, run.step):
+                found[-1] = last._replace(size=last.size + run.size)
+            else:
+                found.append(run)
+        return tuple(found)
 
     def copies(self) -> tuple[tuple[Run, tuple[Run, ...]], ...]:
         """Parts that are on several ranks: that of the lowest one, and those of the others."""
@@ -102,14 +111,16 @@ class KVMemory:
     def _places(self) -> Iterator[list[Run]]:
         """For the parts of a block, in the order of its bytes, where each of them is."""
         division, heads = self.division, self.division.heads_of_rank
+        size = heads * self.head_bytes
         for stage, layers in enumerate(division.stages):
             ranks = range(stage * division.tensor, (stage + 1) * division.tensor)
-            for layer, half in ((layer, half) for layer in range(layers.size) for half in (0, 1)):
+            step, distance = size, self.num_blocks * size
+            if self.is_pool:
+                step, distance = 2 * layers.size * size, size
+            for number in range(2 * layers.size):  # keys and values of each layer
                 for head in range(0, division.num_kv_heads, heads):
-                    position = layer * self._layer_bytes + half * self._layer_bytes // 2
-                    step = heads * self.head_bytes
                     yield [
-                        Run(self.start(rank) + position, step, step)
+                        Run(self.start(rank) + number * distance, step, size)
                         for rank in ranks
                         if division.heads(rank).start == head
                     ]

@@ -3,7 +3,8 @@
 Only decisions are made here. The copies are collected as plain slot numbers for the Step; the runner's
 ``OffloadWorker`` executes them and reports which ones failed. A content that is copied up keeps its slot, so
 evicting it from the device again costs nothing. Published contents are stored under their digests with LRU
-eviction; a preempted request that is swapped out owns its slots until it continues.
+eviction; a preempted request that is swapped out owns its slots until it continues, and so does a transfer
+to or from another server.
 """
 
 from collections import OrderedDict
@@ -210,12 +211,21 @@ class OffloadManager:
         """Copy a host slot to a block of the device, before the step's forward pass."""
         self._loads.append((slot, block_id))
 
+    def take(self, count: int) -> list[int]:
+        """Host slots, owned by the caller; none when the host has not so many."""
+        if self._host.num_available < count:
+            return []
+        return [slot for _ in range(count) if (slot := self._host_slot()) is not None]
+
+    def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy blocks of the device to owned slots, before the step's forward pass."""
+        self._saves.extend(zip(block_ids, slots, strict=True))
+
     def swap_out(self, block_ids: Sequence[int]) -> list[int]:
         """Host slots, owned by the caller, to which these blocks are saved; none when the host is full."""
-        if self._host.num_available < len(block_ids):
-            return []
-        slots = [slot for _ in block_ids if (slot := self._host_slot()) is not None]
-        self._saves.extend(zip(block_ids, slots, strict=True))
+        slots = self.take(len(block_ids))
+        if slots:
+            self.save(block_ids, slots)
         return slots
 
     def release(self, slots: Sequence[int], *, after_step: bool) -> None:
@@ -240,13 +250,18 @@ class OffloadManager:
         self._host.clear()
         self._disk.clear()
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether the next step has any."""
+        return bool(self._spills or self._saves or self._loads or self._fetches)
+
     def take_copies(self) -> Copies | None:
         """The copies of the step that was just planned, collected since the previous one."""
         self._host.unlock()
         self._disk.unlock()
         self._host.release(self._returned)
         self._returned.clear()
-        if not (self._spills or self._saves or self._loads or self._fetches):
+        if not self.has_copies:
             return None
         lists = (self._spills, self._saves, self._loads, self._fetches)
         copies = Copies(*(tuple(pairs) for pairs in lists))

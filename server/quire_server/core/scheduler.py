@@ -142,7 +142,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether there is anything to schedule or to commit."""
-        return bool(self._queue.sequences or self._failures or self._in_flight)
+        return bool(self._queue.sequences or self._failures or self._in_flight or self.kv.has_staged_copies)
 
     @property
     def stats(self) -> SchedulerStats:
@@ -212,6 +212,20 @@ class Scheduler:
         that are in flight now may still write to them, for requests that were aborted.
         """
         return None if self._queue.is_blocked else self.kv.reserve(tokens, salt)
+
+    def stage_prefix(self, held: PrefixBlocks, slots: Tokens[int]) -> int:
+        """Copy the blocks of a prefix to slots on the host. They are there when so many steps are
+        committed.
+        """
+        self.kv.stage(held, slots)
+        return self._num_steps + 1
+
+    def unstage_prefix(self, reserved: PrefixBlocks) -> int:
+        """Copy what was read to slots on the host to the reserved blocks. It is there when so many steps are
+        committed.
+        """
+        self.kv.unstage(reserved)
+        return self._num_steps + 1
 
     def release_prefix(self, blocks: PrefixBlocks) -> None:
         """The blocks of a prefix are no longer read by or from another server."""

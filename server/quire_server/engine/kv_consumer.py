@@ -3,6 +3,7 @@
 A thread a transfer waits for the network; the engine's thread owns the blocks and the state. A request whose
 transfer fails in any way, or takes too long, is scheduled as if there were no producer: it is computed here,
 and never fetched again. Blocks of a transfer stay reserved until its thread has stopped writing to them.
+Those of a GPU are written to by a step, from the memory of the host that the thread has read to.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from quire_server.core.kv_cache_manager import PrefixBlocks
 from quire_server.core.request import Request
 from quire_server.core.scheduler import Scheduler
 from quire_server.core.stats import TransferStats
+from quire_server.core.step import StepEvents
 from quire_server.core.transfer import (
     Reference,
     RefusedError,
@@ -56,7 +58,7 @@ class Transfer:
     state: TransferState = TransferState.QUEUED
     reference: Reference | None = None
     blocks: PrefixBlocks | None = None
-    num_steps: int = 0  # scheduled before it had its blocks
+    num_steps: int = 0  # that have to be committed before it goes on
     num_fetched_tokens: int = 0
     channel: Channel | None = None
     reserved: queue.SimpleQueue[PrefixBlocks | None] = field(default_factory=queue.SimpleQueue)
@@ -74,6 +76,7 @@ class KVConsumer(KVConnector):
         self._local_prefill_below = local_prefill_below
         self._transfers: dict[str, Transfer] = {}  # whose requests are kept here
         self._threads: set[Transfer] = set()  # whose thread has not ended
+        self._copying: list[Transfer] = []  # what is on the host, to the device
         self._inbox: queue.SimpleQueue[tuple[Transfer, Reference | str | None]] = queue.SimpleQueue()
         self._wake: Callable[[], None] = lambda: None
         self._succeeded = self._failed = self._num_blocks = 0
@@ -87,6 +90,8 @@ class KVConsumer(KVConnector):
         """Fetch the prefix of a long prompt that is not cached here."""
         prompt, config = request.prompt_token_ids, self._scheduler.config
         num_blocks = prefix_blocks(len(prompt), config.block_size)
+        if self._scheduler.kv.stages:  # of a longer one the rest is computed here
+            num_blocks = min(num_blocks, self._scheduler.kv.num_staging_slots)
         if len(prompt) < self._local_prefill_below or not num_blocks:
             return False
         if len(self._threads) >= MAX_TRANSFERS or request.sampling.prompt_logprobs is not None:
@@ -122,6 +127,7 @@ class KVConsumer(KVConnector):
                 transfer.give_up_at = time.monotonic() + _ROOM_SECONDS
             elif (request := self._ended(transfer, report)) is not None:
                 yield request, transfer.num_fetched_tokens
+        yield from self._copied()
         now = time.monotonic()
         for transfer in list(self._transfers.values()):
             if transfer.state is TransferState.QUEUED and transfer.reference is not None:
@@ -133,6 +139,11 @@ class KVConsumer(KVConnector):
             )
             if transfer.state is TransferState.QUEUED and is_late:
                 yield self._compute_here(transfer, "it took too long"), 0
+
+    def take(self, events: StepEvents) -> None:
+        """Go on with what the step has copied, even if the engine has nothing else to do."""
+        if self._copying:
+            self._wake()
 
     @property
     def is_degraded(self) -> bool:
@@ -154,36 +165,55 @@ class KVConsumer(KVConnector):
 
     def _read_after_steps(self, transfer: Transfer) -> None:
         """Let the thread read, once no step in flight can write to its blocks: with several stages there are
-        steps whose requests are gone.
+        steps whose requests are gone. No step but its own ever writes to the host.
         """
-        if self._scheduler.num_committed >= transfer.num_steps:
+        if self._scheduler.kv.stages or self._scheduler.num_committed >= transfer.num_steps:
             transfer.state = changed(transfer.state, TransferState.READING)
             transfer.reserved.put(transfer.blocks)
 
     def _ended(self, transfer: Transfer, failure: str | None) -> Request | None:
         """The thread of a transfer has ended; returns the request if it is to be scheduled now."""
         self._threads.remove(transfer)
-        was_reading = transfer.state is TransferState.READING
-        if failure is None and was_reading:
+        if failure is None and transfer.state is TransferState.READING:
             assert transfer.blocks is not None
             transfer.state = changed(transfer.state, TransferState.VERIFIED)
-            num_fetched = len(transfer.blocks.block_ids) - transfer.blocks.num_cached
-            transfer.num_fetched_tokens = num_fetched * self._scheduler.config.block_size
-            self._num_blocks += num_fetched
-            self._scheduler.kv.publish_reserved(transfer.blocks)
+            if transfer.blocks.slots:
+                transfer.num_steps = self._scheduler.unstage_prefix(transfer.blocks)
+                self._copying.append(transfer)
+                return None
+            return self._published(transfer, transfer.blocks)
         if transfer.blocks is not None:
             self._scheduler.release_prefix(transfer.blocks)
-        if transfer.state is TransferState.VERIFIED:
-            transfer.state = changed(transfer.state, TransferState.RUNNING)
-            self._succeeded += 1
-            self._has_failed = False
-            del self._transfers[transfer.request.request_id]
-            return transfer.request
         if transfer.state is TransferState.CANCELLING:
             transfer.state = changed(transfer.state, TransferState.FREED)
         if transfer.state in (TransferState.QUEUED, TransferState.READING):
             return self._compute_here(transfer, failure or "it ended")
         return None
+
+    def _copied(self) -> Iterator[tuple[Request, int]]:
+        """Requests whose prefix is on the device now."""
+        num_committed = self._scheduler.num_committed
+        for transfer in [each for each in self._copying if num_committed >= each.num_steps]:
+            self._copying.remove(transfer)
+            assert transfer.blocks is not None
+            request = self._published(transfer, transfer.blocks)
+            if request is not None:
+                yield request, transfer.num_fetched_tokens
+
+    def _published(self, transfer: Transfer, blocks: PrefixBlocks) -> Request | None:
+        """The blocks have their contents; returns the request, if its client has not gone meanwhile."""
+        num_fetched = len(blocks.block_ids) - blocks.num_cached
+        transfer.num_fetched_tokens = num_fetched * self._scheduler.config.block_size
+        self._num_blocks += num_fetched
+        self._scheduler.kv.publish_reserved(blocks)
+        self._scheduler.release_prefix(blocks)
+        if transfer.state is not TransferState.VERIFIED:
+            return None
+        transfer.state = changed(transfer.state, TransferState.RUNNING)
+        self._succeeded += 1
+        self._has_failed = False
+        del self._transfers[transfer.request.request_id]
+        return transfer.request
 
     def _compute_here(self, transfer: Transfer, why: str) -> Request:
         self._end(transfer, TransferState.LOCAL_PREFILL)
@@ -231,7 +261,7 @@ class KVConsumer(KVConnector):
             if blocks is None:
                 raise RefusedError("this side had no room, or the client is gone")
             first = blocks.num_cached
-            unread = blocks.block_ids[first:]
+            unread = blocks.slots or blocks.block_ids[first:]
             if unread:  # else an equal prompt was faster
                 client.read(channel, reference, first, self._blocks, unread)
             unread = []

@@ -25,8 +25,8 @@ def connector(config: ServeConfig, scheduler: Scheduler, runner: ModelRunner, fa
     """For a server without a role, one that does nothing."""
     if config.kv_role == "none":
         return KVConnector()
-    if (blocks := runner.kv_blocks) is None:
-        raise ConfigError(f"--kv-role {config.kv_role} works on CPUs only so far: give --device cpu")
+    blocks = runner.kv_blocks
+    assert blocks is not None, "the model was loaded without a role"
     layout = fingerprint.kv_layout(config.model, runner.kv_layout())
     if config.kv_role == "kv_consumer":
         agent = nixl.Agent(secrets.token_bytes(ID_BYTES)) if config.kv_transport == "nixl" else None

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 from quire_server.core.kv_division import Run
 from quire_server.core.transfer import DIGEST_BYTES, ID_BYTES, Reference, TransferError
 
-VERSION = 2
+VERSION = 3
 NONCE_BYTES = 32
 HEADER = struct.Struct(">4sBI")
 BLOCK_HEAD = struct.Struct(">II")  # of a BLOCK's body: index in the hold, CRC-32 of the bytes that follow
 _MAGIC = b"QKV" + bytes([VERSION])
 _CHALLENGE = struct.Struct(f">{NONCE_BYTES}s{ID_BYTES}s")
-_PROOF = struct.Struct(f">{NONCE_BYTES}s{DIGEST_BYTES}s{DIGEST_BYTES}s")
+_PROOF = struct.Struct(f">{NONCE_BYTES}s{DIGEST_BYTES}s")
 _WELCOME = struct.Struct(f">{DIGEST_BYTES}sI")
 _PREFILL = struct.Struct(">iI")
 _HELD = struct.Struct(f">{ID_BYTES}s{ID_BYTES}s{DIGEST_BYTES}sI")
@@ -32,6 +32,7 @@ _RUN = struct.Struct(">QQI")  # of a SHARED, as many as a block has parts
 _PLACES = struct.Struct(">II")
 _PLACE = struct.Struct(">QI")  # of a PLACES, as many as a block has pieces
 _MAX_PLACES = 1 << 18
+_MAX_LAYOUT = 1 << 12
 _MAX_SALT_BYTES = 1 << 16
 _MAX_TOKENS = 1 << 22
 _MAX_RUNS = 1 << 18
@@ -61,7 +62,7 @@ class Kind(enum.IntEnum):
 
 MAX_BODY = {
     Kind.CHALLENGE: _CHALLENGE.size,
-    Kind.PROOF: _PROOF.size,
+    Kind.PROOF: _PROOF.size + _MAX_LAYOUT,
     Kind.WELCOME: _WELCOME.size,
     Kind.PREFILL: _PREFILL.size + _MAX_SALT_BYTES + 4 * _MAX_TOKENS,
     Kind.WAIT: 0,
@@ -87,7 +88,7 @@ class Challenge(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """The consumer's own number, the MAC of both numbers, and the digest of the blocks that it can use."""
+    """The consumer's own number, the MAC of both numbers, and what the blocks are that it can use."""
 
     nonce: bytes
     mac: bytes
@@ -159,12 +160,13 @@ def parse_challenge(body: bytes) -> Challenge:
 
 def pack_proof(message: Proof) -> bytes:
     """The body of a PROOF."""
-    return _PROOF.pack(*message)
+    return _PROOF.pack(message.nonce, message.mac) + message.layout
 
 
 def parse_proof(body: bytes) -> Proof:
     """Raises TransferError."""
-    return Proof(*_unpack(_PROOF, body))
+    nonce, mac = _unpack(_PROOF, body[: _PROOF.size])
+    return Proof(nonce, mac, body[_PROOF.size :])
 
 
 def pack_welcome(message: Welcome) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from quire_server.kv_transfer.frames import NONCE_BYTES, Challenge, Kind, Proof,
 from quire_server.peer_auth import PeerKeyError
 
 SECONDS = 1.0
+_LONGEST_VALUE = 24  # characters, in a message
 
 
 def read_key(directory: Path | None) -> bytes:
@@ -42,9 +44,24 @@ def accept(channel: Channel, key: bytes, layout: bytes, incarnation: bytes, load
     if not hmac.compare_digest(proof.mac, _mac(key, b"consumer", challenge, proof.nonce, proof.layout)):
         raise TransferError("the consumer does not have the same key")
     if proof.layout != layout:
-        raise TransferError("the consumer's model, settings or version differ, so its KV blocks do too")
+        raise TransferError(f"the consumer has other KV blocks: {difference(proof.layout, layout)}")
     mac = _mac(key, b"producer", challenge, proof.nonce, layout)
     channel.send(Kind.WELCOME, frames.pack_welcome(Welcome(mac, load)), deadline=deadline)
+
+
+def difference(theirs: bytes, ours: bytes) -> str:
+    """The lines of name and value that differ between two layouts, in words. Long values are digests."""
+    found, wanted = (
+        {line.partition("=")[0]: line for line in layout.decode(errors="replace").splitlines()}
+        for layout in (theirs, ours)
+    )
+    names = [name for name in sorted(found | wanted) if found.get(name) != wanted.get(name)]
+    return ", ".join(f"{name} {_value(found, name)} and not {_value(wanted, name)}" for name in names)
+
+
+def _value(lines: Mapping[str, str], name: str) -> str:
+    value = lines.get(name, "").partition("=")[2]
+    return value if len(value) <= _LONGEST_VALUE else f"{value[:8]}..."
 
 
 class Producer(NamedTuple):

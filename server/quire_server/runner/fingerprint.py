@@ -19,7 +19,7 @@ from quire_server.runner.config import RunnerConfig
 _PACKAGES = ("quire_server", "quire_kernels")
 _CPU_INFO = Path("/proc/cpuinfo")
 # Settings without an effect on the canary, which asks for no watermark. That one holds a secret.
-_WITHOUT_EFFECT = ("watermark", "shares_kv_cache")
+_WITHOUT_EFFECT = ("watermark", "shares_kv_cache", "kv_staging_bytes")
 
 
 def facts(
@@ -42,11 +42,11 @@ def facts(
 
 
 def kv_layout(model_dir: Path, layout: Mapping[str, object]) -> bytes:
-    """A digest of all that the bytes of KV blocks depend on, without the CPU: blocks from another one are as
-    good. Servers with other digests exchange none.
+    """All that the bytes of KV blocks depend on, a line of name and value each. Not which CPU or GPU: blocks
+    from another one are as good. Servers of which a line differs exchange none.
     """
-    facts = [f"{name}={value}" for name, value in sorted(layout.items())]
-    return bytes.fromhex(_digest([model_digest(model_dir), torch.__version__, code_digest(), *facts]))
+    facts = {**layout, "model": model_digest(model_dir), "torch": torch.__version__, "code": code_digest()}
+    return "\n".join(f"{name}={value}" for name, value in sorted(facts.items())).encode()
 
 
 def _plain(value: object) -> object:

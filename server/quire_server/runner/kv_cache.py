@@ -84,14 +84,12 @@ def plan(config: ModelConfig, options: RunnerConfig, each: int) -> tuple[int, in
 
 
 def offload_slots(
-    size: int, tier: str, config: ModelConfig, options: RunnerConfig, dtype: torch.dtype
+    size: int, flag: str, config: ModelConfig, options: RunnerConfig, dtype: torch.dtype
 ) -> int:
-    """The number of blocks that ``size`` bytes of an offload tier hold, up to the number that can be
-    tracked.
-    """
+    """The number of blocks that the ``size`` bytes of a flag hold, up to the number that can be tracked."""
     each = block_bytes(config, options.block_size, dtype) * options.tensor_parallel_size
     if 0 < size < each:
-        raise ConfigError(f"kv-offload-{tier}-bytes {size} holds no block: one takes {each} bytes. Raise it.")
+        raise ConfigError(f"{flag} {size} holds no block: one takes {each} bytes. Raise it.")
     return min(size // each, _MAX_SLOTS)
 
 

@@ -149,12 +149,23 @@ class DiskTier:
 
 
 class OffloadWorker:
-    """The host tier and, if there is one, the disk tier below it."""
+    """The host tier and, if there is one, the disk tier below it; or the memory through which blocks go to
+    and come from other servers, whose transfers have checksums of their own.
+    """
 
-    def __init__(self, kv_caches: Sequence[Tensor], num_host_slots: int, disk: DiskTier | None) -> None:
-        """``kv_caches``: one [2, num_blocks, kv_heads, block_size, head_size] per layer."""
+    def __init__(
+        self,
+        kv_caches: Sequence[Tensor],
+        num_host_slots: int,
+        disk: DiskTier | None,
+        staging: Tensor | None = None,
+    ) -> None:
+        """``kv_caches``: one [2, num_blocks, kv_heads, block_size, head_size] per layer. ``staging``: u8,
+        this rank's part of the memory that transfers read and write.
+        """
         self._kv_caches = kv_caches
-        self._host = host_pool(kv_caches, num_host_slots)
+        self._has_sums = staging is None
+        self._host = host_pool(kv_caches, num_host_slots, staging)
         self._bytes = self._host.view(torch.uint8).view(num_host_slots, -1).numpy()
         self._host_sums = np.zeros(num_host_slots, np.int64)
         self._disk = disk
@@ -201,13 +212,16 @@ class OffloadWorker:
 
     def _save(self, pairs: Sequence[tuple[int, int]]) -> None:
         save_blocks(self._kv_caches, self._host, pairs)
-        for _, slot in pairs:
+        for _, slot in pairs if self._has_sums else ():
             self._host_sums[slot] = checksum(self._bytes[slot].data)
 
     def _load(self, pairs: Sequence[tuple[int, int]]) -> list[int]:
-        failed = [block for slot, block in pairs if checksum(self._bytes[slot].data) != self._host_sums[slot]]
+        failed = [block for slot, block in pairs if self._has_sums and not self._is_intact(slot)]
         load_blocks(self._host, self._kv_caches, [pair for pair in pairs if pair[1] not in failed])
         return failed
+
+    def _is_intact(self, slot: int) -> bool:
+        return checksum(self._bytes[slot].data) == int(self._host_sums[slot])
 
     def _fetch(self, copies: Copies) -> None:
         for place, slot in copies.fetches:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from quire_server.runner.gpu import memory_profile
 from quire_server.runner.gpu.device import Device
 from quire_server.runner.gpu.weight_stream import WeightStream
 from quire_server.runner.kv_blocks import HostKVBlocks
-from quire_server.runner.kv_offload import DiskTier
+from quire_server.runner.kv_offload import DiskTier, OffloadWorker
 from quire_server.runner.ranks import SINGLE, Membership
 from quire_server.text.tokenizer import refuse_other_vocabulary
 
@@ -233,6 +234,13 @@ logger = logging.getLogger(__name__)
 OnProgress = Callable[[int, int], None]
 
 
+class Staging(NamedTuple):
+    """A rank's part of the host's memory through which blocks of a GPU go to and come from other servers."""
+
+    memory: Tensor  # u8
+    num_slots: int
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model with its KV caches. ``device``: where the tensors are; None: the host. ``gpu_memory``: bytes by
@@ -252,6 +260,18 @@ class LoadedModel:
     draft: Decoder | None
     draft_caches: tuple[Tensor, ...]
     kv_blocks: HostKVBlocks | None = None  # of all ranks, where rank 0 moves them between servers
+    staging: Staging | None = None  # where these are not the caches themselves
+
+    @property
+    def num_pool_slots(self) -> int:
+        """Blocks that the host has room for: of the host tier, or on their way between servers."""
+        return self.num_host_slots if self.staging is None else self.staging.num_slots
+
+    def offload_worker(self) -> OffloadWorker | None:
+        """What copies blocks between the caches and the host; None: there are no such copies."""
+        memory = None if self.staging is None else self.staging.memory
+        slots = self.num_pool_slots
+        return OffloadWorker(self.kv_caches, slots, self.disk, memory) if slots else None
 
 
 def load_model(
@@ -280,8 +300,13 @@ def load_model(
     if device is None or memory_profile.is_size_given(options):
         _, longest = kv_cache.plan(config, options, block_bytes)  # else the memory left after loading decides
     num_host_slots = kv_cache.offload_slots(
-        options.kv_offload_host_bytes, "host", all_stages, options, stored
+        options.kv_offload_host_bytes, "kv-offload-host-bytes", all_stages, options, stored
     )
+    num_staged = 0
+    if device is not None and options.shares_kv_cache:
+        num_staged = kv_cache.offload_slots(
+            options.kv_staging_bytes, "kv-staging-bytes", all_stages, options, stored
+        )
     disk = _disk(config, all_stages, options, stored)
     total = found.size + (draft.checkpoint.size if draft is not None else 0)
     model = _read(found, options, device, longest, ranks, lambda n, _: on_progress(n, total))
@@ -296,8 +321,10 @@ def load_model(
         own_bytes = _block_bytes(config, options, stored, draft)  # of its stage
         options = memory_profile.sized(options, measured, config, own_bytes)
         gpu_memory = {"weights": measured.weights, "workspace": measured.workspace}
-    num_blocks, max_model_len, shared = _plan(config, options, block_bytes, ranks, device)
-    caches, kv_blocks = _kv_caches(found, num_blocks, options, stored, place, ranks.topology, shared)
+    num_blocks, max_model_len, shared = _plan(config, options, block_bytes, ranks)
+    caches, kv_blocks, staging = _kv_caches(
+        found, num_blocks, num_staged, options, stored, device, ranks.topology, shared
+    )
     _log(place, found, model, draft)
     return LoadedModel(
         model,
@@ -313,6 +340,7 @@ def load_model(
         draft_model,
         () if draft is None else draft.allocate(num_blocks, place),
         kv_blocks,
+        staging,
     )
 
 
@@ -327,36 +355,59 @@ def _block_bytes(
 def _kv_caches(
     found: Checkpoint,
     num_blocks: int,
+    num_staged: int,
     options: RunnerConfig,
     stored: torch.dtype,
-    place: torch.device,
+    device: Device | None,
     topology: Topology,
     shared: int | None,
-) -> tuple[tuple[Tensor, ...], HostKVBlocks | None]:
-    """This rank's KV caches, and in rank 0 the blocks of all ranks, if they are in ``shared`` memory."""
+) -> tuple[tuple[Tensor, ...], HostKVBlocks | None, Staging | None]:
+    """This rank's KV caches, and in rank 0 the blocks of all ranks that are in ``shared`` memory, if there is
+    one: on CPUs those of the caches, on GPUs ``num_staged`` ones on their way.
+    """
     config, size = found.shard(topology), options.block_size
+    place = torch.device("cpu") if device is None else device.place
+    allocate = partial(kv_cache.allocate, config, num_blocks, size, dtype=stored, device=place)
     if shared is None:
-        return kv_cache.allocate(config, num_blocks, size, dtype=stored, device=place), None
+        return allocate(), None, None
     division = KVDivision(found.config.num_kv_heads, topology.tensor, found.stages(topology))
-    row = kv_cache.row_bytes(config, stored)
-    blocks = HostKVBlocks(KVMemory(division, num_blocks, size * row), shared)
-    caches = kv_cache.allocate(
-        config, num_blocks, size, dtype=stored, device=place, memory=blocks.of_rank(topology.rank)
-    )
+    head_bytes = size * kv_cache.row_bytes(config, stored)
+    num_shared = num_blocks if device is None else min(num_staged, num_blocks)
+    layout = KVMemory(division, num_shared, head_bytes, is_pool=device is not None)
+    if device is not None and topology.is_leader:
+        _check_staging(layout.size)
+    blocks = HostKVBlocks(layout, shared)
+    own, staging = blocks.of_rank(topology.rank), None
+    if device is None:
+        caches = allocate(memory=own)
+    else:
+        caches, staging = allocate(), Staging(torch.frombuffer(own, dtype=torch.uint8), num_shared)
+        device.pin(staging.memory, "--kv-staging-bytes")
     if topology.is_leader:
-        return caches, blocks
+        return caches, blocks, staging
     os.close(shared)
-    return caches, None
+    return caches, None, staging
+
+
+def _check_staging(size: int) -> None:
+    """Refuse more than the host has left: all of it is taken at once, and what ended the process would not
+    say why.
+    """
+    if size > (available := kv_cache.available_bytes()):
+        raise ConfigError(
+            f"--kv-staging-bytes takes {size >> 20} MiB of the host's memory, and {available >> 20} MiB are "
+            "left beside the model: lower it, or give the server more memory."
+        )
 
 
 def _plan(
-    config: ModelConfig, options: RunnerConfig, block_bytes: int, ranks: Membership, device: Device | None
+    config: ModelConfig, options: RunnerConfig, block_bytes: int, ranks: Membership
 ) -> tuple[int, int, int | None]:
-    """(number of blocks, longest context), the same on every rank, and the descriptor of the memory for the
-    KV caches of all of them, if they share one.
+    """(number of blocks, longest context), the same on every rank, and the descriptor of the memory for KV
+    blocks of all of them, if they share one.
     """
     num_blocks, max_model_len = kv_cache.plan(config, options, block_bytes)
-    is_shared = options.shares_kv_cache and device is None and ranks.topology.is_leader
+    is_shared = options.shares_kv_cache and ranks.topology.is_leader
     shared = os.memfd_create("quire-kv") if is_shared else None
     if ranks.topology.size == 1:
         return num_blocks, max_model_len, shared
@@ -416,7 +467,9 @@ def _disk(
     """``config``: of the layers whose blocks this rank stores."""
     if (path := options.kv_offload_disk_path) is None:
         return None
-    num_slots = kv_cache.offload_slots(options.kv_offload_disk_bytes, "disk", all_stages, options, dtype)
+    num_slots = kv_cache.offload_slots(
+        options.kv_offload_disk_bytes, "kv-offload-disk-bytes", all_stages, options, dtype
+    )
     try:
         return DiskTier(path, num_slots, kv_cache.block_bytes(config, options.block_size, dtype))
     except OSError as error:

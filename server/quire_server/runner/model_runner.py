@@ -34,7 +34,6 @@ from quire_server.runner.gpu.input_batch import ON_DEVICE
 from quire_server.runner.host_executor import HostExecutor
 from quire_server.runner.input_batch import InputBatch, SampledPositions
 from quire_server.runner.kv_cache import DirtyBlocks
-from quire_server.runner.kv_offload import OffloadWorker
 from quire_server.runner.loader import LoadedModel, load_model
 from quire_server.runner.oom_retry import Pending
 from quire_server.runner.rank_executor import LeaderExecutor
@@ -84,7 +83,8 @@ class ModelRunner:
         disk = loaded.disk
         self.num_host_slots = loaded.num_host_slots
         self.num_disk_slots = disk.num_slots if disk is not None else 0
-        self._offload = OffloadWorker(kv_caches, self.num_host_slots, disk) if self.num_host_slots else None
+        self.num_staging_slots = 0 if loaded.staging is None else loaded.staging.num_slots
+        self._offload = loaded.offload_worker()
         self._watermark = options.watermark
         self._draft_device: GpuExecutor | None = None
         self._draft_model: DraftModel | None = None
@@ -167,6 +167,7 @@ class ModelRunner:
         """What the bytes of a KV block depend on beside the model's files: not the number of ranks."""
         return {
             "block_size": self.block_size,
+            "device": "cuda" if self.is_on_gpu else "cpu",
             "dtype": self.dtype,
             "quantization": self.quantization,
             "stored": str(self._kv_caches[0].dtype),

@@ -28,7 +28,6 @@ from quire_server.runner.gpu.executor import ForwardOutput, GpuExecutor
 from quire_server.runner.host_executor import HostExecutor
 from quire_server.runner.input_batch import InputBatch, SampledPositions
 from quire_server.runner.kv_cache import DirtyBlocks
-from quire_server.runner.kv_offload import OffloadWorker
 from quire_server.runner.loader import LoadedModel, load_model
 from quire_server.runner.ranks import Followers, Membership
 
@@ -222,14 +221,13 @@ class FollowerRunner:
             self._executor.can_replay = self._captures
         self._num_drafts = options.num_speculative_tokens
         self._rank = _Rank(loaded.model, self._executor, self._input_batch, ranks)
-        slots = loaded.num_host_slots
-        self._offload = OffloadWorker(loaded.kv_caches, slots, loaded.disk) if slots else None
+        self._offload = loaded.offload_worker()
         self.work = NO_WORK  # of the last pass
         self._sampled: dict[int, SampledPositions] = {}  # by step, of those whose tokens are not known yet
         self.limits = RankLimits(
             options.max_num_seqs,
             loaded.num_blocks,
-            slots,
+            loaded.num_pool_slots,
             0 if loaded.disk is None else loaded.disk.num_slots,
             loaded.max_model_len,
             loaded.model.config.vocab_size,

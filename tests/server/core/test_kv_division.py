@@ -1,5 +1,7 @@
 """How ranks divide KV blocks: every byte of a block is somewhere, and no two parts are in the same place."""
 
+import dataclasses
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +17,8 @@ def memories(draw):
     cuts = draw(st.sets(st.integers(1, num_layers - 1), max_size=3)) if num_layers > 1 else set()
     bounds = [0, *sorted(cuts), num_layers]
     stages = tuple(Range(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False))
-    return KVMemory(KVDivision(heads, tensor, stages), draw(st.integers(1, 4)), draw(st.integers(1, 50)))
+    division = KVDivision(heads, tensor, stages)
+    return KVMemory(division, draw(st.integers(1, 4)), draw(st.integers(1, 50)), draw(st.booleans()))
 
 
 @given(memories())
@@ -49,3 +52,14 @@ def test_each_rank_has_as_much_as_its_layers_and_heads_need(memory):
         2 * division.layers(rank).size * division.heads(rank).size for rank in range(division.num_ranks)
     )
     assert sum(sizes) == wanted * memory.head_bytes
+
+
+@given(memories())
+def test_in_a_pool_each_rank_has_a_block_in_one_piece(memory):
+    pool = dataclasses.replace(memory, is_pool=True)
+    parts = [*pool.runs(), *(other for _, others in pool.copies() for other in others)]
+    for rank in range(pool.division.num_ranks):
+        own = [run for run in parts if pool.start(rank) <= run.offset < pool.start(rank + 1)]
+        assert {run.step for run in own} == {sum(run.size for run in own)}
+    if pool.division.tensor == 1:
+        assert len(pool.runs()) == len(pool.division.stages), "as few pieces as there are"

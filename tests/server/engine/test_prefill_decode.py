@@ -62,11 +62,11 @@ class ByteRunner:
 
     max_steps_in_flight = 1
 
-    def __init__(self, is_shared):
+    def __init__(self, is_shared, num_blocks=NUM_BLOCKS):
         self.grammars = FakeGrammars()
         self.block_bytes = SIZE * SLOT.size
         self.num_computed = 0
-        half, stride = self.block_bytes // 2, NUM_BLOCKS * self.block_bytes // 2
+        half, stride = self.block_bytes // 2, num_blocks * self.block_bytes // 2
         self.runs = [Run(0, half, half), Run(stride, half, half)]
         self.descriptor = os.memfd_create("test") if is_shared else None
         if self.descriptor is not None:
@@ -116,14 +116,54 @@ class ByteRunner:
         return SLOT.unpack_from(piece, offset)[0]
 
 
-class RunningEngine:
-    """An engine core of one role, in its thread."""
+class StagedRunner:
+    """Computes with a memory that transfers do not reach, and copies between it and theirs. Late: a step is
+    copied for and computed when its result is awaited, with another one behind it.
+    """
 
-    def __init__(self, directory, make_connector, is_shared=False):
+    max_steps_in_flight = 2
+
+    def __init__(self, is_shared, num_slots):
+        self._device, self._host = ByteRunner(False, NUM_BLOCKS), ByteRunner(is_shared, num_slots)
+        self.grammars, self.block_bytes = self._device.grammars, self._host.block_bytes
+        self.descriptor, self.runs = self._host.descriptor, self._host.runs
+        self.pieces, self.replicate, self.clear = self._host.pieces, self._host.replicate, self._host.clear
+        self.num_loaded = 0
+        self._launched = []
+
+    @property
+    def num_computed(self):
+        return self._device.num_computed
+
+    def launch(self, step):
+        self._launched.append(step)
+        return lambda: self._computed(step)
+
+    def _computed(self, step):
+        assert self._launched.pop(0) is step
+        if (copies := step.copies) is not None:
+            assert not copies.spills and not copies.fetches
+            self._copy(self._device, self._host, copies.saves)
+            self._copy(self._host, self._device, copies.loads)
+            self.num_loaded += len(copies.loads)
+        return self._device.launch(step)()
+
+    @staticmethod
+    def _copy(source, target, pairs):
+        for taken, given in pairs:
+            for one, other in zip(source.pieces(taken), target.pieces(given), strict=True):
+                other[:] = one
+
+
+class RunningEngine:
+    """An engine core of one role, in its thread. ``num_slots``: on the host, if its blocks are staged."""
+
+    def __init__(self, directory, make_connector, is_shared=False, num_slots=0):
         self.run_dir = directory
         directory.mkdir()
-        self.runner = ByteRunner(is_shared)
-        self.scheduler = Scheduler(LIMITS, eos_token_ids=())
+        self.runner = StagedRunner(is_shared, num_slots) if num_slots else ByteRunner(is_shared)
+        limits = dataclasses.replace(LIMITS, num_staging_slots=num_slots)
+        self.scheduler = Scheduler(limits, eos_token_ids=())
         self.connector = make_connector(self)
         self.core = EngineCore(
             self.scheduler,
@@ -159,18 +199,20 @@ class RunningEngine:
 
 
 class Pair:
-    """A producer and a consumer; connections between them may fail: those over which blocks are fetched."""
+    """A producer and a consumer; connections between them may fail: those over which blocks are fetched.
+    ``staged``: the slots of both, if they compute elsewhere.
+    """
 
-    def __init__(self, directory, next_fault=lambda: None, transport="tcp"):
+    def __init__(self, directory, next_fault=lambda: None, transport="tcp", staged=(0, 0)):
         self.transport = transport
-        self.producer = RunningEngine(directory / "producer", self._producer, transport != "tcp")
+        self.producer = RunningEngine(directory / "producer", self._producer, transport != "tcp", staged[0])
         self._peer = Peer(self.producer)
         wait(lambda: hasattr(self, "server"))
         address = ("127.0.0.1", self.server.port)
         is_shared = transport == "shared_memory"
         self.link = FaultyLink(shared_memory._name(self.incarnation) if is_shared else address, next_fault)
         self._address = address if is_shared else self.link.address
-        self.consumer = RunningEngine(directory / "consumer", self._consumer)
+        self.consumer = RunningEngine(directory / "consumer", self._consumer, num_slots=staged[1])
 
     def _producer(self, engine):
         def listen(submit, wake):
@@ -218,6 +260,7 @@ class Pair:
             engine.scheduler.check()
             assert engine.scheduler.num_unaccounted_blocks == 0
             assert engine.scheduler.kv.num_free == NUM_BLOCKS
+            assert engine.scheduler.kv.stats().host_used == 0
 
     def close(self):
         self.link.close()
@@ -467,11 +510,116 @@ def test_blocks_of_a_transfer_that_failed_are_cleared_before_they_are_free(start
     assert cleared == [(9, True)]
 
 
+class NeverCommitted(Scheduler):
+    """Of one side; the other one goes on."""
+
+    num_committed = -1
+
+
+STAGED = pytest.mark.parametrize("transport", ["tcp", "shared_memory", "nixl"])
+
+
+@STAGED
+def test_blocks_go_through_the_host_where_a_device_computes(start, transport):
+    pair = start(transport=transport, staged=(NUM_BLOCKS, NUM_BLOCKS))
+    before = pair.consumer.runner.num_computed
+    prompt = prompts(1, 1)[0] + [7] * 40
+    assert pair.ask(prompt) == answer(prompt, 12)
+    assert pair.consumer.runner.num_computed - before <= SIZE + 12
+    assert pair.consumer.runner.num_loaded == (len(prompt) - 1) // SIZE
+    assert pair.consumer.connector.stats()[:2] == (1, 0)
+    pair.assert_free(5)
+    assert pair.ask(prompt, 2) == answer(prompt, 12)
+    assert pair.consumer.connector.stats()[:2] == (1, 0), "it is in the prefix cache"
+
+
+def test_a_prefix_that_is_cached_at_the_producer_is_staged_without_being_computed_again(start):
+    pair, prompt = start(staged=(NUM_BLOCKS, NUM_BLOCKS)), list(range(41))
+    with Peer(pair.producer) as peer:
+        peer.send(make_request("request 1", prompt))
+        assert peer.answer("request 1")[0] == answer(prompt, 3)
+    computed = pair.producer.runner.num_computed
+    assert pair.ask(prompt, 2) == answer(prompt, 12)
+    assert pair.consumer.connector.stats()[:2] == (1, 0)
+    assert pair.producer.runner.num_computed == computed
+    pair.assert_free(5)
+
+
+def test_prefixes_wait_while_the_host_of_the_producer_is_full(start):
+    """Room for one of them at a time."""
+    pair = start(staged=(10, NUM_BLOCKS))
+    wanted = [[number, *range(40)] for number in range(12)]
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda number: pair.ask(wanted[number], number), range(len(wanted))))
+    assert found == [answer(prompt, 12) for prompt in wanted]
+    assert pair.consumer.connector.stats()[:2] == (len(wanted), 0)
+    pair.assert_free(5)
+
+
+def test_a_prefix_that_the_host_of_the_producer_never_has_room_for_is_computed_here(start):
+    pair = start(staged=(9, NUM_BLOCKS))
+    assert pair.ask(list(range(41)), 1) == answer(range(41), 12)
+    assert pair.consumer.connector.stats()[:2] == (0, 1)
+    assert pair.ask(list(range(37)), 2) == answer(range(37), 12)
+    pair.assert_free(5)
+
+
+def test_of_a_prefix_that_this_host_has_no_room_for_as_much_is_fetched_as_fits(start):
+    pair, prompt = start(staged=(NUM_BLOCKS, 6)), list(range(41))
+    assert pair.ask(prompt, 1) == answer(prompt, 12)
+    stats = pair.consumer.connector.stats()
+    assert (stats[:2], stats.blocks) == ((1, 0), 6)
+    pair.assert_free(5)
+
+
+def test_what_was_read_to_the_host_is_in_the_prefix_cache_only_once_it_is_on_the_device(start, monkeypatch):
+    pair = start(staged=(NUM_BLOCKS, NUM_BLOCKS))
+    scheduler, prompt = pair.consumer.scheduler, list(range(41))
+    monkeypatch.setattr(scheduler, "__class__", NeverCommitted)  # the step that copies stays in flight
+    with Peer(pair.consumer) as peer:
+        peer.connection.settimeout(30)
+        peer.send(make_request("request 1", prompt, 12))
+        wait(lambda: pair.consumer.connector._copying)
+        pair.ask([5] * (3 * SIZE - 1), 2)  # steps of another request
+        assert scheduler.kv.num_cached_tokens(prompt[:40], "") == 0
+        assert scheduler.kv.stats().host_used == 10, "no other transfer gets the slots"
+        monkeypatch.undo()
+        pair.ask([5] * (3 * SIZE - 1), 3)
+        assert peer.answer("request 1")[0] == answer(prompt, 12)
+    assert scheduler.kv.num_cached_tokens(prompt[:40], "") == 40
+    pair.assert_free(5)
+
+
+def test_a_client_that_goes_while_blocks_are_copied_leaves_no_block_and_no_slot(start, monkeypatch):
+    pair = start(staged=(NUM_BLOCKS, NUM_BLOCKS))
+    monkeypatch.setattr(pair.consumer.scheduler, "__class__", NeverCommitted)
+    with Peer(pair.consumer) as peer:
+        peer.send(make_request("request 1", list(range(41)), 12))
+        wait(lambda: pair.consumer.connector._copying)
+        peer.send(aborts=("request 1",))
+        wait(lambda: not pair.consumer.connector.requests())
+        monkeypatch.undo()
+        assert pair.ask([5] * (3 * SIZE - 1), 2)
+    pair.assert_free(5)
+    assert pair.consumer.connector.stats()[:2] == (0, 0)
+
+
 FAULTS = ("kill", "freeze", "corrupt", "corrupt_request", "reject")
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shared_memory", "nixl"])
-def test_faults_at_random_points_give_no_wrong_token_no_hang_and_no_lost_block(start, monkeypatch, transport):
+@pytest.mark.parametrize(
+    ("transport", "staged"),
+    [
+        ("tcp", (0, 0)),
+        ("shared_memory", (0, 0)),
+        ("nixl", (0, 0)),
+        ("tcp", (24, 24)),
+        ("shared_memory", (24, 24)),
+    ],
+)
+def test_faults_at_random_points_give_no_wrong_token_no_hang_and_no_lost_block(
+    start, monkeypatch, transport, staged
+):
     """200 of them; of the slowest transport a quarter, or what the environment says."""
     count = int(os.environ.get("TRANSFER_FAULTS", "50" if transport == "nixl" else "200"))
     for module, name, seconds in (
@@ -486,7 +634,7 @@ def test_faults_at_random_points_give_no_wrong_token_no_hang_and_no_lost_block(s
     def next_fault():
         return (draw.choice(FAULTS), draw.randrange(700)) if draw.random() < 0.8 else None
 
-    pair = start(next_fault=next_fault, transport=transport)
+    pair = start(next_fault=next_fault, transport=transport, staged=staged)
     if transport == "shared_memory":
         monkeypatch.setattr(shared_memory, "_name", lambda incarnation: pair.link.address)
     wanted = prompts(1, 2 * count)

@@ -311,8 +311,11 @@ def test_without_a_key_in_the_secret_nothing_is_transferred(producer, tmp_path, 
 
 
 def test_servers_of_another_layout_exchange_nothing(producer):
-    with pytest.raises(TransferError, match="model, settings or version differ"):
-        consumer(producer(), layout=b"m" * 32).connect()
+    theirs, ours = b"block_size=16\ndevice=cpu\ndtype=float32", b"block_size=64\ndevice=cuda\ndtype=float32"
+    with pytest.raises(
+        TransferError, match=r"other KV blocks: block_size 16 and not 64, device cpu and not cuda$"
+    ):
+        consumer(producer(layout=ours), layout=theirs).connect()
 
 
 def test_the_producer_with_the_fewest_requests_is_asked_and_a_failed_one_is_left_alone(producer):

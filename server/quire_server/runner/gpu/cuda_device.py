@@ -95,13 +95,17 @@ class CudaDevice:
     def host_memory(self, size: int) -> Tensor:
         """Pin the memory in place: torch's own allocator would round the size up to a power of two."""
         memory = torch.empty(size, dtype=torch.uint8)
-        if error := int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0)):
+        self.pin(memory, "--cpu-offload-gb")
+        return memory
+
+    def pin(self, memory: Tensor, flag: str) -> None:
+        """By the driver, which may refuse more than the user may lock."""
+        if error := int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
             raise ConfigError(
-                f"{size >> 20} MiB of the host's memory could not be pinned (CUDA error {error}): "
-                "lower --cpu-offload-gb, or give the host more memory."
+                f"{memory.nbytes >> 20} MiB of the host's memory could not be pinned (CUDA error {error}): "
+                f"lower {flag}, or give the host more memory."
             )
         weakref.finalize(memory, _unpin, memory.data_ptr()).atexit = False
-        return memory
 
     def copy_beside(self, target: Tensor, source: Tensor) -> Callable[[], None]:
         """Copy on a second stream, between two events."""

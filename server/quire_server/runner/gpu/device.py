@@ -51,6 +51,9 @@ class Device(Protocol):
     def host_memory(self, size: int) -> Tensor:
         """u8 [size] of host memory from which copies do not block."""
 
+    def pin(self, memory: Tensor, flag: str) -> None:
+        """Make these pages of the host such memory. ``flag``: the setting that says how many there are."""
+
     def copy_beside(self, target: Tensor, source: Tensor) -> Callable[[], None]:
         """Start a copy from ``host_memory`` that runs after everything queued so far and concurrently with
         what is queued next. Calls made after the returned function was called see it completed.

@@ -11,6 +11,7 @@ from quire_server.core.gpu_memory import KVCacheRequirements, MemoryUsage
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import StartedRow, Step
 from quire_server.errors import ConfigError
+from quire_server.layers.ops import device_bytes
 from quire_server.models.config import ModelConfig
 from quire_server.models.decoder import Decoder
 from quire_server.runner import kv_cache
@@ -73,7 +74,15 @@ def measure(
     workspaces, graphs = zip(*peaks, strict=True)
     memory = device.memory()
     others = memory.total - memory.free - memory.reserved
-    return MemoryUsage(memory.total, others, weights, max(workspaces), sum(graphs))
+    workspace = max(*workspaces, _copies(model.config, options, stored))  # one after the other
+    return MemoryUsage(memory.total, others, weights, workspace, sum(graphs))
+
+
+def _copies(config: ModelConfig, options: RunnerConfig, stored: torch.dtype) -> int:
+    """What copies of KV blocks to and from the host need, where there are any."""
+    if not (options.kv_offload_host_bytes or options.shares_kv_cache):
+        return 0
+    return device_bytes(kv_cache.block_bytes(config, options.block_size, stored))
 
 
 def _peaks(

@@ -54,6 +54,9 @@ class FakeDevice:
     def host_memory(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
+    def pin(self, memory: Tensor, flag: str) -> None:
+        self.log.append(f"pin {memory.nbytes} of {flag}")
+
     def copy_beside(self, target: Tensor, source: Tensor) -> Callable[[], None]:
         """Overwrites the target at once, and copies only when the caller waits for the copy."""
         self.log.append("copy")

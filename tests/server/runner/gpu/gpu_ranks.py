@@ -5,6 +5,7 @@ the next step. So Triton's interpreter, which has one state for the process, com
 """
 
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -102,6 +103,7 @@ class GpuRanks:
         self.turns, self.devices, self._context = Turns(), devices, context
         self.exchange = _Exchange(size // pipeline, pipeline, self.turns)
         self._agreed: list[int] = []
+        self._shared: int | None = None  # the descriptor of rank 0
         self._barrier = threading.Barrier(size)
         pairs = {number: socket.socketpair() for number in range(1, size)}
         self.channels = {number: _Channel(near, self.turns) for number, (near, _) in pairs.items()}
@@ -165,8 +167,11 @@ class GpuRanks:
 
     def _agree(self, num_blocks: int, shared: int | None) -> tuple[int, int | None]:
         self._agreed.append(num_blocks)
+        self._shared = self._shared if shared is None else shared
         with self.turns.others():
             self._barrier.wait(60)
+        if shared is None and self._shared is not None:  # rank 0 keeps its own
+            shared = os.dup(self._shared)
         return min(self._agreed), shared
 
     def _follow(self, channel: Channel, runner: FollowerRunner) -> None:
