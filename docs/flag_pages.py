@@ -30,7 +30,7 @@ _NEEDED = {
 }
 
 # Flags that only pods of a role have, and that fields of their own set.
-_ROLES = frozenset({"kv_lease_seconds", "kv_transport", "local_prefill_below_tokens"})
+_ROLES = frozenset({"kv_lease_seconds", "kv_staging_bytes", "kv_transport", "local_prefill_below_tokens"})
 
 HEAD = """# Server flags
 
@@ -69,8 +69,8 @@ def _row(flag: dataclasses.Field[Any], fields: dict[str, str]) -> str:
 
 def _fields() -> dict[str, str]:
     """Flag -> the field that sets it: the one whose removal changes this flag and the fewest others."""
-    (roles, _) = specs.DISAGGREGATED
-    apart = _only(_ROLES, _fields_of(roles, _of_prefill_pods) | _fields_of(roles))
+    roles, _, on_gpus = specs.DISAGGREGATED
+    apart = _only(_ROLES, _fields_of(on_gpus) | _fields_of(roles, _of_prefill_pods) | _fields_of(roles))
     examples = (specs.GROUPED, specs.SHARDED, specs.FULL)
     return apart | {flag: path for body in examples for flag, path in _fields_of(body).items()} | _NEEDED
 

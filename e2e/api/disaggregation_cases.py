@@ -16,6 +16,17 @@ def _own(memory: str, cpu: str = "1") -> Body:
     return {"resources": {"cpu": cpu, "memory": memory}}
 
 
+def _on_gpu(**accelerator: Any) -> Body:
+    return {"resources": {"cpu": "1", "memory": "8Gi", **(accelerator or {"gpu": {}})}}
+
+
+def _staged(size: str, **fields: Any) -> Body:
+    """Pods of 8 GiB with a GPU, or what `fields` say of them."""
+    body = _roles(**{"resources": {"gpu": {}, "memory": "8Gi"}, **fields})
+    body["spec"]["disaggregation"]["stagingMemory"] = size
+    return body
+
+
 def _memory(*, accepted: tuple[str, ...], refused: tuple[str, ...], role: str) -> dict[str, Any]:
     return {
         "field": f"spec.disaggregation.{role}.resources.memory",
@@ -39,6 +50,11 @@ def _room(role: str) -> dict[str, Any]:
             _roles(**{role: _own("64Mi")}, engine={"kvCache": {"memory": "63Mi"}}),
             _roles(**{role: _own("1Gi")}, resources={"sharedMemory": "512Mi"}),
             _roles(**{role: _own("64Mi")}, resources={"sharedMemory": "Auto"}),
+            _roles(
+                **{role: _own("8Gi")},
+                engine={"kvCache": {"memory": "64Gi"}},
+                resources={"gpu": {}, "memory": "8Gi"},
+            ),
         ),
         "refused": (
             _roles(**{role: _own("64Mi")}, engine={"kvCache": {"memory": "64Mi"}}),
@@ -79,10 +95,20 @@ _DRAFT: Body = {"speculation": {"method": "DraftModel", "draftModelPath": "draft
 DISAGGREGATION_CASES: dict[str, dict[str, Any]] = {
     "spec#14": {
         "field": "spec.disaggregation",
-        "accepted": (_roles(), minimal(resources={"gpu": {}})),
+        "accepted": (
+            _roles(),
+            _roles(resources={"gpu": {}, "memory": "8Gi"}),
+            _roles(resources={"profileRef": {"name": "h100"}, "memory": "8Gi"}),
+            _roles(prefill=_on_gpu(), decode=_on_gpu()),
+            _roles(prefill=_on_gpu(profileRef={"name": "a"}), decode=_on_gpu(profileRef={"name": "b"})),
+            _roles(prefill=_on_gpu(profileRef={"name": "a"}), resources={"gpu": {}, "memory": "8Gi"}),
+            _roles(prefill=_own("8Gi"), resources={"gpu": {}, "memory": "8Gi"}),
+        ),
         "refused": (
-            _roles(resources={"gpu": {}}),
-            _roles(resources={"profileRef": {"name": "h100"}}),
+            _roles(prefill=_on_gpu()),
+            _roles(prefill=_on_gpu(), decode={}),
+            _roles(decode=_on_gpu(), prefill=_own("8Gi")),
+            _roles(decode=_on_gpu(profileRef={"name": "h100"})),
         ),
     },
     "spec#15": {
@@ -153,6 +179,41 @@ DISAGGREGATION_CASES: dict[str, dict[str, Any]] = {
             minimal(networking=_OPEN),
         ),
         "refused": (_transport("NIXL", networking=_OPEN),),
+    },
+    "spec#26": {
+        "field": "spec.disaggregation",
+        "accepted": (
+            _staged("7Gi"),
+            _staged("4Gi", engine={"weightOffload": "3Gi"}),
+            _staged("7Gi", prefill=_own("16Gi"), decode=_own("8Gi")),
+            _staged("100Gi", resources={"memory": "1Gi"}),
+        ),
+        "refused": (
+            _staged("8Gi"),
+            _staged("4Gi", engine={"weightOffload": "4Gi"}),
+            _staged("9Gi", prefill=_own("16Gi")),
+            _staged("9Gi", prefill=_own("8Gi"), decode=_own("16Gi")),
+            _staged("8Gi", prefill=_on_gpu(), decode=_on_gpu(), resources={}),
+            _roles(resources={"gpu": {}, "memory": "4Gi"}),
+        ),
+    },
+    "spec.disaggregation.stagingMemory#0": {
+        "field": "spec.disaggregation.stagingMemory",
+        "accepted": tuple(_staged(size) for size in ("1", "512Mi", "7.5Gi")),
+        "refused": tuple(_staged(size, resources={}) for size in ("0", "65Ti", "much")),
+    },
+    **{
+        f"spec.disaggregation.{role}.resources#0": {
+            "field": f"spec.disaggregation.{role}.resources.profileRef",
+            "accepted": (_roles(**{role: _on_gpu()}, resources={"gpu": {}, "memory": "8Gi"}),),
+            "refused": (
+                _roles(
+                    **{role: _on_gpu(gpu={}, profileRef={"name": "h100"})},
+                    resources={"gpu": {}, "memory": "8Gi"},
+                ),
+            ),
+        }
+        for role in ("prefill", "decode")
     },
     "spec.disaggregation.prefill#0": {
         "field": "spec.disaggregation.prefill.autoscaling",

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from e2e.api.specs import ROOT, Body, merged, schemas
+from quire_operator import spec
 from quire_operator.spec import Profile
 from quire_operator.spec.profiles import parse
 
@@ -50,9 +51,14 @@ def profile(**fields: Any) -> Body:
     return merged({**FULL, "spec": {"memory": "80G"}}, {"spec": fields})
 
 
-def named_by(body: Body) -> Profile | None:
-    """FULL as the operator reads it, for an LLMDeployment that names any profile."""
-    return parse(FULL) if "profileRef" in body["spec"]["resources"] else None
+def named_by(body: Body) -> dict[str, Profile | None]:
+    """FULL as the operator reads it, for pods of each role that name any profile: for `resources.build`."""
+    model = spec.parse(body)
+    roles = {"profile": model, "prefill_profile": model.prefill}
+    return {
+        name: parse(FULL) if role is not None and role.spec.resources.profile_ref is not None else None
+        for name, role in roles.items()
+    }
 
 
 def rules() -> list[str]:

@@ -56,7 +56,7 @@ GROUPED_ON_GPUS: Body = {
         "parallelism": {"tensor": 8, "pipeline": 2, "nodes": 2, "authSecretRef": {"name": "ranks"}},
     },
 }
-#: Nor these beside its GPU: pods of two roles, the first with numbers of them, the second with autoscalers.
+#: Nor these: pods of two roles, first with numbers of them, then with autoscalers, then with GPUs.
 DISAGGREGATED: tuple[Body, ...] = tuple(
     yaml.safe_load_all((Path(__file__).parent / "disaggregated.yaml").read_text(encoding="utf-8"))
 )
@@ -143,6 +143,9 @@ _OVERRIDES: dict[str, st.SearchStrategy[Any]] = {
         ),
     ),
     "spec.resources.profileRef.name": st.just("h100"),
+    "spec.disaggregation.prefill.resources.profileRef.name": st.just("h100"),
+    "spec.disaggregation.decode.resources.profileRef.name": st.just("h100"),
+    "spec.disaggregation.stagingMemory": st.sampled_from(["16Mi", 10**6]),
     "spec.cache.size": st.sampled_from(["20Gi", "0.5Ti", 10**12]),
     "spec.scheduling.affinity": st.sampled_from(
         [
@@ -227,7 +230,7 @@ def _repaired(entry: Body, path: str) -> Body:
     match path.removeprefix("spec."):
         case "spec":
             _repair_spec(entry)
-        case "resources":
+        case "resources" | "disaggregation.prefill.resources" | "disaggregation.decode.resources":
             if "profileRef" in entry:
                 entry.pop("gpu", None)
         case "cache":
@@ -327,14 +330,17 @@ def _repair_roles(entry: Body, engine: Body, scaling: Body) -> None:
     """Without what pods of two roles exclude."""
     entry.get("parallelism", {}).pop("nodes", None)
     entry["resources"]["cpu"] = "64"
+    on_gpu = {"gpu", "profileRef"} & entry["resources"].keys()
     for role in (entry["disaggregation"].get(name, {}) for name in ("prefill", "decode")):
         if "resources" in role:
             role["resources"]["cpu"] = "64"
+            for accelerator in ("gpu", "profileRef") if not on_gpu else ():
+                role["resources"].pop(accelerator, None)
         sizes = role.get("parallelism", {})
         if sizes.get("tensor", 1) * sizes.get("pipeline", 1) > 32:
             sizes["pipeline"] = 1
-    for accelerator in ("gpu", "profileRef"):
-        entry["resources"].pop(accelerator, None)
+    if on_gpu:
+        entry["disaggregation"].setdefault("stagingMemory", "16Mi")
     engine.pop("prefixCaching", None)
     for tier in ("hostOffload", "diskOffload", "preemptionMode"):
         engine.get("kvCache", {}).pop(tier, None)

@@ -28,7 +28,8 @@ EXAMPLES = sorted((specs.ROOT / "examples").glob("*.yaml"))
 
 def _assert_children_are_kept(api: Client, body: specs.Body) -> None:
     stored = {**body, "metadata": {**body["metadata"], "uid": "0e3c1f5e-0000-4000-8000-000000000000"}}
-    for manifest in resources.build(spec.parse(stored), SETTINGS, profile=profiles.named_by(stored)):
+    measured, named = resources.PodMeasurements(), profiles.named_by(stored)
+    for manifest in resources.build(spec.parse(stored), SETTINGS, measured, **named):
         with_applied_hash = plan.with_applied_hash(manifest)
         live = api.try_apply(with_applied_hash)
         assert plan.lost_fields(with_applied_hash, live) == [], manifest["kind"]

@@ -30,6 +30,7 @@ from quire_operator.plan import revisions
 from quire_operator.resources import Manifest, RenderedRevision
 from quire_operator.settings import Settings
 from quire_operator.spec import LLMDeployment, Profile, profiles
+from quire_operator.status import RequestedAccelerator
 
 _RELATED = (
     "serviceaccounts,configmaps,networkpolicies,services,poddisruptionbudgets,horizontalpodautoscalers,"
@@ -63,14 +64,14 @@ class Live:
 @dataclass(frozen=True, kw_only=True)
 class Rendered:
     """The children that the operator would apply. `is_stored`: from a stored revision, not rendered now.
-    `accelerator`: the AcceleratorProfile that the spec names.
+    `accelerator`: the AcceleratorProfiles that the spec names.
     """
 
     model: LLMDeployment
     children: tuple[Manifest, ...]
     name: str
     is_stored: bool
-    accelerator: Profile | None
+    accelerator: RequestedAccelerator
 
 
 def in_file(path: str, namespace: str | None) -> list[Document]:
@@ -154,8 +155,9 @@ def rendered(body: Document, settings: Settings, live: Live | None, now: datetim
         scalers.append(live.observed.keda_autoscaler)
     is_scaler = (b for b in scalers if str(ref(b)) == f"HorizontalPodAutoscaler {name}")
     measurements = status.pod_measurements(body, next(is_scaler, None))
-    accelerator = _profile(model)
-    children = resources.build(model, settings, measurements, accelerator)
+    prefill = None if model.prefill is None else _profile(model.prefill)
+    accelerator = RequestedAccelerator(profile=_profile(model), prefill_profile=prefill)
+    children = resources.build(model, settings, measurements, **accelerator.profiles)
     fresh = update = current = resources.render_revision(model, body["spec"], children)
     if live is not None:
         current = update = _update_revision(model, body, fresh, live, now)
@@ -174,7 +176,7 @@ def rendered(body: Document, settings: Settings, live: Live | None, now: datetim
 
 
 def _profile(model: LLMDeployment) -> Profile | None:
-    """The AcceleratorProfile that the spec names. Raises KubectlError where it is not there."""
+    """The AcceleratorProfile of the pods of a role. Raises KubectlError where it is not there."""
     reference = model.spec.resources.profile_ref
     if reference is None:
         return None

@@ -69,6 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-bits", type=int, choices=(32, 16, 8), default=16, help="(default 16)")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="(default 0.9)")
     parser.add_argument("--host-memory", type=size, help="of the container, to be checked too")
+    parser.add_argument(
+        "--staging-memory",
+        type=size,
+        default=0,
+        help="of it for KV blocks on their way, of a role of disaggregation (default 0)",
+    )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
 
 
@@ -125,8 +131,9 @@ def run(arguments: argparse.Namespace) -> int:
         key=lambda sized: sized.order,
     )
     for one in candidates:
-        host = one.accelerator.memory if arguments.host_memory is None else arguments.host_memory
-        notes += memory.advice(serving, one.accelerator, host_memory=host)
+        whole = one.accelerator.memory + arguments.staging_memory
+        host = whole if arguments.host_memory is None else arguments.host_memory
+        notes += memory.advice(serving, one.accelerator, host_memory=host - arguments.staging_memory)
     notes = list(dict.fromkeys(notes))
     if arguments.output == "json":
         text = json.dumps(_document(model, found, notes), indent=2)

@@ -62,14 +62,20 @@ def _children(
 ) -> tuple[resources.Manifest, ...]:
     try:
         model = spec.parse(body)
-        reference = model.spec.resources.profile_ref
-        if reference is not None and reference.name not in by_name:
-            why = f"put the {names.PROFILE_KIND} {reference.name} into the same input"
-            raise SpecError("spec.resources.profileRef", why)
-        profile = None if reference is None else by_name[reference.name]
-        return resources.build(model, settings, profile=profile)
+        profile = _profile(model, by_name)
+        prefill = None if model.prefill is None else _profile(model.prefill, by_name)
+        return resources.build(model, settings, profile=profile, prefill_profile=prefill)
     except SpecError as error:
         raise QuireOperatorError(f"{names.KIND} {_name(body)}: {error}") from error
+
+
+def _profile(model: spec.LLMDeployment, by_name: Mapping[str, spec.Profile]) -> spec.Profile | None:
+    """That of the pods of a role."""
+    reference = model.spec.resources.profile_ref
+    if reference is not None and reference.name not in by_name:
+        why = f"put the {names.PROFILE_KIND} {reference.name} into the same input"
+        raise SpecError("spec.resources.profileRef", why)
+    return None if reference is None else by_name[reference.name]
 
 
 def _name(body: Mapping[str, Any]) -> str:

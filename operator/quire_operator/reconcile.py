@@ -105,16 +105,16 @@ class Reconciler:
             return ReconcileResult()  # the garbage collector deletes the children
         try:
             model = spec.parse(body)
-            profile, profile_error = await self._profile(model)
+            accelerator = await self._accelerator(model)
             measurements = status.pod_measurements(body, self._autoscaler(model))
-            rendered = resources.build(model, self._settings, measurements, profile)
+            rendered = resources.build(model, self._settings, measurements, **accelerator.profiles)
         except SpecError as error:
             return await self._refuse(key, body, Failure(reason="InvalidSpec", detail=printable(str(error))))
         if refusal := await self._refused_references(model):
             return await self._refuse(key, body, refusal)
-        selected = await self._select_revisions(model, body, rendered, is_complete=not profile_error)
+        selected = await self._select_revisions(model, body, rendered, is_complete=not accelerator.error)
         if selected is None:
-            return await self._refuse(key, body, Failure(reason="ProfileNotFound", detail=profile_error))
+            return await self._refuse(key, body, Failure(reason="ProfileNotFound", detail=accelerator.error))
         desired = resources.with_revision(rendered, selected.current_revision)
         wanted = [ref(manifest) for manifest in desired]
         observed = await self._cluster.observe(body, wanted)
@@ -141,11 +141,11 @@ class Reconciler:
             now=self._now(),
             problem=problem,
             available_revision=selected.available_revision,
-            accelerator=RequestedAccelerator(profile=profile, error=profile_error),
+            accelerator=accelerator,
             has_metrics_adapter=bool(self._settings.load_url),
         )
         written = await self._write_status(key, observed, new, result.plan)
-        written = replace(written, cost_per_hour=status.cost_per_hour(profile, observed))
+        written = replace(written, cost_per_hour=status.cost_per_hour(accelerator, observed))
         return _due_earlier(written, result.requeue_after)
 
     def _plan_input(
@@ -198,9 +198,15 @@ class Reconciler:
         named = "; ".join(f"{one.field}: {one.kind} {one.name}" for one in refused)
         return Failure(reason="ReferenceRefused", detail=printable(named))
 
+    async def _accelerator(self, model: LLMDeployment) -> RequestedAccelerator:
+        """The AcceleratorProfiles that the spec names, of both roles, and why one cannot be used."""
+        profile, error = await self._profile(model)
+        prefill, its_error = (None, "") if model.prefill is None else await self._profile(model.prefill)
+        return RequestedAccelerator(profile=profile, prefill_profile=prefill, error=error or its_error)
+
     async def _profile(self, model: LLMDeployment) -> tuple[Profile | None, str]:
-        """The AcceleratorProfile that the spec names, and why it cannot be used; None and "" where it names
-        none.
+        """The AcceleratorProfile that pods of a role have, and why it cannot be used; None and "" where they
+        have none.
         """
         reference = model.spec.resources.profile_ref
         if reference is None:

@@ -236,8 +236,8 @@ def advice(serving: Serving, accelerator: Accelerator, *, host_memory: int) -> t
         )
     if host_memory < accelerator.memory:
         found.append(
-            "The memory of the container is below that of its accelerator: weights pass through it while "
-            "they are loaded. Raise resources.memory."
+            "The memory of the container, without what stages KV blocks, is below that of its accelerator: "
+            "weights pass through it while they are loaded. Raise resources.memory."
         )
     return tuple(found)
 

@@ -36,6 +36,8 @@ POLICIES = {
 }
 HUB, S3, GCS, OCI = DOWNLOADED[:4]
 GPU = {"cpu": "1", "memory": "2Gi", "gpu": {}}
+ON_GPU = {**GPU, "cpu": "4", "memory": "8Gi"}  # with room for what is staged between two roles
+MIG = {"cpu": "1", "memory": "8Gi", "gpu": {"resourceName": "nvidia.com/mig-1g.5gb"}}
 IMAGE = "registry.example.com/quire-server:1"
 
 
@@ -130,6 +132,7 @@ ACCEPTED = {
     "as many replicas as are allowed": minimal(replicas=8),
     "an autoscaler up to the ceiling": minimal(resources=GPU, autoscaling={"maxReplicas": 2}),
     "none at all": minimal(resources=GPU, replicas=0),
+    "one GPU for each role": minimal(resources=ON_GPU, disaggregation={"prefill": {}}),
 }
 REFUSED: dict[str, tuple[Body, str, str]] = {
     "an account": (
@@ -214,20 +217,25 @@ REFUSED: dict[str, tuple[Body, str, str]] = {
     "too many decode pods": (
         minimal(disaggregation={"prefill": {}, "decode": {"replicas": 8}}), "9 is more than the 8", "lower it"
     ),
-    "too many GPUs": (
-        minimal(resources=GPU, replicas=3),
-        "spec.replicas: 3 replicas with 1 GPU each are more than the 2",
+    "too many GPUs on all nodes of a group": (
+        minimal(resources=GPU, parallelism={"tensor": 2, "pipeline": 2, "nodes": 4}), "4 GPUs", "lower it"
+    ),
+    "too many GPUs": (minimal(resources=GPU, replicas=3), "spec.replicas: 3 GPUs, one for each", "lower it"),
+    "too many GPUs of ranks": (
+        minimal(resources={**GPU, "cpu": "4"}, parallelism={"tensor": 2, "pipeline": 2}), "4 GPUs", "lower it"
+    ),
+    "too many GPUs of two roles": (
+        minimal(resources=ON_GPU, disaggregation={"prefill": {"replicas": 2}}), "3 GPUs", "lower it"
+    ),
+    "too many GPUs of one role": (
+        minimal(resources=ON_GPU, disaggregation={"prefill": {"parallelism": {"tensor": 2}}}),
+        "spec.replicas and spec.disaggregation: 3 GPUs",
         "lower it",
     ),
-    "too many GPUs of the ranks of a replica": (
-        minimal(resources=GPU, replicas=2, parallelism={"tensor": 2}),
-        "spec.replicas: 2 replicas with 2 GPUs each are more than the 2 GPUs",
-        "lower it or spec.parallelism",
-    ),
-    "too many GPUs on all nodes of a group": (
-        minimal(resources=GPU, parallelism={"tensor": 2, "pipeline": 2, "nodes": 4}),
-        "spec.replicas: 1 replicas with 4 GPUs each are more than the 2 GPUs",
-        "lower it or spec.parallelism",
+    "the GPU's name of a role": (
+        minimal(resources=ON_GPU, disaggregation={"prefill": {"resources": MIG}}),
+        "spec.resources.gpu.resourceName: nvidia.com/gpu, nvidia.com/mig-1g.5gb is not allowed here",
+        "use one of nvidia.com/gpu",
     ),
 }  # fmt: skip
 

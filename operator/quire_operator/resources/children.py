@@ -36,11 +36,13 @@ def build(
     settings: Settings,
     measured: PodMeasurements = UNMEASURED,
     profile: Profile | None = None,
+    prefill_profile: Profile | None = None,
 ) -> tuple[Manifest, ...]:
     """All children in the order of apply: what the pods need comes before the Deployment, and so does the
     autoscaler that takes over its replicas; routes from outside the cluster come last, because they may be
     refused. `measured`: measurements of the running pods, which set the autoscaler's behavior; `profile`: the
-    AcceleratorProfile that spec.resources.profileRef names, None where there is none.
+    AcceleratorProfile that the resources of the pods name, None where there is none; `prefill_profile`: that
+    of prefill pods.
 
     Raises SpecError where the administrator's settings forbid what the user asks for.
     """
@@ -54,7 +56,7 @@ def build(
         environment,
         *_network_policy(model, settings),
         *_shared_model(model, settings, template),
-        *([] if model.prefill is None else _prefill(model.prefill, settings, measured, profile)),
+        *([] if model.prefill is None else _prefill(model.prefill, settings, measured, prefill_profile)),
         service.build(model),
         disruption_budget.build(model),
         *_autoscaler(model, settings, measured),

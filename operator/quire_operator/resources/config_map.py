@@ -107,6 +107,7 @@ def _kv_role(model: LLMDeployment) -> dict[str, str]:
         return {
             "QUIRE_KV_LEASE_SECONDS": _number(roles.lease_seconds),
             "QUIRE_KV_ROLE": "kv_producer",
+            **_staging(model, roles),
             "QUIRE_KV_TRANSFER_PORT": _number(names.PORT_KV_TRANSFER),
             **_transport(roles),
         }
@@ -114,9 +115,17 @@ def _kv_role(model: LLMDeployment) -> dict[str, str]:
     return {
         "QUIRE_KV_PRODUCERS": f"{producers}:{names.PORT_KV_TRANSFER}",
         "QUIRE_KV_ROLE": "kv_consumer",
+        **_staging(model, roles),
         "QUIRE_LOCAL_PREFILL_BELOW_TOKENS": _number(roles.local_prefill_below_tokens),
         **_transport(roles),
     }
+
+
+def _staging(model: LLMDeployment, roles: Disaggregation) -> dict[str, str]:
+    """Of a GPU: the KV cache of a CPU is in the host's memory itself."""
+    if model.spec.resources.accelerator is None:
+        return {}
+    return {"QUIRE_KV_STAGING_BYTES": _bytes(roles.staging_memory)}
 
 
 def _transport(roles: Disaggregation) -> dict[str, str]:

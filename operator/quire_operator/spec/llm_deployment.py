@@ -197,9 +197,12 @@ def _of_decode_pods(spec: Spec, roles: Disaggregation) -> Spec:
     without their own keep what the spec says.
     """
     decode, own, sizes = roles.decode, spec.resources, spec.parallelism
+    resources = roles.prefill.resources or RoleResources(cpu=own.cpu, memory=own.memory)
+    if resources.accelerator is None:
+        resources = replace(resources, gpu=own.gpu, profile_ref=own.profile_ref)
     prefill = replace(
         roles.prefill,
-        resources=roles.prefill.resources or RoleResources(cpu=own.cpu, memory=own.memory),
+        resources=resources,
         parallelism=roles.prefill.parallelism
         or RoleParallelism(tensor=sizes.tensor, pipeline=sizes.pipeline),
     )
@@ -211,9 +214,12 @@ def _of_decode_pods(spec: Spec, roles: Disaggregation) -> Spec:
 
 
 def _of_role(spec: Spec, role: Prefill | Decode) -> Spec:
-    """The spec with a role's own CPU and memory, and its own ranks, where it has any."""
+    """The spec with a role's own CPU, memory and accelerator, and its own ranks, where it has any."""
     if (own := role.resources) is not None:
-        spec = replace(spec, resources=replace(spec.resources, cpu=own.cpu, memory=own.memory))
+        resources = replace(spec.resources, cpu=own.cpu, memory=own.memory)
+        if own.accelerator is not None:
+            resources = replace(resources, gpu=own.gpu, profile_ref=own.profile_ref)
+        spec = replace(spec, resources=resources)
     if (sizes := role.parallelism) is not None:
         ranks = replace(spec.parallelism, tensor=sizes.tensor, pipeline=sizes.pipeline)
         spec = replace(spec, parallelism=ranks)

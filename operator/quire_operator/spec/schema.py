@@ -247,6 +247,13 @@ class Parallelism:
 class RoleResources:
     cpu: str = required_quantity()
     memory: str = required_quantity()
+    gpu: GPU | None = None
+    profile_ref: ProfileRef | None = None
+
+    @property
+    def accelerator(self) -> GPU | ProfileRef | None:
+        """Instead of that of `spec.resources`."""
+        return self.gpu or self.profile_ref
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +294,7 @@ class Disaggregation:
     local_prefill_below_tokens: int = number(1, 16_777_216, 512)
     lease_seconds: int = number(1, 3600, 30)
     transport: str = choice("Auto", "TCP", "NIXL")
+    staging_memory: str = field(default="4Gi", metadata={"quantity": True})
 
 
 @dataclass(frozen=True, kw_only=True)

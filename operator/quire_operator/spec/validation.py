@@ -371,9 +371,12 @@ def _check_nodes(spec: Spec) -> None:
 def _check_disaggregation(spec: Spec, roles: Disaggregation) -> None:
     """What two roles need, and what cannot be exchanged between their pods yet."""
     field, engine, prefill = "spec.disaggregation", spec.engine, roles.prefill
-    if spec.resources.accelerator is not None:
+    on_gpu = [_runs_on_gpu(spec, role) for role in (prefill, roles.decode)]
+    if len(set(on_gpu)) > 1:
         raise SpecError(
-            field, "both roles run on CPUs only so far: drop resources.gpu and profileRef, or this"
+            field,
+            "KV blocks of a GPU and of a CPU differ in format: give both roles a GPU, by spec.resources or "
+            "each its own, or none",
         )
     if spec.parallelism.nodes > 1:
         raise SpecError(
@@ -399,8 +402,29 @@ def _check_disaggregation(spec: Spec, roles: Disaggregation) -> None:
         _check_prefill_autoscaling(prefill, prefill.autoscaling)
     for name, role in (("prefill", prefill), ("decode", roles.decode)):
         if role.resources is not None:
-            _check_role_resources(spec, role.resources, f"{field}.{name}.resources")
+            _check_role_resources(spec, role.resources, f"{field}.{name}.resources", on_gpu=any(on_gpu))
         _check_ranks_of_role(spec, role, f"{field}.{name}")
+        if any(on_gpu):
+            _check_staging(spec, roles, role)
+    if not 0 < quantity.parse(roles.staging_memory) <= quantity.parse(MAX_MEMORY):
+        raise SpecError(f"{field}.stagingMemory", f"give a positive quantity up to {MAX_MEMORY}, such as 4Gi")
+
+
+def _runs_on_gpu(spec: Spec, role: Prefill | Decode) -> bool:
+    own = None if role.resources is None else role.resources.accelerator
+    return (own or spec.resources.accelerator) is not None
+
+
+def _check_staging(spec: Spec, roles: Disaggregation, role: Prefill | Decode) -> None:
+    """What KV blocks go through between a GPU and the network is part of a pod's memory."""
+    taken = [roles.staging_memory, *([spec.engine.weight_offload] if spec.engine.weight_offload else [])]
+    memory = (role.resources or spec.resources).memory
+    if sum(map(quantity.parse, taken)) >= quantity.parse(memory):
+        raise SpecError(
+            "spec.disaggregation",
+            "stagingMemory, and engine.weightOffload if it is set, are part of each pod's memory: lower "
+            "them, or raise the memory of both roles",
+        )
 
 
 def _check_prefill_autoscaling(prefill: Prefill, scaling: PrefillAutoscaling) -> None:
@@ -424,10 +448,15 @@ def _check_ranks_of_role(spec: Spec, role: Prefill | Decode, field: str) -> None
         )
 
 
-def _check_role_resources(spec: Spec, own: RoleResources, field: str) -> None:
+def _check_role_resources(spec: Spec, own: RoleResources, field: str, *, on_gpu: bool) -> None:
     """The rules of `spec.resources`, for a role's own."""
     _check_cpu_and_memory(own.cpu, own.memory, field)
-    for size in (spec.engine.kv_cache.memory, spec.resources.shared_memory):
+    if own.gpu is not None and own.profile_ref is not None:
+        raise SpecError(
+            f"{field}.profileRef", "the profile says what nodes call the GPU: drop gpu, or profileRef"
+        )
+    on_host = "" if on_gpu else spec.engine.kv_cache.memory
+    for size in (on_host, spec.resources.shared_memory):
         if size and size != AUTO and quantity.parse(size) >= quantity.parse(own.memory):
             raise SpecError(
                 f"{field}.memory",

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
-from quire_operator import quantity
+from quire_operator import names, quantity
 from quire_operator.reports import MAX_PARAMETERS
 from quire_operator.resources.scaling_behavior import DEFAULT_BATCH
 from quire_operator.spec import LLMDeployment, Profile
@@ -29,15 +29,29 @@ _NO_PROFILE = (
     "How much memory the GPU has is not known: name an AcceleratorProfile in spec.resources.profileRef "
     "instead of gpu."
 )
+_WORST_FIRST = ("False", "Unknown", "True")
+_POD_KINDS = {names.ROLE_LEADER: "Decode", names.ROLE_PREFILL: "Prefill"}
 _SOURCE = "source"  # a checksum of model.source, stored with the sizes
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestedAccelerator:
-    """The accelerator that the spec requests: its profile, or why that cannot be read."""
+    """The accelerators that the spec requests: their profiles, or why one cannot be read. `profile`: of the
+    pods that clients talk to.
+    """
 
     profile: Profile | None = None
+    prefill_profile: Profile | None = None
     error: str = ""
+
+    @property
+    def profiles(self) -> dict[str, Profile | None]:
+        """By the name that `resources.build` has for each."""
+        return {"profile": self.profile, "prefill_profile": self.prefill_profile}
+
+    def of_role(self, role: str) -> Profile | None:
+        """Of the pods of one role."""
+        return self.prefill_profile if role == names.ROLE_PREFILL else self.profile
 
 
 def sizes(model: LLMDeployment, states: Sequence[PodState], old: Mapping[str, Any]) -> dict[str, int]:
@@ -55,21 +69,37 @@ def sizes(model: LLMDeployment, states: Sequence[PodState], old: Mapping[str, An
 def condition(
     model: LLMDeployment, requested: RequestedAccelerator, sizes: Mapping[str, int], status: Mapping[str, Any]
 ) -> ConditionValue | None:
-    """None where no accelerator is requested. `status`: status.model, with the size of the weights."""
-    asked = model.spec.resources.accelerator
-    if asked is None:
+    """None where no accelerator is requested. `status`: status.model, with the size of the weights. Of two
+    roles that one counts which fits worse, and both are described.
+    """
+    if model.spec.resources.accelerator is None:
         return None
     if requested.error:
         return "Unknown", "ProfileNotFound", reasons.message("ProfileNotFound", requested.error)
-    shape = _model(sizes)
-    profile = requested.profile
+    found = [(one.role, _of_role(one, requested, _model(sizes), status)) for one in model.roles]
+    value, reason, message = min((each for _, each in found), key=lambda each: _WORST_FIRST.index(each[0]))
+    texts = {role: each[2] for role, each in found}
+    if len(set(texts.values())) > 1:
+        message = " ".join(f"{_POD_KINDS[role]} pods: {text}" for role, text in texts.items())
+    return value, reason, message
+
+
+def _of_role(
+    model: LLMDeployment,
+    requested: RequestedAccelerator,
+    shape: ModelShape | None,
+    status: Mapping[str, Any],
+) -> ConditionValue:
+    """Whether the pods of one role fit."""
+    profile = requested.of_role(model.role)
     accelerator = Accelerator(
         memory=quantity.whole_bytes(profile.memory) if profile else 0,
         interconnect=profile.interconnect if profile else "",
     )
     serving = _serving(model, shape, status)
-    hints = memory.advice(serving, accelerator, host_memory=quantity.whole_bytes(model.spec.resources.memory))
-    if requested.profile is None:
+    host = quantity.whole_bytes(model.spec.resources.memory) - _staging(model)
+    hints = memory.advice(serving, accelerator, host_memory=host)
+    if profile is None:
         return "Unknown", "MemoryUnknown", " ".join([_NO_PROFILE, *hints])
     if shape is None:
         known = "No pod has read the model's config.json yet; kubectl quire size calculates without one."
@@ -83,6 +113,12 @@ def condition(
         return "True", "Fits", " ".join([f"{numbers}.", *hints])
     reason = budget.verdict.value
     return "False", reason, " ".join([reasons.message(reason, numbers), *hints])
+
+
+def _staging(model: LLMDeployment) -> int:
+    """Memory of the host that is for KV blocks on their way between the roles."""
+    roles = model.spec.disaggregation
+    return 0 if roles is None else quantity.whole_bytes(roles.staging_memory)
 
 
 def _serving(model: LLMDeployment, shape: ModelShape | None, status: Mapping[str, Any]) -> Serving:

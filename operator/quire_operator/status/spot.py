@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from quire_operator.observed import Body, pod_template
 from quire_operator.resources.placement import may_run_on_spot_nodes
-from quire_operator.spec import LLMDeployment, Profile
+from quire_operator.spec import LLMDeployment
 from quire_operator.status import reasons
+from quire_operator.status.accelerator_fit import RequestedAccelerator
 from quire_operator.status.reasons import ConditionValue
 
 
 def condition(
-    model: LLMDeployment, profile: Profile | None, deployment: Body | None
+    model: LLMDeployment, requested: RequestedAccelerator, deployment: Body | None
 ) -> ConditionValue | None:
     """None where the pods' placement names no spot nodes. The pods may be of a revision that an earlier
     release rendered, so the grace period of the Deployment counts where there is one.
     """
-    if not may_run_on_spot_nodes(model, profile):
+    if not any(may_run_on_spot_nodes(one, requested.of_role(one.role)) for one in model.roles):
         return None
     notice, wanted = model.spec.scheduling.spot.notice_seconds, model.termination_grace_period_seconds
     template = pod_template(deployment or {})

@@ -106,7 +106,7 @@ def compute_status(
         now=now,
         problem=problem,
         fits=accelerator_fit.condition(model, accelerator, sizes, loading),
-        drain_fits=spot.condition(model, accelerator.profile, deployment),
+        drain_fits=spot.condition(model, accelerator, deployment),
         engine=engine,
         has_metrics_adapter=has_metrics_adapter,
     )

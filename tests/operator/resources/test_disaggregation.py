@@ -7,18 +7,30 @@ from typing import Any
 
 import pytest
 
-from e2e.api import specs
+from e2e.api import profiles, specs
 from quire_operator import names, resources, spec
+from quire_operator.errors import SpecError
 from quire_operator.observed import Ref, ref
 from quire_operator.settings import Settings
 
 SETTINGS = Settings(engine_image="registry.example/quire-server:1", load_url="http://adapter:8080/load")
-SIZES, SCALED = specs.DISAGGREGATED
+SIZES, SCALED, ON_GPUS = specs.DISAGGREGATED
 Body = dict[str, Any]
 
 
 def children(body: Body) -> dict[Ref, Body]:
-    return {ref(child): child for child in resources.build(spec.parse(body), SETTINGS)}
+    made = resources.build(spec.parse(body), SETTINGS, **profiles.named_by(body))
+    return {ref(child): child for child in made}
+
+
+def settings_of(body: Body, name: str) -> list[Body]:
+    """The environment of the servers of decode pods, and of prefill pods."""
+    made = children(body)
+    found = []
+    for each in (name, f"{name}-prefill"):
+        pod = made[Ref("Deployment", each)]["spec"]["template"]["spec"]
+        found.append(made[Ref("ConfigMap", pod["containers"][0]["envFrom"][0]["configMapRef"]["name"])])
+    return [one["data"] for one in found]
 
 
 def roles_of(body: Body, kind: str, name: str) -> tuple[Body, Body]:
@@ -230,3 +242,46 @@ def test_another_number_of_ranks_replaces_pods(role: str) -> None:
 
     (decode, prefill), (other_decode, other_prefill) = pods(2), pods(4)
     assert (decode == other_decode, prefill == other_prefill) == (role == "prefill", role == "decode")
+
+
+def test_each_role_has_its_own_gpus_one_for_each_rank_and_the_memory_that_stages_their_blocks() -> None:
+    decode, prefill = roles_of(ON_GPUS, "Deployment", "disaggregated-gpus")
+    limits = [
+        one["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] for one in (decode, prefill)
+    ]
+    assert limits == [
+        {"memory": "64Gi", "nvidia.com/h200": "1"},
+        {"memory": "96Gi", "example.com/h100": "2"},
+    ]
+    found = settings_of(ON_GPUS, "disaggregated-gpus")
+    assert [one["QUIRE_KV_STAGING_BYTES"] for one in found] == [str(8 << 30)] * 2
+    assert [one["QUIRE_DEVICE"] for one in found] == ["cuda", "cuda"]
+    assert [one["QUIRE_GPU_MEMORY_UTILIZATION"] for one in found] == ["0.92", "0.88"]
+
+
+def test_a_role_without_an_accelerator_of_its_own_has_that_of_the_spec() -> None:
+    body = specs.minimal(
+        resources={"cpu": "2", "memory": "8Gi", "gpu": {}},
+        disaggregation={
+            "prefill": {"resources": {"cpu": "2", "memory": "9Gi"}},
+            "decode": {"resources": {"cpu": "2", "memory": "9Gi", "profileRef": {"name": "h100"}}},
+        },
+    )
+    decode, prefill = (
+        one["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+        for one in roles_of(body, "Deployment", "minimal")
+    )
+    assert decode == {"memory": "9Gi", "example.com/h100": "1"}
+    assert prefill == {"memory": "9Gi", "nvidia.com/gpu": "1"}
+
+
+def test_on_cpus_nothing_is_staged() -> None:
+    for data in settings_of(SIZES, "disaggregated"):
+        assert data["QUIRE_DEVICE"] == "cpu" and "QUIRE_KV_STAGING_BYTES" not in data
+
+
+def test_one_role_on_a_gpu_and_the_other_on_a_cpu_is_refused_in_one_sentence() -> None:
+    own = {"cpu": "1", "memory": "8Gi", "gpu": {}}
+    for roles in ({"prefill": {"resources": own}}, {"prefill": {}, "decode": {"resources": own}}):
+        with pytest.raises(SpecError, match="of a GPU and of a CPU differ in format: give both roles a GPU"):
+            spec.parse(specs.minimal(disaggregation=roles))

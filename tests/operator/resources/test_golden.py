@@ -39,7 +39,7 @@ BODIES = {
 
 @pytest.mark.parametrize("name", BODIES)
 def test_children_match_the_golden_files(name: str) -> None:
-    children = resources.build(spec.parse(BODIES[name]), SETTINGS, profile=profiles.named_by(BODIES[name]))
+    children = resources.build(spec.parse(BODIES[name]), SETTINGS, **profiles.named_by(BODIES[name]))
     path = GOLDEN / f"{name}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(dump(children), encoding="utf-8")

@@ -24,7 +24,7 @@ LABELS = {
 
 def deployment(**fields: Any) -> specs.Body:
     body = specs.minimal(**fields)
-    return resources.build(spec.parse(body), SETTINGS, profile=profiles.named_by(body))[-1]
+    return resources.build(spec.parse(body), SETTINGS, **profiles.named_by(body))[-1]
 
 
 def pod(**fields: Any) -> specs.Body:

@@ -192,3 +192,40 @@ def test_ranks_and_stages_divide_what_an_accelerator_holds() -> None:
     assert reason == "FitsFewer" and "weights 13." in text, text
     assert fits(pipeline=4)[0] == "Fits"
     assert "weights 6." in fits(pipeline=2, tensor=2)[1]
+
+
+def apart(memory: str = "96Gi", **roles: Any) -> Body:
+    body = asked(memory=memory, maxModelLen=4096, maxNumSeqs=8)
+    body["spec"]["disaggregation"] = {"prefill": {}, **roles}
+    return body
+
+
+def test_of_two_roles_the_one_that_fits_worse_decides_and_both_are_described() -> None:
+    requested = status.RequestedAccelerator(
+        profile=Profile(memory="80G"), prefill_profile=Profile(memory="24G")
+    )
+    reported = computed(apart(), accelerator=requested)
+
+    assert condition(reported, "FitsAccelerator") == ("False", "DoesNotFit")
+    assert message(reported).startswith("Decode pods: weights 26.0 GB")
+    assert " Prefill pods: " in message(reported)
+    alike = status.RequestedAccelerator(profile=Profile(memory="80G"), prefill_profile=Profile(memory="80G"))
+    reported = computed(apart(), accelerator=alike)
+    assert condition(reported, "FitsAccelerator") == ("True", "Fits")
+    assert "Prefill pods" not in message(reported), "both are the same"
+
+
+def test_each_role_is_judged_with_its_own_ranks() -> None:
+    two = status.RequestedAccelerator(profile=Profile(memory="24G"), prefill_profile=Profile(memory="24G"))
+    halves = {"parallelism": {"tensor": 2}}
+    assert condition(computed(apart(decode=halves), accelerator=two), "FitsAccelerator")[0] == "False"
+    both = computed(apart(prefill=halves, decode=halves), accelerator=two)
+    assert condition(both, "FitsAccelerator") == ("False", "FitsFewer")
+
+
+def test_memory_that_stages_blocks_is_no_room_for_weights_on_their_way() -> None:
+    pods = {"profile": Profile(memory="80G"), "prefill_profile": Profile(memory="80G")}
+    requested = status.RequestedAccelerator(**pods)
+    roomy = computed(apart(memory="88Gi"), accelerator=requested)
+    tight = computed(apart(memory="76Gi"), accelerator=requested)
+    assert "stages KV blocks" in message(tight) and "stages KV blocks" not in message(roomy)
