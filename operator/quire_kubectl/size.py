@@ -124,6 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
         tensor=arguments.tensor,
         pipeline=arguments.pipeline,
         nodes=arguments.nodes,
+        staging=arguments.staging_memory,
     )
     candidates, notes = _candidates(arguments)
     found = sorted(
@@ -131,9 +132,9 @@ def run(arguments: argparse.Namespace) -> int:
         key=lambda sized: sized.order,
     )
     for one in candidates:
-        whole = one.accelerator.memory + arguments.staging_memory
+        whole = one.accelerator.memory + serving.staging
         host = whole if arguments.host_memory is None else arguments.host_memory
-        notes += memory.advice(serving, one.accelerator, host_memory=host - arguments.staging_memory)
+        notes += memory.advice(serving, one.accelerator, host_memory=host)
     notes = list(dict.fromkeys(notes))
     if arguments.output == "json":
         text = json.dumps(_document(model, found, notes), indent=2)
@@ -226,6 +227,7 @@ def _text(model: ModelShape, sized: Sized, serving: Serving, notes: Sequence[str
         f"  working memory    {_gb(budget.workspace)}  estimated; the server measures its own",
         f"  left for KV       {_gb(room)}  {tokens}",
         f"  asked for         {_gb(budget.kv_wanted)}  {serving.max_num_seqs} requests of {length:,} tokens",
+        *_staging(model, serving),
         "",
         *_stages(model, budget, serving),
         _verdict(serving, budget, length),
@@ -237,6 +239,16 @@ def _text(model: ModelShape, sized: Sized, serving: Serving, notes: Sequence[str
         lines.append(f"An hour costs {sized.candidate.cost_per_hour}.")
     lines += [f"Note: {line}" for line in notes]
     return "\n".join(lines)
+
+
+def _staging(model: ModelShape, serving: Serving) -> list[str]:
+    """The host's memory through which prompts go from prefill to decode pods."""
+    if not serving.staging:
+        return []
+    tokens = memory.staged_tokens(model, serving)
+    return [
+        f"  staging           {_gb(serving.staging)}  of the host; {tokens:,} tokens on their way at a time"
+    ]
 
 
 def _head(model: ModelShape, serving: Serving) -> str:

@@ -44,6 +44,7 @@ class Serving:
     max_num_batched_tokens: int = 2048
     host_weights: int = 0  # bytes of weights that stay in host memory, of all ranks
     kv_memory: int | None = None  # bytes of the KV cache, of all ranks; None: what remains
+    staging: int = 0  # bytes of the host for KV blocks between prefill and decode pods
     tensor: int = 1
     pipeline: int = 1
     nodes: int = 1
@@ -234,12 +235,20 @@ def advice(serving: Serving, accelerator: Accelerator, *, host_memory: int) -> t
             f"With {serving.max_num_seqs} requests at once some of {serving.pipeline} stages are always "
             "idle, since a request is in one of them at a time. Raise maxNumSeqs or take fewer stages."
         )
-    if host_memory < accelerator.memory:
+    if host_memory - serving.staging < accelerator.memory:
         found.append(
             "The memory of the container, without what stages KV blocks, is below that of its accelerator: "
             "weights pass through it while they are loaded. Raise resources.memory."
         )
     return tuple(found)
+
+
+def staged_tokens(model: ModelShape, serving: Serving) -> int:
+    """How many tokens fit into the memory for KV blocks between pods. Heads that several ranks have are there
+    as often.
+    """
+    copies = max(1, serving.tensor * rank_kv_heads(model, serving.tensor) // model.num_kv_heads)
+    return serving.staging // (copies * kv_bytes_per_token(model, serving.kv_bits))
 
 
 def _check(model: ModelShape, serving: Serving) -> None:

@@ -46,6 +46,17 @@ def test_a_model_that_fits_is_reported_with_the_numbers_and_exit_code_0(
     assert "Note:" not in out
 
 
+def test_memory_that_stages_blocks_is_shown_in_tokens_and_is_no_room_for_weights(
+    llama: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["size", llama, "--memory", "80GB", "--max-model-len", "8192", "--staging-memory", "4Gi"]
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    assert "4.3 GB  of the host; 32,768 tokens on their way at a time" in out and "Note:" not in out
+    assert main([*asked, "--host-memory", "82GB"]) == 0
+    assert "Note: The memory of the container, without what stages KV blocks" in capsys.readouterr().out
+
+
 def test_a_model_that_does_not_fit_exits_with_3_and_names_settings_that_fit(
     llama: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

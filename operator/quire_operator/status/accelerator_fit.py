@@ -97,7 +97,7 @@ def _of_role(
         interconnect=profile.interconnect if profile else "",
     )
     serving = _serving(model, shape, status)
-    host = quantity.whole_bytes(model.spec.resources.memory) - _staging(model)
+    host = quantity.whole_bytes(model.spec.resources.memory)
     hints = memory.advice(serving, accelerator, host_memory=host)
     if profile is None:
         return "Unknown", "MemoryUnknown", " ".join([_NO_PROFILE, *hints])
@@ -108,6 +108,7 @@ def _of_role(
         budget = memory.budget(shape, accelerator, serving)
     except SizingError as error:
         return "Unknown", "NotSized", " ".join([str(error), *hints])
+    hints = (*hints, *_staging_hint(serving, shape))
     numbers = _numbers(budget, serving, shape, accelerator)
     if budget.verdict is Verdict.FITS:
         return "True", "Fits", " ".join([f"{numbers}.", *hints])
@@ -115,14 +116,18 @@ def _of_role(
     return "False", reason, " ".join([reasons.message(reason, numbers), *hints])
 
 
-def _staging(model: LLMDeployment) -> int:
-    """Memory of the host that is for KV blocks on their way between the roles."""
-    roles = model.spec.disaggregation
-    return 0 if roles is None else quantity.whole_bytes(roles.staging_memory)
+def _staging_hint(serving: Serving, shape: ModelShape) -> list[str]:
+    length, fitting = serving.max_model_len or shape.longest, memory.staged_tokens(shape, serving)
+    if not serving.staging or fitting >= length:
+        return []
+    return [
+        f"disaggregation.stagingMemory has room for {fitting:,} tokens, so that decode pods compute the "
+        f"rest of prompts of up to {length:,}. Raise it."
+    ]
 
 
 def _serving(model: LLMDeployment, shape: ModelShape | None, status: Mapping[str, Any]) -> Serving:
-    engine, asked = model.spec.engine, model.spec.resources.accelerator
+    engine, asked, roles = model.spec.engine, model.spec.resources.accelerator, model.spec.disaggregation
     assert asked is not None
     bits = {"Int8": 8.0}.get(engine.quantization) or {"Float32": 32.0}.get(engine.dtype)
     loaded = status.get("bytesTotal")
@@ -141,6 +146,7 @@ def _serving(model: LLMDeployment, shape: ModelShape | None, status: Mapping[str
         tensor=model.spec.parallelism.tensor,
         pipeline=model.spec.parallelism.pipeline,
         nodes=model.spec.parallelism.nodes,
+        staging=0 if roles is None else quantity.whole_bytes(roles.staging_memory),
     )
 
 

@@ -16,8 +16,8 @@ _ENDED = ("Failed", "Succeeded")
 
 
 def per_hour(requested: RequestedAccelerator, observed: Observed) -> float | None:
-    """The pods of both roles, on all nodes; None without a price. A pod has its accelerators from the moment it has a node,
-    also while it drains.
+    """The pods of both roles, on all nodes; None without a price. A pod has its accelerators from the moment
+    it has a node, also while it drains.
     """
     pods = {
         names.ROLE_LEADER: (*observed.in_role(names.ROLE_LEADER).pods, *observed.workers),

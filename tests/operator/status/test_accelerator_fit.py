@@ -229,3 +229,12 @@ def test_memory_that_stages_blocks_is_no_room_for_weights_on_their_way() -> None
     roomy = computed(apart(memory="88Gi"), accelerator=requested)
     tight = computed(apart(memory="76Gi"), accelerator=requested)
     assert "stages KV blocks" in message(tight) and "stages KV blocks" not in message(roomy)
+
+
+def test_a_prompt_that_the_hosts_have_no_room_for_is_named_with_the_tokens_that_fit() -> None:
+    requested = status.RequestedAccelerator(
+        profile=Profile(memory="80G"), prefill_profile=Profile(memory="80G")
+    )
+    assert "stagingMemory" not in message(computed(apart(), accelerator=requested))
+    small = computed(apart(stagingMemory="1Gi"), accelerator=requested)
+    assert "stagingMemory has room for 1,310 tokens" in message(small)

@@ -257,7 +257,7 @@ def test_without_its_package_nixl_is_refused_at_the_start_by_the_name_of_the_ext
         (("--kv-role", "kv_consumer", "--kv-producers", "host"), "must be like HOST:PORT"),
         (("--kv-role", "kv_producer", "--no-enable-prefix-caching"), "needs the prefix cache"),
         (("--kv-role", "kv_producer", "--kv-transfer-port", "8001"), "is taken by another port"),
-        (("--kv-role", "kv_producer", "--device", "cuda"), "does not work with --kv-role"),
+        (("--kv-role", "kv_producer", "--kv-staging-bytes", "0"), "--kv-staging-bytes"),
         (("--kv-role", "kv_producer", "--tensor-parallel-size", "2", "--nodes", "2", "--leader-address", "a",
           "--pod-address", "b"), "--nodes does not work with --kv-role"),
         (("--kv-role", "kv_producer", "--kv-offload-host-bytes", "1000000"), "does not work with --kv-role"),
