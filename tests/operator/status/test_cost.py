@@ -75,7 +75,7 @@ def test_the_workers_of_a_group_cost_as_much_as_its_leader() -> None:
     waiting = pod(kubelet.unschedulable("0/1 nodes are available."), name="m-0-2")
     workers = (with_eight, waiting)
     observed = Observed(body=model_body(), pods=(pod(kubelet.ready(), name="m-0"),), workers=workers)
-    assert status.cost_per_hour(PRICED, observed) == (1 + 8) * 2.5
+    assert cost(PRICED, observed) == (1 + 8) * 2.5
 
 
 async def test_the_cost_is_a_metric_as_long_as_the_llmdeployment_is_there() -> None:
