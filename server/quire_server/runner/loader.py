@@ -284,10 +284,7 @@ def load_model(
     """Open, check, read and place the model, or one rank's part of it; on_progress(loaded bytes, total bytes)
     between chunks.
     """
-    place = torch.device("cpu") if device is None else device.place
-    if device is not None:
-        options = memory_profile.arithmetic(options, device.capability)
-    capability = None if device is None else device.capability
+    place, capability, options = _place(device, options)
     found = Checkpoint.open(
         model_dir, dtype=options.dtype, quantization_name=options.quantization, capability=capability
     )
@@ -299,14 +296,7 @@ def load_model(
     longest = kv_cache.longest_context(config, options)
     if device is None or memory_profile.is_size_given(options):
         _, longest = kv_cache.plan(config, options, block_bytes)  # else the memory left after loading decides
-    num_host_slots = kv_cache.offload_slots(
-        options.kv_offload_host_bytes, "kv-offload-host-bytes", all_stages, options, stored
-    )
-    num_staged = 0
-    if device is not None and options.shares_kv_cache:
-        num_staged = kv_cache.offload_slots(
-            options.kv_staging_bytes, "kv-staging-bytes", all_stages, options, stored
-        )
+    num_host_slots, num_staged = _host_blocks(all_stages, options, stored, device)
     disk = _disk(config, all_stages, options, stored)
     total = found.size + (draft.checkpoint.size if draft is not None else 0)
     model = _read(found, options, device, longest, ranks, lambda n, _: on_progress(n, total))
@@ -342,6 +332,29 @@ def load_model(
         kv_blocks,
         staging,
     )
+
+
+def _place(device: Device | None, options: RunnerConfig) -> tuple[torch.device, int | None, RunnerConfig]:
+    """Where the tensors are, the compute capability there, and the options as they apply there."""
+    if device is None:
+        return torch.device("cpu"), None, options
+    return device.place, device.capability, memory_profile.arithmetic(options, device.capability)
+
+
+def _host_blocks(
+    all_stages: ModelConfig, options: RunnerConfig, stored: torch.dtype, device: Device | None
+) -> tuple[int, int]:
+    """How many blocks the host has room for: in the tier below the cache, and on their way to and from a
+    device.
+    """
+    sizes = {
+        "kv-offload-host-bytes": options.kv_offload_host_bytes,
+        "kv-staging-bytes": options.kv_staging_bytes if device is not None and options.shares_kv_cache else 0,
+    }
+    tier, staged = (
+        kv_cache.offload_slots(size, flag, all_stages, options, stored) for flag, size in sizes.items()
+    )
+    return tier, staged
 
 
 def _block_bytes(

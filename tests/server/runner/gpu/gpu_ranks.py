@@ -83,6 +83,8 @@ class GpuRanks:
     calls ``leading`` around what it does with the runner.
     """
 
+    _shared: int | None = None  # the descriptor of rank 0
+
     def __init__(
         self,
         directory: Path,
@@ -103,7 +105,6 @@ class GpuRanks:
         self.turns, self.devices, self._context = Turns(), devices, context
         self.exchange = _Exchange(size // pipeline, pipeline, self.turns)
         self._agreed: list[int] = []
-        self._shared: int | None = None  # the descriptor of rank 0
         self._barrier = threading.Barrier(size)
         pairs = {number: socket.socketpair() for number in range(1, size)}
         self.channels = {number: _Channel(near, self.turns) for number, (near, _) in pairs.items()}
