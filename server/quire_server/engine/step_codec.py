@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quire_server.core.cuda_graph_shapes import Shape
 from quire_server.core.rank_step import Echo, EchoStatus, RankLimits, RankStep, Work
@@ -80,6 +79,7 @@ _STEP_HEADER = struct.Struct(f"<BBIQ2I{len(_Lengths._fields)}I")
 # Version, status, flags, sequence, digest, work, lengths of four columns.
 _ECHO_HEADER = struct.Struct("<BBBII2I4I")
 _MOST = 0xFFFFFFFF
+_STATUSES = frozenset(EchoStatus)
 
 
 class StepEncoder:
@@ -161,7 +161,7 @@ class StepDecoder:
             raise CodecError(f"a recording of {sequences} sequences of {tokens} tokens")
         graph = (sequences, tokens) if sequences else None
         values = np.frombuffer(body, "<u4", offset=_STEP_HEADER.size)  # negative ones are beyond any bound
-        columns = _Columns(values, self._limits)
+        columns = _Columns(tuple(values.tolist()), self._limits)
         rows = self._rows_of(columns, body[_STEP_HEADER.size : _STEP_HEADER.size + _ITEM * lengths.rows])
         message = columns.message(lengths, flags, step_id, rows, graph)
         self.sequence, self.digest = sequence, zlib.crc32(body, self.digest)
@@ -182,7 +182,7 @@ class StepDecoder:
 class _Columns:
     """Takes the columns of one message from the front, each within its bounds."""
 
-    def __init__(self, values: NDArray[np.uint32], limits: RankLimits) -> None:
+    def __init__(self, values: tuple[int, ...], limits: RankLimits) -> None:
         self._values, self._limits = values, limits
         self._position = 0
 
@@ -193,9 +193,9 @@ class _Columns:
         end = self._position + length
         column = self._values[self._position : end]
         self._position = end
-        if (largest := column.max()) >= bound:
+        if (largest := max(column)) >= bound:
             raise CodecError(f"{what} {largest} is not below {bound}")
-        return tuple(column.tolist())
+        return column
 
     def skip(self, length: int) -> None:
         """Leave out the next column, which has been checked."""
@@ -350,11 +350,13 @@ def decode_echo(body: bytes) -> Echo:
         raise CodecError(f"version {version} of the step protocol; this is version {VERSION}")
     if len(body) != _ECHO_HEADER.size + _ITEM * sum(lengths):
         raise CodecError(f"{len(body)} bytes, and the header describes another number")
-    if status not in list(EchoStatus):
+    if status not in _STATUSES:
         raise CodecError(f"status {status} of an echo")
     if flags not in (0, _HAS_OUTCOME, _HAS_OUTCOME | _DISK_FAILED) or (sum(lengths) and not flags):
         raise CodecError("unknown flags of an echo")
-    values = iter(np.frombuffer(body, "<i4", offset=_ECHO_HEADER.size).tolist())
-    failed, arrived, missed, lost = (tuple(itertools.islice(values, length)) for length in lengths)
-    copied = CopyOutcome(failed, arrived, missed, lost, bool(flags & _DISK_FAILED)) if flags else None
+    copied = None
+    if flags:
+        values = iter(np.frombuffer(body, "<i4", offset=_ECHO_HEADER.size).tolist())
+        failed, arrived, missed, lost = (tuple(itertools.islice(values, length)) for length in lengths)
+        copied = CopyOutcome(failed, arrived, missed, lost, bool(flags & _DISK_FAILED))
     return Echo(sequence, digest, EchoStatus(status), copied, Work(micros, exchanged))
