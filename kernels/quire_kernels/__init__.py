@@ -46,6 +46,7 @@ from quire_kernels.quantization.w8a8 import w8a8
 from quire_kernels.sampling.apply_penalties import apply_penalties
 from quire_kernels.sampling.apply_token_bitmask import apply_token_bitmask
 from quire_kernels.sampling.gumbel_sample import gumbel_sample
+from quire_kernels.sampling.largest import largest, largest_pair
 from quire_kernels.sampling.token_logprobs import token_logprobs
 from quire_kernels.sampling.topk_topp_threshold import topk_topp_threshold
 from quire_kernels.shm_collectives import ShmGroup, create_shm_region, shm_all_reduce, shm_gather
@@ -85,6 +86,8 @@ __all__ = [
     "is_quantized_kv",
     "kv_cache_rows",
     "kv_row_size",
+    "largest",
+    "largest_pair",
     "load_blocks",
     "moe",
     "one_shot_all_reduce",

@@ -24,7 +24,7 @@ _MAX_BLOCK, _MAX_GROUP = 64, 64
 _INT8_GROUP, _INT8_GROUP_BYTES = 64, 8
 # Multiplications or elements below which a second thread costs more than it saves.
 _SMALL_LINEAR, _SMALL_ATTENTION, _SMALL_PASS = 200_000, 65_536, 16_384
-_LARGE_MASKS = 200_000  # logits; overwriting one costs less than computing one
+_LARGE_MASKS = 200_000  # logits; overwriting or reading one costs less than computing one
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -50,6 +50,8 @@ _KERNELS = {
         "heads kv_heads head_size block_size table_width window dtype",
         "scale",
     ),
+    "largest": _arguments("x pairs", "width stride first dtype"),
+    "largest_pair": _arguments("x y", "pairs"),
     "shm_all_reduce": _arguments("group x", "size dtype"),
     "shm_gather": _arguments("group x y", "size"),
 }
@@ -134,6 +136,10 @@ class Native:
             one.device.type == "cpu" and one.is_contiguous() for one in tensors
         )
 
+    def supports_largest(self, x: Tensor) -> bool:
+        """Whether ``largest`` supports these rows, which may be parts of longer ones."""
+        return x.dtype in _DTYPES and x.device.type == "cpu" and x.dim() == 2 and x.stride(1) == 1
+
     def int8_linear(self, x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, in] -> [T, out]; ``packed`` [out / 16, in / 4, 16, 4], scales and bias float32 [out]."""
         rows, in_size = x.shape
@@ -215,6 +221,24 @@ class Native:
             logits.shape[1],
             words,
         )
+
+    def largest(self, x: Tensor, first: int) -> Tensor:
+        """As ``largest_reference``."""
+        rows, width = x.shape
+        pairs = self._empty((rows, 2), torch.float32)
+        is_large = rows * width > _LARGE_MASKS
+        dtype = _DTYPES[x.dtype]
+        self._call(
+            "largest", rows, is_large, x.data_ptr(), pairs.data_ptr(), width, x.stride(0), first, dtype
+        )
+        return pairs
+
+    def largest_pair(self, x: Tensor) -> Tensor:
+        """As ``largest_pair_reference``."""
+        rows, width = x.shape
+        y = self._empty((rows, 2), torch.float32)
+        self._call("largest_pair", rows, False, x.data_ptr(), y.data_ptr(), width // 2)
+        return y
 
     def rope_kv_write(self, qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, cache: KVCache) -> Tensor:
         """As ``rope_kv_write_reference``, for rotations of whole heads."""

@@ -26,6 +26,8 @@ from quire_kernels import (
     CollectiveError,
     OneShotPlace,
     can_one_shot,
+    largest,
+    largest_pair,
     one_shot_all_reduce,
     one_shot_region_bytes,
 )
@@ -110,29 +112,7 @@ def argmax(communicator: Communicator, logits: Tensor, first: int) -> Tensor:
     number, the smallest of equals; on other ranks those of their own. ``first``: number of this rank's first
     logit. Moves 8 bytes for each row and rank.
     """
-    pairs = torch.full((logits.shape[0], 2), float("-inf"), device=logits.device)
-    pairs[:, 1] = first
-    if logits.shape[1]:
-        places = _places(logits)
-        # A float32 has all numbers of tokens exactly.
-        pairs = torch.cat((logits.gather(1, places).float(), (places + first).float()), 1)
-    by_rank: Tensor = communicator.gather_to_leader(pairs).unflatten(1, (-1, 2))
-    places = _places(by_rank[..., 0])
-    return by_rank.gather(1, places[..., None].expand(-1, -1, 2)).squeeze(1)
-
-
-def _places(values: Tensor) -> Tensor:
-    """i64 [S, 1]: where each row of [S, n] is largest, or the first NaN of a row that has one."""
-    return _places_on_cpu(values) if values.is_cpu else _places_on_gpu(values)
-
-
-def _places_on_cpu(values: Tensor) -> Tensor:
-    places = values.float().numpy().argmax(axis=1)  # ten times faster than torch's
-    return torch.from_numpy(places).unsqueeze(1)
-
-
-def _places_on_gpu(values: Tensor) -> Tensor:
-    return values.argmax(dim=1, keepdim=True)
+    return largest_pair(communicator.gather_to_leader(largest(logits, first)))
 
 
 class OneStage:

@@ -22,11 +22,15 @@ _DRAFTED = 64  # at least this many tokens fit, for drafts of few rows
 
 
 class RecordedDecode:
-    """The recording of a batch of the maximum size; a step fills its leading rows."""
+    """The recording of a batch of the maximum size; a step fills its leading rows. ``largest``: the recording
+    of what finds the largest of its logits, None where that is not by native kernels alone.
+    """
 
-    def __init__(self, model: Decoder, batch: ForwardBatch, recording: Recording) -> None:
+    def __init__(
+        self, model: Decoder, batch: ForwardBatch, recording: Recording, largest: Recording | None
+    ) -> None:
         self._model = model
-        self._recording = recording
+        self._recording, self._largest = recording, largest
         self._vocab_size = model.config.vocab_size
         self._token_ids, self._positions, self._slots, self._lengths, self._table = (
             tensor.numpy()
@@ -48,7 +52,10 @@ class RecordedDecode:
             return None
         batch = _batch(model, max(max_rows, _DRAFTED), max_blocks)
         recording = record(lambda: model.own_logits(model.states(batch, kv_caches), batch.sample_rows))
-        return None if recording is None else cls(model, batch, recording)
+        if recording is None:
+            return None
+        own = recording.result
+        return cls(model, batch, recording, record(lambda: model.whole_logits(own, only_largest=True)))
 
     def takes(self, step: Step) -> bool:
         """Whether the step fits, and most of its tokens are sampled: a replay computes the logits of all."""
@@ -69,8 +76,12 @@ class RecordedDecode:
         self._lengths[:count] = lengths
         self._table[:count, : table.shape[1]] = table
         self._recording.replay(count)
+        has_all = len(layout.sampled) == count
+        if only_largest and has_all and self._largest is not None:
+            self._largest.replay(count)
+            return self._largest.result[:count]
         own = self._recording.result[:count]
-        if len(layout.sampled) != count:
+        if not has_all:
             own = own[torch.from_numpy(layout.sampled)]
         return self._model.whole_logits(own, only_largest=only_largest)
 

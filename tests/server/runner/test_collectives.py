@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire_kernels.sampling import largest as largest_op
+from quire_kernels.sampling.largest import largest_pair_reference, largest_reference
 from quire_server.core.config import PreemptionMode, SpeculationConfig, SpeculativeMethod
 from quire_server.core.sampling_params import SamplingParams
 from quire_server.core.step import Step, StepResult
@@ -140,10 +142,14 @@ def test_one_request_that_needs_more_than_the_likeliest_token_makes_its_steps_ga
 
 
 def _find_places_as_on(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "_places_on_cpu", getattr(parallel, f"_places_on_{place}"))
+    """By torch, as where there are no CPU kernels, or as on a GPU; "kernel": as it is here."""
+    if place != "kernel":
+        monkeypatch.setattr(parallel, "largest", largest_reference)
+        monkeypatch.setattr(parallel, "largest_pair", largest_pair_reference)
+        monkeypatch.setattr(largest_op, "_places_on_cpu", getattr(largest_op, f"_places_on_{place}"))
 
 
-@pytest.mark.parametrize("place", ["cpu", "gpu"])
+@pytest.mark.parametrize("place", ["kernel", "cpu", "gpu"])
 @pytest.mark.parametrize("values", [
     [[1.0, 3.0, 2.0], [3.0, 0.0, 3.0], [-1.0, -2.0]],
     [[-5.0, -3.0, -4.0], [-3.5, -9.0, -3.5], []],
@@ -163,7 +169,7 @@ def test_the_largest_logit_of_all_ranks_is_the_first_of_equals(
     assert exchange.calls == [("gather", 8)]
 
 
-@pytest.mark.parametrize("place", ["cpu", "gpu"])
+@pytest.mark.parametrize("place", ["kernel", "cpu", "gpu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_largest_logits_of_any_number_of_ranks_are_torchs(
     dtype: torch.dtype, place: str, monkeypatch: pytest.MonkeyPatch
@@ -186,7 +192,7 @@ def test_the_largest_logits_of_any_number_of_ranks_are_torchs(
         assert exchange.calls == [("gather", 8 * rows)]
 
 
-@pytest.mark.parametrize("place", ["cpu", "gpu"])
+@pytest.mark.parametrize("place", ["kernel", "cpu", "gpu"])
 def test_a_rank_whose_logits_are_not_finite_makes_the_largest_one_not_finite(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

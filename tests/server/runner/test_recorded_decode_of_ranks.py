@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire_kernels.sampling.largest import largest_reference
 from quire_server.core.topology import Topology
 from quire_server.layers.parallel import CollectiveError
 from quire_server.layers.shared_memory import SharedMemory
@@ -76,8 +77,11 @@ def empty_caches(model: Decoder, dtype: torch.dtype) -> tuple[Tensor, ...]:
 def steps_of_a_rank(
     communicator: SharedMemory, pipe: Connection, rank_directory: Path, dtype: str
 ) -> tuple[list[Tensor], list[tuple[int, int]]]:
-    """The logits of each step by a replay, compared with the layers', and its exchanges: calls and bytes."""
-    model = shard(communicator, pipe.recv(), rank_directory, dtype)
+    """The logits of each step by a replay, compared with the layers', and its exchanges: calls and bytes.
+    Then the same replay for the largest of them alone, which takes 8 bytes a position in place of the logits.
+    """
+    rank = pipe.recv()
+    model = shard(communicator, rank, rank_directory, dtype)
     mine = empty_caches(model, DTYPES[dtype])
     static = RecordedDecode.of(model, mine, MAX_ROWS, MAX_LEN // BLOCK)
     assert static is not None
@@ -93,6 +97,13 @@ def steps_of_a_rank(
         calls.append((communicator.calls - before[0], communicator.bytes - before[1]))
         assert torch.equal(results[-1], expected)
         assert all(torch.equal(*caches) for caches in zip(mine, theirs, strict=True))
+        before = communicator.calls, communicator.bytes
+        largest = static(StepLayout.of(step), rows, only_largest=True)
+        assert torch.equal(largest, largest_reference(expected, rank * model.config.vocab_rows))
+        sampled, item = len(expected), DTYPES[dtype].itemsize
+        without = calls[-1][1] - sampled * model.config.vocab_rows * item
+        assert communicator.calls - before[0] == calls[-1][0]
+        assert communicator.bytes - before[1] == without + 8 * sampled
     return results, calls
 
 
