@@ -22,7 +22,8 @@
 enum { MAX_RANKS = 64, BLOCK = 4096 };
 /* Ranks with a processor each differ by less than the spins last, about 3 us; with fewer processors than ranks, the one
  * that is waited for needs that of the one that waits. */
-enum { SPINS = 50, YIELDS = 100 };
+enum { SPINS = 50 };
+static const int64_t YIELD_NS = 1000000; /* in a run of steps no rank is later, and to be woken takes some 50 us */
 static const int64_t SLEEP_NS = 20000000; /* then it looks whether the group was aborted */
 static const int64_t COUNTED_NS = 200000000; /* of one pause at most */
 
@@ -109,9 +110,9 @@ static int await(struct group *g, int64_t rank, uint32_t chunk) {
         if (is_there(line, chunk)) return 1;
         _mm_pause();
     }
-    int64_t last = now_ns();
-    for (int tries = 0;; tries++) {
-        if (tries < YIELDS)
+    const int64_t began = now_ns();
+    for (int64_t last = began;;) {
+        if (last - began < YIELD_NS)
             sched_yield();
         else
             sleep_until_change(g, line, chunk);
