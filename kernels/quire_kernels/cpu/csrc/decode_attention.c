@@ -6,6 +6,7 @@
 #include "vectors.h"
 
 enum { FEW = 4 }; /* with fewer sequences, the KV heads of each are distributed over the threads */
+enum { LINE = 64 };
 
 /* q, out [sequences, heads, head_size]; caches [blocks, kv_heads, block_size, head_size]; head_size 64, 96, 128 or
  * 256; block_size a multiple of 4; table [sequences, table_width], or one row for all if table_width is 0; window 0:
@@ -165,7 +166,9 @@ INLINE void attend(const struct attention *a, int64_t sequences, int dtype, cons
     const int64_t reach = (longest + 2 * a->block_size + 31) / 16 * 16;
     const int64_t heads_each = sequences < FEW ? 1 : a->kv_heads, parts = a->kv_heads / heads_each;
     const int64_t heads = heads_each * a->heads / a->kv_heads;
-    float *memory = malloc((heads * (reach + 2 * size + 1) + a->block_size * size) * sizeof(float));
+    /* In whole cache lines: none is shared by two threads, and no register is read from two of them. */
+    const int64_t floats = heads * (reach + 2 * size + 1) + a->block_size * size;
+    float *memory = aligned_alloc(LINE, (floats * sizeof(float) + LINE - 1) / LINE * LINE);
     if (!memory) {
 #pragma omp atomic update
         quire_failures |= LACKED_MEMORY;
