@@ -77,6 +77,11 @@ class Step:
         """Tokens computed in this step."""
         return sum(self.num_tokens)
 
+    @property
+    def has_only_decodes(self) -> bool:
+        """Whether each row computes and samples one token."""
+        return self.num_tokens == self.samples == (1,) * len(self.rows)
+
 
 class TokenLogprobs(NamedTuple):
     """Log-probabilities at one position, of the raw distribution (before temperature, top-k and the like)."""

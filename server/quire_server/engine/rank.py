@@ -140,6 +140,7 @@ def follow(
         echo = Echo(decoder.sequence, decoder.digest, status, copied, runner.work)
         channel.send(step_codec.encode_echo(echo))
         on_step(decoder.sequence)
+        runner.prepare()
         if status is EchoStatus.LOST_PEER:
             timeout = _LEADER_SECONDS
 

@@ -33,6 +33,8 @@ class StepLayout:
     def of(cls, step: Step) -> "StepLayout":
         """Build the arrays from the step's tuples."""
         rows, starts = np.array(step.rows, np.int64), np.array(step.starts, np.int64)
+        if step.has_only_decodes:
+            return cls.of_decodes(rows, starts)
         counts, samples = np.array(step.num_tokens, np.int64), np.array(step.samples, np.int64)
         ends, last = starts + counts, np.cumsum(counts) - 1
         if samples.max(initial=0) <= 1:
@@ -48,6 +50,12 @@ class StepLayout:
             np.repeat(rows, samples),
             np.repeat(ends, samples) - back,
         )
+
+    @classmethod
+    def of_decodes(cls, rows: NDArray[np.int64], starts: NDArray[np.int64]) -> "StepLayout":
+        """Of rows that compute and sample one token each."""
+        ends = starts + 1
+        return cls(rows, starts, ends, np.arange(len(rows)), rows, ends)
 
     def tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(row, position) of each token of the step."""

@@ -46,6 +46,11 @@ class HostExecutor:
     def apply(self, step: Step) -> None:
         """Nothing: there is no other input batch than the host's."""
 
+    def prepare(self, layout: StepLayout) -> None:
+        """Prepare a step of decodes that may come next."""
+        if self.can_replay and self._recorded_decode is not None:
+            self._recorded_decode.prepare(layout, self._input_batch)
+
     def launch(
         self, step: Step, layout: StepLayout, graph: Shape | None, *, only_largest: bool = False
     ) -> Callable[[], ForwardOutput]:

@@ -59,6 +59,7 @@ class InputBatch:
         self.tokens = np.zeros((num_rows, max_len), np.int64)
         self.block_table = np.zeros((num_rows, -(-max_len // block_size)), np.int64)
         self.num_blocks = np.zeros(num_rows, np.int64)
+        self.table_version = 0  # changes with each change of a block table
         self.sampling: dict[str, NDArray[Any]] = {
             name: np.full(num_rows, default, dtype)
             for name, (dtype, default) in (SAMPLING_COLUMNS | PENALTY_COLUMNS).items()
@@ -81,6 +82,7 @@ class InputBatch:
         """
         for started in step.started:
             self._start(started)
+        self.table_version += bool(step.started or step.new_blocks)
         for row, block_id in step.new_blocks:
             self.block_table[row, self.num_blocks[row]] = block_id
             self.num_blocks[row] += 1

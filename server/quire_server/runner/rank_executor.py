@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -208,6 +209,18 @@ class LeaderExecutor:
         self._sampled_steps, self._sampled, self._nan_rows = [], [], set()
 
 
+class _Expected(NamedTuple):
+    """A step that may come next, with its layout."""
+
+    rows: tuple[int, ...]
+    starts: tuple[int, ...]
+    layout: StepLayout
+
+    def is_this(self, step: Step) -> bool:
+        """Whether it has come."""
+        return step.rows == self.rows and step.starts == self.starts and step.has_only_decodes
+
+
 class FollowerRunner:
     """A rank other than the first: executes the passes that rank 0 sends; samples and decides nothing."""
 
@@ -223,6 +236,8 @@ class FollowerRunner:
         self._rank = _Rank(loaded.model, self._executor, self._input_batch, ranks)
         self._offload = loaded.offload_worker()
         self.work = NO_WORK  # of the last pass
+        self._last: Step | None = None
+        self._expected: _Expected | None = None
         self._sampled: dict[int, SampledPositions] = {}  # by step, of those whose tokens are not known yet
         self.limits = RankLimits(
             options.max_num_seqs,
@@ -257,6 +272,18 @@ class FollowerRunner:
         """Whether this rank has recordings of decode steps."""
         return self._executor.can_replay
 
+    def prepare(self) -> None:
+        """While rank 0 samples: prepare the step that most often follows decodes, the next token of each of
+        their rows. Its message then only completes it.
+        """
+        if (last := self._last) is None or not (last.rows and last.has_only_decodes):
+            return
+        starts = tuple([start + 1 for start in last.starts])
+        if max(starts) < self.limits.max_model_len:
+            layout = StepLayout.of_decodes(np.array(last.rows, np.int64), np.array(starts, np.int64))
+            self._executor.prepare(layout)
+            self._expected = _Expected(last.rows, starts, layout)
+
     @torch.inference_mode()
     def execute(self, message: RankStep) -> tuple[EchoStatus, CopyOutcome | None]:
         """(how the pass ended, what copies came to on this rank)."""
@@ -276,7 +303,8 @@ class FollowerRunner:
         self._executor.apply(step)
         copied = self._offload.copy(step) if self._offload is not None else None
         self._dirty_blocks.zero_reused(step)
-        layout = StepLayout.of(step)
+        layout = self._layout_of(step)
+        self._last, self._expected = step, None
         positions = self._input_batch.positions(layout.sampled_rows, layout.sampled_lengths)
         self._sampled[step.step_id & STEP_MASK] = positions
         if not step.rows:
@@ -291,6 +319,10 @@ class FollowerRunner:
             self._rank.leave()
             return EchoStatus.LOST_PEER, copied
         return EchoStatus.DONE if output is not None else EchoStatus.OUT_OF_MEMORY, copied
+
+    def _layout_of(self, step: Step) -> StepLayout:
+        expected = self._expected
+        return expected.layout if expected is not None and expected.is_this(step) else StepLayout.of(step)
 
     def _write_sampled(self, message: RankStep) -> None:
         """Write the tokens of earlier steps. A step before them whose tokens did not come has failed."""

@@ -31,6 +31,7 @@ class RecordedDecode:
     ) -> None:
         self._model = model
         self._recording, self._largest = recording, largest
+        self._prepared: tuple[StepLayout, int] | None = None  # with the version of its block tables
         self._vocab_size = model.config.vocab_size
         self._token_ids, self._positions, self._slots, self._lengths, self._table = (
             tensor.numpy()
@@ -61,20 +62,32 @@ class RecordedDecode:
         """Whether the step fits, and most of its tokens are sampled: a replay computes the logits of all."""
         return step.total_tokens <= min(len(self._token_ids), 2 * sum(step.samples))
 
+    def prepare(self, layout: StepLayout, input_batch: InputBatch) -> None:
+        """Fill in what a step needs beside its tokens, maybe before they are known. It is filled in again if
+        another step comes, or a block table changes.
+        """
+        row_ids, positions = layout.tokens()
+        count, lengths = len(row_ids), positions + 1
+        table = input_batch.table(row_ids, lengths)
+        self._positions[:count] = positions
+        self._slots[:count] = input_batch.slots(row_ids, positions)
+        self._lengths[:count] = lengths
+        self._table[:count, : table.shape[1]] = table
+        self._prepared = layout, input_batch.table_version
+
     def __call__(self, layout: StepLayout, input_batch: InputBatch, *, only_largest: bool = False) -> Tensor:
         """Logits [sampled, vocab], valid until the next call and bit-identical to the model's for the same
         step; several ranks exchange those of the sampled positions after the replay. ``only_largest``: as
         ``parallel.argmax``. Token ids beyond the vocabulary, which drafts for another model may contain, are
         clamped to the last id.
         """
+        if self._prepared is None or not (
+            self._prepared[0] is layout and self._prepared[1] == input_batch.table_version
+        ):
+            self.prepare(layout, input_batch)
         row_ids, positions = layout.tokens()
-        count, lengths = len(row_ids), positions + 1
-        table = input_batch.table(row_ids, lengths)
+        count = len(row_ids)
         np.minimum(input_batch.tokens[row_ids, positions], self._vocab_size - 1, out=self._token_ids[:count])
-        self._positions[:count] = positions
-        self._slots[:count] = input_batch.slots(row_ids, positions)
-        self._lengths[:count] = lengths
-        self._table[:count, : table.shape[1]] = table
         self._recording.replay(count)
         has_all = len(layout.sampled) == count
         if only_largest and has_all and self._largest is not None:

@@ -174,6 +174,19 @@ def test_a_rank_that_diverges_or_stays_silent_is_named(answer, message):
     far.close()
 
 
+def test_a_rank_prepares_the_next_token_of_each_row_before_its_message(ranks, monkeypatch):
+    executor, prepared, launched = ranks.followers[0]._executor, [], []
+    prepare, launch = executor.prepare, executor.launch
+    monkeypatch.setattr(executor, "prepare", lambda layout: (prepared.append(layout), prepare(layout)))
+    monkeypatch.setattr(
+        executor, "launch", lambda step, layout, *rest, **more: (
+            launched.append(layout), launch(step, layout, *rest, **more)
+        )[1]
+    )  # fmt: skip
+    InProcessEngine(ranks.runner).generate(PROMPTS[:2], greedy(6))
+    assert [any(layout is each for each in prepared) for layout in launched] == [False] * 2 + [True] * 4
+
+
 def test_an_exchange_that_fails_on_all_ranks_is_an_error_of_rank_0(ranks, monkeypatch):
     def lost(part):
         raise CollectiveError("the other rank did not arrive")
@@ -192,6 +205,9 @@ def test_a_rank_that_lost_an_exchange_and_hears_nothing_more_names_rank_0(monkey
 
         def execute(self, message):
             return EchoStatus.LOST_PEER, None
+
+        def prepare(self):
+            pass
 
     near, far = socket.socketpair()
     with near, far:

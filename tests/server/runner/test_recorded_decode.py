@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -97,6 +98,32 @@ def test_logits_and_cache_are_those_of_the_layers_one_by_one(family: str, dtype:
         assert static.takes(step)
         assert torch.equal(static(spans, rows), model(by_layers, theirs))
         assert all(torch.equal(*pair) for pair in zip(mine, theirs, strict=True))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("between", [None, STEPS[2]], ids=["next", "after another step"])
+def test_what_is_prepared_before_tokens_and_blocks_are_known_does_not_change_a_step(
+    between: tuple[list[int], list[int], list[int]] | None,
+) -> None:
+    model = model_of("Llama", {}, torch.bfloat16)
+    mine = caches_of(model, torch.bfloat16)
+    static = RecordedDecode.of(model, mine, MAX_ROWS, MAX_LEN // BLOCK)
+    if static is None:
+        return
+    _, rows = step_of([2 * BLOCK, 20], [1, 1], [1, 1])
+    layout = StepLayout.of_decodes(np.array([0, 1]), np.array([2 * BLOCK, 20]))
+    static.prepare(layout, rows)
+    if between is not None:
+        step, others = step_of(*between)
+        static(StepLayout.of(step), others)
+    rows.write(layout.rows, layout.starts, np.array([7, 8]))
+    free = next(block for block in range(32) if block not in rows.block_table)
+    step = Step(1, (), ((0, free),), (0, 1), (2 * BLOCK, 20), (1, 1), (1, 1))
+    rows.apply(step)
+    theirs, config = tuple(cache.clone() for cache in mine), model.config
+    by_layers = batch_builder.build(step, layout, rows, config.num_kv_heads, config.windows)
+    assert torch.equal(static(layout, rows), model(by_layers, theirs))
+    assert all(torch.equal(*pair) for pair in zip(mine, theirs, strict=True))
 
 
 @torch.inference_mode()

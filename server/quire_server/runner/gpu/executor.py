@@ -99,6 +99,9 @@ class GpuExecutor:
         """Apply the step's differences, after the host's input batch did."""
         self._state.apply(step)
 
+    def prepare(self, layout: StepLayout) -> None:
+        """Nothing: the device's arrays are filled in by its own operations, after the step before."""
+
     def graph_for(self, step: Step, layout: StepLayout) -> Shape | None:
         """The shape of the graph that computes the step; None: kernel by kernel."""
         is_replay = self.can_replay and cuda_graph_shapes.is_uniform(step)
