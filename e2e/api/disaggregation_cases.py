@@ -180,7 +180,7 @@ DISAGGREGATION_CASES: dict[str, dict[str, Any]] = {
         ),
         "refused": (_transport("NIXL", networking=_OPEN),),
     },
-    "spec#26": {
+    "spec#25": {
         "field": "spec.disaggregation",
         "accepted": (
             _staged("7Gi"),

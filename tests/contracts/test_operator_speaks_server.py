@@ -160,7 +160,7 @@ def test_a_worker_of_a_group_on_gpus_has_as_many_ranks_as_its_pod_has_accelerato
     config = configured(specs.GROUPED_ON_GPUS)
     assert (config.device, config.nodes, config.node_rank, config.local_ranks) == ("cuda", 2, 1, range(8, 16))
     *_, workload = resources.build(
-        spec.parse(specs.GROUPED_ON_GPUS), SETTINGS, profile=profiles.named_by(specs.GROUPED_ON_GPUS)
+        spec.parse(specs.GROUPED_ON_GPUS), SETTINGS, **profiles.named_by(specs.GROUPED_ON_GPUS)
     )
     for template in specs.pod_templates([workload]):
         limits = template["spec"]["containers"][0]["resources"]["limits"]

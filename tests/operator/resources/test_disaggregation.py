@@ -14,7 +14,7 @@ from quire_operator.observed import Ref, ref
 from quire_operator.settings import Settings
 
 SETTINGS = Settings(engine_image="registry.example/quire-server:1", load_url="http://adapter:8080/load")
-SIZES, SCALED, ON_GPUS = specs.DISAGGREGATED
+SIZES, SCALED, ON_GPUS, _ = specs.DISAGGREGATED
 Body = dict[str, Any]
 
 
