@@ -216,9 +216,11 @@ its ranks, and every pod of the group has the profile's node selector, toleratio
 
 ```yaml
 spec:
-  parallelism: {tensor: 8, pipeline: 2, nodes: 2, authSecretRef: {name: ranks}}
+  parallelism: {tensor: 8, pipeline: 2, nodes: 2, authSecretRef: {name: llama-70b-ranks}}
   resources: {cpu: "16", memory: 128Gi, profileRef: {name: h100-80gb}}   # of each pod, with 8 GPUs
 ```
+
+`examples/two-nodes-gpus.yaml` is the whole object.
 
 Keep the ranks that share layers on one node: `tensor` as many as a node has GPUs or a divisor of that,
 `pipeline` the number of nodes or a multiple. Where they are on several nodes, two sums a layer go over the

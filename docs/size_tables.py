@@ -55,6 +55,9 @@ ranks each as `--tensor` says: the layers that the server gives to each, their w
 cache, and the share of time in which the stages are busy. The stage with room for the fewest tokens decides
 how many requests fit, and the numbers above the table are its own. All layers count as equally large.
 
+`--nodes 2` says over how many [nodes](parallelism.md#groups-of-nodes) they are spread: the output counts the
+accelerators of each, and advises against ranks that share layers and are on several.
+
 `--profile` takes memory and bandwidth from the cluster's AcceleratorProfile of that name. Without a
 cluster, or without such a profile in it, they come from [the shipped profiles](placement.md); the output
 says which was used. The numbers are the same as in the condition `FitsAccelerator`. Several profiles

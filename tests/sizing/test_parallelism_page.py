@@ -59,21 +59,27 @@ def test_the_longest_sum_is_where_both_ways_of_dividing_give_as_many_tokens() ->
 
 
 @pytest.mark.parametrize(
-    ("example", "written"),
+    ("example", "model", "written"),
     [
-        ("smollm2-tensor-parallel.yaml", "{tensor: 3}"),
+        ("smollm2-tensor-parallel.yaml", "SmolLM2 135M", "{tensor: 3}"),
         (
             "smollm2-two-nodes.yaml",
+            "SmolLM2 135M",
             "{tensor: 3, pipeline: 2, nodes: 2, authSecretRef: {name: smollm2-ranks}}",
+        ),
+        (
+            "two-nodes-gpus.yaml",
+            "Llama 3.1 70B",
+            "{tensor: 8, pipeline: 2, nodes: 2, authSecretRef: {name: llama-70b-ranks}}",
         ),
     ],
 )
-def test_an_example_is_valid_and_divides_its_model(example: str, written: str) -> None:
+def test_an_example_is_valid_and_divides_its_model(example: str, model: str, written: str) -> None:
     body = yaml.safe_load((specs.ROOT / "examples" / example).read_text())
 
     tensor = spec.parse(body).spec.parallelism.tensor
 
-    assert tensor in parallelism_tables.sizes_of(parallelism_tables.MODELS["SmolLM2 135M"])
+    assert tensor in parallelism_tables.sizes_of(parallelism_tables.MODELS[model])
     assert body["spec"]["parallelism"] == yaml.safe_load(written)
     assert f"parallelism: {written}" in PAGE
     assert f"examples/{example}" in PAGE
