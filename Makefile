@@ -141,8 +141,9 @@ docs: $(READY) ## The documentation as a site, in site/
 lock: $(READY) ## Resolve pyproject.toml into requirements/*.txt
 	$(COMPILE) pyproject.toml --extra operator -o requirements/operator.txt
 	$(COMPILE) pyproject.toml --extra server --extra fetch -o requirements/server.txt
+	$(COMPILE) pyproject.toml --extra gateway -o requirements/gateway.txt
 	$(COMPILE) pyproject.toml --extra nixl --no-deps -o requirements/nixl.txt
-	$(COMPILE) pyproject.toml --extra operator --extra server --extra fetch --extra nixl \
+	$(COMPILE) pyproject.toml --extra operator --extra server --extra fetch --extra gateway --extra nixl \
 		--group test --group lint --group docs --group bench -o requirements/dev.txt
 	$(COMPILE) --group peers --constraint requirements/dev.txt -o requirements/peers.txt
 	$(COMPILE) --group loadgen -o requirements/loadgen.txt

@@ -50,9 +50,10 @@ class Client:
     def __init__(self, kubeconfig: Path) -> None:
         config = yaml.safe_load(kubeconfig.read_text(encoding="utf-8"))
         cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-        tls = ssl.create_default_context(cafile=cluster["certificate-authority"])
+        self.url, self.authority = str(cluster["server"]), Path(cluster["certificate-authority"])
+        tls = ssl.create_default_context(cafile=self.authority)
         tls.load_cert_chain(user["client-certificate"], user["client-key"])
-        self._http = httpx.Client(base_url=cluster["server"], verify=tls, timeout=30, trust_env=False)
+        self._http = httpx.Client(base_url=self.url, verify=tls, timeout=30, trust_env=False)
 
     def __enter__(self) -> Client:
         return self

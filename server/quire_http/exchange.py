@@ -58,6 +58,7 @@ class HttpExchange:
         self._receive = receive
         self._send = send
         self.started = False
+        self._is_stream = False  # the response is a stream of events
         self._is_reading = False
         self._has_unread_body = True
         self._is_unfinished = False  # the response is sent, its end not yet, see `finish`
@@ -114,8 +115,8 @@ class HttpExchange:
 
     async def error(self, error: ApiError) -> None:
         """An error response, or an error event where a stream has begun."""
-        if self._is_unfinished:
-            return  # a whole response was sent
+        if self.started and not self._is_stream:
+            return  # a whole response was sent, or its part: then the connection is closed, which says enough
         if self.started:
             await self.event(error.body)
             await self.end_stream()
@@ -127,7 +128,7 @@ class HttpExchange:
         if isinstance(error, ClientGoneError):
             return
         answer = self._translate(error)
-        if answer.status >= 500 and answer.status != 503:
+        if answer is not error and answer.status >= 500 and answer.status != 503:
             logger.error("request failed", extra={"path": self.scope["path"]}, exc_info=error)
         await self.error(answer)
 
@@ -140,6 +141,24 @@ class HttpExchange:
         )
         self._is_unfinished = self._has_unread_body or len(payload) > _LONG_ANSWER
         await self._send({"type": "http.response.body", "body": payload, "more_body": self._is_unfinished})
+
+    async def begin(
+        self, status: int, headers: Iterable[tuple[bytes, bytes]], *, is_events: bool = False
+    ) -> None:
+        """Begin a response that is passed on from elsewhere, by `part` and `end`. ``is_events``: it is a
+        stream of events, and an error may become one of them.
+        """
+        self.started, self._is_stream = True, is_events
+        own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self.headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
+
+    async def part(self, data: bytes) -> None:
+        """The next bytes of what `begin` has begun."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = b"") -> None:
+        """Its last bytes."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def finish(self) -> None:
         """End a response that was sent before the request's body was read, once that has come, too; and a
@@ -161,6 +180,7 @@ class HttpExchange:
     async def encoded_event(self, data: bytes) -> None:
         """As `event`, of data that is JSON already."""
         if not self.started:
+            self._is_stream = True
             await self._start(
                 200,
                 [

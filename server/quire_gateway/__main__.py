@@ -1,0 +1,94 @@
+"""`python -m quire_gateway`: listens, watches the endpoints, relays, and ends when a drain has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+
+import uvloop
+from prometheus_client import disable_created_metrics
+
+from quire_gateway import log
+from quire_gateway.app import Gateway
+from quire_gateway.attempt import Upstream
+from quire_gateway.informer import Informer
+from quire_gateway.kube_api import KubeApi
+from quire_gateway.load_poller import LoadPoller
+from quire_gateway.log import AccessLog
+from quire_gateway.management import Management
+from quire_gateway.metrics import Metrics
+from quire_gateway.relay import Relay
+from quire_gateway.replicas import ReplicaTable
+from quire_gateway.settings import Settings, SettingsError
+from quire_http.drain import Drain, DrainLimits
+from quire_http.malloc import return_memory
+from quire_http.server import HttpServer, listen
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """The exit code."""
+    try:
+        settings = Settings.from_environ(os.environ)
+        listener = listen(settings.host, settings.port)
+    except (SettingsError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201  # before there is a log
+        return 2
+    log.configure(settings.log_level)
+    return_memory()
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not annotate it
+    gc.freeze()  # what was imported stays: the collector need not walk it
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, listener))
+    return 0
+
+
+def _write_line(line: bytes) -> None:
+    os.write(sys.stderr.fileno(), line)
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    drain = Drain(DrainLimits(settings.drain_seconds, settings.pre_stop_seconds), time.monotonic)
+    loop.add_signal_handler(signal.SIGTERM, drain.begin)
+    table = ReplicaTable(settings.namespaces, settings.health_port, time.monotonic)
+    metrics = Metrics(table)
+    api = KubeApi(settings.kube_api, settings.service_account)
+    informers = [Informer(api, table, namespace) for namespace in settings.namespaces]
+    upstream = Upstream(settings.timeouts)
+    management = Management(table, metrics, drain, informers, int(time.time()))
+    access_log = AccessLog(_write_line)
+    gateway = Gateway(table, Relay(upstream, metrics), management, metrics, access_log, drain)
+    server = HttpServer(
+        gateway,
+        listener,
+        max_connection_age=settings.max_connection_age,
+        on_refusal=metrics.connection_refused,
+    )
+    serving = await server.start()
+    background = [loop.create_task(one.run()) for one in informers]
+    background.append(loop.create_task(LoadPoller(table).run()))
+    begin = loop.create_task(drain.wait_for_begin())
+    await asyncio.wait({serving, begin, *background}, return_when=asyncio.FIRST_COMPLETED)
+    if not begin.done():
+        for ended in (task for task in (serving, *background) if task.done()):
+            ended.result()  # raises what ended it
+        raise RuntimeError("the HTTP server ended by itself")
+    logger.info("draining")
+    await drain.wait_for_end(server.connections)
+    server.stop()
+    await serving
+    for task in background:
+        task.cancel()
+    await upstream.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""The gateway's Prometheus metrics: requests by model and how they ended, what was chosen, what was retried.
+
+Labels have the names of models that exist, and no text of a client's. Nothing is global.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from quire_gateway.replicas import ReplicaTable
+
+_TTFT = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_SECONDS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
+
+
+class Metrics:
+    """All metrics of one gateway."""
+
+    def __init__(self, table: ReplicaTable, clock: Callable[[], float] = time.monotonic) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "gateway_requests", "Requests by how they ended.", ["model", "status"], registry=registry
+        )
+        self._picks = Counter(
+            "gateway_picks", "Replicas chosen, by reason.", ["model", "reason"], registry=registry
+        )
+        self._retries = Counter(
+            "gateway_retries", "Second and further attempts, by why.", ["model", "reason"], registry=registry
+        )
+        self._ttft = Histogram(
+            "gateway_time_to_first_token_seconds",
+            "Arrival to the first bytes of an answer.",
+            ["model"],
+            buckets=_TTFT,
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "gateway_request_duration_seconds",
+            "Arrival to the end of an answer.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._in_flight = Gauge("gateway_requests_in_flight", "Requests that are relayed.", registry=registry)
+        self._refused = Counter(
+            "gateway_connections_refused", "Connections that there was no room for.", registry=registry
+        )
+        registry.register(_Replicas(table, clock))
+
+    def begun(self) -> None:
+        """A request is relayed."""
+        self._in_flight.inc()
+
+    def ended(self, model: str, status: str, seconds: float, first_byte: float | None) -> None:
+        """It is over."""
+        self._in_flight.dec()
+        self._requests.labels(model, status).inc()
+        if first_byte is not None:
+            self._ttft.labels(model).observe(first_byte)
+            self._seconds.labels(model).observe(seconds)
+
+    def picked(self, model: str, reason: str) -> None:
+        """A replica was chosen."""
+        self._picks.labels(model, reason).inc()
+
+    def retried(self, model: str, reason: str) -> None:
+        """Another replica is asked, because the last one failed for this reason."""
+        self._retries.labels(model, reason).inc()
+
+    def connection_refused(self) -> None:
+        """There was no room for a connection."""
+        self._refused.inc()
+
+    def exposition(self) -> tuple[bytes, str]:
+        """The text of /metrics and its type."""
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+class _Replicas(Collector):
+    """What the table has, read when it is asked for."""
+
+    def __init__(self, table: ReplicaTable, clock: Callable[[], float]) -> None:
+        self._table = table
+        self._clock = clock
+
+    def collect(self) -> Iterable[Metric]:
+        """Replicas by state, their requests in flight here, and ejections."""
+        replicas = GaugeMetricFamily(
+            "gateway_replicas", "Ready replicas by state.", labels=["model", "state"]
+        )
+        in_flight = GaugeMetricFamily(
+            "gateway_replica_requests_in_flight",
+            "Requests of this gateway at a replica.",
+            labels=["model", "replica"],
+        )
+        ejections = CounterMetricFamily(
+            "gateway_ejections", "Replicas taken out because they failed.", labels=["model"]
+        )
+        for model in self._table.models():
+            states = {"ready": 0, "ejected": 0, "stale": 0}
+            for uid, replica in model.replicas.items():
+                states["ejected" if model.outliers.is_ejected(uid) else "ready"] += 1
+                states["stale"] += replica.is_stale(self._clock())
+                in_flight.add_metric([model.name, uid], replica.in_flight)
+            for state, number in states.items():
+                replicas.add_metric([model.name, state], number)
+            ejections.add_metric([model.name], model.outliers.num_ejections)
+        yield from (replicas, in_flight, ejections)

@@ -1,0 +1,76 @@
+"""What routing needs of a request: the model, whether it streams, how long its answer may be, its prompt.
+
+The body itself goes to the replica as it came, so that a field is never lost for being unknown here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from quire_http.errors import ApiError, bad_field
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+#: The paths that are relayed.
+PATHS = (CHAT, COMPLETIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, as far as it is routed by."""
+
+    model: str
+    stream: bool = False
+    max_tokens: int | None = None
+    prompt: tuple[str, ...] = ()  # its parts in their order; a message is its role and its text
+
+
+def read(path: str, body: bytes | bytearray) -> Call:
+    """The call of a body. Raises ApiError where it cannot be routed."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"The body is not valid JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ApiError(400, "The body must be a JSON object.")
+    model = document.get("model")
+    if model is None:
+        raise bad_field("model", "is required")
+    if not isinstance(model, str):
+        raise bad_field("model", "must be a string")
+    return Call(
+        model,
+        document.get("stream") is True,
+        _max_tokens(document),
+        tuple(_chat(document) if path == CHAT else _texts(document.get("prompt"))),
+    )
+
+
+def _max_tokens(document: dict[str, Any]) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens"):
+        if type(value := document.get(name)) is int:
+            return value
+    return None
+
+
+def _chat(document: dict[str, Any]) -> Iterator[str]:
+    messages = document.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict):
+            yield str(message.get("role"))
+            yield from _texts(message.get("content"))
+
+
+def _texts(content: object) -> Iterator[str]:
+    """The texts of a content: a text, parts with texts, or token ids, which stay as they are written."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list) and content and not isinstance(content[0], int):
+        for part in content:
+            yield from _texts(part.get("text") if isinstance(part, dict) else part)
+    elif isinstance(content, list):
+        yield orjson.dumps(content).decode()

@@ -1,0 +1,179 @@
+"""Relays one request: chooses a replica, passes its answer on, and asks another one where it fails.
+
+Another replica is asked only before the first byte of an answer, never the same one again, and only as often
+as the budget of retries allows. After the first byte a failure becomes one error event and the end of the
+stream, as the engine itself ends one. Bytes are passed on as they came.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import aiohttp
+import orjson
+
+from quire_gateway.accounting import Account
+from quire_gateway.attempt import Attempt, AttemptError, Upstream, UpstreamRequest
+from quire_gateway.events import WholeEvents
+from quire_gateway.metrics import Metrics
+from quire_gateway.outlier_detection import Verdict
+from quire_gateway.replicas import Model
+from quire_gateway.routing.least_load import pick
+from quire_http.errors import ApiError, overloaded
+from quire_http.exchange import HttpExchange
+
+MAX_ATTEMPTS = 3
+#: Of a request's headers those that go to a replica; the body's length and the request's id besides.
+REQUEST_HEADERS = (b"accept", b"content-type", b"traceparent", b"tracestate", b"x-quire-token-timing")
+#: Of an answer's headers those that go to the client.
+RESPONSE_HEADERS = frozenset(
+    (
+        *("cache-control", "content-encoding", "content-type", "retry-after", "server-timing"),
+        *("x-accel-buffering", "x-quire-degraded"),
+    )
+)
+#: Reasons of a 503 that say that the replica is well, but has no room now. Another one may have.
+REFUSALS = frozenset(
+    (
+        *("queue_full", "load_shed", "memory_pressure", "body_memory"),
+        *("too_many_connections", "draining", "deadline_exceeded"),
+    )
+)
+_RETRIED = frozenset((502, 503, 504))
+_RATE_LIMIT_HEADERS = "x-ratelimit-"
+_MAX_WHOLE_BYTES = 1 << 20  # a longer answer is passed on while it comes
+_RETRY_AFTER_SECONDS = 1
+
+
+class _Refusal(AttemptError):
+    """A replica's own answer that another one may do better; kept, because it may be the last."""
+
+    def __init__(self, reason: str, response: aiohttp.ClientResponse, body: bytes) -> None:
+        super().__init__(reason, f"HTTP {response.status}")
+        self.response = response
+        self.body = body
+
+
+class Relay:
+    """All that one gateway relays requests with."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+        chance: random.Random | None = None,
+    ) -> None:
+        self._upstream = upstream
+        self._metrics = metrics
+        self._clock = clock
+        self._chance = chance or random.Random()
+
+    async def relay(
+        self, exchange: HttpExchange, model: Model, request: UpstreamRequest, account: Account
+    ) -> None:
+        """Answer the request. Raises ApiError where no replica does."""
+        model.retries.add_request()
+        failure: AttemptError | None = None
+        tried: list[str] = account.replicas
+        while len(tried) < MAX_ATTEMPTS:
+            choice = pick(model.candidates(tried), self._clock(), self._chance)
+            if choice is None:
+                break
+            if failure is not None:
+                if not model.retries.take_retry():
+                    break
+                self._metrics.retried(model.name, failure.reason)
+            self._metrics.picked(model.name, choice.reason)
+            tried.append(choice.replica.endpoint.uid)
+            try:
+                async with Attempt(self._upstream, model, choice.replica) as attempt:
+                    await self._attempt(exchange, attempt, request, account)
+                return
+            except AttemptError as error:
+                failure = error
+        await self._give_up(exchange, failure, account)
+
+    async def _attempt(
+        self, exchange: HttpExchange, attempt: Attempt, request: UpstreamRequest, account: Account
+    ) -> None:
+        """Pass one replica's answer on. Raises AttemptError where nothing of it was sent."""
+        response = await attempt.ask(request)
+        if response.status in _RETRIED:
+            body = await attempt.read_whole()
+            reason = _code_of(body)
+            if response.status == 503 and reason in REFUSALS:
+                attempt.verdict = Verdict.UNKNOWN
+            else:
+                reason = f"http_{response.status}"
+            raise _Refusal(reason, response, body)
+        if response.content_length is not None and response.content_length <= _MAX_WHOLE_BYTES:
+            body = await attempt.read_whole()
+            account.answer_begins(response.status)
+            await _send_whole(exchange, response, body)
+        else:
+            await _stream(exchange, attempt, response, account)
+
+    async def _give_up(self, exchange: HttpExchange, failure: AttemptError | None, account: Account) -> None:
+        """The last answer that there was, or an error of ours."""
+        if isinstance(failure, _Refusal):
+            account.answer_begins(failure.response.status)
+            await _send_whole(exchange, failure.response, failure.body)
+            return
+        if failure is None:
+            raise overloaded("no_replica", "No replica of this model is ready.", _RETRY_AFTER_SECONDS)
+        account.broken = str(failure)
+        raise _error_of(failure)
+
+
+async def _send_whole(exchange: HttpExchange, response: aiohttp.ClientResponse, body: bytes) -> None:
+    headers = [(b"content-length", b"%d" % len(body)), *_kept(response)]
+    await exchange.begin(response.status, headers)
+    await exchange.end(body)
+
+
+async def _stream(
+    exchange: HttpExchange, attempt: Attempt, response: aiohttp.ClientResponse, account: Account
+) -> None:
+    """Pass an answer on while it comes. Raises AttemptError where it fails before its first byte."""
+    data = await attempt.read()
+    account.answer_begins(response.status)
+    events = WholeEvents() if response.content_type == "text/event-stream" else None
+    await exchange.begin(response.status, _kept(response), is_events=events is not None)
+    try:
+        while data:
+            if whole := events.add(data) if events else data:
+                await exchange.part(whole)
+            data = await attempt.read()
+    except AttemptError as error:
+        account.broken = str(error)
+        await exchange.error(_error_of(error))
+        return
+    await exchange.end(events.rest() if events else b"")
+
+
+def _kept(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
+    kept = []
+    for name, value in response.raw_headers:
+        lower = name.decode("latin-1").lower()
+        if lower in RESPONSE_HEADERS or lower.startswith(_RATE_LIMIT_HEADERS):
+            kept.append((lower.encode("latin-1"), value))
+    return kept
+
+
+def _code_of(body: bytes) -> str:
+    """The code of an error in OpenAI's shape, "" of anything else."""
+    try:
+        return str(orjson.loads(body)["error"]["code"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _error_of(failure: AttemptError) -> ApiError:
+    if failure.reason in ("timeout", "idle"):
+        message = "The replica that answers did not go on in time."
+        return ApiError(504, message, kind="server_error", code="replica_timeout")
+    message = "The replica that answers was lost."
+    return ApiError(502, message, kind="server_error", code="replica_lost")

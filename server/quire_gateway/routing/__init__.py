@@ -1,0 +1,1 @@
+"""Policies that choose a replica among candidates. Pure: the clock and chance are passed in."""

@@ -1,0 +1,101 @@
+"""The gateway's own settings, read once from its environment, which the Helm chart writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class SettingsError(Exception):
+    """A variable is missing, or its value cannot be used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """Seconds that a replica may take."""
+
+    first_byte: float = 30.0  # of a stream
+    whole: float = 600.0  # of an answer that comes in one piece, which is all of its computation
+    idle: float = 60.0  # between two parts of an answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What it serves, where it listens, and where the API server is."""
+
+    namespaces: tuple[str, ...]  # of two LLMDeployments with one name that in the first is served
+    kube_api: str
+    service_account: Path = SERVICE_ACCOUNT  # the directory with its token and the API server's CA
+    host: str = "0.0.0.0"
+    port: int = 8080
+    health_port: int = 8001  # of the replicas, where a Service has no port of the name `health`
+    timeouts: Timeouts = Timeouts()
+    drain_seconds: float = 120.0
+    pre_stop_seconds: float = 0.0
+    max_connection_age: float = math.inf
+    log_level: str = "info"
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Settings:
+        """Read the environment. Raises SettingsError."""
+        read = _Reader(environ)
+        level = read.text("LOG_LEVEL", cls.log_level)
+        if level not in LOG_LEVELS:
+            raise SettingsError(f"QUIRE_LOG_LEVEL={level!r}: use one of {', '.join(LOG_LEVELS)}")
+        namespaces = read.text("GATEWAY_NAMESPACES", environ.get("POD_NAMESPACE", "")).split(",")
+        kube_api = read.text("GATEWAY_KUBE_API", _in_cluster(environ))
+        if not kube_api or not any(namespaces):
+            raise SettingsError(
+                "the gateway runs in a pod: KUBERNETES_SERVICE_HOST and POD_NAMESPACE are not set, nor "
+                "QUIRE_GATEWAY_KUBE_API and QUIRE_GATEWAY_NAMESPACES in their place"
+            )
+        return cls(
+            namespaces=tuple(dict.fromkeys(filter(None, map(str.strip, namespaces)))),
+            kube_api=kube_api,
+            service_account=Path(read.text("GATEWAY_SERVICE_ACCOUNT", str(SERVICE_ACCOUNT))),
+            host=read.text("GATEWAY_HOST", cls.host),
+            port=int(read.number("GATEWAY_PORT", cls.port, 65_535)),
+            health_port=int(read.number("GATEWAY_HEALTH_PORT", cls.health_port, 65_535)),
+            timeouts=Timeouts(
+                first_byte=read.number("GATEWAY_FIRST_BYTE_SECONDS", Timeouts.first_byte),
+                whole=read.number("GATEWAY_WHOLE_ANSWER_SECONDS", Timeouts.whole),
+                idle=read.number("GATEWAY_IDLE_SECONDS", Timeouts.idle),
+            ),
+            drain_seconds=read.number("GATEWAY_DRAIN_SECONDS", cls.drain_seconds),
+            pre_stop_seconds=read.number("GATEWAY_PRE_STOP_SECONDS", cls.pre_stop_seconds),
+            max_connection_age=read.number("GATEWAY_MAX_CONNECTION_AGE_SECONDS", cls.max_connection_age),
+            log_level=level,
+        )
+
+
+class _Reader:
+    """Variables by their names without the prefix."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def text(self, name: str, default: str) -> str:
+        """A text; an empty one is none."""
+        return self._environ.get(f"QUIRE_{name}", "").strip() or default
+
+    def number(self, name: str, default: float, most: float = math.inf) -> float:
+        """A number that is not negative. Raises SettingsError."""
+        text = self.text(name, "")
+        try:
+            value = float(text) if text else default
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= most:
+            raise SettingsError(f"QUIRE_{name}={text!r}: use a number from 0 to {most:g}")
+        return value
+
+
+def _in_cluster(environ: Mapping[str, str]) -> str:
+    """The API server as the kubelet names it to every pod."""
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
+    return f"https://{f'[{host}]' if ':' in host else host}:{port}" if host else ""

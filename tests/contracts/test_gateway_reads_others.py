@@ -1,0 +1,64 @@
+"""What the gateway reads of the operator's Services and of the server is what these write."""
+
+from __future__ import annotations
+
+import json
+
+from e2e.api.specs import DISAGGREGATED
+from quire_gateway import relay, replicas
+from quire_gateway.load_poller import total_load
+from quire_gateway.openai import calls
+from quire_gateway.settings import Settings
+from quire_operator import names, resources, spec
+from quire_operator.settings import Settings as OperatorSettings
+from quire_server.api import routes
+from quire_server.health import decision
+from quire_server.health.decision import ProbeResult, Verdict
+from quire_server.metrics.requests import REFUSALS
+
+OK = ProbeResult()
+VERDICT = Verdict(OK, OK, OK, "serving", "")
+
+
+def test_names_of_the_cluster_are_the_operators() -> None:
+    assert replicas.LABEL_MODEL == names.LABEL_NAME
+    assert replicas.PORT_NAME == names.PORT_HTTP_NAME
+    assert replicas.HEALTH_PORT_NAME == names.PORT_HEALTH_NAME
+    assert Settings(namespaces=("x",), kube_api="x").health_port == names.PORT_HEALTH
+
+
+def test_the_slices_of_the_service_for_clients_are_a_model_and_those_of_another_one_are_not() -> None:
+    """The controller of EndpointSlices copies a Service's labels to them, beside the Service's name."""
+    model = spec.parse(DISAGGREGATED[0])
+    children = resources.build(model, OperatorSettings(engine_image="x:1"))
+    bodies = [child["metadata"] for child in children if child["kind"] == "Service"]
+    assert len(bodies) > 1
+    table = replicas.ReplicaTable((model.namespace,), names.PORT_HEALTH, lambda: 0.0)
+    for number, metadata in enumerate(bodies):
+        labels = {**metadata["labels"], replicas.LABEL_SERVICE: metadata["name"]}
+        endpoint = {"addresses": ["10.0.0.1"], "conditions": {"ready": True}}
+        table.put(
+            {
+                "metadata": {"name": f"s{number}", "namespace": model.namespace, "labels": labels},
+                "ports": [{"name": names.PORT_HTTP_NAME, "port": names.PORT_HTTP}],
+                "endpoints": [{**endpoint, "targetRef": {"uid": metadata["name"]}}],
+            }
+        )
+    assert [one.endpoint.uid for one in table.replicas()] == [model.name]
+
+
+def test_a_503_that_says_that_there_is_no_room_is_known_as_one() -> None:
+    """Others, such as a key's own limit or an engine that is gone, are not of the replica's load."""
+    assert {*REFUSALS, "draining"} - {"rate_limit_exceeded"} == relay.REFUSALS
+
+
+def test_the_load_in_a_servers_status_is_read() -> None:
+    now = 100.0
+    sample = decision._NO_HEARTBEAT._replace(written_at=now, queued=3, running=4)
+    assert total_load(json.dumps(decision.statusz(sample, VERDICT, now, "1")).encode()) == 7
+    assert total_load(json.dumps(decision.statusz(sample, VERDICT, now + 60, "1")).encode()) is None
+
+
+def test_the_relayed_paths_are_routes_of_the_server() -> None:
+    served = {getattr(route, "path", "") for route in routes.router.routes}
+    assert set(calls.PATHS) <= served

@@ -1,0 +1,51 @@
+"""The real gateway, `python -m quire_gateway`, as a child process on a port of the loopback interface."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+
+import httpx
+
+from e2e.ports import free_ports
+from tests.gateway.kube_stub import NAMESPACE
+from tests.server.launch import Server
+
+
+class Gateway(Server):
+    """A running gateway, with the handle that the tests have of a server: its URL, its log, its metrics."""
+
+    def __init__(self, kube_api, directory, **environ):
+        (self.port,) = free_ports(1)
+        self.log = directory / "gateway.log"
+        self._faults = set()
+        environ = {f"QUIRE_GATEWAY_{name}": str(value) for name, value in environ.items()}
+        environ |= {
+            "QUIRE_GATEWAY_NAMESPACES": NAMESPACE,
+            "QUIRE_GATEWAY_KUBE_API": kube_api,
+            "QUIRE_GATEWAY_HOST": "127.0.0.1",
+            "QUIRE_GATEWAY_PORT": str(self.port),
+        }
+        argv = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "quire_gateway"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(argv, env={**os.environ, **environ}, stdout=log, stderr=log)
+        self.url = self.health_url = f"http://127.0.0.1:{self.port}"
+
+    def replicas(self, state="ready", model="tiny"):
+        """How many of them are in a state."""
+        if self.ended():
+            raise RuntimeError(f"the gateway ended\n{self.log.read_text()[-3000:]}")
+        with contextlib.suppress(AssertionError, httpx.TransportError):  # neither known nor listening yet
+            return self.metric("gateway_replicas", model=model, state=state)
+        return 0
+
+    def wait_replicas(self, number, state="ready", seconds=30.0):
+        """Wait until the gateway knows so many."""
+        self.wait(f"{number} replicas are {state}", lambda: self.replicas(state) == number, seconds)
+        return self
+
+    def requests(self):
+        """The access log."""
+        lines = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        return [line for line in lines if line["message"] == "request"]

@@ -1,0 +1,134 @@
+"""Which pods are replicas of a model, by its EndpointSlices; how busy they are; which one is chosen."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from quire_gateway.outlier_detection import CONSECUTIVE_FAILURES, Verdict
+from quire_gateway.replicas import STALE_SECONDS, ReplicaTable
+from quire_gateway.routing.least_load import pick
+from quire_http.errors import ApiError
+from tests.gateway.kube_stub import NAMESPACE, endpoint_slice
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def table(clock):
+    return ReplicaTable((NAMESPACE, "other"), 8001, clock)
+
+
+def endpoint(address="10.0.0.1", uid="a", **conditions):
+    conditions = {"ready": True, "serving": True, "terminating": False} | conditions
+    return {"addresses": [address], "conditions": conditions, "targetRef": {"uid": uid}}
+
+
+def uids(table, model="tiny"):
+    return set(table.served(model).replicas)
+
+
+@pytest.mark.parametrize(
+    "conditions", [{"ready": False}, {"ready": True, "terminating": True}, {"ready": None}]
+)
+def test_pods_that_are_not_ready_or_leave_get_no_requests(table, conditions):
+    table.put(endpoint_slice("s", {"a": endpoint(**conditions), "b": "10.0.0.2"}))
+    assert uids(table) == {"b"}
+
+
+def test_the_endpoints_of_several_slices_are_one_model_and_a_pod_in_two_of_them_is_one(table):
+    table.put(endpoint_slice("s1", {"a": "10.0.0.1", "b": "10.0.0.2"}))
+    table.put(endpoint_slice("s2", {"b": "10.0.0.2", "c": "10.0.0.3"}))
+    assert uids(table) == {"a", "b", "c"}
+    table.remove(endpoint_slice("s1", {}))
+    assert uids(table) == {"b", "c"}
+
+
+def test_a_pod_keeps_its_counts_whatever_happens_to_slices(table):
+    table.put(endpoint_slice("s1", {"a": "10.0.0.1"}))
+    table.served("tiny").replicas["a"].in_flight = 3
+    table.put(endpoint_slice("s2", {"a": "10.0.0.1", "b": "10.0.0.2"}))
+    table.remove(endpoint_slice("s1", {}))
+    table.replace([endpoint_slice("s3", {"a": "10.0.0.1"})], NAMESPACE)
+    assert {uid: one.in_flight for uid, one in table.served("tiny").replicas.items()} == {"a": 3}
+
+
+def test_slices_of_other_services_of_an_llmdeployment_are_not_for_clients(table):
+    table.put(endpoint_slice("s1", {"a": "10.0.0.1"}))
+    table.put(endpoint_slice("s2", {"p": "10.0.0.9"}, service="tiny-prefill"))
+    assert uids(table) == {"a"}
+
+
+def test_a_model_without_ready_pods_is_known_and_one_without_slices_is_not(table):
+    table.put(endpoint_slice("s", {}))
+    assert uids(table) == set()
+    table.remove(endpoint_slice("s", {}))
+    with pytest.raises(ApiError) as refused:
+        table.served("tiny")
+    assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+
+
+def test_of_two_models_with_one_name_the_one_in_the_first_namespace_is_served(table):
+    elsewhere = endpoint_slice("s", {"z": "10.0.9.9"})
+    elsewhere["metadata"]["namespace"] = "other"
+    table.put(elsewhere)
+    assert uids(table) == {"z"}
+    table.put(endpoint_slice("s", {"a": "10.0.0.1"}))
+    assert uids(table) == {"a"}
+    table.replace([], NAMESPACE)
+    assert uids(table) == {"z"}
+    assert [one.name for one in table.models()] == ["tiny"]
+
+
+def test_urls_have_the_ports_of_the_slice_and_ipv6_addresses_their_brackets(table):
+    table.put(endpoint_slice("s", {"a": "fd00::1"}, port=9000, health_port=9001))
+    (replica,) = table.replicas()
+    assert replica.endpoint.url == "http://[fd00::1]:9000"
+    assert replica.endpoint.health_url == "http://[fd00::1]:9001"
+
+
+def test_the_load_of_others_counts_until_it_is_old(table, clock):
+    table.put(endpoint_slice("s", {"a": "10.0.0.1"}))
+    (replica,) = table.replicas()
+    assert replica.is_stale(clock())
+    replica.in_flight = 2
+    replica.polled(7, clock())
+    replica.in_flight = 3
+    assert replica.load(clock()) == 8
+    clock.now += STALE_SECONDS + 0.1
+    assert replica.load(clock()) == 3
+
+
+def test_the_least_busy_replica_is_chosen_and_ties_are_broken_by_chance(table, clock):
+    table.put(endpoint_slice("s", {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}))
+    model, chance = table.served("tiny"), random.Random(1)
+    model.replicas["a"].in_flight = 1
+    picks = Counter(
+        (choice.replica.endpoint.uid, choice.reason)
+        for choice in (pick(model.candidates(()), clock(), chance) for _ in range(1000))
+    )
+    assert picks.keys() == {("b", "tie"), ("c", "tie")}
+    assert min(picks.values()) > 400
+    model.replicas["b"].in_flight = 1
+    assert pick(model.candidates(()), clock(), chance).reason == "least_load"
+    assert pick(model.candidates(("a", "b")), clock(), chance).reason == "only"
+    assert pick(model.candidates(("a", "b", "c")), clock(), chance) is None
+
+
+def test_ejected_replicas_get_requests_only_where_no_other_is_left(table):
+    table.put(endpoint_slice("s", {"a": "10.0.0.1", "b": "10.0.0.2"}))
+    model = table.served("tiny")
+    for _ in range(CONSECUTIVE_FAILURES):
+        model.outliers.end("a", Verdict.FAILURE, model.replicas)
+    assert [one.endpoint.uid for one in model.candidates(())] == ["b"]
+    assert [one.endpoint.uid for one in model.candidates(("b",))] == ["a"]
