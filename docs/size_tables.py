@@ -58,9 +58,9 @@ how many requests fit, and the numbers above the table are its own. All layers c
 `--nodes 2` says over how many [nodes](parallelism.md#groups-of-nodes) they are spread: the output counts the
 accelerators of each, and advises against ranks that share layers and are on several.
 
-`--staging-memory 4Gi` is the memory of a pod through which [prefill and decode pods](disaggregation.md#on-gpus)
-exchange KV blocks: the output has how many tokens fit, and `--host-memory` is checked without it. Each role is
-sized by a call of its own.
+`--staging-memory 4Gi` is the memory of a pod through which
+[prefill and decode pods](disaggregation.md#on-gpus) exchange KV blocks: the output has how many tokens fit,
+and `--host-memory` is checked without it. Each role is sized by a call of its own.
 
 `--profile` takes memory and bandwidth from the cluster's AcceleratorProfile of that name. Without a
 cluster, or without such a profile in it, they come from [the shipped profiles](placement.md); the output
