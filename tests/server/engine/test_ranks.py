@@ -187,14 +187,19 @@ def test_a_rank_prepares_the_next_token_of_each_row_before_its_message(ranks, mo
     assert [any(layout is each for each in prepared) for layout in launched] == [False] * 2 + [True] * 4
 
 
-def test_an_exchange_that_fails_on_all_ranks_is_an_error_of_rank_0(ranks, monkeypatch):
+def test_an_exchange_that_fails_on_all_ranks_is_an_error_of_rank_0(directory, monkeypatch):
+    """With ranks of its own, which can exchange nothing afterwards."""
+
     def lost(part):
         raise CollectiveError("the other rank did not arrive")
 
+    ranks = Ranks(directory, 2, **options(directory))
     for communicator in ranks.exchange.communicators:
         monkeypatch.setattr(communicator, "all_reduce", lost)
     with pytest.raises(CollectiveError, match="did not arrive"):
         InProcessEngine(ranks.runner).generate(PROMPTS[:1], greedy(2))
+    ranks.runner.close()
+    ranks.close()
 
 
 def test_a_rank_that_lost_an_exchange_and_hears_nothing_more_names_rank_0(monkeypatch):
