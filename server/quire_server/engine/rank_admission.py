@@ -26,6 +26,7 @@ from quire_server.engine.rank_channel import (
     Refused,
 )
 from quire_server.errors import RankLostError
+from quire_server.peer_auth import PAUSE_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Admission:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, None)
         self._last_refusal = ""
+        self._has_failed = False  # to accept: that is logged once
 
     def admit(self, timeout: float) -> dict[int, Channel]:
         """The channels of all other ranks. Raises RankLostError where one is missing for too long."""
@@ -99,7 +101,16 @@ class Admission:
         return self._joined
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # no descriptor is left: it waits in the kernel's queue
+            if not self._has_failed:
+                logger.warning(
+                    "a connection cannot be accepted, it is tried again", extra={"why": str(error)}
+                )
+            self._has_failed = True
+            time.sleep(PAUSE_SECONDS)  # no event says that there is one again
+            return
         if len(self._strangers) >= _MAX_STRANGERS:
             self._refuse(next(iter(self._strangers)), Refused("NoHello", "others wait behind it"))
         channel = Channel(connection)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from quire_server.engine import rank_auth
 from quire_server.engine.rank_auth import RankAuthError
-from quire_server.peer_auth import UnprovedConnections
+from quire_server.peer_auth import Acceptor, UnprovedConnections
 
 logger = logging.getLogger(__name__)
 
@@ -39,18 +39,14 @@ class RankListener:
     def __init__(self, address: str, port: int, key: Callable[[], bytes]) -> None:
         """``key``: called for each connection, as the Secret may change while ranks wait."""
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-        self._listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
+        listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
+        self.port = int(listener.getsockname()[1])
         self._key = key
         self._admitted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         self._wakes, self._wake = socket.socketpair()
         self._unproved = UnprovedConnections()
         self._lock, self._is_closed = threading.Lock(), False
-        threading.Thread(target=self._listen, name="rank-listener", daemon=True).start()
-
-    @property
-    def port(self) -> int:
-        """The port on which it listens."""
-        return int(self._listener.getsockname()[1])
+        self._acceptor = Acceptor(listener, self._unproved, self._admit, "ranks")
 
     def fileno(self) -> int:
         """The descriptor, for a selector."""
@@ -63,23 +59,13 @@ class RankListener:
 
     def close(self) -> None:
         """Take no more connections, and close those that were not taken."""
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which a close alone would not
-        self._listener.close()
+        self._acceptor.close()
         with self._lock:
             self._is_closed = True
         while not self._admitted.empty():
             self._admitted.get().close()
         self._wakes.close()
         self._wake.close()
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # it was closed
-            self._unproved.add(connection)
-            threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
 
     def _admit(self, connection: socket.socket) -> None:
         try:

@@ -23,7 +23,7 @@ from quire_server.kv_transfer.frames import Kind, Prefill
 from quire_server.kv_transfer.holds import SharedHolds
 from quire_server.kv_transfer.nixl import Agent, NixlChannel
 from quire_server.kv_transfer.shared_memory import SharedMemoryChannel
-from quire_server.peer_auth import UnprovedConnections
+from quire_server.peer_auth import Acceptor, UnprovedConnections
 
 logger = logging.getLogger(__name__)
 
@@ -100,27 +100,16 @@ class TransferServer:
         self._unproved = UnprovedConnections()
         self._free = threading.BoundedSemaphore(MAX_TRANSFERS)
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._listeners = [socket.create_server(address, family=family)]
-        self.port: int = self._listeners[0].getsockname()[1]
+        listeners = [socket.create_server(address, family=family)]
+        self.port: int = listeners[0].getsockname()[1]
         if blocks.descriptor is not None:
-            self._listeners.append(shared_memory.listen(holds.incarnation))
-        for listener in self._listeners:
-            threading.Thread(target=self._accept, args=(listener,), name="kv-transfer", daemon=True).start()
+            listeners.append(shared_memory.listen(holds.incarnation))
+        self._acceptors = [Acceptor(each, self._unproved, self._serve, "kv-transfer") for each in listeners]
 
     def close(self) -> None:
         """Take no more connections."""
-        for listener in self._listeners:
-            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:  # it was shut down
-                listener.close()
-                return
-            self._unproved.add(connection)
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        for acceptor in self._acceptors:
+            acceptor.close()
 
     def _serve(self, connection: socket.socket) -> None:
         channel = self._channel(connection)
