@@ -3,12 +3,15 @@ on one of them changes no answer.
 """
 
 import errno
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from quire_server.core.config import PreemptionMode
+from quire_server.core.step import Step, StepResult
+from quire_server.runner import kv_offload
 from quire_server.runner.kv_offload import DiskRead, DiskTier
 from tests.server.runner.in_process import InProcessEngine, greedy, load
 from tests.server.runner.ranks_in_process import Ranks
@@ -116,6 +119,51 @@ def test_a_part_that_one_rank_reads_late_overwrites_no_other_block(
     for _ in range(2):
         assert engine.generate(PROMPTS, ANSWER) == alone
     assert calls > 8 and engine.scheduler.kv.stats().corrupt > 0
+
+
+def waits(engine: InProcessEngine, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of each step that computes nothing, from now on."""
+    run, found = engine.runner.run, list[float]()
+
+    def timed(step: Step) -> StepResult:
+        began = time.monotonic()
+        result = run(step)
+        if not step.rows:
+            found.append(time.monotonic() - began)
+        return result
+
+    monkeypatch.setattr(engine.runner, "run", timed)
+    return found
+
+
+@pytest.mark.parametrize("slow", [{0}, {1}, {0, 1}])
+def test_while_every_request_waits_for_a_slow_disk_there_are_few_steps(
+    ranks: Ranks, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch, slow: set[int]
+) -> None:
+    """Also where the disk of one rank alone is slow: steps in a loop would take the CPUs from those who read,
+    and send messages to all ranks.
+    """
+    engine, reads = InProcessEngine(ranks.runner, **SMALL), 0
+    assert engine.generate(PROMPTS, ANSWER) == alone
+
+    def slowed(disk: DiskTier, seconds: float) -> None:
+        do = disk._do
+
+        def late(job: kv_offload._Job) -> None:
+            nonlocal reads
+            if job.data is None:
+                reads += 1
+                time.sleep(seconds)  # a slow disk
+            do(job)
+
+        monkeypatch.setattr(disk, "_do", late)
+
+    for number in range(2):
+        slowed(disk_of(ranks, number), 0.2 if number in slow else 0.0)
+    empty = waits(engine, monkeypatch)
+    assert [engine.generate([prompt], ANSWER)[0] for prompt in PROMPTS[:9]] == alone[:9]
+    assert sum(empty) > 0.15, "all requests waited"
+    assert len(empty) <= reads + 4 + sum(empty) / kv_offload._IDLE_WAIT_SECONDS, "it spins"
 
 
 @pytest.mark.parametrize("number", [0, 1])
