@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import itertools
 import struct
+import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -31,8 +32,10 @@ _LOCATION = struct.Struct(">III")
 _RUN = struct.Struct(">QQI")  # of a SHARED, as many as a block has parts
 _PLACES = struct.Struct(">II")
 _PLACE = struct.Struct(">QI")  # of a PLACES, as many as a block has pieces
+_AGENT = struct.Struct(">I")  # of an AGENT, before its metadata: their CRC-32
 _MAX_PLACES = 1 << 18
 _MAX_LAYOUT = 1 << 12
+_MAX_METADATA = 1 << 20
 _MAX_SALT_BYTES = 1 << 16
 _MAX_TOKENS = 1 << 22
 _MAX_RUNS = 1 << 18
@@ -75,7 +78,7 @@ MAX_BODY = {
     Kind.LOCATION: _LOCATION.size,
     Kind.DONE: 0,
     Kind.ATTACH: 0,
-    Kind.AGENT: 1 << 20,
+    Kind.AGENT: _AGENT.size + _MAX_METADATA,
     Kind.PLACES: _PLACES.size + _PLACE.size * _MAX_PLACES,
 }
 
@@ -241,6 +244,19 @@ def parse_shared(body: bytes) -> tuple[Run, ...]:
     if len(body) % _RUN.size:
         raise TransferError("the peer sent a frame of the wrong length")
     return tuple(itertools.starmap(Run, _RUN.iter_unpack(body)))
+
+
+def pack_agent(metadata: bytes) -> bytes:
+    """The body of an AGENT."""
+    return _AGENT.pack(zlib.crc32(metadata)) + metadata
+
+
+def parse_agent(body: bytes) -> bytes:
+    """The metadata. They hold addresses, and the library believes them. Raises TransferError."""
+    (wanted,), metadata = _unpack(_AGENT, body[: _AGENT.size]), body[_AGENT.size :]
+    if zlib.crc32(metadata) != wanted:
+        raise TransferError("the description of the producer's NIXL agent has another checksum than there")
+    return metadata
 
 
 def pack_places(block: Places) -> bytes:

@@ -165,13 +165,14 @@ class NixlChannel(Channel):
 
     def share(self, *, deadline: float) -> None:
         """As the producer, let the consumer read the memory of all blocks."""
-        self.send(Kind.AGENT, self._agent.metadata, deadline=deadline)
+        self.send(Kind.AGENT, frames.pack_agent(self._agent.metadata), deadline=deadline)
         self._is_shared = True
 
     def attach(self, *, deadline: float) -> None:
         """As the consumer, ask for that. Raises TransferError."""
         self.send(Kind.ATTACH, deadline=deadline)
-        self._peer = self._agent.add_peer(self.receive(Kind.AGENT, deadline=deadline)[1])
+        body = self.receive(Kind.AGENT, deadline=deadline)[1]
+        self._peer = self._agent.add_peer(frames.parse_agent(body))
 
     def send_block(
         self, index: int, block_id: int, pieces: Pieces, *, deadline: float, of: Pieces | None = None

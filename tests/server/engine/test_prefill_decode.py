@@ -30,7 +30,7 @@ from quire_server.engine.proof import ProofOfInference
 from quire_server.engine.socket_server import EngineSocket
 from quire_server.fault_injection import Faults
 from quire_server.health.heartbeat import SharedState
-from quire_server.kv_transfer import client, handshake, shared_memory
+from quire_server.kv_transfer import client, frames, handshake, shared_memory
 from quire_server.kv_transfer.client import Producers
 from quire_server.kv_transfer.frames import Prefill
 from quire_server.kv_transfer.holds import SharedHolds
@@ -275,6 +275,18 @@ def wait(condition, seconds=10.0):
     while not condition():
         assert time.monotonic() < end, f"not within {seconds} s"
         time.sleep(0.005)
+
+
+def until_transfers(pair, count, most=50):
+    """Ask for new prompts until so many more transfers have succeeded, which a busy machine may delay."""
+    before = pair.consumer.connector.stats()[0]
+    for number in range(most):
+        prompt = [number % VOCAB_SIZE, *range(40)]
+        assert pair.ask(prompt, f"further {number}") == answer(prompt, 12)
+        if pair.consumer.connector.stats()[0] >= before + count:
+            return
+        pair.consumer.connector._producers._avoided.clear()
+    raise AssertionError(f"{most} prompts, and {pair.consumer.connector.stats()}")
 
 
 @pytest.fixture
@@ -602,6 +614,32 @@ def test_a_client_that_goes_while_blocks_are_copied_leaves_no_block_and_no_slot(
         assert pair.ask([5] * (3 * SIZE - 1), 2)
     pair.assert_free(5)
     assert pair.consumer.connector.stats()[:2] == (0, 0)
+
+
+@pytest.mark.parametrize("place", [0, 4, 0.5, -1], ids=["checksum", "first", "middle", "last"])
+def test_a_corrupted_description_of_a_nixl_agent_is_refused_by_name_and_the_prompt_computed_here(
+    start, monkeypatch, caplog, place
+):
+    """It has addresses in the producer's memory, and the library believes what it is given."""
+    pack, sent = frames.pack_agent, []
+
+    def corrupted(metadata):
+        body = bytearray(pack(metadata))
+        body[int(place * len(body)) if place == 0.5 else place] ^= 1
+        sent.append(body)
+        return bytes(body)
+
+    monkeypatch.setattr(frames, "pack_agent", corrupted)
+    pair, prompt = start(transport="nixl"), list(range(40))
+    with caplog.at_level("INFO"):
+        assert pair.ask(prompt, 1) == answer(prompt, 12)
+    assert sent, "the fault took effect"
+    (said,) = [record.why for record in caplog.records if record.msg.startswith("a prefix is computed here")]
+    assert "the description of the producer's NIXL agent has another checksum" in said
+    monkeypatch.undo()
+    monkeypatch.setattr(client, "_RETRY_SECONDS", 0.0)
+    until_transfers(pair, 1)
+    pair.assert_free(5)
 
 
 FAULTS = ("kill", "freeze", "corrupt", "corrupt_request", "reject")
