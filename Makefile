@@ -100,7 +100,7 @@ soak: $(READY) ## Twenty minutes of overload, fifty killed engines and ranks, ha
 	CROSS_TALK_MINUTES=30 $(PYTEST) -q --log-cli-level info tests/server/serving/test_cross_talk.py
 	SOAK_MINUTES=20 SOAK_KILLS=50 $(PYTEST) -q -m soak tests/soak
 	RANK_KILLS=50 $(PYTEST) -q --log-cli-level info tests/server/serving/test_lost_ranks.py -k lost_at_any_moment
-	TRANSFER_FAULTS=200 $(PYTEST) -q tests/server/engine/test_prefill_decode.py -k faults_at_random_points
+	TRANSFER_FAULTS=200 $(PYTEST) -q --timeout 900 tests/server/engine/test_prefill_decode.py -k faults_at_random_points
 	SLOW_RANK_STEPS=1000 SLOW_RANK_SECONDS=0.3 $(PYTEST) -q tests/server/runner/test_slow_ranks.py
 
 chaos: setup ## All that the operator survives, as a table; CHAOS_MINUTES=30 of churn

@@ -14,8 +14,8 @@ class Peer:
 
     def __init__(self, engine):
         self.connection = socket.socket(socket.AF_UNIX)
+        self.connection.connect(str(engine.run_dir / SOCKET_NAME))  # waits while the queue of others is full
         self.connection.settimeout(5)
-        self.connection.connect(str(engine.run_dir / SOCKET_NAME))
         self.reader = FrameReader()
         self.inbox = []
 
