@@ -229,7 +229,9 @@ then say so. How NCCL finds its way: [groups of nodes on GPUs](gpu.md#groups-of-
 never run on GPUs.*
 
 Groups are made by [LeaderWorkerSet](https://lws.sigs.k8s.io) v0.9, which has to be installed; without it the
-LLMDeployment says `MissingCRD`, and one node works as before. What Quire adds to it:
+LLMDeployment says `MissingCRD`, and one node works as before. Where `nodes` is changed from one to more, or
+back, what serves stays until all pods of its successor are ready; where there is no room for both, as long as
+[a rollout waits for room](rollouts.md). What Quire adds to LeaderWorkerSet:
 
 | | |
 |---|---|

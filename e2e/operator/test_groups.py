@@ -140,6 +140,37 @@ def wait_in_status(world: World, namespace: str, leader: Body) -> None:
     )
 
 
+def test_what_serves_stays_until_its_successor_serves_from_one_node_to_two_and_back(
+    operator: OperatorProcess, world: World, namespace: str
+) -> None:
+    world.deploy(namespace, "m")
+    eventually("the Deployment", lambda: world.get("Deployment", namespace, "m"))
+    old = world.make_pod(namespace, "m", kubelet.ready())
+    world.roll_out(namespace, "m", ready=1)
+    world.wait_condition(namespace, "m", "Ready", "True")
+
+    two = {"spec": {"parallelism": {"tensor": 2, "nodes": 2}}}
+    world.patch("LLMDeployment", namespace, "m", two)
+    pods = groups.wait_group_pods(world, namespace, "m", 2)
+    groups.settle(world, namespace, pods["m-0"])
+    world.wait_condition(namespace, "m", "RolloutComplete", "False")
+    wait_in_status(world, namespace, pods["m-0"])
+    assert world.get("Deployment", namespace, "m") is not None
+    assert world.condition(namespace, "m", "Available")["status"] == "True"
+    groups.settle(world, namespace, pods["m-0-1"])
+    eventually("the Deployment is gone", lambda: world.get("Deployment", namespace, "m") is None)
+    eventually("its pod is gone", lambda: world.get("Pod", namespace, old["metadata"]["name"]) is None)
+    world.wait_condition(namespace, "m", "RolloutComplete", "True")
+
+    world.patch("LLMDeployment", namespace, "m", {"spec": {"parallelism": None}})
+    eventually("another Deployment", lambda: world.get("Deployment", namespace, "m"))
+    world.make_pod(namespace, "m", kubelet.loading())
+    world.wait_condition(namespace, "m", "RolloutComplete", "False")
+    assert world.get("LeaderWorkerSet", namespace, "m") is not None
+    world.roll_out(namespace, "m", ready=1)
+    eventually("the groups are gone", lambda: world.get("LeaderWorkerSet", namespace, "m") is None)
+
+
 def test_an_llm_deployment_on_two_nodes_is_ready_with_all_pods_and_then_nothing_is_written(
     operator: OperatorProcess, world: World, namespace: str
 ) -> None:

@@ -115,10 +115,40 @@ class Observed:
     @property
     def workload(self) -> Body | None:
         """What runs the pods, in the terms of a Deployment: a Deployment, or the LeaderWorkerSet whose groups
-        are the replicas.
+        are the replicas. While one of them takes over from the other, the successor, with the numbers of
+        both.
         """
-        found = self.child(names.GROUP_KIND) or self.child("Deployment")
-        return None if found is None else as_deployment(found, self.pods, self.workers)
+        successor, before = self._workloads
+        if successor is None:
+            return before
+        return successor if before is None else _with_predecessor(successor, before)
+
+    @property
+    def _workloads(self) -> tuple[Body | None, Body | None]:
+        """That of the kind that the spec asks for, and that of the other kind."""
+        found = [self.child(kind) for kind in _workload_kinds(self.body)]
+        first, other = [None if one is None else as_deployment(one, *self.pods_of(one)) for one in found]
+        return first, other
+
+    def pods_of(self, workload: Body) -> tuple[tuple[Body, ...], tuple[Body, ...]]:
+        """The role's pods that this Deployment or LeaderWorkerSet runs: those that serve, and workers."""
+        is_grouped = workload.get("kind") == names.GROUP_KIND
+        mine = tuple(pod for pod in self.pods if (group_index(pod) >= 0) is is_grouped)
+        return mine, self.workers if is_grouped else ()
+
+
+def _workload_kinds(body: Body) -> tuple[str, str]:
+    """The kind that runs the pods of this spec, and the other one."""
+    nodes = ((body.get("spec") or {}).get("parallelism") or {}).get("nodes") or 1
+    return (names.GROUP_KIND, "Deployment") if nodes > 1 else ("Deployment", names.GROUP_KIND)
+
+
+def _with_predecessor(successor: Body, before: Body) -> Body:
+    """The successor, whose pods are the updated ones, with the numbers of both."""
+    here, there = successor.get("status") or {}, before.get("status") or {}
+    counted = ("replicas", "readyReplicas", "availableReplicas")
+    sums = {key: int(here.get(key) or 0) + int(there.get(key) or 0) for key in counted}
+    return {**successor, "status": {**here, **sums}}
 
 
 def ref(body: Body) -> Ref:
@@ -258,11 +288,12 @@ def old_pods(observed: Observed) -> list[Body]:
 
 def newest_revision(observed: Observed) -> str:
     """What `revision_of` says of the newest pods; empty where none is known."""
-    group_set = observed.child(names.GROUP_KIND)
-    if group_set is not None:
-        return _template_hash(pod_template(group_set))
-    newest = newest_replica_set(observed.replica_sets)
-    return "" if newest is None else str(newest["metadata"]["uid"])
+    kinds = _workload_kinds(observed.body)
+    newest = next((found for kind in kinds if (found := observed.child(kind)) is not None), None)
+    if newest is not None and newest.get("kind") == names.GROUP_KIND:
+        return _template_hash(pod_template(newest))
+    replica_set = newest_replica_set(observed.replica_sets)
+    return "" if replica_set is None else str(replica_set["metadata"]["uid"])
 
 
 def revision_of(pod: Body) -> str:

@@ -19,6 +19,7 @@ from quire_operator.plan import (
     drift,
     golden_tokens,
     groups,
+    handover,
     model_cache,
     replica_owner,
     revisions,
@@ -146,7 +147,9 @@ def _plan_children(desired: tuple[Manifest, ...], given: PlanInput) -> Plan:
     unwanted = tuple(
         (target, str(live["metadata"]["uid"]))
         for target, live in sorted(observed.children.items())
-        if target not in kept and not _is_terminating(live) and not _is_used(live, observed)
+        if target not in kept
+        and not (_is_terminating(live) or _is_used(live, observed))
+        and not handover.is_awaiting_successor(target, wanted.keys(), given.model, observed, given.now)
     )
     details += [f"delete {target}: not wanted any more" for target, _ in unwanted]
     pod_patches = tuple(_pod_patches(observed))
