@@ -100,6 +100,8 @@ def test_status_has_both_roles_and_says_when_decode_pods_compute_long_prompts_th
         degraded = world.wait_condition(namespace, "m", "TransferDegraded", "True", "TransferDegraded")
         assert "no prefill pod is ready" in degraded["message"]
         assert roles(world, namespace) == {"decode": (1, 1), "prefill": (0, 1)}
+        world.wait_condition(namespace, "m", "TransfersAuthenticated", "False", "TransfersUnauthenticated")
+        world.wait_event(namespace, "m", "TransfersUnauthenticated")
         world.wait_event(namespace, "m", "TransferDegraded")
 
         make_ready(world, namespace, PREFILL, prefill.ip)

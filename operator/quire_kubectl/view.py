@@ -229,6 +229,7 @@ def _troubles(status: Document) -> Iterator[tuple[str, str, str]]:
             "DrainFitsNotice": "False",
             "Routed": "False",
             "RanksAuthenticated": "False",
+            "TransfersAuthenticated": "False",
             "ContextReduced": "True",
             "TransferDegraded": "True",
         }

@@ -19,6 +19,7 @@ CONDITIONS = {"Degraded", "Stalled", "Scheduled", "FitsAccelerator", "ScalingAct
     "TransferDegraded",
     "Routed",
     "RanksAuthenticated",
+    "TransfersAuthenticated",
 }
 
 

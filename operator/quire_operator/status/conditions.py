@@ -3,10 +3,10 @@
 They are computed from facts that are already decided. All conditions are always written, except those that
 apply only to some specs: ScalingActive and ActivatorReady (an autoscaler), ModelCached (a shared model),
 FitsAccelerator (an accelerator), DrainFitsNotice (spot nodes), Routed (a Gateway), RanksAuthenticated (groups
-of nodes), TransferDegraded (prefill pods); and ContextReduced, once a pod has loaded the model. Ready,
-Stalled and Available are about the pods that clients talk to, the others about prefill pods too. Reconciling
-and Stalled are never True together. While Ready is True, Stalled is False, and Reconciling is True only for
-replicas that get no pod or no node.
+of nodes), TransferDegraded and TransfersAuthenticated (prefill pods); and ContextReduced, once a pod has
+loaded the model. Ready, Stalled and Available are about the pods that clients talk to, the others about
+prefill pods too. Reconciling and Stalled are never True together. While Ready is True, Stalled is False, and
+Reconciling is True only for replicas that get no pod or no node.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Facts:
     drain_fits: ConditionValue | None = None  # DrainFitsNotice
     routed: ConditionValue | None = None  # Routed
     authenticated: ConditionValue | None = None  # RanksAuthenticated
+    transfers_authenticated: ConditionValue | None = None  # TransfersAuthenticated
     context: ConditionValue | None = None  # ContextReduced
     too_small: Failure | None = None  # the context of the newest pods
     unplaced: int = 0  # how many of the pods have no node
@@ -108,6 +109,8 @@ def build(facts: Facts, *, generation: int, old: Sequence[Any], now: str) -> lis
         decided["Routed"] = facts.routed
     if facts.authenticated is not None:
         decided["RanksAuthenticated"] = facts.authenticated
+    if facts.transfers_authenticated is not None:
+        decided["TransfersAuthenticated"] = facts.transfers_authenticated
     if facts.context is not None:
         decided["ContextReduced"] = facts.context
     if facts.transfers is not None:

@@ -17,9 +17,7 @@ from quire_operator import names, reports
 from quire_operator.observed import Body, Observed, group_index, revision_of, seconds_since
 from quire_operator.reports import Sample
 from quire_operator.spec import LLMDeployment
-from quire_operator.status import reasons
 from quire_operator.status.pods import Failure, PodState
-from quire_operator.status.reasons import ConditionValue
 
 INCOMPLETE_SECONDS = 120.0
 CRASH_LOOP_RECREATIONS = 5
@@ -148,25 +146,6 @@ def _counted(group: GroupState, stored: Mapping[str, Any], now: datetime) -> Gro
     elif is_new or not delay:
         delay = min(2 * delay or FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS)
     return replace(group, recreations=tuple(recent[-CRASH_LOOP_RECREATIONS:]), start_delay=delay)
-
-
-def authentication(model: LLMDeployment) -> ConditionValue | None:
-    """The condition RanksAuthenticated; None where a replica is one pod."""
-    if not model.is_grouped:
-        return None
-    if (key := model.spec.parallelism.auth_secret_ref) is not None:
-        return (
-            "True",
-            "KeyOfSecret",
-            f"Pods prove that they mount Secret {key.name} of parallelism.authSecretRef.",
-        )
-    if (key := model.spec.security.api_keys_secret_ref) is not None:
-        return "True", "KeyOfAPIKeys", f"Pods prove that they mount Secret {key.name} of the API keys."
-    isolated = model.spec.networking.network_policy.mode != "None"
-    detail = (
-        "the NetworkPolicy alone keeps other pods away" if isolated else "there is no NetworkPolicy either"
-    )
-    return "False", "RanksUnauthenticated", reasons.message("RanksUnauthenticated", detail)
 
 
 def failure(groups: Sequence[GroupState], now: datetime) -> Failure | None:

@@ -355,6 +355,13 @@ _ALL = (
         shown="RanksAuthenticated=False",
     ),
     Reason(
+        "TransfersUnauthenticated",
+        "prefill and decode pods do not authenticate each other, because neither field names a Secret with a "
+        "key",
+        "create a Secret with a random entry and name it in spec.parallelism.authSecretRef",
+        shown="TransfersAuthenticated=False",
+    ),
+    Reason(
         "MissingRights",
         "the operator has no right to a kind of object that the spec asks for; everything else keeps working",
         "add the rule that the message names to the operator's role, as the chart does with rbac.create=true "

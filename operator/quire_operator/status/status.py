@@ -17,6 +17,7 @@ from quire_operator.observed import Body, Observed, newest_revision
 from quire_operator.spec import LLMDeployment
 from quire_operator.status import (
     accelerator_fit,
+    authentication,
     conditions,
     disaggregation,
     effective,
@@ -257,7 +258,8 @@ def _facts(
         drain_fits=drain_fits,
         download=assessment.download,
         routed=routing.condition(model, observed),
-        authenticated=groups.authentication(model),
+        authenticated=authentication.of_ranks(model),
+        transfers_authenticated=authentication.of_transfers(model),
         context=effective.condition(model, engine),
         too_small=effective.too_small(model, here, engine) if assessment.rollout.seen else None,
         prefill=None if prefill is None else prefill.rollout,

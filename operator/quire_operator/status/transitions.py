@@ -21,6 +21,7 @@ _WANTED = (
     "DrainFitsNotice",
     "Routed",
     "RanksAuthenticated",
+    "TransfersAuthenticated",
 )
 
 

@@ -73,6 +73,44 @@ def test_both_roles_have_their_numbers_and_all_others_are_about_decode_pods() ->
     assert computed["selector"] == names.selector("m")
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected", "said"),
+    [
+        ({"parallelism": {"authSecretRef": {"name": "ours"}}}, ("True", "KeyOfSecret"), "Secret ours"),
+        ({"security": {"apiKeysSecretRef": {"name": "keys"}}}, ("True", "KeyOfAPIKeys"), "Secret keys"),
+        ({}, ("False", "TransfersUnauthenticated"), "NetworkPolicy alone"),
+        (
+            {"networking": {"networkPolicy": {"mode": "None"}}},
+            ("False", "TransfersUnauthenticated"),
+            "no NetworkPolicy either",
+        ),
+        (
+            {
+                "disaggregation": {"prefill": {}, "transport": "NIXL"},
+                "security": {"apiKeysSecretRef": {"name": "keys"}},
+            },
+            ("True", "KeyOfAPIKeys"),
+            "NIXL itself authenticates nobody",
+        ),
+    ],
+)
+def test_the_status_says_by_what_pods_of_both_roles_know_each_other(
+    fields: Body, expected: tuple[str, str], said: str
+) -> None:
+    computed = compute(DECODE, PREFILL, **fields)
+
+    assert condition(computed, "TransfersAuthenticated") == expected
+    assert said in message(computed, "TransfersAuthenticated")
+    assert condition(computed, "Ready")[0] == "True", "it is a warning"
+    reported = [event.reason for event in transitions.events({}, computed)]
+    assert ("TransfersUnauthenticated" in reported) is (expected[0] == "False")
+
+
+def test_pods_of_one_role_transfer_nothing() -> None:
+    computed = compute(DECODE, prefill=None, disaggregation=None)
+    assert "TransfersAuthenticated" not in [c["type"] for c in computed["conditions"]]
+
+
 def test_without_prefill_pods_of_their_own_no_role_is_shown() -> None:
     computed = compute(DECODE, prefill=None, disaggregation=None)
 
