@@ -276,10 +276,12 @@ say which rank it was. `/statusz` of a group's leader lists the ranks of all its
 | `missing` | empty, `NotStarted`, `NotLoaded` (in another pod), `Silent` (no beat), `NotEchoed`, `Killed` |
 
 The LLMDeployment's status names the rank that is missing, behind, or more than twice as slow as the others,
-with its pod and its step. `/metrics` has for each rank the time in which it computes, its silence and its
-bytes ([metrics](observability.md#metrics)), and the dashboard a row of them. Ranks are distinguished by
-what they run: one of another version, model, setting or revision is refused by rank 0, and the server
-ends with the reason `MixedRevision`. Pods of other replicas go on.
+with its pod and its step. Leaders of groups that serve are asked every ten seconds: a rank is then in
+`status.groups[].slowestRank` once the median of its last five reported steps is more than 1.5 times that of
+the others, and until it is below 1.25 times. `/metrics` has for each rank the time in which it computes, its
+silence and its bytes ([metrics](observability.md#metrics)), and the dashboard a row of them. Ranks are
+distinguished by what they run: one of another version, model, setting or revision is refused by rank 0, and
+the server ends with the reason `MixedRevision`. Pods of other replicas go on.
 """
 
 

@@ -1,5 +1,5 @@
 """Polls the pods: GET /statusz of those that are not ready every two seconds, and of ready ones once, and
-less often while their autoscaler is about to scale down, or where they read from prefill pods.
+less often while their autoscaler is about to scale down, where they read from prefill pods, or lead a group.
 
 All requests are concurrent with short deadlines. Responses are untrusted input: bounded in size and time
 here, validated in `reports`. Only pods that belong to an LLMDeployment by the uids of their owners are asked:
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 
@@ -21,10 +21,12 @@ from quire_operator.observed import (
     WORKLOAD_KINDS,
     controller_uid,
     find_workload,
+    group_index,
     is_about_to_scale_down,
     is_owned,
 )
 from quire_operator.reports import Sample
+from quire_operator.slow_ranks import SlowRank
 
 PERIOD_SECONDS = 2.0
 ANSWER_SECONDS = 1.5
@@ -41,6 +43,7 @@ class _PolledPod:
     controller: str
     address: str  # empty while no container can answer
     ready: bool
+    leads_group: bool
 
 
 class Poller:
@@ -56,8 +59,10 @@ class Poller:
         self._pods: dict[str, _PolledPod] = {}  # by uid
         # By uid: the version that was read, and the LLMDeployment that it is about to scale down.
         self._autoscalers: dict[str, tuple[int, Key | None]] = {}
+        self._counted: set[Key] = set()  # whose requests decide which pod goes first
         self._rounds = 0
         self._was_loading: set[str] = set()  # uids: polled once more after they become ready
+        self._slow_ranks: dict[str, SlowRank] = {}  # by uid of a leader that is ready
         self._asked: set[str] = set()  # uids: a ready pod is asked once, for what it served before we started
 
     async def run(self) -> None:
@@ -75,8 +80,15 @@ class Poller:
         self._refresh_pods()
         self._rounds += 1
         is_for_all = self._rounds % ROUNDS_PER_LOAD == 0
-        always = self._scaling_down() | self._disaggregated() if is_for_all else set()
-        due = [(uid, pod) for uid, pod in self._pods.items() if self._is_due(uid, pod, always)]
+        always: set[Key] = set()
+        if is_for_all:
+            self._counted = self._scaling_down()
+            always = self._counted | self._disaggregated()
+        due = [
+            (uid, pod)
+            for uid, pod in self._pods.items()
+            if self._is_due(uid, pod, always) or (is_for_all and pod.leads_group and pod.address)
+        ]
         makers = {owner: self._makers(owner) for owner in {pod.owner for _, pod in due}}
         ours = [(uid, pod) for uid, pod in due if pod.controller in makers[pod.owner]]
         await asyncio.gather(*(self._poll_pod(session, uid, pod) for uid, pod in ours))
@@ -106,6 +118,7 @@ class Poller:
             self._cluster.samples.pop(uid, None)
             self._was_loading.discard(uid)
             self._asked.discard(uid)
+            self._slow_ranks.pop(uid, None)
         for body in cache.changed(kind, {uid: pod.version for uid, pod in self._pods.items()}):
             self._pods[str(body["metadata"]["uid"])] = _read(body)
 
@@ -148,9 +161,20 @@ class Poller:
         self._asked.add(uid)
         async with self._slots:
             sample = await fetch(session, pod.address, self._port)
+        if sample is not None and pod.ready and pod.leads_group:
+            sample = self._of_group(uid, pod, sample)
         if sample is not None and sample != self._cluster.samples.get(uid):
             self._cluster.samples[uid] = sample
             self._changed(pod.owner)
+
+    def _of_group(self, uid: str, pod: _PolledPod, sample: Sample) -> Sample:
+        """What a leader says while it serves, with the rank that is slow in place of the numbers of all: they
+        are others in each answer, and change no status.
+        """
+        slow = self._slow_ranks.setdefault(uid, SlowRank())
+        slow.take(sample.ranks)
+        requests = sample.requests if pod.owner in self._counted else None
+        return replace(sample, ranks=(), requests=requests, slow_rank=slow.rank)
 
 
 async def fetch(session: aiohttp.ClientSession, address: str, port: int) -> Sample | None:
@@ -172,6 +196,7 @@ async def fetch(session: aiohttp.ClientSession, address: str, port: int) -> Samp
 def _read(body: Object) -> _PolledPod:
     status = body.get("status") or {}
     conditions = {c.get("type"): c.get("status") for c in status.get("conditions") or ()}
+    labels = body["metadata"].get("labels") or {}
     can_answer = _is_running(status) and "deletionTimestamp" not in body["metadata"]
     return _PolledPod(
         version=version_of(body),
@@ -180,6 +205,7 @@ def _read(body: Object) -> _PolledPod:
         address=str(status.get("podIP") or "") if can_answer else "",
         # A download pod has no readiness probe, so Kubernetes always reports it as ready.
         ready=conditions.get("Ready") == "True" and not _is_download_pod(body),
+        leads_group=group_index(body) >= 0 and labels.get(names.LABEL_ROLE) != names.ROLE_WORKER,
     )
 
 

@@ -113,6 +113,7 @@ class Sample:
     canary: Canary | None = None  # once it has run
     silent: tuple[str, ...] = ()  # processes that do not run, and ranks that take no part in a step
     ranks: tuple[RankReport, ...] = ()  # where several share the model
+    slow_rank: int | None = None  # of a group that serves, from several answers
     transfer_degraded: bool = False  # it computed the last prompt itself that a prefill pod should have
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import aiohttp
@@ -10,7 +11,7 @@ import pytest
 from e2e.operator import pods
 from e2e.operator.statusz import HEALTH_PORT, statusz_server
 from e2e.ports import free_port
-from quire_operator import names, poller
+from quire_operator import names, poller, slow_ranks
 from quire_operator.cluster import Cluster, Connection, Key
 from quire_operator.poller import ROUNDS_PER_LOAD, Poller
 from tests.operator.fake_api import FakeApi, connected
@@ -88,6 +89,39 @@ async def test_ready_decode_pods_are_asked_now_and_then_whether_transfers_fail(
 
         assert server.asked == asked
     assert cluster.samples["p1"].transfer_degraded
+
+
+def in_group(ip: str, role: str) -> dict[str, Any]:
+    """A ready pod of group 0."""
+    body = pod(ip, pods.ready(), uid=role)
+    body["metadata"]["labels"] |= {names.LABEL_GROUP_INDEX: "0", names.LABEL_ROLE: role}
+    return body
+
+
+def of_ranks(step: int, *seconds: float) -> dict[str, Any]:
+    ranks = [{"rank": rank, "lastStep": step, "stepSeconds": each} for rank, each in enumerate(seconds)]
+    return {**SERVING, "running": step, "queued": 0, "ranks": ranks}
+
+
+async def test_a_ready_leader_is_asked_now_and_then_which_rank_is_slow_and_that_alone_is_news() -> None:
+    """Its workers report nothing else, and other numbers are others in each answer."""
+    changed: list[Key] = []
+    named: list[int | None] = []
+    with statusz_server(SERVING) as leader, statusz_server(SERVING) as worker:
+        async with connected(FakeApi()) as connection, aiohttp.ClientSession() as session:
+            pair = in_group(leader.ip, names.ROLE_LEADER), in_group(worker.ip, names.ROLE_WORKER)
+            cluster = cluster_with(connection, *pair)
+            poller = Poller(cluster, changed.append, port=HEALTH_PORT)
+            for number in range(4 * slow_ranks.POLLS):
+                is_slow = slow_ranks.POLLS <= number < 2 * slow_ranks.POLLS
+                leader.answer = of_ranks(number, 0.010, 0.030 if is_slow else 0.011)
+                for _ in range(ROUNDS_PER_LOAD):
+                    await poller.poll(session)
+                named.append(cluster.samples[names.ROLE_LEADER].slow_rank)
+
+        assert leader.asked == 1 + 4 * slow_ranks.POLLS and worker.asked == 1
+    assert [each for each, _ in itertools.groupby(named)] == [None, 1, None]
+    assert len(changed) == 2 + 2, "when they are first heard, when it is named, and when it has recovered"
 
 
 @pytest.mark.parametrize("owner", ["", "strange-set", "deployment"])

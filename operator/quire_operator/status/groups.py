@@ -114,17 +114,28 @@ def _group(
     pods = [leader, *(pod for pod in workers if group_index(pod) == index)]
     found = tuple(states[str(pod["metadata"]["name"])] for pod in pods)
     heard = [samples[uid] for pod in pods if (uid := str(pod["metadata"]["uid"])) in samples]
-    slowest = reports.slowest_rank(reports.merged_ranks([sample.ranks for sample in heard]))
+    size, ready = model.spec.parallelism.nodes, sum(state.ready for state in found)
     return GroupState(
         index=index,
-        size=model.spec.parallelism.nodes,
-        ready=sum(state.ready for state in found),
+        size=size,
+        ready=ready,
         leader=str(leader["metadata"]["uid"]),
         revision=revision_of(leader),
         created=str(leader["metadata"].get("creationTimestamp", "")),
         states=found,
-        slowest_rank=None if slowest is None else slowest.rank,
+        slowest_rank=_slow_while_serving(leader, samples) if ready == size else _slowest(heard),
     )
+
+
+def _slowest(heard: Sequence[Sample]) -> int | None:
+    """The rank for which the others of a group that is not ready wait."""
+    slowest = reports.slowest_rank(reports.merged_ranks([sample.ranks for sample in heard]))
+    return None if slowest is None else slowest.rank
+
+
+def _slow_while_serving(leader: Body, samples: Mapping[str, Sample]) -> int | None:
+    sample = samples.get(str(leader["metadata"]["uid"]))
+    return None if sample is None else sample.slow_rank
 
 
 def _counted(group: GroupState, stored: Mapping[str, Any], now: datetime) -> GroupState:

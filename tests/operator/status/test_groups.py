@@ -130,6 +130,15 @@ def test_the_slowest_rank_of_a_group_is_named_wherever_it_runs() -> None:
     assert "slowestRank" not in compute(*pods, samples=alike)["groups"][0]
 
 
+def test_of_a_group_that_serves_the_rank_is_named_that_is_slow_in_several_answers() -> None:
+    pods = [member(kubelet.ready()), member(kubelet.ready(), worker=1)]
+    late = (RankReport(rank=0, last_step=9), RankReport(rank=1, last_step=8, step_micros=90_000))
+    once = {"uid-m-0": Sample(phase="serving", ranks=late)}
+    assert "slowestRank" not in compute(*pods, samples=once)["groups"][0], "its echo is on the way"
+    slow = {"uid-m-0": Sample(phase="serving", slow_rank=1)}
+    assert compute(*pods, samples=slow)["groups"][0]["slowestRank"] == 1
+
+
 def test_a_leader_names_the_rank_of_another_pod_that_says_nothing() -> None:
     ranks = [RankReport(rank=0, last_step=9), RankReport(rank=1, last_step=9)]
     seen = replace(ranks[1], missing="NotEchoed", host="m-0-1")
