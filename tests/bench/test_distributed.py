@@ -10,6 +10,7 @@ from bench import all_reduce, distributed, rank_exchanges, rank_losses, rank_sha
 from bench.engine_processes import EngineLostError, EngineProcesses
 from bench.tensor_parallel import GLOO, ONE, SHARED, tensor_parallel, write_model
 from tests.bench.test_benches import table_rows
+from tests.kernels.rank_processes import where_supported
 
 SMALL = LlamaConfig(
     hidden_size=256,
@@ -30,6 +31,7 @@ def engines_running():
     return sum(b"bench.ordered_engine" in command for command in commands)
 
 
+@where_supported
 def test_ranks_are_compared_with_one_process():
     rows = table_rows(tensor_parallel(SMALL, rounds=1))
     assert all(float(cell.split()[0]) > 0 for name in (ONE, SHARED, GLOO) for cell in rows[name])
@@ -52,6 +54,7 @@ def test_an_engine_that_does_not_answer_in_time_is_an_error_and_leaves_no_proces
     assert engines_running() == before
 
 
+@where_supported
 def test_all_reduces_are_measured(monkeypatch):
     monkeypatch.setattr(all_reduce, "RANKS", (2,))
     assert all(cell.endswith("x") for cell in table_rows(all_reduce.tables())["gloo / recorded"])

@@ -67,9 +67,11 @@ def test_what_is_not_served_is_said_in_openais_shape_with_a_request_id(shared, m
 
 
 def test_requests_are_spread_over_the_replicas_and_logged_without_their_text(shared):
+    before = len(shared.requests())
     for _ in range(20):
         assert shared.post("/v1/chat/completions", CHAT).status_code == 200
-    lines = shared.requests()[-20:]
+    shared.wait("a line of each", lambda: len(shared.requests()) == before + 20)
+    lines = shared.requests()[before:]
     assert {uid for line in lines for uid in line["replicas"]} == {"one", "two"}
     assert all(line["outcome"] == "success" and line["status"] == 200 for line in lines)
     assert shared.metric("gateway_requests_total", model="tiny", status="success") >= 20

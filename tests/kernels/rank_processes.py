@@ -113,7 +113,7 @@ def where_supported(test: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(test)
     def refused(**_: object) -> None:
-        with pytest.raises(RuntimeError, match="need AVX-512"):
+        with pytest.raises(RuntimeError, match="AVX-512 VNNI"):
             create_shm_region(2)
 
     return test if NATIVE is not None else refused

@@ -130,7 +130,7 @@ class Server:
 
     def post(self, path, body, key="none", **more):
         headers = {"authorization": f"Bearer {key}"}
-        return httpx.post(self.url + path, json=body, headers=headers, timeout=20, verify=NO_TLS, **more)
+        return httpx.post(self.url + path, json=body, headers=headers, timeout=60, verify=NO_TLS, **more)
 
     def client(self, key="none"):
         http = DefaultHttpxClient(verify=NO_TLS)

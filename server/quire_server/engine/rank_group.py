@@ -275,7 +275,11 @@ def join(run_dir: Path, settings: ServeConfig, rank: int, own: Identity) -> Join
     if not isinstance(answer, Welcome):
         channel.close()
         raise _refused(answer) if isinstance(answer, Refused) else CodecError("expected a welcome")
-    _check_device(answer, is_gpu(settings.device), rank)
+    try:
+        _check_device(answer, is_gpu(settings.device), rank)
+    except ConfigError:
+        channel.close()
+        raise
     meeting = _meeting(settings, run_dir, rank)
     communicator = communicators.join(answer.communicator, settings.topology(rank), meeting, descriptor)
     if descriptor is not None:

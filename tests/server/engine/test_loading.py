@@ -17,7 +17,8 @@ from quire_server.runner.model_runner import ModelRunner
 class FakeRunner:
     """The part of a runner that loading uses."""
 
-    max_model_len, num_blocks, num_host_slots, num_disk_slots = 64, 8, 0, 0
+    max_model_len, num_blocks = 64, 8
+    num_host_slots = num_disk_slots = num_staging_slots = 0
 
     def __init__(self, block_size):
         self.block_size = block_size
