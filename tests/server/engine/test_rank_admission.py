@@ -1,5 +1,6 @@
 """Rank 0 takes in its own ranks alone: not a stranger, an earlier group or another revision."""
 
+import errno
 import os
 import socket
 import threading
@@ -187,3 +188,20 @@ def test_once_all_have_come_nobody_can_connect(leader, tmp_path):
     rank_channel.stop_listening(leader.listener, tmp_path)
     with socket.socket(socket.AF_UNIX) as late, pytest.raises(FileNotFoundError):
         late.connect(str(tmp_path / rank_channel.SOCKET_NAME))
+
+
+def test_a_rank_is_taken_in_after_its_connection_could_not_be_accepted(leader, monkeypatch, caplog):
+    """In this process; tests/server/test_acceptor.py takes all descriptors away, for real."""
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")] * 2
+
+    def failing(listener):
+        if failures and listener is leader.listener:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    right = leader.connect()
+    right.say(hello(1))
+    assert list(leader.start().result()) == [1]
+    assert failures == []
+    assert caplog.text.count("a connection cannot be accepted") == 1
