@@ -6,6 +6,7 @@ each takes ports of a range of its own: a merely free one could be given twice b
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import itertools
@@ -17,8 +18,6 @@ from collections.abc import Iterator
 # Outside the range that the kernel lends to clients (32768 and up): such a port can be one end of a
 # connection by the time that a server binds it. Below the node ports (30000 and up) of our cluster.
 _FIRST, _PORTS, _RANGES = 12_000, 200, 90
-
-_claims: list[socket.socket] = []  # open as long as this process runs
 
 
 def free_ports(count: int) -> list[int]:
@@ -48,7 +47,7 @@ def _ports(_pid: int) -> Iterator[int]:
         except OSError:
             claim.close()
             continue
-        _claims.append(claim)
+        atexit.register(claim.close)
         first = _FIRST + number * _PORTS
         return itertools.cycle(range(first, first + _PORTS))
     raise RuntimeError(f"all {_RANGES} ranges of ports are in use: end test processes that were left behind")
