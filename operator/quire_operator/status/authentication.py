@@ -11,7 +11,7 @@ from quire_operator.spec import LLMDeployment
 from quire_operator.status import reasons
 from quire_operator.status.reasons import ConditionValue
 
-_OF_NIXL = " NIXL itself authenticates nobody: its ports are protected by the NetworkPolicy alone."
+_OF_NIXL = " NIXL has no authentication: its ports are protected by the NetworkPolicy alone."
 
 
 def of_ranks(model: LLMDeployment) -> ConditionValue | None:

@@ -90,7 +90,7 @@ def test_both_roles_have_their_numbers_and_all_others_are_about_decode_pods() ->
                 "security": {"apiKeysSecretRef": {"name": "keys"}},
             },
             ("True", "KeyOfAPIKeys"),
-            "NIXL itself authenticates nobody",
+            "NIXL has no authentication",
         ),
     ],
 )
