@@ -48,14 +48,7 @@ class Gateway:
             raise RuntimeError(f"{scope['type']} is not served")
         is_last = self.drain.begun or is_old(scope)
         exchange = HttpExchange(scope, receive, closing(send) if is_last else send, self.body_memory)
-        try:
-            await self._route(exchange)
-        except Exception as error:  # the boundary of a request
-            await exchange.fail(error)
-        try:
-            await exchange.finish()
-        finally:
-            exchange.release_body()
+        await exchange.serve(self._route(exchange))
 
     async def _route(self, exchange: HttpExchange) -> None:
         path, method = exchange.scope["path"], exchange.scope["method"]

@@ -12,7 +12,7 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from quire_http.asgi import Receive, Scope, Send
@@ -122,6 +122,17 @@ class HttpExchange:
             await self.end_stream()
         else:
             await self.json(error.body, error.status, error.headers)
+
+    async def serve(self, work: Awaitable[None]) -> None:
+        """Run the handler to the end of the response: an exception of it becomes the answer."""
+        try:
+            await work
+        except Exception as error:  # the boundary of a request
+            await self.fail(error)
+        try:
+            await self.finish()
+        finally:
+            self.release_body()
 
     async def fail(self, error: Exception) -> None:
         """The response to an exception of a handler; none where the client is gone."""

@@ -11,6 +11,20 @@ from tests.server.launch import Server
 READY_SECONDS = 120
 
 
+class Clock:
+    """Stands still, but for what a test adds."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
 @pytest.fixture(scope="session")
 def engines(tmp_path_factory):
     """Two replicas of one model."""

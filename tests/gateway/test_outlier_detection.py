@@ -15,18 +15,6 @@ from quire_gateway.outlier_detection import (
 PODS = ("a", "b", "c", "d")
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def outliers(clock):
     return OutlierDetection(clock)

@@ -12,18 +12,6 @@ from quire_http.errors import ApiError
 from tests.gateway.kube_stub import NAMESPACE, endpoint_slice
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def table(clock):
     return ReplicaTable((NAMESPACE, "other"), 8001, clock)

@@ -28,11 +28,4 @@ class ExchangeResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the handler; FastAPI never sees an exception of it."""
         exchange: HttpExchange = scope[EXCHANGE]
-        try:
-            await self._handler(scope["app"].state.context, exchange)
-        except Exception as error:  # the boundary of a request
-            await exchange.fail(error)
-        try:
-            await exchange.finish()
-        finally:
-            exchange.release_body()
+        await exchange.serve(self._handler(scope["app"].state.context, exchange))
