@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 import json
 import logging
+import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,9 +139,10 @@ def leave_failure(run_dir: Path, failure: Failure) -> None:
     """Leave a child's failure in the run directory for the supervisor, unless another child has left one: the
     first is the cause of the others. An error, such as a full disk, is only logged: the exit code is left.
     """
+    own = run_dir / f"{_FAILURE_FILE}.{os.getpid()}.{threading.get_native_id()}"
     try:
-        with (run_dir / _FAILURE_FILE).open("x", encoding="utf-8") as file:
-            file.write(failure.to_json())
+        own.write_text(failure.to_json(), encoding="utf-8")
+        (run_dir / _FAILURE_FILE).hardlink_to(own)  # whole, or not at all
     except FileExistsError:
         logger.info("another process has left its failure", extra={"reason": failure.reason.value})
     except OSError:

@@ -16,7 +16,7 @@ from e2e.waiting import eventually
 from quire_operator import names
 from tests.chart.helm import Body, of_kind, render
 
-pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.api
 
 POLICY = (
     "--set", "admissionPolicy.enabled=true,admissionPolicy.sources={pvc,huggingFace,s3,oci}",

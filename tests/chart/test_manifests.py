@@ -75,7 +75,6 @@ def test_the_overlay_has_its_own_images_and_no_metrics_adapter() -> None:
 
 
 @pytest.mark.api
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("arguments", [("-f", "deploy/install.yaml"), ("-k", "examples/gitops/overlay")])
 def test_a_second_server_side_apply_changes_nothing(arguments: tuple[str, str]) -> None:
     with ApiServer() as server, Client(server.kubeconfig) as client:

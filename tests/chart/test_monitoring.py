@@ -10,7 +10,7 @@ from e2e.cluster.apiserver import ApiServer
 from quire_operator import names
 from tests.chart.helm import MATRIX, of_kind, render
 
-pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.api
 
 
 def test_pod_monitors_and_prometheus_rules_pass_strict_field_validation() -> None:

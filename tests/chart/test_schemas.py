@@ -16,7 +16,7 @@ from e2e.cluster import programs
 from e2e.cluster.apiserver import ApiServer
 from tests.chart.helm import BIN, MATRIX, Body, render
 
-pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.api
 
 CUSTOM = {"AcceleratorProfile", "PodMonitor", "PrometheusRule"}  # see test_monitoring for the last two
 

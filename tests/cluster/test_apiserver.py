@@ -6,7 +6,7 @@ import pytest
 
 from e2e.cluster.apiserver import ApiServer
 
-pytestmark = [pytest.mark.api, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.api
 
 
 class _Failure(Exception):

@@ -17,7 +17,7 @@ import pytest
 from e2e.cluster import cgroups, claims, host, lifecycle, mounts, network, process, programs, teardown
 from e2e.cluster.layout import MAX_NODES, RUN_ROOT, Checkout, Cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.cluster
 WAIT_SECONDS = 200.0  # long enough for a machine that is busy with something else
 
 REPOSITORY = Path(__file__).parents[2]

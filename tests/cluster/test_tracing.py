@@ -15,7 +15,7 @@ from tests.server import tiny_model
 from tests.server.launch import Server
 from tests.server.otlp import Spans, attributes
 
-pytestmark = [pytest.mark.api, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.api
 
 BIN_DIR = Path(__file__).parents[2] / ".cluster" / "bin"
 CONFIG = """

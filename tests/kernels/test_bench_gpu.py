@@ -22,7 +22,6 @@ def run(folder: Path, *more: str) -> tuple[int, str]:
 
 
 @pytest.mark.kernels
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("part", report.PARTS)
 def test_a_part_fills_all_its_rows_and_a_second_run_measures_nothing(part: str, tmp_path: Path) -> None:
     status, page = run(tmp_path, "--only", part)

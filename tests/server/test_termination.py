@@ -1,6 +1,7 @@
 """Reasons, exit codes and the termination log."""
 
 import json
+import threading
 
 import pytest
 
@@ -48,6 +49,31 @@ def test_the_first_failure_is_the_cause_of_the_others(tmp_path):
     termination.leave_failure(tmp_path, first)
     termination.leave_failure(tmp_path, Failure(Reason.ENGINE_CRASHED, "rank 1 ended"))
     assert termination.find_failure(tmp_path) == first
+
+
+def test_a_failure_that_is_being_written_does_not_hide_a_whole_one(tmp_path):
+    """Of two threads that find a lost rank, one may end the process before the other has written a byte."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    class Slow(Failure):
+        def to_json(self):
+            begun.set()
+            goes_on.wait(10)
+            return super().to_json()
+
+    whole = Failure(Reason.ENGINE_CRASHED, "rank 1 ended")
+    slow = threading.Thread(
+        target=termination.leave_failure, args=(tmp_path, Slow(Reason.ENGINE_CRASHED, "it timed out"))
+    )
+    slow.start()
+    try:
+        begun.wait(10)
+        termination.leave_failure(tmp_path, whole)
+        assert termination.find_failure(tmp_path) == whole
+    finally:
+        goes_on.set()
+        slow.join()
+    assert termination.find_failure(tmp_path) == whole
 
 
 def test_a_failure_that_cannot_be_left_ends_nothing_else(tmp_path, caplog):

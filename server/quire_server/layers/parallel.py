@@ -61,10 +61,11 @@ STORE_PORT = 7601
 _STORE_SECONDS = 300.0  # for the other ranks, and for the leader's name to resolve
 
 #: Seconds until a rank that does not take part fails the others: shorter than the five after which a stopped
-#: rank has to be noticed, and far longer than one layer of a large step.
+#: rank has to be noticed, and far longer than one layer of a large step. A pause of all ranks does not count.
 DEADLINE = 3.0
-#: The same for another stage, which may have other passes to compute first, or a long prompt; and on GPUs,
-#: for which a kernel is compiled when it is first needed. A rank that stops is noticed sooner, by its beats.
+#: The same for another stage, which may have other passes to compute first, or a long prompt; on GPUs, for
+#: which a kernel is compiled when it is first needed; and for gloo, which counts a pause of all ranks as a
+#: rank's absence. A rank that stops is noticed sooner, by its beats, and one that ends by its connections.
 STAGE_DEADLINE = 300.0
 
 
@@ -237,7 +238,7 @@ class Gloo(_ProcessGroup):
     where ranks cannot share memory.
     """
 
-    def __init__(self, topology: Topology, meeting: Meeting, *, deadline: float = DEADLINE) -> None:
+    def __init__(self, topology: Topology, meeting: Meeting, *, deadline: float = STAGE_DEADLINE) -> None:
         """Join the ranks of the same stage. All of them have to do so within the deadline."""
         timeout = timedelta(seconds=deadline)
         name = f"gloo-{topology.stage}"

@@ -18,7 +18,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quantized_directories.write(tmp_path_factory.mktemp("quantised"), FAMILIES)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_quantised_answers_are_those_of_transformers_with_the_weights_that_others_read(

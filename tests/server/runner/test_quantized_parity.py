@@ -78,7 +78,6 @@ def auto_rounded(plain: Path) -> Path:
     return plain.parent
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", ["gptq", "act_order", "awq"])
 def test_four_bit_checkpoints_of_auto_round(name: str, auto_rounded: Path) -> None:
     document = json.loads((auto_rounded / name / "config.json").read_text())["quantization_config"]

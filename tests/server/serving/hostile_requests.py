@@ -20,6 +20,7 @@ BODY = 4 << 20  # the longest body there is
 EMOJI = "\N{GRINNING FACE}"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 READ_SECONDS = 20.0
+MAX_TIMES = 20
 
 
 @dataclass
@@ -274,14 +275,17 @@ CORPUS = (
 
 
 async def run(hostile, target, seconds):
-    """Send it from all its clients until the time is over."""
+    """Send it from all its clients until the time is over, or as long as the first one takes."""
 
     async def client():
         while True:
             await hostile.attack(target)
 
     clients = [asyncio.create_task(client()) for _ in range(hostile.clients)]
-    done, _ = await asyncio.wait(clients, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+    for _ in range(MAX_TIMES):
+        done, _ = await asyncio.wait(clients, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        if done or target.num_sent:
+            break
     for one in clients:
         one.cancel()
     await asyncio.gather(*clients, return_exceptions=True)

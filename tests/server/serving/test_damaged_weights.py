@@ -4,13 +4,10 @@ import json
 import os
 import time
 
-import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.server import tiny_model
 from tests.server.launch import Server
-
-pytestmark = pytest.mark.timeout(120)  # a busy machine may take half a minute to import torch
 
 SHORT = {"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 0}
 PROBES_SECONDS = 6.0  # the kubelet takes a pod out of its Service when the second probe in a row has failed

@@ -6,13 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from quire_operator.reports import Effective, parse_statusz
 from quire_server.layers.int8_linear import has_native_kernels
 from tests.server.launch import Server
-
-pytestmark = pytest.mark.timeout(120)  # a busy machine may take half a minute to import torch
 
 
 def effective(model: Path, directory: Path, *flags: str) -> tuple[Effective, int]:

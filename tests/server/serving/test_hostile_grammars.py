@@ -75,7 +75,7 @@ async def test_slow_grammar_compilations_delay_neither_the_event_loop_nor_other_
     calm, storm = listener.gaps(0, begun), listener.gaps(begun, ended)
     assert statuses[0] == 400 and statuses[-2] == 200 and set(statuses) == {200, 400}
     slowest = max(took)
-    assert slowest > 100 * statistics.median(calm), "they were costly, or nothing is proved"
+    assert slowest > 20 * statistics.median(calm), "they were costly, or nothing is proved"
     assert max(storm) < slowest / 4
     assert statistics.median(storm) < 10 * statistics.median(calm)  # 3 on a machine with other work
     assert late_then - late <= 0.1 * (timers_then - timers)

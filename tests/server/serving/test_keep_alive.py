@@ -14,8 +14,6 @@ from e2e.ports import free_port
 from quire_http.drain import LINGER_SECONDS
 from tests.server.launch import NO_TLS, Server
 
-pytestmark = pytest.mark.timeout(120)  # a busy machine may take half a minute to import torch
-
 MAX_AGE = 1.0
 AGE = ("--max-connection-age-seconds", f"{MAX_AGE:g}")
 OLD_SECONDS = 1.1 * MAX_AGE + 0.05

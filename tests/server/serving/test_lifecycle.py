@@ -17,8 +17,6 @@ from quire_operator import resources, spec
 from quire_operator.settings import Settings
 from tests.server.launch import Server
 
-pytestmark = pytest.mark.timeout(120)  # a busy machine may take half a minute to import torch
-
 LONG = {"model": "tiny", "prompt": "Once", "max_tokens": 800, "temperature": 0}
 LONG |= {"extra_body": {"ignore_eos": True}}
 

@@ -4,11 +4,8 @@ import json
 import threading
 
 import httpx
-import pytest
 
 from tests.server.launch import Server
-
-pytestmark = pytest.mark.timeout(120)  # a busy machine may take half a minute to import torch
 
 SHORT = {"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 0}
 

@@ -36,7 +36,7 @@ RESTART_SECONDS = 10.0
 #: Exit codes: rank 0 misses an echo, or the supervisor a rank's beats. Whoever is first.
 STOPPED = [70, 72]
 
-pytestmark = pytest.mark.timeout(60 + 60 * KILLS)
+pytestmark = pytest.mark.timeout(600 + 60 * KILLS)
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,6 @@ from tests.server.launch import NO_TLS, Server
 from tests.server.serving.hostile_requests import CORPUS
 
 logger = logging.getLogger(__name__)
-pytestmark = pytest.mark.timeout(400)
-
 BAR_SECONDS = 0.050
 QUIET_SHARE = 0.15  # of the machine that others may use where it counts as ours
 MAX_FACTOR = 6.0
