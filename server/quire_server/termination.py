@@ -141,8 +141,11 @@ def leave_failure(run_dir: Path, failure: Failure) -> None:
     """
     own = run_dir / f"{_FAILURE_FILE}.{os.getpid()}.{threading.get_native_id()}"
     try:
-        own.write_text(failure.to_json(), encoding="utf-8")
-        (run_dir / _FAILURE_FILE).hardlink_to(own)  # whole, or not at all
+        try:
+            own.write_text(failure.to_json(), encoding="utf-8")
+            (run_dir / _FAILURE_FILE).hardlink_to(own)  # whole, or not at all
+        finally:
+            own.unlink(missing_ok=True)
     except FileExistsError:
         logger.info("another process has left its failure", extra={"reason": failure.reason.value})
     except OSError:
