@@ -2,7 +2,8 @@
 
 Four candidates are scored, however many replicas there are: the one that knows most of the prompt, the home
 of its prefix by consistent hash, and two by chance. The score is the share of the prompt that is known, less
-the load relative to the mean; home has a bonus that fades where prompts do not repeat. So gateways that know
+the load relative to the mean; home has a bonus. Where prompts do not repeat home fades as a candidate, and
+two by chance are left: of more the least is the same for all gateways until the next poll. So gateways that know
 nothing of each other send a new prefix to the same replica, there is no load at which locality ends at once,
 and no single replica that all of them find best.
 
@@ -78,10 +79,13 @@ class Prefix:
         by_uid = {one.endpoint.uid: one for one in candidates}
         total = sum(one.load(now) for one in candidates)
         best = self._best(match, by_uid, now)
-        home = self._ring.home(self._anchor(blocks, match), by_uid, total, now) if blocks else None
         share = match.depth(self.index.bit(best.endpoint.uid)) / len(blocks) if best and blocks else 0.0
         self._known_share += _MEMORY * (share - self._known_share)
-        bonus = _HOME_BONUS * min(1.0, self._known_share / _FULL_BONUS_SHARE)
+        repeats = min(1.0, self._known_share / _FULL_BONUS_SHARE)
+        home = None
+        if blocks and self._chance.random() < repeats:
+            home = self._ring.home(self._anchor(blocks, match), by_uid, total, now)
+        bonus = _HOME_BONUS * repeats
         mean = max(1.0, total / len(candidates))  # fewer than one request each is no load
 
         def score(replica: Replica) -> float:
