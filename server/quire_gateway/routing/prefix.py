@@ -22,9 +22,9 @@ from quire_gateway.routing.prefix_index import Match, PrefixIndex
 from quire_gateway.routing.prompt_blocks import digests
 from quire_gateway.routing.router import Pick, RequestFacts
 
-_LOAD_WEIGHT = 0.5
+_LOAD_WEIGHT, _OVERLOAD_WEIGHT = 0.25, 0.75
 _LEAST_LOAD, _MOST_LOAD = -1.0, 3.0  # of the load relative to the mean
-_HOME_BONUS = 0.25
+_HOME_BONUS = 0.1
 _FULL_BONUS_SHARE = 0.1  # of prompts that is known, on average, from which the bonus is whole
 _MEMORY = 0.01  # the weight of one request in that average
 
@@ -91,7 +91,8 @@ class Prefix:
         def score(replica: Replica) -> float:
             relative = min(_MOST_LOAD, max(_LEAST_LOAD, replica.load(now) / mean - 1.0))
             known = match.depth(self.index.bit(replica.endpoint.uid)) / max(1, len(blocks))
-            return known - _LOAD_WEIGHT * relative + bonus * (replica is home)
+            load = _LOAD_WEIGHT * relative + _OVERLOAD_WEIGHT * max(0.0, relative) ** 2
+            return known - load + bonus * (replica is home)
 
         named = {"prefix": best, "home": home}
         choices = {one.endpoint.uid: (one, name) for name, one in reversed(named.items()) if one}
