@@ -16,6 +16,7 @@ from quire_gateway import kube_api
 from quire_gateway.informer import Informer
 from quire_gateway.kube_api import KubeApi
 from quire_gateway.replicas import LABEL_MODEL, LABEL_SERVICE, ReplicaTable
+from quire_gateway.routing.by_load import RoundRobin
 
 pytestmark = pytest.mark.api
 
@@ -65,7 +66,7 @@ def account(api: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.asynccontextmanager
 async def informed(api: Client, account: Path) -> AsyncIterator[ReplicaTable]:
-    table = ReplicaTable((NAMESPACE,), 8001, time.monotonic)
+    table = ReplicaTable((NAMESPACE,), 8001, time.monotonic, RoundRobin)
     running = asyncio.ensure_future(Informer(KubeApi(api.url, account), table, NAMESPACE).run())
     try:
         yield table

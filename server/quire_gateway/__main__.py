@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import logging
+import math
 import os
+import random
 import signal
 import socket
 import sys
 import time
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 import uvloop
 from prometheus_client import disable_created_metrics
@@ -23,8 +28,10 @@ from quire_gateway.load_poller import LoadPoller
 from quire_gateway.log import AccessLog
 from quire_gateway.management import Management
 from quire_gateway.metrics import Metrics
+from quire_gateway.peers import Outbox, PeerReceiver, Peers, PeerSender
 from quire_gateway.relay import Relay
-from quire_gateway.replicas import ReplicaTable
+from quire_gateway.replicas import LABEL_SERVICE, ReplicaTable
+from quire_gateway.routing.strategies import DEFAULT, router_for
 from quire_gateway.settings import Settings, SettingsError
 from quire_http.drain import Drain, DrainLimits
 from quire_http.malloc import return_memory
@@ -58,7 +65,15 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     drain = Drain(DrainLimits(settings.drain_seconds, settings.pre_stop_seconds), time.monotonic)
     loop.add_signal_handler(signal.SIGTERM, drain.begin)
-    table = ReplicaTable(settings.namespaces, settings.health_port, time.monotonic)
+    outbox = Outbox()
+    new_router = functools.partial(
+        router_for,
+        DEFAULT,
+        random.Random(),
+        int.from_bytes(settings.seed[:8], "little"),
+        publish=outbox.publish if settings.peer_service else None,
+    )
+    table = ReplicaTable(settings.namespaces, settings.health_port, time.monotonic, new_router)
     metrics = Metrics(table)
     api = KubeApi(settings.kube_api, settings.service_account)
     informers = [Informer(api, table, namespace) for namespace in settings.namespaces]
@@ -75,6 +90,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     serving = await server.start()
     background = [loop.create_task(one.run()) for one in informers]
     background.append(loop.create_task(LoadPoller(table).run()))
+    if settings.peer_service:
+        background += [loop.create_task(one) for one in _peer_sync(settings, api, table, outbox)]
     begin = loop.create_task(drain.wait_for_begin())
     await asyncio.wait({serving, begin, *background}, return_when=asyncio.FIRST_COMPLETED)
     if not begin.done():
@@ -88,6 +105,28 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     for task in background:
         task.cancel()
     await upstream.close()
+
+
+def _peer_sync(
+    settings: Settings, api: KubeApi, table: ReplicaTable, outbox: Outbox
+) -> Iterator[Coroutine[Any, Any, None]]:
+    """What runs to share choices with the other gateways."""
+    peers = Peers(settings.pod_name)
+    selector = f"{LABEL_SERVICE}={settings.peer_service}"
+    yield Informer(api, peers, settings.pod_namespace, selector=selector).run()
+    yield PeerSender(peers, outbox, settings.seed).run()
+    yield _serve_peers(PeerReceiver(table, settings.seed), settings)
+
+
+async def _serve_peers(receiver: PeerReceiver, settings: Settings) -> None:
+    """Until cancelled."""
+    server = HttpServer(
+        receiver,
+        listen(settings.host, settings.peer_port),
+        max_connection_age=math.inf,
+        on_refusal=lambda: None,
+    )
+    await (await server.start())
 
 
 if __name__ == "__main__":

@@ -5,12 +5,16 @@ Neither prompts nor answers, and no header of a client but its request id.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from quire_gateway.log import AccessLog
 from quire_gateway.metrics import Metrics
 from quire_http.errors import ApiError
 from quire_http.exchange import ClientGoneError, CutError
+
+_CACHED = b'"cached_tokens":'
+_CACHED_TOKENS = re.compile(_CACHED + rb"\s*(\d{1,9})\b")
 
 
 class Account:
@@ -23,6 +27,7 @@ class Account:
         self.stream = False
         self.status = 0  # of HTTP, 0 where nothing was sent
         self.broken = ""  # why the answer ended early
+        self.cached_tokens: int | None = None  # of the prompt, where the answer says it
         self.replicas: list[str] = []  # the pods that were asked, in their order
         self._path = path
         self._request_id = request_id
@@ -37,6 +42,13 @@ class Account:
         """The first bytes of an answer are here."""
         self.status = status
         self._first_byte = self._clock() - self._begun_at
+
+    def read_usage(self, data: bytes) -> None:
+        """Read the usage where these bytes of an answer have it. In JSON no text of a model or a client has
+        these quotes unescaped, so that nothing need be parsed.
+        """
+        if _CACHED in data and (found := _CACHED_TOKENS.search(data)):
+            self.cached_tokens = int(found[1])
 
     def end(self, error: Exception | None) -> None:
         """The request is over; ``error``: why, where it was not answered by a replica."""
@@ -55,6 +67,7 @@ class Account:
                 "outcome": outcome,
                 "broken": self.broken,
                 "replicas": self.replicas,
+                "cached_tokens": self.cached_tokens,
                 "seconds": round(seconds, 6),
                 "first_byte_seconds": None if self._first_byte is None else round(self._first_byte, 6),
             }

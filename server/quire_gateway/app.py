@@ -18,6 +18,7 @@ from quire_gateway.metrics import Metrics
 from quire_gateway.openai import calls
 from quire_gateway.relay import REQUEST_HEADERS, Relay
 from quire_gateway.replicas import ReplicaTable
+from quire_gateway.routing.router import RequestFacts
 from quire_http.asgi import Receive, Scope, Send
 from quire_http.body_memory import BodyMemory
 from quire_http.connection_age import closing, is_old, opened_at
@@ -91,4 +92,5 @@ class Gateway:
         }
         headers["x-request-id"] = exchange.request_id
         request = UpstreamRequest(exchange.scope["path"], headers, body, call.stream)
-        await exchange.run(self.relay.relay(exchange, model, request, account), self.drain.cut)
+        facts = RequestFacts(call.model, call.prompt, call.user, call.cache_salt, exchange.scope["headers"])
+        await exchange.run(self.relay.relay(exchange, model, request, facts, account), self.drain.cut)

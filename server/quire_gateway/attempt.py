@@ -15,7 +15,8 @@ import aiohttp
 from yarl import URL
 
 from quire_gateway.outlier_detection import Verdict
-from quire_gateway.replicas import Model, Replica
+from quire_gateway.replica import Replica
+from quire_gateway.replicas import Model
 from quire_gateway.settings import Timeouts
 
 _CONNECT_SECONDS = 1.0

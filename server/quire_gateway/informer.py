@@ -1,4 +1,4 @@
-"""Keeps the table of replicas as the API server has it: one list, then a watch that goes on where it ended.
+"""Keeps a table of EndpointSlices as the API server has it: a list, then a watch that goes on from there.
 
 While the API server is away the table stays as it was: requests go on, and replicas that fail meanwhile are
 found by their failures. All is listed again every five minutes, so that a lost event is made up for.
@@ -10,11 +10,13 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import aiohttp
 
 from quire_gateway.kube_api import Connection, GoneError, KubeApi, KubeError
-from quire_gateway.replicas import LABEL_MODEL, ReplicaTable
+from quire_gateway.replicas import LABEL_MODEL
 
 logger = logging.getLogger(__name__)
 
@@ -22,17 +24,36 @@ RESYNC_SECONDS = 300.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 10.0
 
 
+class Table(Protocol):
+    """What is kept."""
+
+    def replace(self, slices: Iterable[Mapping[str, Any]], namespace: str) -> None:
+        """These are all slices of a namespace."""
+
+    def put(self, body: Mapping[str, Any]) -> None:
+        """A slice is new or has changed."""
+
+    def remove(self, body: Mapping[str, Any]) -> None:
+        """A slice is deleted."""
+
+
 class Informer:
-    """The watch of the EndpointSlices of one namespace."""
+    """The watch of the EndpointSlices of one namespace that a selector of labels has."""
 
     def __init__(
-        self, api: KubeApi, table: ReplicaTable, namespace: str, resync: float = RESYNC_SECONDS
+        self,
+        api: KubeApi,
+        table: Table,
+        namespace: str,
+        resync: float = RESYNC_SECONDS,
+        selector: str = LABEL_MODEL,
     ) -> None:
         self._api = api
         self._table = table
         self._namespace = namespace
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
         self._resync = resync
+        self._selector = selector
         self._has_listed = asyncio.Event()
 
     @property
@@ -59,7 +80,7 @@ class Informer:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _list(self, connection: Connection) -> str:
-        slices, version = await connection.list(self._path, LABEL_MODEL)
+        slices, version = await connection.list(self._path, self._selector)
         self._table.replace(slices, self._namespace)
         self._has_listed.set()
         return version
@@ -68,7 +89,7 @@ class Informer:
         """Apply the events from a version on, until it is time to list again."""
         end = time.monotonic() + self._resync
         while time.monotonic() < end:
-            async for event in connection.watch(self._path, LABEL_MODEL, version):
+            async for event in connection.watch(self._path, self._selector, version):
                 body = event["object"]
                 version = str(body["metadata"]["resourceVersion"])
                 if event["type"] == "DELETED":

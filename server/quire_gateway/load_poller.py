@@ -13,7 +13,8 @@ from collections.abc import Callable
 import aiohttp
 import orjson
 
-from quire_gateway.replicas import STALE_SECONDS, Replica, ReplicaTable
+from quire_gateway.replica import STALE_SECONDS, Replica
+from quire_gateway.replicas import ReplicaTable
 
 PERIOD_SECONDS = 1.0
 TIMEOUT_SECONDS = 0.2

@@ -30,6 +30,12 @@ class Metrics:
         self._picks = Counter(
             "gateway_picks", "Replicas chosen, by reason.", ["model", "reason"], registry=registry
         )
+        self._predictions = Counter(
+            "gateway_prefix_predictions",
+            "Answers by whether a part of the prompt was expected in the replica's cache, and was there.",
+            ["model", "predicted", "actual"],
+            registry=registry,
+        )
         self._retries = Counter(
             "gateway_retries", "Second and further attempts, by why.", ["model", "reason"], registry=registry
         )
@@ -68,6 +74,11 @@ class Metrics:
     def picked(self, model: str, reason: str) -> None:
         """A replica was chosen."""
         self._picks.labels(model, reason).inc()
+
+    def predicted(self, model: str, hit: bool, actual: bool | None) -> None:
+        """A replica was expected to have a part of a prompt cached, or not; None: it does not say."""
+        labels = {True: "hit", False: "miss", None: "unknown"}
+        self._predictions.labels(model, labels[hit], labels[actual]).inc()
 
     def retried(self, model: str, reason: str) -> None:
         """Another replica is asked, because the last one failed for this reason."""

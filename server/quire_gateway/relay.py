@@ -7,7 +7,6 @@ stream, as the engine itself ends one. Bytes are passed on as they came.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 
@@ -20,7 +19,7 @@ from quire_gateway.events import WholeEvents
 from quire_gateway.metrics import Metrics
 from quire_gateway.outlier_detection import Verdict
 from quire_gateway.replicas import Model
-from quire_gateway.routing.least_load import pick
+from quire_gateway.routing.router import Pick, RequestFacts
 from quire_http.errors import ApiError, overloaded
 from quire_http.exchange import HttpExchange
 
@@ -64,22 +63,25 @@ class Relay:
         upstream: Upstream,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
-        chance: random.Random | None = None,
     ) -> None:
         self._upstream = upstream
         self._metrics = metrics
         self._clock = clock
-        self._chance = chance or random.Random()
 
     async def relay(
-        self, exchange: HttpExchange, model: Model, request: UpstreamRequest, account: Account
+        self,
+        exchange: HttpExchange,
+        model: Model,
+        request: UpstreamRequest,
+        facts: RequestFacts,
+        account: Account,
     ) -> None:
         """Answer the request. Raises ApiError where no replica does."""
         model.retries.add_request()
         failure: AttemptError | None = None
         tried: list[str] = account.replicas
         while len(tried) < MAX_ATTEMPTS:
-            choice = pick(model.candidates(tried), self._clock(), self._chance)
+            choice = model.router.pick(facts, model.candidates(tried), self._clock())
             if choice is None:
                 break
             if failure is not None:
@@ -91,10 +93,19 @@ class Relay:
             try:
                 async with Attempt(self._upstream, model, choice.replica) as attempt:
                     await self._attempt(exchange, attempt, request, account)
+                self._learn(model, choice, account)
                 return
             except AttemptError as error:
                 failure = error
         await self._give_up(exchange, failure, account)
+
+    def _learn(self, model: Model, choice: Pick, account: Account) -> None:
+        """Compare what was expected of the replica's cache with what the answer says."""
+        if choice.digests:
+            cached = account.cached_tokens
+            self._metrics.predicted(model.name, choice.num_known > 0, None if cached is None else cached > 0)
+            if cached is not None:
+                model.router.answered(choice, cached)
 
     async def _attempt(
         self, exchange: HttpExchange, attempt: Attempt, request: UpstreamRequest, account: Account
@@ -112,6 +123,7 @@ class Relay:
         if response.content_length is not None and response.content_length <= _MAX_WHOLE_BYTES:
             body = await attempt.read_whole()
             account.answer_begins(response.status)
+            account.read_usage(body)
             await _send_whole(exchange, response, body)
         else:
             await _stream(exchange, attempt, response, account)
@@ -145,6 +157,7 @@ async def _stream(
     try:
         while data:
             if whole := events.add(data) if events else data:
+                account.read_usage(whole)
                 await exchange.part(whole)
             data = await attempt.read()
     except AttemptError as error:

@@ -1,78 +1,32 @@
 """The replicas of each model, from its Service's EndpointSlices: pods that are ready and not terminating.
 
 A replica is its pod, by UID: its counts stay while slices are split, merged and written again, and end with
-the pod. A pod that leaves keeps the answers it has begun. The load of a replica is what this gateway has in
-flight there, and what others had at the last poll; old numbers are left out, and keep no request away.
+the pod. A pod that leaves keeps the answers it has begun. Each model has a policy of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from quire_gateway.outlier_detection import OutlierDetection
+from quire_gateway.replica import Endpoint, Replica
 from quire_gateway.retry_budget import RetryBudget
+from quire_gateway.routing.router import Router
 from quire_http.errors import ApiError
 
 LABEL_MODEL = "serving.quire.dev/name"
 LABEL_SERVICE = "kubernetes.io/service-name"
 PORT_NAME = "http"
 HEALTH_PORT_NAME = "health"
-STALE_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where a pod answers."""
-
-    uid: str
-    address: str
-    port: int
-    health_port: int
-
-    @property
-    def url(self) -> str:
-        """The root of its API."""
-        return f"http://{self._host}:{self.port}"
-
-    @property
-    def health_url(self) -> str:
-        """The root of its health process."""
-        return f"http://{self._host}:{self.health_port}"
-
-    @property
-    def _host(self) -> str:
-        return f"[{self.address}]" if ":" in self.address else self.address
-
-
-class Replica:
-    """One pod that serves a model."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
-        self.in_flight = 0  # of this gateway
-        self._of_others = 0  # at the last poll
-        self._polled_at = float("-inf")
-
-    def load(self, now: float) -> int:
-        """Requests that wait or run there."""
-        return self.in_flight + (0 if self.is_stale(now) else self._of_others)
-
-    def is_stale(self, now: float) -> bool:
-        """Whether the last poll was too long ago to count."""
-        return now - self._polled_at > STALE_SECONDS
-
-    def polled(self, total: int, now: float) -> None:
-        """The replica has so many requests in all, a part of which is in flight here."""
-        self._of_others, self._polled_at = max(0, total - self.in_flight), now
 
 
 class Model:
-    """The replicas of one LLMDeployment."""
+    """The replicas of one LLMDeployment. ``router``: the policy that chooses among them."""
 
-    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, clock: Callable[[], float], router: Router) -> None:
         self.name = name
+        self.router = router
         self.replicas: dict[str, Replica] = {}
         self.outliers = OutlierDetection(clock)
         self.retries = RetryBudget()
@@ -85,6 +39,7 @@ class Model:
             replica = known.get(uid)
             self.replicas[uid] = replica if replica and replica.endpoint == endpoint else Replica(endpoint)
         self.outliers.keep(self.replicas)
+        self.router.keep(self.replicas)
 
     def candidates(self, tried: Iterable[str]) -> list[Replica]:
         """The replicas that a request may go to, those left out that it has tried. Where all others are
@@ -95,12 +50,21 @@ class Model:
 
 
 class ReplicaTable:
-    """All models of the watched namespaces. ``health_port``: of replicas whose Service names none."""
+    """All models of the watched namespaces. ``health_port``: of replicas whose Service names none.
+    ``new_router``: the policy of each model that there is.
+    """
 
-    def __init__(self, namespaces: Sequence[str], health_port: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        namespaces: Sequence[str],
+        health_port: int,
+        clock: Callable[[], float],
+        new_router: Callable[[], Router],
+    ) -> None:
         self._namespaces = namespaces
         self._health_port = health_port
         self._clock = clock
+        self._new_router = new_router
         self._slices: dict[tuple[str, str], dict[str, dict[str, Endpoint]]] = {}  # by model, then by slice
         self._models: dict[tuple[str, str], Model] = {}
 
@@ -125,6 +89,10 @@ class ReplicaTable:
         """Those that can be asked for, by name."""
         names = sorted({name for _, name in self._models})
         return [model for name in names if (model := self.model(name)) is not None]
+
+    def all_models(self) -> Iterable[Model]:
+        """Those of every namespace."""
+        return self._models.values()
 
     def replicas(self) -> Iterator[Replica]:
         """Every replica."""
@@ -162,7 +130,7 @@ class ReplicaTable:
             self._models.pop(place, None)
             return
         if place not in self._models:
-            self._models[place] = Model(place[1], self._clock)
+            self._models[place] = Model(place[1], self._clock, self._new_router())
         self._models[place].update({uid: one for each in slices.values() for uid, one in each.items()})
 
     def _read(self, body: Mapping[str, Any]) -> dict[str, Endpoint]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -33,6 +35,11 @@ class Settings:
     service_account: Path = SERVICE_ACCOUNT  # the directory with its token and the API server's CA
     host: str = "0.0.0.0"
     port: int = 8080
+    seed: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)  # of digests of prompts
+    peer_service: str = ""  # the headless Service of all gateways; empty: there are no others to tell
+    peer_port: int = 8082
+    pod_namespace: str = ""
+    pod_name: str = ""
     health_port: int = 8001  # of the replicas, where a Service has no port of the name `health`
     timeouts: Timeouts = Timeouts()
     drain_seconds: float = 120.0
@@ -54,12 +61,22 @@ class Settings:
                 "the gateway runs in a pod: KUBERNETES_SERVICE_HOST and POD_NAMESPACE are not set, nor "
                 "QUIRE_GATEWAY_KUBE_API and QUIRE_GATEWAY_NAMESPACES in their place"
             )
+        peer_service, seed = read.text("GATEWAY_PEER_SERVICE", ""), read.text("GATEWAY_SEED", "")
+        if peer_service and not seed:
+            raise SettingsError(
+                "QUIRE_GATEWAY_PEER_SERVICE needs QUIRE_GATEWAY_SEED, a secret of all gateways"
+            )
         return cls(
             namespaces=tuple(dict.fromkeys(filter(None, map(str.strip, namespaces)))),
             kube_api=kube_api,
             service_account=Path(read.text("GATEWAY_SERVICE_ACCOUNT", str(SERVICE_ACCOUNT))),
             host=read.text("GATEWAY_HOST", cls.host),
             port=int(read.number("GATEWAY_PORT", cls.port, 65_535)),
+            seed=hashlib.sha256(seed.encode()).digest() if seed else secrets.token_bytes(32),
+            peer_service=peer_service,
+            peer_port=int(read.number("GATEWAY_PEER_PORT", cls.peer_port, 65_535)),
+            pod_namespace=environ.get("POD_NAMESPACE", ""),
+            pod_name=read.text("GATEWAY_POD_NAME", environ.get("HOSTNAME", "")),
             health_port=int(read.number("GATEWAY_HEALTH_PORT", cls.health_port, 65_535)),
             timeouts=Timeouts(
                 first_byte=read.number("GATEWAY_FIRST_BYTE_SECONDS", Timeouts.first_byte),

@@ -8,6 +8,7 @@ from e2e.api.specs import DISAGGREGATED
 from quire_gateway import relay, replicas
 from quire_gateway.load_poller import total_load
 from quire_gateway.openai import calls
+from quire_gateway.routing.by_load import RoundRobin
 from quire_gateway.settings import Settings
 from quire_operator import names, resources, spec
 from quire_operator.settings import Settings as OperatorSettings
@@ -33,7 +34,7 @@ def test_the_slices_of_the_service_for_clients_are_a_model_and_those_of_another_
     children = resources.build(model, OperatorSettings(engine_image="x:1"))
     bodies = [child["metadata"] for child in children if child["kind"] == "Service"]
     assert len(bodies) > 1
-    table = replicas.ReplicaTable((model.namespace,), names.PORT_HEALTH, lambda: 0.0)
+    table = replicas.ReplicaTable((model.namespace,), names.PORT_HEALTH, lambda: 0.0, RoundRobin)
     for number, metadata in enumerate(bodies):
         labels = {**metadata["labels"], replicas.LABEL_SERVICE: metadata["name"]}
         endpoint = {"addresses": ["10.0.0.1"], "conditions": {"ready": True}}

@@ -7,6 +7,7 @@ import time
 from quire_gateway.informer import Informer
 from quire_gateway.kube_api import KubeApi
 from quire_gateway.replicas import ReplicaTable
+from quire_gateway.routing.by_load import RoundRobin
 from tests.gateway.kube_stub import NAMESPACE, endpoint_slice
 
 
@@ -24,7 +25,7 @@ class World:
 @contextlib.asynccontextmanager
 async def informed(kube, directory, resync=300.0):
     (directory / "token").write_text("t0ken")
-    table = ReplicaTable((NAMESPACE,), 8001, time.monotonic)
+    table = ReplicaTable((NAMESPACE,), 8001, time.monotonic, RoundRobin)
     informer = Informer(KubeApi(kube.url, directory), table, NAMESPACE, resync)
     running = asyncio.ensure_future(informer.run())
     try:

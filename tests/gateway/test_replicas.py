@@ -1,20 +1,20 @@
-"""Which pods are replicas of a model, by its EndpointSlices; how busy they are; which one is chosen."""
+"""Which pods are replicas of a model, by its EndpointSlices; how busy they are."""
 
 import random
-from collections import Counter
 
 import pytest
 
 from quire_gateway.outlier_detection import CONSECUTIVE_FAILURES, Verdict
-from quire_gateway.replicas import STALE_SECONDS, ReplicaTable
-from quire_gateway.routing.least_load import pick
+from quire_gateway.replica import STALE_SECONDS
+from quire_gateway.replicas import ReplicaTable
+from quire_gateway.routing.by_load import LeastLoad
 from quire_http.errors import ApiError
 from tests.gateway.kube_stub import NAMESPACE, endpoint_slice
 
 
 @pytest.fixture
 def table(clock):
-    return ReplicaTable((NAMESPACE, "other"), 8001, clock)
+    return ReplicaTable((NAMESPACE, "other"), 8001, clock, lambda: LeastLoad(random.Random(1)))
 
 
 def endpoint(address="10.0.0.1", uid="a", **conditions):
@@ -95,22 +95,6 @@ def test_the_load_of_others_counts_until_it_is_old(table, clock):
     assert replica.load(clock()) == 8
     clock.now += STALE_SECONDS + 0.1
     assert replica.load(clock()) == 3
-
-
-def test_the_least_busy_replica_is_chosen_and_ties_are_broken_by_chance(table, clock):
-    table.put(endpoint_slice("s", {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}))
-    model, chance = table.served("tiny"), random.Random(1)
-    model.replicas["a"].in_flight = 1
-    picks = Counter(
-        (choice.replica.endpoint.uid, choice.reason)
-        for choice in (pick(model.candidates(()), clock(), chance) for _ in range(1000))
-    )
-    assert picks.keys() == {("b", "tie"), ("c", "tie")}
-    assert min(picks.values()) > 400
-    model.replicas["b"].in_flight = 1
-    assert pick(model.candidates(()), clock(), chance).reason == "least_load"
-    assert pick(model.candidates(("a", "b")), clock(), chance).reason == "only"
-    assert pick(model.candidates(("a", "b", "c")), clock(), chance) is None
 
 
 def test_ejected_replicas_get_requests_only_where_no_other_is_left(table):

@@ -1,4 +1,4 @@
-"""What routing needs of a request: the model, whether it streams, how long its answer may be, its prompt.
+"""What routing needs of a request: model, prompt, user and salt, whether it streams, how long it may be.
 
 The body itself goes to the replica as it came, so that a field is never lost for being unknown here.
 """
@@ -27,6 +27,8 @@ class Call:
     stream: bool = False
     max_tokens: int | None = None
     prompt: tuple[str, ...] = ()  # its parts in their order; a message is its role and its text
+    user: str = ""
+    cache_salt: str = ""
 
 
 def read(path: str, body: bytes | bytearray) -> Call:
@@ -47,7 +49,13 @@ def read(path: str, body: bytes | bytearray) -> Call:
         document.get("stream") is True,
         _max_tokens(document),
         tuple(_chat(document) if path == CHAT else _texts(document.get("prompt"))),
+        _text(document.get("user")),
+        _text(document.get("cache_salt")),
     )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _max_tokens(document: dict[str, Any]) -> int | None:
