@@ -123,7 +123,7 @@ bench: $(READY) $(LOADGEN) ## Speed on this machine, beside transformers and lla
 bench-gpu: $(READY) ## Everything that needs an NVIDIA GPU, in at most 25 minutes; run again for what is missing
 	$(PYTHON) -m bench.gpu
 
-images: $(UP_READY) ## Build both images and push them to the cluster's registry (or QUIRE_REGISTRY)
+images: $(UP_READY) ## Build the images and push them to the cluster's registry (or QUIRE_REGISTRY)
 	@$(PYTHON) -m e2e.images push
 
 # One lock at a time, because they differ in versions; all of them, whatever is found in the first.

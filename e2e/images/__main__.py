@@ -20,7 +20,7 @@ _COMMANDS = {
 
 def main(argv: Sequence[str]) -> int:
     """Runs one command; an error of ours is one message, not a traceback."""
-    parser = argparse.ArgumentParser(prog="python -m e2e.images", description="Quire's two images.")
+    parser = argparse.ArgumentParser(prog="python -m e2e.images", description="Quire's images.")
     parser.add_argument(
         "command", choices=_COMMANDS, help="; ".join(f"{n}: {w}" for n, w in _COMMANDS.items())
     )

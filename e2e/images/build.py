@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.images import base, machine, recipe, tools
-from e2e.images.recipe import IMAGES, SERVER, Recipe
+from e2e.images.recipe import GATEWAY, IMAGES, OPERATOR, SERVER, Recipe
 from e2e.images.tools import Build, Tool
 
 # One build at a time on a machine: two would fetch the same gigabytes.
@@ -28,6 +28,7 @@ class References:
 
     operator: str
     server: str
+    gateway: str = ""
 
 
 def build(root: Path, environ: Mapping[str, str], images: Sequence[Recipe] = IMAGES) -> None:
@@ -59,15 +60,17 @@ def push(
 
 
 def references(
-    root: Path, registry: str, environ: Mapping[str, str], images: tuple[Recipe, Recipe] = IMAGES
+    root: Path,
+    registry: str,
+    environ: Mapping[str, str],
+    images: Sequence[Recipe] = (OPERATOR, SERVER, GATEWAY),
 ) -> References:
     """How the images of the working tree are called in a registry, pushed or not.
 
-    `images` are the operator's and the server's recipe, in this order.
+    `images` are recipes in the order of `References`; an earlier release has no gateway.
     """
     base_name = base.reference(tools.choose(), root, environ)
-    operator, server = (_target(_local_name(image, root, base_name), registry) for image in images)
-    return References(operator=operator, server=server)
+    return References(*(_target(_local_name(image, root, base_name), registry) for image in images))
 
 
 def run_server(

@@ -44,8 +44,14 @@ SERVER = Recipe(
     requirements=("requirements/uv.txt", "requirements/server.txt"),
     packages=("kernels/quire_kernels", "server/quire_http", "server/quire_server"),
 )
-# The operator first: it is small, and a broken Dockerfile shows before the heavy one is built.
-IMAGES = (OPERATOR, SERVER)
+GATEWAY = Recipe(
+    name="quire-gateway",
+    dockerfile="server/gateway.Dockerfile",
+    requirements=("requirements/uv.txt", "requirements/gateway.txt"),
+    packages=("server/quire_gateway", "server/quire_http"),
+)
+# The small ones first: a broken Dockerfile shows before the heavy one is built.
+IMAGES = (OPERATOR, GATEWAY, SERVER)
 
 
 def tag(recipe: Recipe, root: Path, base: str) -> str:

@@ -20,12 +20,14 @@ import yaml
 
 from e2e.images import base, build
 from e2e.images.build import References
-from e2e.images.recipe import IMAGES
+from e2e.images.recipe import OPERATOR, SERVER
 from e2e.images.target import Target
 
 # The first installable commit that keeps rendered manifests in ControllerRevisions.
 COMMIT = "50d7e89"
-_OPERATOR, _SERVER = (replace(image, name=f"{image.name}-earlier", sbom_writer="") for image in IMAGES)
+_OPERATOR, _SERVER = (
+    replace(image, name=f"{image.name}-earlier", sbom_writer="") for image in (OPERATOR, SERVER)
+)
 _IMAGES = (_OPERATOR, _SERVER)
 # Before it are the base, the system's packages and the dependencies.
 _CODE_STAGE = "FROM system AS code\n"
@@ -69,7 +71,7 @@ def _check_out(root: Path, directory: Path) -> None:
         f"{archive.stderr.decode()}the story installs commit {COMMIT} first: `git fetch --unshallow` gets it"
     )
     subprocess.run(["tar", "--extract", "--directory", str(directory)], input=archive.stdout, check=True)
-    for image in IMAGES:
+    for image in (OPERATOR, SERVER):
         for name in image.requirements:
             shutil.copyfile(root / name, directory / name)
         present, earlier = ((tree / image.dockerfile).read_text() for tree in (root, directory))

@@ -1,4 +1,4 @@
-"""`python -m e2e.up.artifacts [push]`: both images, and the model, which the server's own image converts.
+"""`python -m e2e.up.artifacts [push]`: the images, and the model, which the server's own image converts.
 
 Runs beside the cluster's start, whose registry is there from the beginning. Needs no torch on this machine.
 """
@@ -45,7 +45,7 @@ def is_complete(model: Path) -> bool:
 
 
 def push(root: Path, environ: Mapping[str, str]) -> None:
-    """Sends both images to the registry of the cluster in use."""
+    """Sends the images to the registry of the cluster in use."""
     target = Target.of(root, environ)
     build.push(root, target.registry, environ, target.within)
 

@@ -73,7 +73,7 @@ def _preparations(*, is_ours: bool, nodes: int | None) -> dict[str, list[str]]:
 
 
 def _release(place: Place, root: Path, environ: Mapping[str, str], began: float) -> References:
-    """Installs the operator. Both images are in the registry: it may replace model servers at once.
+    """Installs the operator. All images are in the registry: it may replace model servers at once.
 
     They are pushed once more for what was edited meanwhile; to find that nothing was takes a second.
     """

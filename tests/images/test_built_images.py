@@ -17,7 +17,7 @@ from packageurl import PackageURL
 from packaging.utils import canonicalize_name
 
 from e2e.images import build
-from e2e.images.recipe import IMAGES, OPERATOR, SERVER, Recipe
+from e2e.images.recipe import GATEWAY, IMAGES, SERVER, Recipe
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(900)]  # where they have to be built first
 ROOT = Path(__file__).parents[2]
@@ -30,6 +30,7 @@ for python in /usr/bin/python3 /opt/quire/bin/python; do
     $python -c 'import importlib.util as i, sys; print(*filter(i.find_spec, sys.argv[1:]))' pip uv pipx conda
 done > {OUT}/installers
 cp /usr/share/sbom/*.cdx.json {OUT}/sbom
+du -x -s -B 1M --exclude={OUT} --exclude=/proc --exclude=/sys --exclude=/dev / > {OUT}/size
 """
 COMPILERS = {"as", "c++", "c99", "cc", "clang", "cpp", "g++", "gcc", "go", "ld", "nvcc", "rustc", "tcc"}
 BUILDERS = {"autoconf", "cmake", "dpkg-buildpackage", "make", "meson", "ninja"}
@@ -68,9 +69,11 @@ class Contents:
 @pytest.fixture(scope="module", params=IMAGES, ids=lambda image: image.name)
 def contents(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Contents:
     """The image of the working tree, built if it is not there."""
-    image: Recipe = request.param
+    return looked_into(request.param, tmp_path_factory.mktemp(request.param.name))
+
+
+def looked_into(image: Recipe, found: Path) -> Contents:
     build.build(ROOT, os.environ, [image])
-    found = tmp_path_factory.mktemp(image.name)
     build.run(ROOT, os.environ, image, ["sh", "-c", LOOK], {found: OUT})
     return Contents(image, found)
 
@@ -111,11 +114,29 @@ def test_no_image_has_a_program_that_builds_downloads_or_installs_others(content
 
 def test_only_the_server_which_needs_it_for_triton_has_a_compiler(contents: Contents) -> None:
     compilers = {path.rpartition("/")[2] for path in contents.named(COMPILERS)}
-    if contents.image is OPERATOR:
+    if contents.image is not SERVER:
         assert compilers == set()
     else:
         assert {"as", "cc", "cpp", "gcc", "ld"} <= compilers
         assert not compilers & {"c++", "clang", "g++", "go", "nvcc", "rustc", "tcc"}
+
+
+# As the user of the image, without what a pod gets from Kubernetes.
+START_THE_GATEWAY = f"""cd {OUT}
+setpriv --reuid=65532 --regid=65532 --clear-groups quire-gateway 2> said || echo $? > status
+"""
+
+
+def test_the_gateway_s_image_is_small_and_its_program_starts_without_torch_and_kopf(tmp_path: Path) -> None:
+    contents = looked_into(GATEWAY, tmp_path)
+    installed = {name for name, _ in contents.listed("pypi")}
+    assert "aiohttp" in installed
+    assert not installed & {"fastapi", "kopf", "kubernetes", "numpy", "torch"}
+    assert int(contents.lines("size")[0].split()[0]) <= 150
+
+    build.run(ROOT, os.environ, GATEWAY, ["sh", "-c", START_THE_GATEWAY], {tmp_path: OUT})
+    assert contents.lines("status") == ["2"]
+    assert contents.lines("said")[-1].startswith("error: the gateway runs in a pod")
 
 
 # What Triton does before the first launch of a kernel, but for linking it with a GPU's driver.
